@@ -80,7 +80,9 @@ class HolderSampler:
 
     def _watch(self, device: int) -> None:
         state = self._state
-        state.storages.watch(device, state.schedule_of(device).worth_from_bytes())
+        schedule, costs = state.schedule_of(device), state.costs
+        quiet = (schedule.quiet_bytes(), costs.affordable_at_ticks)
+        state.storages.watch(device, schedule.worth_from_bytes(), *quiet)
 
     def iteration_marked(self) -> None:
         """Take a mark of the program for the start of an iteration; from then on nothing else is taken for one."""
@@ -127,6 +129,8 @@ class HolderSampler:
         elif schedule.is_new_peak and state.costs.may_ask_for_roles:
             with self._amid_op():
                 state.look_at_roles(sys._getframe(1), state.least_bytes(device))
+            self._watch(device)
+        elif schedule.is_too_dear:
             self._watch(device)
 
     def sample(self, device: int) -> None:

@@ -54,6 +54,11 @@ class SamplingCosts:
         """Return True if the samples so far took a small share of the time."""
         return self.cost_ticks <= _SAMPLES_TIME_RATIO * (ticks() - self._start_ticks)
 
+    @property
+    def affordable_at_ticks(self) -> int:
+        """When the samples so far will be a small share of the time."""
+        return self._start_ticks + int(self.cost_ticks / _SAMPLES_TIME_RATIO)
+
     def may_scan_heap(self) -> bool:
         """Return True if there is time left to go through all objects of the process: tens of milliseconds."""
         if self._heap_scan_count < _FREE_HEAP_SCANS:
@@ -113,6 +118,7 @@ class SamplingSchedule:
 
     Attributes:
         is_new_peak: whether the last birth that was asked about made a new peak in a later iteration than the first.
+        is_too_dear: whether it was worth a sample but for the time that samples have taken.
     """
 
     def __init__(self, base_bytes: int, costs: SamplingCosts) -> None:
@@ -124,7 +130,7 @@ class SamplingSchedule:
         self._born_bytes = 0
         self._again = 0
         self._due_op = -1
-        self._peak_bytes, self.is_new_peak = 0, False
+        self._peak_bytes, self.is_new_peak, self.is_too_dear = 0, False, False
         self._iteration_start = 0
         self._iteration_high = (0, -1)
         self._last_peak, self._same_count = (0, -1), 0
@@ -144,7 +150,7 @@ class SamplingSchedule:
         is_needed = self._same_count % _SAME_BETWEEN_SAMPLES == 0 and self._costs.is_affordable()
         is_wanted = peak_op >= 0 and (self._due_count < _FREE_DUE_SAMPLES or is_needed)
         self._due_op = op + peak[1] if is_wanted else -1
-        self._iteration_start, self._iteration_high = op, (0, -1)
+        self._iteration_start, self._iteration_high, self.is_too_dear = op, (0, -1), False
 
     def worth_from_bytes(self) -> int:
         """Return the live bytes from which on a birth may be worth a sample."""
@@ -155,6 +161,15 @@ class SamplingSchedule:
         asks = self._iteration_start and self._costs.may_ask_for_roles
         new_peak = self._peak_bytes if asks else climb
         return self.base_bytes + min(near, climb, new_peak)
+
+    def quiet_bytes(self) -> int:
+        """Return the live bytes up to which no birth is worth a sample, nor a new peak, until samples are affordable.
+
+        -1 where one may be. To ask at every birth whether there is time for a sample takes longer than to record it.
+        """
+        if not self.is_too_dear or self._due_op >= 0:
+            return -1
+        return min(self.base_bytes + int(self._next_climb_bytes), self._iteration_high[0])
 
     @property
     def _next_climb_bytes(self) -> float:
@@ -171,6 +186,7 @@ class SamplingSchedule:
             op: ops started so far.
         """
         self._born_bytes += born_bytes
+        self.is_too_dear = False
         if high_bytes > self._iteration_high[0]:
             self._iteration_high = (high_bytes, op)
         increase, high = high_bytes - self.base_bytes, self._high_bytes
@@ -204,6 +220,7 @@ class SamplingSchedule:
         if self._free_count < _FREE_FRESH_SAMPLES:
             self._free_count += 1
         elif not self._costs.is_affordable():
+            self.is_too_dear = True
             return False
         self._again += 1
         return True

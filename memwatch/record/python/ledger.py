@@ -19,17 +19,26 @@ if TYPE_CHECKING:
 
 
 class PythonAccount:
-    """The figures of one device; see `memwatch.record.tables.storages.Account`."""
+    """The figures of one device; see `memwatch.record.tables.ledger.Account`."""
 
-    __slots__ = ("entry_gone_bytes", "handed_on_bytes", "limit_bytes", "live_bytes", "watch_bytes")
+    __slots__ = (
+        "entry_gone_bytes", "handed_on_bytes", "limit_bytes", "live_bytes", "quiet_bytes", "quiet_until_ticks",
+        "watch_bytes",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.live_bytes = self.entry_gone_bytes = self.handed_on_bytes = self.limit_bytes = 0
-        self.watch_bytes = -1
+        self.watch_bytes = self.quiet_bytes = -1
+        self.quiet_until_ticks = 0
+
+    def is_quiet(self, workspace_bytes: int, at_ticks: int) -> bool:
+        """Return True where a birth need not be told: nobody would act on one as low as that until then."""
+        is_low = self.live_bytes + self.entry_gone_bytes + workspace_bytes <= self.quiet_bytes
+        return is_low and at_ticks < self.quiet_until_ticks and self.live_bytes <= self.limit_bytes
 
 
 class PythonLedger:
-    """Keep the figures of a table of storages; see `memwatch.record.tables.storages.Ledger`.
+    """Keep the figures of a table of storages; see `memwatch.record.tables.ledger.Ledger`.
 
     Attributes:
         on_release: called with each weak reference in `Storages.dead` that watches no storage, with the number of

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
@@ -33,75 +33,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from memwatch.record.tables.deaths import Deaths
+    from memwatch.record.tables.ledger import Account, Ledger
     from memwatch.record.tables.op_counter import OpCounter
     from memwatch.record.tables.rows import Table
     from memwatch.record.tables.strings import Strings
 
-__all__ = ["BASELINE", "BY_OP", "NEVER", "Ledger", "Storages", "address_of"]
+__all__ = ["BASELINE", "BY_OP", "NEVER", "Storages", "address_of"]
 
 NEVER: Final = 1 << 62
 BY_OP, BASELINE = ORIGINS.index("op"), ORIGINS.index("baseline")
-
-
-class Account(Protocol):
-    """The figures of one device.
-
-    Attributes:
-        live_bytes: what is alive there now.
-        entry_gone_bytes: what has died of the storages that were there at entry.
-        handed_on_bytes: what a backward that runs made and is alive, though the tensor that it was watched by is gone,
-            as that of a gradient. It counts for the limit, and is known to the native recorder alone.
-        watch_bytes: a birth that lifts `live_bytes` above this calls `Storages.above_watched`; the first birth does.
-        limit_bytes: one that lifts `live_bytes` and `handed_on_bytes` above this does too.
-    """
-
-    live_bytes: int
-    entry_gone_bytes: int
-    watch_bytes: int
-    limit_bytes: int
-
-    @property
-    def handed_on_bytes(self) -> int: ...
-
-
-class Ledger(Protocol):
-    """The figures that change with every birth and death; whichever backend writes the births keeps them.
-
-    Attributes:
-        count: storages seen so far, which is also the number of the next one.
-        hold: whether a new storage is watched by its Python object from birth.
-        entry_count: storages with a smaller number were there at entry.
-    """
-
-    count: int
-    hold: bool
-    entry_count: int
-
-    def account(self, device: int, /) -> Account:
-        """Return the figures of a device, by the string id of its name."""
-
-    def keep_for(self, storages: Storages) -> None:
-        """Keep the figures of this table from now on; called once, when the table is complete."""
-
-    def record_deaths(self, op: int, /) -> None:
-        """Append the deaths since the last call; `op` is how many ops have started.
-
-        Each is as of when it came where `Storages.dead` notes that, else as of now.
-        """
-
-    def hold_one(self, tensor: Tensor, known: WatchedTensor, /) -> None:
-        """Watch the storage of a tensor by its Python object from now on; `known` watched it so far."""
-
-    @property
-    def watched_number(self) -> Callable[[Tensor, bool], int]:
-        """Return the number of the storage of a tensor, -1 unless it is plain and known.
-
-        Where its second argument is True, a storage of backward whose tensor is gone is watched by its Python object
-        from now on.
-        """
-
-    def rewatch(self, op: int, /) -> None:
-        """Watch by their Python objects the storages that backward made: after it, one more owner does no harm."""
 
 
 class Storages:
@@ -228,7 +168,7 @@ class Storages:
         self.live[key] = watched
         account.live_bytes = live = account.live_bytes + weight
         self.births += (number, op, at_ticks, address, nbytes, device, origin, shape)
-        if live > account.watch_bytes:
+        if live > account.watch_bytes and not account.is_quiet(0, at_ticks):
             self.above_watched(device, weight)
         return number
 
@@ -243,14 +183,21 @@ class Storages:
         for device in self.devices:
             self._set_watch_bytes(device)
 
-    def watch(self, device: int, nbytes: int) -> None:
+    def watch(self, device: int, nbytes: int, quiet_bytes: int = -1, quiet_until_ticks: int = 0) -> None:
         """Call for every storage that is born on a device while more than `nbytes` were live in the op that made it.
 
         What was there at entry and has died since counts as live: it is what the block made that may be much. The
         workspace of the op counts too, where the allocator's events are heard as they come.
+
+        Args:
+            device: string id of the device.
+            nbytes: the live bytes above which somebody waits for births.
+            quiet_bytes: live bytes up to which nobody does for the time being.
+            quiet_until_ticks: until when.
         """
         self._told_from[device] = nbytes
-        self._set_watch_bytes(device)
+        account = self._set_watch_bytes(device)
+        account.quiet_bytes, account.quiet_until_ticks = quiet_bytes, quiet_until_ticks
 
     def limit(self, limit_of: Callable[[str], int]) -> None:
         """Raise at the birth that lifts the live bytes of a device above the limit of its name."""

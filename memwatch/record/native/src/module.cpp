@@ -193,7 +193,7 @@ void hold_one(const std::shared_ptr<Storages>& storages, const at::Tensor& tenso
   storages->hold_one(tensor, known);
 }
 
-/// `watched_number(tensor, watch_on)` of `Ledger` in memwatch/record/tables/storages.py: called for every gradient.
+/// `watched_number(tensor, watch_on)` of `Ledger` in memwatch/record/tables/ledger.py: called for every gradient.
 PyObject* watched_number(PyObject* storages, PyObject* const* given, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   TORCH_CHECK(count == 2 && THPVariable_Check(given[0]), "watched_number takes a tensor and a bool");
@@ -266,6 +266,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def_readwrite("entry_gone_bytes", &Account::entry_gone_bytes)
       .def_readonly("handed_on_bytes", &Account::handed_on_bytes)
       .def_readwrite("watch_bytes", &Account::watch_bytes)
+      .def_readwrite("quiet_bytes", &Account::quiet_bytes)
+      .def_readwrite("quiet_until_ticks", &Account::quiet_until_ticks)
+      .def("is_quiet", &Account::is_quiet)
       .def_readwrite("limit_bytes", &Account::limit_bytes);
   py::class_<Storages, std::shared_ptr<Storages>>(module, "Storages")
       .def(py::init<py::object, py::object>(), py::arg("watched_storage"), py::arg("watched_tensor"))

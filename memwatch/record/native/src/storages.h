@@ -32,10 +32,16 @@ inline int64_t key_of(const at::Tensor& tensor) {
 /// Half of `NEVER` of memwatch/record/tables/storages.py: somebody who waits for births waits for less.
 constexpr int64_t kNobodyWaits = int64_t{1} << 61;
 
-/// The figures of one device: `Account` of memwatch/record/tables/storages.py.
+/// The figures of one device: `Account` of memwatch/record/tables/ledger.py.
 struct Account {
   int64_t live_bytes = 0, entry_gone_bytes = 0, handed_on_bytes = 0;
   int64_t watch_bytes = -1, limit_bytes = kNobodyWaits;
+  int64_t quiet_bytes = -1, quiet_until_ticks = 0;
+
+  /// Return true where a birth need not be told: nobody would act on one as low as that until then.
+  bool is_quiet(int64_t workspace, int64_t at) const {
+    return at < quiet_until_ticks && live_bytes + entry_gone_bytes + workspace <= quiet_bytes;
+  }
 };
 
 /// A storage that backward made, watched by a tensor, under a limit: the tensor may die before the storage, as that of
@@ -238,7 +244,8 @@ class Storages {
     if (there.watch_bytes < kNobodyWaits) {
       const int64_t workspace = workspace_bytes();
       const bool is_above = is_above_limit(there);  // first: what was handed on and is gone must not count there
-      if (is_above || there.live_bytes + workspace > there.watch_bytes) {
+      const bool is_watched = there.live_bytes + workspace > there.watch_bytes && !there.is_quiet(workspace, at);
+      if (is_above || is_watched) {
         table_.above_watched(device, weight, workspace);
       }
     }
