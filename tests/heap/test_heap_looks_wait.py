@@ -1,4 +1,4 @@
-"""While looking for holders has no time left, births are not told; but for those that are looked at whatever it costs."""
+"""While looking for holders has no time left, births are not told, but for those looked at whatever it costs."""
 
 from __future__ import annotations
 
