@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from memwatch.record.native.callbacks import OpCallbacks, PackCallbacks, StackTable
     from memwatch.record.saved.disguise import Hooks
     from memwatch.record.tables.deaths import Deaths
-    from memwatch.record.tables.ledger import Ledger
     from memwatch.record.tables.op_counter import OpCounter
     from memwatch.record.tables.rows import Table
+    from memwatch.record.tables.storages import Ledger
 
 
 class StackWalker(Protocol):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class PythonAccount:
-    """The figures of one device; see `memwatch.record.tables.ledger.Account`."""
+    """The figures of one device; see `memwatch.record.tables.account.Account`."""
 
     __slots__ = (
         "entry_gone_bytes", "handed_on_bytes", "limit_bytes", "live_bytes", "quiet_bytes", "quiet_until_ticks",
@@ -38,7 +38,7 @@ class PythonAccount:
 
 
 class PythonLedger:
-    """Keep the figures of a table of storages; see `memwatch.record.tables.ledger.Ledger`.
+    """Keep the figures of a table of storages; see `memwatch.record.tables.storages.Ledger`.
 
     Attributes:
         on_release: called with each weak reference in `Storages.dead` that watches no storage, with the number of

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
 from torch import Tensor
@@ -32,16 +32,56 @@ from memwatch.sizes import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from memwatch.record.tables.account import Account
     from memwatch.record.tables.deaths import Deaths
-    from memwatch.record.tables.ledger import Account, Ledger
     from memwatch.record.tables.op_counter import OpCounter
     from memwatch.record.tables.rows import Table
     from memwatch.record.tables.strings import Strings
 
-__all__ = ["BASELINE", "BY_OP", "NEVER", "Storages", "address_of"]
+__all__ = ["BASELINE", "BY_OP", "NEVER", "Ledger", "Storages", "address_of"]
 
 NEVER: Final = 1 << 62
 BY_OP, BASELINE = ORIGINS.index("op"), ORIGINS.index("baseline")
+
+
+class Ledger(Protocol):
+    """The figures that change with every birth and death; whichever backend writes the births keeps them.
+
+    Attributes:
+        count: storages seen so far, which is also the number of the next one.
+        hold: whether a new storage is watched by its Python object from birth.
+        entry_count: storages with a smaller number were there at entry.
+    """
+
+    count: int
+    hold: bool
+    entry_count: int
+
+    def account(self, device: int, /) -> Account:
+        """Return the figures of a device, by the string id of its name."""
+
+    def keep_for(self, storages: Storages) -> None:
+        """Keep the figures of this table from now on; called once, when the table is complete."""
+
+    def record_deaths(self, op: int, /) -> None:
+        """Append the deaths since the last call; `op` is how many ops have started.
+
+        Each is as of when it came where `Storages.dead` notes that, else as of now.
+        """
+
+    def hold_one(self, tensor: Tensor, known: WatchedTensor, /) -> None:
+        """Watch the storage of a tensor by its Python object from now on; `known` watched it so far."""
+
+    @property
+    def watched_number(self) -> Callable[[Tensor, bool], int]:
+        """Return the number of the storage of a tensor, -1 unless it is plain and known.
+
+        Where its second argument is True, a storage of backward whose tensor is gone is watched by its Python object
+        from now on.
+        """
+
+    def rewatch(self, op: int, /) -> None:
+        """Watch by their Python objects the storages that backward made: after it, one more owner does no harm."""
 
 
 class Storages:

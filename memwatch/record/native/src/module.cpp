@@ -193,7 +193,7 @@ void hold_one(const std::shared_ptr<Storages>& storages, const at::Tensor& tenso
   storages->hold_one(tensor, known);
 }
 
-/// `watched_number(tensor, watch_on)` of `Ledger` in memwatch/record/tables/ledger.py: called for every gradient.
+/// `watched_number(tensor, watch_on)` of `Ledger` in memwatch/record/tables/storages.py: called for every gradient.
 PyObject* watched_number(PyObject* storages, PyObject* const* given, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   TORCH_CHECK(count == 2 && THPVariable_Check(given[0]), "watched_number takes a tensor and a bool");
