@@ -11,8 +11,9 @@ from memwatch.record.holders.sampler import HolderSampler
 from memwatch.record.holders.schedule import SamplingCosts
 
 ROUNDS, CHAIN, LONG_TICKS = 100, 20, 1 << 50
-LOW, HIGH = 64, 1024
-"""Elements: the looks that are free go to the low ones, and those at the high ones depend on the time."""
+LOW, HIGH = 1 << 16, 1 << 18
+"""Elements: the looks that are free go to the low ones, and those at the high ones depend on the time. Both are a climb
+from whatever there is at entry."""
 
 
 @pytest.fixture
@@ -69,7 +70,7 @@ def test_a_climb_is_told_though_there_is_no_time(told, may_look):
         chains(LOW)
         chains(HIGH)
         before = len(told)
-        kept = torch.ones(100 * HIGH)
+        kept = torch.ones(10 * HIGH)
     assert told[before:] == [kept.nbytes]
 
 
@@ -91,10 +92,10 @@ def test_a_limit_is_heard_though_births_are_not_told(told, may_look):
     kept = []
 
     def program():
-        with memwatch.profile(limit_bytes=10 * HIGH * 4 + 1):
+        with memwatch.profile(limit_bytes=100 * HIGH * 4):
             chains(LOW)
             chains(HIGH)
-            kept.extend(torch.ones(HIGH) for _ in range(11))
+            kept.extend(torch.ones(HIGH) for _ in range(101))
 
     with pytest.raises(memwatch.MemoryLimitError):
         program()
