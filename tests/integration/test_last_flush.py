@@ -9,11 +9,11 @@ LONG_S = 1000
 
 
 def test_few_ops_wait_and_many_are_written():
-    """Some hundred ops are worth a flush; after it the next ones wait again."""
+    """A thousand ops are worth a flush; after it the next ones wait again."""
     started = [7]
     last = LastFlush(started, Clock())
     assert not last.is_long_ago(LONG_S)
-    started[0] += 499
+    started[0] += 999
     assert not last.is_long_ago(LONG_S)
     started[0] += 1
     assert last.is_long_ago(LONG_S)
