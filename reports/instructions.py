@@ -22,12 +22,13 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from side_by_side import HERE, beside, small_programs
+from side_by_side import HERE, beside, environment, small_programs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 STEPS, WARM_STEPS = 20, 5
+REPEATABLE = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
 PROFILES = {"without holders": {"holders": False}, "with holders": {}}
 PROGRAMS = ("50 x.exp()", "50 x.mul_(1)", "AdamW step", "chain of 25", "chain, updated", "MLP", "small GPT")
 _REQUESTS = """
@@ -38,7 +39,7 @@ void end(const char* what) { CALLGRIND_DUMP_STATS_AT(what); CALLGRIND_STOP_INSTR
 
 
 def program(name: str) -> Callable[[], None]:
-    """Return a step. The GPT has the layers of the one in workloads.py, and small tensors: kernels are not counted."""
+    """Return a step. The GPT has the layers of the one in workloads.py, and small tensors: kernels cancel out."""
     import workloads
 
     if name == "small GPT":
@@ -79,7 +80,9 @@ def added(sample: tuple[str, str, str], tops: dict[str, pathlib.Path], library: 
         out = pathlib.Path(folder) / "out"
         valgrind = ["valgrind", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={out}"]
         command = [*valgrind, sys.executable, __file__, "--child", name, profile, str(library)]
-        subprocess.run(command, env=environment(tops[side]), check=True, stderr=subprocess.DEVNULL)
+        subprocess.run(
+            command, env=environment(tops[side]) | REPEATABLE, check=True, stderr=subprocess.DEVNULL
+        )
         counts = dict(read(path) for path in out.parent.glob("out.*"))
     return (counts["inside"] - counts["plain"]) / STEPS
 
@@ -90,12 +93,6 @@ def read(dump: pathlib.Path) -> tuple[str, int]:
     patterns = (r"Client Request: (\w+)", r"(?m)^totals: (\d+)")
     what, total = (found[1] for pattern in patterns if (found := re.search(pattern, text)))
     return what, int(total)
-
-
-def environment(top: pathlib.Path) -> dict[str, str]:
-    """Return the environment of a process that imports memwatch from `top`, and does the same in each run."""
-    path = os.pathsep.join([str(top), str(top / "plugins"), str(HERE)])
-    return dict(os.environ) | {"PYTHONPATH": path, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
 
 
 def measure(tops: dict[str, pathlib.Path], library: pathlib.Path) -> dict[tuple[str, str, str], float]:

@@ -177,15 +177,18 @@ def beside(commit: str) -> Iterator[dict[str, pathlib.Path]]:
             subprocess.run([*git, "remove", "--force", str(other)], check=True)
 
 
+def environment(top: pathlib.Path) -> dict[str, str]:
+    """Return the environment of a process that imports memwatch from `top`."""
+    return dict(os.environ) | {"PYTHONPATH": os.pathsep.join([str(top), str(top / "plugins"), str(HERE)])}
+
+
 def child(script: pathlib.Path, top: pathlib.Path, *arguments: str) -> dict[str, float]:
     """Run a sample of a script in a fresh process that imports memwatch from `top`."""
-    environment = dict(os.environ) | {
-        "PYTHONPATH": os.pathsep.join([str(top), str(top / "plugins"), str(HERE)])
-    }
+    variables = environment(top)
     if arguments[-1].startswith("Python"):
-        environment["MEMWATCH_NATIVE"] = "0"
+        variables["MEMWATCH_NATIVE"] = "0"
     command = [sys.executable, str(script), "--child", *arguments]
-    done = subprocess.run(command, env=environment, cwd=top, check=True, stdout=subprocess.PIPE, text=True)
+    done = subprocess.run(command, env=variables, cwd=top, check=True, stdout=subprocess.PIPE, text=True)
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found
 

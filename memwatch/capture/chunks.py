@@ -52,34 +52,39 @@ def encoded(rows: IntArray) -> list[Chunk]:
     takes longer than its work.
     """
     columns = np.ascontiguousarray(rows.T)
-    spans = list(zip(columns.min(axis=1).tolist(), columns.max(axis=1).tolist(), strict=True))
+    spans = _spans(columns)
     wide = [number for number, (low, high) in enumerate(spans) if _width(high - low) > 1]
-    steps = (
-        np.diff(columns[wide], axis=1) if wide else columns[:0]
-    )  # wraps around where it must, and so does the sum
-    steps_spans = zip(steps.min(axis=1).tolist(), steps.max(axis=1).tolist(), strict=True) if wide else ()
-    by_column = dict(zip(wide, zip(steps, steps_spans, strict=True), strict=True))
+    steps: dict[int, tuple[IntArray, tuple[int, int]]] = {}
+    if wide:
+        differences = np.diff(columns[wide], axis=1)  # wraps around where it must, and so does the sum
+        steps = dict(zip(wide, zip(differences, _spans(differences), strict=True), strict=True))
     return [
-        _chunk(values, span, by_column.get(number))
+        _chunk(values, span, steps.get(number))
         for number, (values, span) in enumerate(zip(columns, spans, strict=True))
     ]
 
 
+def _spans(columns: IntArray) -> list[tuple[int, int]]:
+    """Return the smallest and the largest value of each column."""
+    return list(zip(columns.min(axis=1).tolist(), columns.max(axis=1).tolist(), strict=True))
+
+
 def _chunk(values: IntArray, span: tuple[int, int], steps: tuple[IntArray, tuple[int, int]] | None) -> Chunk:
-    """Return a column between two values; its steps, and the least and the greatest, are given where they may do."""
+    """Return a column as a chunk.
+
+    Args:
+        values: the column.
+        span: its smallest and its largest value.
+        steps: its differences with their span, where they may be narrower.
+    """
     low, high = span
     width, is_difference, first, base, rest = _width(high - low), False, low, low, values
     if steps is not None:
         differences, (smallest, largest) = steps
         width_of_steps = _width(largest - smallest)
         if width_of_steps < width:
-            width, is_difference, first, base, rest = (
-                width_of_steps,
-                True,
-                int(values[0]),
-                smallest,
-                differences,
-            )
+            width, is_difference, first = width_of_steps, True, int(values[0])
+            base, rest = smallest, differences
     head = _HEAD.pack(False, is_difference, width, first, base)
     if not width:
         return Chunk(len(values), low, high, head)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 FLUSH_OPS: Final = 10_000
 FLUSH_S: Final = 1.0
 PATIENCE: Final = 2
-"""Few ops wait for so many turns of the timer: a killed run loses no more than two seconds, and less than these ops."""
+"""Few ops wait for so many turns of the timer, two seconds: where the program runs no op meanwhile, up to one more."""
 RETRY_OPS: Final = 100
 WINDOW_OPS: Final = 20_000
 """A window's events are held by torch, kilobytes for an op, until it ends."""

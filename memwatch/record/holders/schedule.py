@@ -118,7 +118,7 @@ class SamplingSchedule:
 
     Attributes:
         is_new_peak: whether the last birth that was asked about made a new peak in a later iteration than the first.
-        is_too_dear: whether it was worth a sample but for the time that samples have taken.
+        is_too_dear: whether it was worth a sample but for the time that samples have taken, and none is planned.
     """
 
     def __init__(self, base_bytes: int, costs: SamplingCosts) -> None:
@@ -165,9 +165,9 @@ class SamplingSchedule:
     def quiet_bytes(self) -> int:
         """Return the live bytes up to which no birth is worth a sample, nor a new peak, until samples are affordable.
 
-        -1 where one may be. To ask at every birth whether there is time for a sample takes longer than to record it.
+        -1 where one may be. To ask at every birth whether there is time for a sample takes time of its own.
         """
-        if not self.is_too_dear or self._due_op >= 0:
+        if not self.is_too_dear:
             return -1
         return min(self.base_bytes + int(self._next_climb_bytes), self._iteration_high[0])
 
@@ -220,7 +220,7 @@ class SamplingSchedule:
         if self._free_count < _FREE_FRESH_SAMPLES:
             self._free_count += 1
         elif not self._costs.is_affordable():
-            self.is_too_dear = True
+            self.is_too_dear = self._due_op < 0
             return False
         self._again += 1
         return True
