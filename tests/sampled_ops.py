@@ -1,0 +1,59 @@
+"""Take a holder sample at the end of every op, the most that a block can look at a program.
+
+A block takes a few samples and chooses their moments by the clock. So an ordinary run would miss most of the moments
+at which a sample could change the program. Used by `tests/compat`, `tests/cuda` and `reports/unnoticed.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+from memwatch.record.flush_pace import FlushPace
+from memwatch.record.holders.schedule import SamplingCosts
+from memwatch.record.holders.state import SamplingState
+from memwatch.record.session import Session
+from memwatch.record.tables.storages import NEVER
+
+
+@contextlib.contextmanager
+def sample_every_op(*, deep_every: int = 1) -> Iterator[list[int]]:
+    """Let the blocks that are opened inside take a sample after each op, below autograd, where samples are taken.
+
+    Args:
+        deep_every: of so many samples one is a deep search and searches the heap through gc: these are slow.
+
+    Yields:
+        A list with the number of samples so far, so that a test can assert that there were some.
+    """
+    count = [0]
+    flush_due = Session.flush_due
+
+    def sample_and_flush(session: Session) -> None:
+        holders = session._holders
+        if holders is not None and not holders._is_sampling:
+            for device in sorted(session.storages.devices):
+                holders.sample(device)
+                count[0] += 1
+        flush_due(session)
+
+    def call_after_every_op(pace: FlushPace) -> None:
+        pace._flush_at(0, NEVER)
+
+    samples = itertools.count(1)
+
+    def is_deep(*args: Any) -> bool:
+        return next(samples) % deep_every == 0
+
+    with (
+        mock.patch.object(Session, "flush_due", sample_and_flush),
+        mock.patch.object(FlushPace, "_look_again", call_after_every_op),
+        mock.patch.object(SamplingState, "least_bytes", lambda state, device: 1),
+        mock.patch.object(SamplingState, "is_time_to_search_again", is_deep),
+        mock.patch.object(SamplingCosts, "may_look_at_roles", lambda costs, known_count: True),
+        mock.patch.object(SamplingCosts, "may_scan_heap", is_deep),
+    ):
+        yield count
