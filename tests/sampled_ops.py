@@ -51,9 +51,9 @@ def sample_every_op(*, deep_every: int = 1) -> Iterator[list[int]]:
     with (
         mock.patch.object(Session, "flush_due", sample_and_flush),
         mock.patch.object(FlushPace, "_look_again", call_after_every_op),
-        mock.patch.object(SamplingState, "least_bytes", lambda state, device: 1),
+        mock.patch.object(SamplingState, "least_bytes", return_value=1),
         mock.patch.object(SamplingState, "is_time_to_search_again", is_deep),
-        mock.patch.object(SamplingCosts, "may_look_at_roles", lambda costs, known_count: True),
+        mock.patch.object(SamplingCosts, "may_look_at_roles", return_value=True),
         mock.patch.object(SamplingCosts, "may_scan_heap", is_deep),
     ):
         yield count

@@ -118,6 +118,18 @@ def top_saved_hooks() -> Hooks | None:
     return _top(True)
 
 
+def node_of_result(tensor: Any) -> Any:
+    """Return the node behind what a compiled graph has just given back; None for a leaf.
+
+    This asks torch, as the program is about to do with the same tensor. Autograd is on here, so that torch can rebuild
+    the history of a view. Where torch refuses, the program gets torch's error when it uses the tensor.
+    """
+    try:
+        return tensor.grad_fn
+    except RuntimeError:
+        return None
+
+
 def raw_saved_tensors_of(ctx: Any) -> Any:
     """Return what a node of Python keeps of its saved tensors, without running their hooks."""
     return getattr(ctx, RAW_SAVED_TENSORS, ())

@@ -4,7 +4,6 @@
 | --- | --- |
 | torch._C.TensorBase | TensorBase |
 | torch._C.TensorBase.__dict__ | TENSOR_DICT |
-| torch._C.TensorBase.grad_fn | GRAD_FN (the descriptor) |
 | torch._C.TensorBase.__dict__["_use_count"] | USE_COUNT (the descriptor), None if missing |
 | torch._C.TensorBase.untyped_storage | untyped_storage_of |
 | tensor._version | version_of(tensor) |
@@ -59,8 +58,6 @@ def _descriptors() -> dict[str, Any]:
 
 TENSOR_DICT: Final[Mapping[str, Any]] = _descriptors()
 """The descriptors of `TensorBase`, by name; a private one that this torch lacks is not there."""
-GRAD_FN: Final[Any] = TENSOR_DICT["grad_fn"]
-"""The descriptor of `grad_fn`."""
 untyped_storage_of: Final[Callable[[Any], torch.UntypedStorage]] = TensorBase.untyped_storage
 """Return the storage of a tensor, unless a `__torch_function__` of a mode or subclass steps in."""
 

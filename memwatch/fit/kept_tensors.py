@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from memwatch._torch.autograd_state import autograd_state
 from memwatch._torch.modes import disable_torch_dispatch
 from memwatch._torch.storages import address_of
 from memwatch.encoding.host_memory import HostBytes, copy_in, copy_out, new_storage
@@ -76,7 +77,7 @@ class KeptTensor:
             self.tensor = weakref.ref(found)
         elif storage_of(found) is not storage:
             found.data = self._view_of(storage)
-        if self.is_leaf and found.is_leaf:
+        if self.is_leaf and autograd_state(found).is_leaf:
             if found.requires_grad != self.requires_grad:
                 found.requires_grad_(self.requires_grad)
             gradient = None if self.grad is None else self.grad.restored()
@@ -116,9 +117,10 @@ class KeptTensors:
             if kept is None or not kept.is_of(storage):
                 kept = self._storages[address_of(storage)] = KeptStorage(storage)
             window = (tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset()))
-            gradient = tensor.grad if tensor.is_leaf else None
+            state = autograd_state(tensor)
+            gradient = tensor.grad if state.is_leaf else None
             found = KeptTensor(
-                weakref.ref(tensor), kept, window, tensor.requires_grad, tensor.is_leaf,
+                weakref.ref(tensor), kept, window, state.requires_grad, state.is_leaf,
                 None if gradient is None else self.keep(gradient),
             )  # fmt: skip
             self._tensors[id(tensor)] = found

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import torch
 
 from memwatch._torch import profiler
+from memwatch._torch.autograd_state import autograd_state
 from memwatch._torch.c10 import log_level_flag
 from memwatch.device_names import CPU, is_host
 from memwatch.devices import adapter_of
@@ -96,7 +97,8 @@ class _Older:
         with quiet():
             for tensor in of_classes(gc.get_objects(), lambda cls: torch.Tensor in mro_of(cls)):
                 self._watch(tensor)
-                if tensor.is_leaf and tensor.grad is not None:  # it may have had no Python object so far
+                # the gradient may have had no Python object so far
+                if autograd_state(tensor).is_leaf and tensor.grad is not None:
                     self._watch(tensor.grad)
 
     @property

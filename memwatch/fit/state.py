@@ -16,6 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from memwatch._torch.autograd_state import autograd_state
 from memwatch._torch.modes import disable_torch_dispatch
 from memwatch.devices import devices_in_use
 from memwatch.encoding.generators import read_states, restore_states
@@ -89,7 +90,7 @@ class State:
             kept = self._frozen(value)
             if isinstance(kept, KeptTensor):
                 self._undo.append(kept.restored)
-            elif value.is_leaf:  # it has no bytes, or is data
+            elif autograd_state(value).is_leaf:  # it has no bytes, or is data
                 self._undo.append(functools.partial(setattr, value, "grad", value.grad))
             return ()
         if cls in _LISTS:

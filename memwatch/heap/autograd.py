@@ -1,8 +1,9 @@
 """The references that autograd holds in C++ and gc never shows, read without running any hook.
 
-gc sees almost nothing of the autograd graph: ``gc.get_referents(grad_fn)`` is empty. Every edge here is read
-from an attribute that torch offers; ``SavedTensor.data`` gives what a node saved (or what a pack hook made of it)
-without calling the user's unpack hook.
+gc sees almost nothing of the autograd graph: ``gc.get_referents(grad_fn)`` is empty. The node of a tensor comes from
+`memwatch._torch.autograd_state`, which cannot change the tensor. The other references are attributes of torch's that
+compute nothing. ``SavedTensor.data`` gives what a node saved (or what a pack hook made of it) without calling the
+user's unpack hook.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 
 from memwatch._torch.autograd import RAW_SAVED_PREFIX, RAW_SAVED_TENSORS, FunctionBase
+from memwatch._torch.autograd_state import autograd_state, base_of
 from memwatch._torch.functorch import is_wrapped, unwrapped
 from memwatch._torch.modes import disable_torch_dispatch
 from memwatch._torch.tensors import (
     BACKWARD_HOOKS,
-    BASE,
     GRAD,
     INDICES,
     POST_GRAD_HOOKS,
@@ -77,10 +78,10 @@ def autograd_edges(obj: object) -> list[NativeEdge]:
 
 def plain_gradient(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return the gradient of a leaf, unless it carries a graph of its own; touches no other tensor."""
-    if not _read(TENSOR_DICT, "is_leaf", tensor):
+    if not autograd_state(tensor).is_leaf:
         return None
     gradient: torch.Tensor | None = _read(TENSOR_DICT, GRAD, tensor)
-    return None if gradient is None or _read(TENSOR_DICT, "grad_fn", gradient) is not None else gradient
+    return gradient if gradient is not None and autograd_state(gradient).is_leaf else None
 
 
 def _read(descriptors: Any, name: str, obj: object) -> Any:
@@ -95,7 +96,8 @@ def _read(descriptors: Any, name: str, obj: object) -> Any:
 
 def gradient_of(tensor: Any) -> torch.Tensor | None:
     """Return what `.grad` of a tensor is; torch warns about reading it where it is no leaf and retains none."""
-    if not (_read(TENSOR_DICT, "is_leaf", tensor) or _read(TENSOR_DICT, "retains_grad", tensor)):
+    state = autograd_state(tensor)
+    if not (state.is_leaf or state.retains_grad):
         return None
     gradient: torch.Tensor | None = _read(TENSOR_DICT, GRAD, tensor)
     return gradient
@@ -104,8 +106,8 @@ def gradient_of(tensor: Any) -> torch.Tensor | None:
 def _tensor_edges(tensor: Any) -> Iterator[NativeEdge]:
     yield NativeEdge(EdgeKind.STORAGE, storage_of(tensor))
     yield NativeEdge(EdgeKind.GRAD, gradient_of(tensor))
-    yield NativeEdge(EdgeKind.GRAD_FN, _read(TENSOR_DICT, "grad_fn", tensor))
-    yield NativeEdge(EdgeKind.BASE, _read(TENSOR_DICT, BASE, tensor))
+    yield NativeEdge(EdgeKind.GRAD_FN, autograd_state(tensor).grad_fn)
+    yield NativeEdge(EdgeKind.BASE, base_of(tensor))
     yield NativeEdge(EdgeKind.TENSOR_HOOKS, _read(TENSOR_DICT, BACKWARD_HOOKS, tensor), hidden=False)
     yield NativeEdge(EdgeKind.ACCUMULATE_HOOKS, _read(TENSOR_DICT, POST_GRAD_HOOKS, tensor), hidden=False)
     if is_sparse(tensor):

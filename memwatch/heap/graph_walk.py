@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from memwatch._torch.autograd import SEQUENCE_NR, AccumulateGrad, FunctionBase
-from memwatch._torch.tensors import GRAD_FN
+from memwatch._torch.autograd_state import autograd_state
 from memwatch.heap.names import instance_dict
 from memwatch.heap.tensors import is_tensor, mro_of, type_dict
 
@@ -81,7 +81,7 @@ class GraphWalk:
 
 def first_node(tensor: torch.Tensor) -> Any:
     """Return the node that made a tensor, None where no graph is behind it."""
-    return _read(GRAD_FN, tensor)
+    return autograd_state(tensor).grad_fn
 
 
 def _read(descriptor: Any, obj: Any) -> Any:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from torch import Tensor
 
 from memwatch._torch.autograd import call_at_end_of_backward, current_graph_task_id
+from memwatch._torch.autograd_state import autograd_state
 from memwatch._torch.dynamo import frame_callback
 from memwatch._torch.overrides import disable_torch_function
 from memwatch.capture.schema import NONE
@@ -111,7 +112,9 @@ class Gradients:
         """Yield what is a gradient now."""
         for known in self._parameters:
             parameter = known()
-            if parameter is not None and parameter.is_leaf and (grad := _grad_of(parameter)) is not None:
+            if parameter is None or not autograd_state(parameter).is_leaf:
+                continue
+            if (grad := _grad_of(parameter)) is not None:
                 yield GRADIENT, grad, (known.name,), known.module
 
     def _note(self, parameters: Iterable[KnownParameter], op: int = NONE) -> None:
@@ -126,7 +129,7 @@ class Gradients:
         with disable_torch_function():
             for known in parameters:
                 parameter = known()
-                if parameter is None or not parameter.is_leaf:
+                if parameter is None or not autograd_state(parameter).is_leaf:
                     continue
                 grad = _grad_of(parameter)
                 # when backward is over, the tensor that made a gradient is gone, and no op may touch it any more

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd.function import BackwardCFunction
 
+from memwatch._torch.autograd import node_of_result
 from memwatch._torch.engine import call_after_backwards, keeps_graph, metadata_of
 from memwatch._torch.storages import address_of
 from memwatch.encoding.values import Value, leaves
@@ -82,7 +83,7 @@ class Run:
         heads: list[torch.Tensor] = []
         nodes: list[Any] = []
         for place, item in enumerate(leaves(result)):
-            node = item.grad_fn if isinstance(item, torch.Tensor) and id(item) not in given else None
+            node = node_of_result(item) if isinstance(item, torch.Tensor) and id(item) not in given else None
             if node is not None:
                 self.head = place
                 heads.append(item)

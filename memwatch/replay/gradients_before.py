@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from memwatch._torch.autograd_state import autograd_state
 from memwatch._torch.storages import address_of_storage_of, storage_bytes_of
 from memwatch._torch.tensors import version_of
 
@@ -50,7 +51,12 @@ class GradientsBefore:
     def meet(self, args: Sequence[Any]) -> None:
         """Note what a graph is given to train; what has a gradient when it is first met has had it before."""
         for item in args:
-            if type(item) in _PLAIN and item.requires_grad and item.is_leaf and self._known(item) is None:
+            if (
+                type(item) in _PLAIN
+                and item.requires_grad
+                and autograd_state(item).is_leaf
+                and self._known(item) is None
+            ):
                 self._trained[id(item)] = weakref.ref(item)
                 self._old.update(self._gradient(item))
 

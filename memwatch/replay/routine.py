@@ -10,6 +10,7 @@ import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from memwatch._torch.autograd import node_of_result
 from memwatch._torch.engine import keeps_graph
 from memwatch._torch.tensors import version_of
 from memwatch.replay.episode import Episode, Run
@@ -76,7 +77,7 @@ class Routine:
     def left(self, args: Sequence[Any], result: Any) -> None:
         """Note that the graph has run."""
         like = self.runs[len(self._waiting)]
-        node = None if like.node is None else result[like.head].grad_fn
+        node = None if like.node is None else node_of_result(result[like.head])
         if type(node) is like.node:
             self._waiting.append(weakref.ref(node))
         elif like.node is None:

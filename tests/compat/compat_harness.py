@@ -22,6 +22,7 @@ from compat_frozen import freeze, tensors_in
 from compat_state import differences, torch_state
 from kept_objects import assert_memwatch_keeps_nothing
 from kept_values import Kept, forget
+from sampled_ops import sample_every_op
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import memwatch
@@ -29,6 +30,9 @@ from memwatch.analysis.observer import observer_effects
 
 INTERCEPTS = ("key", "mode", "key-python", "mode-python")
 """The ways to intercept, with the native recorder and with the one in Python: parameters of the fixture `intercept`."""
+
+_DEEP_EVERY = 8
+"""Of so many samples one searches the heap: a deep search takes 10 times as long as a near one."""
 
 Program = Callable[[], Any]
 
@@ -152,6 +156,39 @@ def check(
     return prof
 
 
+def check_sampled(
+    program: Program, intercept: str, *, formula: str = "", deep_every: int = _DEEP_EVERY
+) -> int:
+    """Assert that a program runs the same with a holder sample after every op as plainly; return the number of samples.
+
+    Args:
+        program: the program.
+        intercept: how memwatch intercepts the ops.
+        formula: what ATen does differently under any mode in this program, where the report cannot know.
+        deep_every: of so many samples one searches the heap.
+    """
+    forget()
+    run(program)  # first-time effects: lazy imports, warnings given once, caches
+    plain, again = run(program), run(program)
+    assert plain == again, "the program does not repeat plainly: it cannot be compared"
+    prof = memwatch.profile(intercept=intercept)
+    with sample_every_op(deep_every=deep_every) as count:
+        observed = run(program, lambda: prof)
+    unsaid = [text for kind, text in prof.notes if kind == "recorder" and "RecursionError" not in text]
+    assert unsaid == []
+    if _shown(observed) != _shown(plain) and intercept == "mode" and (formula or mode_effects(prof)):
+        assert _shown(observed) == _shown(run(program, EmptyMode))
+    else:
+        assert _shown(observed) == _shown(plain)
+    return count[0]
+
+
+def _shown(outcome: Kept) -> Any:
+    """Return what a run computed; when its results were freed is compared by `check`."""
+    value = outcome.value
+    return value.result, value.error, value.warned, value.random_state
+
+
 @contextlib.contextmanager
 def _no_collections() -> Iterator[None]:
     """Keep the gc from freeing at a moment of its own."""
@@ -221,4 +258,5 @@ def unnoticed(
     test.__name__ = test.__qualname__ = program.__name__
     test.__doc__ = program.__doc__
     test.__module__ = program.__module__
+    test.program, test.formula = program, formula
     return test

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import warnings
@@ -11,12 +12,14 @@ from typing import Any
 import torch
 from compat_frozen import freeze
 from compat_harness import EmptyMode
+from sampled_ops import sample_every_op
 from torch import Tensor
 
 import memwatch
 
 _GPU_ONLY = "jiterator"
 _REPEATS = 20
+_DEEP_EVERY = 50  # a deep search takes 10 times as long as a near one
 
 
 @functools.cache
@@ -86,10 +89,17 @@ def _tensors(value: Any) -> list[Tensor]:
     return []
 
 
-def compare(op: Any, intercept: str, count: int, device: str = "cpu") -> str:
+def compare(op: Any, intercept: str, count: int, device: str = "cpu", *, sampled: bool = False) -> str:
     """Run an entry's samples plainly and under one profile; say `equal`, `different`, or why there is no answer.
 
     `as under any mode` means: not as plainly, but as under an empty dispatch mode, so the difference is ATen's.
+
+    Args:
+        op: the entry.
+        intercept: how memwatch intercepts the ops.
+        count: of so many samples of the entry at most.
+        device: where they lie.
+        sampled: whether memwatch takes a holder sample after every op.
     """
     samples = list(programs(op, count, device))
     _results(samples)  # first-time effects: caches, warnings given once
@@ -98,7 +108,8 @@ def compare(op: Any, intercept: str, count: int, device: str = "cpu") -> str:
         return "no sample"
     if plain != again:
         return "not repeatable"
-    with memwatch.profile(intercept=intercept, stacks=False, holders=False):
+    sampling = sample_every_op(deep_every=_DEEP_EVERY) if sampled else contextlib.nullcontext()
+    with sampling, memwatch.profile(intercept=intercept, stacks=False, holders=sampled):
         observed = _results(samples)
     if observed == plain:
         return "equal"

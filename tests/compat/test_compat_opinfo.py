@@ -37,6 +37,15 @@ def test_ops_are_bit_equal(group, intercept):
     assert "equal" in verdicts.values()
 
 
+@pytest.mark.parametrize("intercept", ["key", "mode"])
+def test_ops_are_bit_equal_with_a_sample_after_every_op(intercept):
+    """A few entries: `python reports/unnoticed.py` runs all."""
+    sampled = entries()[3 :: 4 * _STEP]
+    verdicts = {name_of(op): compare(op, intercept, 1, sampled=True) for op in sampled}
+    assert {name: verdict for name, verdict in verdicts.items() if verdict == "different"} == {}
+    assert "equal" in verdicts.values()
+
+
 @functools.cache
 def entries_by_packet() -> dict[str, Any]:
     """Return the entries without a variant by the name under which the data would list them."""

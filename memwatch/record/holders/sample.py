@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from memwatch._torch.autograd_state import autograd_state
 from memwatch._torch.functorch import is_wrapped, unwrapped
 from memwatch.capture.schema import NONE
 from memwatch.edges import Edge, EdgeKind
@@ -160,7 +161,8 @@ class Sample:
             link
             for link, alive in zip(links, known, strict=True)
             if alive is None or alive.nbytes >= least_bytes
-            or (type(link[-1]) is not Parameter and (type(link[-1]) is not Tensor or link[-1].requires_grad))
+            or (type(link[-1]) is not Parameter
+                and (type(link[-1]) is not Tensor or autograd_state(link[-1]).requires_grad))
         ]  # fmt: skip
 
     def _enter(self, root: Root) -> None:
@@ -185,7 +187,7 @@ class Sample:
                     self._state.ways.learn(chain)
                     self._told_now.setdefault(number, []).append(Told(path, function_of(chain[0])))
         if type(tensor) in _PLAIN:
-            if type(tensor) is Parameter or not tensor.requires_grad:
+            if type(tensor) is Parameter or not autograd_state(tensor).requires_grad:
                 return  # a parameter's gradient is known by its role, and neither has a graph
             gradient = gradient_of(tensor)
             if gradient is not None and len(chain) < _LONGEST:

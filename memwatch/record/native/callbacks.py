@@ -147,5 +147,9 @@ class PackCallbacks(Protocol):
     def describe(self, tensor: Tensor) -> tuple[int, int, int]:
         """Return the storage of a tensor that is not plain, the string id of its shape, and its bytes."""
 
+    @property
+    def detached_error(self) -> str:
+        """The text of the error about a saved tensor that was detached in place."""
+
     def inplace_error(self, pack: Any) -> str:
         """Return the text of autograd's error for a tensor that was written after it was saved."""

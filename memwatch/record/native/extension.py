@@ -153,6 +153,9 @@ class Extension(Protocol):
     def passed(self) -> int:
         """Return how many ops the kernel saw while no recorder ran."""
 
+    def autograd_state(self, tensor: Any, /) -> tuple[Any, bool, bool, bool]:
+        """Return what autograd has noted of a tensor: the fields of `memwatch._torch.autograd_state.AutogradState`."""
+
     def original_of(self, packed: Any, /) -> Any:
         """Return the tensor that a pack stands for; None if it is gone, or if another packed it."""
 

@@ -23,6 +23,7 @@ from typing import Any, Final
 import torch
 
 from memwatch import build_cache
+from memwatch._torch.autograd_state import use_compiled
 from memwatch.errors import MemwatchError
 from memwatch.record.native.compile import NO_COMPILER
 
@@ -85,6 +86,7 @@ def _load(file: pathlib.Path) -> Any:
         spec.loader.exec_module(module)
     except ImportError:  # the system's libraries have changed since it was built
         return None
+    use_compiled(module.autograd_state)
     return module
 
 

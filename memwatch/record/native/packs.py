@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from memwatch.heap.capsules import Capsule
 from memwatch.heap.packs import look_through
 from memwatch.record.saved.disguise import Disguise
-from memwatch.record.saved.errors import MODIFYING, inplace_error
+from memwatch.record.saved.errors import DETACHED, MODIFYING, inplace_error
 from memwatch.record.saved.tensors import saved_storage
 
 if TYPE_CHECKING:
@@ -54,3 +54,4 @@ class _Callbacks:
 
     # it outlives the block, as packs in the program's graph do
     inplace_error = staticmethod(inplace_error)
+    detached_error = DETACHED

@@ -17,14 +17,22 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.nn import Parameter
 
-from memwatch._torch.autograd import current_node, in_forward_mode, next_sequence_nr, sequence_nr_of
+from memwatch._torch.autograd import (
+    FunctionBase,
+    current_node,
+    in_forward_mode,
+    next_sequence_nr,
+    sequence_nr_of,
+)
+from memwatch._torch.autograd_state import autograd_state
 from memwatch._torch.modes import current_mode, disable_torch_dispatch
+from memwatch._torch.overrides import disable_torch_function
 from memwatch._torch.tensors import version_of
 from memwatch.capture.schema import NONE
 from memwatch.heap.packs import look_through
 from memwatch.record.clock import ticks
 from memwatch.record.saved.disguise import Disguise
-from memwatch.record.saved.errors import MODIFYING, inplace_error
+from memwatch.record.saved.errors import DETACHED, MODIFYING, inplace_error
 from memwatch.record.saved.tensors import saved_storage
 from memwatch.record.tables.rows import Rows
 
@@ -155,6 +163,8 @@ class PythonPacker:
             result: Tensor = self._outer[1](pack.packed)
             return result
         packed: Tensor = pack.packed
+        if _was_detached(pack) and _is_torchs_own(current_node()):
+            raise RuntimeError(DETACHED)
         if version_of(packed) != pack.version:
             raise RuntimeError(inplace_error(pack))
         return packed
@@ -174,7 +184,8 @@ def _hold(pack: Pack, tensor: Tensor) -> None:
     """
     pack.version = version_of(tensor)
     pack.output_nr = tensor.output_nr
-    node = tensor.grad_fn
+    with disable_torch_function():
+        node = autograd_state(tensor).grad_fn
     if node is None:
         pack.packed, pack.original, pack.node_name = tensor, lambda: tensor, None
         return
@@ -189,6 +200,20 @@ def _hold(pack: Pack, tensor: Tensor) -> None:
     else:
         pack.packed = _detached_unseen(tensor)
         pack.original = functools.partial(_of_other, pack.node_name, sequence, weakref.ref(tensor))
+
+
+def _was_detached(pack: Pack) -> bool:
+    """Return True if the program has detached a saved input in place since; torch refuses to use it then."""
+    packed: Tensor = pack.packed
+    if pack.node_name is None or pack.original() is not packed:
+        return False
+    with disable_torch_function():
+        return autograd_state(packed).is_leaf
+
+
+def _is_torchs_own(node: Any) -> bool:
+    """Return True for a node of one of torch's own functions; others may use such a tensor."""
+    return node is not None and not isinstance(node, FunctionBase) and "::" not in node.name()
 
 
 def _detached_unseen(tensor: Tensor) -> Tensor:

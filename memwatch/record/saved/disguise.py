@@ -16,8 +16,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from torch.autograd.function import BackwardCFunction
 
 from memwatch._torch.autograd import SAVED_HOOKS_WORK, SavedTensor, raw_saved_tensors_of, saved_tensors_of
-from memwatch._torch.overrides import disable_subclass_function
-from memwatch._torch.tensors import GRAD_FN
+from memwatch._torch.autograd_state import autograd_state
+from memwatch._torch.overrides import disable_torch_function
 
 Hooks: TypeAlias = tuple[Callable[..., Any], Callable[..., Any]]
 """The pair (pack, unpack) of hooks on saved tensors."""
@@ -74,11 +74,11 @@ def saved_tensors(ctx: Any) -> tuple[Any, ...]:
         raw = ()
     packed = list(map(_data, raw))  # first, for torch may drop them as it gives their values
     values = list(saved_tensors_of.__get__(ctx))
-    with disable_subclass_function():
+    with disable_torch_function():
         for at, pack in enumerate(packed):
             for disguise in _worn:
                 original = disguise.original_of(pack)
-                if original is not None and GRAD_FN.__get__(original) is not ctx:
+                if original is not None and autograd_state(original).grad_fn is not ctx:
                     values[at] = original
     return tuple(values)
 

@@ -17,6 +17,10 @@ MODIFYING: Final = (
     "modified by in-place operations as this can lead to unexpected side-effects. Please open an issue if you "
     "need to perform in-place operations on the input to a pack hook."
 )
+DETACHED: Final = (
+    "Trying to use a saved tensor that has been detached in-place, i.e. with .detach_()."
+    "This is not supported, please use out-of-place `.detach()` instead"
+)
 _MODIFIED = "one of the variables needed for gradient computation has been modified by an inplace operation: "
 _HINT = (
     " Hint: enable anomaly detection to find the operation that failed to compute its gradient, with "
@@ -56,6 +60,8 @@ def inplace_error(pack: PackedTensor) -> str:
     packed = pack.packed
     original = pack.original()
     node, output_nr = pack.node_name, pack.output_nr
+    # The getter on purpose: torch calls it here too. It rebuilds the history of a view of what was changed, and so the
+    # error names another node than the one that was there when the tensor was saved.
     if original is not None and original.grad_fn is not None:
         node = original.grad_fn.name()
     sizes = nested_sizes_of(packed) if packed.is_nested else list(packed.shape)

@@ -149,9 +149,11 @@ struct OpCallbacks {
 struct PackCallbacks {
   PackCallbacks() = default;
   explicit PackCallbacks(const py::object& callbacks)
-      : describe(callbacks.attr("describe")), inplace_error(callbacks.attr("inplace_error")) {}
+      : describe(callbacks.attr("describe")),
+        inplace_error(callbacks.attr("inplace_error")),
+        detached_error(callbacks.attr("detached_error")) {}
 
-  py::object describe, inplace_error;
+  py::object describe, inplace_error, detached_error;
 };
 
 /// The kind of an op that Python hands on.

@@ -8,6 +8,7 @@
 #include <typeinfo>
 
 #include "allocator.h"
+#include "autograd_state.h"
 #include "graph.h"
 #include "ops.h"
 #include "saved.h"
@@ -245,6 +246,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("put_kernel", &put_kernel, "Put the kernel on the dispatch key");
   module.def("take_kernel", &take_kernel, "Take it off");
   module.def("passed", [] { return passed.load(); }, "How many ops the kernel saw while no recorder ran");
+  module.def("autograd_state", &autograd_state, "Give what autograd has noted of a tensor, and compute nothing");
   module.def("original_of", &original_of, "Give the tensor that a pack stands for");
   module.def("content_of", &content_of, "Give what a pack keeps, and the program's hook that unpacks it");
   module.def("hook", &hook, "Have hooks of the program take over from a pack");

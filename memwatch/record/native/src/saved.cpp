@@ -7,6 +7,7 @@
 #include <cstring>
 #include <typeinfo>
 
+#include "autograd_state.h"
 #include "unseen.h"
 
 namespace memwatch {
@@ -29,6 +30,21 @@ bool is_saving(const torch::autograd::Node& node) {
   const auto* function = reinterpret_cast<THPFunction*>(compat::object_of(function_node));
   return function != nullptr && function->has_freed_buffers == 0 && !function->saved_tensors_accessed_and_cleared &&
          function->saved_variables.size() < function->saved_variables.capacity();
+}
+
+/// Tell whether the program has detached a saved input in place since a node saved it; torch refuses to use it then.
+bool was_detached(const Pack& pack) {
+  if (pack.holds != Pack::kOriginal || pack.node_name.empty()) {
+    return false;
+  }
+  const AutogradState state(pack.packed);
+  return state.is_leaf() && !state.is_view();  // a view cannot be detached in place
+}
+
+/// Tell whether a node is one of torch's own functions; functions of Python and of libraries may use such a tensor.
+template <typename Node>
+bool is_torchs_own(const Node& node) {
+  return node && !is_in_python(*node) && node->name().find("::") == std::string::npos;
 }
 
 int64_t newest_sequence() { return static_cast<int64_t>(at::sequence_number::peek()) - 1; }
@@ -70,7 +86,8 @@ std::unique_ptr<Pack> SavedTensors::pack(const py::object& object) {
 void SavedTensors::hold(Pack& pack, const at::Tensor& tensor) const {
   pack.version = static_cast<int64_t>(tensor._version());
   pack.output_nr = tensor.output_nr();
-  const auto node = tensor.grad_fn();
+  const AutogradState state(tensor);
+  const auto& node = state.node();
   pack.holds = Pack::kOriginal;
   if (node) {
     pack.node_name = node->name();
@@ -131,6 +148,10 @@ py::object SavedTensors::unpack(Pack& pack) {
   }
   if (!outer_.is_none()) {
     return outer_[py::int_(1)](pack.packed_by_program);
+  }
+  if (was_detached(pack) && is_torchs_own(torch::autograd::get_current_node())) {
+    PyErr_SetObject(PyExc_RuntimeError, callbacks_.detached_error.ptr());
+    throw py::error_already_set();
   }
   if (static_cast<int64_t>(pack.packed._version()) != pack.version) {
     PyErr_SetObject(PyExc_RuntimeError,

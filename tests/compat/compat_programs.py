@@ -1,0 +1,24 @@
+"""Every program of the compatibility matrix, for tests and reports that run them in another way."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+
+class NamedProgram(NamedTuple):
+    """A program of a file `test_compat_*.py`, with what `compat_harness.unnoticed` was told of it."""
+
+    name: str
+    program: Any
+    formula: str
+
+
+def all_programs() -> Iterator[NamedProgram]:
+    """Yield the programs that the files of this folder declare with `@unnoticed`."""
+    for file in sorted(Path(__file__).parent.glob("test_compat_*.py")):
+        for name, value in vars(importlib.import_module(file.stem)).items():
+            if name.startswith("test_") and hasattr(value, "program"):
+                yield NamedProgram(f"{file.stem}.{name}", value.program, value.formula)
