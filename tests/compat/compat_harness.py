@@ -31,7 +31,7 @@ from memwatch.analysis.observer import observer_effects
 INTERCEPTS = ("key", "mode", "key-python", "mode-python")
 """The ways to intercept, with the native recorder and with the one in Python: parameters of the fixture `intercept`."""
 
-_DEEP_EVERY = 8
+_DEEP_EVERY = 25
 """Of so many samples one searches the heap: a deep search takes 10 times as long as a near one."""
 
 Program = Callable[[], Any]

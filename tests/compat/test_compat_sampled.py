@@ -11,7 +11,7 @@ import pytest
 from compat_harness import INTERCEPTS, check_sampled
 from compat_programs import all_programs
 
-EVERY = 3
+EVERY = 6
 PROGRAMS = [
     (each, INTERCEPTS[number % len(INTERCEPTS)]) for number, each in enumerate(list(all_programs())[::EVERY])
 ]
