@@ -10,12 +10,14 @@ from memwatch._torch.autograd import FunctionBase
 from memwatch._torch.overrides import disable_torch_function
 from memwatch._torch.storages import storage_bytes_of
 from memwatch._torch.tensors import TENSOR_DICT, untyped_storage_of
+from memwatch.heap.class_checks import ByClass, derives, is_a
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
 _MRO: Final[Callable[[type], tuple[type, ...]]] = type.__dict__["__mro__"].__get__
+_TYPE_NAME: Final[Callable[[type], str]] = type.__dict__["__name__"].__get__
 _TYPE_DICT: Final[Callable[[type], dict[str, Any]]] = type.__dict__["__dict__"].__get__
 # What one storage weighs inside a capture or a diagnosis; sparse and opaque tensors have none of their own.
 _NO_STORAGE: Final = (NotImplementedError, RuntimeError, AttributeError)
@@ -33,17 +35,17 @@ def type_dict(cls: type) -> dict[str, Any]:
 
 def is_tensor(obj: object) -> bool:
     """Return True for a tensor, by its real type: no ``__instancecheck__``, no ``__class__``."""
-    return torch.Tensor in mro_of(type(obj))
+    return is_a(obj, torch.Tensor)
 
 
 def is_storage(obj: object) -> bool:
     """Return True for a block of tensor memory."""
-    return torch.UntypedStorage in mro_of(type(obj))
+    return is_a(obj, torch.UntypedStorage)
 
 
 def is_python_node(obj: object) -> bool:
     """Return True for the node (``ctx``) of a custom ``autograd.Function``."""
-    return FunctionBase in mro_of(type(obj))
+    return is_a(obj, FunctionBase)
 
 
 def is_node(obj: object) -> bool:
@@ -53,7 +55,7 @@ def is_node(obj: object) -> bool:
 
 def is_node_type(cls: type) -> bool:
     """Return True for a class of autograd nodes."""
-    if FunctionBase in mro_of(cls):
+    if derives(cls, FunctionBase):
         return True
     namespace = type_dict(cls)
     return "next_functions" in namespace and "register_prehook" in namespace
@@ -63,27 +65,30 @@ class TypeFilter:
     """Pick tensors, autograd nodes and storages out of many objects; knows each type once."""
 
     def __init__(self) -> None:
-        self._known: dict[type, bool] = {}
+        self.wants: Final = ByClass(_is_wanted)
+        """Returns True for a class of tensors, autograd nodes or storages."""
 
     def __call__(self, obj: object) -> bool:
         """Return True for a tensor, an autograd node or a storage."""
         return self.wants(type(obj))
 
-    def wants(self, cls: type) -> bool:
-        """Return True for a class of tensors, autograd nodes or storages."""
-        wanted = self._known.get(cls)
-        if wanted is None:
-            bases = mro_of(cls)
-            wanted = torch.Tensor in bases or torch.UntypedStorage in bases or is_node_type(cls)
-            self._known[cls] = wanted
-        return wanted
+
+def _is_wanted(cls: type) -> bool:
+    return derives(cls, torch.Tensor) or derives(cls, torch.UntypedStorage) or is_node_type(cls)
 
 
 def is_simulated(tensor: torch.Tensor) -> bool:
     """Return True if a tensor only pretends to have memory: meta and fake tensors."""
     if TENSOR_DICT["is_meta"].__get__(tensor):
         return True
-    return any(base.__name__ in {"FakeTensor", "FunctionalTensor"} for base in mro_of(type(tensor)))
+    return _is_simulated_class(type(tensor))
+
+
+def _has_simulated_base(cls: type) -> bool:
+    return any(_TYPE_NAME(base) in {"FakeTensor", "FunctionalTensor"} for base in mro_of(cls))
+
+
+_is_simulated_class: Final = ByClass(_has_simulated_base)
 
 
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
@@ -100,9 +105,12 @@ def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
     return storage
 
 
-def is_composed(cls: type) -> bool:
-    """Return True if tensors of a class consist of inner tensors, which it names by ``__tensor_flatten__``."""
+def _defines_parts(cls: type) -> bool:
     return any("__tensor_flatten__" in type_dict(base) for base in mro_of(cls))
+
+
+is_composed: Final = ByClass(_defines_parts)
+"""Return True if tensors of a class consist of inner tensors, which it names by ``__tensor_flatten__``."""
 
 
 def storage_bytes(storage: torch.UntypedStorage) -> int:

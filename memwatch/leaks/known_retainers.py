@@ -14,10 +14,11 @@ from memwatch._torch.modules import BUFFERS, PARAMETERS
 from memwatch.edges import EdgeKind
 from memwatch.heap.autograd import plain_gradient
 from memwatch.heap.c_held import c_held_edges, keeps_in_c
+from memwatch.heap.class_checks import is_a
 from memwatch.heap.names import attributes, instance_dict
 from memwatch.heap.search import search
 from memwatch.heap.snapshot import UNREACHED
-from memwatch.heap.tensors import is_composed, is_node_type, is_storage, is_tensor, mro_of
+from memwatch.heap.tensors import is_composed, is_node_type, is_storage, is_tensor
 from memwatch.leaks.module_growth import added_parts, entries
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ def _optimizer_state(
     for optimizer in optimizers:
         values = instance_dict(optimizer) or {}
         state = values.get("state")
-        if dict not in mro_of(type(state)):
+        if not is_a(state, dict):
             continue
         table = snapshot.position(state)
         stepped = _stepped(values.get("param_groups"))

@@ -16,6 +16,7 @@ from torch import Tensor
 from memwatch._torch.autograd import call_at_end_of_backward, current_graph_task_id
 from memwatch._torch.dynamo import frame_callback
 from memwatch._torch.overrides import disable_torch_function
+from memwatch._torch.tensors import TENSOR_DICT
 from memwatch.capture.schema import NONE
 from memwatch.record.harmless import Harmless
 from memwatch.record.roles import BUCKET, GRADIENT, UNSHARDED
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from memwatch.record.roles import InRole, Roles
 
 _grad_of: Final[Callable[[Tensor], Tensor | None]] = getattr_static(Tensor, "grad").__get__
+_is_leaf: Final[Callable[[Tensor], bool]] = TENSOR_DICT["is_leaf"].__get__
 """Read `.grad` past a property of the same name in the program's own class of parameters."""
 
 
@@ -111,7 +113,7 @@ class Gradients:
         """Yield what is a gradient now."""
         for known in self._parameters:
             parameter = known()
-            if parameter is not None and parameter.is_leaf and (grad := _grad_of(parameter)) is not None:
+            if parameter is not None and _is_leaf(parameter) and (grad := _grad_of(parameter)) is not None:
                 yield GRADIENT, grad, (known.name,), known.module
 
     def _note(self, parameters: Iterable[KnownParameter], op: int = NONE) -> None:
@@ -126,7 +128,7 @@ class Gradients:
         with disable_torch_function():
             for known in parameters:
                 parameter = known()
-                if parameter is None or not parameter.is_leaf:
+                if parameter is None or not _is_leaf(parameter):
                     continue
                 grad = _grad_of(parameter)
                 # when backward is over, the tensor that made a gradient is gone, and no op may touch it any more

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import concurrent.futures.thread
 import contextlib
-import inspect
 import multiprocessing.pool
 import sys
 import threading
 from types import FunctionType
 from typing import TYPE_CHECKING, Final, Protocol
 
+from memwatch.heap.frames import thread_name
 from memwatch.own_code import is_program_code
 from memwatch.record.allocator.thread_clock import cpu_time_ns
 from memwatch.record.patches import Patches
@@ -43,10 +43,7 @@ class ThreadLogs(Protocol):
 
 def name_of(thread: threading.Thread) -> str:
     """Return the name of a thread; no code of the program's runs, for the thread may not be ready for it."""
-    name = inspect.getattr_static(thread, "name", None)
-    if isinstance(name, property):
-        name = vars(threading.Thread)["name"].__get__(thread)
-    return name if type(name) is str else "unnamed"
+    return thread_name(thread) or "unnamed"
 
 
 def _at_work(threads: list[threading.Thread]) -> list[int | None]:
