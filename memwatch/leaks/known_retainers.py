@@ -18,7 +18,7 @@ from memwatch.heap.class_checks import is_a
 from memwatch.heap.names import attributes, instance_dict
 from memwatch.heap.search import search
 from memwatch.heap.snapshot import UNREACHED
-from memwatch.heap.tensors import is_composed, is_node_type, is_storage, is_tensor
+from memwatch.heap.tensors import is_composed, is_node_type, is_storage, is_tensor, quiet
 from memwatch.leaks.module_growth import added_parts, entries
 
 if TYPE_CHECKING:
@@ -94,8 +94,10 @@ def _module_state(snapshot: Snapshot) -> Iterable[tuple[int, int]]:
 
 
 def _gradients(snapshot: Snapshot, forgotten: set[int]) -> Iterable[tuple[int, int]]:
-    for tensor in snapshot.instances(torch.Tensor):
-        gradient = plain_gradient(tensor)
+    tensors = snapshot.instances(torch.Tensor)
+    with quiet():
+        gradients = [plain_gradient(tensor) for tensor in tensors]
+    for tensor, gradient in zip(tensors, gradients, strict=True):
         if gradient is not None and id(tensor) not in forgotten:
             yield snapshot.position(tensor), snapshot.position(gradient)
 
