@@ -59,8 +59,6 @@ def _descriptors() -> dict[str, Any]:
 
 TENSOR_DICT: Final[Mapping[str, Any]] = _descriptors()
 """The descriptors of `TensorBase`, by name; a private one that this torch lacks is not there."""
-layout_of: Final[Callable[[Any], torch.layout]] = TENSOR_DICT["layout"].__get__
-"""Return the layout of a tensor."""
 GRAD_FN: Final[Any] = TENSOR_DICT["grad_fn"]
 """The descriptor of `grad_fn`."""
 untyped_storage_of: Final[Callable[[Any], torch.UntypedStorage]] = TensorBase.untyped_storage

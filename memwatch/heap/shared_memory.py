@@ -15,7 +15,7 @@ from memwatch._torch.tensors import TensorBase
 from memwatch.edges import EdgeKind
 from memwatch.heap.autograd import NativeEdge
 from memwatch.heap.capsules import capsule_address
-from memwatch.heap.tensors import is_simulated, quiet, storage_bytes, storage_of
+from memwatch.heap.tensors import answers_by_code, is_simulated, quiet, storage_bytes, storage_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -61,6 +61,8 @@ def _storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
 
 def _begin_of(tensor: torch.Tensor) -> int | None:
     """Return the address of a tensor's storage; asking the storage would copy a lazy clone."""
+    if answers_by_code(type(tensor)):
+        return None
     try:
         offset = int(TensorBase.storage_offset(tensor))
         return data_address_of(tensor) - offset * int(TensorBase.element_size(tensor))

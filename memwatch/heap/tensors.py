@@ -8,7 +8,7 @@ import torch
 
 from memwatch._torch.autograd import FunctionBase
 from memwatch._torch.overrides import disable_torch_function
-from memwatch._torch.storages import storage_bytes_of
+from memwatch._torch.storages import device_of, storage_bytes_of
 from memwatch._torch.tensors import TENSOR_DICT, untyped_storage_of
 from memwatch.heap.class_checks import ByClass, derives, is_a
 
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 _MRO: Final[Callable[[type], tuple[type, ...]]] = type.__dict__["__mro__"].__get__
 _TYPE_NAME: Final[Callable[[type], str]] = type.__dict__["__name__"].__get__
 _TYPE_DICT: Final[Callable[[type], dict[str, Any]]] = type.__dict__["__dict__"].__get__
+_LAYOUT, _IS_SPARSE, _IS_CPU, _NBYTES, _SHAPE = (
+    TENSOR_DICT[name].__get__ for name in ("layout", "is_sparse", "is_cpu", "nbytes", "shape")
+)
 # What one storage weighs inside a capture or a diagnosis; sparse and opaque tensors have none of their own.
 _NO_STORAGE: Final = (NotImplementedError, RuntimeError, AttributeError)
 
@@ -79,9 +82,11 @@ def _is_wanted(cls: type) -> bool:
 
 def is_simulated(tensor: torch.Tensor) -> bool:
     """Return True if a tensor only pretends to have memory: meta and fake tensors."""
-    if TENSOR_DICT["is_meta"].__get__(tensor):
-        return True
-    return _is_simulated_class(type(tensor))
+    cls = type(tensor)
+    if answers_by_code(cls):
+        storage = storage_of(tensor)
+        return storage is not None and device_of(storage).type == "meta"
+    return bool(TENSOR_DICT["is_meta"].__get__(tensor)) or _is_simulated_class(cls)
 
 
 def _has_simulated_base(cls: type) -> bool:
@@ -89,6 +94,56 @@ def _has_simulated_base(cls: type) -> bool:
 
 
 _is_simulated_class: Final = ByClass(_has_simulated_base)
+
+
+def _has_own_answers(cls: type) -> bool:
+    name = "__torch_dispatch__"
+    base = next((base for base in mro_of(cls) if name in type_dict(base)), torch.Tensor)
+    if type_dict(base)[name] is type_dict(torch.Tensor)[name]:
+        return False
+    module = type_dict(base).get("__module__")
+    return not (type(module) is str and module.partition(".")[0] == "torch")
+
+
+answers_by_code: Final = ByClass(_has_own_answers)
+"""Return True for a class of tensors with a `__torch_dispatch__` of the program's or of a package's.
+
+torch may ask it for the sizes, the layout and the device of a tensor, so these are read from the storage or not at all.
+"""
+
+
+def layout_of(tensor: torch.Tensor) -> torch.layout:
+    """Return the layout of a tensor; of one that may answer by code, only whether it is sparse."""
+    if answers_by_code(type(tensor)):
+        return torch.sparse_coo if _IS_SPARSE(tensor) else torch.strided
+    layout: torch.layout = _LAYOUT(tensor)
+    return layout
+
+
+def is_on_cpu(tensor: torch.Tensor) -> bool:
+    """Return True for a tensor in the host's memory."""
+    if answers_by_code(type(tensor)):
+        return bool(device_of(untyped_storage_of(tensor)).type == "cpu")
+    return bool(_IS_CPU(tensor))
+
+
+def nbytes_of(tensor: torch.Tensor) -> Any:
+    """Return the size of a tensor in bytes; of one that may answer by code, that of its storage."""
+    if answers_by_code(type(tensor)):
+        return storage_bytes_of(untyped_storage_of(tensor))
+    return _NBYTES(tensor)
+
+
+def shape_of(tensor: torch.Tensor) -> torch.Size:
+    """Return the shape of a tensor.
+
+    Raises:
+        RuntimeError: it has none, or it may answer by code.
+    """
+    if answers_by_code(type(tensor)):
+        raise RuntimeError("its class would be asked")
+    shape: torch.Size = _SHAPE(tensor)
+    return shape
 
 
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:

@@ -27,7 +27,7 @@ from memwatch.edges import Vertex, VertexKind
 from memwatch.heap.capsules import Capsule, capsule_address
 from memwatch.heap.class_checks import class_ids, derives, is_a
 from memwatch.heap.names import instance_dict, short_qualname, type_name
-from memwatch.heap.tensors import is_node, is_python_node, quiet, storage_bytes
+from memwatch.heap.tensors import is_node, is_python_node, quiet, shape_of, storage_bytes
 from memwatch.words.edges import DLPACK_CAPSULE, vertex_phrase
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def _tensor(tensor: Any) -> Vertex:
     name = type_name(type(tensor))
     with quiet():
         try:
-            shape = tuple(namespace["shape"].__get__(tensor))
+            shape = tuple(shape_of(tensor))
             dtype = str(namespace["dtype"].__get__(tensor)).removeprefix("torch.")
         except (RuntimeError, TypeError, ValueError, AttributeError):  # nested and symbolic shapes
             return Vertex(VertexKind.TENSOR, name)

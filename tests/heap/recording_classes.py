@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import BuiltinFunctionType
+from types import BuiltinFunctionType, FrameType
 from typing import Any
 
 from memwatch.own_code import CodeOwner, code_owner
@@ -20,17 +20,29 @@ from memwatch.record.context import CALL_CODE
 CALLS: Counter[str] = Counter()
 """What memwatch called, and from where."""
 _IS_ON = [False]
-_RUN_THE_PROGRAM = ("record/python/ops.py", "record/interception/", "leaks/new_storage_mode.py")
+_RUN_THE_PROGRAM = (
+    "record/python/ops.py",
+    "record/interception/",
+    "record/patches.py",
+    "leaks/new_storage_mode.py",
+)
 """Files of memwatch that run an op or a call of the program: what happens in there is the program's."""
 
-SPECIAL_METHODS = tuple(
-    f"__{name}__"
-    for name in ["eq", "ne", "lt", "le", "gt", "ge", "hash", "bool", "len", "length_hint", "iter", "next", "reversed", "contains", "getitem", "missing", "getattr", "getattribute", "repr", "str", "bytes", "format", "dir", "sizeof", "index", "int", "float", "complex", "call", "enter", "exit", "copy", "deepcopy", "reduce", "reduce_ex", "getstate", "get", "set_name", "instancecheck", "subclasscheck", "mro_entries", "await", "aiter", "add", "array", "array_interface", "fspath", "torch_function", "torch_dispatch", "tensor_flatten"]
+# fmt: off
+_ON_INSTANCES = (
+    "eq", "ne", "lt", "le", "gt", "ge", "hash", "bool", "len", "length_hint", "iter", "next", "reversed",
+    "contains", "getitem", "missing", "getattr", "getattribute", "repr", "str", "bytes", "format", "dir", "sizeof",
+    "index", "int", "float", "complex", "call", "enter", "exit", "copy", "deepcopy", "reduce", "reduce_ex",
+    "getstate", "get", "set_name", "instancecheck", "subclasscheck", "mro_entries", "await", "aiter", "add",
+    "array", "array_interface", "fspath", "torch_function", "torch_dispatch", "tensor_flatten",
 )
-METACLASS_METHODS = tuple(
-    f"__{name}__"
-    for name in ["eq", "ne", "lt", "hash", "bool", "len", "iter", "contains", "getitem", "getattribute", "repr", "str", "format", "dir", "instancecheck", "subclasscheck", "sizeof", "or"]
+_ON_CLASSES = (
+    "eq", "ne", "lt", "hash", "bool", "len", "iter", "contains", "getitem", "getattribute", "repr", "str", "format",
+    "dir", "instancecheck", "subclasscheck", "sizeof", "or",
 )
+# fmt: on
+SPECIAL_METHODS = tuple(f"__{name}__" for name in _ON_INSTANCES)
+METACLASS_METHODS = tuple(f"__{name}__" for name in _ON_CLASSES)
 _DEFAULTS: dict[str, Callable[..., Any]] = {
     "__eq__": lambda self, other: True,  # the worst answers
     "__ne__": lambda self, other: False,
@@ -45,6 +57,7 @@ _DEFAULTS: dict[str, Callable[..., Any]] = {
     "__index__": lambda self: 0,
     "__int__": lambda self: 0,
     "__copy__": lambda self: self,
+    "__call__": lambda self, *args: None,
     "__array_interface__": lambda self: {},
 }
 
@@ -64,18 +77,17 @@ def note(name: str) -> None:
     """Record a call of a method if memwatch made it."""
     if not _IS_ON[0]:
         return
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(2)  # who called the method
     while frame is not None:
         file = frame.f_code.co_filename
-        if file != __file__:
-            owner = code_owner(file)
-            if owner is CodeOwner.MEMWATCH:
-                passes = frame.f_code is CALL_CODE or any(part in file for part in _RUN_THE_PROGRAM)
-                if not passes:
-                    CALLS[f"{name} from {Path(file).parent.name}/{Path(file).name}:{frame.f_lineno}"] += 1
-                return
-            if owner is CodeOwner.PROGRAM:
-                return
+        owner = code_owner(file)
+        if owner is CodeOwner.MEMWATCH:
+            passes = frame.f_code is CALL_CODE or any(part in file for part in _RUN_THE_PROGRAM)
+            if not passes:
+                CALLS[f"{name} from {Path(file).parent.name}/{Path(file).name}:{frame.f_lineno}"] += 1
+            return
+        if owner is CodeOwner.PROGRAM:
+            return
         frame = frame.f_back
 
 
@@ -90,25 +102,28 @@ def methods(
         names: names of the methods.
         honest: whether equality, hash, truth and length are those of the base too, and no method is added.
     """
+    found = {name: None if name in _DEFAULTS and not honest else _of_base(base, name) for name in names}
     return {
-        name: _method(f"{label}.{name}", name, base, honest=honest)
-        for name in names
-        if not honest or (hasattr(base, name) and not _is_switched_off(base, name))
+        name: _method(f"{label}.{name}", name, original or _DEFAULTS.get(name))
+        for name, original in found.items()
+        if original is not None or not honest
     }
 
 
-def _is_switched_off(base: type, name: str) -> bool:
-    """Return True where torch says by a function of C that it calls no such method."""
-    return name.startswith("__torch_") and type(getattr(base, name)) is BuiltinFunctionType
+def _of_base(base: type, name: str) -> Any:
+    """Return a method of a class; None if it has none, or where torch says by a function of C that it calls none."""
+    if not any(name in vars(each) for each in base.__mro__):
+        return None
+    method = getattr(base, name)
+    return None if name.startswith("__torch_") and type(method) is BuiltinFunctionType else method
 
 
-def _method(label: str, name: str, base: type, *, honest: bool) -> Any:
-    original = None if name in _DEFAULTS and not honest else getattr(base, name, _DEFAULTS.get(name))
-    original = _DEFAULTS.get(name) if original is None else original
-    if name in ("__torch_function__", "__torch_dispatch__") and original is not None:
+def _method(label: str, name: str, original: Any) -> Any:
+    if name.startswith("__torch_") and original is not None:
+
         def of_class(cls: type, *args: Any, **kwargs: Any) -> Any:
             note(label)
-            return getattr(base, name).__func__(cls, *args, **kwargs)
+            return original.__func__(cls, *args, **kwargs)
 
         return classmethod(of_class)
 

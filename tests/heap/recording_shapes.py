@@ -337,7 +337,16 @@ def tensor_class(base: type, label: str) -> Any:
     """Return a subclass of tensors or parameters that covers fields and methods, with a metaclass of its own."""
     meta = metaclass(f"MetaOf{label}", type(base), honest=True)
     own: dict[str, Any] = {name: _field(label, name) for name in _FIELDS}
-    names = ("untyped_storage", "storage_offset", "element_size", "data_ptr", "numel", "size", "stride", "dim")
+    names = (
+        "untyped_storage",
+        "storage_offset",
+        "element_size",
+        "data_ptr",
+        "numel",
+        "size",
+        "stride",
+        "dim",
+    )
     own |= methods(label, torch.Tensor, names, honest=True)
     return _class(label, base, meta, **own)
 
@@ -420,3 +429,55 @@ def module_list(tensor: torch.Tensor) -> Any:
     nn.Module.register_buffer(made, "held", tensor)
     return made
 
+
+class SizesByCode(torch.Tensor):
+    """A tensor that is asked by code of its class for its sizes, its layout and its device."""
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> Any:
+        return torch.Tensor._make_wrapper_subclass(
+            cls, inner.size(), dtype=inner.dtype, dispatch_sizes_strides_policy="sizes", dispatch_layout=True,
+            dispatch_device=True,
+        )  # fmt: skip
+
+    def __init__(self, inner: torch.Tensor) -> None:
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        note("SizesByCode.__torch_dispatch__")
+        insides = [torch.Tensor.__getattribute__(a, "inner") if type(a) is cls else a for a in args]
+        return func(*insides, **(kwargs or {}))
+
+
+@shape
+def tensor_with_sizes_by_code(tensor: torch.Tensor) -> Any:
+    return SizesByCode(tensor)
+
+
+class ComposedWithSizes(SizesByCode):
+    def __tensor_flatten__(self) -> Any:
+        note("ComposedWithSizes.__tensor_flatten__")
+        return ["inner"], None
+
+
+@shape
+def wrapper_with_sizes_by_code(tensor: torch.Tensor) -> Any:
+    return ComposedWithSizes(tensor)
+
+
+@functools.cache
+def optimizer_class(base: type, *, wraps: bool) -> Any:
+    """Return a subclass of an optimizer; one that wraps keeps its groups and its state behind properties."""
+    label = f"Of{base.__name__}"
+    own = {name: _kept_elsewhere(label, name) for name in ("param_groups", "state")} if wraps else {}
+    return _class(label, base, metaclass(f"MetaOf{label}", honest=True), **own)
+
+
+def _kept_elsewhere(label: str, name: str) -> property:
+    inside = f"_inner_{name}"
+
+    def write(self: Any, value: Any) -> None:
+        object.__setattr__(self, inside, value)
+
+    return reading(f"{label}.{name}", lambda self: object.__getattribute__(self, inside)).setter(write)

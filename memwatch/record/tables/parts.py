@@ -10,17 +10,16 @@ from torch.nn import Parameter
 
 from memwatch._torch.modes import disable_torch_dispatch
 from memwatch._torch.storages import data_address_of
-from memwatch._torch.tensors import TENSOR_DICT, TensorBase, coo_parts_of, layout_of
+from memwatch._torch.tensors import TensorBase, coo_parts_of
 from memwatch.heap.class_checks import class_ids, is_a
 from memwatch.heap.inner_tensors import inner_tensors
 from memwatch.heap.names import class_name
-from memwatch.heap.tensors import is_composed, mro_of
+from memwatch.heap.tensors import is_composed, layout_of, mro_of, nbytes_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _PLAIN: Final = class_ids(Tensor, Parameter)
-_nbytes: Final = TENSOR_DICT["nbytes"].__get__
 _crow_indices, _col_indices = TensorBase.crow_indices, TensorBase.col_indices
 _ccol_indices, _row_indices = TensorBase.ccol_indices, TensorBase.row_indices
 _values: Final = TensorBase.values
@@ -103,6 +102,6 @@ def known_bytes(nbytes: Any) -> int:
 def tensor_bytes(tensor: Tensor) -> int:
     """Return the size of a tensor; 0 for one that has no single size, as a nested tensor."""
     try:
-        return known_bytes(_nbytes(tensor))
+        return known_bytes(nbytes_of(tensor))
     except (RuntimeError, NotImplementedError):
         return 0
