@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import operator
+from types import GetSetDescriptorType, MemberDescriptorType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import torch
@@ -76,14 +77,18 @@ class Part:
         self.require()
 
     def reader(self, path: str, otherwise: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Return a function that reads a private attribute of an object.
+        """Return a function that reads a private attribute of an object, whatever its class overrides.
 
         Args:
             path: the attribute on a class or on an example, as `torch.Tensor._version`.
             otherwise: what is called with the object where the attribute is missing.
         """
         name = path.rpartition(".")[2]
-        return otherwise if self.take(path, None) is None else operator.attrgetter(name)
+        found: Any = self.take(path, None)
+        if found is None:
+            return otherwise
+        is_field = isinstance(found, (GetSetDescriptorType, MemberDescriptorType))
+        return found.__get__ if is_field else operator.attrgetter(name)
 
 
 def find(path: str) -> Any:

@@ -6,6 +6,7 @@
 | storage._cdata | address_of (of a storage) |
 | torch._C._data_address | data_address_of |
 | torch._C.StorageBase.nbytes | storage_bytes_of |
+| torch._C.StorageBase.device | device_of |
 | torch._C._storage_Use_Count | owners_of |
 """
 
@@ -54,6 +55,16 @@ storage_bytes_of: Final[Callable[[Any], int]] = Part(
     "the size of a storage is read through its public method"
 ).take("torch._C.StorageBase.nbytes", _nbytes)
 """Return the size of a storage in bytes."""
+
+
+def _device(storage: Any) -> Any:
+    return storage.device
+
+
+device_of: Final[Callable[[Any], Any]] = Part(
+    "the device of a storage is read through its public property"
+).reader("torch._C.StorageBase.device", _device)
+"""Return the device of a storage."""
 
 
 _use_count: Final[Callable[[int], int] | None] = Part(

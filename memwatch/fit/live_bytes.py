@@ -17,8 +17,9 @@ from memwatch._torch.c10 import log_level_flag
 from memwatch.device_names import CPU, is_host
 from memwatch.devices import adapter_of
 from memwatch.errors import MemwatchError
+from memwatch.heap.class_checks import derives
 from memwatch.heap.classes import of_classes
-from memwatch.heap.tensors import is_simulated, mro_of, quiet, storage_bytes, storage_of
+from memwatch.heap.tensors import is_simulated, quiet, storage_bytes, storage_of
 from memwatch.replay.measure import hear_allocator
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ class _Older:
 
     def __post_init__(self) -> None:
         with quiet():
-            for tensor in of_classes(gc.get_objects(), lambda cls: torch.Tensor in mro_of(cls)):
+            for tensor in of_classes(gc.get_objects(), lambda cls: derives(cls, torch.Tensor)):
                 self._watch(tensor)
                 # the gradient may have had no Python object so far
                 if autograd_state(tensor).is_leaf and tensor.grad is not None:

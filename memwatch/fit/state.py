@@ -21,6 +21,7 @@ from memwatch._torch.modes import disable_torch_dispatch
 from memwatch.devices import devices_in_use
 from memwatch.encoding.generators import read_states, restore_states
 from memwatch.fit.kept_tensors import KeptTensor, KeptTensors
+from memwatch.heap.class_checks import derives, is_a
 from memwatch.heap.classes import of_classes
 from memwatch.heap.tensors import mro_of
 from memwatch.own_code import is_program_code
@@ -86,7 +87,7 @@ class State:
     def _keep(self, value: Any) -> Iterable[Any]:
         """Keep what one object holds; return what it refers to."""
         cls = type(value)
-        if torch.Tensor in mro_of(cls):
+        if derives(cls, torch.Tensor):
             kept = self._frozen(value)
             if isinstance(kept, KeptTensor):
                 self._undo.append(kept.restored)
@@ -181,7 +182,7 @@ class State:
 
     def _frozen(self, value: Any) -> Any:
         """Return a tensor as bytes, all else as it is."""
-        if torch.Tensor not in mro_of(type(value)):
+        if not is_a(value, torch.Tensor):
             return value
         if self._data_bytes is not None and not self._may_copy(value.nbytes):
             return value
@@ -217,7 +218,7 @@ def random_states() -> list[Callable[[], object]]:
 
 def living(*classes: type) -> list[Any]:
     """Return every object of some classes that the garbage collector knows; drop the list soon."""
-    return of_classes(gc.get_objects(), lambda cls: any(base in classes for base in mro_of(cls)))
+    return of_classes(gc.get_objects(), lambda cls: any(derives(cls, base) for base in classes))
 
 
 def optimizers_of(model: nn.Module) -> list[Optimizer]:

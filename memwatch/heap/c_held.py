@@ -18,9 +18,9 @@ from memwatch._torch.jit import Future, ScriptModule, tensors_of_script_module
 from memwatch.edges import EdgeKind
 from memwatch.heap.autograd import NativeEdge
 from memwatch.heap.capsules import Capsule
+from memwatch.heap.class_checks import class_ids, derives, is_a
 from memwatch.heap.ids import ids_of
 from memwatch.heap.names import instance_dict
-from memwatch.heap.tensors import mro_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -37,27 +37,34 @@ _CHUNK: Final = 10_000  # objects whose references are listed at a time
 
 def keeps_in_c(cls: type) -> bool:
     """Return True if a class keeps references that gc does not show and that :func:`c_held_edges` reads."""
-    bases = mro_of(cls)
-    return np.ndarray in bases or Future in bases or ScriptModule in bases
+    return derives(cls, np.ndarray) or derives(cls, Future) or derives(cls, ScriptModule)
 
 
 def c_held_edges(obj: Any) -> list[NativeEdge]:
     """List what a numpy array, a finished torch future or a scripted module holds; no code of a subclass runs."""
-    bases = mro_of(type(obj))
-    if Future in bases:
+    if is_a(obj, Future):
         return _result(obj)
-    if ScriptModule in bases:
+    if is_a(obj, ScriptModule):
         return _scripted(obj)
     edges = (
         [] if (base := _BASE.__get__(obj)) is None else [NativeEdge(EdgeKind.NUMPY_BASE, base, hidden=False)]
     )
-    if _DTYPE.__get__(obj) == np.object_:
-        items = np.ndarray.tolist(np.ndarray.reshape(obj, -1))
-        edges += [
-            NativeEdge(EdgeKind.ITEM, item, position=position, hidden=False)
-            for position, item in enumerate(items)
-        ]
+    edges += [
+        NativeEdge(EdgeKind.ITEM, item, position=position, hidden=False)
+        for position, item in enumerate(items_of_array(obj))
+    ]
     return edges
+
+
+def items_of_array(array: Any, limit: int | None = None) -> list[Any]:
+    """Return the first objects in an array of objects, all of them by default; none of an array of numbers.
+
+    The array is viewed as one of numpy's own class first: for a subclass, numpy would call `__array_finalize__`.
+    """
+    if _DTYPE.__get__(array) != np.object_:
+        return []
+    items: list[Any] = np.ndarray.view(array, np.ndarray).reshape(-1)[:limit].tolist()
+    return items
 
 
 def _result(future: Any) -> list[NativeEdge]:
@@ -73,7 +80,7 @@ def results_of(future: Any) -> list[Any]:
     results: list[Any] = []
     for edge in _result(future):
         made: Any = edge.target
-        results += made if type(made) in (list, tuple) else [made]
+        results += made if type(made) is list or type(made) is tuple else [made]
     return results
 
 
@@ -94,7 +101,8 @@ class Unlisted:
 
     def __init__(self) -> None:
         self.leading: dict[int, object] = {}
-        self._kinds = list(map(id, _untracked_kinds()))
+        self._classes = _untracked_kinds()
+        self._kinds = list(map(id, self._classes))
         self._owners: list[NDArray[np.int32]] = []
         self._ids: list[NDArray[np.int64]] = []
 
@@ -127,8 +135,8 @@ def _is_one_of(ids: NDArray[np.int64], few: Sequence[int]) -> NDArray[np.bool_]:
     return found
 
 
-def _untracked_kinds() -> set[type]:
-    return {dict, tuple, Capsule, *_array_types(np.ndarray)}
+def _untracked_kinds() -> list[type]:
+    return [dict, tuple, Capsule, *_array_types(np.ndarray)]
 
 
 def untracked(
@@ -143,17 +151,18 @@ def untracked(
     Returns:
         Objects that gc does not list.
     """
-    kinds = _untracked_kinds()
-    arrays = kinds - {dict, tuple, Capsule}
+    classes = _untracked_kinds()  # alive as long as their ids are asked for
+    kinds = set(map(id, classes))
+    arrays = kinds - class_ids(dict, tuple, Capsule)
     found: dict[int, object] = {}
     todo = listed
     while any(todo):
         fresh: dict[int, object] = {}
         for part in chain.from_iterable(map(_parts, todo)):
-            among = compress(part, map(arrays.__contains__, map(type, part)))
+            among = compress(part, map(arrays.__contains__, map(id, map(type, part))))
             behind = [edge.target for obj in among for edge in c_held_edges(obj)]
             near = [*gc.get_referents(*part), *behind]
-            of_kinds = compress(near, map(kinds.__contains__, map(type, near)))
+            of_kinds = compress(near, map(kinds.__contains__, map(id, map(type, near))))
             fresh.update((id(obj), obj) for obj in filterfalse(gc.is_tracked, of_kinds))
         unlisted = compress(fresh, map(not_, are_listed(fresh)))
         new = {key: fresh[key] for key in unlisted if key not in found}

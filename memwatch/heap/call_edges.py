@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import CellType, CoroutineType, FrameType, GeneratorType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.edges import Edge, EdgeKind, Vertex
 from memwatch.heap.frames import read_locals
@@ -11,6 +11,9 @@ from memwatch.heap.vertices import frame_vertex, vertex_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+_FRAMES: Final = {id(GeneratorType): "gi_frame", id(CoroutineType): "cr_frame"}
+"""The attribute with the call of a generator or coroutine, by the `id` of its class."""
 
 
 def frame_edge(chain: Sequence[Any], at: int) -> tuple[Edge, int]:
@@ -28,7 +31,7 @@ def suspended_edge(chain: Sequence[Any], at: int) -> tuple[Edge | None, int]:
     Up to Python 3.10 its frame stands between it and its variables, later where the program asked for the frame.
     """
     generator = chain[at]
-    attribute = {GeneratorType: "gi_frame", CoroutineType: "cr_frame"}.get(type(generator), "ag_frame")
+    attribute = _FRAMES.get(id(type(generator)), "ag_frame")
     frame, owner = getattr(generator, attribute), vertex_of(generator)
     if frame is None:
         return Edge(EdgeKind.REFERENCE, owner=owner), 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from memwatch._torch.storages import device_of
 from memwatch.heap.search import search
 from memwatch.heap.tensors import storage_bytes
 
@@ -38,6 +39,6 @@ def retained_bytes(
     for storage in snapshot.storages():
         position = snapshot.position(storage)
         is_lost = before.reaches(position) and not after.reaches(position)
-        if is_lost and str(storage.device) == device:
+        if is_lost and str(device_of(storage)) == device:
             lost += storage_bytes(storage)
     return lost

@@ -30,17 +30,19 @@ from memwatch._torch.jit import Future
 from memwatch._torch.modules import BUFFERS, MODULES, PARAMETERS
 from memwatch.edges import Edge, EdgeKind, Vertex, VertexKind
 from memwatch.heap.autograd import gradient_of
-from memwatch.heap.c_held import results_of
+from memwatch.heap.c_held import items_of_array, results_of
 from memwatch.heap.call_edges import frame_edge, suspended_edge, traceback_edge
+from memwatch.heap.class_checks import class_ids, derives, is_a
 from memwatch.heap.names import (
     assignment_place,
     attributes,
     class_place,
     in_interactive_shell,
     instance_dict,
+    plain_text,
     type_name,
 )
-from memwatch.heap.references import copied_items, items_of_array, position_in
+from memwatch.heap.references import MAX_ITEMS, copied_items, position_in
 from memwatch.heap.roots import Root, RootKind
 from memwatch.heap.tensors import mro_of, type_dict
 from memwatch.heap.vertices import (
@@ -60,7 +62,9 @@ Named = tuple["Edge | None", int]
 _SHELL_RESULTS: Final = ("_", "__", "___")
 _LAST_EXCEPTION: Final = ("last_value", "last_exc", "last_traceback")
 _ORDERED: Final = (tuple, list, deque)
+_ORDERED_IDS: Final = class_ids(*_ORDERED)
 _SELF_DESCRIPTORS: Final = ("__dict__", "__weakref__")
+_OF_PARTIALS: Final = ("func", "args", "keywords")
 
 
 def name_edge(chain: Sequence[Any], at: int) -> Named:
@@ -76,12 +80,10 @@ def name_edge(chain: Sequence[Any], at: int) -> Named:
     """
     parent = chain[at]
     cls = type(parent)
-    namer = _NAMERS.get(cls)
+    namer = _NAMER_OF.get(id(cls))
     if namer is None:
-        bases = mro_of(cls)
-        namer = next((_NAMERS[base] for base in bases if base in _NAMERS), _instance)
-        if type in bases:
-            namer = _class
+        found = (_NAMER_OF.get(id(base)) for base in mro_of(cls))
+        namer = _class if derives(cls, type) else next(filter(None, found), _instance)
     return namer(chain, at) or _instance(chain, at) or (_plain(vertex_of(parent)), 1)
 
 
@@ -99,7 +101,7 @@ def _after(chain: Sequence[Any], at: int, steps: int) -> Any:
 
 
 def _key_of(mapping: object, value: object) -> tuple[bool, Any]:
-    if dict not in mro_of(type(mapping)):  # the tables of scripted modules are in C++
+    if not is_a(mapping, dict):  # the tables of scripted modules are in C++
         return False, None
     table: dict[Any, Any] = mapping  # type: ignore[assignment]
     return next(
@@ -126,12 +128,13 @@ def _global(
     found, name = _key_of(namespace, value)
     if not found:
         return None
+    text = plain_text(name)
     module = owner.name if owner is not None and owner.kind is VertexKind.MODULE and reader is None else ""
-    if name in _LAST_EXCEPTION and module == "sys":
+    if text in _LAST_EXCEPTION and module == "sys":
         return Edge(EdgeKind.LAST_EXCEPTION, name), before + 1
-    if name in ("Out", "_oh") and in_interactive_shell():
+    if text in ("Out", "_oh") and in_interactive_shell():
         return Edge(EdgeKind.OUTPUT_HISTORY, name), before + 1
-    if name in _SHELL_RESULTS and (in_interactive_shell() or module == "builtins"):
+    if text in _SHELL_RESULTS and (in_interactive_shell() or module == "builtins"):
         return Edge(EdgeKind.SHELL_RESULT, name), before + 1
     file = namespace.get("__file__") if type(namespace) is dict else None
     where = file if type(file) is str else None
@@ -155,12 +158,12 @@ def _function(chain: Sequence[Any], at: int) -> Named | None:
         consumed = 3 if _after(chain, at, 3) is not None else 2
         return _at_owner(EdgeKind.CLOSURE_CELL, names[0] if names else None, owner), consumed
     if child is function.__globals__:
-        module = Vertex(VertexKind.MODULE, str(function.__module__))
+        module = Vertex(VertexKind.MODULE, plain_text(function.__module__) or str(None))
         return _global(chain, at + 1, 1, module, owner)
     if child is function.__defaults__:
         return _at_owner(EdgeKind.DEFAULT_ARGUMENT, _default_name(chain, at), owner), 2
     if child is function.__kwdefaults__:
-        _, name = _key_of(child or {}, _after(chain, at, 2))
+        _, name = _key_of(child, _after(chain, at, 2))
         return _at_owner(EdgeKind.DEFAULT_ARGUMENT, name, owner), 2
     if child is function.__dict__:
         _, name = _key_of(child, _after(chain, at, 2))
@@ -170,10 +173,11 @@ def _function(chain: Sequence[Any], at: int) -> Named | None:
 
 def _default_name(chain: Sequence[Any], at: int) -> str | None:
     function: FunctionType = chain[at]
-    defaults = function.__defaults__ or ()
-    names = function.__code__.co_varnames[: function.__code__.co_argcount][-len(defaults) :]
+    defaults = function.__defaults__
+    values = () if defaults is None else tuple(tuple.__iter__(defaults))
+    names = function.__code__.co_varnames[: function.__code__.co_argcount][-len(values) :]
     value = _after(chain, at, 2)
-    return next((name for name, held in zip(names, defaults, strict=False) if held is value), None)
+    return next((name for name, held in zip(names, values, strict=False) if held is value), None)
 
 
 def _class(chain: Sequence[Any], at: int) -> Named | None:
@@ -187,7 +191,7 @@ def _class(chain: Sequence[Any], at: int) -> Named | None:
     if name is None and type(child) is dict:
         found, name = _key_of(child, _after(chain, at, 2))
         if found:
-            if cls is weakref.finalize and name == "_registry":
+            if cls is weakref.finalize and type(name) is str and name == "_registry":
                 return Edge(EdgeKind.FINALIZER_REGISTRY), 2
             kind, covered = _class_entry_kind(cls, name), 2
     if name is None and type(child) is tuple:
@@ -197,9 +201,11 @@ def _class(chain: Sequence[Any], at: int) -> Named | None:
 
 
 def _class_entry_kind(cls: type, name: object) -> EdgeKind:
-    if name in _SELF_DESCRIPTORS:  # every class has them, and each refers to its class
+    text = plain_text(name)
+    if text in _SELF_DESCRIPTORS:  # every class has them, and each refers to its class
         return EdgeKind.CLASS_DESCRIPTOR
-    return EdgeKind.CLASS_ATTRIBUTE if name in type_dict(cls) else EdgeKind.CLASS_ENTRY
+    is_attribute = text is not None and text in type_dict(cls)
+    return EdgeKind.CLASS_ATTRIBUTE if is_attribute else EdgeKind.CLASS_ENTRY
 
 
 def _method(chain: Sequence[Any], at: int) -> Named:
@@ -211,11 +217,12 @@ def _method(chain: Sequence[Any], at: int) -> Named:
 
 def _partial(chain: Sequence[Any], at: int) -> Named:
     bound: functools.partial[Any] = chain[at]
+    function, args, keywords = (type_dict(functools.partial)[name].__get__(bound) for name in _OF_PARTIALS)
     child, value = chain[at + 1], _after(chain, at, 2)
-    owner = replace(vertex_of(bound), kind=VertexKind.PARTIAL, inner=vertex_of(bound.func))
-    if child is bound.args and value is not None:
+    owner = replace(vertex_of(bound), kind=VertexKind.PARTIAL, inner=vertex_of(function))
+    if child is args and value is not None:
         return Edge(EdgeKind.PARTIAL_ARGUMENT, position=position_in(child, tuple, value), owner=owner), 2
-    if child is bound.keywords and value is not None:
+    if child is keywords and value is not None:
         return Edge(EdgeKind.PARTIAL_ARGUMENT, _key_of(child, value)[1], owner=owner), 2
     return _plain(owner), 1
 
@@ -243,7 +250,7 @@ def _mapping(chain: Sequence[Any], at: int) -> Named:
 def _sequence(chain: Sequence[Any], at: int) -> Named | None:
     items, child = chain[at], chain[at + 1]
     cls: type = type(items)
-    kind = cls if cls in _ORDERED else next(kind for kind in _ORDERED if kind in mro_of(cls))
+    kind = cls if id(cls) in _ORDERED_IDS else next(kind for kind in _ORDERED if derives(cls, kind))
     position = position_in(items, kind, child)
     if position is None:
         return None
@@ -257,16 +264,17 @@ def _set(chain: Sequence[Any], at: int) -> Named:
     return Edge(EdgeKind.MEMBER, owner=vertex_of(chain[at])), 1
 
 
-_KEYS_OF_CALLS: Final = (tuple, functools._make_key((), {"a": 1}, typed=False).__class__)
+_KEYS_OF_CALLS: Final = class_ids(tuple, type(functools._make_key((), {"a": 1}, typed=False)))
 
 
 def _lru_cache(chain: Sequence[Any], at: int) -> Named | None:
     wrapper, child = chain[at], chain[at + 1]
-    function = wrapper.__dict__.get("__wrapped__")
-    if child is wrapper.__dict__ or child is function:
+    attributes = instance_dict(wrapper) or {}
+    function = attributes.get("__wrapped__")
+    if child is attributes or child is function:
         return None
     owner = replace(vertex_of(wrapper), inner=None if function is None else vertex_of(function))
-    is_key = type(child) in _KEYS_OF_CALLS
+    is_key = id(type(child)) in _KEYS_OF_CALLS
     return Edge(EdgeKind.CACHE_ARGUMENT if is_key else EdgeKind.CACHE_RESULT, owner=owner), 1
 
 
@@ -282,7 +290,7 @@ def _context(chain: Sequence[Any], at: int) -> Named | None:
 
 def _future(chain: Sequence[Any], at: int) -> Named | None:
     future, child = chain[at], chain[at + 1]
-    if asyncio.Task in mro_of(type(future)) and asyncio.Task.get_coro(future) is child:
+    if is_a(future, asyncio.Task) and asyncio.Task.get_coro(future) is child:
         return Edge(EdgeKind.COROUTINE, owner=vertex_of(future)), 1
     for name in ("_result", "_exception", "_callbacks", "_loop", "_context"):
         descriptor = type_dict(asyncio.Future).get(name)
@@ -321,18 +329,21 @@ def _instance(chain: Sequence[Any], at: int) -> Named | None:
 
 
 def _attribute(chain: Sequence[Any], at: int, name: str, owner: Vertex, *, covered: int) -> Named:
-    cls, kind = type(chain[at]), _MODULE_TABLES.get(name)
+    text = plain_text(name)
+    cls, kind = type(chain[at]), None if text is None else _MODULE_TABLES.get(text)
     table, value = _after(chain, at, covered), _after(chain, at, covered + 1)
-    is_table = kind is not None and torch.nn.Module in mro_of(cls) and value is not None
+    is_table = kind is not None and derives(cls, torch.nn.Module) and value is not None
     found, key = _key_of(table, value) if is_table else (False, name)
     kind, name, covered = (kind, key, covered + 1) if found else (EdgeKind.ATTRIBUTE, name, covered)
-    return Edge(kind or EdgeKind.ATTRIBUTE, name, None, owner, None, *assignment_place(cls, name)), covered
+    text = plain_text(name)
+    place = (class_place(cls)[0], None) if text is None else assignment_place(cls, text)
+    return Edge(kind or EdgeKind.ATTRIBUTE, name, None, owner, None, *place), covered
 
 
 def _array(chain: Sequence[Any], at: int) -> Named | None:
     if chain[at + 1] is np.ndarray.__dict__["base"].__get__(chain[at]):
         return Edge(EdgeKind.NUMPY_BASE), 1
-    position = position_in(items_of_array(chain[at]), list, chain[at + 1])
+    position = position_in(items_of_array(chain[at], MAX_ITEMS), list, chain[at + 1])
     return (
         None if position is None else (Edge(EdgeKind.ITEM, position=position, owner=vertex_of(chain[at])), 1)
     )
@@ -344,7 +355,7 @@ def _torch_future(chain: Sequence[Any], at: int) -> Named | None:
 
 
 def _gradient(chain: Sequence[Any], at: int) -> Named | None:
-    is_one = torch.Tensor in mro_of(type(chain[at + 1])) and gradient_of(chain[at]) is chain[at + 1]
+    is_one = is_a(chain[at + 1], torch.Tensor) and gradient_of(chain[at]) is chain[at + 1]
     return (Edge(EdgeKind.GRAD), 1) if is_one else None
 
 
@@ -380,3 +391,4 @@ _NAMERS: Final[dict[type, Callable[[Sequence[Any], int], Named | None]]] = {
     set: _set,
     frozenset: _set,
 }
+_NAMER_OF: Final = {id(cls): namer for cls, namer in _NAMERS.items()}

@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from memwatch.heap.class_checks import is_a
 from memwatch.heap.ids import ids_of
+from memwatch.heap.names import instance_dict
+from memwatch.heap.tensors import mro_of, type_dict
 from memwatch.own_code import is_memwatch_code
 
 if TYPE_CHECKING:
@@ -34,12 +37,47 @@ def read_locals(frame: FrameType) -> dict[str, object]:
     Returns:
         A new dictionary; drop it soon.
     """
+    if not frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+        return _locals_of_body(frame)
     view = frame.f_locals
     values = dict(view)
-    owned_by_call = bool(frame.f_code.co_flags & inspect.CO_OPTIMIZED)
-    if owned_by_call and type(view) is dict and sys.getrefcount(view) <= _HELD_BY_FRAME_ONLY:
+    if type(view) is dict and sys.getrefcount(view) <= _HELD_BY_FRAME_ONLY:
         view.clear()
     return values
+
+
+def _locals_of_body(frame: FrameType) -> dict[str, object]:
+    """Return the variables of a class body, a module or code that `exec` runs.
+
+    Their namespace is the program's: a metaclass may prepare one of any class. If the code has cells, reading
+    ``f_locals`` writes them into the namespace first, by its own ``__setitem__``, so it isn't read then.
+    """
+    if frame.f_code.co_cellvars:
+        return {}
+    namespace = frame.f_locals
+    if not is_a(namespace, dict):
+        return {}
+    return {name: value for name, value in list(dict.items(namespace)) if type(name) is str}
+
+
+def names_of_threads() -> dict[int | None, str]:
+    """Return the names of the threads that run, by their identifiers; a property of a subclass isn't called."""
+    found: dict[int | None, str] = {}
+    for thread in threading.enumerate():
+        ident = (instance_dict(thread) or {}).get("_ident")
+        if type(ident) is int:
+            found[ident] = thread_name(thread) or f"thread {ident}"
+    return found
+
+
+def thread_name(thread: threading.Thread) -> str | None:
+    """Return the name of a thread: a text that its class has, or else what `threading` keeps in the object."""
+    for base in mro_of(type(thread)):
+        name = type_dict(base).get("name")
+        if type(name) is str:
+            return name
+    name = (instance_dict(thread) or {}).get("_name")
+    return name if type(name) is str else None
 
 
 def without_empty_dictionaries(objects: list[Any]) -> list[Any]:
@@ -63,7 +101,7 @@ def running_frames() -> Iterator[tuple[FrameType, str]]:
 
     memwatch's own calls are left out: what they hold is not the program's doing.
     """
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    names = names_of_threads()
     frames: dict[int, FrameType | None] = dict(sys._current_frames())
     here = threading.get_ident()
     for ident in list(frames):

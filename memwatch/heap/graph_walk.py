@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from memwatch._torch.autograd import SEQUENCE_NR, AccumulateGrad, FunctionBase
 from memwatch._torch.autograd_state import autograd_state
+from memwatch.heap.class_checks import ByClass, derives
 from memwatch.heap.names import instance_dict
-from memwatch.heap.tensors import is_tensor, mro_of, type_dict
+from memwatch.heap.tensors import is_tensor, type_dict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,7 +42,7 @@ class GraphWalk:
     def __init__(self, max_nodes: int = _MAX_NODES) -> None:
         self._left = max_nodes
         self._met: set[tuple[int, int]] = set()
-        self._types: dict[type, _NodeType] = {}
+        self._type: Final = ByClass(_node_type)
         self._kept: list[Any] = []  # a node's Python object must live while its id stands for it
 
     def behind(self, first: Any, root: int) -> Iterator[tuple[int, list[Chain]]]:
@@ -69,14 +70,11 @@ class GraphWalk:
                 if following is not None and type(following) is not AccumulateGrad:
                     waiting.append(following)
 
-    def _type(self, cls: type) -> _NodeType:
-        if cls not in self._types:
-            is_python = FunctionBase in mro_of(cls)
-            namespace = FunctionBase.__dict__ if is_python else type_dict(cls)
-            self._types[cls] = _NodeType(
-                is_python, namespace.get(SEQUENCE_NR), namespace.get("next_functions")
-            )
-        return self._types[cls]
+
+def _node_type(cls: type) -> _NodeType:
+    is_python = derives(cls, FunctionBase)
+    namespace = FunctionBase.__dict__ if is_python else type_dict(cls)
+    return _NodeType(is_python, namespace.get(SEQUENCE_NR), namespace.get("next_functions"))
 
 
 def first_node(tensor: torch.Tensor) -> Any:

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
+from memwatch.heap.class_checks import class_ids, is_a
 from memwatch.heap.names import instance_dict
 from memwatch.heap.paths import name_chain
 from memwatch.heap.references import copied_items, position_in
 from memwatch.heap.roots import RootKind
-from memwatch.heap.tensors import is_tensor, mro_of
+from memwatch.heap.tensors import is_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from memwatch.heap.roots import Root
 
 _MAX_WAYS: Final = 256
+_PLAIN_KEYS: Final = class_ids(str, int)
 _SEQUENCES: Final = (tuple, list, deque)
 _ATTRIBUTE, _KEY, _PLACE = range(3)
 _Step = tuple[int, Any]
@@ -94,11 +96,10 @@ def _step(chain: Chain, at: int) -> tuple[_Step, int] | None:
     parent, child = chain[at], chain[at + 1]
     if child is instance_dict(parent):
         return _keyed(_ATTRIBUTE, child, chain[at + 2], 2) if at + 2 < len(chain) else None
-    bases = mro_of(type(parent))
-    if dict in bases:
+    if is_a(parent, dict):
         return _keyed(_KEY, parent, child, 1)
     for kind in _SEQUENCES:
-        if kind in bases:
+        if is_a(parent, kind):
             place = position_in(parent, kind, child)
             return None if place is None else ((_PLACE, place), 1)
     return None
@@ -107,18 +108,25 @@ def _step(chain: Chain, at: int) -> tuple[_Step, int] | None:
 def _keyed(how: int, table: Any, value: Any, covered: int) -> tuple[_Step, int] | None:
     for key, held in copied_items(table, dict.items):
         if held is value:
-            return ((how, key), covered) if type(key) in (str, int) else None
+            return ((how, key), covered) if id(type(key)) in _PLAIN_KEYS else None
     return None
 
 
 def _after(value: Any, how: int, key: Any) -> Any:
     """Go one step; return None where it leads nowhere now."""
     if how == _ATTRIBUTE:
-        return (instance_dict(value) or {}).get(key)
-    bases = mro_of(type(value))
+        return _looked_up(instance_dict(value) or {}, key)
     if how == _KEY:
-        return dict.get(value, key) if dict in bases else None
+        return _looked_up(value, key) if is_a(value, dict) else None
     for kind in _SEQUENCES:
-        if kind in bases:
+        if is_a(value, kind):
             return kind.__getitem__(value, key) if key < kind.__len__(value) else None
     return None
+
+
+def _looked_up(table: Any, key: Any) -> Any:
+    """Return the value of a key, None if there is none or if a key has a class of its own.
+
+    A key of the program whose hash is equal would be asked whether it is equal too.
+    """
+    return dict.get(table, key) if _PLAIN_KEYS.issuperset(map(id, map(type, dict.keys(table)))) else None

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from torch import nn
 
+from memwatch.heap.class_checks import derives, is_a
 from memwatch.heap.classes import of_classes
-from memwatch.heap.tensors import mro_of
 from memwatch.heap.variable_search import ways_from_calls
 
 if TYPE_CHECKING:
@@ -51,11 +51,11 @@ def find_modules(frame: FrameType | None, owner: CodeOwner) -> list[Sighting]:
     found = [
         (way.hops, Sighting(way.value, way.name.removeprefix("."), way.holder))
         for way in ways_from_calls(frame, owner)
-        if nn.Module in mro_of(type(way.value)) and (way.name not in _NAMES_NOBODY or way.hops)
+        if is_a(way.value, nn.Module) and (way.name not in _NAMES_NOBODY or way.hops)
     ]
     return [sighting for _, sighting in sorted(found, key=lambda each: each[0])]
 
 
 def living_modules() -> list[nn.Module]:
     """Return every module of the process: one pass over gc's objects, tens of milliseconds; drop the list soon."""
-    return of_classes(gc.get_objects(), lambda cls: nn.Module in mro_of(cls))
+    return of_classes(gc.get_objects(), lambda cls: derives(cls, nn.Module))

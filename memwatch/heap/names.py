@@ -8,13 +8,16 @@ import sys
 from types import CodeType, FunctionType, GetSetDescriptorType, MemberDescriptorType
 from typing import TYPE_CHECKING, Any, Final
 
+from memwatch.heap.class_checks import is_a
 from memwatch.heap.tensors import mro_of, type_dict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 _MOST_DECORATORS: Final = 16  # of one function: `functools.wraps` notes what each has inside
 _TYPE_NAME: Final = type.__dict__["__qualname__"].__get__
+class_name: Final[Callable[[type], str]] = type.__dict__["__name__"].__get__
+"""Return the `__name__` of a class without asking its metaclass."""
 
 
 def type_name(cls: type) -> str:
@@ -25,14 +28,15 @@ def type_name(cls: type) -> str:
 
 def short_qualname(qualname: str) -> str:
     """Return a qualified name without the ``<locals>`` that Python writes into it."""
-    return qualname.replace("<locals>.", "")
+    return str.replace(qualname, "<locals>.", "")
 
 
 def class_place(cls: type) -> tuple[str | None, int | None]:
     """Return the file and line of the first function defined in a class, or (None, None)."""
     for value in type_dict(cls).values():
         function = _function_of(value)
-        if type(function) is FunctionType and function.__module__ == _module_of(cls):
+        module = function.__module__ if type(function) is FunctionType else None
+        if type(module) is str and module == _module_of(cls):
             return function.__code__.co_filename, function.__code__.co_firstlineno
     return None, None
 
@@ -54,7 +58,7 @@ def assignment_place(cls: type, name: str) -> tuple[str | None, int | None]:
 
 def _function_of(value: Any) -> Any:
     """Return the function of a static method, of a class method, within decorators; anything else as it is."""
-    value = value.__func__ if type(value) in (staticmethod, classmethod) else value
+    value = value.__func__ if type(value) is staticmethod or type(value) is classmethod else value
     for _ in range(_MOST_DECORATORS):
         inner = value.__dict__.get("__wrapped__") if type(value) is FunctionType else None
         if type(inner) is not FunctionType:
@@ -73,15 +77,26 @@ def _assigned_at(code: CodeType, name: str) -> int | None:
     return None
 
 
-def _module_of(cls: type) -> object:
-    return type_dict(cls).get("__module__")
+def _module_of(cls: type) -> str | None:
+    name = type_dict(cls).get("__module__")
+    return name if type(name) is str else None
+
+
+def plain_text(value: object) -> str | None:
+    """Return a text, one of a subclass of `str` as a plain one; None for all else.
+
+    To compare or look up anything else may run its `__eq__` and `__hash__`.
+    """
+    if type(value) is str:
+        return value
+    return str.__str__(value) if is_a(value, str) else None
 
 
 def instance_dict(obj: object) -> dict[str, Any] | None:
     """Return the attribute dictionary of an object, whatever its class overrides."""
     for base in mro_of(type(obj)):
         descriptor = type_dict(base).get("__dict__")
-        if descriptor is not None and type(descriptor) in (GetSetDescriptorType, MemberDescriptorType):
+        if type(descriptor) is GetSetDescriptorType or type(descriptor) is MemberDescriptorType:
             try:
                 values = descriptor.__get__(obj)
             except (AttributeError, TypeError):
@@ -95,7 +110,7 @@ def attributes(obj: object) -> Iterator[tuple[str, object]]:
     yield from list((instance_dict(obj) or {}).items())
     for base in mro_of(type(obj)):
         for name, descriptor in list(type_dict(base).items()):
-            if type(descriptor) is MemberDescriptorType and name != "__dict__":
+            if type(descriptor) is MemberDescriptorType and type(name) is str and name != "__dict__":
                 try:
                     yield name, descriptor.__get__(obj)
                 except AttributeError:

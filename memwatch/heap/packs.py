@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
     from memwatch.heap.autograd import NativeEdge
 
-_OPENERS: Final[dict[type, Callable[[Any], tuple[Any, Any] | None]]] = {}
+_OPENERS: Final[dict[int, Callable[[Any], tuple[Any, Any] | None]]] = {}
+"""By the id of the class of packs, which a recorder never lets go."""
 
 
 def look_through(kind: type, open_pack: Callable[[Any], tuple[Any, Any] | None]) -> None:
@@ -25,7 +26,7 @@ def look_through(kind: type, open_pack: Callable[[Any], tuple[Any, Any] | None])
         kind: the class.
         open_pack: returns what a pack keeps, and the program's hook that unpacks it or None; None for no pack.
     """
-    _OPENERS[kind] = open_pack
+    _OPENERS[id(kind)] = open_pack
 
 
 def seen_through(edges: Iterable[NativeEdge]) -> Iterator[NativeEdge]:
@@ -33,7 +34,7 @@ def seen_through(edges: Iterable[NativeEdge]) -> Iterator[NativeEdge]:
     opened: set[tuple[str | None, int | None]] = set()
     for edge in edges:
         at = edge.name, edge.position
-        open_pack = _OPENERS.get(type(edge.target)) if edge.kind is EdgeKind.PACKED else None
+        open_pack = _OPENERS.get(id(type(edge.target))) if edge.kind is EdgeKind.PACKED else None
         content = None if open_pack is None else open_pack(edge.target)
         if content is not None:
             opened.add(at)

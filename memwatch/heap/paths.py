@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from memwatch.heap.class_checks import is_a
 from memwatch.heap.edges_of import Named, name_edge
-from memwatch.heap.tensors import mro_of
 from memwatch.heap.vertices import key_text, vertex_of
 from memwatch.words.edges import edge_line, edge_phrase
 
@@ -104,5 +104,5 @@ def _name_edge(chain: Sequence[Any], at: int) -> Named:
     edge, covered = name_edge(chain, at)
     if edge is None or edge.name is None or type(edge.name) is str:
         return edge, covered
-    name = str.__str__(edge.name) if str in mro_of(type(edge.name)) else key_text(edge.name)
+    name = str.__str__(edge.name) if is_a(edge.name, str) else key_text(edge.name)
     return replace(edge, name=name), covered

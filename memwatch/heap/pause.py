@@ -9,6 +9,7 @@ import gc
 import os
 import sys
 import threading
+from types import MethodType
 from typing import Final
 
 HAS_THREE_GENERATIONS: Final = sys.version_info < (3, 14)
@@ -46,6 +47,18 @@ def resume_gc() -> None:
         if _PAUSE.depth == 1 and _PAUSE.was_enabled:
             gc.enable()
         _PAUSE.depth -= 1
+
+
+def stop_calling(owner: object) -> None:
+    """Take the methods of an object out of gc's callbacks; those of the program aren't compared with anything."""
+    gc.callbacks[:] = [
+        each for each in gc.callbacks if type(each) is not MethodType or each.__self__ is not owner
+    ]
+
+
+def calls(owner: object) -> bool:
+    """Return True if gc calls a method of an object."""
+    return any(type(each) is MethodType and each.__self__ is owner for each in list(gc.callbacks))
 
 
 def collect(generation: int = 2) -> None:

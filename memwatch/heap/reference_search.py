@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
+from memwatch.heap.class_checks import class_ids
 from memwatch.heap.references import DEFINITIONS, capsule_step, exception_step, step_of, tensor_step
 from memwatch.heap.roots import RootKind
 
@@ -26,7 +27,7 @@ _DIRECT: Final = 2  # objects in a chain of a root and what it holds
 _MAX_OBJECTS: Final = 1000
 _MAX_REST: Final = 4000
 _WIDE_ITEMS: Final = 100
-_PASSED_ON: Final = (list, tuple, dict, set)
+_PASSED_ON: Final = class_ids(list, tuple, dict, set)
 _Step = Callable[[Any], Iterator["Chain"]]
 """Yields what an object refers to; None in its place where a search ends."""
 
@@ -165,7 +166,7 @@ class ReferenceSearch:
         """Queue what the last object of a chain refers to, unless that was done before."""
         value = chain[-1]
         if id(value) in self._seen:
-            passed_on = type(value) in _PASSED_ON or step is exception_step
+            passed_on = id(type(value)) in _PASSED_ON or step is exception_step
             if len(chain) > _DIRECT or not passed_on:
                 return  # a container passed on as an argument is held by both calls
         self._seen.add(id(value))
@@ -189,7 +190,7 @@ class ReferenceSearch:
         found: list[Chain] = []
         tensors: list[Chain] = []
         if len(links) > _WIDE_ITEMS:  # mostly of one class, which is asked about once
-            hows = {step_for(link[-1]) for link in {type(link[-1]): link for link in links}.values()}
+            hows = {step_for(link[-1]) for link in {id(type(link[-1])): link for link in links}.values()}
             if tensor_step not in hows and None not in hows:
                 return links, tensors
         for link in links:

@@ -28,12 +28,13 @@ from torch import Tensor, nn
 
 from memwatch._torch.jit import Future
 from memwatch._torch.modules import BUFFERS, MODULES, PARAMETERS
-from memwatch.heap.c_held import results_of
+from memwatch.heap.c_held import items_of_array, results_of
 from memwatch.heap.capsules import Capsule
+from memwatch.heap.class_checks import class_ids, derives, is_a
 from memwatch.heap.frames import read_locals
 from memwatch.heap.names import instance_dict
 from memwatch.heap.roots import is_tool_class
-from memwatch.heap.tensors import is_node_type, mro_of, type_dict
+from memwatch.heap.tensors import is_node_type, type_dict
 from memwatch.own_code import is_program_code
 
 if TYPE_CHECKING:
@@ -43,18 +44,19 @@ Chain = tuple[Any, ...]
 """Objects, each of which refers to the next."""
 
 
-_MAX_ITEMS: Final = 4096
+MAX_ITEMS: Final = 4096
 _PROBE_ITEMS: Final = 64
 _MAX_TRIES: Final = 8
 _SEQUENCES: Final = (list, tuple, set, frozenset, deque)
-_PLAIN: Final = (list, tuple, dict, set, frozenset, deque)
-_ROWS: Final = (list, tuple)
-_OFTEN_EMPTY: Final = (dict, OrderedDict, set, list)  # as the ten tables of hooks of a module
+_SEQUENCE_IDS: Final = class_ids(*_SEQUENCES)
+_PLAIN: Final = class_ids(list, tuple, dict, set, frozenset, deque)
+_ROWS: Final = class_ids(list, tuple)
+_OFTEN_EMPTY: Final = class_ids(dict, OrderedDict, set, list)  # as the ten tables of hooks of a module
 _TABLES: Final = (PARAMETERS, BUFFERS, MODULES)
 _ARRAY: Final = np.ndarray.__dict__
 _KEEPERS: Final = (queue.Queue, asyncio.Queue, concurrent.futures.Future, UserDict, UserList)
 """Classes of Python's library that are written in Python and hold what a program puts into them."""
-_NUMBERS_AND_TEXT: Final = frozenset((int, float, str, bool, bytes))
+_NUMBERS_AND_TEXT: Final = class_ids(int, float, str, bool, bytes)
 _LEAVES: Final = (
     str, bytes, int, float, complex, type(None), ModuleType, CodeType, BuiltinFunctionType, torch.dtype,
     torch.device, torch.Size, torch.UntypedStorage, threading.Thread, torch.optim.Optimizer,
@@ -79,15 +81,14 @@ def step_of(cls: type, *, deep: bool) -> Callable[[Any], Iterator[Chain]] | None
 
 
 def _step_of(cls: type) -> Callable[[Any], Iterator[Chain]] | None:
-    bases = mro_of(cls)
-    if Tensor in bases:
+    if derives(cls, Tensor):
         return tensor_step
     if cls is Capsule:
         return capsule_step
-    if any(leaf in bases for leaf in _LEAVES):
+    if any(derives(cls, leaf) for leaf in _LEAVES):
         return None
     for base, step in _STEPS:
-        if base in bases:
+        if derives(cls, base):
             return step
     return _node if is_node_type(cls) else _object
 
@@ -95,7 +96,9 @@ def _step_of(cls: type) -> Callable[[Any], Iterator[Chain]] | None:
 def _is_barren(value: Any) -> bool:
     """Return True for a short plain list or tuple of numbers and texts alone: of these a program may have millions."""
     return (
-        type(value) in _ROWS and len(value) <= _PROBE_ITEMS and _NUMBERS_AND_TEXT.issuperset(map(type, value))
+        id(type(value)) in _ROWS
+        and len(value) <= _PROBE_ITEMS
+        and _NUMBERS_AND_TEXT.issuperset(map(id, map(type, value)))
     )
 
 
@@ -121,7 +124,7 @@ def _module(value: Any) -> Iterator[Chain]:
     # With its tables: the parameters of a module that was never called are known to nobody else.
     attributes = instance_dict(value) or {}
     for held in list(attributes.values()):
-        if type(held) not in _OFTEN_EMPTY or held:
+        if id(type(held)) not in _OFTEN_EMPTY or held:
             yield attributes, held
 
 
@@ -129,7 +132,7 @@ def _module_itself(value: Any) -> Iterator[Chain]:
     attributes = instance_dict(value) or {}
     tables = {id(attributes.get(name)) for name in _TABLES}
     for held in list(attributes.values()):
-        if id(held) not in tables and (type(held) not in _OFTEN_EMPTY or held):
+        if id(held) not in tables and (id(type(held)) not in _OFTEN_EMPTY or held):
             yield attributes, held
 
 
@@ -138,7 +141,7 @@ def _array(value: Any) -> Iterator[Chain]:
     base = _ARRAY["base"].__get__(value)
     if base is not None:
         yield (base,)
-    for held in items_of_array(value):
+    for held in items_of_array(value, MAX_ITEMS):
         yield (held,)
 
 
@@ -148,18 +151,9 @@ def _result(value: Any) -> Iterator[Chain]:
         yield (held,)
 
 
-def items_of_array(array: Any) -> list[Any]:
-    """Return the first objects in an array of objects, none of an array of numbers."""
-    if _ARRAY["dtype"].__get__(array) != np.object_:
-        return []
-    first = np.ndarray.__getitem__(np.ndarray.reshape(array, -1), slice(_MAX_ITEMS))
-    items: list[Any] = np.ndarray.tolist(first)
-    return items
-
-
 def _mapping(value: Any) -> Iterator[Chain]:
     # gc leaves a dictionary alone in which it knows no object, as one of arrays
-    if gc.is_tracked(value) or np.ndarray in map(type, islice(dict.values(value), 1)):
+    if gc.is_tracked(value) or any(type(held) is np.ndarray for held in islice(dict.values(value), 1)):
         yield from _items(value, dict.values)
         yield from _extra(value)
 
@@ -167,7 +161,7 @@ def _mapping(value: Any) -> Iterator[Chain]:
 def _sequence(value: Any) -> Iterator[Chain]:
     if gc.is_tracked(value) and not _is_barren(value):
         cls = type(value)
-        kind = cls if cls in _SEQUENCES else next(base for base in _SEQUENCES if base in mro_of(cls))
+        kind = cls if id(cls) in _SEQUENCE_IDS else next(base for base in _SEQUENCES if derives(cls, base))
         yield from _items(value, kind.__iter__)
         yield from _extra(value)
 
@@ -179,9 +173,9 @@ def _context(value: Any) -> Iterator[Chain]:
 
 def _items(container: Any, iterate: Callable[[Any], Any]) -> Iterator[Chain]:
     """Yield the items of a container; a long one that begins with numbers or text is left early."""
-    items = copied_items(container, iterate, _MAX_ITEMS)
+    items = copied_items(container, iterate, MAX_ITEMS)
     if len(items) > _PROBE_ITEMS and all(
-        type(held) in _NUMBERS_AND_TEXT for held in items[: _PROBE_ITEMS + 1]
+        id(type(held)) in _NUMBERS_AND_TEXT for held in items[: _PROBE_ITEMS + 1]
     ):
         del items[_PROBE_ITEMS:]
     yield from zip(items, strict=True)  # one C call for each: a list may have thousands of tensors
@@ -227,12 +221,12 @@ def _is_half_made(container: Any) -> bool:
 
     gc lists such a container, and to iterate over a place without an object ends the process. gc leaves those out.
     """
-    return type(container) in (tuple, list) and len(gc.get_referents(container)) < len(container)
+    return id(type(container)) in _ROWS and len(gc.get_referents(container)) < len(container)
 
 
 def _extra(value: Any) -> Iterator[Chain]:
     """Yield the attributes of an instance of a subclass of a container."""
-    if type(value) not in _PLAIN:
+    if id(type(value)) not in _PLAIN:
         attributes = instance_dict(value)
         if attributes:
             for held in list(attributes.values()):
@@ -244,11 +238,14 @@ def _function(value: Any) -> Iterator[Chain]:
     for cell in function.__closure__ or ():
         for held in gc.get_referents(cell):
             yield function.__closure__, cell, held
-    for held in function.__defaults__ or ():
-        yield function.__defaults__, held
+    defaults = function.__defaults__  # a program may set it, and the two below, to an object of a subclass
+    if defaults is not None:
+        for held in tuple.__iter__(defaults):
+            yield defaults, held
     for table in (function.__kwdefaults__, function.__dict__):
-        for held in list((table or {}).values()):
-            yield table, held
+        if table is not None:
+            for held in list(dict.values(table)):
+                yield table, held
 
 
 def exception_step(value: Any) -> Iterator[Chain]:
@@ -272,7 +269,7 @@ def _frame(value: Any) -> Iterator[Chain]:
 
 def _is_program_class(cls: type) -> bool:
     """Return True for a class of the program, and for one of Python's that holds what it is given, as those in C do."""
-    if any(keeper in mro_of(cls) for keeper in _KEEPERS):
+    if any(derives(cls, keeper) for keeper in _KEEPERS):
         return True
     name = type_dict(cls).get("__module__")
     module = sys.modules.get(name) if type(name) is str else None
@@ -292,7 +289,7 @@ def _object(value: Any) -> Iterator[Chain]:
         for held in list(attributes.values()):
             yield attributes, held
     for held in gc.get_referents(value):
-        if held is attributes or type(held) is FrameType or type in mro_of(type(held)):
+        if held is attributes or type(held) is FrameType or is_a(held, type):
             continue
         if (
             type(held) is not dict or held

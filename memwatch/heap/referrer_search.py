@@ -17,11 +17,11 @@ import torch
 
 from memwatch._torch.tensors import USE_COUNT
 from memwatch.edges import Edge, EdgeKind
+from memwatch.heap.class_checks import class_ids, is_a
 from memwatch.heap.frames import is_own_code, read_locals, without_empty_dictionaries
 from memwatch.heap.ids import ids_of
 from memwatch.heap.names import type_name
 from memwatch.heap.paths import name_chain
-from memwatch.heap.tensors import mro_of
 from memwatch.heap.vertices import module_vertex
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ _MAX_REFERRERS: Final = 2000
 _MAX_YOUNG: Final = 50_000
 _AT_ONCE: Final = 64
 _SUSPENDED: Final = list(map(id, (GeneratorType, CoroutineType, AsyncGeneratorType)))
+_TOPS: Final = class_ids(FrameType, ModuleType)
 _OURS: Final = 3  # a list of the caller's, one of ours and the argument of getrefcount; C++ may hold one more
 _MAX_VIEWS: Final = 8  # of one storage; of more it is not said that C++ alone has them
 
@@ -77,7 +78,7 @@ def living_tensors(
     classes, first = np.unique(types, return_index=True)
     tensor_classes = []
     for cls, at in zip(classes.tolist(), first.tolist(), strict=True):
-        if torch.Tensor in mro_of(type(objects[at])):
+        if is_a(objects[at], torch.Tensor):
             tensor_classes.append(cls)  # in a comprehension `objects` would be in a cell that lies in it
     found: dict[int, list[Any]] = {}
     for at in np.flatnonzero(np.isin(types, tensor_classes)).tolist():
@@ -179,7 +180,7 @@ def _referrers(
         for child in children:
             if id(child) in wanted:
                 (beside if is_known else above).setdefault(id(child), referrer)
-        if not (is_known or type(referrer) in (FrameType, ModuleType) or type in mro_of(type(referrer))):
+        if not (is_known or id(type(referrer)) in _TOPS or is_a(referrer, type)):
             fresh.append(referrer)
     return fresh
 
@@ -218,6 +219,6 @@ def _path(chain: list[Any]) -> Path | None:
     edges = name_chain(chain)
     if type(top) is ModuleType:
         return Edge(EdgeKind.MODULE, module_vertex(top).name), *edges
-    if type in mro_of(type(top)):
+    if is_a(top, type):
         return tuple(edges)
     return Edge(EdgeKind.EVALUATION_STACK, type_name(type(top))), *edges

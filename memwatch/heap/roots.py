@@ -11,7 +11,7 @@ import sys
 import threading
 from dataclasses import dataclass, field
 from enum import Enum
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from memwatch._torch.autograd import top_saved_hooks
@@ -19,9 +19,11 @@ from memwatch._torch.modes import mode_stack
 from memwatch._torch.overrides import active_function_modes
 from memwatch.edges import Edge, EdgeKind, Vertex, VertexKind
 from memwatch.heap.binding_lines import binding_line, line_in_source
+from memwatch.heap.class_checks import derives, is_a
 from memwatch.heap.frames import is_test_runner_code, read_locals, running_frames
 from memwatch.heap.tensors import mro_of, type_dict
 from memwatch.heap.vertices import frame_vertex
+from memwatch.own_code import is_program_code
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -111,17 +113,25 @@ class Root:
     explains: bool = False
 
 
-def find_roots(objects: Iterable[object] = ()) -> list[Root]:
+def find_roots(objects: Iterable[object] = (), classes: Iterable[type] = ()) -> list[Root]:
     """Find every root of the process.
 
     Args:
         objects: the objects of the heap, to find thread locals among them.
+        classes: the classes of all objects of the heap.
 
     Returns:
         Roots, running calls first; drop them soon, they hold what they list.
     """
     roots = [*frame_roots(), *_module_roots()]
-    roots += [_exceptions(), _context(), _atexit(), _handlers(), _torch_state(), _thread_locals(objects)]
+    roots += [
+        _exceptions(),
+        _context(),
+        _atexit(classes),
+        _handlers(),
+        _torch_state(),
+        _thread_locals(objects),
+    ]
     return [root for root in roots if root.entries]
 
 
@@ -132,7 +142,7 @@ def frame_roots() -> list[Root]:
 
 
 def _is_module(obj: object) -> bool:
-    return ModuleType in mro_of(type(obj))
+    return is_a(obj, ModuleType)
 
 
 def _frame_root(frame: FrameType, thread: str, modules: set[int]) -> Root:
@@ -179,7 +189,7 @@ def is_tool_class(cls: type) -> bool:
 def _module_roots() -> Iterator[Root]:
     ours, runners = Root(RootKind.MODULES), Root(RootKind.MODULES, runner=True)
     for name, module in list(sys.modules.items()):
-        if isinstance(name, str) and _is_module(module) and not is_own_module(name):
+        if type(name) is str and _is_module(module) and not is_own_module(name):
             root = runners if is_runner_module(name) else ours
             root.entries.append(Held(EdgeKind.MODULE, name, module))
     yield ours
@@ -220,12 +230,26 @@ class _Listener:
     __hash__ = object.__hash__
 
 
-def _atexit() -> Root:
-    # The callbacks live in C only. atexit.unregister compares each with its argument, which is how we see them.
+def _atexit(classes: Iterable[type]) -> Root:
+    """List what is called when the process exits.
+
+    The callbacks live in C only. ``atexit.unregister`` compares each with its argument, which is how we see them. It
+    asks the callback first, so none is read while the program has callable objects that define ``__eq__``.
+    """
     listener = _Listener()
-    if atexit._ncallbacks():
+    if atexit._ncallbacks() and not any(map(_may_answer, classes)):
         atexit.unregister(listener)  # type: ignore[arg-type]
     return _root(RootKind.ATEXIT, ((EdgeKind.ATEXIT_CALLBACK, None, callback) for callback in listener.seen))
+
+
+def _may_answer(cls: type) -> bool:
+    """Return True for a class of callable objects whose `__eq__` is the program's."""
+    equal = next((names["__eq__"] for names in map(type_dict, mro_of(cls)) if "__eq__" in names), None)
+    return (
+        type(equal) is FunctionType
+        and is_program_code(equal.__code__.co_filename)
+        and any("__call__" in type_dict(base) for base in mro_of(cls))
+    )
 
 
 def _handlers() -> Root:
@@ -247,10 +271,15 @@ def _thread_locals(objects: Iterable[object]) -> Root:
     for local in objects:
         cls = type(local)
         # a subclass with an __init__ would run it on first touch in this thread
-        if cls is threading.local or (threading.local in mro_of(cls) and "__init__" not in type_dict(cls)):
+        if cls is threading.local or (derives(cls, threading.local) and not _has_init(cls)):
             values: Any = threading.local.__getattribute__(local, "__dict__")  # type: ignore[arg-type]
-            found += [(EdgeKind.THREAD_LOCAL, name, value) for name, value in values.items()]
+            found += [(EdgeKind.THREAD_LOCAL, name, value) for name, value in dict.items(values)]
     return _root(RootKind.THREAD_LOCALS, found)
+
+
+def _has_init(cls: type) -> bool:
+    """Return True if a subclass of `threading.local` or one of its bases defines an `__init__`."""
+    return any("__init__" in type_dict(base) for base in mro_of(cls) if base is not object)
 
 
 def _torch_state() -> Root:

@@ -15,7 +15,7 @@ from inspect import CO_VARARGS, CO_VARKEYWORDS
 from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.edges import EdgeKind, Vertex, VertexKind
-from memwatch.heap.frames import is_test_runner_code, may_be_traced, read_locals
+from memwatch.heap.frames import is_test_runner_code, may_be_traced, names_of_threads, read_locals
 from memwatch.heap.names import type_name
 from memwatch.heap.roots import Held, Root, RootKind
 from memwatch.own_code import CodeOwner, code_owner, is_override, owner_of_function
@@ -61,19 +61,19 @@ def call_roots(frame: FrameType | None, spaces: dict[int, dict[str, Any]]) -> It
         name = type_name(type(handled)).rpartition(".")[2]
         held = Held(EdgeKind.EXCEPTION_HANDLED, name, handled)
         yield Root(RootKind.EXCEPTION, [held])
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    names = names_of_threads()
     others = sys._current_frames()
     del others[threading.get_ident()]  # a call that holds its own frame would never be freed
     for ident, innermost in others.items():
         if may_be_traced(innermost):
             continue
-        yield from _calls(innermost, str(names.get(ident, ident)), spaces)
+        yield from _calls(innermost, names.get(ident, str(ident)), spaces)
 
 
 def namespace_roots(spaces: dict[int, dict[str, Any]]) -> Iterator[Root]:
     """Yield the variables of modules, given as namespaces."""
     for space in spaces.values():
-        file = space.get("__file__")
+        file = dict.get(space, "__file__")
         yield _namespace(space, file if type(file) is str else "", 1)
 
 
@@ -87,12 +87,13 @@ def context_root() -> Root:
 
 
 def _namespace(space: dict[str, Any], file: str, line: int, body: CodeType | None = None) -> Root:
-    owner = Vertex(VertexKind.MODULE, str(space.get("__name__")), file, line)
+    module = dict.get(space, "__name__")
+    owner = Vertex(VertexKind.MODULE, module if type(module) is str else str(None), file, line)
     return Root(
         RootKind.NAMESPACE,
         [
             Held(EdgeKind.GLOBAL, name, value, owner, body=body)
-            for name, value in list(space.items())
+            for name, value in list(dict.items(space))
             if type(name) is str and not name.startswith("__")
         ],
     )

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from memwatch._torch.storages import data_address_of
+from memwatch._torch.tensors import TensorBase
 from memwatch.edges import EdgeKind
 from memwatch.heap.autograd import NativeEdge
 from memwatch.heap.capsules import capsule_address
-from memwatch.heap.tensors import is_simulated, quiet, storage_bytes, storage_of
+from memwatch.heap.tensors import answers_by_code, is_simulated, quiet, storage_bytes, storage_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-
-    import torch
 
 
 def shared_memory_edges(
@@ -33,11 +34,11 @@ def shared_memory_edges(
     with quiet():
         shown = [(storage, tensor) for tensor in tensors if (storage := _storage_of(tensor)) is not None]
         begins = {id(storage): _begin_of(tensor) for storage, tensor in shown}
-        borrowing = (storage for storage, _ in shown if not storage.resizable())
+        borrowing = (storage for storage, _ in shown if not torch.UntypedStorage.resizable(storage))
         owners: list[tuple[Any, int | None]] = [(storage, begins[id(storage)]) for storage in borrowing]
         owners += [(capsule, capsule_address(capsule)) for capsule in capsules]
         for storage in storages:
-            begin = begins[id(storage)] if id(storage) in begins else storage.data_ptr()
+            begin = begins[id(storage)] if id(storage) in begins else torch.UntypedStorage.data_ptr(storage)
             if not begin:
                 continue
             end = begin + storage_bytes(storage)
@@ -60,7 +61,10 @@ def _storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
 
 def _begin_of(tensor: torch.Tensor) -> int | None:
     """Return the address of a tensor's storage; asking the storage would copy a lazy clone."""
+    if answers_by_code(type(tensor)):
+        return None
     try:
-        return data_address_of(tensor) - int(tensor.storage_offset()) * tensor.element_size()
+        offset = int(TensorBase.storage_offset(tensor))
+        return data_address_of(tensor) - offset * int(TensorBase.element_size(tensor))
     except RuntimeError:  # no memory of its own
         return None

@@ -16,7 +16,8 @@ import torch
 from memwatch.heap.autograd import NativeEdge, autograd_edges
 from memwatch.heap.c_held import Unlisted, c_held_edges, keeps_in_c, untracked
 from memwatch.heap.capsules import Capsule
-from memwatch.heap.classes import Classes
+from memwatch.heap.class_checks import derives
+from memwatch.heap.classes import Classes, of_classes
 from memwatch.heap.frames import is_own_code, is_test_runner_code, without_empty_dictionaries
 from memwatch.heap.ids import are_all_among, identities, ids_of
 from memwatch.heap.packs import seen_through
@@ -24,7 +25,7 @@ from memwatch.heap.pause import pause_gc, resume_gc
 from memwatch.heap.referents import referents_of
 from memwatch.heap.roots import Held, Root, RootKind, find_roots, is_tool_class, is_tool_module
 from memwatch.heap.shared_memory import shared_memory_edges
-from memwatch.heap.tensors import TypeFilter, is_node_type, is_storage, mro_of, quiet
+from memwatch.heap.tensors import TypeFilter, is_node_type, is_storage, quiet
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -68,11 +69,14 @@ class Snapshot:
         try:
             self._list(extra, young_only=roots is not None)
             self.young = self._young_ids(old) if young is None else young
-            self.roots: list[Root] = find_roots(self.instances(threading.local)) if roots is None else roots
+            self.roots: list[Root] = self._find_roots() if roots is None else roots
             self.roots += [Root(RootKind.CALLER, entries)] if (entries := list(held)) else []
             self._build(deep=deep)
         finally:
             resume_gc()
+
+    def _find_roots(self) -> list[Root]:
+        return find_roots(self.instances(threading.local), self._classes.by_id.values())
 
     def _list(self, extra: Iterable[object], *, young_only: bool) -> None:
         """List the objects that gc shows."""
@@ -128,7 +132,7 @@ class Snapshot:
     def _autograd(self) -> list[tuple[object, object]]:
         """Follow the C++ edges from all tensors and nodes, adding the objects gc does not list."""
         wanted = TypeFilter()
-        todo = self.of_types(lambda cls: is_node_type(cls) or torch.Tensor in mro_of(cls))
+        todo = self.of_types(lambda cls: is_node_type(cls) or derives(cls, torch.Tensor))
         edges: list[tuple[object, object]] = []
         added: set[int] = set()
         with quiet():
@@ -152,8 +156,7 @@ class Snapshot:
             self._add_untracked(unlisted)
         edges = []
         rest = self.objects[self.first_gc_end :]
-        wanted = {cls for cls in set(map(type, rest)) if keeps_in_c(cls)}
-        for parent in [*self.of_types(keeps_in_c), *(obj for obj in rest if type(obj) in wanted)]:
+        for parent in [*self.of_types(keeps_in_c), *of_classes(rest, keeps_in_c)]:
             for edge in c_held_edges(parent):
                 edges.append((parent, edge.target))
                 self._native.setdefault((id(parent), id(edge.target)), edge)
@@ -266,7 +269,7 @@ class Snapshot:
 
     def instances(self, base: type) -> list[Any]:
         """Return the objects gc lists whose real class derives from a class."""
-        return self.of_types(lambda cls: base in mro_of(cls))
+        return self.of_types(lambda cls: derives(cls, base))
 
     def of_types(self, wanted: Callable[[type], bool]) -> list[Any]:
         """Return the objects gc lists whose real class is wanted."""
@@ -347,7 +350,7 @@ class Snapshot:
         tools = [
             module
             for name, module in list(sys.modules.items())
-            if isinstance(name, str) and is_tool_module(name) and type(module) is ModuleType
+            if type(name) is str and is_tool_module(name) and type(module) is ModuleType
         ]
         calls = self.of_types(lambda cls: cls is FrameType)  # of coroutines that run, up to Python 3.10
         found = self.positions(id(obj) for module in tools for obj in (module, module.__dict__))

@@ -8,15 +8,20 @@ import torch
 
 from memwatch._torch.autograd import FunctionBase
 from memwatch._torch.overrides import disable_torch_function
-from memwatch._torch.storages import storage_bytes_of
+from memwatch._torch.storages import device_of, storage_bytes_of
 from memwatch._torch.tensors import TENSOR_DICT, untyped_storage_of
+from memwatch.heap.class_checks import ByClass, derives, is_a
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
 _MRO: Final[Callable[[type], tuple[type, ...]]] = type.__dict__["__mro__"].__get__
+_TYPE_NAME: Final[Callable[[type], str]] = type.__dict__["__name__"].__get__
 _TYPE_DICT: Final[Callable[[type], dict[str, Any]]] = type.__dict__["__dict__"].__get__
+_LAYOUT, _IS_SPARSE, _IS_CPU, _NBYTES, _SHAPE = (
+    TENSOR_DICT[name].__get__ for name in ("layout", "is_sparse", "is_cpu", "nbytes", "shape")
+)
 # What one storage weighs inside a capture or a diagnosis; sparse and opaque tensors have none of their own.
 _NO_STORAGE: Final = (NotImplementedError, RuntimeError, AttributeError)
 
@@ -33,17 +38,17 @@ def type_dict(cls: type) -> dict[str, Any]:
 
 def is_tensor(obj: object) -> bool:
     """Return True for a tensor, by its real type: no ``__instancecheck__``, no ``__class__``."""
-    return torch.Tensor in mro_of(type(obj))
+    return is_a(obj, torch.Tensor)
 
 
 def is_storage(obj: object) -> bool:
     """Return True for a block of tensor memory."""
-    return torch.UntypedStorage in mro_of(type(obj))
+    return is_a(obj, torch.UntypedStorage)
 
 
 def is_python_node(obj: object) -> bool:
     """Return True for the node (``ctx``) of a custom ``autograd.Function``."""
-    return FunctionBase in mro_of(type(obj))
+    return is_a(obj, FunctionBase)
 
 
 def is_node(obj: object) -> bool:
@@ -53,7 +58,7 @@ def is_node(obj: object) -> bool:
 
 def is_node_type(cls: type) -> bool:
     """Return True for a class of autograd nodes."""
-    if FunctionBase in mro_of(cls):
+    if derives(cls, FunctionBase):
         return True
     namespace = type_dict(cls)
     return "next_functions" in namespace and "register_prehook" in namespace
@@ -63,27 +68,82 @@ class TypeFilter:
     """Pick tensors, autograd nodes and storages out of many objects; knows each type once."""
 
     def __init__(self) -> None:
-        self._known: dict[type, bool] = {}
+        self.wants: Final = ByClass(_is_wanted)
+        """Returns True for a class of tensors, autograd nodes or storages."""
 
     def __call__(self, obj: object) -> bool:
         """Return True for a tensor, an autograd node or a storage."""
         return self.wants(type(obj))
 
-    def wants(self, cls: type) -> bool:
-        """Return True for a class of tensors, autograd nodes or storages."""
-        wanted = self._known.get(cls)
-        if wanted is None:
-            bases = mro_of(cls)
-            wanted = torch.Tensor in bases or torch.UntypedStorage in bases or is_node_type(cls)
-            self._known[cls] = wanted
-        return wanted
+
+def _is_wanted(cls: type) -> bool:
+    return derives(cls, torch.Tensor) or derives(cls, torch.UntypedStorage) or is_node_type(cls)
 
 
 def is_simulated(tensor: torch.Tensor) -> bool:
     """Return True if a tensor only pretends to have memory: meta and fake tensors."""
-    if TENSOR_DICT["is_meta"].__get__(tensor):
-        return True
-    return any(base.__name__ in {"FakeTensor", "FunctionalTensor"} for base in mro_of(type(tensor)))
+    cls = type(tensor)
+    if answers_by_code(cls):
+        storage = storage_of(tensor)
+        return storage is not None and device_of(storage).type == "meta"
+    return bool(TENSOR_DICT["is_meta"].__get__(tensor)) or _is_simulated_class(cls)
+
+
+def _has_simulated_base(cls: type) -> bool:
+    return any(_TYPE_NAME(base) in {"FakeTensor", "FunctionalTensor"} for base in mro_of(cls))
+
+
+_is_simulated_class: Final = ByClass(_has_simulated_base)
+
+
+def _has_own_answers(cls: type) -> bool:
+    name = "__torch_dispatch__"
+    base = next((base for base in mro_of(cls) if name in type_dict(base)), torch.Tensor)
+    if type_dict(base)[name] is type_dict(torch.Tensor)[name]:
+        return False
+    module = type_dict(base).get("__module__")
+    return not (type(module) is str and module.partition(".")[0] == "torch")
+
+
+answers_by_code: Final = ByClass(_has_own_answers)
+"""Return True for a class of tensors with a `__torch_dispatch__` of the program's or of a package's.
+
+torch may ask it for the sizes, the layout and the device of a tensor, so these are read from the storage or not at all.
+"""
+
+
+def layout_of(tensor: torch.Tensor) -> torch.layout:
+    """Return the layout of a tensor; of one that may answer by code, only whether it is sparse."""
+    if answers_by_code(type(tensor)):
+        return torch.sparse_coo if _IS_SPARSE(tensor) else torch.strided
+    layout: torch.layout = _LAYOUT(tensor)
+    return layout
+
+
+def is_on_cpu(tensor: torch.Tensor) -> bool:
+    """Return True for a tensor in the host's memory."""
+    if answers_by_code(type(tensor)):
+        return bool(device_of(untyped_storage_of(tensor)).type == "cpu")
+    return bool(_IS_CPU(tensor))
+
+
+def nbytes_of(tensor: torch.Tensor) -> Any:
+    """Return the size of a tensor in bytes; of one that may answer by code, that of its storage."""
+    if answers_by_code(type(tensor)):
+        return storage_bytes_of(untyped_storage_of(tensor))
+    return _NBYTES(tensor)
+
+
+def shape_of(tensor: torch.Tensor) -> torch.Size:
+    """Return the shape of a tensor.
+
+    Raises:
+        RuntimeError: it has none, or it may answer by code.
+    """
+    if answers_by_code(type(tensor)):
+        raise RuntimeError("its class would be asked")
+    shape: torch.Size = _SHAPE(tensor)
+    return shape
 
 
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
@@ -100,9 +160,12 @@ def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
     return storage
 
 
-def is_composed(cls: type) -> bool:
-    """Return True if tensors of a class consist of inner tensors, which it names by ``__tensor_flatten__``."""
+def _defines_parts(cls: type) -> bool:
     return any("__tensor_flatten__" in type_dict(base) for base in mro_of(cls))
+
+
+is_composed: Final = ByClass(_defines_parts)
+"""Return True if tensors of a class consist of inner tensors, which it names by ``__tensor_flatten__``."""
 
 
 def storage_bytes(storage: torch.UntypedStorage) -> int:

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from torch import nn
 
 from memwatch._torch.modules import BUFFERS, MODULES, PARAMETERS
+from memwatch.heap.class_checks import ByClass, class_ids, derives, is_a
 from memwatch.heap.frames import is_test_runner_code, read_locals
-from memwatch.heap.names import attributes
+from memwatch.heap.names import attributes, instance_dict
 from memwatch.heap.references import DEFINITIONS, copied_items, exception_step, step_of, tensor_step
 from memwatch.heap.search_roots import running
-from memwatch.heap.tensors import mro_of, type_dict
+from memwatch.heap.tensors import type_dict
 from memwatch.own_code import CodeOwner, code_owner
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ _MAX_OBJECTS: Final = 300
 _MAX_OBJECTS_OF_LIBRARIES: Final = 60
 """Objects looked into, for each call: a program keeps its models near its variables."""
 _TABLES: Final = (PARAMETERS, BUFFERS, MODULES)
-_OF_CLASSES: Final = (
+_OF_CLASSES: Final = class_ids(
     FunctionType, property, classmethod, staticmethod, MemberDescriptorType, GetSetDescriptorType,
 )  # fmt: skip
 """Kinds of class attributes that hold no module."""
@@ -56,7 +57,7 @@ class Way(NamedTuple):
 def variables_of_calls(frame: FrameType | None, owner: CodeOwner) -> Iterator[Way]:
     """Yield the variables of the running calls of some code as `ways_from_calls` does, and nothing behind them."""
     for variables in _scopes(frame, owner):
-        for name, value in list(variables.items()):
+        for name, value in list(dict.items(variables)):
             if type(name) is str and not name.startswith("_"):
                 yield Way(0, name, value, None)
 
@@ -93,13 +94,13 @@ class _Search:
     def __init__(self, most_objects: int) -> None:
         self._most_objects = most_objects
         self._seen: set[int] = set()
-        self._is_open: dict[type, bool] = {}
+        self._is_open = ByClass(_is_open)
 
     def ways(self, variables: dict[str, Any]) -> Iterator[Way]:
         """Yield what some variables hold and what these lead to."""
         waiting: deque[tuple[int, str, Any, nn.Module | None]] = deque(
             (0, name, value, None)
-            for name, value in list(variables.items())
+            for name, value in list(dict.items(variables))
             if type(name) is str and not name.startswith("_")
         )
         budget = self._most_objects
@@ -107,7 +108,7 @@ class _Search:
             hops, name, value, holder = waiting.popleft()
             yield Way(hops, name, value, holder)
             cls = type(value)
-            is_module = nn.Module in mro_of(cls)
+            is_module = derives(cls, nn.Module)
             if hops >= _MAX_HOPS or not self._may_open(value) or id(value) in self._seen:
                 continue
             budget -= 1
@@ -123,14 +124,12 @@ class _Search:
         cls = type(value)
         if cls is FunctionType:
             return value.__closure__ is not None
-        if type in mro_of(cls):
-            return _is_of_program(value)
-        known = self._is_open.get(cls)
-        if known is None:
-            step = step_of(cls, deep=True)
-            known = step is not None and step not in (tensor_step, exception_step, *DEFINITIONS)
-            self._is_open[cls] = known
-        return known
+        return _is_of_program(value) if derives(cls, type) else self._is_open(cls)
+
+
+def _is_open(cls: type) -> bool:
+    step = step_of(cls, deep=True)
+    return step is not None and step not in (tensor_step, exception_step, *DEFINITIONS)
 
 
 def _is_of_program(cls: type) -> bool:
@@ -138,37 +137,45 @@ def _is_of_program(cls: type) -> bool:
     name = type_dict(cls).get("__module__")
     if name == "__main__":
         return True
-    file = getattr(sys.modules.get(name), "__file__", None) if type(name) is str else None
-    return file is not None and code_owner(file) is CodeOwner.PROGRAM
+    module = sys.modules.get(name) if type(name) is str else None
+    file = (instance_dict(module) or {}).get("__file__")
+    return type(file) is str and code_owner(file) is CodeOwner.PROGRAM
 
 
 def _class_attributes(cls: type) -> Iterator[tuple[str, Any]]:
     """Yield what a class holds itself, but for what defines it."""
     for name, held in list(type_dict(cls).items()):
-        if type(name) is str and not name.startswith("__") and type(held) not in _OF_CLASSES:
+        if type(name) is str and not name.startswith("__") and id(type(held)) not in _OF_CLASSES:
             yield f".{name}", held
 
 
 def _held_by(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield what an object holds, with how Python writes the step to it; nothing of the program runs."""
-    bases = mro_of(type(value))
-    if nn.Module in bases:
+    if is_a(value, nn.Module):
         # what lies in its tables is its own, and needs no search
-        yield from ((f".{name}", held) for name, held in attributes(value) if name not in _TABLES)
-    elif FunctionType in bases:
+        yield from (
+            (f".{name}", held)
+            for name, held in attributes(value)
+            if type(name) is str and name not in _TABLES
+        )
+    elif type(value) is FunctionType:
         cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=False)
         for name, cell in cells:
             with contextlib.suppress(ValueError):  # it has no value yet
                 yield name, cell.cell_contents
-    elif type in bases:
+    elif is_a(value, type):
         yield from _class_attributes(value)
-    elif dict in bases:
+    elif is_a(value, dict):
         items = copied_items(value, dict.items, _MAX_ITEMS)
-        yield from ((f"[{key!r}]", held) for key, held in items if type(key) in (str, int))
-    elif list in bases or tuple in bases:
-        kind = list if list in bases else tuple
+        yield from ((f"[{key!r}]", held) for key, held in items if type(key) is str or type(key) is int)
+    elif is_a(value, list) or is_a(value, tuple):
+        kind = list if is_a(value, list) else tuple
         yield from (
             (f"[{at}]", held) for at, held in enumerate(copied_items(value, kind.__iter__, _MAX_ITEMS))
         )
     else:
-        yield from ((f".{name}", held) for name, held in attributes(value) if not name.startswith("__"))
+        yield from (
+            (f".{name}", held)
+            for name, held in attributes(value)
+            if type(name) is str and not name.startswith("__")
+        )

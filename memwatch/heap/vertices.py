@@ -25,8 +25,9 @@ import torch
 from memwatch._torch.tensors import TENSOR_DICT
 from memwatch.edges import Vertex, VertexKind
 from memwatch.heap.capsules import Capsule, capsule_address
-from memwatch.heap.names import short_qualname, type_name
-from memwatch.heap.tensors import is_node, is_python_node, mro_of, quiet, storage_bytes
+from memwatch.heap.class_checks import class_ids, derives, is_a
+from memwatch.heap.names import instance_dict, short_qualname, type_name
+from memwatch.heap.tensors import is_node, is_python_node, quiet, shape_of, storage_bytes
 from memwatch.words.edges import DLPACK_CAPSULE, vertex_phrase
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 _MAX_KEY: Final = 60  # characters of a dictionary key
 _MAX_KEY_PARTS: Final = 4  # entries of a tuple that is a dictionary key
+_WRITTEN: Final = class_ids(str, int, float, bool, bytes, type(None))
+"""Keys of dictionaries that are shown as Python writes them."""
 _SIZED: Final = (list, tuple, dict, set, frozenset, deque)
 
 
@@ -45,16 +48,15 @@ def describe(obj: object) -> str:
 def vertex_of(obj: object) -> Vertex:
     """Return what an object is, keeping nothing of it alive."""
     cls = type(obj)
-    special = _BY_TYPE.get(cls)
+    special = _BY_TYPE.get(id(cls))
     if special is not None:
         return special(obj)
-    bases = mro_of(cls)
-    if torch.Tensor in bases:
+    if derives(cls, torch.Tensor):
         return _tensor(obj)
-    if type in bases:
+    if derives(cls, type):
         return Vertex(VertexKind.CLASS, type_name(obj))  # type: ignore[arg-type]
     for base, make in _BY_BASE:
-        if base in bases:
+        if derives(cls, base):
             return make(obj)
     if is_node(obj):
         return Vertex(VertexKind.CTX if is_python_node(obj) else VertexKind.NODE, type_name(cls))
@@ -64,7 +66,7 @@ def vertex_of(obj: object) -> Vertex:
 def instance_of(obj: object) -> Vertex:
     """Return an object as the owner of its attributes: by its class, whatever it contains."""
     kind = VertexKind.CTX if is_python_node(obj) else VertexKind.OBJECT
-    if BaseException in mro_of(type(obj)):
+    if is_a(obj, BaseException):
         kind = VertexKind.EXCEPTION
     return Vertex(kind, type_name(type(obj)))
 
@@ -84,13 +86,13 @@ def frame_vertex(frame: FrameType, thread: str = "") -> Vertex:
 
 def module_vertex(module: Any) -> Vertex:
     """Return a module by its ``__name__``; nameless if that is no text."""
-    name = ModuleType.__getattribute__(module, "__dict__").get("__name__")
+    name = (instance_dict(module) or {}).get("__name__")
     return Vertex(VertexKind.MODULE, name if type(name) is str else "")
 
 
 def key_text(key: object) -> str:
     """Return a dictionary key as Python writes it, without calling a user's ``__repr__``."""
-    if type(key) in (str, int, float, bool, bytes, type(None)):
+    if id(type(key)) in _WRITTEN:
         text = repr(key)
         return text if len(text) <= _MAX_KEY else f"{text[:_MAX_KEY]}..."
     if type(key) is tuple:
@@ -103,10 +105,12 @@ def _tensor(tensor: Any) -> Vertex:
     name = type_name(type(tensor))
     with quiet():
         try:
-            shape = tuple(int(size) for size in namespace["shape"].__get__(tensor))
+            shape = tuple(shape_of(tensor))
             dtype = str(namespace["dtype"].__get__(tensor)).removeprefix("torch.")
         except (RuntimeError, TypeError, ValueError, AttributeError):  # nested and symbolic shapes
             return Vertex(VertexKind.TENSOR, name)
+    if any(type(size) is not int for size in shape):  # symbolic: to make a number of it adds a guard
+        return Vertex(VertexKind.TENSOR, name)
     return Vertex(VertexKind.TENSOR, name, shape=shape, dtype=dtype)
 
 
@@ -163,22 +167,23 @@ def _suspended(kind: VertexKind, code_name: str) -> Callable[[Any], Vertex]:
     return make
 
 
-_BY_TYPE: Final[dict[type, Callable[[Any], Vertex]]] = {
-    FunctionType: function_vertex,
-    MethodType: _method,
-    Capsule: _capsule,
-    BuiltinFunctionType: lambda function: Vertex(VertexKind.BUILTIN, function.__name__),
-    CodeType: _code,
-    FrameType: frame_vertex,
-    TracebackType: _traceback,
-    CellType: lambda _: Vertex(VertexKind.CELL),
-    GeneratorType: _suspended(VertexKind.GENERATOR, "gi_code"),
-    CoroutineType: _suspended(VertexKind.COROUTINE, "cr_code"),
-    AsyncGeneratorType: _suspended(VertexKind.ASYNC_GENERATOR, "ag_code"),
-    partial: lambda _: Vertex(VertexKind.PARTIAL),
-    _lru_cache_wrapper: lambda _: Vertex(VertexKind.CACHE, "_lru_cache_wrapper"),
-    **{sized: _container(sized) for sized in _SIZED},
-}
+_MAKERS: Final[tuple[tuple[type, Callable[[Any], Vertex]], ...]] = (
+    (FunctionType, function_vertex),
+    (MethodType, _method),
+    (Capsule, _capsule),
+    (BuiltinFunctionType, lambda function: Vertex(VertexKind.BUILTIN, function.__name__)),
+    (CodeType, _code),
+    (FrameType, frame_vertex),
+    (TracebackType, _traceback),
+    (CellType, lambda _: Vertex(VertexKind.CELL)),
+    (GeneratorType, _suspended(VertexKind.GENERATOR, "gi_code")),
+    (CoroutineType, _suspended(VertexKind.COROUTINE, "cr_code")),
+    (AsyncGeneratorType, _suspended(VertexKind.ASYNC_GENERATOR, "ag_code")),
+    (partial, lambda _: Vertex(VertexKind.PARTIAL)),
+    (_lru_cache_wrapper, lambda _: Vertex(VertexKind.CACHE, "_lru_cache_wrapper")),
+    *((sized, _container(sized)) for sized in _SIZED),
+)
+_BY_TYPE: Final = {id(cls): make for cls, make in _MAKERS}
 _BY_BASE: Final[tuple[tuple[type, Callable[[Any], Vertex]], ...]] = (
     (ModuleType, module_vertex),
     (torch.UntypedStorage, _storage),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from types import FrameType
 from typing import TYPE_CHECKING, Final
 
 import torch
 
+from memwatch._torch.storages import device_of
 from memwatch.edges import EdgeKind
 from memwatch.heap.paths import Step, steps_of
 from memwatch.heap.pause import HAS_THREE_GENERATIONS, collect
@@ -251,7 +251,7 @@ class HolderSearch:
             if at is not None and steps:
                 edge = steps[0].edge
                 key = identity(snapshot, chain, at), series_of(edge)
-                place = str(storage.device), key
+                place = str(device_of(storage)), key
                 yield Holding(place, (edge.name, edge.position), storage_bytes(storage))
 
     def _by_container(
@@ -350,7 +350,7 @@ def explain_unreachable(
     """
     loop, chain = found
     objects = [snapshot.objects[place] for place in [*loop.positions, *chain]]
-    if FrameType in set(map(type, objects)) and any(map(is_import, objects)):
+    if any(map(is_import, objects)):
         return None
     survivor = _in_loop(snapshot, loop, chain, storage)
     unseen = loops.find_unseen(chain[-1]) if loop.positions and not loop.is_unseen else None

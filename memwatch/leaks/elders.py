@@ -11,7 +11,7 @@ import gc
 import weakref
 from typing import TYPE_CHECKING, Any, Final
 
-from memwatch.heap.pause import HAS_THREE_GENERATIONS, recent_objects
+from memwatch.heap.pause import HAS_THREE_GENERATIONS, calls, recent_objects, stop_calling
 from memwatch.heap.tensors import is_storage, is_tensor
 from memwatch.leaks.new_storages import NewStorages, empty_storage, storages_behind, tensors_among
 
@@ -94,14 +94,13 @@ _BOOK: Final = _Book()
 
 def follow() -> None:
     """Keep the book between blocks too, until `unfollow`: many are to come."""
-    if _BOOK.promoted.look not in gc.callbacks:
+    if not calls(_BOOK.promoted):
         gc.callbacks.append(_BOOK.promoted.look)
 
 
 def unfollow() -> None:
     """Leave gc's collections alone."""
-    if _BOOK.promoted.look in gc.callbacks:
-        gc.callbacks.remove(_BOOK.promoted.look)
+    stop_calling(_BOOK.promoted)
 
 
 def open_block() -> tuple[dict[int, NewStorage], dict[int, int]]:

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from memwatch.heap.class_checks import class_ids, derives, is_a
 from memwatch.heap.frames import read_locals
 from memwatch.heap.roots import Root, RootKind
-from memwatch.heap.tensors import mro_of, type_dict
+from memwatch.heap.tensors import type_dict
 from memwatch.leaks.known_retainers import listed
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 _TORCH: Final = str(Path(torch.__file__).parent)
 _UNASKED_BOUND: Final = 128
 """The size `functools.lru_cache` has if nobody chose one: a cache like that fills for long, and no one knows."""
-_WRAPPERS: Final = (CellType, partial, _lru_cache_wrapper)
+_WRAPPERS: Final = class_ids(CellType, partial, _lru_cache_wrapper)
+_FLAGS: Final = type_dict(type)["__flags__"].__get__
 _BASIC: Final = frozenset({"builtins", "collections", "weakref", "_weakref", "types", "functools"})
 
 
@@ -73,7 +75,11 @@ def _exempt(snapshot: Snapshot, exempt: Exemptions) -> Iterable[tuple[int, int]]
                 yield place, snapshot.position(read_locals(frame).get(name))
     for namespace, name in exempt.globals:
         for place in snapshot.positions([namespace]):
-            yield place, snapshot.position(snapshot.objects[place].get(name))
+            yield place, snapshot.position(_value_in(snapshot.objects[place], name))
+
+
+def _value_in(namespace: Any, name: str) -> Any:
+    return dict.get(namespace, name) if is_a(namespace, dict) else None
 
 
 def _has_other_name(root: Root, value: object, names: set[str]) -> bool:
@@ -86,7 +92,7 @@ def is_bounded(obj: Any) -> bool:
     if cls is _lru_cache_wrapper:
         most = obj.cache_parameters()["maxsize"]
         return most is not None and (most != _UNASKED_BOUND or obj.cache_info().currsize >= most)
-    return deque in mro_of(cls) and deque.__dict__["maxlen"].__get__(obj) is not None
+    return derives(cls, deque) and deque.__dict__["maxlen"].__get__(obj) is not None
 
 
 def is_import(obj: object) -> bool:
@@ -117,10 +123,10 @@ def _by_torch(obj: Any) -> bool:
         return _by_torch(obj.__func__)
     if cls is ModuleType:
         return _is_torch(obj.__dict__.get("__name__"))
-    if type in mro_of(cls):
+    if derives(cls, type):
         return _is_torch(type_dict(obj).get("__module__"))
-    home = type_dict(cls).get("__module__") if cls.__flags__ & _HEAP_TYPE else cls.__module__
-    return cls in _WRAPPERS or _is_torch(home) or (type(home) is str and home in _BASIC)
+    home = type_dict(cls).get("__module__") if _FLAGS(cls) & _HEAP_TYPE else cls.__module__
+    return id(cls) in _WRAPPERS or _is_torch(home) or (type(home) is str and home in _BASIC)
 
 
 _HEAP_TYPE: Final = (

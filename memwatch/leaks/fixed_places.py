@@ -88,7 +88,7 @@ def was_read_by_all(objects: Sequence[Any]) -> int | None:
         return None
     block, item = objects[blocks[-1]], objects[blocks[-1] + 1]
     place = next((at for at, obj in enumerate(gc.get_referents(block)[1:]) if obj is item), None)
-    referrers = [obj for obj in gc.get_referrers(block) if type(obj) in (_END, _BLOCK)]
+    referrers = [obj for obj in gc.get_referrers(block) if type(obj) is _END or type(obj) is _BLOCK]
     if place is None or any(type(obj) is _BLOCK for obj in referrers):  # an end is a block behind at least
         return None
     return blocks[-1] if all(place < _next_index(end, block) for end in referrers) else None

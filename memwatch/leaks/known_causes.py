@@ -15,8 +15,9 @@ import torch
 from memwatch.edges import EdgeKind
 from memwatch.heap.autograd import autograd_edges
 from memwatch.heap.c_held import c_held_edges, keeps_in_c
+from memwatch.heap.class_checks import is_a
 from memwatch.heap.roots import Held, Root, RootKind
-from memwatch.heap.tensors import TypeFilter, mro_of, quiet
+from memwatch.heap.tensors import TypeFilter, quiet
 from memwatch.leaks.filled_names import FilledNames
 from memwatch.leaks.fixed_places import Slots
 from memwatch.leaks.kinds import LeakKind
@@ -98,7 +99,7 @@ class KnownCauses:
 
 def is_optimizer(obj: object) -> bool:
     """Return True for an optimizer, by its real type."""
-    return torch.optim.Optimizer in mro_of(type(obj))
+    return is_a(obj, torch.optim.Optimizer)
 
 
 def _walked(first: object, way: tuple[int, ...]) -> list[object]:

@@ -14,10 +14,11 @@ from memwatch._torch.modules import BUFFERS, PARAMETERS
 from memwatch.edges import EdgeKind
 from memwatch.heap.autograd import plain_gradient
 from memwatch.heap.c_held import c_held_edges, keeps_in_c
+from memwatch.heap.class_checks import is_a
 from memwatch.heap.names import attributes, instance_dict
 from memwatch.heap.search import search
 from memwatch.heap.snapshot import UNREACHED
-from memwatch.heap.tensors import is_composed, is_node_type, is_storage, is_tensor, mro_of
+from memwatch.heap.tensors import is_composed, is_node_type, is_storage, is_tensor, quiet
 from memwatch.leaks.module_growth import added_parts, entries
 
 if TYPE_CHECKING:
@@ -93,8 +94,10 @@ def _module_state(snapshot: Snapshot) -> Iterable[tuple[int, int]]:
 
 
 def _gradients(snapshot: Snapshot, forgotten: set[int]) -> Iterable[tuple[int, int]]:
-    for tensor in snapshot.instances(torch.Tensor):
-        gradient = plain_gradient(tensor)
+    tensors = snapshot.instances(torch.Tensor)
+    with quiet():
+        gradients = [plain_gradient(tensor) for tensor in tensors]
+    for tensor, gradient in zip(tensors, gradients, strict=True):
         if gradient is not None and id(tensor) not in forgotten:
             yield snapshot.position(tensor), snapshot.position(gradient)
 
@@ -108,7 +111,7 @@ def _optimizer_state(
     for optimizer in optimizers:
         values = instance_dict(optimizer) or {}
         state = values.get("state")
-        if dict not in mro_of(type(state)):
+        if not is_a(state, dict):
             continue
         table = snapshot.position(state)
         stepped = _stepped(values.get("param_groups"))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from memwatch._torch.tensors import TENSOR_DICT
-from memwatch.heap.tensors import is_tensor, quiet
+from memwatch.heap.tensors import is_tensor, nbytes_of, quiet
 from memwatch.heap.vertices import describe
 
 
@@ -21,6 +20,6 @@ def is_view(objects: list[Any], storage_bytes: int) -> bool:
         return False
     with quiet():
         try:
-            return bool(2 * TENSOR_DICT["nbytes"].__get__(tensor) <= storage_bytes)
+            return bool(2 * nbytes_of(tensor) <= storage_bytes)
         except (RuntimeError, AttributeError, NotImplementedError):  # nested, sparse and opaque tensors
             return False

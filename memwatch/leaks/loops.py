@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from memwatch.edges import EdgeKind
+from memwatch.heap.class_checks import class_ids
 from memwatch.heap.paths import steps_of
 from memwatch.heap.search import search
 from memwatch.leaks.components import Component
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from memwatch.heap.snapshot import Snapshot
 
 _MAX_ANCESTORS: Final = 20_000
+_INNER: Final = class_ids(dict, tuple, CellType)
+"""Classes of objects inside others, which have no name of their own."""
 _HALF_SEEN: Final = (EdgeKind.TENSOR_HOOKS, EdgeKind.ACCUMULATE_HOOKS)
 """References that gc follows only while nothing in C++ shares the tensor."""
 
@@ -190,7 +193,7 @@ class Loops:
         return chain
 
     def _is_inner(self, position: int) -> bool:
-        return type(self._snapshot.objects[position]) in (dict, tuple, CellType)
+        return id(type(self._snapshot.objects[position])) in _INNER
 
     def _ancestors(self, position: int) -> dict[int, None]:
         """Return an object and its unreachable ancestors, nearest first, without those explored before."""

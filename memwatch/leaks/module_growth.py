@@ -17,8 +17,8 @@ import torch
 
 from memwatch._torch.modules import BUFFERS, MODULES, PARAMETERS
 from memwatch.edges import EdgeKind
-from memwatch.heap.names import instance_dict
-from memwatch.heap.tensors import mro_of
+from memwatch.heap.class_checks import is_a
+from memwatch.heap.names import instance_dict, plain_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,13 +69,12 @@ def has_older_of_its_class(snapshot: Snapshot, values: int, entry: int) -> bool:
 
 def _entries_of(owner: object) -> Iterator[object]:
     """Yield what a container has, the newest first where it has an order; runs none of the program's code."""
-    classes = mro_of(type(owner))
     for cls in (list, deque):
-        if cls in classes:
+        if is_a(owner, cls):
             yield from cls.__reversed__(owner)  # type: ignore[arg-type]
-    if dict in classes:
+    if is_a(owner, dict):
         yield from chain.from_iterable(reversed(dict.items(owner)))  # type: ignore[arg-type]
-    if set in classes:
+    if is_a(owner, set):
         yield from set.__iter__(owner)  # type: ignore[arg-type]
 
 
@@ -84,17 +83,18 @@ def entries(module: Any, *tables: str) -> Iterator[tuple[dict[str, Any], str, An
     values = instance_dict(module) or {}
     for name in tables:
         table = values.get(name)
-        if type(table) is dict or type(table).__name__ == "OrderedDict":
-            yield from ((table, key, value) for key, value in dict.items(table))  # type: ignore[arg-type, misc]
+        if is_a(table, dict):
+            items = list(dict.items(table))  # type: ignore[arg-type]
+            yield from ((table, plain_text(key) or "", value) for key, value in items)  # type: ignore[misc]
 
 
 def _one_more(snapshot: Snapshot, module: Any) -> Iterator[Any]:
     """Yield the young parts of an old module whose series has an old part."""
-    names_vary = isinstance(module, torch.nn.ModuleDict)
-    older: set[tuple[int, type, str]] = set()
-    young: list[tuple[tuple[int, type, str], Any]] = []
+    names_vary = is_a(module, torch.nn.ModuleDict)
+    older: set[tuple[int, int, str]] = set()
+    young: list[tuple[tuple[int, int, str], Any]] = []
     for table, name, part in entries(module, MODULES, PARAMETERS, BUFFERS):
-        series = id(table), type(part), "" if names_vary else _NUMBER.sub("*", name)
+        series = id(table), id(type(part)), "" if names_vary else _NUMBER.sub("*", name)
         if snapshot.is_young(part):
             young.append((series, part))
         else:
@@ -111,4 +111,4 @@ def _inside(part: Any) -> Iterator[Any]:
             if id(inner) not in seen:
                 seen.add(id(inner))
                 yield inner
-                todo += [inner] if isinstance(inner, torch.nn.Module) else []
+                todo += [inner] if is_a(inner, torch.nn.Module) else []

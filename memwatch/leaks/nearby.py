@@ -15,12 +15,13 @@ import numpy as np
 import torch
 
 from memwatch._torch.storages import owners_of
+from memwatch.heap.class_checks import derives
 from memwatch.heap.classes import of_classes
 from memwatch.heap.ids import ids_of
 from memwatch.heap.pause import collect
 from memwatch.heap.search import search
 from memwatch.heap.snapshot import Snapshot
-from memwatch.heap.tensors import mro_of, quiet, storage_of
+from memwatch.heap.tensors import quiet, storage_of
 from memwatch.leaks.diagnose import (
     Diagnosis,
     HolderSearch,
@@ -136,7 +137,7 @@ class NearbySearch(HolderSearch):
                     self._new.add(id(storage))
 
     def _older_storages(self) -> set[int]:
-        tensors = of_classes(gc.get_objects(2), lambda cls: torch.Tensor in mro_of(cls))
+        tensors = of_classes(gc.get_objects(2), lambda cls: derives(cls, torch.Tensor))
         young = () if self.young is None else self.young
         is_old = ~np.isin(ids_of(tensors), young)
         return ids_behind(compress(tensors, is_old.tolist()))

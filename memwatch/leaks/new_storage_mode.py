@@ -13,6 +13,7 @@ from memwatch._torch.dynamo import leave_alone
 from memwatch._torch.modes import UncompiledMode, mode_stack, pop_mode, push_mode
 from memwatch._torch.overloads import schema_of
 from memwatch.heap.autograd import is_sparse, sparse_parts
+from memwatch.heap.class_checks import class_ids, is_a
 from memwatch.heap.frames import is_test_runner_code
 from memwatch.heap.tensors import is_simulated, is_tensor, quiet, storage_bytes, storage_of
 from memwatch.own_code import CodeOwner, code_owner, hands_on
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 _is_runner: Final = functools.cache(is_test_runner_code)
 _RESIZES: Final = "aten::resize"
+_NUMBERS: Final = class_ids(bool, int, float, complex)
 _Look: TypeAlias = "Callable[[NewStorageMode, Any, Any, Sequence[Any]], None]"
 
 
@@ -117,7 +119,7 @@ def _numbers_for_tensors(func: Any, args: Sequence[Any]) -> list[Any] | None:
     """Return the operands with numbers made tensors where the op takes tensors, or None if there are none."""
     wanted = (str(argument.type) == "Tensor" for argument in schema_of(func).arguments)
     made = [
-        torch.tensor(value) if is_wanted and type(value) in (bool, int, float, complex) else value
+        torch.tensor(value) if is_wanted and id(type(value)) in _NUMBERS else value
         for is_wanted, value in zip(wanted, args, strict=False)
     ]
     return None if all(new is old for new, old in zip(made, args, strict=False)) else made
@@ -126,8 +128,9 @@ def _numbers_for_tensors(func: Any, args: Sequence[Any]) -> list[Any] | None:
 def _tensors(value: Any) -> Iterator[Any]:
     if is_tensor(value):
         yield value
-    elif isinstance(value, (tuple, list)):
-        for part in value:
+    elif is_a(value, tuple) or is_a(value, list):
+        kind = tuple if is_a(value, tuple) else list
+        for part in kind.__iter__(value):
             yield from _tensors(part)
 
 

@@ -13,10 +13,11 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from memwatch._torch.storages import device_of
 from memwatch.heap.autograd import autograd_edges
 from memwatch.heap.classes import of_classes
 from memwatch.heap.packs import seen_through
-from memwatch.heap.pause import age_everything, pause_gc, resume_gc
+from memwatch.heap.pause import age_everything, pause_gc, resume_gc, stop_calling
 from memwatch.heap.tensors import (
     TypeFilter,
     is_simulated,
@@ -85,7 +86,7 @@ class NewStorage:
 
 def empty_storage(storage: torch.UntypedStorage) -> NewStorage:
     """Return a storage from before all runs that has no memory yet; `resize_` may give it some."""
-    device = str(storage.device)
+    device = str(device_of(storage))
     return NewStorage(weakref.ref(storage), 0, device, -1, None, certain=True, time_s=time.monotonic())
 
 
@@ -111,7 +112,7 @@ class NewStorages:
         if not nbytes:
             return None
         ref = weakref.ref(storage)
-        made = NewStorage(ref, nbytes, str(storage.device), run, site, certain, time.monotonic())
+        made = NewStorage(ref, nbytes, str(device_of(storage)), run, site, certain, time.monotonic())
         self.by_id.pop(
             id(storage), None
         )  # of a dead one, in whose place in the order this one does not belong
@@ -148,8 +149,7 @@ class YoungWatch:
 
     def stop(self) -> None:
         """End the block and give gc back."""
-        if self._before_collection in gc.callbacks:
-            gc.callbacks.remove(self._before_collection)
+        stop_calling(self)
         self._promoted.clear()
         self._at_collection = None
         resume_gc()
@@ -195,7 +195,7 @@ def storages_behind(objects: Iterable[object]) -> list[torch.UntypedStorage]:
         while todo and len(seen) < _MAX_NODES:
             obj: Any = todo.pop()
             if is_storage(obj):
-                if obj.device.type != "meta":
+                if device_of(obj).type != "meta":
                     found.append(obj)
                 continue
             if is_tensor(obj):

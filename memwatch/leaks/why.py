@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from memwatch._torch.storages import device_of
 from memwatch.edges import Edge, EdgeKind
 from memwatch.errors import MemwatchError
 from memwatch.heap.dominators import retained_bytes
@@ -92,7 +93,7 @@ def why_alive(tensor: torch.Tensor) -> WhyAlive:
     with quiet():
         storage = storage_of(tensor)
     nbytes = 0 if storage is None else storage_bytes(storage)
-    device = "" if storage is None else str(storage.device)
+    device = "" if storage is None else str(device_of(storage))
     with Snapshot([tensor]) as snapshot:
         tree = search(snapshot, snapshot.root_groups(runner=True), closed=snapshot.barriers())
         position = snapshot.position(tensor)

@@ -14,8 +14,9 @@ from memwatch._torch.modes import disable_torch_dispatch
 from memwatch._torch.modules import PARAMETERS
 from memwatch._torch.overrides import disable_torch_function
 from memwatch.capture.schema import NONE
+from memwatch.heap.class_checks import derives
 from memwatch.heap.classes import Classes
-from memwatch.heap.tensors import mro_of
+from memwatch.heap.module_tables import is_whole, module_dict
 from memwatch.record.tables.parts import plain_parts
 from memwatch.record.tables.storages import BASELINE, Storages
 
@@ -33,10 +34,10 @@ def scan(storages: Storages, context: Context) -> None:
         for tensor in tensors:
             _number(storages, tensor)
     context.owners.learn_modules(
-        (module for module in modules if PARAMETERS in module.__dict__), sys._getframe()
+        (module for module in modules if PARAMETERS in module_dict(module)), sys._getframe()
     )
     for optimizer in optimizers:
-        if isinstance(optimizer.__dict__.get("state"), dict) and "param_groups" in optimizer.__dict__:
+        if is_whole(optimizer):
             with contextlib.suppress(AttributeError, KeyError, TypeError):  # a half-made optimizer
                 context.owners.learn_parameters(optimizer)
             context.owners.learn_state(optimizer)
@@ -48,9 +49,7 @@ def _instances(objects: Sequence[Any], bases: Sequence[type]) -> list[list[Any]]
     classes = Classes(objects)
     of_base: dict[type, list[int]] = {base: [] for base in bases}
     for number, cls in classes.by_id.items():
-        # issubclass would run a user's __subclasscheck__, and `in` a metaclass's __eq__
-        above = set(map(id, mro_of(cls)))
-        base = next((base for base in bases if id(base) in above), None)
+        base = next((base for base in bases if derives(cls, base)), None)
         if base is not None:
             of_base[base].append(number)
     return [[objects[place] for place in classes.places(ids).tolist()] for ids in of_base.values()]

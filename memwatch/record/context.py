@@ -18,6 +18,7 @@ from memwatch._torch.autograd import NO_TASK, current_graph_task_id
 from memwatch._torch.modules import module_call, set_module_call
 from memwatch.capture.schema import NONE
 from memwatch.errors import MemwatchError
+from memwatch.heap.names import class_name
 from memwatch.record.clock import ticks
 from memwatch.record.gradients import Gradients
 from memwatch.record.harmless import Harmless, weakly
@@ -61,7 +62,7 @@ def _observed(beneath: Callable[..., Any], block: object) -> Any:
             except MemwatchError:  # the limit that the program asked for
                 raise
             except Exception as error:
-                context.could_not_record(type(self).__name__, error)
+                context.could_not_record(class_name(type(self)), error)
             return beneath(self, *args, **kwargs)
         finally:
             context.leave(depth)
@@ -261,7 +262,7 @@ class Context:
             top, optimizing, module, start_op = self.running.pop()
             if module == NONE:
                 self.top, self.optimizing = top, optimizing
-                name = self._strings(f"{type(optimizer).__name__}.step")
+                name = self._strings(f"{class_name(type(optimizer))}.step")
                 self.steps += (start_op, ticks(), name, self._op_counter[0])
                 break
         with self._harmless:
@@ -314,4 +315,4 @@ class Context:
 
     def _note_inputs(self, module: nn.Module, values: tuple[Any, ...]) -> None:
         for tensor in tensors_in(values):
-            self.roles.note(tensor, INPUT, f"input of {type(module).__name__}")
+            self.roles.note(tensor, INPUT, f"input of {class_name(type(module))}")

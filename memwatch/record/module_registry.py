@@ -10,17 +10,20 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
 from memwatch._torch.modules import BUFFERS, MODULES, PARAMETERS
 from memwatch.capture.schema import NONE, PLACES_OF_MODULES
+from memwatch.heap.class_checks import is_a
 from memwatch.heap.module_search import find_modules, living_modules
+from memwatch.heap.module_tables import module_dict, table_entries
+from memwatch.heap.names import class_name
 from memwatch.heap.pause import pause_gc, resume_gc
 from memwatch.own_code import CodeOwner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from types import FrameType
-
-    from torch import nn
 
     from memwatch.heap.module_search import Sighting
     from memwatch.record.search_budget import SearchBudget
@@ -81,9 +84,8 @@ class ModuleRegistry:
             module = reference()
             if module is not None:
                 yield module, number
-                if module.__dict__.get(
-                    MODULES
-                ):  # nearly none: to ask each for its children takes most of the time
+                # most have none: to ask each for its children takes most of the time
+                if _has_table(module):
                     yield from self._unknown_below(module, met)
 
     def _unknown_below(self, module: nn.Module, met: set[int]) -> Iterator[tuple[nn.Module, int]]:
@@ -103,7 +105,7 @@ class ModuleRegistry:
         alive = list(self.alive())
         places: dict[int, list[tuple[str, int]]] = {number: [] for _, number in alive}
         for module, number in alive:
-            for key, child in _children(module) if module.__dict__.get(MODULES) else ():
+            for key, child in _children(module) if _has_table(module) else ():
                 places.setdefault(self.number_of(child), []).append((key, number))
         for number, place in enumerate(zip(self._names, self._parents, strict=True)):
             found = places.get(number, [])
@@ -150,7 +152,9 @@ class ModuleRegistry:
         try:
             sightings = find_modules(frame, owner)
             everything = {id(module): module for module in modules}
-            sightings = [each for each in sightings if PARAMETERS in each.module.__dict__]  # else half-made
+            sightings = [
+                each for each in sightings if PARAMETERS in module_dict(each.module)
+            ]  # else half-made
             for each in sightings:
                 everything[id(each.module)] = each.module
                 if each.holder is not None:
@@ -168,7 +172,11 @@ class ModuleRegistry:
         if not self._has_scanned_heap:
             self._has_scanned_heap = True
             self.learn(
-                (each for each in living_modules() if each is not without and PARAMETERS in each.__dict__),
+                (
+                    each
+                    for each in living_modules()
+                    if each is not without and PARAMETERS in module_dict(each)
+                ),
                 None,
             )
 
@@ -218,20 +226,20 @@ class ModuleRegistry:
                 self._in_tables.add((key, number))
 
     def _new(self, module: nn.Module, name: str, parent: int) -> int:
-        class_name = type(module).__name__
+        kind = class_name(type(module))
         reference = weakref.ref(module)
         bare = not _has_memory(module)
-        alike = self._of_class.get((class_name, parent, name), NONE) if bare else NONE
+        alike = self._of_class.get((kind, parent, name), NONE) if bare else NONE
         if alike != NONE:  # the same variable holds another of the same kind: to a reader it is one
             self.known[id(module)] = (reference, alike)
             return alike
         number = len(self._parents)
         self._parents.append(parent)
         self._names.append(name)
-        self._classes.append(class_name)
+        self._classes.append(kind)
         self.known[id(module)] = (reference, number)
         if bare:
-            self._of_class[class_name, parent, name] = number
+            self._of_class[kind, parent, name] = number
         self._append(number)
         self._own(module, number)
         return number
@@ -249,8 +257,8 @@ class ModuleRegistry:
 
     def _append(self, number: int, state: int = KNOWN) -> None:
         """Append a row of what is known of a module now."""
-        name, class_name = self._strings(self._names[number]), self._strings(self._classes[number])
-        self._rows += (number, name, class_name, self._parents[number], self._op_counter[0], state)
+        name, kind = self._strings(self._names[number]), self._strings(self._classes[number])
+        self._rows += (number, name, kind, self._parents[number], self._op_counter[0], state)
 
 
 def _names_of_roots(sightings: Iterable[Sighting]) -> dict[int, list[str]]:
@@ -278,9 +286,15 @@ def _container(item: str) -> str:
 
 
 def _children(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    for key, child in list((module.__dict__.get(MODULES) or {}).items()):
-        if child is not None:
+    for key, child in table_entries(module_dict(module), MODULES):
+        if is_a(child, nn.Module):
             yield key, child
+
+
+def _has_table(module: nn.Module) -> bool:
+    """Return True if the table of a module's children has entries, or a class of its own."""
+    table = module_dict(module).get(MODULES)
+    return bool(table) if type(table) is dict else table is not None
 
 
 def _held_in(modules: Iterable[nn.Module]) -> set[int]:
@@ -301,8 +315,8 @@ def _has_memory(module: nn.Module) -> bool:
     met: set[int] = set()
     while waiting:
         part = waiting.pop()
-        tables = (part.__dict__.get(table) or {} for table in (PARAMETERS, BUFFERS))
-        if any(tensor is not None for table in tables for tensor in list(table.values())):
+        attributes = module_dict(part)
+        if table_entries(attributes, PARAMETERS) or table_entries(attributes, BUFFERS):
             return True
         if id(part) not in met:
             met.add(id(part))

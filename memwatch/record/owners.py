@@ -15,7 +15,11 @@ from torch.nn import Parameter
 
 from memwatch._torch.modules import BUFFERS, PARAMETERS
 from memwatch.capture.schema import NONE
+from memwatch.heap.class_checks import is_a
+from memwatch.heap.module_tables import is_whole, module_dict, optimizer_parts, table_entries
+from memwatch.heap.names import class_name
 from memwatch.heap.tensor_names import names_of_tensors
+from memwatch.heap.vertices import key_text
 from memwatch.own_code import CodeOwner
 from memwatch.record.module_registry import ModuleRegistry
 from memwatch.record.parameters import Parameters
@@ -110,7 +114,7 @@ class Owners:
         """
         modules = self.registry.alive_and_below()
         while together := list(islice(modules, _AT_ONCE)):
-            tables = [each.__dict__ for each, _ in together]
+            tables = [module_dict(each) for each, _ in together]
             if among is None or _may_lie_in(tables, among):
                 for attributes, (_, number) in zip(tables, together, strict=True):
                     yield from _in_tables(attributes, number)
@@ -120,21 +124,20 @@ class Owners:
                 for tensor in _stepped_by(optimizer):
                     name, owner = self.name_of(tensor)
                     yield STEPPED, tensor, (name,), owner
-                yield from self._state_of(optimizer, optimizer.__dict__["state"])
+                yield from self._state_of(optimizer)
 
     def _own(self, module: nn.Module, number: int) -> None:
         """Note the roles of a module's own parameters and buffers."""
         if self._ends:
             return
-        for key, tensor in list((module.__dict__.get(PARAMETERS) or {}).items()):
-            if tensor is not None:
-                self._roles.note(tensor, PARAMETER, key, number)
-                known = self.parameters.find(tensor)
-                if known is None or known.module == NONE:
-                    self.parameters.add(tensor, key, number)
-        for key, tensor in list((module.__dict__.get(BUFFERS) or {}).items()):
-            if tensor is not None:
-                self._roles.note(tensor, BUFFER, key, number)
+        attributes = module_dict(module)
+        for key, tensor in _tensors_of(attributes, PARAMETERS):
+            self._roles.note(tensor, PARAMETER, key, number)
+            known = self.parameters.find(tensor)
+            if known is None or known.module == NONE:
+                self.parameters.add(tensor, key, number)
+        for key, tensor in _tensors_of(attributes, BUFFERS):
+            self._roles.note(tensor, BUFFER, key, number)
 
     def learn_parameters(self, optimizer: Any, frame: FrameType | None = None) -> list[Tensor]:
         """Note what an optimizer steps, and return it.
@@ -146,7 +149,7 @@ class Owners:
         tensors = list(_stepped_by(optimizer))
         if self._has_stepped(optimizer) and self.parameters.are_known(tensors):
             return tensors
-        if isinstance(optimizer.__dict__.get("state"), dict) and "param_groups" in optimizer.__dict__:
+        if is_whole(optimizer):
             self._optimizers[id(optimizer)] = weakref.ref(optimizer)
         else:
             self.all_state_is_seen = False
@@ -156,8 +159,8 @@ class Owners:
                 self._search(type(optimizer), tensors, frame)
         unknown = [tensor for tensor in tensors if self.parameters.find(tensor) is None]
         names = self._names_of(unknown, type(optimizer))
-        for group, settings in enumerate(optimizer.param_groups):
-            for index, tensor in enumerate(settings["params"]):
+        for group, stepped in enumerate(_groups_of(optimizer)):
+            for index, tensor in enumerate(stepped):
                 # also what is known: its memory may be new, as after `module.half()`
                 self.own(tensor, names.get(id(tensor), f"group{group}.param{index}"))
         return tensors
@@ -172,9 +175,7 @@ class Owners:
             leaves: those that a backward reaches.
         """
         unknown = {
-            id(leaf): leaf
-            for leaf in leaves
-            if leaf.__class__ is Tensor and self.parameters.find(leaf) is None
+            id(leaf): leaf for leaf in leaves if type(leaf) is Tensor and self.parameters.find(leaf) is None
         }
         for key, name in self._names_of(list(unknown.values()), Tensor).items():
             self.parameters.add(unknown[key], name, NONE)
@@ -215,19 +216,34 @@ class Owners:
     def learn_state(self, optimizer: Any) -> None:
         """Note the role of every tensor in the optimizer's state, named as ``adamw.exp_avg[layers.0.weight]``."""
         self._storages.record_deaths()
-        for role, tensor, words, module in self._state_of(optimizer, optimizer.state):
+        for role, tensor, words, module in self._state_of(optimizer):
             self._roles.note_watched(tensor, role, module, *words)
 
-    def _state_of(self, optimizer: Any, states: Any) -> Iterator[InRole]:
-        """Yield the tensors of an optimizer's state."""
-        kind = type(optimizer).__name__.lower()
-        for parameter, state in list(states.items()):
+    def _state_of(self, optimizer: Any) -> Iterator[InRole]:
+        """Yield the tensors of the state that an optimizer has in itself."""
+        kind = class_name(type(optimizer)).lower()
+        _, states = optimizer_parts(optimizer)
+        for parameter, state in () if states is None else list(dict.items(states)):
             known = self.parameters.find(parameter)
             owner, module = ("?", NONE) if known is None else (known.name, known.module)
-            for slot, value in list(state.items()) if isinstance(state, dict) else ():
-                for tensor in value if isinstance(value, (list, tuple)) else (value,):
-                    if isinstance(tensor, Tensor):
-                        yield STATE, tensor, (kind, slot, owner), module
+            for slot, value in list(dict.items(state)) if is_a(state, dict) else ():
+                text = slot if type(slot) is str else key_text(slot)
+                for tensor in _items_or_itself(value):
+                    if is_a(tensor, Tensor):
+                        yield STATE, tensor, (kind, text, owner), module
+
+
+def _items_or_itself(value: Any) -> Iterable[Any]:
+    """Return the items of a list or tuple; for all else the object alone."""
+    for kind in (list, tuple):
+        if is_a(value, kind):
+            return list(kind.__iter__(value))
+    return (value,)
+
+
+def _tensors_of(attributes: dict[str, Any], table: str) -> list[tuple[str, Tensor]]:
+    """Return the tensors in a table of a module, given by its attributes, each with its name."""
+    return [(key, value) for key, value in table_entries(attributes, table) if is_a(value, Tensor)]
 
 
 def _in_tables(attributes: dict[str, Any], number: int) -> list[InRole]:
@@ -235,9 +251,7 @@ def _in_tables(attributes: dict[str, Any], number: int) -> list[InRole]:
     return [
         (role, tensor, () if number == NONE else (key,), number)
         for role, name in ((PARAMETER, PARAMETERS), (BUFFER, BUFFERS))
-        if (table := attributes.get(name))
-        for key, tensor in list(table.items())
-        if tensor is not None
+        for key, tensor in _tensors_of(attributes, name)
     ]
 
 
@@ -246,7 +260,8 @@ def _may_lie_in(modules: list[dict[str, Any]], addresses: KeysView[int]) -> bool
 
     Tens of thousands may be idle: they are asked together, in few calls.
     """
-    tables = [table for each in modules for table in (each.get(PARAMETERS), each.get(BUFFERS)) if table]
+    found: list[Any] = [table for each in modules for table in (each.get(PARAMETERS), each.get(BUFFERS))]
+    tables: list[dict[str, Any]] = [each for each in found if type(each) is dict or is_a(each, dict)]
     try:
         tensors = [each for each in chain.from_iterable(map(dict.values, tables)) if each is not None]
         are_plain = _PLAIN.issuperset(map(id, map(type, tensors)))
@@ -256,5 +271,13 @@ def _may_lie_in(modules: list[dict[str, Any]], addresses: KeysView[int]) -> bool
 
 
 def _stepped_by(optimizer: Any) -> Iterator[Tensor]:
-    for group in optimizer.param_groups:
-        yield from group["params"]
+    for stepped in _groups_of(optimizer):
+        yield from stepped
+
+
+def _groups_of(optimizer: Any) -> Iterator[list[Tensor]]:
+    """Yield the tensors of each group of parameters that an optimizer has in itself."""
+    groups, _ = optimizer_parts(optimizer)
+    for group in groups or ():
+        params: Any = dict.get(group, "params")
+        yield [each for each in list.__iter__(params) if is_a(each, Tensor)] if is_a(params, list) else []

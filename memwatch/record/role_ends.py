@@ -16,7 +16,9 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from memwatch._torch.modules import FUNCTIONAL_CALL_CODE
+from memwatch._torch.overrides import disable_torch_function
 from memwatch.capture.schema import NONE
+from memwatch.heap.class_checks import class_ids
 from memwatch.heap.search_roots import running
 from memwatch.record.clock import ticks
 from memwatch.record.roles import BUFFER, GRADIENT, NAMES, PARAMETER, STATE, STEPPED, UNSHARDED
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from memwatch.record.owners import Owners
     from memwatch.record.roles import Roles
 
-_PLAIN: Final = (Tensor, Parameter)
+_PLAIN: Final = class_ids(Tensor, Parameter)
 _OF_MODULES: Final = (PARAMETER, BUFFER, STEPPED)
 _ENDING: Final = (*_OF_MODULES, GRADIENT, STATE)
 
@@ -65,7 +67,7 @@ class RoleEnds:
             least_bytes: what is smaller is not looked at.
             in_op: whether an op is running: Python has changed nothing since it started.
         """
-        with self._harmless:
+        with self._harmless, disable_torch_function():
             self._storages.record_deaths()
             large = {
                 watched.key: watched.number
@@ -134,7 +136,7 @@ class RoleEnds:
 def _numbers_of(tensor: Tensor, large: dict[int, int]) -> Sequence[int]:
     """Return the numbers of the storages in which a tensor lies; none where it does not show them."""
     try:
-        if tensor.__class__ in _PLAIN and tensor.layout is torch.strided:
+        if id(type(tensor)) in _PLAIN and tensor.layout is torch.strided:
             number = large.get(address_of(tensor))
             return () if number is None else (number,)
         return [large[key] for key in map(address_of, plain_parts(tensor)) if key in large]

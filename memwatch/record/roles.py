@@ -70,7 +70,7 @@ class Roles:
             op: the op as of which it is so, -1 for now.
             watch_on: whether the tensor that the storage was watched by may be gone: as what backward made it.
         """
-        number = self._watched_number(tensor, watch_on) if tensor.__class__ is Tensor else NONE
+        number = self._watched_number(tensor, watch_on) if type(tensor) is Tensor else NONE
         if number == NONE:
             self.note(tensor, role, NAMES[role].format(*words), module, op)
             if watch_on:
@@ -83,7 +83,7 @@ class Roles:
 
     def note_again(self, tensor: Tensor, role: int, module: int, *words: str) -> None:
         """Note that a plain tensor is still in a role in which it was noted before."""
-        number = self._watched_number(tensor, True) if tensor.__class__ is Tensor else NONE
+        number = self._watched_number(tensor, True) if type(tensor) is Tensor else NONE
         if number != NONE:
             self.add(number, role, NAMES[role].format(*words), module)
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import concurrent.futures.thread
 import contextlib
-import inspect
 import multiprocessing.pool
 import sys
 import threading
 from types import FunctionType
 from typing import TYPE_CHECKING, Final, Protocol
 
+from memwatch.heap.class_checks import is_a
+from memwatch.heap.frames import thread_name
+from memwatch.heap.names import instance_dict
 from memwatch.own_code import is_program_code
 from memwatch.record.allocator.thread_clock import cpu_time_ns
 from memwatch.record.patches import Patches
@@ -43,17 +45,15 @@ class ThreadLogs(Protocol):
 
 def name_of(thread: threading.Thread) -> str:
     """Return the name of a thread; no code of the program's runs, for the thread may not be ready for it."""
-    name = inspect.getattr_static(thread, "name", None)
-    if isinstance(name, property):
-        name = vars(threading.Thread)["name"].__get__(thread)
-    return name if type(name) is str else "unnamed"
+    return thread_name(thread) or "unnamed"
 
 
 def _at_work(threads: list[threading.Thread]) -> list[int | None]:
     """Return the system's numbers of those threads that run the program's code, or wait for work in a pool."""
     frames = sys._current_frames()
     try:
-        return [each.native_id for each in threads if _is_at_work(frames.get(each.ident or 0))]
+        ids = [instance_dict(each) or {} for each in threads]
+        return [each.get("_native_id") for each in ids if _is_at_work(frames.get(each.get("_ident") or 0))]
     finally:
         frames.clear()  # this call's own frame is among them, which would be a cycle
 
@@ -115,9 +115,7 @@ class StartedThreads:
         """Begin to enter new threads."""
         here = threading.current_thread()
         others = [
-            each
-            for each in threading.enumerate()
-            if each is not here and not isinstance(each, RepeatingThread)
+            each for each in threading.enumerate() if each is not here and not is_a(each, RepeatingThread)
         ]
         self.before = len(others)
         self._at_work_before = [(thread, cpu_time_ns(thread)) for thread in _at_work(others)]
@@ -131,7 +129,7 @@ class StartedThreads:
 
     def _enter(self, thread: threading.Thread) -> Callable[[], object] | None:
         """Number this thread and give it a log; return what takes that off again."""
-        if isinstance(thread, RepeatingThread):
+        if is_a(thread, RepeatingThread):
             return None
         leave = None
         with contextlib.suppress(Exception):  # whoever started the thread waits for it to come up

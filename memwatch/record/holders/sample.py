@@ -18,6 +18,7 @@ from memwatch._torch.functorch import is_wrapped, unwrapped
 from memwatch.capture.schema import NONE
 from memwatch.edges import Edge, EdgeKind
 from memwatch.heap.autograd import gradient_of
+from memwatch.heap.class_checks import class_ids
 from memwatch.heap.graph_walk import GraphWalk, first_node
 from memwatch.heap.paths import name_chain
 from memwatch.heap.reference_search import ReferenceSearch
@@ -52,7 +53,8 @@ _MAX_IN_LIBRARIES: Final = 4
 """Of these, in calls of packages, which pass an argument on: the program's own variables are further out."""
 _UNNAMED_RATIO: Final = 0.1
 _LIBRARY_CALLS: Final = 0
-_PLAIN: Final = (Tensor, Parameter)
+_PLAIN: Final = class_ids(Tensor, Parameter)
+_CONTAINERS: Final = class_ids(list, tuple, dict, set, deque)
 _GRAPH: Final = Edge(EdgeKind.GRAPH)
 _DIRECT: Final = 2  # a root, and what its variable refers to
 _MAX_KNOWN: Final = 4096  # variables: a call may be described anew, and has another `id` then
@@ -186,7 +188,7 @@ class Sample:
                 if self._deep:
                     self._state.ways.learn(chain)
                     self._told_now.setdefault(number, []).append(Told(path, function_of(chain[0])))
-        if type(tensor) in _PLAIN:
+        if id(type(tensor)) in _PLAIN:
             if type(tensor) is Parameter or not autograd_state(tensor).requires_grad:
                 return  # a parameter's gradient is known by its role, and neither has a graph
             gradient = gradient_of(tensor)
@@ -224,7 +226,7 @@ class Sample:
 
     def _met(self, tensor: Tensor, key: int) -> WatchedStorage | WatchedTensor | None:
         """Number a large storage that no op of this thread has touched, as another thread's that waits in a queue."""
-        if type(tensor) not in _PLAIN or tensor_bytes(tensor) < self._smallest_bytes:
+        if id(type(tensor)) not in _PLAIN or tensor_bytes(tensor) < self._smallest_bytes:
             return None
         self._state.storages.number_of(tensor, NONE, BASELINE)
         return self._live.get(key)
@@ -335,13 +337,13 @@ def _leads_through_containers(chain: Chain) -> bool:
     """Return True for a chain of plain containers only: a reader is told of the variable that holds the first."""
     if len(chain) == _DIRECT:
         return True
-    return all(type(link) in (list, tuple, dict, set, deque) for link in chain[1:-1]) and is_tensor(chain[-1])
+    return all(id(type(link)) in _CONTAINERS for link in chain[1:-1]) and is_tensor(chain[-1])
 
 
 def _item_of(chain: Chain) -> tuple[type, int, int] | None:
     """Return what the path to an item of a variable's list or tuple says of it; None for other chains."""
     items = chain[1]
-    if len(chain) != _DIRECT + 1 or type(items) not in (list, tuple):
+    if len(chain) != _DIRECT + 1 or not (type(items) is list or type(items) is tuple):
         return None
     position = position_in(items, type(items), chain[-1])
     return None if position is None else (type(items), len(items), position)
@@ -353,7 +355,7 @@ def _parts(tensor: Tensor) -> Sequence[tuple[Tensor, int]]:
     What torch.func wraps lies in the tensor inside.
     """
     try:
-        if type(tensor) in _PLAIN and tensor.layout is torch.strided:
+        if id(type(tensor)) in _PLAIN and tensor.layout is torch.strided:
             key = address_of(tensor)
             return ((tensor, key),) if key else ()
         return [(part, key) for part in plain_parts(tensor) if (key := address_of(part))]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-import weakref
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,6 +17,8 @@ import torch
 from memwatch._torch.dynamo import disabled, frame_callback
 from memwatch._torch.fake import FakeTensor
 from memwatch._torch.modes import UncompiledMode, current_mode, is_torch_own, mode_stack, pop_mode, push_mode
+from memwatch.heap.class_checks import ByClass, derives
+from memwatch.heap.tensors import mro_of, type_dict
 from memwatch.record.interception.kinds import OpKind, mode_kind
 
 if TYPE_CHECKING:
@@ -157,13 +158,12 @@ def _unseen_by_dynamo(function: Callable[..., Any], *args: Any) -> Any:
     return _disabled(function, *args)
 
 
-_known_to_dispatch: Final[weakref.WeakKeyDictionary[type, bool]] = weakref.WeakKeyDictionary()
+def _has_own_dispatch(kind: type) -> bool:
+    if kind is torch.Tensor or kind is torch.nn.Parameter or derives(kind, FakeTensor):
+        return False
+    name = "__torch_dispatch__"
+    own = next(names[name] for names in map(type_dict, mro_of(kind)) if name in names)
+    return own is not type_dict(torch.Tensor)[name]
 
 
-def _dispatches_itself(kind: type) -> bool:
-    known = _known_to_dispatch.get(kind)
-    if known is None:
-        plain = kind is torch.Tensor or kind is torch.nn.Parameter or issubclass(kind, FakeTensor)
-        own = getattr(kind, "__torch_dispatch__", None) is not torch.Tensor.__torch_dispatch__
-        known = _known_to_dispatch[kind] = own and not plain
-    return known
+_dispatches_itself: Final = ByClass(_has_own_dispatch)

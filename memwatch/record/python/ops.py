@@ -85,7 +85,7 @@ class PythonOpRecorder:
         if kind.has_no_row:
             return (self._run_view if kind.is_view else self._run_lift)(kind, args, kwargs)
         if has_torch_function(args) or (
-            kind.takes_lists and any(has_torch_function(item) for item in args if item.__class__ is list)
+            kind.takes_lists and any(has_torch_function(item) for item in args if type(item) is list)
         ):
             with disable_torch_function():  # no subclass nor mode of the program may see what we read
                 return self.run(kind.seeing(), args, kwargs)
@@ -225,7 +225,7 @@ class PythonOpRecorder:
                 self._record_deaths(self._op_counter[0])
             live, uses = self._live, self.uses
             for argument, access in zip(args, kind.accesses):  # noqa: B905  # trailing ones may be left out
-                cls = argument.__class__
+                cls = type(argument)
                 if cls is Tensor or cls is _Parameter:
                     try:
                         uses += (number, live[address_of(argument)].number, access)
@@ -235,7 +235,7 @@ class PythonOpRecorder:
                     self._touch(number, (argument,), (access,))
             if kwargs or kind.resizes:
                 self._touch_rest(number, kind, args, kwargs)
-            if result.__class__ is Tensor and result.layout is _strided:
+            if type(result) is Tensor and result.layout is _strided:
                 key = address_of(result)
                 known = live.get(key)
                 if (
@@ -269,7 +269,7 @@ class PythonOpRecorder:
     def _touch(self, number: int, arguments: Iterable[Any], accesses: Iterable[int]) -> None:
         live, uses = self._live, self.uses
         for argument, access in zip(arguments, accesses):  # noqa: B905  # trailing arguments may be left out
-            kind = argument.__class__
+            kind = type(argument)
             if kind is Tensor or kind is _Parameter:
                 try:
                     uses += (number, live[address_of(argument)].number, access)

@@ -55,7 +55,7 @@ class Operands:
         if isinstance(result, Tensor):
             for part in plain_parts(result):
                 self._made_part(op, part, given)
-        elif result.__class__ is tuple or result.__class__ is list:
+        elif type(result) is tuple or type(result) is list:
             for item in result:
                 self.made(op, item, given)
 
@@ -84,10 +84,10 @@ def lies_in(key: int, given: Any) -> bool:
             return any(address_of(part) == key for part in plain_parts(given))
         except (NotImplementedError, RuntimeError):
             return False
-    if given.__class__ is int:
+    if type(given) is int:
         return bool(key == given)
-    if given.__class__ is dict:
+    if type(given) is dict:
         given = given.values()
-    elif given.__class__ is not list and given.__class__ is not tuple:
+    elif type(given) is not list and type(given) is not tuple:
         return False
     return any(lies_in(key, item) for item in given)

@@ -6,35 +6,50 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
-from memwatch._torch.modes import is_wrapper_subclass
+from memwatch._torch.modes import disable_torch_dispatch
 from memwatch._torch.storages import data_address_of
-from memwatch._torch.tensors import coo_parts_of
-from memwatch.heap.tensors import mro_of
+from memwatch._torch.tensors import TensorBase, coo_parts_of
+from memwatch.heap.class_checks import class_ids, is_a
+from memwatch.heap.inner_tensors import inner_tensors
+from memwatch.heap.names import class_name
+from memwatch.heap.tensors import is_composed, layout_of, mro_of, nbytes_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+_PLAIN: Final = class_ids(Tensor, Parameter)
+_crow_indices, _col_indices = TensorBase.crow_indices, TensorBase.col_indices
+_ccol_indices, _row_indices = TensorBase.ccol_indices, TensorBase.row_indices
+_values: Final = TensorBase.values
 _MOST_CONTAINERS: Final = 1_000
 """Lists, tuples and dicts that are looked into for one call: its arguments may be a corpus of words."""
 
 
 def plain_parts(tensor: Tensor) -> Iterator[Tensor]:
     """Yield the tensors whose storages hold the bytes of a tensor: itself, or its parts."""
-    wrapper: Any = tensor
-    if is_wrapper_subclass(wrapper):
-        for name in wrapper.__tensor_flatten__()[0]:
-            part = getattr(wrapper, name)
-            if isinstance(part, Tensor):
-                yield from plain_parts(part)
-    elif tensor.layout is torch.strided:
+    if id(type(tensor)) not in _PLAIN and is_composed(type(tensor)):
+        for part in inner_tensors(tensor):
+            yield from plain_parts(part)
+        return
+    layout = layout_of(tensor)
+    if layout is torch.strided:
         yield tensor
-    elif tensor.layout is torch.sparse_coo:
-        yield from coo_parts_of(tensor)
-    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        yield from (tensor.crow_indices(), tensor.col_indices(), tensor.values())
-    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-        yield from (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
+    else:
+        yield from _sparse_parts(tensor, layout)
+
+
+def _sparse_parts(tensor: Tensor, layout: torch.layout) -> tuple[Tensor, ...]:
+    """Return the parts of a sparse tensor; they are read by ops, which no mode of the program sees."""
+    with disable_torch_dispatch():
+        if layout is torch.sparse_coo:
+            return coo_parts_of(tensor)
+        if layout is torch.sparse_csr or layout is torch.sparse_bsr:
+            return _crow_indices(tensor), _col_indices(tensor), _values(tensor)
+        if layout is torch.sparse_csc or layout is torch.sparse_bsc:
+            return _ccol_indices(tensor), _row_indices(tensor), _values(tensor)
+    return ()
 
 
 def tensors_in(values: Any) -> Iterator[Tensor]:
@@ -42,7 +57,7 @@ def tensors_in(values: Any) -> Iterator[Tensor]:
     waiting, looked_into = [iter(values)], set[int]()
     while waiting:
         for value in waiting.pop():
-            if isinstance(value, Tensor):
+            if is_a(value, Tensor):
                 yield value
                 continue
             is_new = (
@@ -65,9 +80,10 @@ def _items_of(value: Any) -> Iterator[Any] | None:
 
 def kind_without_storage(tensor: Tensor) -> str:
     """Return what to call a tensor that shows no storage: its layout, or its class."""
-    if tensor.layout is not torch.strided:
-        return str(tensor.layout).removeprefix("torch.")
-    return type(tensor).__name__
+    layout = layout_of(tensor)
+    if layout is not torch.strided:
+        return str(layout).removeprefix("torch.")
+    return class_name(type(tensor))
 
 
 def address_or_zero(tensor: Tensor) -> int:
@@ -80,12 +96,12 @@ def address_or_zero(tensor: Tensor) -> int:
 
 def known_bytes(nbytes: Any) -> int:
     """Return a size in bytes; 0 for a symbolic one, as of dynamo's fake tensors, which have no memory."""
-    return nbytes if nbytes.__class__ is int else 0
+    return nbytes if type(nbytes) is int else 0
 
 
 def tensor_bytes(tensor: Tensor) -> int:
     """Return the size of a tensor; 0 for one that has no single size, as a nested tensor."""
     try:
-        return known_bytes(tensor.nbytes)
+        return known_bytes(nbytes_of(tensor))
     except (RuntimeError, NotImplementedError):
         return 0

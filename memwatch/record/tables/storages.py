@@ -19,10 +19,12 @@ from torch import Tensor
 
 from memwatch._torch.storages import address_of as storage_address
 from memwatch._torch.storages import address_of_storage_of as address_of
-from memwatch._torch.storages import data_address_of
+from memwatch._torch.storages import data_address_of, device_of
+from memwatch._torch.tensors import TENSOR_DICT, untyped_storage_of
 from memwatch.capture.schema import NONE, ORIGINS
 from memwatch.device_names import CPU, META
 from memwatch.errors import MemoryLimitError
+from memwatch.heap.tensors import answers_by_code, is_on_cpu, is_simulated, shape_of
 from memwatch.record.clock import ticks
 from memwatch.record.tables.parts import address_or_zero, kind_without_storage, known_bytes, tensor_bytes
 from memwatch.record.tables.rows import Rows
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
 __all__ = ["BASELINE", "BY_OP", "NEVER", "Ledger", "Storages", "address_of"]
 
 NEVER: Final = 1 << 62
+_dtype_of, _device_of = TENSOR_DICT["dtype"].__get__, TENSOR_DICT["device"].__get__
+"""Fields of a tensor, read past properties that a subclass defines."""
 BY_OP, BASELINE = ORIGINS.index("op"), ORIGINS.index("baseline")
 
 
@@ -179,17 +183,17 @@ class Storages:
             address = data_address_of(tensor)
         except (RuntimeError, NotImplementedError, TypeError):
             address = 0
-        on_cpu = tensor.is_cpu
+        on_cpu = is_on_cpu(tensor)
         device = self._cpu if on_cpu else self.device_id(tensor)
         try:
-            shape = self._shapes.get((tensor.dtype, tensor.shape))
+            shape = self._shapes.get((_dtype_of(tensor), shape_of(tensor)))
         except (RuntimeError, TypeError):  # nested tensors have no shape, symbolic ones none to look up
             shape = None
         if shape is None:
             shape = self.shape_id(tensor)
         ledger = self.ledger
         if ledger.hold or not on_cpu:
-            storage = tensor.untyped_storage()
+            storage = untyped_storage_of(tensor)
             nbytes = known_bytes(storage.nbytes())
             watched: WatchedStorage | WatchedTensor = WatchedStorage(storage, self.dead.append)
         else:
@@ -361,7 +365,10 @@ class Storages:
 
     def device_id(self, tensor: Tensor) -> int:
         """Return the string id of a tensor's device."""
-        device = tensor.device
+        if answers_by_code(type(tensor)):
+            device = device_of(untyped_storage_of(tensor))
+        else:  # torch's own class of fake tensors tells by a property which device they stand for
+            device = tensor.device if is_simulated(tensor) else _device_of(tensor)
         number = self._devices.get(device)
         if number is None:
             number = self._devices[device] = self._strings(str(device))
@@ -370,13 +377,13 @@ class Storages:
     def shape_id(self, tensor: Tensor) -> int:
         """Return the string id of a tensor's dtype and shape, as ``float32[8, 64]``."""
         try:
-            key = (tensor.dtype, tensor.shape)
+            key = (_dtype_of(tensor), shape_of(tensor))
             number = self._shapes.get(key)
             if number is None:
-                text = f"{str(tensor.dtype).removeprefix('torch.')}[{', '.join(map(str, tensor.shape))}]"
+                text = f"{str(key[0]).removeprefix('torch.')}[{', '.join(map(str, key[1]))}]"
                 number = self._shapes[key] = self._strings(text)
         except (RuntimeError, TypeError):  # symbolic or nested sizes cannot be hashed
-            return self._strings(str(tensor.dtype).removeprefix("torch."))
+            return self._strings(str(_dtype_of(tensor)).removeprefix("torch."))
         return number
 
     def close(self) -> None:
