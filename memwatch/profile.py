@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import inspect
@@ -27,6 +26,7 @@ from memwatch.record.steps.schedule import Sampled, Schedule, schedule
 from memwatch.record.uninterrupted import uninterrupted
 from memwatch.report.out_of_memory import breakdown
 from memwatch.reserve import Reserve, small_pools
+from memwatch.signal_handlers import pass_on, suppress
 from memwatch.words import out_of_memory as words
 
 if TYPE_CHECKING:
@@ -90,6 +90,7 @@ class Profile(Reading):
             try:
                 self._stop(session, failed=error is not None)
             except Exception as own:
+                pass_on(own)
                 if error is None:
                     raise
                 add_note(
@@ -116,6 +117,7 @@ class Profile(Reading):
                 elsewhere = not failure.by_limit and not is_of_host(error) and reading.device == CPU
                 text = breakdown(reading, failure, self._write_page(), elsewhere=elsewhere)
         except Exception as own:
+            pass_on(own)
             text = words.NOT_TOLD.format(why=_told(own))
         add_note(error, text)
 
@@ -129,7 +131,7 @@ class Profile(Reading):
         if self._path is None or self.failure is not None:
             return []
         page = self._path.with_suffix(".html")
-        with contextlib.suppress(Exception):  # what is to be said of it does not need the page
+        with suppress(Exception):  # what is to be said of it does not need the page
             self.report(page, force=self._options.force)
             self.page = page
         return [self._path] if self.page is None else [self._path, self.page]

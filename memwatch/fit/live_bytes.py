@@ -19,6 +19,7 @@ from memwatch.errors import MemwatchError
 from memwatch.heap.classes import of_classes
 from memwatch.heap.tensors import is_simulated, mro_of, quiet, storage_bytes, storage_of
 from memwatch.replay.measure import hear_allocator
+from memwatch.signal_handlers import raises_later
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -115,6 +116,7 @@ class _Older:
             self.by_address[address] = storage_bytes(storage)
             self._watched.append(weakref.ref(storage, functools.partial(self._died, address)))
 
+    @raises_later
     def _died(self, address: int, _: object) -> None:
         self._deaths.append((profiler.ticks(), address))
 

@@ -8,6 +8,7 @@ from memwatch._torch.autograd import SEQUENCE_NR, AccumulateGrad, FunctionBase
 from memwatch._torch.tensors import GRAD_FN
 from memwatch.heap.names import instance_dict
 from memwatch.heap.tensors import is_tensor, mro_of, type_dict
+from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -87,5 +88,6 @@ def first_node(tensor: torch.Tensor) -> Any:
 def _read(descriptor: Any, obj: Any) -> Any:
     try:
         return None if descriptor is None else descriptor.__get__(obj)
-    except _REFUSED:
+    except _REFUSED as error:
+        pass_on(error)
         return None

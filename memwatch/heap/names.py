@@ -9,6 +9,7 @@ from types import CodeType, FunctionType, GetSetDescriptorType, MemberDescriptor
 from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.heap.tensors import mro_of, type_dict
+from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -84,7 +85,8 @@ def instance_dict(obj: object) -> dict[str, Any] | None:
         if descriptor is not None and type(descriptor) in (GetSetDescriptorType, MemberDescriptorType):
             try:
                 values = descriptor.__get__(obj)
-            except (AttributeError, TypeError):
+            except (AttributeError, TypeError) as error:
+                pass_on(error)
                 return None
             return values if type(values) is dict else None
     return None
@@ -98,7 +100,8 @@ def attributes(obj: object) -> Iterator[tuple[str, object]]:
             if type(descriptor) is MemberDescriptorType and name != "__dict__":
                 try:
                     yield name, descriptor.__get__(obj)
-                except AttributeError:
+                except AttributeError as error:
+                    pass_on(error)
                     continue
 
 

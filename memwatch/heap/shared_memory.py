@@ -13,6 +13,7 @@ from memwatch.edges import EdgeKind
 from memwatch.heap.autograd import NativeEdge
 from memwatch.heap.capsules import capsule_address
 from memwatch.heap.tensors import is_simulated, quiet, storage_bytes, storage_of
+from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -62,5 +63,6 @@ def _begin_of(tensor: torch.Tensor) -> int | None:
     """Return the address of a tensor's storage; asking the storage would copy a lazy clone."""
     try:
         return data_address_of(tensor) - int(tensor.storage_offset()) * tensor.element_size()
-    except RuntimeError:  # no memory of its own
+    except RuntimeError as error:  # no memory of its own
+        pass_on(error)
         return None

@@ -10,6 +10,7 @@ from memwatch._torch.autograd import FunctionBase
 from memwatch._torch.overrides import disable_torch_function
 from memwatch._torch.storages import storage_bytes_of
 from memwatch._torch.tensors import TENSOR_DICT, untyped_storage_of
+from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -95,7 +96,8 @@ def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
         return None  # the storages are those of the inner tensors
     try:
         storage: torch.UntypedStorage = untyped_storage_of(tensor)
-    except _NO_STORAGE:
+    except _NO_STORAGE as error:
+        pass_on(error)
         return None
     return storage
 
@@ -109,7 +111,8 @@ def storage_bytes(storage: torch.UntypedStorage) -> int:
     """Return the size of a storage in bytes; 0 where the storage refuses to say."""
     try:
         return storage_bytes_of(storage)
-    except _NO_STORAGE:
+    except _NO_STORAGE as error:
+        pass_on(error)
         return 0
 
 

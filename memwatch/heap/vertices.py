@@ -27,6 +27,7 @@ from memwatch.edges import Vertex, VertexKind
 from memwatch.heap.capsules import Capsule, capsule_address
 from memwatch.heap.names import short_qualname, type_name
 from memwatch.heap.tensors import is_node, is_python_node, mro_of, quiet, storage_bytes
+from memwatch.signal_handlers import pass_on
 from memwatch.words.edges import DLPACK_CAPSULE, vertex_phrase
 
 if TYPE_CHECKING:
@@ -105,7 +106,8 @@ def _tensor(tensor: Any) -> Vertex:
         try:
             shape = tuple(int(size) for size in namespace["shape"].__get__(tensor))
             dtype = str(namespace["dtype"].__get__(tensor)).removeprefix("torch.")
-        except (RuntimeError, TypeError, ValueError, AttributeError):  # nested and symbolic shapes
+        except (RuntimeError, TypeError, ValueError, AttributeError) as error:  # nested and symbolic shapes
+            pass_on(error)
             return Vertex(VertexKind.TENSOR, name)
     return Vertex(VertexKind.TENSOR, name, shape=shape, dtype=dtype)
 

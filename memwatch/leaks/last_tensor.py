@@ -7,6 +7,7 @@ from typing import Any
 from memwatch._torch.tensors import TENSOR_DICT
 from memwatch.heap.tensors import is_tensor, quiet
 from memwatch.heap.vertices import describe
+from memwatch.signal_handlers import pass_on
 
 
 def tensor_words(objects: list[Any]) -> str:
@@ -22,5 +23,10 @@ def is_view(objects: list[Any], storage_bytes: int) -> bool:
     with quiet():
         try:
             return bool(2 * TENSOR_DICT["nbytes"].__get__(tensor) <= storage_bytes)
-        except (RuntimeError, AttributeError, NotImplementedError):  # nested, sparse and opaque tensors
+        except (
+            RuntimeError,
+            AttributeError,
+            NotImplementedError,
+        ) as error:  # nested, sparse and opaque tensors
+            pass_on(error)
             return False

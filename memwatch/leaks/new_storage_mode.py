@@ -16,6 +16,7 @@ from memwatch.heap.autograd import is_sparse, sparse_parts
 from memwatch.heap.frames import is_test_runner_code
 from memwatch.heap.tensors import is_simulated, is_tensor, quiet, storage_bytes, storage_of
 from memwatch.own_code import CodeOwner, code_owner, hands_on
+from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -52,7 +53,8 @@ class NewStorageMode(UncompiledMode):
             result = func(*args, **(kwargs or {}))
         except (
             RuntimeError
-        ):  # of a scripted function, a mode is given plain numbers where the op takes tensors only
+        ) as error:  # of a scripted function, a mode is given plain numbers where the op takes tensors only
+            pass_on(error)
             numbers = _numbers_for_tensors(func, args)
             if numbers is None:
                 raise

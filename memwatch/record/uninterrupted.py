@@ -1,4 +1,4 @@
-"""Put signals off while memwatch's own books are in between two states.
+"""Delay signal handlers while memwatch's tables are inconsistent, or while a search runs.
 
 A handler written in Python, as that of Ctrl-C, raises wherever the main thread is. A flush that it cuts in
 two would lose rows, or leave the allocator channel closed; so it waits until the flush is done.
@@ -11,10 +11,13 @@ not.
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]
+import _thread
 import contextlib
-import signal
+import functools
 import threading
 from typing import TYPE_CHECKING, Any
+
+from memwatch.signal_handlers import call_later, python_handlers, run_handler
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,19 +26,40 @@ if TYPE_CHECKING:
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
     """Let the handlers of signals that arrive in the block run at its end, in their order."""
+    if threading.current_thread() is not threading.main_thread():  # no other thread runs handlers
+        yield
+        return
     waiting: list[tuple[int, Any]] = []
-    handlers: dict[int, Any] = {}
-    if threading.current_thread() is threading.main_thread():  # no other thread runs handlers
-        for number in signal.valid_signals():
-            handler = _signal.getsignal(number)
-            if callable(handler):
-                handlers[number] = handler
+    handlers = python_handlers()
+    replaced = list(handlers.items())
     try:
-        for caught in handlers:
-            _signal.signal(caught, lambda *arrived: waiting.append(arrived))
+        for number in handlers:
+            _signal.signal(number, lambda *arrived: waiting.append(arrived))
         yield
     finally:
-        for caught, handler in handlers.items():
-            _signal.signal(caught, handler)
-        for arrived, frame in waiting:
-            handlers[arrived](arrived, frame)
+        try:
+            _put_back(replaced)
+        finally:
+            _run(waiting, handlers)
+
+
+def _put_back(handlers: list[tuple[int, Any]]) -> None:
+    """Install handlers again; one that is installed may run at once and raise, and the others are installed too."""
+    try:
+        while handlers:
+            _signal.signal(*handlers[-1])
+            handlers.pop()
+    finally:
+        if handlers:
+            _put_back(handlers)
+
+
+def _run(waiting: list[tuple[int, Any]], handlers: dict[int, Any]) -> None:
+    """Run the handlers that waited; once one has raised, Python runs the others where the program is by then."""
+    try:
+        while waiting:
+            number, frame = waiting.pop(0)
+            run_handler(handlers[number], number, frame)
+    finally:
+        while waiting:
+            call_later(functools.partial(_thread.interrupt_main, waiting.pop(0)[0]))

@@ -11,6 +11,7 @@ from memwatch._torch.modes import is_wrapper_subclass
 from memwatch._torch.storages import data_address_of
 from memwatch._torch.tensors import coo_parts_of
 from memwatch.heap.tensors import mro_of
+from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -74,7 +75,8 @@ def address_or_zero(tensor: Tensor) -> int:
     """Return the address of a tensor's first byte; 0 if it has no memory."""
     try:
         return data_address_of(tensor)
-    except (RuntimeError, NotImplementedError, TypeError):
+    except (RuntimeError, NotImplementedError, TypeError) as error:
+        pass_on(error)
         return 0
 
 
@@ -87,5 +89,6 @@ def tensor_bytes(tensor: Tensor) -> int:
     """Return the size of a tensor; 0 for one that has no single size, as a nested tensor."""
     try:
         return known_bytes(tensor.nbytes)
-    except (RuntimeError, NotImplementedError):
+    except (RuntimeError, NotImplementedError) as error:
+        pass_on(error)
         return 0
