@@ -68,10 +68,20 @@ class Profile(Reading):
         if self._session is not None:
             raise MemwatchError("this profile() block is already open; make another with memwatch.profile()")
         again = self._recording is not None  # the file of this profile's last block makes room
-        session = Session(dataclasses.replace(self._options, force=self._options.force or again))
-        session.start()
+        session, is_on = None, False
+        try:
+            with uninterrupted():
+                session = Session(dataclasses.replace(self._options, force=self._options.force or again))
+                session.start()
+                is_on = True
+                self._reserve.take()
+        except BaseException:
+            if (
+                session is not None and is_on
+            ):  # a signal handler that waited has raised: Python calls no `__exit__`
+                session.abandon()
+            raise
         self._session = session
-        self._reserve.take()
         return self
 
     def __exit__(
@@ -81,24 +91,38 @@ class Profile(Reading):
         session = self._session
         if session is None:
             return
-        self._reserve.release()
-        if error is not None:
-            unlink_own_frames(error)
+        try:
+            is_stopped = self._end(session, error)
+        except MemwatchError:
+            raise
+        except BaseException:
+            if self._session is not None:  # a signal handler raised before handlers were delayed
+                self._end(session, error)
+            raise
+        if (
+            is_stopped
+            and error is not None
+            and (isinstance(error, MemoryLimitError) or is_out_of_memory(error))
+        ):
+            self._explain(error)
+
+    def _end(self, session: Session, error: BaseException | None) -> bool:
+        """Stop recording; return False if that failed, which the program's own error has a note about."""
         with uninterrupted():
+            self._reserve.release()
+            if error is not None:
+                unlink_own_frames(error)
             session.check_place()
             self._session = None
             try:
                 self._stop(session, failed=error is not None)
             except Exception as own:
-                pass_on(own)
                 if error is None:
                     raise
-                add_note(
-                    error, words.NOT_ENDED.format(why=_told(own))
-                )  # the program's own error is on its way
-                return
-        if error is not None and (isinstance(error, MemoryLimitError) or is_out_of_memory(error)):
-            self._explain(error)
+                # the program's own error is on its way
+                add_note(error, words.NOT_ENDED.format(why=_told(own)))
+                return False
+            return True
 
     def _stop(self, session: Session, *, failed: bool) -> None:
         self._recording = self._unpacked = self._replay_inputs = None
@@ -106,7 +130,7 @@ class Profile(Reading):
         self._replay_inputs = None if session.arguments is None else session.arguments.replay_inputs
         if self.failure is not None:
             text = f"memwatch: {self.failure}; the profile is whole in this process only"
-            warnings.warn(text, RuntimeWarning, stacklevel=3)
+            warnings.warn(text, RuntimeWarning, stacklevel=4)
 
     def _explain(self, error: BaseException) -> None:
         """Add to the error of an allocator what was live then, and write the page beside the capture."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _MRO: Final = type.__dict__["__mro__"].__get__
 _TYPE_DICT: Final = type.__dict__["__dict__"].__get__
-_TRACEBACK: Final = BaseException.__dict__["__traceback__"].__get__  # type: ignore[attr-defined]
+_TRACEBACK: Final = BaseException.__dict__["__traceback__"].__get__
 _PARTIAL_FUNC: Final = functools.partial.__dict__["func"].__get__
 _NUMBERS: Final = sorted(map(int, signal.valid_signals()))
 _FUNCTION_FLAGS: Final = inspect.CO_OPTIMIZED | inspect.CO_NEWLOCALS

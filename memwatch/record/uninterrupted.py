@@ -14,6 +14,7 @@ import _signal  # type: ignore[import-not-found]
 import _thread
 import contextlib
 import functools
+import signal
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -62,4 +63,5 @@ def _run(waiting: list[tuple[int, Any]], handlers: dict[int, Any]) -> None:
             run_handler(handlers[number], number, frame)
     finally:
         while waiting:
-            call_later(functools.partial(_thread.interrupt_main, waiting.pop(0)[0]))
+            number, _ = waiting.pop(0)
+            call_later(functools.partial(_thread.interrupt_main, signal.Signals(number)))

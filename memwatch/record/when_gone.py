@@ -15,10 +15,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _waiting: Final[dict[int, weakref.ref[Any]]] = {}
+_CALL: Final[Callable[[functools.partial[Any]], Any]] = functools.partial.__call__
 _numbers: Final = itertools.count()
 
 
-def when_gone(of: object, *calls: functools.partial[object]) -> None:
+def when_gone(of: object, *calls: functools.partial[Any]) -> None:
     """Make calls when an object is gone, one after another.
 
     Args:
@@ -27,7 +28,7 @@ def when_gone(of: object, *calls: functools.partial[object]) -> None:
     """
     number = next(_numbers)
     chain = [*calls, functools.partial(_waiting.pop, number)]
-    made = map(list, [map(functools.partial.__call__, chain)])
+    made = map(list, [map(_CALL, chain)])
     # the reference that a callback is given is taken for the default of `next`
     callback: Callable[[Any], object] = functools.partial(next, made)
     _waiting[number] = weakref.ref(of, callback)
