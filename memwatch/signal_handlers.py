@@ -87,7 +87,7 @@ def python_handlers() -> dict[int, Any]:
     found = {}
     for number in _NUMBERS:
         handler = _signal.getsignal(number)
-        if handler is not None and type(handler) is not int and not isinstance(handler, signal.Handlers):
+        if handler is not None and type(handler) is not int and type(handler) is not signal.Handlers:
             found[number] = handler
     return found
 

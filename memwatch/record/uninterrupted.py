@@ -6,6 +6,10 @@ two would lose rows, or leave the allocator channel closed; so it waits until th
 `signal.signal` and `signal.getsignal` would take the `repr` of a handler, to see if it is a member of an enumeration:
 of asyncio's that is the main task, and so the text of every tensor in its result. The functions of C behind them do
 not.
+
+`signal.signal` also has the system call Python's own C handler, and makes the signal interrupt system calls. The
+program may have changed both: `faulthandler.register` puts a C handler above Python's, and asyncio calls
+`signal.siginterrupt`. So what the system does is read before and put back at once; only Python's table changes.
 """
 
 from __future__ import annotations
@@ -13,10 +17,11 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]
 import _thread
 import contextlib
+import ctypes
 import functools
 import signal
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.signal_handlers import call_later, python_handlers, run_handler
 
@@ -24,10 +29,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+_Action: Final = ctypes.c_char * 256
+"""Room for a `struct sigaction`, which has 152 bytes with glibc on x86-64."""
+_sigaction: Final[Any] = getattr(ctypes.pythonapi, "sigaction", None)
+"""As `ctypes.pythonapi` calls it, it keeps the lock of the interpreter: no other thread's change is undone."""
+if _sigaction is not None:
+    _sigaction.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
+
+
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
     """Let the handlers of signals that arrive in the block run at its end, in their order."""
-    if threading.current_thread() is not threading.main_thread():  # no other thread runs handlers
+    if threading.get_ident() != threading.main_thread().ident:  # no other thread runs handlers
         yield
         return
     waiting: list[tuple[int, Any]] = []
@@ -35,7 +48,7 @@ def uninterrupted() -> Iterator[None]:
     replaced = list(handlers.items())
     try:
         for number in handlers:
-            _signal.signal(number, lambda *arrived: waiting.append(arrived))
+            _install(number, lambda *arrived: waiting.append(arrived))
         yield
     finally:
         try:
@@ -48,11 +61,24 @@ def _put_back(handlers: list[tuple[int, Any]]) -> None:
     """Install handlers again; one that is installed may run at once and raise, and the others are installed too."""
     try:
         while handlers:
-            _signal.signal(*handlers[-1])
+            _install(*handlers[-1])
             handlers.pop()
     finally:
         if handlers:
             _put_back(handlers)
+
+
+def _install(number: int, handler: Any) -> None:
+    """Change the handler that Python runs, and nothing that the system does."""
+    if _sigaction is None:
+        _signal.signal(number, handler)
+        return
+    kept = _Action()
+    _sigaction(number, None, kept)
+    try:
+        _signal.signal(number, handler)
+    finally:
+        _sigaction(number, kept, None)
 
 
 def _run(waiting: list[tuple[int, Any]], handlers: dict[int, Any]) -> None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import functools
 import gc
 import json
@@ -215,6 +216,28 @@ def test_each_handler_that_waited_raises(handled):
         caught.append(error.args[0])
     assert caught[0] == "inside"
     assert sorted(caught[1:]) == sorted([SIGNAL, signal.SIGALRM])
+
+
+def action_of(number):
+    """Return what the system does when a signal arrives: the handler in C, and the flags, as glibc lays them out."""
+    found = ctypes.create_string_buffer(256)
+    assert ctypes.CDLL(None).sigaction(number, None, found) == 0
+    return found.raw[:8], found.raw[136:140]
+
+
+def test_only_the_table_of_python_changes_while_handlers_wait(handled):
+    """The program may have a C handler above Python's, and have system calls begin again."""
+    handled(LIMIT)
+    plain = action_of(SIGNAL)
+    signal.siginterrupt(SIGNAL, False)
+    faulthandler.register(SIGNAL, chain=True)
+    try:
+        before = action_of(SIGNAL)
+        with uninterrupted():
+            within = action_of(SIGNAL)
+        assert before == within == action_of(SIGNAL) != plain
+    finally:
+        faulthandler.unregister(SIGNAL)
 
 
 SOURCE = """
