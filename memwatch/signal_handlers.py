@@ -102,10 +102,7 @@ def _is_call_of_handler(frame: FrameType) -> bool:
     if code.co_flags & _FUNCTION_FLAGS == _FUNCTION_FLAGS:
         before: object = None
         for value in _positional_values(frame):
-            # most handlers have their arguments; trace functions of debuggers get the frame too, and may raise
-            if type(value) is FrameType and (value is frame.f_back or _is_signal(before)):
-                return True
-            if value is _DELETED and _is_signal(before):
+            if (type(value) is FrameType or value is _DELETED) and _is_signal(before):
                 return True
             before = value
     return any(code is each for each in _installed_codes())

@@ -363,11 +363,20 @@ def error_of_torch():
     return in_memwatch(functools.partial(torch.add, torch.ones(2), torch.ones(3)))
 
 
-def error_of_a_callback():
+def error_of_a_call_with_a_number():
     return in_memwatch(functools.partial(fail, int(SIGNAL), "no frame"))
 
 
-@pytest.mark.parametrize("twin", [own_key_error, error_of_python, error_of_torch, error_of_a_callback])
+def error_of_a_call_with_a_frame():
+    return in_memwatch(functools.partial(fail, (), sys._getframe()))
+
+
+TWINS = [
+    own_key_error, error_of_python, error_of_torch, error_of_a_call_with_a_number, error_of_a_call_with_a_frame,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("twin", TWINS)
 def test_errors_of_memwatch_are_not_taken_for_a_handlers(twin, handled):
     handled(by_function)
     assert twin() is False
