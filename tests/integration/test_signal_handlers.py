@@ -423,6 +423,7 @@ def test_what_is_raised_in_a_callback_is_raised_after_it(handled, swallowed):
     assert swallowed == []
 
 
+@pytest.mark.usefixtures("handled")
 def test_no_frame_runs_when_the_last_pack_goes():
     """A handler cannot run where torch's own attributes are put back."""
     keeper = put_on(weakref.ref)
