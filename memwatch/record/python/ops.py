@@ -121,8 +121,7 @@ class PythonOpRecorder:
             result = kind.call(*args, **kwargs)
             end = ticks()
         except BaseException as error:
-            restored = kind.numbers_as_tensors(args) if error.__class__ is RuntimeError else None
-            if restored is not None and not raised_by_handler(error):
+            if (restored := _with_tensors(kind, args, error)) is not None:
                 started[0] = number  # nothing ran
                 return self.run(kind, restored, kwargs)
             self.ops += (number, name, stack, module, phase, sequence, start, ticks(), 1)
@@ -287,3 +286,10 @@ class PythonOpRecorder:
                 self._touch(number, argument, (access,) * len(argument))
             elif isinstance(argument, Tensor):
                 self._operands.used(number, argument, access)
+
+
+def _with_tensors(kind: OpKind, args: tuple[Any, ...], error: BaseException) -> tuple[Any, ...] | None:
+    """Return arguments with tensors in place of numbers, if the op refused the numbers."""
+    if error.__class__ is not RuntimeError or raised_by_handler(error):
+        return None
+    return kind.numbers_as_tensors(args)
