@@ -8,7 +8,6 @@ stores the answer; a capture that is read elsewhere needs no paths.
 
 from __future__ import annotations
 
-import contextlib
 import dis
 import functools
 import importlib.util
@@ -18,6 +17,8 @@ import sys
 import sysconfig
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
+
+from memwatch.signal_handlers import pass_on, suppress
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -176,7 +177,7 @@ def _is_installed_elsewhere(path: str) -> bool:
 def _tops_installed_in(folder: str) -> frozenset[str]:
     """Return the names of the folders and files that an installer's lists say it put into a folder."""
     tops: set[str] = set()
-    with contextlib.suppress(OSError):  # a zip file, or a folder that is gone
+    with suppress(OSError):  # a zip file, or a folder that is gone
         names = [name for name in os.listdir(folder) if name.endswith(_INSTALLED_LISTS)]
         for name in names:
             with open(os.path.join(folder, name, _LIST), encoding="utf-8", errors="replace") as rows:
@@ -201,7 +202,8 @@ def _folders_of(package: str) -> list[str]:
     """Return the folders of a package without importing it."""
     try:
         spec = importlib.util.find_spec(package)
-    except (ImportError, ValueError):  # another tool put a module without a spec into sys.modules
+    except (ImportError, ValueError) as error:  # another tool put a module without a spec into sys.modules
+        pass_on(error)
         return []
     return list(spec.submodule_search_locations or ()) if spec is not None else []
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import inspect
@@ -27,6 +26,7 @@ from memwatch.record.steps.schedule import Sampled, Schedule, schedule
 from memwatch.record.uninterrupted import uninterrupted
 from memwatch.report.out_of_memory import breakdown
 from memwatch.reserve import Reserve, small_pools
+from memwatch.signal_handlers import pass_on, suppress
 from memwatch.words import out_of_memory as words
 
 if TYPE_CHECKING:
@@ -68,10 +68,20 @@ class Profile(Reading):
         if self._session is not None:
             raise MemwatchError("this profile() block is already open; make another with memwatch.profile()")
         again = self._recording is not None  # the file of this profile's last block makes room
-        session = Session(dataclasses.replace(self._options, force=self._options.force or again))
-        session.start()
+        session, is_on = None, False
+        try:
+            with uninterrupted():
+                session = Session(dataclasses.replace(self._options, force=self._options.force or again))
+                session.start()
+                is_on = True
+                self._reserve.take()
+        except BaseException:
+            if (
+                session is not None and is_on
+            ):  # a signal handler that waited has raised: Python calls no `__exit__`
+                session.abandon()
+            raise
         self._session = session
-        self._reserve.take()
         return self
 
     def __exit__(
@@ -81,10 +91,27 @@ class Profile(Reading):
         session = self._session
         if session is None:
             return
-        self._reserve.release()
-        if error is not None:
-            unlink_own_frames(error)
+        try:
+            is_stopped = self._end(session, error)
+        except MemwatchError:
+            raise
+        except BaseException:
+            if self._session is not None:  # a signal handler raised before handlers were delayed
+                self._end(session, error)
+            raise
+        if (
+            is_stopped
+            and error is not None
+            and (isinstance(error, MemoryLimitError) or is_out_of_memory(error))
+        ):
+            self._explain(error)
+
+    def _end(self, session: Session, error: BaseException | None) -> bool:
+        """Stop recording; return False if that failed, which the program's own error has a note about."""
         with uninterrupted():
+            self._reserve.release()
+            if error is not None:
+                unlink_own_frames(error)
             session.check_place()
             self._session = None
             try:
@@ -92,12 +119,10 @@ class Profile(Reading):
             except Exception as own:
                 if error is None:
                     raise
-                add_note(
-                    error, words.NOT_ENDED.format(why=_told(own))
-                )  # the program's own error is on its way
-                return
-        if error is not None and (isinstance(error, MemoryLimitError) or is_out_of_memory(error)):
-            self._explain(error)
+                # the program's own error is on its way
+                add_note(error, words.NOT_ENDED.format(why=_told(own)))
+                return False
+            return True
 
     def _stop(self, session: Session, *, failed: bool) -> None:
         self._recording = self._unpacked = self._replay_inputs = None
@@ -105,7 +130,7 @@ class Profile(Reading):
         self._replay_inputs = None if session.arguments is None else session.arguments.replay_inputs
         if self.failure is not None:
             text = f"memwatch: {self.failure}; the profile is whole in this process only"
-            warnings.warn(text, RuntimeWarning, stacklevel=3)
+            warnings.warn(text, RuntimeWarning, stacklevel=4)
 
     def _explain(self, error: BaseException) -> None:
         """Add to the error of an allocator what was live then, and write the page beside the capture."""
@@ -116,6 +141,7 @@ class Profile(Reading):
                 elsewhere = not failure.by_limit and not is_of_host(error) and reading.device == CPU
                 text = breakdown(reading, failure, self._write_page(), elsewhere=elsewhere)
         except Exception as own:
+            pass_on(own)
             text = words.NOT_TOLD.format(why=_told(own))
         add_note(error, text)
 
@@ -129,7 +155,7 @@ class Profile(Reading):
         if self._path is None or self.failure is not None:
             return []
         page = self._path.with_suffix(".html")
-        with contextlib.suppress(Exception):  # what is to be said of it does not need the page
+        with suppress(Exception):  # what is to be said of it does not need the page
             self.report(page, force=self._options.force)
             self.page = page
         return [self._path] if self.page is None else [self._path, self.page]

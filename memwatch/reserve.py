@@ -7,6 +7,8 @@ import mmap
 import sys
 from typing import TYPE_CHECKING, Final
 
+from memwatch.signal_handlers import suppress
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -22,7 +24,7 @@ class Reserve:
 
     def take(self) -> None:
         """Take it, if there is so much."""
-        with contextlib.suppress(OSError, ValueError, MemoryError):
+        with suppress(OSError, ValueError, MemoryError):
             if sys.platform == "win32":
                 self._space = mmap.mmap(-1, _BYTES)
             else:

@@ -8,6 +8,8 @@ import pathlib
 
 import torch
 
+from memwatch.signal_handlers import pass_on
+
 
 @functools.cache
 def log_level_flag() -> ctypes.c_int | None:
@@ -15,5 +17,6 @@ def log_level_flag() -> ctypes.c_int | None:
     try:
         library = ctypes.CDLL(str(pathlib.Path(torch.__file__).parent / "lib" / "libc10.so"))
         return ctypes.c_int.in_dll(library, "FLAGS_caffe2_log_level")
-    except (OSError, ValueError):
+    except (OSError, ValueError) as error:
+        pass_on(error)
         return None

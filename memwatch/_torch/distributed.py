@@ -21,7 +21,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,6 +28,7 @@ import torch
 from torch import Tensor
 
 from memwatch._torch.lookup import Part
+from memwatch.signal_handlers import pass_on, suppress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,7 +62,8 @@ def bucket_sizes(ddp: Any) -> list[int]:
     try:
         logged = str(ddp._get_ddp_logging_data().get("bucket_sizes", ""))
         return [int(size) for size in logged.split(",") if size.strip()]
-    except (AttributeError, RuntimeError, ValueError):
+    except (AttributeError, RuntimeError, ValueError) as error:
+        pass_on(error)
         return []
 
 
@@ -71,7 +72,7 @@ def backends_of(ddp: Any) -> list[Any]:
     group: Any = getattr(ddp, "process_group", None)
     found = []
     for device in getattr(group, "_device_types", ()):
-        with contextlib.suppress(AttributeError, RuntimeError):
+        with suppress(AttributeError, RuntimeError):
             found.append(group._get_backend(device))
     return found
 

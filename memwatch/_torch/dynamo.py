@@ -21,6 +21,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from memwatch._torch.lookup import Part
+from memwatch.signal_handlers import raised_by_handler
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -151,8 +152,11 @@ def call_when_given_up(call: Callable[[Any, CodeType, str], None]) -> None:
         try:
             call(owner, compiling.f_locals["code"], str(error).partition("\n")[0])
         except Exception as refusal:
+            of_handler = raised_by_handler(refusal)
             # the handler would count this compilation as one that is under way, and call nobody again
             setattr(handler, _PENDING, getattr(handler, _PENDING, 1) - 1)
+            if of_handler:
+                raise
             raise _as_backends(refusal, failed, owner.compiler_fn) from refusal
 
     handler.register_end_callback(ended)

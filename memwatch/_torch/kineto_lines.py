@@ -6,6 +6,8 @@ import contextlib
 import os
 from typing import TYPE_CHECKING
 
+from memwatch.signal_handlers import pass_on
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -18,7 +20,8 @@ def without_kineto_lines() -> Iterator[None]:
     """
     try:
         saved = os.dup(2)
-    except OSError:  # the program closed its stderr: nothing can be printed
+    except OSError as error:  # the program closed its stderr: nothing can be printed
+        pass_on(error)
         yield
         return
     with open(os.memfd_create("memwatch"), "w+b", buffering=0) as held:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import torch
 
+from memwatch.signal_handlers import pass_on
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -101,7 +103,9 @@ def find(path: str) -> Any:
         if found is ABSENT:
             try:
                 found = importlib.import_module(first)
-            except Exception:  # a module of torch may fail in any way where what it needs is not installed
+            except Exception as error:
+                # a module of torch may fail in any way where what it needs is not installed
+                pass_on(error)
                 return ABSENT
         place = found
     return place

@@ -16,6 +16,8 @@ import signal
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
+from memwatch.signal_handlers import suppress
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -68,7 +70,7 @@ class WriteBeforeTermination:
 
     def _terminated(self, *_: Any) -> None:
         if self._is_ours():  # else the program's handler calls the one before its own, and may go on
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 os.write(self._ask, _BY_HANDLER)
 
     def _wait(self) -> None:

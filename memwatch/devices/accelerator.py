@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from memwatch.signal_handlers import pass_on
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -54,7 +56,8 @@ class Accelerator:
     def _statistic(self, key: str, name: str) -> int:
         try:
             return int(torch.accelerator.memory_stats(torch.device(name)).get(key, 0))
-        except (AttributeError, RuntimeError, ValueError):
+        except (AttributeError, RuntimeError, ValueError) as error:
+            pass_on(error)
             return 0
 
     @property
@@ -93,7 +96,8 @@ class Accelerator:
         """Return pinned host memory, or plain memory for a backend that pins none."""
         try:
             return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
-        except (RuntimeError, NotImplementedError):
+        except (RuntimeError, NotImplementedError) as error:
+            pass_on(error)
             return torch.empty(nbytes, dtype=torch.uint8)
 
     def synchronize(self, name: str) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from memwatch.device_names import CPU
+from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +25,8 @@ class _MallInfo2(ctypes.Structure):
 def _mallinfo() -> Callable[[], _MallInfo2] | None:
     try:
         function = ctypes.CDLL(None).mallinfo2  # glibc 2.33 and later
-    except (AttributeError, OSError, TypeError):
+    except (AttributeError, OSError, TypeError) as error:
+        pass_on(error)
         return None
     function.restype = _MallInfo2
     return function

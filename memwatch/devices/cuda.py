@@ -7,6 +7,7 @@ from typing import Any, Final
 import torch
 
 from memwatch.devices.accelerator import Accelerator
+from memwatch.signal_handlers import pass_on
 
 namespace: Final[Any] = torch.cuda
 """torch's module for CUDA, where a device is pretended in it."""
@@ -31,7 +32,8 @@ class Cuda(Accelerator):
     def _segments_of_all(self) -> list[dict[str, Any]]:
         try:
             segments: list[dict[str, Any]] = torch.cuda.memory_snapshot(include_traces=False)
-        except TypeError:  # an older torch lists the history too, if one is recorded
+        except TypeError as error:  # an older torch lists the history too, if one is recorded
+            pass_on(error)
             segments = torch.cuda.memory_snapshot()
         return segments
 

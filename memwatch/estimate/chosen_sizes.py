@@ -13,6 +13,7 @@ import torch
 from memwatch._torch.fake_job import really
 from memwatch.estimate.calls import call_of
 from memwatch.replay.op_measure import tensors_in
+from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -115,7 +116,8 @@ def _sizes(call: Call) -> tuple[int, ...] | None:
                 each.numel() if isinstance(each, torch.Tensor) else 0
                 for each in call.op(*positional, **keyword)
             )
-    except (RuntimeError, TypeError, ValueError):
+    except (RuntimeError, TypeError, ValueError) as error:
+        pass_on(error)
         return None
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import torch
 
 from memwatch.replay.op_measure import measure_workspaces
+from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,7 +49,8 @@ def run_calls(calls: Mapping[str, Call], allowed_s: float) -> dict[str, int]:
 def _packed(call: Call) -> bytes | None:
     try:
         return pickle.dumps((str(call.op), call.positional, call.keyword))
-    except Exception:  # a value that cannot be sent: what the call needs is not known
+    except Exception as error:  # a value that cannot be sent: what the call needs is not known
+        pass_on(error)
         return None
 
 

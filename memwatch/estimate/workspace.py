@@ -7,7 +7,6 @@ halved once more, which tells how its workspace grows with that length. Only cal
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import time
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from memwatch.device_names import is_host
 from memwatch.encoding.only_allocate import ONLY_ALLOCATE
 from memwatch.estimate.run_calls import run_calls
 from memwatch.replay.op_measure import tensors_in
+from memwatch.signal_handlers import suppress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -190,7 +190,7 @@ def _shrunk(call: Call) -> _Scaled | None:
 
 def _made_bytes(call: Call) -> int | None:
     """Return the bytes of the tensors of a call, its results included; None where the op refuses them."""
-    with contextlib.suppress(Exception), torch.no_grad(), pretended():
+    with suppress(Exception), torch.no_grad(), pretended():
         positional, keyword = call.filled(_empty)
         made = tensors_in(call.op(*positional, **keyword))
         return call.nbytes + sum(tensor.untyped_storage().nbytes() for tensor in made)

@@ -21,6 +21,7 @@ from memwatch.heap.class_checks import derives
 from memwatch.heap.classes import of_classes
 from memwatch.heap.tensors import is_simulated, quiet, storage_bytes, storage_of
 from memwatch.replay.measure import hear_allocator
+from memwatch.signal_handlers import raises_later
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -118,6 +119,7 @@ class _Older:
             self.by_address[address] = storage_bytes(storage)
             self._watched.append(weakref.ref(storage, functools.partial(self._died, address)))
 
+    @raises_later
     def _died(self, address: int, _: object) -> None:
         self._deaths.append((profiler.ticks(), address))
 

@@ -12,6 +12,7 @@ from memwatch.fit.blocks import chains, partitions
 from memwatch.fit.measurement import Measurement
 from memwatch.fit.recorded_plan import within_budget
 from memwatch.fit.way import Change, Kind, Way
+from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -150,6 +151,7 @@ class Search:
             try:
                 measured = self._trial.run(way)
             except Exception as error:
+                pass_on(error)
                 if not way.changes:
                     raise
                 # the program itself runs, but not so: no plan applies, or what runs again was written in place

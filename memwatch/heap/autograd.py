@@ -29,6 +29,7 @@ from memwatch.edges import Edge, EdgeKind
 from memwatch.heap.node_hooks import node_hooks
 from memwatch.heap.tensors import is_python_node, is_tensor, mro_of, storage_of, type_dict
 from memwatch.heap.vertices import vertex_of
+from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -90,7 +91,8 @@ def _read(descriptors: Any, name: str, obj: object) -> Any:
         return None
     try:
         return descriptor.__get__(obj)
-    except _REFUSED:
+    except _REFUSED as error:
+        pass_on(error)
         return None
 
 
@@ -143,7 +145,8 @@ def sparse_parts(tensor: torch.Tensor) -> list[tuple[str, torch.Tensor | None]]:
             method = getattr(TensorBase, name, None)
             try:
                 found.append((name.lstrip("_"), None if method is None else method(tensor)))
-            except _REFUSED:
+            except _REFUSED as error:
+                pass_on(error)
                 continue
     return found
 
@@ -184,5 +187,6 @@ def _saved(namespace: Any, name: str, node: object) -> Iterator[NativeEdge]:
             kind = EdgeKind.SAVED if hook is None else EdgeKind.PACKED
             yield NativeEdge(kind, saved.data, name, position)
             yield NativeEdge(EdgeKind.UNPACK_HOOK, hook, name, position)
-        except _REFUSED:
+        except _REFUSED as error:
+            pass_on(error)
             continue

@@ -11,6 +11,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from memwatch.signal_handlers import pass_on
+
 if TYPE_CHECKING:
     from types import CodeType
 
@@ -69,7 +71,8 @@ def _lines_in(file: str) -> dict[str, int]:
             path.is_file() and path.stat().st_size <= _LONGEST_SOURCE
         )  # a script may come through a pipe
         source = path.read_text(encoding="utf-8") if is_source else ""
-    except (OSError, ValueError):  # no file, or no text
+    except (OSError, ValueError) as error:  # no file, or no text
+        pass_on(error)
         return {}
     found: dict[str, int] = {}
     line, position = 1, 0

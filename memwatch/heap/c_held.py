@@ -71,7 +71,7 @@ def _result(future: Any) -> list[NativeEdge]:
     try:
         done = Future.done(future)
         return [NativeEdge(EdgeKind.FUTURE_RESULT, Future.value(future), hidden=False)] if done else []
-    except Exception:  # the error that the future was given, of any class
+    except Exception:  # the error that the future was given, which a signal handler may have raised long ago
         return []
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from memwatch.edges import Edge, EdgeKind, Vertex
 from memwatch.heap.frames import read_locals
 from memwatch.heap.vertices import frame_vertex, vertex_of
+from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,5 +67,6 @@ def _variable(chain: Sequence[Any], at: int, frame: FrameType, owner: Vertex) ->
 def _cell_holds(cell: CellType, value: object) -> bool:
     try:
         return cell.cell_contents is value
-    except ValueError:
+    except ValueError as error:
+        pass_on(error)
         return False

@@ -9,6 +9,7 @@ from memwatch._torch.autograd_state import autograd_state
 from memwatch.heap.class_checks import ByClass, derives
 from memwatch.heap.names import instance_dict
 from memwatch.heap.tensors import is_tensor, type_dict
+from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -85,5 +86,6 @@ def first_node(tensor: torch.Tensor) -> Any:
 def _read(descriptor: Any, obj: Any) -> Any:
     try:
         return None if descriptor is None else descriptor.__get__(obj)
-    except _REFUSED:
+    except _REFUSED as error:
+        pass_on(error)
         return None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.heap.class_checks import is_a
 from memwatch.heap.tensors import mro_of, type_dict
+from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -99,7 +100,8 @@ def instance_dict(obj: object) -> dict[str, Any] | None:
         if type(descriptor) is GetSetDescriptorType or type(descriptor) is MemberDescriptorType:
             try:
                 values = descriptor.__get__(obj)
-            except (AttributeError, TypeError):
+            except (AttributeError, TypeError) as error:
+                pass_on(error)
                 return None
             return values if type(values) is dict else None
     return None
@@ -113,7 +115,8 @@ def attributes(obj: object) -> Iterator[tuple[str, object]]:
             if type(descriptor) is MemberDescriptorType and type(name) is str and name != "__dict__":
                 try:
                     yield name, descriptor.__get__(obj)
-                except AttributeError:
+                except AttributeError as error:
+                    pass_on(error)
                     continue
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from memwatch._torch.autograd import NODE_HOOKS_WORK, FunctionBase, registering_hooks_by
 from memwatch.edges import EdgeKind
 from memwatch.heap.tensors import is_python_node, type_dict
+from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,7 +65,8 @@ def _ask(node: object, name: str) -> object:
         register(node, _MARKER)
     except _SeenError as seen:
         return seen.hooks
-    except (RuntimeError, TypeError, AttributeError):
+    except (RuntimeError, TypeError, AttributeError) as error:
+        pass_on(error)
         return None
     return None
 

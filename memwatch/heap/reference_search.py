@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from memwatch.heap.class_checks import class_ids
 from memwatch.heap.references import DEFINITIONS, capsule_step, exception_step, step_of, tensor_step
 from memwatch.heap.roots import RootKind
+from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -204,6 +205,7 @@ class ReferenceSearch:
         cls = type(value)
         try:
             return self._steps[id(cls)]
-        except KeyError:
+        except KeyError as error:
+            pass_on(error)
             step = self._steps[id(cls)] = self._known_classes.step_of(cls, deep=self._deep)
             return step

@@ -36,6 +36,7 @@ from memwatch.heap.names import instance_dict
 from memwatch.heap.roots import is_tool_class
 from memwatch.heap.tensors import is_node_type, type_dict
 from memwatch.own_code import is_program_code
+from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -194,7 +195,9 @@ def copied_items(
     """
     try:
         return list(islice(iterate(container), limit))
-    except RuntimeError:  # changed between the iterator and the end of the copy, which is short: try again
+    except RuntimeError as error:
+        # changed between the iterator and the end of the copy, which is short: try again
+        pass_on(error)
         return copied_items(container, iterate, limit, tries - 1) if tries > 1 else []
 
 

@@ -23,6 +23,7 @@ from memwatch.heap.ids import ids_of
 from memwatch.heap.names import type_name
 from memwatch.heap.paths import name_chain
 from memwatch.heap.vertices import module_vertex
+from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -84,7 +85,8 @@ def living_tensors(
     for at in np.flatnonzero(np.isin(types, tensor_classes)).tolist():
         try:
             number = wanted.get(address_of(objects[at]))
-        except (NotImplementedError, RuntimeError, AttributeError):
+        except (NotImplementedError, RuntimeError, AttributeError) as error:
+            pass_on(error)
             number = None
         if number is not None:
             found.setdefault(number, []).append(objects[at])

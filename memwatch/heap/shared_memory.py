@@ -16,6 +16,7 @@ from memwatch.edges import EdgeKind
 from memwatch.heap.autograd import NativeEdge
 from memwatch.heap.capsules import capsule_address
 from memwatch.heap.tensors import answers_by_code, is_simulated, quiet, storage_bytes, storage_of
+from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -66,5 +67,6 @@ def _begin_of(tensor: torch.Tensor) -> int | None:
     try:
         offset = int(TensorBase.storage_offset(tensor))
         return data_address_of(tensor) - offset * int(TensorBase.element_size(tensor))
-    except RuntimeError:  # no memory of its own
+    except RuntimeError as error:  # no memory of its own
+        pass_on(error)
         return None

@@ -11,6 +11,7 @@ from memwatch._torch.overrides import disable_torch_function
 from memwatch._torch.storages import device_of, storage_bytes_of
 from memwatch._torch.tensors import TENSOR_DICT, untyped_storage_of
 from memwatch.heap.class_checks import ByClass, derives, is_a
+from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -155,7 +156,8 @@ def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
         return None  # the storages are those of the inner tensors
     try:
         storage: torch.UntypedStorage = untyped_storage_of(tensor)
-    except _NO_STORAGE:
+    except _NO_STORAGE as error:
+        pass_on(error)
         return None
     return storage
 
@@ -172,7 +174,8 @@ def storage_bytes(storage: torch.UntypedStorage) -> int:
     """Return the size of a storage in bytes; 0 where the storage refuses to say."""
     try:
         return storage_bytes_of(storage)
-    except _NO_STORAGE:
+    except _NO_STORAGE as error:
+        pass_on(error)
         return 0
 
 

@@ -5,7 +5,6 @@ Searches for modules and for tensors take from it what they look for.
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections import deque
 from types import FunctionType, GetSetDescriptorType, MemberDescriptorType
@@ -21,6 +20,7 @@ from memwatch.heap.references import DEFINITIONS, copied_items, exception_step, 
 from memwatch.heap.search_roots import running
 from memwatch.heap.tensors import type_dict
 from memwatch.own_code import CodeOwner, code_owner
+from memwatch.signal_handlers import suppress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -161,7 +161,7 @@ def _held_by(value: Any) -> Iterator[tuple[str, Any]]:
     elif type(value) is FunctionType:
         cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=False)
         for name, cell in cells:
-            with contextlib.suppress(ValueError):  # it has no value yet
+            with suppress(ValueError):  # it has no value yet
                 yield name, cell.cell_contents
     elif is_a(value, type):
         yield from _class_attributes(value)

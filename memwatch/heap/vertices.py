@@ -28,6 +28,7 @@ from memwatch.heap.capsules import Capsule, capsule_address
 from memwatch.heap.class_checks import class_ids, derives, is_a
 from memwatch.heap.names import instance_dict, short_qualname, type_name
 from memwatch.heap.tensors import is_node, is_python_node, quiet, shape_of, storage_bytes
+from memwatch.signal_handlers import pass_on
 from memwatch.words.edges import DLPACK_CAPSULE, vertex_phrase
 
 if TYPE_CHECKING:
@@ -107,7 +108,8 @@ def _tensor(tensor: Any) -> Vertex:
         try:
             shape = tuple(shape_of(tensor))
             dtype = str(namespace["dtype"].__get__(tensor)).removeprefix("torch.")
-        except (RuntimeError, TypeError, ValueError, AttributeError):  # nested and symbolic shapes
+        except (RuntimeError, TypeError, ValueError, AttributeError) as error:  # nested and symbolic shapes
+            pass_on(error)
             return Vertex(VertexKind.TENSOR, name)
     if any(type(size) is not int for size in shape):  # symbolic: to make a number of it adds a guard
         return Vertex(VertexKind.TENSOR, name)

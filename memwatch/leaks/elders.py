@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from memwatch.heap.pause import HAS_THREE_GENERATIONS, calls, recent_objects, stop_calling
 from memwatch.heap.tensors import is_storage, is_tensor
 from memwatch.leaks.new_storages import NewStorages, empty_storage, storages_behind, tensors_among
+from memwatch.signal_handlers import raises_later
 
 if TYPE_CHECKING:
     import torch
@@ -51,6 +52,7 @@ class _Promotions:
             return None
         return [tensor for tensor in (ref() for ref in self._tensors) if tensor is not None]
 
+    @raises_later
     def look(self, phase: str, info: dict[str, int]) -> None:
         """Note the tensors that a collection is about to move; it tells of its begin and its end."""
         if phase != "start" or info["generation"] == 0 or self._objects_left <= 0:

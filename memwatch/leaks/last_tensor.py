@@ -6,6 +6,7 @@ from typing import Any
 
 from memwatch.heap.tensors import is_tensor, nbytes_of, quiet
 from memwatch.heap.vertices import describe
+from memwatch.signal_handlers import pass_on
 
 
 def tensor_words(objects: list[Any]) -> str:
@@ -21,5 +22,7 @@ def is_view(objects: list[Any], storage_bytes: int) -> bool:
     with quiet():
         try:
             return bool(2 * nbytes_of(tensor) <= storage_bytes)
-        except (RuntimeError, AttributeError, NotImplementedError):  # nested, sparse and opaque tensors
+        except (RuntimeError, AttributeError, NotImplementedError) as error:
+            # nested, sparse and opaque tensors
+            pass_on(error)
             return False

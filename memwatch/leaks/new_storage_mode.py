@@ -17,6 +17,7 @@ from memwatch.heap.class_checks import class_ids, is_a
 from memwatch.heap.frames import is_test_runner_code
 from memwatch.heap.tensors import is_simulated, is_tensor, quiet, storage_bytes, storage_of
 from memwatch.own_code import CodeOwner, code_owner, hands_on
+from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -52,9 +53,9 @@ class NewStorageMode(UncompiledMode):
         self.ops += 1
         try:
             result = func(*args, **(kwargs or {}))
-        except (
-            RuntimeError
-        ):  # of a scripted function, a mode is given plain numbers where the op takes tensors only
+        except RuntimeError as error:
+            # of a scripted function, a mode is given plain numbers where the op takes tensors only
+            pass_on(error)
             numbers = _numbers_for_tensors(func, args)
             if numbers is None:
                 raise

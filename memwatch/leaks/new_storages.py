@@ -27,6 +27,7 @@ from memwatch.heap.tensors import (
     storage_bytes,
     storage_of,
 )
+from memwatch.signal_handlers import raises_later
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -154,6 +155,7 @@ class YoungWatch:
         self._at_collection = None
         resume_gc()
 
+    @raises_later
     def _before_collection(self, phase: str, _info: dict[str, int]) -> None:
         # The program itself calls gc.collect(): its survivors leave the youngest generation, so remember them.
         if self._at_collection is not None:

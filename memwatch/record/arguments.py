@@ -26,6 +26,7 @@ from memwatch.encoding.replay_inputs import ReplayInputs, RngStates
 from memwatch.encoding.values import encode, leaves, unsupported_tensor
 from memwatch.record.tables.rows import Rows
 from memwatch.record.tables.storages import BASELINE
+from memwatch.signal_handlers import pass_on, raised_by_handler
 
 if TYPE_CHECKING:
     from memwatch.record.backend import OpRecorder
@@ -70,18 +71,23 @@ class ArgumentRecorder:
             try:
                 call = self._before(number, kind, args, kwargs, operands, draws=draws)
             except Exception as error:  # the program goes on; a plan of it will name this op
+                pass_on(error)
                 operands.clear()
                 call = json.dumps([[_refusal(error)], [], []])
         result = self._ops.run(kind, args, kwargs)
+        of_handler = None
         with disable_torch_function(), disable_torch_dispatch():
             try:
                 made = self._after(number, kind, result, operands, draws=draws)
             except Exception as error:
+                of_handler = error if raised_by_handler(error) else None
                 operands[:] = [operand for operand in operands if operand[2] != RESULT]
                 made = json.dumps(_refusal(error))
         self.arguments += (number, self._strings(call), self._strings(made), grad)
         for operand in operands:
             self.operands += (number, *operand)
+        if of_handler is not None:  # the op has run, so it has its rows first
+            raise of_handler
         return result
 
     def _before(

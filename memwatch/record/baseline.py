@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import sys
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from memwatch.heap.classes import Classes
 from memwatch.heap.module_tables import is_whole, module_dict
 from memwatch.record.tables.parts import plain_parts
 from memwatch.record.tables.storages import BASELINE, Storages
+from memwatch.signal_handlers import pass_on, suppress
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +38,7 @@ def scan(storages: Storages, context: Context) -> None:
     )
     for optimizer in optimizers:
         if is_whole(optimizer):
-            with contextlib.suppress(AttributeError, KeyError, TypeError):  # a half-made optimizer
+            with suppress(AttributeError, KeyError, TypeError):  # a half-made optimizer
                 context.owners.learn_parameters(optimizer)
             context.owners.learn_state(optimizer)
     context.look_at_gradients()
@@ -59,5 +59,6 @@ def _number(storages: Storages, tensor: Tensor) -> None:
     try:
         for part in plain_parts(tensor):
             storages.number_of(part, NONE, BASELINE)
-    except (RuntimeError, NotImplementedError, AttributeError, ValueError):
+    except (RuntimeError, NotImplementedError, AttributeError, ValueError) as error:
+        pass_on(error)
         return  # a half-made or foreign wrapper: it is numbered when an op touches it

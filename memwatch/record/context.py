@@ -31,6 +31,7 @@ from memwatch.record.role_ends import RoleEnds
 from memwatch.record.roles import INPUT, STEPPED, Roles
 from memwatch.record.tables.parts import tensors_in
 from memwatch.record.tables.rows import Rows
+from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,6 +63,7 @@ def _observed(beneath: Callable[..., Any], block: object) -> Any:
             except MemwatchError:  # the limit that the program asked for
                 raise
             except Exception as error:
+                pass_on(error)
                 context.could_not_record(class_name(type(self)), error)
             return beneath(self, *args, **kwargs)
         finally:

@@ -5,12 +5,12 @@ They count all memory of the process: what no tensor of Python's shows, too, and
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Any
 
 from memwatch.device_names import is_host
 from memwatch.devices import NOTE_KIND, adapter_of, devices_in_use
 from memwatch.devices.reserved import reserved_in
+from memwatch.signal_handlers import suppress
 from memwatch.words.allocators import reserved_text
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class DeviceBooks:
 
     def op_failed(self) -> None:
         """Note what an allocator holds that had no memory left for the op that raised."""
-        with contextlib.suppress(Exception):  # the program's own error is on its way
+        with suppress(Exception):  # the program's own error is on its way
             for name, count in _out_of_memory_counts().items():
                 if count > self._out_of_memory.get(name, 0):
                     self._out_of_memory[name] = count

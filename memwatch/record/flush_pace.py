@@ -68,10 +68,11 @@ class FlushPace:
         self.from_elsewhere()
 
     def from_elsewhere(self) -> None:
-        """Flush from another thread."""
-        if self._allocator is not None:
-            self._allocator.cut_from_elsewhere()
-        self._flush()  # what it raises, the next flush raises again in the program's thread
+        """Flush because another thread asks, or because the program asks in any thread."""
+        with uninterrupted():
+            if self._allocator is not None:
+                self._allocator.cut_from_elsewhere()
+            self._flush()  # what it raises, the next flush raises again in the program's thread
 
     def flush_now(self) -> None:
         """End the window and flush: a step has ended."""

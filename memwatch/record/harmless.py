@@ -1,4 +1,4 @@
-"""What goes wrong in code of ours that runs within a call of the program's: it is noted, and the call goes on."""
+"""Note the errors of memwatch's code that runs within the program's calls, and let the calls go on."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from memwatch._torch.dynamo import leave_alone
 from memwatch.errors import MemwatchError
+from memwatch.signal_handlers import raised_by_handler
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -14,7 +15,10 @@ if TYPE_CHECKING:
 
 
 class Harmless:
-    """Catch what is raised in a `with` block, unless the program asked for it: its limit, an interrupt, an exit.
+    """Catch the errors of memwatch in a `with` block.
+
+    Exceptions that belong to the program pass: its memory limit, an interrupt, an exit, and whatever one of its signal
+    handlers raises.
 
     Args:
         could_not_record: called with the name of what is being noted, and the error.
@@ -31,7 +35,7 @@ class Harmless:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         """Note an error, and go on after the block."""
-        if not isinstance(error, Exception) or isinstance(error, MemwatchError):
+        if not isinstance(error, Exception) or isinstance(error, MemwatchError) or raised_by_handler(error):
             return False
         self._could_not_record(self._what, error)
         return True

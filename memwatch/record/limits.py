@@ -11,6 +11,7 @@ import torch
 
 from memwatch.device_names import kind_of
 from memwatch.errors import MemwatchError
+from memwatch.signal_handlers import pass_on
 from memwatch.sizes import parse_bytes
 
 NO_LIMIT: Final = 1 << 62
@@ -59,5 +60,6 @@ def _is_device(name: str) -> bool:
     """Return True for what torch knows as a device, whether this machine has it or not."""
     try:
         return _DEVICE.fullmatch(name) is not None and torch.device(name) is not None
-    except RuntimeError:
+    except RuntimeError as error:
+        pass_on(error)
         return False

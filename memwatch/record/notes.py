@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING
 
 from memwatch._torch import missing
 from memwatch.capture.capture import Note
+from memwatch.signal_handlers import suppress
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,7 +43,7 @@ class Notes:
         """Note once per op that its tensors could not be looked into."""
         if op not in self._not_recorded:
             self._not_recorded.add(op)
-            with contextlib.suppress(Exception):  # the words of the program's own error may fail
+            with suppress(Exception):  # the text of the error may fail
                 self.note("recorder", f"{op} is not recorded whole: {type(error).__name__}: {error}")
 
     def unwritten(self) -> list[Note]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Final
 
+from memwatch import signal_handlers
 from memwatch.error_notes import linked_errors
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-_HERE: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
+_OWN: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), ""), signal_handlers.__file__
 """The code that runs between the program's calls and torch's: around a module, an op, a checkpoint's second run."""
 
 
@@ -26,7 +27,7 @@ def unlink_own_frames(error: BaseException) -> None:
 def _unlink(trace: TracebackType | None) -> None:
     while trace is not None:
         following = trace.tb_next
-        while following is not None and following.tb_frame.f_code.co_filename.startswith(_HERE):
+        while following is not None and following.tb_frame.f_code.co_filename.startswith(_OWN):
             following = following.tb_next
         if following is not trace.tb_next:
             trace.tb_next = following

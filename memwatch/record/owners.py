@@ -27,6 +27,7 @@ from memwatch.record.roles import BUFFER, PARAMETER, STATE, STEPPED, Roles
 from memwatch.record.search_budget import SearchBudget
 from memwatch.record.tables.rows import Rows
 from memwatch.record.tables.storages import address_of
+from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, KeysView
@@ -266,7 +267,8 @@ def _may_lie_in(modules: list[dict[str, Any]], addresses: KeysView[int]) -> bool
         tensors = [each for each in chain.from_iterable(map(dict.values, tables)) if each is not None]
         are_plain = _PLAIN.issuperset(map(id, map(type, tensors)))
         return not (are_plain and addresses.isdisjoint(map(address_of, tensors)))
-    except (RuntimeError, NotImplementedError, TypeError):  # sparse, or changed meanwhile
+    except (RuntimeError, NotImplementedError, TypeError) as error:  # sparse, or changed meanwhile
+        pass_on(error)
         return True
 
 

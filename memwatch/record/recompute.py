@@ -6,7 +6,6 @@ Python and of modules are the real ones then; only the graph task that runs tell
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import threading
 import weakref
@@ -40,6 +39,7 @@ from memwatch.record.region_inputs import RegionInputs
 from memwatch.record.tables.parts import plain_parts
 from memwatch.record.tables.rows import Rows
 from memwatch.record.tables.storages import BASELINE
+from memwatch.signal_handlers import suppress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -221,7 +221,7 @@ class Recomputes:
             return
         with disable_torch_function():
             for tensor in recomputed_tensors(frame):
-                with contextlib.suppress(RuntimeError, NotImplementedError):  # it shows no storage
+                with suppress(RuntimeError, NotImplementedError):  # it shows no storage
                     for part in plain_parts(tensor):
                         self._kept += (self._storages.number_of(part, NONE, BASELINE),)
 

@@ -25,6 +25,7 @@ from memwatch.record.roles import BUFFER, GRADIENT, NAMES, PARAMETER, STATE, STE
 from memwatch.record.tables.parts import plain_parts
 from memwatch.record.tables.rows import Rows
 from memwatch.record.tables.storages import address_of
+from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -140,5 +141,6 @@ def _numbers_of(tensor: Tensor, large: dict[int, int]) -> Sequence[int]:
             number = large.get(address_of(tensor))
             return () if number is None else (number,)
         return [large[key] for key in map(address_of, plain_parts(tensor)) if key in large]
-    except (RuntimeError, NotImplementedError, AttributeError, ValueError):
+    except (RuntimeError, NotImplementedError, AttributeError, ValueError) as error:
+        pass_on(error)
         return ()

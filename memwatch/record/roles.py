@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Final
 
 from torch import Tensor
@@ -12,6 +11,7 @@ from memwatch.capture.schema import GRADIENT_PREFIX, NONE, ROLES
 from memwatch.record.tables.parts import plain_parts
 from memwatch.record.tables.rows import Rows
 from memwatch.record.tables.storages import BASELINE, Storages
+from memwatch.signal_handlers import pass_on, suppress
 
 if TYPE_CHECKING:
     from memwatch.record.tables.op_counter import OpCounter
@@ -88,7 +88,7 @@ class Roles:
             self.add(number, role, NAMES[role].format(*words), module)
 
     def _watch_on(self, tensor: Tensor) -> None:
-        with contextlib.suppress(RuntimeError, NotImplementedError):
+        with suppress(RuntimeError, NotImplementedError):
             for part in plain_parts(tensor):
                 self._watched_number(part, True)
 
@@ -97,7 +97,8 @@ class Roles:
         with disable_torch_function():
             try:
                 parts = list(plain_parts(tensor))
-            except (RuntimeError, NotImplementedError):
+            except (RuntimeError, NotImplementedError) as error:
+                pass_on(error)
                 return
             for part in parts:
                 storage = self.storages.number_of(part, NONE, BASELINE)

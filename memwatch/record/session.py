@@ -166,12 +166,16 @@ class Session:
             if self._steps is not None:
                 self._steps.begin(entry_bytes(self.storages, self._device_books.entry_bytes, self.strings))
         except BaseException:
-            self._switch_off()
-            self._timer.stop()
-            self._let_go()
-            if self._writer is not None:
-                self._writer.discard()
+            self.abandon()
             raise
+
+    def abandon(self) -> None:
+        """Switch everything off and keep nothing: the block could not be entered."""
+        self._switch_off()
+        self._timer.stop()
+        self._let_go()
+        if self._writer is not None:
+            self._writer.discard()
 
     def _switch_on(self, start: Callable[[], None], stop: Callable[[], None]) -> None:
         start()
@@ -223,15 +227,11 @@ class Session:
         self._process.sample()
         self._device_books.end()
         if self._compiled.count:
-            self._notes.note(
-                "compiled",
-                f"{self._compiled.count} calls of compiled code ran: only the allocator saw what they used",
-            )
+            text = f"{self._compiled.count} calls of compiled code ran: only the allocator saw what they used"
+            self._notes.note("compiled", text)
         for kind in sorted(self.storages.unseen):
-            self._notes.note(
-                "unseen",
-                f"tensors of kind {kind} show no storage: only the allocator events count their bytes",
-            )
+            text = f"tensors of kind {kind} show no storage: only the allocator events count their bytes"
+            self._notes.note("unseen", text)
         self._notes.note_missing()
         self._recording.meta = self._meta(complete=True)
         self._flush()

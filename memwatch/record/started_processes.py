@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.job import CHILDREN
 from memwatch.record.patches import Patches
+from memwatch.signal_handlers import pass_on
 from memwatch.words.processes import StartedAs, started_text
 
 if TYPE_CHECKING:
@@ -81,7 +82,8 @@ def _is_python(command: Any) -> bool:
     """Return True for a command whose first word is a Python."""
     try:
         text = os.fsdecode(command)
-    except TypeError:  # a list of words
+    except TypeError as error:  # a list of words
+        pass_on(error)
         words = [os.fsdecode(word) for word in command]
     else:
         words = [text] if os.path.exists(text) else shlex.split(text)

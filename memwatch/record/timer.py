@@ -7,6 +7,8 @@ import functools
 import threading
 from typing import TYPE_CHECKING, Final
 
+from memwatch.signal_handlers import suppress
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -32,7 +34,7 @@ class Timer:
 
     def start(self) -> None:
         """Begin, unless it has begun or is over; any thread may ask."""
-        with contextlib.suppress(IndexError):
+        with suppress(IndexError):
             thread = self._to_start.pop()
             thread.start()
             self._started.append(thread)

@@ -1,4 +1,4 @@
-"""Put signals off while memwatch's own books are in between two states.
+"""Delay signal handlers while memwatch's tables are inconsistent, or while a search runs.
 
 A handler written in Python, as that of Ctrl-C, raises wherever the main thread is. A flush that it cuts in
 two would lose rows, or leave the allocator channel closed; so it waits until the flush is done.
@@ -6,36 +6,88 @@ two would lose rows, or leave the allocator channel closed; so it waits until th
 `signal.signal` and `signal.getsignal` would take the `repr` of a handler, to see if it is a member of an enumeration:
 of asyncio's that is the main task, and so the text of every tensor in its result. The functions of C behind them do
 not.
+
+`signal.signal` also has the system call Python's own C handler, and makes the signal interrupt system calls. The
+program may have changed both: `faulthandler.register` puts a C handler above Python's, and asyncio calls
+`signal.siginterrupt`. So what the system does is read before and put back at once; only Python's table changes.
 """
 
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]
+import _thread
 import contextlib
+import ctypes
+import functools
 import signal
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+
+from memwatch.signal_handlers import call_later, python_handlers, run_handler
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+_Action: Final = ctypes.c_char * 256
+"""Room for a `struct sigaction`, which has 152 bytes with glibc on x86-64."""
+_sigaction: Final[Any] = getattr(ctypes.pythonapi, "sigaction", None)
+"""As `ctypes.pythonapi` calls it, it keeps the lock of the interpreter: no other thread's change is undone."""
+if _sigaction is not None:
+    _sigaction.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
+
+
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
     """Let the handlers of signals that arrive in the block run at its end, in their order."""
+    if threading.get_ident() != threading.main_thread().ident:  # no other thread runs handlers
+        yield
+        return
     waiting: list[tuple[int, Any]] = []
-    handlers: dict[int, Any] = {}
-    if threading.current_thread() is threading.main_thread():  # no other thread runs handlers
-        for number in signal.valid_signals():
-            handler = _signal.getsignal(number)
-            if callable(handler):
-                handlers[number] = handler
+    handlers = python_handlers()
+    replaced = list(handlers.items())
     try:
-        for caught in handlers:
-            _signal.signal(caught, lambda *arrived: waiting.append(arrived))
+        for number in handlers:
+            _install(number, lambda *arrived: waiting.append(arrived))
         yield
     finally:
-        for caught, handler in handlers.items():
-            _signal.signal(caught, handler)
-        for arrived, frame in waiting:
-            handlers[arrived](arrived, frame)
+        try:
+            _put_back(replaced)
+        finally:
+            _run(waiting, handlers)
+
+
+def _put_back(handlers: list[tuple[int, Any]]) -> None:
+    """Install handlers again; one that is installed may run at once and raise, and the others are installed too."""
+    try:
+        while handlers:
+            _install(*handlers[-1])
+            handlers.pop()
+    finally:
+        if handlers:
+            _put_back(handlers)
+
+
+def _install(number: int, handler: Any) -> None:
+    """Change the handler that Python runs, and nothing that the system does."""
+    if _sigaction is None:
+        _signal.signal(number, handler)
+        return
+    kept = _Action()
+    _sigaction(number, None, kept)
+    try:
+        _signal.signal(number, handler)
+    finally:
+        _sigaction(number, kept, None)
+
+
+def _run(waiting: list[tuple[int, Any]], handlers: dict[int, Any]) -> None:
+    """Run the handlers that waited; once one has raised, Python runs the others where the program is by then."""
+    try:
+        while waiting:
+            number, frame = waiting.pop(0)
+            run_handler(handlers[number], number, frame)
+    finally:
+        while waiting:
+            number, _ = waiting.pop(0)
+            call_later(functools.partial(_thread.interrupt_main, signal.Signals(number)))

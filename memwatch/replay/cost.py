@@ -7,7 +7,6 @@ times are too noisy to compare plans by.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from typing import TYPE_CHECKING, Final
 
@@ -19,6 +18,7 @@ from memwatch._torch.overloads import base_name_of
 from memwatch.encoding.only_allocate import ONLY_ALLOCATE
 from memwatch.encoding.values import GeneratorNumber, Value, Window, leaves, replace
 from memwatch.replay.overloads import overload_of
+from memwatch.signal_handlers import suppress
 
 if TYPE_CHECKING:
     from memwatch.replay.program import Call
@@ -71,7 +71,7 @@ def flops(overload: Value, positional: Value, keyword: dict[str, Value], result:
     if formula is None:
         return 0
     # some formulas expect the arguments of another overload of the op and raise on these
-    with contextlib.suppress(AssertionError, IndexError, TypeError, ValueError):
+    with suppress(AssertionError, IndexError, TypeError, ValueError):
         out = tuple(result) if isinstance(result, list) else result
         return int(formula(*positional, **keyword, out_val=out))
     return 0

@@ -31,6 +31,7 @@ from memwatch.planner.peak import allocations
 from memwatch.replay.errors import ReplayError
 from memwatch.replay.overloads import overload_of
 from memwatch.replay.spill import Spill
+from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
     from memwatch.encoding.replay_inputs import ReplayInputs
@@ -187,6 +188,7 @@ class Executor:
         try:
             return overload(*positional, **keyword)
         except Exception as error:
+            pass_on(error)
             raise ReplayError(f"{call.where} failed when it was replayed: {error}") from error
 
     def _held(self, call: Call, buffer: int) -> torch.UntypedStorage:

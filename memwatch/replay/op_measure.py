@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +10,7 @@ from memwatch._torch.storages import address_of
 from memwatch.encoding.values import Value, leaves
 from memwatch.replay.executor import below_autograd
 from memwatch.replay.measure import AllocatorWindow, Stretch
+from memwatch.signal_handlers import suppress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -45,7 +45,7 @@ def measure_workspaces(
 def _run(key: str, op: Any, make: Callable[[], Arguments], window: AllocatorWindow) -> int | None:
     """Run a call between two marks; return the bytes of what it made, None where it refused."""
     made = None
-    with contextlib.suppress(Exception):
+    with suppress(Exception):
         positional, keyword = make()
         window.mark(key)
         made = _made_bytes(op(*positional, **keyword), [positional, list(keyword.values())])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from memwatch.replay.errors import UnsupportedOpError
+from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
     from memwatch.replay.program import Call
@@ -33,5 +34,6 @@ def overload_named(name: str) -> Any:  # torch has no public type for an overloa
     space, opname, overload = name.rsplit(".", 2)
     try:
         return getattr(getattr(getattr(torch.ops, space), opname), overload)
-    except (AttributeError, RuntimeError):
+    except (AttributeError, RuntimeError) as error:
+        pass_on(error)
         return None

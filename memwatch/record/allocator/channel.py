@@ -13,6 +13,7 @@ from memwatch.record.allocator.threads import name_of
 from memwatch.record.patches import Patches
 from memwatch.record.tables.rows import Rows
 from memwatch.record.uninterrupted import uninterrupted
+from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -139,6 +140,7 @@ class AllocatorChannel:
                 try:
                     windows = self._events.close()
                 except (MemoryError, RuntimeError) as error:  # as where memory has run out
+                    pass_on(error)
                     self._note(
                         "allocator", f"the allocator's events of a part of the block are lost: {error}"
                     )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 import time
 
+from memwatch.signal_handlers import pass_on
+
 
 def cpu_time_ns(native_id: int | None) -> int | None:
     """Return how long a thread has been on a processor, None if it has ended or the system does not say.
@@ -16,5 +18,6 @@ def cpu_time_ns(native_id: int | None) -> int | None:
         return None
     try:
         return time.clock_gettime_ns(~native_id << 3 | 6)
-    except OSError:
+    except OSError as error:
+        pass_on(error)
         return None

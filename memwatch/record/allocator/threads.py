@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures.thread
-import contextlib
 import multiprocessing.pool
 import sys
 import threading
@@ -17,6 +16,7 @@ from memwatch.own_code import is_program_code
 from memwatch.record.allocator.thread_clock import cpu_time_ns
 from memwatch.record.patches import Patches
 from memwatch.record.timer import RepeatingThread
+from memwatch.signal_handlers import suppress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -132,7 +132,7 @@ class StartedThreads:
         if is_a(thread, RepeatingThread):
             return None
         leave = None
-        with contextlib.suppress(Exception):  # whoever started the thread waits for it to come up
+        with suppress(Exception):  # whoever started the thread waits for it to come up
             number = self._number(name_of(thread))
             leave = None if self._logs is None else self._logs.enter_thread(number)
             if leave is not None:

@@ -8,6 +8,7 @@ compresses, is given a bucket of whatever age.
 from __future__ import annotations
 
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -25,6 +26,7 @@ from memwatch._torch.distributed import (
 )
 from memwatch.record.harmless import Harmless
 from memwatch.record.roles import BUCKET, COMMUNICATION, REDUCER_MEMORY
+from memwatch.record.when_gone import when_gone
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -106,7 +108,7 @@ class ReducerBook:
         lock, for ever; Python, where it is the last, waits without. No memory of tensors lives longer by this.
         """
         self._backed.add(ddp.reducer)
-        weakref.finalize(ddp.reducer, backends_of(ddp).clear).atexit = False
+        when_gone(ddp.reducer, partial(backends_of(ddp).clear))
 
     def _note(self, born: list[tuple[int, int]], owner: str, sizes: list[int] | None) -> None:
         """Note the role of what was born for a reducer.

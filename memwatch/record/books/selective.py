@@ -18,6 +18,7 @@ from memwatch.record.interception.tracing import is_tracing
 from memwatch.record.roles import SAVED_BY_POLICY
 from memwatch.record.tables.parts import plain_parts
 from memwatch.record.tables.storages import BY_OP
+from memwatch.signal_handlers import raises_later
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,6 +61,7 @@ class SelectiveBook:
                         self._context.roles.add(number, SAVED_BY_POLICY, "")
                 self._wrappers[weakref.ref(wrapper, self._dropped)] = numbers
 
+    @raises_later
     def _dropped(self, wrapper: weakref.ref[Any]) -> None:
         with self._harmless:
             for number in self._wrappers.pop(wrapper, ()):

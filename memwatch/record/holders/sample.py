@@ -39,6 +39,7 @@ from memwatch.record.holders.state import Told, function_of
 from memwatch.record.tables.parts import address_or_zero, plain_parts, tensor_bytes
 from memwatch.record.tables.storages import BASELINE, address_of
 from memwatch.record.tables.watched import WatchedStorage, WatchedTensor
+from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -156,7 +157,8 @@ class Sample:
         """Return references to tensors without those of which `_held` would say nothing: small, without a graph."""
         try:
             known = map(self._live.get, [address_of(link[-1]) for link in links])
-        except (NotImplementedError, RuntimeError, AttributeError):
+        except (NotImplementedError, RuntimeError, AttributeError) as error:
+            pass_on(error)
             return links
         least_bytes = self._smallest_bytes
         return [
@@ -359,5 +361,6 @@ def _parts(tensor: Tensor) -> Sequence[tuple[Tensor, int]]:
             key = address_of(tensor)
             return ((tensor, key),) if key else ()
         return [(part, key) for part in plain_parts(tensor) if (key := address_of(part))]
-    except (NotImplementedError, RuntimeError, AttributeError):
+    except (NotImplementedError, RuntimeError, AttributeError) as error:
+        pass_on(error)
         return _parts(unwrapped(tensor)) if is_wrapped(tensor) else ()

@@ -17,6 +17,7 @@ from memwatch.heap.search_roots import forget_calls
 from memwatch.record.clock import ticks
 from memwatch.record.holders.sample import Sample
 from memwatch.record.holders.state import SamplingState
+from memwatch.record.uninterrupted import uninterrupted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -144,12 +145,16 @@ class HolderSampler:
 
     @contextlib.contextmanager
     def _amid_op(self) -> Iterator[None]:
-        """Look at the program's objects in the middle of an op, without running any code of its own."""
-        self._is_sampling = True
-        pause_gc()  # a collection now would run the program's finalizers inside an op
-        try:
-            with disable_torch_function():
-                yield
-        finally:
-            resume_gc()
-            self._is_sampling = False
+        """Look at the program's objects in the middle of an op, without running any code of its own.
+
+        Signal handlers wait until the end: one that runs within a search would change what is searched.
+        """
+        with uninterrupted():
+            self._is_sampling = True
+            pause_gc()  # a collection now would run the program's finalizers inside an op
+            try:
+                with disable_torch_function():
+                    yield
+            finally:
+                resume_gc()
+                self._is_sampling = False

@@ -24,6 +24,7 @@ from memwatch._torch.dispatch import (
 from memwatch._torch.overloads import base_name_of
 from memwatch.record.interception.kinds import UNSEEN, is_lift, is_noted_view
 from memwatch.record.patches import Patches
+from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -161,5 +162,6 @@ def _overloads() -> Iterator[tuple[str, str, Any]]:
         base, _, overload = name.partition(".")
         try:
             yield space, name, getattr(getattr(getattr(torch.ops, space), base), overload or "default")
-        except (AttributeError, RuntimeError):
+        except (AttributeError, RuntimeError) as error:
+            pass_on(error)
             continue  # some ops have no Python binding; nobody can call them from here

@@ -20,6 +20,7 @@ from memwatch._torch.modes import UncompiledMode, current_mode, is_torch_own, mo
 from memwatch.heap.class_checks import ByClass, derives
 from memwatch.heap.tensors import mro_of, type_dict
 from memwatch.record.interception.kinds import OpKind, mode_kind
+from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -116,7 +117,8 @@ class ModeInterceptor(UncompiledMode):
             return self._leave_to(mode_stack(), func, args, kwargs)
         try:
             kind = self._kinds[id(func)]
-        except KeyError:
+        except KeyError as error:
+            pass_on(error)
             kind = self._kinds[id(func)] = mode_kind(func)
             self._overloads.append(func)  # its id stays its own
         if kind is None:

@@ -10,6 +10,7 @@ import torch
 from memwatch._torch.dispatch import FREE_KEY
 from memwatch._torch.modes import disable_torch_dispatch
 from memwatch._torch.overrides import disable_torch_function
+from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,7 +31,8 @@ def passes(start: Callable[[], None], stop: Callable[[], None]) -> bool:
             finally:
                 stop()
             return total.item() == _EXPECTED
-    except (RuntimeError, AttributeError, TypeError):
+    except (RuntimeError, AttributeError, TypeError) as error:
+        pass_on(error)
         return False
 
 

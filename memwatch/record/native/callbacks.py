@@ -14,6 +14,7 @@ from memwatch._torch.overrides import disable_torch_function
 from memwatch.errors import MemwatchError
 from memwatch.record.interception.kinds import mode_kind
 from memwatch.record.interception.mode import ModeInterceptor
+from memwatch.signal_handlers import raised_by_handler
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -95,6 +96,7 @@ class OpCallbacks:
         frame_callback: returns what dynamo evaluates the frames of this thread with, None where it does not.
         hand_on: `__torch_dispatch__` of the mode, for what dynamo or a tensor subclass must not meet in C++.
         passed_on: the class of the errors that the program asked for; others do not stop an op.
+        raised_by_handler: tells that a signal handler of the program raised an exception: it passes too.
     """
 
     def __init__(self, listener: Listener, operands: Operands, strings: Strings) -> None:
@@ -106,6 +108,7 @@ class OpCallbacks:
         self.frame_callback = frame_callback
         self.hand_on: Callable[..., Any] = ModeInterceptor.__torch_dispatch__
         self.passed_on = MemwatchError
+        self.raised_by_handler = raised_by_handler
         self._operands = operands
 
     def backward_begins(self, leaves: list[Tensor]) -> bool:

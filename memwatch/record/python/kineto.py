@@ -25,6 +25,7 @@ from memwatch.capture.schema import NONE
 from memwatch.devices import devices_in_use
 from memwatch.record.backend import Window
 from memwatch.record.clock import ticks
+from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,6 +89,7 @@ class KinetoEvents:
         try:
             self.open()
         except Exception as error:  # what was recorded so far is worth more than to pass it on
+            pass_on(error)
             self._block.note(
                 "allocator", f"allocator events end here, for torch's profiler did not start: {error}"
             )

@@ -9,6 +9,7 @@ from memwatch.capture.schema import NONE
 from memwatch.record.clock import ticks
 from memwatch.record.tables.parts import address_or_zero, known_bytes
 from memwatch.record.tables.watched import WatchedStorage, WatchedTensor, is_gone
+from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -129,7 +130,8 @@ class PythonLedger:
         """
         try:
             known = self._storages.live.get(address_of(tensor))
-        except (RuntimeError, NotImplementedError):
+        except (RuntimeError, NotImplementedError) as error:
+            pass_on(error)
             return NONE
         if known is None or is_gone(known):
             return NONE

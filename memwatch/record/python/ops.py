@@ -34,6 +34,7 @@ from memwatch.record.tables.operands import OUTPUT, Operands, lies_in
 from memwatch.record.tables.rows import Rows
 from memwatch.record.tables.storages import BY_OP, NEVER, Storages, address_of
 from memwatch.record.tables.watched import WatchedTensor, is_gone
+from memwatch.signal_handlers import pass_on, raised_by_handler
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -108,6 +109,7 @@ class PythonOpRecorder:
         except MemwatchError:  # the limit that the program asked for
             raise
         except Exception as error:
+            pass_on(error)
             self._listener.could_not_record(kind.name, error)
             return kind.call(*args, **kwargs)
         name = self._names.get(kind) or self._name_of(kind)
@@ -119,7 +121,7 @@ class PythonOpRecorder:
             result = kind.call(*args, **kwargs)
             end = ticks()
         except BaseException as error:
-            if error.__class__ is RuntimeError and (restored := kind.numbers_as_tensors(args)) is not None:
+            if (restored := _with_tensors(kind, args, error)) is not None:
                 started[0] = number  # nothing ran
                 return self.run(kind, restored, kwargs)
             self.ops += (number, name, stack, module, phase, sequence, start, ticks(), 1)
@@ -154,6 +156,7 @@ class PythonOpRecorder:
         except MemwatchError:  # the limit that the program asked for
             raise
         except Exception as error:
+            pass_on(error)
             self._listener.could_not_record(kind.name, error)
         return kind.call(*args, **kwargs)
 
@@ -166,6 +169,7 @@ class PythonOpRecorder:
         except MemwatchError:  # the limit that the program asked for
             raise
         except Exception as error:
+            pass_on(error)
             self._listener.could_not_record(kind.name, error)
         return made
 
@@ -229,7 +233,8 @@ class PythonOpRecorder:
                 if cls is Tensor or cls is _Parameter:
                     try:
                         uses += (number, live[address_of(argument)].number, access)
-                    except (KeyError, NotImplementedError, RuntimeError):
+                    except (KeyError, NotImplementedError, RuntimeError) as error:
+                        pass_on(error)
                         self._operands.used(number, argument, access)
                 elif cls is list or cls is tuple or isinstance(argument, Tensor):
                     self._touch(number, (argument,), (access,))
@@ -249,6 +254,7 @@ class PythonOpRecorder:
         except MemwatchError:  # the limit that the program asked for
             raise
         except Exception as error:
+            pass_on(error)
             self._listener.could_not_record(kind.name, error)
 
     def close(self) -> None:
@@ -273,9 +279,17 @@ class PythonOpRecorder:
             if kind is Tensor or kind is _Parameter:
                 try:
                     uses += (number, live[address_of(argument)].number, access)
-                except (KeyError, NotImplementedError, RuntimeError):
+                except (KeyError, NotImplementedError, RuntimeError) as error:
+                    pass_on(error)
                     self._operands.used(number, argument, access)
             elif kind is list or kind is tuple:
                 self._touch(number, argument, (access,) * len(argument))
             elif isinstance(argument, Tensor):
                 self._operands.used(number, argument, access)
+
+
+def _with_tensors(kind: OpKind, args: tuple[Any, ...], error: BaseException) -> tuple[Any, ...] | None:
+    """Return arguments with tensors in place of numbers, if the op refused the numbers."""
+    if error.__class__ is not RuntimeError or raised_by_handler(error):
+        return None
+    return kind.numbers_as_tensors(args)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from memwatch._torch.autograd import ENGINE_CODE
 from memwatch.capture.schema import NONE
+from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
     from types import CodeType
@@ -38,7 +39,8 @@ class StackWalker:
             return NONE
         try:
             frame: Any = sys._getframe(depth)
-        except ValueError:  # an op of a thread that C++ started, as torch.jit.fork does
+        except ValueError as error:  # an op of a thread that C++ started, as torch.jit.fork does
+            pass_on(error)
             return NONE
         engine = task != NONE and frame.f_code is ENGINE_CODE
         if engine and task == self._task:

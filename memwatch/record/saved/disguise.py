@@ -11,6 +11,7 @@ from __future__ import annotations
 import operator
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from torch.autograd.function import BackwardCFunction
@@ -18,6 +19,8 @@ from torch.autograd.function import BackwardCFunction
 from memwatch._torch.autograd import SAVED_HOOKS_WORK, SavedTensor, raw_saved_tensors_of, saved_tensors_of
 from memwatch._torch.autograd_state import autograd_state
 from memwatch._torch.overrides import disable_torch_function
+from memwatch.record.when_gone import when_gone
+from memwatch.signal_handlers import pass_on
 
 Hooks: TypeAlias = tuple[Callable[..., Any], Callable[..., Any]]
 """The pair (pack, unpack) of hooks on saved tensors."""
@@ -42,35 +45,47 @@ class Disguise(NamedTuple):
 class Keeper:
     """What every pack holds, so that torch is as it was when the last of them is gone."""
 
+    __slots__ = ("__weakref__", "_cover")
+
+    def __init__(self, cover: _Cover) -> None:
+        self._cover = cover
+
+
+class _Cover:
+    """What every keeper holds: torch's own attributes are back when it is gone."""
+
     __slots__ = ("__weakref__",)
 
 
 _worn: list[Disguise] = []
+_covers: list[weakref.ref[_Cover]] = []
 
 
 def put_on(disguise: Disguise) -> Keeper:
     """Hide the hooks of a packer until the result, and all that share it, are gone."""
-    if not _worn and SAVED_HOOKS_WORK:
-        _Function.saved_tensors = property(saved_tensors)
-        SavedTensor.register_hooks = register_hooks
+    keeper = Keeper((_covers and _covers[0]()) or _put_on_cover())
     _worn.append(disguise)
-    keeper = Keeper()
-    weakref.finalize(keeper, _take_off, disguise).atexit = False
+    when_gone(keeper, partial(_worn.remove, disguise))
     return keeper
 
 
-def _take_off(disguise: Disguise) -> None:
-    _worn.remove(disguise)
-    if not _worn and SAVED_HOOKS_WORK:
-        del _Function.saved_tensors
-        SavedTensor.register_hooks = _register
+def _put_on_cover() -> _Cover:
+    cover = _Cover()
+    _covers[:] = [weakref.ref(cover)]
+    if SAVED_HOOKS_WORK:
+        _Function.saved_tensors = property(saved_tensors)
+        SavedTensor.register_hooks = register_hooks
+        own = partial(setattr, SavedTensor, "register_hooks", _register)
+        when_gone(cover, partial(delattr, _Function, "saved_tensors"), own)
+    return cover
 
 
 def saved_tensors(ctx: Any) -> tuple[Any, ...]:
     """Return the tensors that a function saved; autograd's own attribute reads, checks and frees them."""
     try:
         raw = raw_saved_tensors_of(ctx)
-    except RuntimeError:  # they are freed: autograd has the words for it
+    except RuntimeError as error:  # they are freed: autograd has the words for it
+        pass_on(error)
         raw = ()
     packed = list(map(_data, raw))  # first, for torch may drop them as it gives their values
     values = list(saved_tensors_of.__get__(ctx))

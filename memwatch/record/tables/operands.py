@@ -14,6 +14,7 @@ from memwatch.record.clock import ticks
 from memwatch.record.tables.parts import plain_parts
 from memwatch.record.tables.storages import BASELINE, BY_OP, Storages, address_of
 from memwatch.record.tables.watched import WatchedTensor, is_gone
+from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
     from memwatch.record.tables.rows import Table
@@ -63,7 +64,8 @@ class Operands:
         storages = self._storages
         try:
             key = address_of(part)
-        except (NotImplementedError, RuntimeError):
+        except (NotImplementedError, RuntimeError) as error:
+            pass_on(error)
             storages.number_of(part, op, BY_OP)
             return
         known = storages.live.get(key)
@@ -82,7 +84,8 @@ def lies_in(key: int, given: Any) -> bool:
     if isinstance(given, Tensor):
         try:
             return any(address_of(part) == key for part in plain_parts(given))
-        except (NotImplementedError, RuntimeError):
+        except (NotImplementedError, RuntimeError) as error:
+            pass_on(error)
             return False
     if type(given) is int:
         return bool(key == given)

@@ -15,6 +15,7 @@ from memwatch.heap.class_checks import class_ids, is_a
 from memwatch.heap.inner_tensors import inner_tensors
 from memwatch.heap.names import class_name
 from memwatch.heap.tensors import is_composed, layout_of, mro_of, nbytes_of
+from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -90,7 +91,8 @@ def address_or_zero(tensor: Tensor) -> int:
     """Return the address of a tensor's first byte; 0 if it has no memory."""
     try:
         return data_address_of(tensor)
-    except (RuntimeError, NotImplementedError, TypeError):
+    except (RuntimeError, NotImplementedError, TypeError) as error:
+        pass_on(error)
         return 0
 
 
@@ -103,5 +105,6 @@ def tensor_bytes(tensor: Tensor) -> int:
     """Return the size of a tensor; 0 for one that has no single size, as a nested tensor."""
     try:
         return known_bytes(nbytes_of(tensor))
-    except (RuntimeError, NotImplementedError):
+    except (RuntimeError, NotImplementedError) as error:
+        pass_on(error)
         return 0

@@ -29,6 +29,7 @@ from memwatch.record.clock import ticks
 from memwatch.record.tables.parts import address_or_zero, kind_without_storage, known_bytes, tensor_bytes
 from memwatch.record.tables.rows import Rows
 from memwatch.record.tables.watched import WatchedStorage, WatchedTensor, is_gone
+from memwatch.signal_handlers import pass_on
 from memwatch.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -162,7 +163,8 @@ class Storages:
         """Return the number of a tensor's storage, appending its birth at first sight; -1 if it has none."""
         try:
             key = address_of(tensor)
-        except (NotImplementedError, RuntimeError):
+        except (NotImplementedError, RuntimeError) as error:
+            pass_on(error)
             self.unseen.add(kind_without_storage(tensor))
             return NONE
         self.record_deaths()
@@ -181,13 +183,16 @@ class Storages:
         """Append the birth of the storage at address `key`, first seen as that of `tensor`; return its number."""
         try:
             address = data_address_of(tensor)
-        except (RuntimeError, NotImplementedError, TypeError):
+        except (RuntimeError, NotImplementedError, TypeError) as error:
+            pass_on(error)
             address = 0
         on_cpu = is_on_cpu(tensor)
         device = self._cpu if on_cpu else self.device_id(tensor)
         try:
             shape = self._shapes.get((_dtype_of(tensor), shape_of(tensor)))
-        except (RuntimeError, TypeError):  # nested tensors have no shape, symbolic ones none to look up
+        except (RuntimeError, TypeError) as error:
+            # nested tensors have no shape, symbolic ones none to look up
+            pass_on(error)
             shape = None
         if shape is None:
             shape = self.shape_id(tensor)
@@ -307,7 +312,8 @@ class Storages:
         """Return True if the storage born last, of those that live, has at least that number."""
         try:
             newest = next(reversed(self.live.values()), None)
-        except RuntimeError:  # one was born in another thread, just now
+        except RuntimeError as error:  # one was born in another thread, just now
+            pass_on(error)
             return True
         return newest is not None and newest.number >= number
 
@@ -323,7 +329,8 @@ class Storages:
         try:
             newest = itertools.takewhile(lambda each: each.number >= number, reversed(self.live.values()))
             return list(newest)[::-1]
-        except RuntimeError:  # one was born or died in another thread, just now
+        except RuntimeError as error:  # one was born or died in another thread, just now
+            pass_on(error)
             return [each for each in list(self.live.values()) if each.number >= number]
 
     def resized(self, tensor_or_storage: Any) -> None:
@@ -350,7 +357,8 @@ class Storages:
             self.resizes += (watched.number, self._op_counter[0], ticks(), nbytes, address)
             if account.live_bytes > account.watch_bytes:
                 self.above_watched(watched.device, max(more_bytes, 0))
-        except (NotImplementedError, RuntimeError):
+        except (NotImplementedError, RuntimeError) as error:
+            pass_on(error)
             return
 
     def wake(self) -> None:
@@ -382,7 +390,8 @@ class Storages:
             if number is None:
                 text = f"{str(key[0]).removeprefix('torch.')}[{', '.join(map(str, key[1]))}]"
                 number = self._shapes[key] = self._strings(text)
-        except (RuntimeError, TypeError):  # symbolic or nested sizes cannot be hashed
+        except (RuntimeError, TypeError) as error:  # symbolic or nested sizes cannot be hashed
+            pass_on(error)
             return self._strings(str(_dtype_of(tensor)).removeprefix("torch."))
         return number
 

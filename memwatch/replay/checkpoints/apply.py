@@ -20,6 +20,7 @@ from memwatch.replay.checkpoints.regions import module_regions, outer_writers
 from memwatch.replay.checkpoints.saving import contexts_of, sizes_by_region
 from memwatch.replay.checkpoints.turns import tell_if_above
 from memwatch.replay.measure import measure_peak
+from memwatch.signal_handlers import pass_on
 from memwatch.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -179,7 +180,8 @@ class _Names:
             is_same = type(self.module(region.key)).__name__ == self._step.module_class[region.key]
             writers = outer_writers(self._step, region) or set()
             return is_same and all(isinstance(self.module(writer), _BATCH_NORMS) for writer in writers)
-        except AttributeError:
+        except AttributeError as error:
+            pass_on(error)
             return False
 
 

@@ -11,7 +11,7 @@
 
 #include <optional>
 
-#include "python.h"
+#include "callbacks.h"
 
 namespace memwatch {
 
@@ -59,7 +59,7 @@ inline std::optional<torch::jit::Stack> by_position(const c10::FunctionSchema& s
 
 /// Give the arguments as C++ takes them; nothing if Python has a say in it, or must word the error.
 inline std::optional<torch::jit::Stack> boxed(const c10::OperatorHandle& op, bool takes_numbers, const py::tuple& args,
-                                              const py::dict& kwargs) {
+                                              const py::dict& kwargs, const OpCallbacks& callbacks) {
   bool exact = !at::impl::torch_function_mode_enabled() && of_exact_class(args.ptr());
   for (const auto& [name, value] : kwargs) {
     exact = exact && of_exact_class(value.ptr());
@@ -74,8 +74,18 @@ inline std::optional<torch::jit::Stack> boxed(const c10::OperatorHandle& op, boo
                                               py::reinterpret_borrow<py::kwargs>(kwargs), std::nullopt);
     }
     return by_position(op.schema(), args);
+  } catch (py::error_already_set& error) {
+    if (callbacks.is_by_handler(error)) {
+      throw;
+    }
+    return std::nullopt;
   } catch (const std::exception&) {
-    PyErr_Clear();  // some of torch's conversions leave it set
+    if (PyErr_Occurred() != nullptr) {  // some of torch's conversions leave it set
+      const py::error_already_set error;
+      if (callbacks.is_by_handler(error)) {
+        throw py::error_already_set(error);
+      }
+    }
     return std::nullopt;
   }
 }

@@ -138,11 +138,20 @@ struct OpCallbacks {
         overload_of(callbacks.attr("overload_of")),
         hand_on(callbacks.attr("hand_on")),
         frame_callback(callbacks.attr("frame_callback")),
-        passed_on(callbacks.attr("passed_on")) {}
+        passed_on(callbacks.attr("passed_on")),
+        raised_by_handler(callbacks.attr("raised_by_handler")) {}
+
+  /// Tell whether a signal handler of the program raised an exception while code of memwatch ran.
+  bool is_by_handler(const py::error_already_set& error) const {
+    if (error.trace()) {  // before Python 3.12 an exception has its traceback only once Python has caught it
+      PyException_SetTraceback(error.value().ptr(), error.trace().ptr());
+    }
+    return raised_by_handler(error.value()).cast<bool>();
+  }
 
   py::object string_id, flush_due, op_failed, backward_begins, could_not_record, storages_of, made, resized,
       overload_of;
-  py::object hand_on, frame_callback, passed_on;
+  py::object hand_on, frame_callback, passed_on, raised_by_handler;
 };
 
 /// What the packs ask: of tensors that are not plain, and for the words of an error.

@@ -117,7 +117,7 @@ py::object Recorder::dispatch(const py::object& mode, const py::object& func, co
   }
   const Overload& overload = overloads_.of(func, kinds_);
   if (overload.op) {
-    if (auto stack = boxed(*overload.op, overload.takes_numbers, args, kwargs)) {
+    if (auto stack = boxed(*overload.op, overload.takes_numbers, args, kwargs, callbacks_)) {
       return perform_boxed(overload.kind, *overload.op, std::move(*stack));
     }
   }
@@ -185,7 +185,7 @@ py::object Recorder::perform(const Kind& kind, const PythonKind& python_kind, co
   }
   if (!result) {
     py::error_already_set error;
-    if (error.type().ptr() == PyExc_RuntimeError) {
+    if (error.type().ptr() == PyExc_RuntimeError && !callbacks_.is_by_handler(error)) {
       const py::object restored = python_kind.numbers_as_tensors(args);
       if (!restored.is_none()) {
         set_ops_started(call.number);  // nothing ran
@@ -360,9 +360,9 @@ void Recorder::look(const Kind& kind, Look&& with) {
   }
 }
 
-/// Note an exception of Python, unless the program asked for it: its limit, an interrupt, an exit.
+/// Note an exception of Python, unless it is the program's: its limit, an interrupt, an exit, one of a signal handler.
 void Recorder::could_not_record(const Kind& kind, py::error_already_set& error) {
-  if (!error.matches(PyExc_Exception) || error.matches(callbacks_.passed_on)) {
+  if (!error.matches(PyExc_Exception) || error.matches(callbacks_.passed_on) || callbacks_.is_by_handler(error)) {
     throw py::error_already_set(error);
   }
   if (!closed_) {
