@@ -46,5 +46,5 @@ def _of_classes(objects: list, ids: Iterable[int]) -> list:
 
 
 def _watches(cls: type) -> bool:
-    module = cls.__module__  # a class may define it as anything
+    module = type.__getattribute__(cls, "__module__")  # a class may define it as anything, and how to read it
     return isinstance(module, str) and module.startswith(_WATCHING)
