@@ -17,6 +17,10 @@ it. Without it, the getters are called only where they compute nothing:
 The node of any other view is not known. The getters `requires_grad`, `retains_grad`, `_base`, `_is_view` and
 `_version` only read. `tests/heap/test_heap_peeks.py` measures all of them.
 
+Even a plain read of the node has a price: torch keeps a Python object for the node as long as the node lives, and it
+frees a graph of such nodes by recursion, so that a long graph overflows the stack. So the node is read only for a
+caller who asks for it, and samples walk along the graph in C++ (`compiled_walk`).
+
 | torch | here |
 | --- | --- |
 | torch._C.TensorBase.grad_fn, is_leaf, requires_grad, retains_grad, _base | autograd_state(tensor) |
@@ -25,7 +29,7 @@ The node of any other view is not known. The getters `requires_grad`, `retains_g
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from memwatch._torch.lookup import Part
 from memwatch._torch.tensors import BASE, TENSOR_DICT, version_of
@@ -40,8 +44,8 @@ class AutogradState(NamedTuple):
     """What autograd has noted of a tensor.
 
     Attributes:
-        grad_fn: the node that the tensor keeps alive; None for a leaf, and where it is not known. After an in-place
-            change of a view's base it is still the node from before the change.
+        grad_fn: the node that the tensor keeps alive, if the caller asked for it; None for a leaf, and if it is not
+            known. After an in-place change of a view's base it is still the node from before the change.
         requires_grad: whether autograd records what is done with the tensor.
         is_leaf: whether no node made it.
         retains_grad: whether it keeps a gradient although it is no leaf.
@@ -61,23 +65,41 @@ _is_view: Final[Callable[[Any], bool]] = Part("the graph behind a view may not b
     "torch._C.TensorBase._is_view", lambda tensor: True
 )
 _REFUSED: Final = (RuntimeError, AttributeError, NotImplementedError, TypeError)
-_compiled: Callable[[Any], tuple[Any, bool, bool, bool]] | None = None
+_compiled: Any = None
 
 
-def use_compiled(reader: Callable[[Any], tuple[Any, bool, bool, bool]]) -> None:
-    """Have `autograd_state` call a function of the compiled recorder from now on."""
+class NodesBehind(Protocol):
+    """Walks along autograd's graph without making Python objects of its nodes."""
+
+    def behind(self, tensor: torch.Tensor, root: int, /) -> list[tuple[int, Any]]:
+        """Return the sequence number of each node behind a tensor, and the `ctx` of a node of Python, else None."""
+
+
+def use_compiled(library: Any) -> None:
+    """Read by the functions of the compiled recorder from now on."""
     global _compiled  # noqa: PLW0603  # the library is loaded once for a process, by whoever needs it first
-    _compiled = reader
+    _compiled = library
 
 
-def autograd_state(tensor: torch.Tensor) -> AutogradState:
+def compiled_walk(max_nodes: int) -> NodesBehind | None:
+    """Return a walk along graphs that meets at most so many nodes; None without the compiled recorder."""
+    walk: NodesBehind | None = None if _compiled is None else _compiled.GraphWalk(max_nodes)
+    return walk
+
+
+def autograd_state(tensor: torch.Tensor, *, with_node: bool = False) -> AutogradState:
     """Return what autograd has noted of a tensor, and compute nothing.
 
     Call it where no `__torch_function__` runs (`memwatch.heap.tensors.quiet`): a subclass would be asked otherwise.
+
+    Args:
+        tensor: the tensor.
+        with_node: whether to read the node, for which torch then keeps a Python object.
     """
     if _compiled is not None:
-        return AutogradState(*_compiled(tensor))
-    return _read_in_python(tensor)
+        return AutogradState(*_compiled.autograd_state(tensor, with_node))
+    state = _read_in_python(tensor)
+    return state if with_node else state._replace(grad_fn=None)
 
 
 def base_of(tensor: torch.Tensor) -> torch.Tensor | None:

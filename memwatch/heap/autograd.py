@@ -108,7 +108,7 @@ def gradient_of(tensor: Any) -> torch.Tensor | None:
 def _tensor_edges(tensor: Any) -> Iterator[NativeEdge]:
     yield NativeEdge(EdgeKind.STORAGE, storage_of(tensor))
     yield NativeEdge(EdgeKind.GRAD, gradient_of(tensor))
-    yield NativeEdge(EdgeKind.GRAD_FN, autograd_state(tensor).grad_fn)
+    yield NativeEdge(EdgeKind.GRAD_FN, autograd_state(tensor, with_node=True).grad_fn)
     yield NativeEdge(EdgeKind.BASE, base_of(tensor))
     yield NativeEdge(EdgeKind.TENSOR_HOOKS, _read(TENSOR_DICT, BACKWARD_HOOKS, tensor), hidden=False)
     yield NativeEdge(EdgeKind.ACCUMULATE_HOOKS, _read(TENSOR_DICT, POST_GRAD_HOOKS, tensor), hidden=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from memwatch._torch.autograd import SEQUENCE_NR, AccumulateGrad, FunctionBase
-from memwatch._torch.autograd_state import autograd_state
+from memwatch._torch.autograd_state import autograd_state, compiled_walk
 from memwatch.heap.class_checks import ByClass, derives
 from memwatch.heap.names import instance_dict
 from memwatch.heap.tensors import is_tensor, type_dict
@@ -41,32 +41,38 @@ class GraphWalk:
     """The walks of one sample; meets every node once for each root, and no more nodes than are affordable."""
 
     def __init__(self, max_nodes: int = _MAX_NODES) -> None:
+        self._compiled = compiled_walk(max_nodes)
         self._left = max_nodes
         self._met: set[tuple[int, int]] = set()
         self._type: Final = ByClass(_node_type)
         self._kept: list[Any] = []  # a node's Python object must live while its id stands for it
 
-    def behind(self, first: Any, root: int) -> Iterator[tuple[int, list[Chain]]]:
-        """Yield the sequence number of a node and of each behind it, and chains to the tensors on a custom ctx.
+    def behind(self, tensor: torch.Tensor, root: int) -> Iterator[tuple[int, list[Chain]]]:
+        """Yield the sequence number of each node behind a tensor, and chains to the tensors on a custom ctx.
 
         Args:
-            first: the node of the tensor where the graph ends.
-            root: number of the root whose variable holds that tensor.
+            tensor: where the graph ends.
+            root: number of the root whose variable holds the tensor.
         """
-        waiting = [first]
+        nodes = self._nodes(tensor, root) if self._compiled is None else self._compiled.behind(tensor, root)
+        for sequence, ctx in nodes:
+            attributes = None if ctx is None else instance_dict(ctx)
+            values = [] if attributes is None else list(attributes.values())
+            yield sequence, [(ctx, attributes, value) for value in values if is_tensor(value)]
+
+    def _nodes(self, tensor: torch.Tensor, root: int) -> Iterator[tuple[int, Any]]:
+        """Yield the same as `NodesBehind.behind`; torch keeps the Python objects that this makes of nodes."""
+        waiting = [autograd_state(tensor, with_node=True).grad_fn]
         while waiting and self._left > 0:
             node = waiting.pop()
-            if (root, id(node)) in self._met:
+            if node is None or (root, id(node)) in self._met:
                 continue
             self._met.add((root, id(node)))
             self._kept.append(node)
             self._left -= 1
             node_type = self._type(type(node))
-            held: list[Chain] = []
-            if node_type.is_python:
-                attributes = instance_dict(node) or {}
-                held = [(node, attributes, value) for value in list(attributes.values()) if is_tensor(value)]
-            yield (node_type.sequence(node) if node_type.sequence is not None else _NO_NUMBER), held
+            sequence = _NO_NUMBER if node_type.sequence is None else node_type.sequence(node)
+            yield sequence, node if node_type.is_python else None
             for following, _ in _read(node_type.next_functions, node) or ():
                 if following is not None and type(following) is not AccumulateGrad:
                     waiting.append(following)
@@ -76,11 +82,6 @@ def _node_type(cls: type) -> _NodeType:
     is_python = derives(cls, FunctionBase)
     namespace = FunctionBase.__dict__ if is_python else type_dict(cls)
     return _NodeType(is_python, namespace.get(SEQUENCE_NR), namespace.get("next_functions"))
-
-
-def first_node(tensor: torch.Tensor) -> Any:
-    """Return the node that made a tensor, None where no graph is behind it."""
-    return autograd_state(tensor).grad_fn
 
 
 def _read(descriptor: Any, obj: Any) -> Any:

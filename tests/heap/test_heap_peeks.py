@@ -56,7 +56,7 @@ def compiled_reader():
 
 
 READERS = {
-    "compiled": lambda tensor: compiled_reader()(tensor),
+    "compiled": lambda tensor: compiled_reader()(tensor, True),
     "Python": peeks._read_in_python,
     "base": peeks.base_of,
     **{
@@ -87,7 +87,7 @@ def test_these_getters_of_torch_change_the_program(name):
 
 def states_of(tensor):
     with torch._C.DisableTorchFunction():
-        return peeks.AutogradState(*compiled_reader()(tensor)), peeks._read_in_python(tensor)
+        return peeks.AutogradState(*compiled_reader()(tensor, True)), peeks._read_in_python(tensor)
 
 
 def test_both_readers_agree_with_torch_where_torch_computes_nothing():
@@ -156,6 +156,30 @@ def test_a_sample_calls_no_getter_that_can_compute(intercept, recorder, monkeypa
     assert count[0] > 50
     assert called == []
     assert [text for kind, text in prof.notes if kind == "recorder" and "not recorded" in text] == []
+
+
+DEEP = """
+import torch, memwatch
+from memwatch.heap.graph_walk import GraphWalk
+
+def scope():
+    y = torch.randn(1, requires_grad=True).clone()
+    for _ in range(150_000):
+        y = y + y * 0.000001
+    walk = GraphWalk(max_nodes=1_000_000)
+    assert sum(1 for _ in walk.behind(y, 0)) > 300_000
+
+with memwatch.profile():
+    pass
+scope()
+print("alive")
+"""
+
+
+def test_a_long_graph_that_was_walked_is_freed_without_recursion(fresh_python):
+    """For a node that was read in Python torch keeps an object, and it frees such nodes by recursion."""
+    done = fresh_python(DEEP)
+    assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
 
 
 ASKED_ON_PURPOSE = {

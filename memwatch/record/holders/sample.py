@@ -19,7 +19,7 @@ from memwatch.capture.schema import NONE
 from memwatch.edges import Edge, EdgeKind
 from memwatch.heap.autograd import gradient_of
 from memwatch.heap.class_checks import class_ids
-from memwatch.heap.graph_walk import GraphWalk, first_node
+from memwatch.heap.graph_walk import GraphWalk
 from memwatch.heap.paths import name_chain
 from memwatch.heap.reference_search import ReferenceSearch
 from memwatch.heap.references import position_in
@@ -272,14 +272,14 @@ class Sample:
 
     def _held_by_graph(self, chain: Chain) -> None:
         """Append which saved tensors the graph of a variable keeps, and what a ctx in it holds."""
-        first = first_node(chain[-1])
-        if first is None:
+        tensor = chain[-1]
+        if autograd_state(tensor).is_leaf:
             return
         path: int | None = None
         root: Root = chain[0]
         # Calls of torch pass one graph on: it is walked once for all of them.
         place = _LIBRARY_CALLS if root.explains else self._root_number
-        for sequence, held in self._graphs.behind(first, place):
+        for sequence, held in self._graphs.behind(tensor, place):
             for link in held:
                 self._held((*chain, *link))
             for number in self._saved.get(sequence, ()):

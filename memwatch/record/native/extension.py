@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from memwatch._torch.autograd_state import NodesBehind
     from memwatch.capture.packed import IntArray
     from memwatch.record.backend import CallContext, CaptureStack
     from memwatch.record.interception.kinds import OpKind
@@ -153,8 +154,11 @@ class Extension(Protocol):
     def passed(self) -> int:
         """Return how many ops the kernel saw while no recorder ran."""
 
-    def autograd_state(self, tensor: Any, /) -> tuple[Any, bool, bool, bool]:
+    def autograd_state(self, tensor: Any, with_node: bool) -> tuple[Any, bool, bool, bool]:
         """Return what autograd has noted of a tensor: the fields of `memwatch._torch.autograd_state.AutogradState`."""
+
+    def GraphWalk(self, max_nodes: int, /) -> NodesBehind:  # noqa: N802
+        """Make what walks along autograd's graph."""
 
     def original_of(self, packed: Any, /) -> Any:
         """Return the tensor that a pack stands for; None if it is gone, or if another packed it."""

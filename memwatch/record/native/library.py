@@ -86,7 +86,7 @@ def _load(file: pathlib.Path) -> Any:
         spec.loader.exec_module(module)
     except ImportError:  # the system's libraries have changed since it was built
         return None
-    use_compiled(module.autograd_state)
+    use_compiled(module)
     return module
 
 

@@ -185,7 +185,7 @@ def _hold(pack: Pack, tensor: Tensor) -> None:
     pack.version = version_of(tensor)
     pack.output_nr = tensor.output_nr
     with disable_torch_function():
-        node = autograd_state(tensor).grad_fn
+        node = autograd_state(tensor, with_node=True).grad_fn
     if node is None:
         pack.packed, pack.original, pack.node_name = tensor, lambda: tensor, None
         return

@@ -93,19 +93,20 @@ def saved_tensors(ctx: Any) -> tuple[Any, ...]:
         for at, pack in enumerate(packed):
             for disguise in _worn:
                 original = disguise.original_of(pack)
-                if original is not None and autograd_state(original).grad_fn is not ctx:
+                if original is not None and autograd_state(original, with_node=True).grad_fn is not ctx:
                     values[at] = original
     return tuple(values)
 
 
-def register_hooks(saved: Any, pack_hook: Any, unpack_hook: Any) -> None:
-    """Register hooks of the program on one saved tensor."""
-    if callable(pack_hook) and callable(unpack_hook):
+def register_hooks(saved: Any, *hooks: Any, **named: Any) -> None:
+    """Register hooks of the program on one saved tensor; torch's own function words the errors for wrong arguments."""
+    pair = (*hooks, *(named[name] for name in ("pack_hook", "unpack_hook") if name in named))
+    if len(pair) == 2 and all(map(callable, pair)):
         packed = saved.data
         for disguise in _worn:
-            if disguise.hook(packed, pack_hook, unpack_hook):
+            if disguise.hook(packed, *pair):
                 return
-    _register(saved, pack_hook, unpack_hook)
+    _register(saved, *hooks, **named)
 
 
 CALLED_BACK: Final = saved_tensors, register_hooks

@@ -9,11 +9,20 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <cstring>
 #include <mutex>
+#include <typeinfo>
 
 #include "python.h"
 
 namespace memwatch {
+
+/// Return true for the node of a function written in Python, and for no other type whose name looks like it.
+///
+/// libtorch_python does not export the type_info of PyNode, so its name is compared, as the Itanium C++ ABI writes it.
+inline bool is_in_python(const torch::autograd::Node& node) {
+  return std::strcmp(typeid(node).name(), "N5torch8autograd6PyNodeE") == 0;
+}
 
 /// What autograd has noted of a tensor, as it stands in the fields.
 class AutogradState {
@@ -81,10 +90,13 @@ py::object python_node(const Node& node) {
 }
 
 /// `(grad_fn, requires_grad, is_leaf, retains_grad)` of a tensor: an `AutogradState` of memwatch/_torch.
-inline py::tuple autograd_state(const py::object& object) {
+///
+/// with_node: whether to give the node, for which torch then keeps a Python object; else None.
+inline py::tuple autograd_state(const py::object& object, bool with_node) {
   TORCH_CHECK(THPVariable_Check(object.ptr()), "autograd_state takes a tensor");
   const AutogradState state(THPVariable_Unpack(object.ptr()));
-  return py::make_tuple(python_node(state.node()), state.requires_grad(), state.is_leaf(), state.retains_grad());
+  const py::object node = with_node ? python_node(state.node()) : py::none();
+  return py::make_tuple(node, state.requires_grad(), state.is_leaf(), state.retains_grad());
 }
 
 }  // namespace memwatch

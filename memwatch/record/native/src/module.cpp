@@ -10,6 +10,7 @@
 #include "allocator.h"
 #include "autograd_state.h"
 #include "graph.h"
+#include "graph_walk.h"
 #include "ops.h"
 #include "saved.h"
 #include "views.h"
@@ -246,12 +247,14 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("put_kernel", &put_kernel, "Put the kernel on the dispatch key");
   module.def("take_kernel", &take_kernel, "Take it off");
   module.def("passed", [] { return passed.load(); }, "How many ops the kernel saw while no recorder ran");
-  module.def("autograd_state", &autograd_state, "Give what autograd has noted of a tensor, and compute nothing");
+  module.def("autograd_state", &autograd_state, py::arg("tensor"), py::arg("with_node"),
+             "Give what autograd has noted of a tensor, and compute nothing");
   module.def("original_of", &original_of, "Give the tensor that a pack stands for");
   module.def("content_of", &content_of, "Give what a pack keeps, and the program's hook that unpacks it");
   module.def("hook", &hook, "Have hooks of the program take over from a pack");
   module.def("stamp_by_torch", [](bool wanted) { ticks_are_torchs = wanted; }, "Choose the clock");
   module.def("device_name", &Events::name_of, "Name the device of an allocator event");
+  py::class_<GraphWalk>(module, "GraphWalk").def(py::init<int64_t>()).def("behind", &GraphWalk::behind);
   py::class_<Rows, std::shared_ptr<Rows>>(module, "Rows")
       .def(py::init<>())
       .def("__iadd__", &Rows::add_tuple, py::return_value_policy::reference)

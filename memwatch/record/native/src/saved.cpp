@@ -4,22 +4,12 @@
 #include <torch/csrc/autograd/forward_grad.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include <cstring>
-#include <typeinfo>
-
 #include "autograd_state.h"
 #include "unseen.h"
 
 namespace memwatch {
 
 namespace {
-
-/// Return true for the node of a function written in Python, and for no other type whose name looks like it.
-///
-/// libtorch_python does not export the type_info of PyNode, so its name is compared, as the Itanium C++ ABI writes it.
-bool is_in_python(const torch::autograd::Node& node) {
-  return std::strcmp(typeid(node).name(), "N5torch8autograd6PyNodeE") == 0;
-}
 
 /// Tell whether a function written in Python is saving now: then a tensor of its node is its own output.
 ///
