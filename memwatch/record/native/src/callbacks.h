@@ -149,9 +149,12 @@ struct OpCallbacks {
 struct PackCallbacks {
   PackCallbacks() = default;
   explicit PackCallbacks(const py::object& callbacks)
-      : describe(callbacks.attr("describe")), inplace_error(callbacks.attr("inplace_error")) {}
+      : describe(callbacks.attr("describe")),
+        inplace_error(callbacks.attr("inplace_error")),
+        could_not_record(callbacks.attr("could_not_record")),
+        passed_on(callbacks.attr("passed_on")) {}
 
-  py::object describe, inplace_error;
+  py::object describe, inplace_error, could_not_record, passed_on;
 };
 
 /// The kind of an op that Python hands on.
