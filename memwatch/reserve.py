@@ -12,23 +12,27 @@ from memwatch.signal_handlers import suppress
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_BYTES: Final = 48 << 20
+BYTES_FOR_REPORT: Final = 48 << 20
 """Three times what leaving a block takes, with its breakdown and its page."""
 
 
 class Reserve:
     """Address space that is taken while there is some; no page of it is touched, so it takes no memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, nbytes: int = BYTES_FOR_REPORT) -> None:
+        self._nbytes = nbytes
         self._space: mmap.mmap | None = None
 
-    def take(self) -> None:
-        """Take it, if there is so much."""
+    def take(self) -> bool:
+        """Take it, if there is so much and it is not taken; return whether it is taken now."""
+        if self._space is not None:
+            return True
         with suppress(OSError, ValueError, MemoryError):
             if sys.platform == "win32":
-                self._space = mmap.mmap(-1, _BYTES)
+                self._space = mmap.mmap(-1, self._nbytes)
             else:
-                self._space = mmap.mmap(-1, _BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+                self._space = mmap.mmap(-1, self._nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return self._space is not None
 
     def release(self) -> None:
         """Give it back, before what may need it."""

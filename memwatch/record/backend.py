@@ -96,6 +96,10 @@ class CallContext(Protocol):
     is_asleep: bool
 
     @property
+    def could_not_record(self) -> Callable[[str, Exception], None]:
+        """Note that something could not be looked into."""
+
+    @property
     def recomputes_by_hand(self) -> Callable[[], bool]:
         """Return True if a Function's own backward computes its forward again.
 
@@ -182,6 +186,10 @@ class OpRecorder(Protocol):
     def uses(self) -> Table:
         """Rows of the storages that ops read, wrote and made."""
 
+    @property
+    def losses(self) -> int:
+        """How often something could not be noted because memory had run out, and no note says so."""
+
     def run(self, kind: OpKind, args: tuple[Any, ...], kwargs: dict[str, Any], /) -> Any:
         """Run an op and record it; its result or its exception is passed on as it is."""
 
@@ -221,6 +229,10 @@ class AllocatorEvents(Protocol):
         """Whether a window is open; False after a `cut` that could not begin the next."""
 
     @property
+    def lost_events(self) -> int:
+        """How many events were lost because memory had run out; the windows leave out the time of their events."""
+
+    @property
     def hears_each_thread(self) -> bool:
         """Whether each thread has a log: a profiler in one leaves the others alone. Else all of the process is one."""
 
@@ -232,6 +244,12 @@ class AllocatorEvents(Protocol):
 
     def cut(self) -> list[Window] | None:
         """End the window, return it and begin the next; None if no window can end here."""
+
+    def memory_ran_out(self) -> None:
+        """Make room for the events that follow: an op has failed, perhaps because memory ran out."""
+
+    def is_short_of_memory(self) -> bool:
+        """Return True if the window must end now, because events without memory for them would end the process."""
 
     def drop(self) -> None:
         """End the window, whose events are lost: a profiler has begun in another thread since."""

@@ -46,9 +46,11 @@ class Clock:
         """Shape the rows of a recorded table; its columns `_ns` hold ticks, and are converted."""
         names = RECORDED_BY_NAME[name].names
         rows = as_rows(flat, len(names))
-        for index, column in enumerate(names):
-            if column.endswith("_ns"):
-                rows[:, index] = self.to_ns(rows[:, index])
+        converted = {
+            index: self.to_ns(rows[:, index]) for index, column in enumerate(names) if column.endswith("_ns")
+        }
+        for index, times_ns in converted.items():  # last: if memory runs out, all columns hold ticks
+            rows[:, index] = times_ns
         return rows
 
     def duration_ns(self, counts: int) -> int:

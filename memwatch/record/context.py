@@ -52,22 +52,31 @@ def _observed(beneath: Callable[..., Any], block: object) -> Any:
 
     def call_impl(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         context = _active[0] if _active else None
-        if context is None or context.block is not block or is_tracing() or _thread() != context.thread:
-            return beneath(self, *args, **kwargs)
-        if context.optimizing:
-            context.forget_failed_steps(sys._getframe(1))
-        depth = len(context.running)
+        depth: int | None = None
         try:
             try:
-                context.enter(self, args, kwargs)
+                if (
+                    context is None
+                    or context.block is not block
+                    or is_tracing()
+                    or _thread() != context.thread
+                ):
+                    context = None
+                else:
+                    if context.optimizing:
+                        context.forget_failed_steps(sys._getframe(1))
+                    depth = len(context.running)
+                    context.enter(self, args, kwargs)
             except MemwatchError:  # the limit that the program asked for
                 raise
             except Exception as error:
                 pass_on(error)
-                context.could_not_record(class_name(type(self)), error)
+                if context is not None:
+                    context.could_not_record(class_name(type(self)), error)
             return beneath(self, *args, **kwargs)
         finally:
-            context.leave(depth)
+            if context is not None and depth is not None:
+                context.leave(depth)
 
     return call_impl
 
@@ -228,18 +237,23 @@ class Context:
 
     def leave(self, depth: int) -> None:
         """Note that the module call at `depth` ended, and with it whatever an exception left above it."""
-        if len(self.running) <= depth:
-            return
-        top, optimizing, module, start_op = self.running[depth]
-        del self.running[depth:]
-        self.top, self.optimizing = top, optimizing
-        if module != NONE:
-            self.calls += (module, start_op, self._op_counter[0], depth)
+        try:
+            if len(self.running) <= depth:
+                return
+            top, optimizing, module, start_op = self.running[depth]
+            del self.running[depth:]
+            self.top, self.optimizing = top, optimizing
+            if module != NONE:
+                self.calls += (module, start_op, self._op_counter[0], depth)
+        except MemoryError as error:
+            self.could_not_record("a call of a module", error)
 
     def _step_starts(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not self.is_its_thread or self.is_asleep or is_tracing():
-            return
-        caller = sys._getframe(1)
+        with self._harmless:
+            if self.is_its_thread and not self.is_asleep and not is_tracing():
+                self._note_step_starts(optimizer, sys._getframe(1))
+
+    def _note_step_starts(self, optimizer: Any, caller: FrameType) -> None:
         self._step_code = caller.f_code
         self.forget_failed_steps(caller.f_back)
         with self._harmless:
@@ -253,13 +267,16 @@ class Context:
         self.optimizing = True
 
     def _step_ended(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not self.is_its_thread or is_tracing():
-            return
+        with self._harmless:
+            if self.is_its_thread and not is_tracing():
+                self._note_step_ended(optimizer, sys._getframe(1))
+
+    def _note_step_ended(self, optimizer: Any, caller: FrameType) -> None:
         if self.is_asleep:
             if self._on_step_end is not None:
                 self._on_step_end(optimizer)
             return
-        self.forget_failed_steps(sys._getframe(1))
+        self.forget_failed_steps(caller)
         while self.running:
             top, optimizing, module, start_op = self.running.pop()
             if module == NONE:

@@ -22,6 +22,8 @@ FLUSH_S: Final = 1.0
 PATIENCE: Final = 2
 """Few ops wait for so many turns of the timer, two seconds: where the program runs no op meanwhile, up to one more."""
 RETRY_OPS: Final = 100
+CHECK_OPS: Final = 100
+"""After so many ops the allocator's channel looks whether memory is short. A guess."""
 WINDOW_OPS: Final = 20_000
 """A window's events are held by torch, kilobytes for an op, until it ends."""
 
@@ -55,6 +57,8 @@ class FlushPace:
     def due(self) -> None:
         """Flush, if enough ops have run since the last time."""
         if self._op_counter[0] < self._due_op and not self._last_flush.is_long_ago(PATIENCE * FLUSH_S):
+            if self._allocator is not None:
+                self._allocator.check_memory()
             self._look_again()
             return
         with uninterrupted():
@@ -94,7 +98,10 @@ class FlushPace:
 
     def _look_again(self) -> None:
         in_ticks = int(FLUSH_S / (self._clock.ns_per_tick * 1e-9))
-        self._flush_at(self._due_op, ticks() + in_ticks if self._to_file else NEVER)
+        allocator = self._allocator
+        checks = allocator is not None and allocator.running and not allocator.hears_each_thread
+        due_op = min(self._due_op, self._op_counter[0] + CHECK_OPS) if checks else self._due_op
+        self._flush_at(due_op, ticks() + in_ticks if self._to_file else NEVER)
 
     def _flush_window(self) -> None:
         allocator, op = self._allocator, self._op_counter[0]

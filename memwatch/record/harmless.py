@@ -37,7 +37,10 @@ class Harmless:
         """Note an error, and go on after the block."""
         if not isinstance(error, Exception) or isinstance(error, MemwatchError) or raised_by_handler(error):
             return False
-        self._could_not_record(self._what, error)
+        try:
+            self._could_not_record(self._what, error)
+        except MemoryError:  # nothing can be noted now
+            return True
         return True
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from memwatch._torch import missing
 from memwatch.capture.capture import Note
@@ -12,6 +12,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from memwatch.record.tables.op_counter import OpCounter
+
+_LOST_EVENTS: Final = (
+    "memory ran out, and {count} events of the allocator are lost: from the first of them until the next write, live "
+    "bytes and the peak are known from tensors only, and workspace that was allocated before may count for too long"
+)
+_LOST_ROWS: Final = (
+    "memory ran out, and the recorder could not note something {count} times: tensors may be missing from the report, "
+    "or count as live for too long, so live bytes and the peak are not exact from there on"
+)
 
 
 class Notes:
@@ -27,6 +36,7 @@ class Notes:
         self._notes: list[Note] = []
         self._written = 0
         self._not_recorded: set[str] = set()
+        self.losses = 0
 
     def note(self, kind: str, text: str) -> None:
         """Keep a sentence for the report."""
@@ -40,11 +50,31 @@ class Notes:
                 self.note(kind, sentence)
 
     def could_not_record(self, op: str, error: Exception) -> None:
-        """Note once per op that its tensors could not be looked into."""
-        if op not in self._not_recorded:
+        """Note once per op that its tensors could not be looked into; without memory, count it."""
+        if op in self._not_recorded:
+            return
+        try:
             self._not_recorded.add(op)
             with suppress(Exception):  # the text of the error may fail
                 self.note("recorder", f"{op} is not recorded whole: {type(error).__name__}: {error}")
+        except MemoryError:
+            self.losses += 1
+
+    def note_losses(self, lost_events: int, losses: int) -> None:
+        """Note what was lost because memory had run out, and which figures that concerns.
+
+        Args:
+            lost_events: how many events of the allocator.
+            losses: how often something else could not be noted.
+        """
+        if lost_events:
+            self.note("allocator", _LOST_EVENTS.format(count=lost_events))
+        if losses + self.losses:
+            self.note("recorder", _LOST_ROWS.format(count=losses + self.losses))
+
+    def put_back(self, notes: Sequence[Note]) -> None:
+        """Count notes as unwritten again: there was no memory to write them."""
+        self._written -= len(notes)
 
     def unwritten(self) -> list[Note]:
         """Return the notes since the last time."""

@@ -111,7 +111,10 @@ def _surrounded(original: Callable[..., Any], method: Any, switch: _Switch) -> A
 
     @functools.wraps(original)
     def replacement(*args: Any, **kwargs: Any) -> Any:
-        leave = enter(*args, **kwargs)  # no name here for the recorder
+        try:
+            leave = enter(*args, **kwargs)  # no name here for the recorder
+        except MemoryError:
+            leave = None
         try:
             return original(*args, **kwargs)
         finally:

@@ -74,7 +74,6 @@ class Session:
         self._clock = Clock()
         self.op_counter = counter = new_op_counter()
         self._notes = notes = Notes(counter, choice.remarks)
-        self.could_not_record = notes.could_not_record
         self._device_books = DeviceBooks(notes.note)
         self.strings = strings = Strings()
         block = Block(strings, counter, self._clock, choice.is_estimate, notes.note, thread_names=[])
@@ -84,7 +83,7 @@ class Session:
         if options.limits is not None:
             self.storages.limit(options.limits.of)
         self.context = context.Context(
-            self.storages, recorder.capture_stack, strings, counter, notes.could_not_record
+            self.storages, recorder.capture_stack, strings, counter, self.could_not_record
         )
         self.ops = recorder.ops(self.context, self)
         self.interceptor = self.ops.interceptor(by_mode=choice.by_mode)
@@ -107,6 +106,8 @@ class Session:
         self._flushing, self._events = threading.Lock(), WaitingEvents()
         self._undo: list[Callable[[], None]] = []
         self._written_strings, self._pid = 0, os.getpid()
+        self._taken: dict[str, Any] = {}
+        self._rows_in_ns: dict[str, Any] = {}
         run = (self.arguments or self.ops).run
         self._sleeper = Sleeper(self.storages, self.interceptor, self._saved, self.context, run)
         self._steps = self._chosen_steps(options)
@@ -233,6 +234,8 @@ class Session:
             text = f"tensors of kind {kind} show no storage: only the allocator events count their bytes"
             self._notes.note("unseen", text)
         self._notes.note_missing()
+        lost_events = 0 if self._allocator is None else self._allocator.lost_events
+        self._notes.note_losses(lost_events, self.ops.losses)
         self._recording.meta = self._meta(complete=True)
         self._flush()
         self._recording.finish(self._meta(complete=True), self.op_counter[0])
@@ -255,15 +258,24 @@ class Session:
         if self._steps is not None:
             self._steps.optimizer_stepped(optimizer)
 
+    def could_not_record(self, what: str, error: Exception) -> None:
+        """Note that something could not be looked into."""
+        if isinstance(error, MemoryError) and self._allocator is not None:
+            self._allocator.memory_ran_out()
+        self._notes.could_not_record(what, error)
+
     def op_failed(self) -> None:
         """Note what devices hold, and that the step that runs is worth keeping."""
+        if self._allocator is not None:
+            self._allocator.memory_ran_out()
         self._device_books.op_failed()
         if self._steps is not None:
             self._steps.op_failed()
 
     def flush_due(self) -> None:
-        """Write the rows that are due."""
-        self._pace.due()
+        """Write the rows that are due; without memory they wait."""
+        with contextlib.suppress(MemoryError):
+            self._pace.due()
 
     def _compiled_starts(self) -> bool:
         """Be out of the way of compiled code, if it runs in the thread of the block; return whether it does."""
@@ -301,6 +313,8 @@ class Session:
 
     def _flush(self) -> None:
         with self._flushing:
+            if self._taken or self._rows_in_ns:  # an earlier flush had no memory to write them
+                self._write_taken()
             # what refers to rows of another table is taken before it: the program goes on meanwhile
             sources = {
                 "unpacks": self._packer.unpacks,
@@ -323,12 +337,22 @@ class Session:
                 sources |= {"operands": self.arguments.operands, "arguments": self.arguments.arguments}
             sources |= {"nodes": self.ops.nodes, "views": self.ops.views, "lifts": self.ops.lifts}
             sources |= {"births": self.storages.births, "ops": self.ops.ops}
-            rows: dict[str, Any] = {name: flat.take() for name, flat in sources.items()}
-            rows.update(
-                (name, self._clock.rows_in_ns(name, flat)) for name, flat in rows.items() if name != "windows"
-            )
-            rows["stacks"] = self._stacks.unwritten_rows()
-            self._write(rows)
+            self._taken = dict.fromkeys(sources, ())
+            self._rows_in_ns = {**self._taken, "stacks": []}
+            for name, flat in sources.items():
+                self._taken[name] = flat.take()
+            self._rows_in_ns["stacks"] = self._stacks.unwritten_rows()
+            self._write_taken()
+
+    def _write_taken(self) -> None:
+        """Write the rows that a flush took; if memory runs out, they stay for the next flush."""
+        rows = self._rows_in_ns
+        while self._taken:
+            name, flat = next(iter(self._taken.items()))
+            rows[name] = flat if name == "windows" else self._clock.rows_in_ns(name, flat)
+            del self._taken[name]
+        self._write(dict(rows))
+        self._rows_in_ns = {}
 
     def _add_events(self, rows: IntArray) -> None:
         with self._flushing:
@@ -341,10 +365,17 @@ class Session:
         notes = self._notes.unwritten()
         if self._steps is not None:
             rows, notes = self._steps.sift(rows), self._steps.placed(notes)
-        rows.update(("allocator", events) for events in self._events.take())
+        events = self._events.take()
+        rows.update(("allocator", each) for each in events)
         strings = self.strings.texts[self._written_strings :]
+        try:
+            self._recording.add(rows, strings, notes)
+        except MemoryError:
+            self._notes.put_back(notes)
+            for each in events:
+                self._events.add(each)
+            raise
         self._written_strings += len(strings)
-        self._recording.add(rows, strings, notes)
 
     def _meta(self, *, complete: bool) -> dict[str, Any]:
         return {

@@ -1,22 +1,9 @@
-"""The rules of the house that no linter knows: no import circle, small files, functions that fit on a screen."""
+"""The rule of the house that no linter knows: no import circle."""
 
 from __future__ import annotations
 
-import ast
-from pathlib import Path
-
 import grimp
 import networkx
-import pytest
-
-ROOT = Path(__file__).parents[2]
-SOURCES = sorted(
-    path.relative_to(ROOT).as_posix()
-    for folder in ("memwatch", "plugins")
-    for path in (ROOT / folder).rglob("*.py")
-)
-MOST_LINES_OF_A_FILE = 400
-MOST_LINES_OF_A_FUNCTION = 50
 
 
 def test_no_modules_import_each_other_in_a_circle():
@@ -33,21 +20,3 @@ def test_no_modules_import_each_other_in_a_circle():
     )
     circles = [sorted(group) for group in networkx.strongly_connected_components(imports) if len(group) > 1]
     assert circles == []
-
-
-@pytest.mark.parametrize("source", SOURCES)
-def test_a_file_holds_one_concept(source):
-    """A file of more than 400 lines, or a function of more than 50, is split."""
-    text = (ROOT / source).read_text()
-    assert len(text.splitlines()) <= MOST_LINES_OF_A_FILE
-    functions = (node for node in ast.walk(ast.parse(text)) if isinstance(node, FUNCTIONS))
-    assert [node.name for node in functions if lines_of_code(node) > MOST_LINES_OF_A_FUNCTION] == []
-
-
-FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-
-
-def lines_of_code(function):
-    """Count the lines of a function without those of its docstring."""
-    docstring = ast.get_docstring(function, clean=False) or ""
-    return function.end_lineno - function.lineno + 1 - len(docstring.splitlines())

@@ -50,7 +50,17 @@ class AllocatorChannel:
         self._thread = threading.get_ident()
         self._cutting = threading.Lock()  # a timer cuts too
         self._lost = False  # a window is open whose events are lost; only its own thread can end it
-        self._count = 0
+        self._count = self._lost_events = 0
+
+    @property
+    def hears_each_thread(self) -> bool:
+        """Whether each thread has a log, which needs no memory to be checked."""
+        return self._events.hears_each_thread
+
+    @property
+    def lost_events(self) -> int:
+        """How many events were lost because memory had run out."""
+        return self._lost_events + self._events.lost_events
 
     def start(self, emit: Callable[[IntArray], None]) -> None:
         """Open the first window; `emit` receives the rows of `allocator` of each window that ends."""
@@ -96,6 +106,17 @@ class AllocatorChannel:
         """
         if self._events.hears_each_thread:
             self.cut()
+
+    def memory_ran_out(self) -> None:
+        """Make room for the events that follow: an op has failed, perhaps because memory ran out."""
+        self._events.memory_ran_out()
+
+    def check_memory(self) -> None:
+        """End the events for good if there may soon be no memory for them."""
+        if self.running and self._events.is_short_of_memory():
+            self._close()
+            self.stepped_aside = True
+            self._note("allocator", "memory is short: allocator events end there")
 
     def forget_in_child(self) -> None:
         """Be off in a forked child."""
@@ -161,10 +182,16 @@ class AllocatorChannel:
 
     def _write(self, windows: list[Window]) -> None:
         for window in windows:
-            for start in range(0, len(window.events), _ROWS_AT_ONCE):
-                events = window.events[start : start + _ROWS_AT_ONCE]
-                self._emit(np.column_stack([events, np.full(len(events), self._count)]))
-            self.windows += (
-                self._count, window.start_ns, window.end_ns, window.start_op, self._op_counter[0]
-            )  # fmt: skip
-            self._count += 1
+            try:
+                self._write_one(window)
+            except MemoryError:  # noqa: PERF203  # a window is rare; without its row in `windows`, no figure relies on the window
+                self._lost_events += len(window.events)
+
+    def _write_one(self, window: Window) -> None:
+        for start in range(0, len(window.events), _ROWS_AT_ONCE):
+            events = window.events[start : start + _ROWS_AT_ONCE]
+            self._emit(np.column_stack([events, np.full(len(events), self._count)]))
+        self.windows += (
+            self._count, window.start_ns, window.end_ns, window.start_op, self._op_counter[0]
+        )  # fmt: skip
+        self._count += 1

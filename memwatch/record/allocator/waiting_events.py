@@ -26,5 +26,8 @@ class WaitingEvents:
 
     def take(self) -> list[IntArray]:
         """Take all rows: as one array, or none."""
-        taken, self._rows = self._rows, []
-        return [np.concatenate(taken)] if taken else []
+        if not self._rows:
+            return []
+        taken = [np.concatenate(self._rows)]  # first: if memory runs out, they stay
+        self._rows = []
+        return taken

@@ -43,11 +43,16 @@ class AutocastBook:
             with self._harmless:
                 self._storages.record_deaths()
         finally:  # also at an interrupt: autocast must not stay switched on
-            pause_gc()  # what gc frees was not the cache's
+            paused = False
+            with self._harmless:
+                pause_gc()  # what gc frees was not the cache's
+                paused = True
             try:
                 result = leave(*args, **kwargs)
             finally:
-                resume_gc()
+                if paused:
+                    with self._harmless:
+                        resume_gc()
         with self._harmless:
             for gone in tuple(self._storages.dead):
                 if isinstance(gone, Watched):

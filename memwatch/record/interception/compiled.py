@@ -19,7 +19,6 @@ from memwatch._torch.dynamo import (
     SET_CALLBACK,
     loaded_eval_frame,
 )
-from memwatch.capture.schema import NONE
 from memwatch.record.clock import ticks
 from memwatch.record.patches import Patches
 from memwatch.record.tables.rows import Rows
@@ -50,7 +49,7 @@ class CompiledCalls:
         self._pause = pause
         self._resume = resume
         self._place = place
-        self._begun: tuple[int, int, int, int] = (0, 0, NONE, NONE)
+        self._begun: tuple[int, int, int, int] | None = None
         self._ours = tuple(ours)
         self._patches = Patches()
         self._outermost: int | None = None  # id of the running frame of the wrapper
@@ -85,22 +84,33 @@ class CompiledCalls:
 
     def _leaving(self, set_eval_frame: Callable[[Any], Any], callback: Any) -> Any:
         prior = set_eval_frame(callback)
-        frame = sys._getframe(_CALLER)
-        enters = callback is None and frame.f_code.co_name == COMPILED_WRAPPER and self._outermost is None
-        if enters and self._pause():
-            self.count += 1
-            module, stack = self._place()
-            self._begun = ticks(), next_sequence_nr(), module, stack
-            self._outermost, self._prior = id(frame), prior
+        try:
+            frame = sys._getframe(_CALLER)
+            enters = callback is None and frame.f_code.co_name == COMPILED_WRAPPER and self._outermost is None
+            if enters and self._pause():
+                self._outermost, self._prior = id(frame), prior
+                self.count += 1
+                self._begun = ticks(), next_sequence_nr(), *self._place()
+        except MemoryError:  # the call has no row
+            self._begun = None
         return prior
 
     def _returning(self, maybe_set_eval_frame: Callable[[Any], Any], callback: Any) -> Any:
-        if self._outermost == id(sys._getframe(_CALLER)) and callback is self._prior:
-            self._outermost = self._prior = None
-            start, first, module, stack = self._begun
-            self.rows += (start, ticks(), module, stack)
-            last = next_sequence_nr() - 1
-            if last >= first:
-                self.nodes += (first, last, module, stack)
-            self._resume()
+        try:
+            if self._outermost == id(sys._getframe(_CALLER)) and callback is self._prior:
+                self._outermost = self._prior = None
+                self._note_end()
+        except MemoryError:  # the call has no row
+            self._begun = None
         return maybe_set_eval_frame(callback)
+
+    def _note_end(self) -> None:
+        try:
+            if self._begun is not None:
+                start, first, module, stack = self._begun
+                self.rows += (start, ticks(), module, stack)
+                last = next_sequence_nr() - 1
+                if last >= first:
+                    self.nodes += (first, last, module, stack)
+        finally:
+            self._resume()

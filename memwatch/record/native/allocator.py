@@ -32,7 +32,7 @@ class NativeAllocatorEvents:
         self._extension = extension
         self._native = extension.Allocator()
         self._block = block
-        self._start_ticks = self._start_op = 0
+        self._start_ticks = self._start_op = self.lost_events = 0
         self.is_open = False
 
     def open(self) -> bool:
@@ -45,7 +45,14 @@ class NativeAllocatorEvents:
         """End the window, listen no more, and return the window."""
         self._native.close()
         self.is_open = False
-        return [self._window()]
+        return self._windows()
+
+    def memory_ran_out(self) -> None:
+        """Do nothing: the log makes room ahead."""
+
+    def is_short_of_memory(self) -> bool:
+        """Return False: the log counts the events for which it has no room."""
+        return False
 
     def drop(self) -> None:
         """Listen no more."""
@@ -54,7 +61,7 @@ class NativeAllocatorEvents:
 
     def cut(self) -> list[Window] | None:
         """End the window, return it and begin the next."""
-        return [self._window()]
+        return self._windows()
 
     def forget_in_child(self) -> None:
         """Be off in a forked child."""
@@ -69,12 +76,26 @@ class NativeAllocatorEvents:
         """Receive no more events of this thread; return whether they were received."""
         return self._native.leave_thread()
 
-    def _window(self) -> Window:
-        """Return what was heard since the last window began; the next begins where it ends, so no event is outside."""
-        clock, strings, start_op = self._block.clock, self._block.strings, self._start_op
-        bounds = np.array([self._start_ticks, ticks()])
-        self._start_ticks, self._start_op = int(bounds[1]), self._block.op_counter[0]
-        events = self._native.take()
+    def _windows(self) -> list[Window]:
+        """Return what was heard since the last window began; the next begins now, so no event is outside.
+
+        If memory ran out meanwhile, the window ends before the first event that was lost.
+        """
+        start_ticks, start_op = self._start_ticks, self._start_op
+        events = None
+        try:
+            end_ticks = ticks()
+            events, lost, lost_since_ticks = self._native.take()
+            self._start_ticks, self._start_op = end_ticks, self._block.op_counter[0]
+            self.lost_events += lost
+            return [self._window(start_ticks, lost_since_ticks if lost else end_ticks, start_op, events)]
+        except MemoryError:
+            self.lost_events += 0 if events is None else len(events)
+            return []
+
+    def _window(self, start_ticks: int, end_ticks: int, start_op: int, events: IntArray) -> Window:
+        clock, strings = self._block.clock, self._block.strings
+        bounds = np.array([start_ticks, end_ticks])
         start_ns, end_ns = clock.to_ns(bounds).tolist()
         device = _named(events[:, 3], lambda number: strings(self._extension.device_name(number)))
         names = self._block.thread_names

@@ -147,6 +147,14 @@ class OpCallbacks:
 class PackCallbacks(Protocol):
     """What the packs of saved tensors ask for."""
 
+    @property
+    def passed_on(self) -> type[Exception]:
+        """The class of the errors that the program asked for; others do not stop a pack."""
+
+    @property
+    def could_not_record(self) -> Callable[[str, Exception], None]:
+        """Note that a saved tensor could not be looked into."""
+
     def describe(self, tensor: Tensor) -> tuple[int, int, int]:
         """Return the storage of a tensor that is not plain, the string id of its shape, and its bytes."""
 

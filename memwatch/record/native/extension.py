@@ -46,11 +46,15 @@ class OpRunner(Protocol):
     def lifts(self) -> Table:
         """Rows of the storages that torch made of Python's data."""
 
-    def run(self, kind: OpKind, args: tuple[Any, ...], kwargs: dict[str, Any], /) -> Any:
-        """Run an op that Python hands on."""
+    def run(self) -> Callable[[OpKind, tuple[Any, ...], dict[str, Any]], Any]:
+        """Return a function of C's that runs an op that Python hands on."""
 
     def dispatch(self) -> Callable[..., Any]:
         """Return a function of C's for a mode's `__torch_dispatch__`."""
+
+    @property
+    def losses(self) -> int:
+        """How often something could not be noted because memory had run out."""
 
     def intercept(self) -> None:
         """Have the kernel on the key call this recorder."""
@@ -104,8 +108,12 @@ class EventLog(Protocol):
     def drop(self) -> None:
         """Stop receiving, and drop what nobody took."""
 
-    def take(self) -> IntArray:
-        """Return the events since the last time: ticks, address, signed bytes, numbers of the device and the thread."""
+    def take(self) -> tuple[IntArray, int, int]:
+        """Return the events since the last time: ticks, address, signed bytes, numbers of the device and the thread.
+
+        Then how many more were lost because memory had run out, and from which time on in ticks. The next call counts
+        what this call loses, if it raises MemoryError.
+        """
 
     def enter_thread(self, thread: int, /) -> bool:
         """Receive the events of this thread too, with its number; False where a torch profiler hears it."""

@@ -36,12 +36,18 @@ class NativeOpRecorder:
             uses=self.uses,
             op_counter=block.op_counter,
         )
+        self._run = self._native.run()
         self.ops, self.nodes = self._native.ops, self._native.nodes
         self.views, self.lifts = self._native.views, self._native.lifts
 
     def run(self, kind: OpKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an op and record it; its result or its exception is passed on as it is."""
-        return self._native.run(kind, args, kwargs)
+        return self._run(kind, args, kwargs)
+
+    @property
+    def losses(self) -> int:
+        """How often something could not be noted because memory had run out."""
+        return self._native.losses
 
     def interceptor(self, *, by_mode: bool) -> Interceptor:
         """Return what hands this recorder every op, without a frame or an object of Python's where it can."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
+from memwatch.errors import MemwatchError
 from memwatch.heap.capsules import Capsule
 from memwatch.heap.packs import look_through
 from memwatch.record.saved.disguise import Disguise
@@ -30,7 +31,10 @@ class NativePacker:
         self, extension: Extension, storages: Storages, context: CallContext, op_counter: OpCounter
     ) -> None:
         self._native = extension.SavedTensors(
-            callbacks=_Callbacks(storages), storages=storages.ledger, context=context, op_counter=op_counter
+            callbacks=_Callbacks(storages, context.could_not_record),
+            storages=storages.ledger,
+            context=context,
+            op_counter=op_counter,
         )
         self.packs, self.unpacks = self._native.packs, self._native.unpacks
         self.hooks: Hooks = self._native.hooks()
@@ -46,8 +50,10 @@ class NativePacker:
 class _Callbacks:
     """What C++ asks; see `memwatch.record.native.callbacks.PackCallbacks`."""
 
-    def __init__(self, storages: Storages) -> None:
-        self._storages = storages
+    passed_on = MemwatchError
+
+    def __init__(self, storages: Storages, could_not_record: Callable[[str, Exception], None]) -> None:
+        self._storages, self.could_not_record = storages, could_not_record
 
     def describe(self, tensor: Tensor) -> tuple[int, int, int]:
         return saved_storage(self._storages, tensor)

@@ -71,22 +71,36 @@ def _run(kernels: PythonKernels, kind: OpKind, *args: Any, **kwargs: Any) -> Any
 
 def _run_view(kernels: PythonKernels, kind: OpKind, keyset: Any, *args: Any, **kwargs: Any) -> Any:
     """Have the node of a view noted. What the view runs within is seen: the key stays included."""
-    call, handler = functools.partial(kind.overload.redispatch, keyset & BELOW_FREE_KEY), kernels._handler
-    if handler is None or not torch.is_grad_enabled():
-        return call(*args, **kwargs)
-    return handler(kind.calling(call), args, kwargs)
+    handler = kernels._handler
+    calling = None if handler is None or not torch.is_grad_enabled() else _below(kind, keyset)
+    if handler is None or calling is None:
+        return kind.overload.redispatch(keyset & BELOW_FREE_KEY, *args, **kwargs)
+    return handler(calling, args, kwargs)
 
 
 def _run_lift(kernels: PythonKernels, kind: OpKind, keyset: Any, *args: Any, **kwargs: Any) -> Any:
     """Have what torch made of Python's data noted."""
-    call, handler = functools.partial(kind.overload.redispatch, keyset & BELOW_FREE_KEY), kernels._handler
-    return call(*args, **kwargs) if handler is None else handler(kind.calling(call), args, kwargs)
+    handler = kernels._handler
+    calling = None if handler is None else _below(kind, keyset)
+    if handler is None or calling is None:
+        return kind.overload.redispatch(keyset & BELOW_FREE_KEY, *args, **kwargs)
+    return handler(calling, args, kwargs)
 
 
 def _run_below(kernels: PythonKernels, kind: OpKind, keyset: Any, *args: Any, **kwargs: Any) -> Any:
     """Go on below our key: kernels above it that Python wrote would run again, and count versions twice."""
-    call = functools.partial(kind.overload.redispatch, keyset & BELOW_FREE_KEY)
-    return _run(kernels, kind.calling(call), *args, **kwargs)
+    calling = _below(kind, keyset)
+    if calling is None:
+        return kind.overload.redispatch(keyset & BELOW_FREE_KEY, *args, **kwargs)
+    return _run(kernels, calling, *args, **kwargs)
+
+
+def _below(kind: OpKind, keyset: Any) -> OpKind | None:
+    """Return the kind that goes on below our key; None if there is no memory for it."""
+    try:
+        return kind.calling(functools.partial(kind.overload.redispatch, keyset & BELOW_FREE_KEY))
+    except MemoryError:
+        return None
 
 
 _later_kinds: Final[dict[Any, OpKind]] = {}

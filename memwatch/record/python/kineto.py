@@ -25,6 +25,7 @@ from memwatch.capture.schema import NONE
 from memwatch.devices import devices_in_use
 from memwatch.record.backend import Window
 from memwatch.record.clock import ticks
+from memwatch.reserve import Reserve
 from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
@@ -37,6 +38,9 @@ _SENTINEL_BYTES: Final = 7919
 _SENTINELS: Final = 8
 """Blocks of that size, whose times are known, are the first and the last of every window."""
 
+_RESERVE_BYTES: Final = 16 << 20
+"""Room for the frees after memory has run out. kineto takes 64 KiB for every 1,024 events."""
+
 
 class KinetoEvents:
     """Receive the allocator's events of this thread by starting and stopping torch's profiler."""
@@ -45,7 +49,8 @@ class KinetoEvents:
 
     def __init__(self, block: Block) -> None:
         self._block = block
-        self._start = self._start_sentinel = self._start_op = 0
+        self._start = self._start_sentinel = self._start_op = self.lost_events = 0
+        self._reserve = Reserve(_RESERVE_BYTES)
         self.is_open = False
         self._leave_scope: Callable[[], object] = lambda: None
 
@@ -54,12 +59,14 @@ class KinetoEvents:
         with without_kineto_lines():
             self._leave_scope = start_allocator_events(of_accelerators=len(devices_in_use()) > 1)
         self.is_open = True
+        self._reserve.take()
         self._start, self._start_sentinel = _sentinels()
         self._start_op = self._block.op_counter[0]
         return True
 
     def close(self) -> list[Window]:
         """End it and return it; an empty list if its events were lost."""
+        self._reserve.release()
         end, end_sentinel = _sentinels()
         self._leave_scope()
         with without_kineto_lines():
@@ -73,6 +80,22 @@ class KinetoEvents:
             return []
         events = _in_our_time(events, ours, (start_ns, self._start_sentinel), (end_ns, end_sentinel))
         return [Window(start_ns, end_ns, self._start_op, events)]
+
+    def memory_ran_out(self) -> None:
+        """Make room for kineto."""
+        self._reserve.release()
+
+    def is_short_of_memory(self) -> bool:
+        """Return True if memory is about to run out, and the window can end here.
+
+        A destructor reports a free, so the process ends if kineto has no memory for it. Nobody can catch that error.
+        """
+        if current_graph_task_id() != NO_TASK:
+            return False
+        probe = Reserve(_RESERVE_BYTES)
+        is_short = not (self._reserve.take() and probe.take())
+        probe.release()
+        return is_short
 
     def drop(self) -> None:
         """End the window in its own thread, once a profiler of another thread has taken its session."""

@@ -22,7 +22,7 @@ from memwatch._torch.autograd import (
     sequence_nr_of,
 )
 from memwatch._torch.overrides import disable_torch_function, has_torch_function
-from memwatch.capture.schema import NONE, PHASES
+from memwatch.capture.schema import NONE, PHASES, RECORDED_BY_NAME
 from memwatch.errors import MemwatchError
 from memwatch.record.clock import ticks
 from memwatch.record.interception.key import KeyInterceptor
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 FORWARD, BACKWARD, OPTIMIZER, RECOMPUTE = map(PHASES.index, ("forward", "backward", "optimizer", "recompute"))
 
+_OPS_WIDTH: Final = len(RECORDED_BY_NAME["ops"].columns)
 _MAX_SEQUENCE: Final = (1 << 63) - 1
 _grad_enabled = torch.is_grad_enabled
 _Parameter: Final = torch.nn.Parameter
@@ -76,6 +77,12 @@ class PythonOpRecorder:
         self._names: dict[OpKind, int] = {}
         self._op_counter = block.op_counter
         self._graphs = BackwardGraphs()
+        self._losses = 0
+
+    @property
+    def losses(self) -> int:
+        """How often something could not be noted because memory had run out."""
+        return self._losses
 
     def interceptor(self, *, by_mode: bool) -> Interceptor:
         """Return what hands this recorder every op."""
@@ -85,11 +92,18 @@ class PythonOpRecorder:
         """Run the op and record it; the op's result or exception is passed on as it is."""
         if kind.has_no_row:
             return (self._run_view if kind.is_view else self._run_lift)(kind, args, kwargs)
-        if has_torch_function(args) or (
-            kind.takes_lists and any(has_torch_function(item) for item in args if type(item) is list)
-        ):
-            with disable_torch_function():  # no subclass nor mode of the program may see what we read
-                return self.run(kind.seeing(), args, kwargs)
+        seeing = unseen = None
+        try:
+            if has_torch_function(args) or (
+                kind.takes_lists and any(has_torch_function(item) for item in args if type(item) is list)
+            ):
+                seeing, unseen = kind.seeing(), disable_torch_function()
+        except MemoryError as error:
+            self._could_not_record(kind, error)
+            return kind.call(*args, **kwargs)
+        if seeing is not None and unseen is not None:
+            with unseen:  # no subclass nor mode of the program may see what we read
+                return self.run(seeing, args, kwargs)
         try:
             if self._dead:
                 self._record_deaths(self._op_counter[0])
@@ -106,32 +120,71 @@ class PythonOpRecorder:
             else:
                 phase, sequence = self._op_in_backward(task)
             stack = self._capture_stack(outer, task)
+            name = self._names.get(kind) or self._name_of(kind)
+            start = ticks()
+            started = self._op_counter
+            number = started[0]
+            started[0] = number + 1
         except MemwatchError:  # the limit that the program asked for
             raise
         except Exception as error:
             pass_on(error)
-            self._listener.could_not_record(kind.name, error)
+            self._could_not_record(kind, error)
             return kind.call(*args, **kwargs)
-        name = self._names.get(kind) or self._name_of(kind)
-        start = ticks()
-        started = self._op_counter
-        number = started[0]
-        started[0] = number + 1
         try:  # no call out of it until the row is written: a signal's handler may raise at any
             result = kind.call(*args, **kwargs)
-            end = ticks()
+            try:
+                end = ticks()
+            except MemoryError:  # the op itself has run
+                end = start
         except BaseException as error:
-            if (restored := _with_tensors(kind, args, error)) is not None:
+            if (restored := self._with_tensors(kind, args, error)) is not None:
                 started[0] = number  # nothing ran
                 return self.run(kind, restored, kwargs)
-            self.ops += (number, name, stack, module, phase, sequence, start, ticks(), 1)
-            self._listener.op_failed()
+            try:
+                self.ops += (number, name, stack, module, phase, sequence, start, ticks(), 1)
+                self._listener.op_failed()
+            except MemoryError as own:
+                self._without_memory(
+                    kind, own, (number, name, stack, module, phase, sequence, start, start, 1)
+                )
             raise
-        self.ops += (number, name, stack, module, phase, sequence, start, end, 0)
-        self._ran(number, kind, args, kwargs, result=result, end=end)
-        if number >= self._flush_op or end > self._flush_ticks:
-            self._listener.flush_due()
+        try:
+            self.ops += (number, name, stack, module, phase, sequence, start, end, 0)
+            self._ran(number, kind, args, kwargs, result=result, end=end)
+            if number >= self._flush_op or end > self._flush_ticks:
+                self._listener.flush_due()
+        except MemoryError as own:
+            self._without_memory(kind, own, (number, name, stack, module, phase, sequence, start, end, 0))
         return result
+
+    def _without_memory(self, kind: OpKind, error: MemoryError, row: tuple[int, ...]) -> None:
+        """Note that an op could not be recorded whole; see to it that its number has a row, or is given again."""
+        try:
+            self._could_not_record(kind, error)  # this makes some room
+            rows = self.ops
+            if self._op_counter[0] == row[0] + 1 and (len(rows) < _OPS_WIDTH or rows[-_OPS_WIDTH] < row[0]):
+                rows += row
+        except MemoryError:
+            self._losses += 1
+
+    def _could_not_record(self, kind: OpKind, error: Exception) -> None:
+        try:
+            self._listener.could_not_record(kind.name, error)
+        except MemoryError:
+            self._losses += 1
+
+    def _with_tensors(
+        self, kind: OpKind, args: tuple[Any, ...], error: BaseException
+    ) -> tuple[Any, ...] | None:
+        """Return arguments with tensors in place of numbers, if the op refused the numbers; None if there are none."""
+        if error.__class__ is not RuntimeError:
+            return None
+        try:
+            return None if raised_by_handler(error) else kind.numbers_as_tensors(args)
+        except MemoryError as own:
+            self._could_not_record(kind, own)
+            return None
 
     def _name_of(self, kind: OpKind) -> int:
         """Return the string id of the name of a kind of op that runs for the first time."""
@@ -157,7 +210,7 @@ class PythonOpRecorder:
             raise
         except Exception as error:
             pass_on(error)
-            self._listener.could_not_record(kind.name, error)
+            self._could_not_record(kind, error)
         return kind.call(*args, **kwargs)
 
     def _run_lift(self, kind: OpKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -170,7 +223,7 @@ class PythonOpRecorder:
             raise
         except Exception as error:
             pass_on(error)
-            self._listener.could_not_record(kind.name, error)
+            self._could_not_record(kind, error)
         return made
 
     def _lifted(self, made: Tensor) -> None:
@@ -255,7 +308,7 @@ class PythonOpRecorder:
             raise
         except Exception as error:
             pass_on(error)
-            self._listener.could_not_record(kind.name, error)
+            self._could_not_record(kind, error)
 
     def close(self) -> None:
         """Do nothing: nobody calls `run` when the block has ended, and Python's collector sees what it holds."""
@@ -286,10 +339,3 @@ class PythonOpRecorder:
                 self._touch(number, argument, (access,) * len(argument))
             elif isinstance(argument, Tensor):
                 self._operands.used(number, argument, access)
-
-
-def _with_tensors(kind: OpKind, args: tuple[Any, ...], error: BaseException) -> tuple[Any, ...] | None:
-    """Return arguments with tensors in place of numbers, if the op refused the numbers."""
-    if error.__class__ is not RuntimeError or raised_by_handler(error):
-        return None
-    return kind.numbers_as_tensors(args)

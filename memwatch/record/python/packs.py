@@ -132,14 +132,27 @@ class PythonPacker:
         return found
 
     def _pack(self, tensor: Tensor) -> Any:
-        pack = Pack()
-        pack.keeper, pack.by_program = self._keeper, None
-        if self._outer is None:
-            _hold(pack, tensor)
-        else:
+        try:
+            pack = Pack()
+            pack.keeper, pack.by_program, pack.number = self._keeper, None, NONE
+            if self._outer is None:
+                _hold(pack, tensor)
+        except MemoryError:  # no row knows of this tensor
+            self._note_loss()
+            return tensor.detach() if self._outer is None else self._outer[0](tensor)
+        if self._outer is not None:
             pack.packed, pack.original = self._outer[0](tensor), _nothing
-        self._append(pack, tensor)
+        try:
+            self._append(pack, tensor)
+        except MemoryError:
+            self._note_loss()
         return pack
+
+    def _note_loss(self) -> None:
+        try:
+            self._context.could_not_record("a saved tensor", MemoryError())
+        except MemoryError:
+            return
 
     def _append(self, pack: Pack, tensor: Tensor) -> None:
         storage, shape, nbytes = saved_storage(self._storages, tensor)
@@ -148,29 +161,41 @@ class PythonPacker:
         needed_by = NONE if self._context.saves_inputs else sequence
         release = _Release(pack, self._storages.dead.append)
         # no call until all is written: a signal's handler may raise at any
-        pack.number = release.number = number = self._count
+        release.number = number = self._count
         release.storage, release.sequence = storage, sequence
-        self._count = number + 1
+        count = number + 1
         self._releases[number] = release
+        # every number has a row: memory may run out at this line, and not at the next
         self.packs += (number, storage, op, needed_by, module, nbytes, shape, at_ticks)
+        self._count, pack.number = count, number
 
-    def _unpack(self, pack: Pack) -> Tensor:
-        if not self._closed:
-            self.unpacks += (pack.number, self._op_counter[0], ticks(), 0)
+    def _unpack(self, pack: Any) -> Tensor:
+        if pack.__class__ is not Pack:  # there was no memory for one
+            return pack if self._outer is None else self._outer[1](pack)
+        if not self._closed and pack.number != NONE:
+            try:
+                self.unpacks += (pack.number, self._op_counter[0], ticks(), 0)
+            except MemoryError:
+                self._note_loss()
         if pack.by_program is not None:
             return pack.by_program(pack.packed)
         if self._outer is not None:
             result: Tensor = self._outer[1](pack.packed)
             return result
         packed: Tensor = pack.packed
-        if _was_detached(pack) and _is_torchs_own(current_node()):
+        try:
+            is_detached = _was_detached(pack) and _is_torchs_own(current_node())
+            is_written = version_of(packed) != pack.version
+        except MemoryError:
+            is_detached = is_written = False
+        if is_detached:
             raise RuntimeError(DETACHED)
-        if version_of(packed) != pack.version:
+        if is_written:
             raise RuntimeError(inplace_error(pack))
         return packed
 
     def _released(self, release: _Release, op: int, at_ticks: int) -> None:
-        if not self._closed:
+        if not self._closed and self._releases.get(release.number) is release:
             self.unpacks += (release.number, op, at_ticks, 1)
             del self._releases[release.number]
 

@@ -84,17 +84,23 @@ def saved_tensors(ctx: Any) -> tuple[Any, ...]:
     """Return the tensors that a function saved; autograd's own attribute reads, checks and frees them."""
     try:
         raw = raw_saved_tensors_of(ctx)
-    except RuntimeError as error:  # they are freed: autograd has the words for it
+        packed = list(map(_data, raw))  # first, for torch may drop them as it gives their values
+    except (
+        MemoryError,
+        RuntimeError,
+    ) as error:  # RuntimeError: they are freed, and autograd has the words for it
         pass_on(error)
-        raw = ()
-    packed = list(map(_data, raw))  # first, for torch may drop them as it gives their values
+        packed = []
     values = list(saved_tensors_of.__get__(ctx))
-    with disable_torch_function():
-        for at, pack in enumerate(packed):
-            for disguise in _worn:
-                original = disguise.original_of(pack)
-                if original is not None and autograd_state(original, with_node=True).grad_fn is not ctx:
-                    values[at] = original
+    try:
+        with disable_torch_function():
+            for at, pack in enumerate(packed):
+                for disguise in _worn:
+                    original = disguise.original_of(pack)
+                    if original is not None and autograd_state(original, with_node=True).grad_fn is not ctx:
+                        values[at] = original
+    except MemoryError:  # what autograd gives is right, too
+        return tuple(values)
     return tuple(values)
 
 

@@ -61,10 +61,12 @@ class Stacks:
     def unwritten_rows(self) -> list[int]:
         """Return rows of `stacks` for the stacks that are new since the last call."""
         rows: list[int] = []
-        while self._written < len(self._keys):
-            for depth, (file, line, function, owner) in enumerate(self._expand(self._written)):
-                rows += (self._written, depth, file, line, function, owner)
-            self._written += 1
+        written = self._written
+        while written < len(self._keys):
+            for depth, (file, line, function, owner) in enumerate(self._expand(written)):
+                rows += (written, depth, file, line, function, owner)
+            written += 1
+        self._written = written  # last: if memory runs out, they are still new
         return rows
 
     def _expand(self, number: int) -> list[tuple[int, int, int, int]]:

@@ -211,12 +211,14 @@ class Storages:
         watched.key = key
         watched.nbytes = weight = nbytes if address or self.estimate else 0
         watched.device = device
-        ledger.count = number + 1
+        count, live = number + 1, account.live_bytes + weight
+        # every number has a row, and no two have the same: memory may run out at this line, and not at the next
+        self.births += (number, op, at_ticks, address, nbytes, device, origin, shape)
+        ledger.count = count
         if key in self.live:  # of what died unseen; the table is in the order of the births
             del self.live[key]
         self.live[key] = watched
-        account.live_bytes = live = account.live_bytes + weight
-        self.births += (number, op, at_ticks, address, nbytes, device, origin, shape)
+        account.live_bytes = live
         if live > account.watch_bytes and not account.is_quiet(0, at_ticks):
             self.above_watched(device, weight)
         return number

@@ -17,9 +17,19 @@
 namespace memwatch {
 
 /// The events of all threads of a block, in the order of the reports.
+///
+/// c10 reports a free from a destructor, so nothing here may throw. When memory runs out, a program frees what it has:
+/// the log grows when it is half full, so there is room left for as many events as it holds. If that is not enough, the
+/// log counts what it loses from then on until its rows are taken. So what it has is whole up to a time.
 class Events {
  public:
-  void add(void* block, int64_t nbytes, c10::Device device, int64_t thread, int64_t reserved) {
+  /// The rows since the last time, and what was lost after them.
+  struct Taken {
+    Integers rows;
+    int64_t lost = 0, lost_since = 0;  // how many events, and from which time on
+  };
+
+  void add(void* block, int64_t nbytes, c10::Device device, int64_t thread, int64_t reserved) noexcept {
     if (muted_) {  // a forked child may find the mutex held for ever
       return;
     }
@@ -29,14 +39,35 @@ class Events {
       newest_free_.store(last_, std::memory_order_relaxed);
     }
     const auto address = reinterpret_cast<int64_t>(block);
-    rows_.append(std::array<int64_t, kColumns>{last_, address, nbytes, number_of(device), thread, reserved});
+    if (rows_.size() >= grow_at_) {
+      grow();
+    }
+    const std::array<int64_t, kColumns> row{last_, address, nbytes, number_of(device), thread, reserved};
+    if (lost_ != 0 || !rows_.append(row)) {
+      lost_since_ = lost_ == 0 ? last_ : lost_since_;
+      ++lost_;
+    }
   }
 
   /// Give the events since the last time: ticks, address, signed bytes, device as `number_of` tells it, thread,
   /// and what the allocator of the device holds then.
-  Integers take() {
+  Taken take() noexcept {
+    Integers fresh;
+    static_cast<void>(fresh.reserve(kFewest));
     const std::lock_guard<std::mutex> guard(mutex_);
-    return std::exchange(rows_, {});
+    grow_at_ = fresh.capacity() / 2;
+    return {std::exchange(rows_, std::move(fresh)), std::exchange(lost_, 0), lost_since_};
+  }
+
+  /// Count taken events as lost: there was no memory to hand them on.
+  void lose(const Taken& taken) noexcept {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    const auto count = static_cast<int64_t>(taken.rows.size()) / kColumns;
+    if (count + taken.lost != 0) {
+      lost_since_ = count != 0 ? taken.rows[0] : taken.lost_since;
+      lost_ += count + taken.lost + static_cast<int64_t>(std::exchange(rows_, {}).size()) / kColumns;
+      grow_at_ = 0;
+    }
   }
 
   /// Return whether memory was freed since some time, as far as any thread is heard.
@@ -63,6 +94,7 @@ class Events {
     const std::unique_lock<std::mutex> guard(mutex_, std::try_to_lock);
     if (guard.owns_lock()) {
       rows_ = {};
+      grow_at_ = 0;
     }
   }
 
@@ -84,6 +116,20 @@ class Events {
   std::mutex mutex_;
   int64_t last_ = 0;  // time of the last row: the rows of all threads are in the order of their times
   Integers rows_;
+  size_t grow_at_ = 0;                 // the size at which more room is to be made
+  int64_t lost_ = 0, lost_since_ = 0;  // events after the rows that found no room
+
+  /// Room for 16,384 events: 768 KiB of addresses, of which few pages are ever written. A guess.
+  static constexpr size_t kFewest = size_t{kColumns} << 14;
+
+  /// Make room for as many events as there are, and for some at least.
+  void grow() noexcept {
+    static_cast<void>(rows_.reserve(std::max(rows_.size(), kFewest)));
+    // without memory try again when half of what is left is used: a try at each event would be slow
+    const size_t half = rows_.capacity() / 2;
+    grow_at_ =
+        rows_.size() < half ? half : rows_.size() + std::max((rows_.capacity() - rows_.size()) / 2, kFewest / 16);
+  }
 };
 
 /// What hears c10's reports in one thread.
@@ -98,7 +144,7 @@ class AllocatorLog final : public torch::profiler::impl::ProfilerStateBase {
     return torch::profiler::impl::ActiveProfilerType::NONE;
   }
   /// c10 asks at every allocation and free. A log whose block is over leaves then: only its own thread can take it off.
-  bool memoryProfilingEnabled() const override {
+  bool memoryProfilingEnabled() const noexcept override {
     if (events_->is_muted()) {
       const std::shared_ptr<Events> kept = events_;  // this object goes
       leave(kept);
@@ -106,7 +152,7 @@ class AllocatorLog final : public torch::profiler::impl::ProfilerStateBase {
     }
     return true;
   }
-  void reportMemoryUsage(void* block, int64_t nbytes, size_t, size_t reserved, c10::Device device) override {
+  void reportMemoryUsage(void* block, int64_t nbytes, size_t, size_t reserved, c10::Device device) noexcept override {
     events_->add(block, nbytes, device, thread_, static_cast<int64_t>(reserved));
   }
 
@@ -141,7 +187,7 @@ class AllocatorLog final : public torch::profiler::impl::ProfilerStateBase {
     }
     try {
       ProfilerStateBase::pop(/*global=*/false);
-    } catch (const c10::Error&) {  // state of another kind lies above it, which somebody takes off first
+    } catch (const std::exception&) {  // state of another kind lies above it, which somebody takes off first
     }
     return true;
   }
@@ -179,10 +225,20 @@ class Allocator {
   bool enter_thread(int64_t thread) { return !events_->is_muted() && AllocatorLog::enter(events_, thread); }
   bool leave_thread() { return AllocatorLog::leave(events_); }
 
-  py::array_t<int64_t> take() {
-    Integers rows = events_->take();
-    const auto count = static_cast<py::ssize_t>(rows.size()) / Events::kColumns;
-    return std::move(rows).as_array({count, Events::kColumns});
+  /// Give the events since the last time, how many were lost after them, and from which time on.
+  py::tuple take() {
+    Events::Taken taken = events_->take();
+    try {
+      const auto count = static_cast<py::ssize_t>(taken.rows.size()) / Events::kColumns;
+      py::tuple result(3);
+      result[1] = python_integer(taken.lost);
+      result[2] = python_integer(taken.lost_since);
+      result[0] = std::move(taken.rows).as_array({count, Events::kColumns});  // last: nothing can fail after it
+      return result;
+    } catch (...) {
+      events_->lose(taken);
+      throw;
+    }
   }
 
  private:

@@ -146,7 +146,14 @@ struct OpCallbacks {
     if (error.trace()) {  // before Python 3.12 an exception has its traceback only once Python has caught it
       PyException_SetTraceback(error.value().ptr(), error.trace().ptr());
     }
-    return raised_by_handler(error.value()).cast<bool>();
+    try {
+      return raised_by_handler(error.value()).cast<bool>();
+    } catch (py::error_already_set& own) {
+      if (own.matches(PyExc_MemoryError)) {  // memory has run out: nobody can tell
+        return false;
+      }
+      throw;
+    }
   }
 
   py::object string_id, flush_due, op_failed, backward_begins, could_not_record, storages_of, made, resized,
@@ -160,9 +167,11 @@ struct PackCallbacks {
   explicit PackCallbacks(const py::object& callbacks)
       : describe(callbacks.attr("describe")),
         inplace_error(callbacks.attr("inplace_error")),
-        detached_error(callbacks.attr("detached_error")) {}
+        detached_error(callbacks.attr("detached_error")),
+        could_not_record(callbacks.attr("could_not_record")),
+        passed_on(callbacks.attr("passed_on")) {}
 
-  py::object describe, inplace_error, detached_error;
+  py::object describe, inplace_error, detached_error, could_not_record, passed_on;
 };
 
 /// The kind of an op that Python hands on.

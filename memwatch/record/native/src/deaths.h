@@ -5,9 +5,11 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <utility>
 #include <vector>
 
+#include "losses.h"
 #include "python.h"
 #include "ticks.h"
 
@@ -21,10 +23,23 @@ class Deaths {
   Deaths(const Deaths&) = delete;
   Deaths& operator=(const Deaths&) = delete;
 
-  void append(PyObject* reference) { noted_.emplace_back(Py_NewRef(reference), ticks()); }
+  /// Note one. Python calls this from a callback that must not fail: without memory the death is missed.
+  void append(PyObject* reference) noexcept {
+    try {
+      noted_.emplace_back(reference, ticks());
+      Py_INCREF(reference);
+    } catch (const std::exception&) {
+      missed_ = true;
+      count_loss();
+    }
+  }
 
   bool empty() const { return first_ == noted_.size(); }
   size_t size() const { return noted_.size() - first_; }
+  /// Return true if some storage died that is not noted here.
+  bool any_missed() const { return missed_; }
+  /// Forget that one was missed: all storages were searched.
+  void none_missed() { missed_ = false; }
 
   /// Take off the first one, and when it died.
   std::pair<py::object, int64_t> take() {
@@ -37,6 +52,7 @@ class Deaths {
   }
 
   void clear() {
+    missed_ = false;
     while (!empty()) {
       take();
     }
@@ -54,6 +70,7 @@ class Deaths {
  private:
   std::vector<std::pair<PyObject*, int64_t>> noted_;
   size_t first_ = 0;
+  bool missed_ = false;
 };
 
 }  // namespace memwatch

@@ -8,7 +8,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
-#include <new>
 #include <utility>
 #include <vector>
 
@@ -30,44 +29,70 @@ class Integers {
     return *this;
   }
 
-  /// Append the integers that an object consists of, as a struct or an array of them.
+  /// Append the integers that an object consists of, as a struct or an array of them; return false if there is no room.
   template <typename Row>
-  void append(const Row& row) {
+  bool append(const Row& row) noexcept {
     constexpr size_t kCount = sizeof(Row) / sizeof(int64_t);
     static_assert(sizeof(Row) % sizeof(int64_t) == 0 && kCount <= kLeast);
-    if (size_ + kCount > capacity_) {
-      resize(std::max(2 * capacity_, kLeast));
+    if (!reserve(kCount)) {
+      return false;
     }
     std::memcpy(values_.get() + size_, &row, sizeof(Row));  // of constant size: a few instructions
     size_ += kCount;
+    return true;
+  }
+
+  /// Append another run; return false if there is no room.
+  bool extend(const Integers& other) noexcept {
+    if (!reserve(other.size_)) {
+      return false;
+    }
+    if (other.size_ != 0) {
+      std::memcpy(values_.get() + size_, other.values_.get(), other.size_ * sizeof(int64_t));
+    }
+    size_ += other.size_;
+    return true;
+  }
+
+  /// Make room for some more integers; return false if memory has run out.
+  bool reserve(size_t more) noexcept {
+    const size_t wanted = size_ + more;
+    return wanted <= capacity_ || resize(std::max({2 * capacity_, wanted, kLeast})) || resize(wanted);
   }
 
   size_t size() const { return size_; }
+  size_t capacity() const { return capacity_; }
   int64_t operator[](size_t place) const { return values_[place]; }
 
-  /// Give the integers as an array that owns them, without a copy.
+  /// Give the integers as an array that owns them, without a copy. They stay here if that fails.
   py::array_t<int64_t> as_array(std::vector<py::ssize_t> shape) && {
     if (size_ != 0) {
-      resize(size_);
+      static_cast<void>(resize(size_));  // if that fails, the array keeps the room
     }
-    auto owner = std::make_unique<Integers>(std::move(*this));
-    const int64_t* values = owner->values_.get();
+    auto owner = std::make_unique<Integers>();
     const py::capsule kept(owner.get(), [](void* given) { delete static_cast<Integers*>(given); });
-    owner.release();
-    return py::array_t<int64_t>(std::move(shape), values, kept);
+    Integers& owned = *owner.release();
+    owned = std::move(*this);
+    try {
+      return py::array_t<int64_t>(std::move(shape), owned.values_.get(), kept);
+    } catch (...) {
+      *this = std::move(owned);
+      throw;
+    }
   }
 
  private:
   static constexpr size_t kLeast = 512;
 
-  void resize(size_t capacity) {
+  bool resize(size_t capacity) noexcept {
     void* moved = std::realloc(values_.get(), capacity * sizeof(int64_t));
     if (moved == nullptr) {
-      throw std::bad_alloc();
+      return false;
     }
     static_cast<void>(values_.release());
     values_.reset(static_cast<int64_t*>(moved));
     capacity_ = capacity;
+    return true;
   }
 
   struct Free {

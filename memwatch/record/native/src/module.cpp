@@ -119,16 +119,44 @@ PyObject* dispatch(PyObject* recorder, PyObject* const* given, Py_ssize_t count)
   END_HANDLE_TH_ERRORS
 }
 
+/// `run(kind, args, kwargs)` of `OpRecorder` in memwatch/record/backend.py.
+PyObject* run(PyObject* recorder, PyObject* const* given, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  TORCH_CHECK(count == 3, "run takes 3 arguments, not ", count);
+  const auto object = [&](int index) { return py::reinterpret_borrow<py::object>(given[index]); };
+  const auto self = kept_by<std::shared_ptr<Recorder>>(recorder);
+  return self->run(object(0), object(1), object(2)).release().ptr();
+  END_HANDLE_TH_ERRORS
+}
+
+/// Tell whether an object is a pack of ours; without memory, something else stands for a saved tensor.
+bool is_pack(PyObject* packed) { return PyCapsule_IsValid(packed, typeid(std::unique_ptr<Pack>).name()) != 0; }
+
 PyObject* pack(PyObject* saved, PyObject* tensor) {
   HANDLE_TH_ERRORS
   const auto self = kept_by<std::shared_ptr<SavedTensors>>(saved);
-  return capsule_of(self->pack(py::reinterpret_borrow<py::object>(tensor))).release().ptr();
+  py::object capsule;
+  Pack* ours = nullptr;
+  try {
+    auto made = self->new_pack();
+    ours = made.get();
+    capsule = capsule_of(std::move(made));
+  } catch (const std::exception&) {  // bad_alloc, or Python's MemoryError
+    count_loss();
+    PyErr_Clear();
+    return self->pack_without_record(py::reinterpret_borrow<py::object>(tensor)).release().ptr();
+  }
+  self->pack(*ours, py::reinterpret_borrow<py::object>(tensor));
+  return capsule.release().ptr();
   END_HANDLE_TH_ERRORS
 }
 
 PyObject* unpack(PyObject* saved, PyObject* pack) {
   HANDLE_TH_ERRORS
   const auto self = kept_by<std::shared_ptr<SavedTensors>>(saved);
+  if (!is_pack(pack)) {
+    return self->unpack_without_record(py::reinterpret_borrow<py::object>(pack)).release().ptr();
+  }
   return self->unpack(*kept_by<std::unique_ptr<Pack>>(pack)).release().ptr();
   END_HANDLE_TH_ERRORS
 }
@@ -146,7 +174,7 @@ PyObject* capture(PyObject* stacks, PyObject* const* given, Py_ssize_t count) {
 
 /// Give the tensor that was saved, for what autograd holds in its place; None if it is gone, or not packed by us.
 py::object original_of(const py::object& packed) {
-  if (PyCapsule_IsValid(packed.ptr(), typeid(std::unique_ptr<Pack>).name()) == 0) {
+  if (!is_pack(packed.ptr())) {
     return py::none();
   }
   const at::Tensor original = kept_by<std::unique_ptr<Pack>>(packed.ptr())->original();
@@ -155,7 +183,7 @@ py::object original_of(const py::object& packed) {
 
 /// Give what a pack of ours keeps and the hook of the program that unpacks it, if one packed it; None if not ours.
 py::object content_of(const py::object& packed) {
-  if (PyCapsule_IsValid(packed.ptr(), typeid(std::unique_ptr<Pack>).name()) == 0) {
+  if (!is_pack(packed.ptr())) {
     return py::none();
   }
   const auto& pack = *kept_by<std::unique_ptr<Pack>>(packed.ptr());
@@ -168,7 +196,7 @@ py::object content_of(const py::object& packed) {
 
 bool hook(const std::string& modifying, const py::object& packed, const py::object& pack_hook,
           const py::object& unpack_hook) {
-  return PyCapsule_IsValid(packed.ptr(), typeid(std::unique_ptr<Pack>).name()) != 0 &&
+  return is_pack(packed.ptr()) &&
          SavedTensors::hook(*kept_by<std::unique_ptr<Pack>>(packed.ptr()), modifying, pack_hook, unpack_hook);
 }
 
@@ -181,6 +209,12 @@ py::object function(PyMethodDef& method, const std::shared_ptr<Self>& self) {
 py::object torch_dispatch(const std::shared_ptr<Recorder>& recorder) {
   static PyMethodDef method = {"__torch_dispatch__", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&dispatch)),
                                METH_FASTCALL, nullptr};
+  return function(method, recorder);
+}
+
+py::object run_of(const std::shared_ptr<Recorder>& recorder) {
+  static PyMethodDef method = {"run", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&run)), METH_FASTCALL,
+                               nullptr};
   return function(method, recorder);
 }
 
@@ -216,7 +250,7 @@ py::object watched_number_of(const std::shared_ptr<Storages>& storages) {
 /// `append(reference)`: the callback of every weak reference that watches something.
 PyObject* note_death(PyObject* deaths, PyObject* reference) {
   HANDLE_TH_ERRORS
-  kept_by<std::shared_ptr<Deaths>>(deaths)->append(reference);
+  kept_by<std::shared_ptr<Deaths>>(deaths)->append(reference);  // does not fail
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }
@@ -298,9 +332,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def_property_readonly("nodes", &Recorder::nodes)
       .def_property_readonly("views", &Recorder::views)
       .def_property_readonly("lifts", &Recorder::lifts)
-      .def("run", &Recorder::run)
+      .def("run", &run_of)
       .def("dispatch", &torch_dispatch)
       .def("flush_at", &Recorder::flush_at)
+      .def_property_readonly("losses", [](const Recorder&) { return losses.load(); })
       .def("close", &Recorder::close)
       .def("intercept", [](const std::shared_ptr<Recorder>& recorder) { running = recorder; })
       .def("release", [](const std::shared_ptr<Recorder>&) { running.reset(); });

@@ -3,6 +3,8 @@
 #include <torch/csrc/Exceptions.h>
 
 #include <algorithm>
+#include <array>
+#include <new>
 
 #include "allocator.h"
 #include "boxed.h"
@@ -14,6 +16,9 @@ namespace {
 
 /// The number of this thread, as `threading.get_ident()` gives it.
 int64_t this_thread() { return static_cast<int64_t>(PyThread_get_thread_ident()); }
+
+/// Give what a call of Python returned; null if it raised, and its error stays set.
+py::object called(PyObject* result) { return py::reinterpret_steal<py::object>(result); }
 
 /// Tell whether tensors may lie in a list: those of c10d lie in lists of lists.
 bool is_list(const c10::IValue& value) {
@@ -34,6 +39,8 @@ Recorder::Recorder(const py::object& callbacks, std::shared_ptr<Storages> storag
       overloads_(callbacks_.overload_of) {
   view_.text = "a view";
   lift_.text = "a tensor of data";
+  unknown_.text = "an op";
+  losses = 0;
   newest_told = static_cast<int64_t>(at::sequence_number::peek()) - 1;
   views_->add(ViewsRow{.op = 0, .sequence = newest_told, .stack = kNone, .module = kNone, .node = kNone});
 }
@@ -47,12 +54,22 @@ void Recorder::close() {
 /// An op has ended.
 void Recorder::leave() {
   if (--running_ == 0 && closed_) {
+    const py::error_scope raised;  // the op that ran may have raised
     kinds_.clear();
     overloads_.clear();
     callbacks_ = OpCallbacks();
     context_.clear();
     storages_->close();
   }
+}
+
+bool Recorder::before(const c10::OperatorHandle& op, const torch::jit::Stack& stack, Call& call) {
+  if (closed_) {
+    return false;
+  }
+  const Running running(*this);  // to know a kind may run Python
+  const Kind* kind = nullptr;
+  return look(unknown_, [&] { kind = &kinds_.of(op); }) && before(*kind, op, stack, call);
 }
 
 bool Recorder::before(const Kind& kind, const c10::OperatorHandle& op, const torch::jit::Stack& stack, Call& call) {
@@ -65,17 +82,19 @@ bool Recorder::before(const Kind& kind, const c10::OperatorHandle& op, const tor
     return false;
   }
   const auto arguments = torch::jit::last(stack, op.schema().arguments().size());
-  if (call.kind->resizes) {
-    call.kept.assign(arguments.begin(), arguments.end());
-  } else {
-    look(*call.kind, [&] {
-      size_t position = 0;
-      for (const c10::IValue& value : arguments) {
-        give(value, call.kind->access(position++), call.given);
-      }
-    });
+  look(*call.kind, [&] {
+    if (call.kind->resizes) {
+      call.kept.assign(arguments.begin(), arguments.end());
+      return;
+    }
+    size_t position = 0;
+    for (const c10::IValue& value : arguments) {
+      give(value, call.kind->access(position++), call.given);
+    }
+  });
+  if (!number(call)) {
+    return false;
   }
-  number(call);
   running.stays();
   return true;
 }
@@ -109,22 +128,28 @@ void Recorder::after(const c10::OperatorHandle& op, const torch::jit::Stack* sta
 py::object Recorder::dispatch(const py::object& mode, const py::object& func, const py::object& types,
                               const py::tuple& args, const py::dict& kwargs) {
   if (closed_) {
-    return owned(PyObject_Call(func.ptr(), args.ptr(), kwargs.ptr()));
+    return called(PyObject_Call(func.ptr(), args.ptr(), kwargs.ptr()));
   }
   const Running running(*this);
-  if (PyObject_Size(types.ptr()) != 0 || !owned(PyObject_CallNoArgs(callbacks_.frame_callback.ptr())).is_none()) {
-    return callbacks_.hand_on(mode, func, types, args, kwargs);
+  bool hand_on = PyObject_Size(types.ptr()) != 0;
+  look(unknown_, [&] { hand_on |= !owned(PyObject_CallNoArgs(callbacks_.frame_callback.ptr())).is_none(); });
+  if (hand_on) {
+    const std::array<PyObject*, 5> given{mode.ptr(), func.ptr(), types.ptr(), args.ptr(), kwargs.ptr()};
+    return called(PyObject_Vectorcall(callbacks_.hand_on.ptr(), given.data(), given.size(), nullptr));
   }
-  const Overload& overload = overloads_.of(func, kinds_);
-  if (overload.op) {
-    if (auto stack = boxed(*overload.op, overload.takes_numbers, args, kwargs, callbacks_)) {
-      return perform_boxed(overload.kind, *overload.op, std::move(*stack));
+  const Overload* overload = nullptr;
+  if (!look(unknown_, [&] { overload = &overloads_.of(func, kinds_); })) {
+    return called(PyObject_Call(func.ptr(), args.ptr(), kwargs.ptr()));
+  }
+  if (overload->op) {
+    if (auto stack = boxed(*overload->op, overload->takes_numbers, args, kwargs, callbacks_)) {
+      return perform_boxed(overload->kind, *overload->op, std::move(*stack));
     }
   }
-  if (overload.kind == nullptr) {
-    return owned(PyObject_Call(overload.call.ptr(), args.ptr(), kwargs.ptr()));
+  if (overload->kind == nullptr) {
+    return called(PyObject_Call(overload->call.ptr(), args.ptr(), kwargs.ptr()));
   }
-  return perform(*overload.kind, overload.python_kind, overload.call, 0, args, kwargs);
+  return perform(*overload->kind, overload->python_kind, overload->call, 0, args, kwargs);
 }
 
 /// Run an op of plain tensors as C++ does: Python would look for those who might want to run it instead.
@@ -155,7 +180,12 @@ py::object Recorder::perform_boxed(const Kind* kind, c10::OperatorHandle op, tor
 py::object Recorder::run(const py::object& kind, const py::tuple& args, const py::dict& kwargs) {
   const Running running(*this);
   const PythonKind python_kind(kind);
-  return perform(kinds_.of(python_kind), python_kind, python_kind.call(), 1, args, kwargs);
+  const py::object function = python_kind.call();
+  const Kind* known = nullptr;
+  if (!look(unknown_, [&] { known = &kinds_.of(python_kind); })) {
+    return called(PyObject_Call(function.ptr(), args.ptr(), kwargs.ptr()));
+  }
+  return perform(*known, python_kind, function, 1, args, kwargs);
 }
 
 /// Run an op of Python's and record it, leaving `skip` frames out of its stack.
@@ -168,32 +198,29 @@ py::object Recorder::perform(const Kind& kind, const PythonKind& python_kind, co
     view(kind, skip);
   }
   if (kind.is_lift) {
-    py::object made = owned(PyObject_Call(function.ptr(), args.ptr(), kwargs.ptr()));
-    if (THPVariable_Check(made.ptr())) {
+    py::object made = called(PyObject_Call(function.ptr(), args.ptr(), kwargs.ptr()));
+    if (made && THPVariable_Check(made.ptr())) {
       lift(THPVariable_Unpack(made.ptr()), skip);
     }
     return made;
   }
-  if (kind.skipped || !start(call, skip)) {
-    return owned(PyObject_Call(function.ptr(), args.ptr(), kwargs.ptr()));
+  if (kind.skipped || !start(call, skip) || !number(call)) {
+    return called(PyObject_Call(function.ptr(), args.ptr(), kwargs.ptr()));
   }
-  number(call);
-  const py::object result = py::reinterpret_steal<py::object>(PyObject_Call(function.ptr(), args.ptr(), kwargs.ptr()));
+  py::object result = called(PyObject_Call(function.ptr(), args.ptr(), kwargs.ptr()));
   const int64_t end = ticks();
   if (closed_) {  // the block was left inside the op
-    return result ? result : throw py::error_already_set();
+    return result;
   }
   if (!result) {
-    py::error_already_set error;
-    if (error.type().ptr() == PyExc_RuntimeError && !callbacks_.is_by_handler(error)) {
-      const py::object restored = python_kind.numbers_as_tensors(args);
-      if (!restored.is_none()) {
-        set_ops_started(call.number);  // nothing ran
-        return perform(kind, python_kind, function, skip, restored, kwargs);
-      }
+    const py::object restored = with_tensors(kind, call, python_kind, args);
+    if (!restored) {
+      const py::error_scope raised;
+      ran(call, end, true);
+      return result;
     }
-    ran(call, end, true);
-    throw error;
+    PyErr_Clear();
+    return perform(kind, python_kind, function, skip, restored, kwargs);
   }
   ran(call, end, false);
   look(kind, [&] {
@@ -214,6 +241,27 @@ py::object Recorder::perform(const Kind& kind, const PythonKind& python_kind, co
   return result;
 }
 
+/// After a call that failed, return arguments to try again with, tensors in place of numbers; null if there are none.
+py::object Recorder::with_tensors(const Kind& kind, const Call& call, const PythonKind& python_kind,
+                                  const py::tuple& args) {
+  py::object restored;
+  if (PyErr_Occurred() == PyExc_RuntimeError) {
+    const py::error_scope raised;
+    look(kind, [&] {
+      PyErr_Restore(Py_XNewRef(raised.type), Py_XNewRef(raised.value), Py_XNewRef(raised.trace));
+      if (callbacks_.is_by_handler(py::error_already_set())) {
+        return;
+      }
+      py::object found = python_kind.numbers_as_tensors(args);
+      if (!found.is_none()) {
+        set_ops_started(call.number);  // nothing ran
+        restored = std::move(found);
+      }
+    });
+  }
+  return restored;
+}
+
 void Recorder::view(const Kind& kind, int skip) {
   const Running running(*this);
   Call call;
@@ -222,11 +270,13 @@ void Recorder::view(const Kind& kind, int skip) {
     return;
   }
   const bool in_backward = call.made != kNone;
-  views_->add(ViewsRow{.op = ops_started(),
-                       .sequence = in_backward ? call.made : call.sequence,
-                       .stack = call.stack,
-                       .module = call.module,
-                       .node = in_backward ? call.sequence : kNone});
+  look(kind, [&] {
+    views_->add(ViewsRow{.op = ops_started(),
+                         .sequence = in_backward ? call.made : call.sequence,
+                         .stack = call.stack,
+                         .module = call.module,
+                         .node = in_backward ? call.sequence : kNone});
+  });
 }
 
 void Recorder::lift(const at::Tensor& tensor, int skip) {
@@ -266,6 +316,9 @@ bool Recorder::start(Call& call, int skip) {
 
 /// Note what is true before an op runs.
 void Recorder::begin(Call& call, int skip) {
+  const auto running = static_cast<size_t>(running_);  // at least as many as ops run now, each of which gets a row
+  ops_->reserve<OpsRow>(running);
+  nodes_->reserve<NodesRow>(running);
   storages_->record_deaths(ops_started());
   const auto [module, outer] = context_.top();
   call.module = module;
@@ -301,29 +354,35 @@ void Recorder::begin(Call& call, int skip) {
 }
 
 /// Number the op, as the last thing before it runs: what raises before leaves no number without a row.
-void Recorder::number(Call& call) {
-  call.number = ops_started();
-  set_ops_started(call.number + 1);
-  call.start = ticks();
+///
+/// Returns false if that failed: the op runs unrecorded.
+bool Recorder::number(Call& call) {
+  return look(*call.kind, [&] {
+    call.number = ops_started();
+    set_ops_started(call.number + 1);
+    call.start = ticks();
+  });
 }
 
 /// Append the row of the op.
 void Recorder::ran(const Call& call, int64_t end, bool failed) {
-  ops_->add(OpsRow{.op = call.number,
-                   .name = call.kind->name,
-                   .stack = call.stack,
-                   .module = call.module,
-                   .phase = call.phase,
-                   .sequence = call.sequence,
-                   .start_ticks = call.start,
-                   .end_ticks = end,
-                   .failed = failed});
-  if (call.made != kNone) {
-    nodes_->add(NodesRow{.op = call.number, .sequence = call.made});
-  }
-  if (failed) {
-    look(*call.kind, [&] { callbacks_.op_failed(); });
-  }
+  look(*call.kind, [&] {
+    ops_->add(OpsRow{.op = call.number,
+                     .name = call.kind->name,
+                     .stack = call.stack,
+                     .module = call.module,
+                     .phase = call.phase,
+                     .sequence = call.sequence,
+                     .start_ticks = call.start,
+                     .end_ticks = end,
+                     .failed = failed});
+    if (call.made != kNone) {
+      nodes_->add(NodesRow{.op = call.number, .sequence = call.made});
+    }
+    if (failed) {
+      callbacks_.op_failed();
+    }
+  });
 }
 
 /// Append the uses of what it was given.
@@ -338,26 +397,68 @@ void Recorder::flush_if_due(const Call& call, int64_t end) {
     return;
   }
   if (call.number >= flush_op_ || end > flush_ticks_) {
-    callbacks_.flush_due();
+    look(*call.kind, [&] { callbacks_.flush_due(); });
   }
 }
 
 /// Look at tensors; one that we cannot look into is no reason to stop the program, whatever is thrown there.
+///
+/// Returns false if something was thrown.
 template <typename Look>
-void Recorder::look(const Kind& kind, Look&& with) {
+bool Recorder::look(const Kind& kind, Look&& with) {
   try {
     with();
+    return true;
   } catch (py::error_already_set& error) {
     could_not_record(kind, error);
   } catch (python_error& error) {  // torch's own way to hand on an exception of Python
     error.restore();
-    py::error_already_set restored;
-    could_not_record(kind, restored);
+    try {
+      py::error_already_set restored;
+      could_not_record(kind, restored);
+    } catch (const std::bad_alloc&) {
+      lose();
+    }
   } catch (const c10::Error& error) {
     could_not_record(kind, error.what_without_backtrace());
+  } catch (const std::bad_alloc&) {
+    lose();
+    tell(kind, py::handle(PyExc_MemoryError));
   } catch (const std::exception& error) {
     could_not_record(kind, error.what());
   }
+  return false;
+}
+
+/// Note an error; if even that fails, count it.
+void Recorder::tell(const Kind& kind, const py::handle& error) {
+  if (closed_) {
+    return;
+  }
+  try {
+    callbacks_.could_not_record(kind.text, error);
+  } catch (py::error_already_set& own) {
+    if (!own.matches(PyExc_Exception) || own.matches(callbacks_.passed_on) || callbacks_.is_by_handler(own)) {
+      throw;
+    }
+    count_loss();
+  } catch (const std::exception&) {
+    lose();
+  }
+}
+
+/// Count a loss. An exception of Python may still be set: there was no memory for the C++ exception that carries it.
+void Recorder::lose() {
+  count_loss();
+  if (PyErr_Occurred() == nullptr) {
+    return;
+  }
+  if (PyErr_ExceptionMatches(PyExc_Exception) == 0 || PyErr_ExceptionMatches(callbacks_.passed_on.ptr()) != 0) {
+    python_error passed;
+    PyErr_Fetch(&passed.type, &passed.value, &passed.traceback);
+    throw passed;
+  }
+  PyErr_Clear();
 }
 
 /// Note an exception of Python, unless it is the program's: its limit, an interrupt, an exit, one of a signal handler.
@@ -365,16 +466,19 @@ void Recorder::could_not_record(const Kind& kind, py::error_already_set& error) 
   if (!error.matches(PyExc_Exception) || error.matches(callbacks_.passed_on) || callbacks_.is_by_handler(error)) {
     throw py::error_already_set(error);
   }
-  if (!closed_) {
-    callbacks_.could_not_record(kind.text, error.value());
-  }
+  tell(kind, error.value());
 }
 
 /// Note an exception of C++.
 void Recorder::could_not_record(const Kind& kind, const char* what) {
-  if (!closed_) {
-    callbacks_.could_not_record(kind.text, py::handle(PyExc_RuntimeError)(what));
+  py::object error;
+  try {
+    error = py::handle(PyExc_RuntimeError)(what);
+  } catch (const std::exception&) {
+    lose();
+    return;
   }
+  tell(kind, error);
 }
 
 void Recorder::give(const at::Tensor& tensor, int64_t access, Given& given) {
@@ -463,7 +567,8 @@ void Recorder::made(Call& call, PyObject* value, int64_t at) {
 }
 
 void Recorder::set_ops_started(int64_t count) {
-  if (PyList_SetItem(started_.ptr(), 0, PyLong_FromLongLong(count)) != 0) {
+  py::object number = python_integer(count);  // first: the list would take null, too
+  if (PyList_SetItem(started_.ptr(), 0, number.release().ptr()) != 0) {
     throw py::error_already_set();
   }
 }

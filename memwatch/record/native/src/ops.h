@@ -40,9 +40,11 @@ class Recorder {
            py::object context, std::shared_ptr<Rows> uses, py::list started);
 
   /// Run an op that Python hands on, as `OpRecorder.run` of memwatch/record/backend.py says.
+  ///
+  /// Returns null if the op raised. Its error is set then: a C++ exception for it could fail for want of memory.
   py::object run(const py::object& kind, const py::tuple& args, const py::dict& kwargs);
 
-  /// Run an op that a dispatch mode sees: its `__torch_dispatch__`.
+  /// Run an op that a dispatch mode sees: its `__torch_dispatch__`. Returns null like `run`.
   py::object dispatch(const py::object& mode, const py::object& func, const py::object& types, const py::tuple& args,
                       const py::dict& kwargs);
 
@@ -58,13 +60,7 @@ class Recorder {
   }
 
   /// Note an op that the dispatch key sees, before it runs; false if it is not to be recorded.
-  bool before(const c10::OperatorHandle& op, const torch::jit::Stack& stack, Call& call) {
-    if (closed_) {
-      return false;
-    }
-    const Running running(*this);  // to know a kind may run Python
-    return before(kinds_.of(op), op, stack, call);
-  }
+  bool before(const c10::OperatorHandle& op, const torch::jit::Stack& stack, Call& call);
 
   /// Note the node that a view has made, before it runs: what the backward of that allocates has no other line.
   void view() { view(view_); }
@@ -92,15 +88,18 @@ class Recorder {
   bool before(const Kind& kind, const c10::OperatorHandle& op, const torch::jit::Stack& stack, Call& call);
   py::object perform(const Kind& kind, const PythonKind& python_kind, const py::object& function, int skip,
                      const py::tuple& args, const py::dict& kwargs);
+  py::object with_tensors(const Kind& kind, const Call& call, const PythonKind& python_kind, const py::tuple& args);
   void view(const Kind& kind, int skip = 0);
   bool start(Call& call, int skip);
   void begin(Call& call, int skip);
-  void number(Call& call);
+  bool number(Call& call);
   void ran(const Call& call, int64_t end, bool failed);
   void write_uses(const Call& call);
   void flush_if_due(const Call& call, int64_t end);
   template <typename Look>
-  void look(const Kind& kind, Look&& with);
+  bool look(const Kind& kind, Look&& with);
+  void tell(const Kind& kind, const py::handle& error);
+  void lose();
   void could_not_record(const Kind& kind, py::error_already_set& error);
   void could_not_record(const Kind& kind, const char* what);
 
@@ -147,6 +146,7 @@ class Recorder {
   const std::shared_ptr<Rows> ops_ = std::make_shared<Rows>(), nodes_ = std::make_shared<Rows>(),
                               views_ = std::make_shared<Rows>(), lifts_ = std::make_shared<Rows>(), uses_;
   Kind view_, lift_;  // of every view and every tensor of data that the dispatch key sees
+  Kind unknown_;      // of an op whose kind could not be found
   Kinds kinds_;
   Overloads overloads_;
 };

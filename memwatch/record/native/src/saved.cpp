@@ -4,6 +4,8 @@
 #include <torch/csrc/autograd/forward_grad.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <new>
+
 #include "autograd_state.h"
 #include "unseen.h"
 
@@ -37,6 +39,12 @@ bool is_torchs_own(const Node& node) {
   return node && !is_in_python(*node) && node->name().find("::") == std::string::npos;
 }
 
+/// Call a hook of the program. An error of its own stays set: a C++ exception for it could fail for want of memory.
+py::object called(PyObject* hook, const py::object& argument) {
+  PyObject* result = PyObject_CallOneArg(hook, argument.ptr());
+  return result != nullptr ? py::reinterpret_steal<py::object>(result) : throw python_error();
+}
+
 int64_t newest_sequence() { return static_cast<int64_t>(at::sequence_number::peek()) - 1; }
 
 }  // namespace
@@ -52,24 +60,76 @@ SavedTensors::SavedTensors(const py::object& callbacks, std::shared_ptr<Storages
 void SavedTensors::close() {
   log_->closed = true;
   log_->living.clear();
-  callbacks_.describe = keeper_ = py::none();  // Python's collector cannot see that they are held here
+  callbacks_.describe = callbacks_.could_not_record = keeper_ =
+      py::none();  // Python's collector cannot see that they are held here
   context_.clear();
   storages_.reset();
 }
 
-std::unique_ptr<Pack> SavedTensors::pack(const py::object& object) {
+void SavedTensors::pack(Pack& pack, const py::object& object) {
   const at::Tensor& tensor = THPVariable_Unpack(object.ptr());
-  auto pack = std::make_unique<Pack>(log_);
-  pack->keeper = keeper_;
+  pack.keeper = keeper_;
   if (outer_.is_none()) {
-    hold(*pack, tensor);
+    hold_or_alias(pack, tensor);
   } else {
-    pack->packed_by_program = outer_[py::int_(0)](object);
+    pack.packed_by_program = call_outer(0, object);
   }
   if (!log_->closed) {
-    append(*pack, tensor, object);
+    append_if_possible(pack, tensor, object);
   }
-  return pack;
+}
+
+py::object SavedTensors::pack_without_record(const py::object& object) {
+  if (!outer_.is_none()) {
+    return call_outer(0, object);
+  }
+  Pack pack(log_);
+  hold_or_alias(pack, THPVariable_Unpack(object.ptr()));
+  return owned(THPVariable_Wrap(pack.packed));
+}
+
+py::object SavedTensors::unpack_without_record(const py::object& packed) const {
+  return outer_.is_none() ? packed : call_outer(1, packed);
+}
+
+/// Call the program's hook that packs (0) or that unpacks (1).
+py::object SavedTensors::call_outer(Py_ssize_t hook, const py::object& argument) const {
+  return called(PyTuple_GET_ITEM(outer_.ptr(), hook), argument);
+}
+
+/// As `hold`; an alias where there is no memory for the name of the node.
+void SavedTensors::hold_or_alias(Pack& pack, const at::Tensor& tensor) const {
+  try {
+    hold(pack, tensor);
+  } catch (const std::bad_alloc&) {
+    count_loss();
+    pack.holds = Pack::kAliasOfOutput;
+    pack.packed = tensor.detach();
+  }
+}
+
+/// As `append`; what fails there costs the row, unless the program asked for it: its limit, an interrupt, an exit.
+void SavedTensors::append_if_possible(Pack& pack, const at::Tensor& tensor, const py::object& object) {
+  const PackCallbacks callbacks = callbacks_;  // the block may end meanwhile
+  py::object raised;
+  try {
+    append(pack, tensor, object);
+    return;
+  } catch (py::error_already_set& error) {
+    if (!error.matches(PyExc_Exception) || error.matches(callbacks.passed_on)) {
+      throw;
+    }
+    raised = error.value();
+  } catch (const std::exception&) {  // as where memory has run out
+    PyErr_Clear();
+    raised = py::reinterpret_borrow<py::object>(PyExc_MemoryError);
+  }
+  count_loss();
+  try {
+    callbacks.could_not_record("a saved tensor", raised);
+  } catch (const std::exception&) {
+    PyErr_Clear();
+  }
 }
 
 /// Keep the tensor itself where it is surely an input of the node that saves it, an alias where it may be an output.
@@ -119,9 +179,12 @@ void SavedTensors::append(Pack& pack, const at::Tensor& tensor, const py::object
   }
   const int64_t sequence = newest_sequence();
   const int64_t module = context.top().first;
-  pack.number = log_->count++;
-  log_->living.emplace(pack.number, std::make_pair(sequence, storage));
-  log_->packs->add(PacksRow{.pack = pack.number,
+  const int64_t number = log_->count;
+  log_->packs->reserve<PacksRow>(1);
+  log_->living.emplace(number, std::make_pair(sequence, storage));
+  log_->count = number + 1;
+  pack.number = number;  // nothing fails from here on: a pack without a row must have no number
+  log_->packs->add(PacksRow{.pack = number,
                             .storage = storage,
                             .op = op,
                             .sequence = context.saves_inputs() ? kNone : sequence,
@@ -134,24 +197,42 @@ void SavedTensors::append(Pack& pack, const at::Tensor& tensor, const py::object
 py::object SavedTensors::unpack(Pack& pack) {
   log_->unpack(pack.number, false);
   if (pack.unpack_by_program) {
-    return pack.unpack_by_program(pack.packed_by_program);
+    return called(pack.unpack_by_program.ptr(), pack.packed_by_program);
   }
   if (!outer_.is_none()) {
-    return outer_[py::int_(1)](pack.packed_by_program);
+    return call_outer(1, pack.packed_by_program);
   }
   if (was_detached(pack) && is_torchs_own(torch::autograd::get_current_node())) {
     PyErr_SetObject(PyExc_RuntimeError, callbacks_.detached_error.ptr());
     throw py::error_already_set();
   }
   if (static_cast<int64_t>(pack.packed._version()) != pack.version) {
-    PyErr_SetObject(PyExc_RuntimeError,
-                    callbacks_.inplace_error(py::cast(&pack, py::return_value_policy::reference)).ptr());
-    throw py::error_already_set();
+    raise_inplace_error(pack);
   }
   // autograd detaches what had a gradient, an output or not
   const bool as_it_is =
       pack.holds == Pack::kAliasOfOutput || (pack.holds == Pack::kOriginal && !pack.packed.requires_grad());
-  return owned(THPVariable_Wrap(as_it_is ? pack.packed : to_be_detached_unseen(pack.packed)));
+  at::Tensor given = pack.packed;
+  if (!as_it_is) {
+    try {
+      given = to_be_detached_unseen(pack.packed);
+    } catch (const std::bad_alloc&) {  // a mode of the program sees a detach then
+      count_loss();
+    }
+  }
+  return owned(THPVariable_Wrap(given));
+}
+
+void SavedTensors::raise_inplace_error(Pack& pack) const {
+  try {
+    const py::object text = callbacks_.inplace_error(py::cast(&pack, py::return_value_policy::reference));
+    PyErr_SetObject(PyExc_RuntimeError, text.ptr());
+  } catch (const std::exception&) {  // no memory for the names and shapes that torch adds
+    count_loss();
+    PyErr_SetString(PyExc_RuntimeError,
+                    "one of the variables needed for gradient computation has been modified by an inplace operation");
+  }
+  throw python_error();
 }
 
 bool SavedTensors::hook(Pack& pack, const std::string& modifying, const py::object& pack_hook, py::object unpack_hook) {

@@ -14,21 +14,25 @@ namespace memwatch {
 struct SavedLog {
   explicit SavedLog(py::list op_counter) : started(std::move(op_counter)) {}
 
-  void unpack(int64_t number, bool released) {
-    if (!closed) {
+  /// Note that a pack is read, or that autograd let go of it: then a destructor calls, which must not throw.
+  ///
+  /// Whatever fails here costs a row.
+  void unpack(int64_t number, bool released) noexcept {
+    if (closed || number == kNone) {
+      return;
+    }
+    const py::error_scope keep;  // a pack may go while Python unwinds
+    try {
       unpacks->add(UnpacksRow{.pack = number, .op = ops_started(), .time_ticks = ticks(), .released = released});
+    } catch (const std::exception&) {
+      count_loss();
+      PyErr_Clear();
     }
   }
 
-  /// Note that autograd let go of a pack. Whatever fails here costs a row: a destructor must not throw.
   void release(int64_t number) noexcept {
-    const py::error_scope keep;  // a pack may go while Python unwinds
-    try {
-      living.erase(number);
-      unpack(number, /*released=*/true);
-    } catch (const std::exception&) {
-      PyErr_Clear();
-    }
+    living.erase(number);
+    unpack(number, /*released=*/true);
   }
 
   int64_t ops_started() const { return integer(PyList_GET_ITEM(started.ptr(), 0)); }
@@ -89,13 +93,21 @@ class SavedTensors {
   ///
   /// modifying: the words of the error if its hook writes what it is given.
   static bool hook(Pack& pack, const std::string& modifying, const py::object& pack_hook, py::object unpack_hook);
-  std::unique_ptr<Pack> pack(const py::object& tensor);
+  std::unique_ptr<Pack> new_pack() const { return std::make_unique<Pack>(log_); }
+  void pack(Pack& pack, const py::object& tensor);
   py::object unpack(Pack& pack);
+  /// Without memory for a pack, return what stands for the tensor in its place; no row knows of it.
+  py::object pack_without_record(const py::object& tensor);
+  py::object unpack_without_record(const py::object& packed) const;
   py::dict living_by_sequence() const;
 
  private:
   void hold(Pack& pack, const at::Tensor& tensor) const;
+  py::object call_outer(Py_ssize_t hook, const py::object& argument) const;
+  [[noreturn]] void raise_inplace_error(Pack& pack) const;
+  void hold_or_alias(Pack& pack, const at::Tensor& tensor) const;
   void append(Pack& pack, const at::Tensor& tensor, const py::object& object);
+  void append_if_possible(Pack& pack, const at::Tensor& tensor, const py::object& object);
 
   std::shared_ptr<SavedLog> log_;
   PackCallbacks callbacks_;

@@ -220,6 +220,7 @@ class Storages {
       reference = weakly(watched_.tensor, owned(THPVariable_Wrap(tensor)));
       watched_.address.set(reference.ptr(), address);
     }
+    table_.births->reserve<BirthsRow>(1);  // a number without a row would be in no table
     const int64_t storage = count;
     watched_.number.set(reference.ptr(), storage);
     watched_.key.set(reference.ptr(), key);
@@ -227,8 +228,8 @@ class Storages {
     watched_.nbytes.set(reference.ptr(), weight);
     watched_.device.set(reference.ptr(), device);
     Account& there = *account(device);
-    count = storage + 1;
     put_last(key, reference);
+    count = storage + 1;
     there.live_bytes += weight;
     table_.births->add(BirthsRow{.storage = storage,
                                  .op = op,
@@ -255,6 +256,7 @@ class Storages {
   /// Append the deaths since the last time, each as of when it came, whichever thread dropped the last reference.
   void record_deaths(int64_t op) {
     while (any_dead()) {
+      table_.deaths->reserve<DeathsRow>(1);  // first: what is taken off the queue must be written
       const auto [gone, at] = table_.dead->take();
       if (is_by_storage(gone.ptr())) {
         record_death(gone.ptr(), op, at);
@@ -262,6 +264,9 @@ class Storages {
         shrink(gone.ptr());
         hand_on(number_of(gone.ptr()));
       }
+    }
+    if (table_.dead != nullptr && table_.dead->any_missed()) {
+      record_missed_deaths(op);
     }
   }
 
@@ -317,6 +322,22 @@ class Storages {
     if (there == nullptr ||
         (replaces && (PyDict_DelItem(live, key.ptr()) != 0 || PyDict_SetItem(live, key.ptr(), reference.ptr()) != 0))) {
       throw py::error_already_set();
+    }
+  }
+
+  /// Append the deaths that came while there was no memory to note them, as of now.
+  void record_missed_deaths(int64_t op) {
+    std::vector<py::object> gone;
+    PyObject *key = nullptr, *known = nullptr;
+    for (Py_ssize_t place = 0; PyDict_Next(table_.live.ptr(), &place, &key, &known) != 0;) {
+      if (is_by_storage(known) && compat::is_dead(known)) {
+        gone.push_back(py::reinterpret_borrow<py::object>(known));
+      }
+    }
+    table_.deaths->reserve<DeathsRow>(gone.size());
+    table_.dead->none_missed();
+    for (const py::object& each : gone) {
+      record_death(each.ptr(), op, ticks());
     }
   }
 

@@ -1,0 +1,17 @@
+// What the recorder could not note because memory had run out.
+//
+// Torch and Python call the recorder from places that must not throw: a destructor, the callback of a weak reference.
+// There the recorder counts what it lost and goes on. The session writes the count into the report.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+namespace memwatch {
+
+/// How often the recorder of the open block lost something: a row, the death of a storage, the text of a note.
+inline std::atomic<int64_t> losses{0};
+
+inline void count_loss() noexcept { losses.fetch_add(1, std::memory_order_relaxed); }
+
+}  // namespace memwatch
