@@ -23,7 +23,7 @@ from memwatch.heap.class_checks import derives, is_a
 from memwatch.heap.frames import is_test_runner_code, read_locals, running_frames
 from memwatch.heap.tensors import mro_of, type_dict
 from memwatch.heap.vertices import frame_vertex
-from memwatch.own_code import is_program_code
+from memwatch.own_code import CodeOwner, owner_of_function
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -248,7 +248,7 @@ def _may_answer(cls: type) -> bool:
     equal = next((names["__eq__"] for names in map(type_dict, mro_of(cls)) if "__eq__" in names), None)
     return (
         type(equal) is FunctionType
-        and is_program_code(equal.__code__.co_filename)
+        and owner_of_function(equal.__code__) is CodeOwner.PROGRAM
         and any("__call__" in type_dict(base) for base in mro_of(cls))
     )
 
