@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import CodeType, FrameType
 
+_PROBE: Final = "memwatch"
+_NAME: Final = next(key for key, value in vars(threading.Thread(name=_PROBE)).items() if value == _PROBE)
+"""The attribute in which `threading` keeps the name of a thread."""
 _HELD_BY_FRAME_ONLY: Final = 3  # the frame, our name, the argument of getrefcount
 
 
@@ -76,7 +79,7 @@ def thread_name(thread: threading.Thread) -> str | None:
         name = type_dict(base).get("name")
         if type(name) is str:
             return name
-    name = (instance_dict(thread) or {}).get("_name")
+    name = (instance_dict(thread) or {}).get(_NAME)
     return name if type(name) is str else None
 
 

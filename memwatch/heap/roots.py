@@ -23,11 +23,13 @@ from memwatch.heap.class_checks import derives, is_a
 from memwatch.heap.frames import is_test_runner_code, read_locals, running_frames
 from memwatch.heap.tensors import mro_of, type_dict
 from memwatch.heap.vertices import frame_vertex
-from memwatch.own_code import is_program_code
+from memwatch.own_code import CodeOwner, owner_of_function
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from types import CodeType, FrameType
+
+    OfTypes = Callable[[Callable[[type], bool]], list[Any]]
 
 _TEST_RUNNERS: Final = (
     "_pytest",
@@ -113,12 +115,11 @@ class Root:
     explains: bool = False
 
 
-def find_roots(objects: Iterable[object] = (), classes: Iterable[type] = ()) -> list[Root]:
+def find_roots(of_types: OfTypes = lambda wanted: []) -> list[Root]:
     """Find every root of the process.
 
     Args:
-        objects: the objects of the heap, to find thread locals among them.
-        classes: the classes of all objects of the heap.
+        of_types: returns the objects of the heap whose class is wanted; none by default.
 
     Returns:
         Roots, running calls first; drop them soon, they hold what they list.
@@ -127,10 +128,10 @@ def find_roots(objects: Iterable[object] = (), classes: Iterable[type] = ()) -> 
     roots += [
         _exceptions(),
         _context(),
-        _atexit(classes),
+        _atexit(of_types),
         _handlers(),
         _torch_state(),
-        _thread_locals(objects),
+        _thread_locals(of_types),
     ]
     return [root for root in roots if root.entries]
 
@@ -230,14 +231,14 @@ class _Listener:
     __hash__ = object.__hash__
 
 
-def _atexit(classes: Iterable[type]) -> Root:
+def _atexit(of_types: OfTypes) -> Root:
     """List what is called when the process exits.
 
     The callbacks live in C only. ``atexit.unregister`` compares each with its argument, which is how we see them. It
     asks the callback first, so none is read while the program has callable objects that define ``__eq__``.
     """
     listener = _Listener()
-    if atexit._ncallbacks() and not any(map(_may_answer, classes)):
+    if atexit._ncallbacks() and not of_types(_may_answer):
         atexit.unregister(listener)  # type: ignore[arg-type]
     return _root(RootKind.ATEXIT, ((EdgeKind.ATEXIT_CALLBACK, None, callback) for callback in listener.seen))
 
@@ -247,7 +248,7 @@ def _may_answer(cls: type) -> bool:
     equal = next((names["__eq__"] for names in map(type_dict, mro_of(cls)) if "__eq__" in names), None)
     return (
         type(equal) is FunctionType
-        and is_program_code(equal.__code__.co_filename)
+        and owner_of_function(equal.__code__) is CodeOwner.PROGRAM
         and any("__call__" in type_dict(base) for base in mro_of(cls))
     )
 
@@ -266,13 +267,13 @@ def _handlers() -> Root:
     return _root(RootKind.HANDLERS, (entry for entry in entries if callable(entry[2])))
 
 
-def _thread_locals(objects: Iterable[object]) -> Root:
+def _thread_locals(of_types: OfTypes) -> Root:
     found: list[tuple[EdgeKind, str | None, object]] = []
-    for local in objects:
+    for local in of_types(lambda cls: derives(cls, threading.local)):
         cls = type(local)
         # a subclass with an __init__ would run it on first touch in this thread
-        if cls is threading.local or (derives(cls, threading.local) and not _has_init(cls)):
-            values: Any = threading.local.__getattribute__(local, "__dict__")  # type: ignore[arg-type]
+        if not _has_init(cls):
+            values: Any = threading.local.__getattribute__(local, "__dict__")
             found += [(EdgeKind.THREAD_LOCAL, name, value) for name, value in dict.items(values)]
     return _root(RootKind.THREAD_LOCALS, found)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import sys
-import threading
 from collections.abc import Callable
 from itertools import chain
 from types import CoroutineType, FrameType, ModuleType
@@ -69,14 +68,11 @@ class Snapshot:
         try:
             self._list(extra, young_only=roots is not None)
             self.young = self._young_ids(old) if young is None else young
-            self.roots: list[Root] = self._find_roots() if roots is None else roots
+            self.roots = find_roots(self.of_types) if roots is None else roots
             self.roots += [Root(RootKind.CALLER, entries)] if (entries := list(held)) else []
             self._build(deep=deep)
         finally:
             resume_gc()
-
-    def _find_roots(self) -> list[Root]:
-        return find_roots(self.instances(threading.local), self._classes.by_id.values())
 
     def _list(self, extra: Iterable[object], *, young_only: bool) -> None:
         """List the objects that gc shows."""
@@ -155,8 +151,8 @@ class Snapshot:
         if unlisted is not None:
             self._add_untracked(unlisted)
         edges = []
-        rest = self.objects[self.first_gc_end :]
-        for parent in [*self.of_types(keeps_in_c), *of_classes(rest, keeps_in_c)]:
+        unlisted_by_gc = of_classes(self.objects[self.first_gc_end :], keeps_in_c)
+        for parent in [*self.of_types(keeps_in_c), *unlisted_by_gc]:
             for edge in c_held_edges(parent):
                 edges.append((parent, edge.target))
                 self._native.setdefault((id(parent), id(edge.target)), edge)
