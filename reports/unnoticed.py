@@ -1,9 +1,10 @@
-"""Run PyTorch's own tests plainly and inside a block that takes a holder sample at every op, and compare the outcomes.
+"""Run PyTorch's own tests plainly and in a block that samples holders at every op, and compare the outcomes.
 
-A program must not notice that it is recorded, so each test must end as it does plainly: it passes, is skipped, or fails with
-the same exception. The tests come from a checkout of PyTorch's sources at the version that is installed, because they are
+A program must not notice that it is recorded. So each test must end as it does plainly: it passes or fails with the
+same exception. The tests come from a checkout of PyTorch's sources at the version that is installed, because they are
 in no package. Nothing is hidden from the garbage collector, as our own tests do with `gc.freeze`. Writes
-reports/unnoticed.md: `python reports/unnoticed.py --pytorch PATH`. A run that was stopped goes on with `--log FOLDER`.
+reports/unnoticed.md: `python reports/unnoticed.py --pytorch PATH`. With `--log FOLDER`, a run that was stopped goes on
+where it was.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -34,7 +36,7 @@ SAMPLED: Final = (
 )
 """Of these one test of 20 runs: they have thousands, most of them the same program for another op."""
 TESTS: Final = str(ROOT / "reports" / "unnoticed_tests.py")
-ASKED: Final = ("names", "intercept", "samples", "stacks", "deep_every", "whole_ops", "limit_s")
+ASKED: Final = ("names", "intercept", "samples", "stacks", "deep_every", "whole_ops", "limit_s", "jobs")
 
 
 @dataclass
@@ -61,10 +63,12 @@ class Result:
 
     @property
     def tests(self) -> list[str]:
+        """The tests that ran: those that are skipped plainly are not run in a block."""
         return [test for test, way in self.done if way == BLOCK]
 
     @property
     def samples(self) -> int:
+        """All samples that the blocks took."""
         return sum(line.get("samples", 0) for line in self.done.values())
 
     def row(self) -> str:
@@ -85,8 +89,9 @@ class Result:
 
 
 def run_file(file: str, every: int, options: argparse.Namespace, folder: Path) -> Result:
-    """Run a file's tests in a process that loads the file."""
-    log = folder / (re.sub(r"\W+", "_", file) + ".jsonl")
+    """Run a file's tests in processes that load the file."""
+    log = folder / re.sub(r"\W+", "_", file)
+    log.mkdir(exist_ok=True)
     asked = {"every": every, **{name: getattr(options, name) for name in ASKED}}
     paths = [str(ROOT), str(ROOT / "plugins"), os.environ.get("PYTHONPATH", "")]
     environment = {
@@ -96,16 +101,24 @@ def run_file(file: str, every: int, options: argparse.Namespace, folder: Path) -
         "PYTHONHASHSEED": "0",
         "MEMWATCH_NATIVE": str(int(options.recorder == "native")),
     }
+
+    def run(job: int) -> None:
+        command = [
+            sys.executable,
+            TESTS,
+            str(options.pytorch),
+            file,
+            str(log),
+            json.dumps({**asked, "job": job}),
+        ]
+        with (log / f"{job}.txt").open("w") as output:
+            subprocess.run(
+                command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=True
+            )
+
     started = time.monotonic()
-    with log.with_suffix(".txt").open("w") as output:
-        subprocess.run(
-            [sys.executable, TESTS, str(options.pytorch), file, str(log), json.dumps(asked)],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            check=True,
-        )
+    with ThreadPoolExecutor(options.jobs) as pool:
+        list(pool.map(run, range(options.jobs)))
     return Result(file, every, read(log), time.monotonic() - started)
 
 
@@ -119,15 +132,23 @@ def page(results: list[Result], options: argparse.Namespace) -> str:
     whole = Counter[str]()
     for each in results:
         whole.update(tests=len(each.tests), different=len(each.different))
+    samples = {
+        EVERY_OP: f"a holder sample at the end of each of the first {options.whole_ops} ops of a test, and then at "
+        f"growing gaps. One sample of {options.deep_every} searched the heap.",
+        USUAL: "the samples that a block takes by itself.",
+        NO_SAMPLES: "no holder samples.",
+    }[options.samples]
     lines = [
         "# PyTorch's own tests in a block",
         "",
-        f"torch {torch.__version__}; interceptor {options.intercept}, {options.recorder} recorder. Each test ran plainly and in a "
-        "block of its own that took a holder sample at the end of every op. One sample of "
-        f"{options.deep_every} searched the heap. The tests are those of a checkout of PyTorch's sources.",
+        f"torch {torch.__version__}, CPU; interceptor {options.intercept}, {options.recorder} recorder.",
+        "Each test ran plainly and in a block, each time in a fresh fork of a process that had loaded the file.",
+        f"The block took {samples}",
+        "The tests are those of a checkout of PyTorch's sources.",
         "",
-        "*Same* means the same kind of outcome and, for a failure, the same type of exception with the same first line. A test "
-        "that differs runs plainly once more. If it then ends otherwise than the first time, it is *not repeatable*.",
+        "*Same* means: the same kind of outcome and, for a failure, the same type and first line of the exception.",
+        "A test that differs runs plainly once more. If it then ends in another way, it is *not repeatable*.",
+        "Tests that are skipped plainly are not counted.",
         "",
         "| file | tests run | passed plainly | same in a block | different | not repeatable | samples | minutes |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
@@ -160,18 +181,27 @@ def _cell(text: str) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--pytorch", type=Path, required=True, help="a checkout of PyTorch's sources, with `test/`")
+    parser.add_argument(
+        "--pytorch", type=Path, required=True, help="a checkout of PyTorch's sources, with `test/`"
+    )
     parser.add_argument("--files", nargs="+", help="files below `test/`; default: those of the report")
-    parser.add_argument("--every", type=int, default=20, help="of test_nn.py and functorch, one test of so many runs")
+    parser.add_argument(
+        "--every", type=int, default=20, help="of test_nn.py and functorch, one test of so many runs"
+    )
     parser.add_argument("--names", default="", help="run only the tests whose names match this pattern")
     parser.add_argument("--intercept", choices=("key", "mode"), default="key")
     parser.add_argument("--recorder", choices=("native", "python"), default="native")
     parser.add_argument("--samples", choices=(EVERY_OP, USUAL, NO_SAMPLES), default=EVERY_OP)
     parser.add_argument("--deep-every", type=int, default=20, help="one sample of so many searches the heap")
-    parser.add_argument("--whole-ops", type=int, default=100, help="after so many ops of a test the samples thin out")
+    parser.add_argument(
+        "--whole-ops", type=int, default=100, help="after so many ops of a test the samples thin out"
+    )
     parser.add_argument("--no-stacks", dest="stacks", action="store_false", help="record no stacks")
     parser.add_argument("--limit-s", type=float, default=300, help="seconds for one test")
-    parser.add_argument("--log", type=Path, help="a folder for the outcomes; a run that was stopped goes on from it")
+    parser.add_argument(
+        "--log", type=Path, help="a folder for the outcomes; a run that was stopped goes on from it"
+    )
+    parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     parser.add_argument("--output", type=Path, default=ROOT / "reports" / "unnoticed.md")
     options = parser.parse_args()
     options.pytorch = options.pytorch.resolve()

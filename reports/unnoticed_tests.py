@@ -1,9 +1,11 @@
 """Run the tests of one file of PyTorch plainly and inside a block, and write each outcome as a line of JSON.
 
-`unnoticed.py` starts this once for each file. The process loads the file and forks for every run of a test. So no run finds
-what another one left behind: caches, warnings that are given once, global settings, or a crash. Tests whose outcomes are in
-the log already do not run again.
+`unnoticed.py` starts this for each file. The process loads the file and forks for every run of a test. So no run finds
+what another one left behind: caches, warnings that are given once, global settings, or a crash. Tests whose outcomes
+are in the log already do not run again.
 """
+
+# ruff: noqa: D102, N802  # unittest chose the names of the methods of a test result
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ sys.path += [str(ROOT), str(ROOT / "tests")]
 from sampled_ops import sample_every_op  # noqa: E402  # found in tests
 
 PLAIN, BLOCK, AGAIN = "plain", "block", "again"
-"""A test runs plainly, in a block, and plainly once more where the first two outcomes differ."""
+"""A test runs plainly, in a block unless it was skipped, and plainly once more where the first two outcomes differ."""
 EVERY_OP, USUAL, NO_SAMPLES = "every-op", "usual", "none"
 CRASHED, TIMED_OUT = "crashed", "timed out"
 SEED: Final = 0
@@ -145,6 +147,7 @@ def run_in_block(test: unittest.TestCase, block: dict[str, Any]) -> tuple[Outcom
     """Run a test in a block.
 
     Args:
+        test: the test.
         block: the options: `intercept`, `samples`, `deep_every` and `whole_ops`.
 
     Returns:
@@ -197,8 +200,9 @@ def run_in_fork(run: Callable[[], tuple[Outcome, dict[str, Any]]], limit_s: floa
 
 
 def read(log: Path) -> dict[tuple[str, str], dict[str, Any]]:
-    """Return the outcomes in a log by test and way."""
-    lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+    """Return the outcomes in a folder of logs, by test and way."""
+    texts = (path.read_text() for path in sorted(log.glob("*.jsonl")))
+    lines = [json.loads(line) for text in texts for line in text.splitlines()]
     return {(line["test"], line["way"]): line for line in lines}
 
 
@@ -210,10 +214,12 @@ def differ(one: dict[str, Any], other: dict[str, Any]) -> bool:
 def run_all(tests: list[unittest.TestCase], log: Path, asked: dict[str, Any]) -> None:
     """Run every test that has no outcome yet."""
     done = read(log)
-    with log.open("a", buffering=1) as file:
-        for test in tests:
+    with (log / f"{asked['job']}.jsonl").open("a", buffering=1) as file:
+        for test in tests[asked["job"] :: asked["jobs"]]:
             name = test.id()
             for way in (PLAIN, BLOCK, AGAIN):
+                if way != PLAIN and done[name, PLAIN]["kind"] == "skipped":
+                    continue
                 if (name, way) in done or (way == AGAIN and not differ(done[name, PLAIN], done[name, BLOCK])):
                     continue
 
