@@ -192,9 +192,9 @@ def main() -> int:
     parser.add_argument("--intercept", choices=("key", "mode"), default="key")
     parser.add_argument("--recorder", choices=("native", "python"), default="native")
     parser.add_argument("--samples", choices=(EVERY_OP, USUAL, NO_SAMPLES), default=EVERY_OP)
-    parser.add_argument("--deep-every", type=int, default=20, help="one sample of so many searches the heap")
+    parser.add_argument("--deep-every", type=int, default=60, help="one sample of so many searches the heap")
     parser.add_argument(
-        "--whole-ops", type=int, default=100, help="after so many ops of a test the samples thin out"
+        "--whole-ops", type=int, default=30, help="after so many ops of a test the samples thin out"
     )
     parser.add_argument("--no-stacks", dest="stacks", action="store_false", help="record no stacks")
     parser.add_argument("--limit-s", type=float, default=300, help="seconds for one test")
