@@ -64,6 +64,8 @@ class Operands:
         try:
             key = address_of(part)
         except (NotImplementedError, RuntimeError):
+            key = 0
+        if not key:
             storages.number_of(part, op, BY_OP)
             return
         known = storages.live.get(key)

@@ -64,10 +64,10 @@ def _items_of(value: Any) -> Iterator[Any] | None:
 
 
 def kind_without_storage(tensor: Tensor) -> str:
-    """Return what to call a tensor that shows no storage: its layout, or its class."""
+    """Return what to call a tensor that shows no storage: its layout, or its class, or its device."""
     if tensor.layout is not torch.strided:
         return str(tensor.layout).removeprefix("torch.")
-    return type(tensor).__name__
+    return tensor.device.type if type(tensor) is Tensor else type(tensor).__name__
 
 
 def address_or_zero(tensor: Tensor) -> int:

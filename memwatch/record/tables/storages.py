@@ -159,6 +159,8 @@ class Storages:
         try:
             key = address_of(tensor)
         except (NotImplementedError, RuntimeError):
+            key = 0
+        if not key:  # a lazy tensor raises nothing, but to read its data would crash the process
             self.unseen.add(kind_without_storage(tensor))
             return NONE
         self.record_deaths()
