@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from unnoticed_tests import AGAIN, BLOCK, EVERY_OP, NO_SAMPLES, PLAIN, ROOT, USUAL, differ, read
+from unnoticed_tests import AGAIN, BLOCK, EMPTY_MODE, EVERY_OP, NO_SAMPLES, PLAIN, ROOT, USUAL, differ, read
 
 WHOLE: Final = ("test_autograd.py", "test_view_ops.py")
 SAMPLED: Final = (
@@ -36,6 +36,10 @@ SAMPLED: Final = (
 )
 """Of these one test of 20 runs: they have thousands, most of them the same program for another op."""
 TESTS: Final = str(ROOT / "reports" / "unnoticed_tests.py")
+HEAD: Final = (
+    "| file | tests run | passed plainly | same in a block | different | as under any mode | not repeatable "
+    "| samples | minutes |"
+)
 ASKED: Final = ("names", "intercept", "samples", "stacks", "deep_every", "whole_ops", "limit_s", "jobs")
 
 
@@ -53,13 +57,19 @@ class Result:
     wall_s: float
     different: list[str] = field(default_factory=list)
     not_repeatable: list[str] = field(default_factory=list)
+    as_under_any_mode: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         for test in self.tests:
             plain, block = self.done[test, PLAIN], self.done[test, BLOCK]
-            if differ(plain, block):
-                repeats = not differ(plain, self.done[test, AGAIN])
-                (self.different if repeats else self.not_repeatable).append(test)
+            if not differ(plain, block):
+                continue
+            if differ(plain, self.done[test, AGAIN]):
+                self.not_repeatable.append(test)
+            elif (test, EMPTY_MODE) in self.done and not differ(block, self.done[test, EMPTY_MODE]):
+                self.as_under_any_mode.append(test)
+            else:
+                self.different.append(test)
 
     @property
     def tests(self) -> list[str]:
@@ -74,13 +84,14 @@ class Result:
     def row(self) -> str:
         """Return the file's line of the table."""
         passed = sum(self.done[test, PLAIN]["kind"] == "passed" for test in self.tests)
-        same = len(self.tests) - len(self.different) - len(self.not_repeatable)
+        others = [*self.different, *self.not_repeatable, *self.as_under_any_mode]
         cells = (
             f"{self.file}{f', 1 test of {self.every}' * (self.every > 1)}",
             len(self.tests),
             passed,
-            same,
+            len(self.tests) - len(others),
             len(self.different),
+            len(self.as_under_any_mode),
             len(self.not_repeatable),
             f"{self.samples:,}",
             f"{self.wall_s / 60:.0f}",
@@ -148,21 +159,22 @@ def page(results: list[Result], options: argparse.Namespace) -> str:
         "",
         "*Same* means: the same kind of outcome and, for a failure, the same type and first line of the exception.",
         "A test that differs runs plainly once more. If it then ends in another way, it is *not repeatable*.",
+        "*As under any mode*: the test ends in the same way under a dispatch mode that does nothing.",
         "Tests that are skipped plainly are not counted.",
         "",
-        "| file | tests run | passed plainly | same in a block | different | not repeatable | samples | minutes |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        HEAD,
+        "| --- |" + " ---: |" * (HEAD.count("|") - 2),
         *(each.row() for each in results),
         "",
         f"{whole['different']} of {whole['tests']} tests differ.",
         "",
         "To run it again: `python reports/unnoticed.py --pytorch PATH`.",
     ]
-    for title, chosen in (("Different", "different"), ("Not repeatable", "not_repeatable")):
+    for title in ("Different", "As under any mode", "Not repeatable"):
         rows = [
             f"| {_cell(test)} | {_cell(told(each.done[test, PLAIN]))} | {_cell(told(each.done[test, BLOCK]))} |"
             for each in results
-            for test in getattr(each, chosen)
+            for test in getattr(each, title.lower().replace(" ", "_"))
         ]
         if rows:
             lines += ["", f"## {title}", "", "| test | plainly | in a block |", "| --- | --- | --- |", *rows]

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import memwatch
 from memwatch.profile import build_recorder
@@ -36,12 +37,20 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 sys.path += [str(ROOT), str(ROOT / "tests")]
 from sampled_ops import sample_every_op  # noqa: E402  # found in tests
 
-PLAIN, BLOCK, AGAIN = "plain", "block", "again"
-"""A test runs plainly, in a block unless it was skipped, and plainly once more where the first two outcomes differ."""
+PLAIN, BLOCK, AGAIN, EMPTY_MODE = "plain", "block", "again", "empty mode"
+"""A test runs plainly, and in a block unless it was skipped. If these two outcomes differ, it runs plainly once more.
+For the interceptor `mode` it then also runs under a dispatch mode that does nothing: ATen differs under any mode."""
 EVERY_OP, USUAL, NO_SAMPLES = "every-op", "usual", "none"
 CRASHED, TIMED_OUT = "crashed", "timed out"
 SEED: Final = 0
 TEXT_LENGTH: Final = 300
+
+
+class EmptyMode(TorchDispatchMode):
+    """A mode that changes nothing."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
 
 
 class Outcome(NamedTuple):
@@ -211,20 +220,30 @@ def differ(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return (one["kind"], one["what"]) != (other["kind"], other["what"])
 
 
+def is_needed(test: str, way: str, done: dict[tuple[str, str], dict[str, Any]]) -> bool:
+    """Return whether a test must run in a way, after its outcomes so far."""
+    if way == PLAIN:
+        return True
+    if way == BLOCK:
+        return bool(done[test, PLAIN]["kind"] != "skipped")
+    return (test, BLOCK) in done and differ(done[test, PLAIN], done[test, BLOCK])
+
+
 def run_all(tests: list[unittest.TestCase], log: Path, asked: dict[str, Any]) -> None:
     """Run every test that has no outcome yet."""
     done = read(log)
     with (log / f"{asked['job']}.jsonl").open("a", buffering=1) as file:
         for test in tests[asked["job"] :: asked["jobs"]]:
             name = test.id()
-            for way in (PLAIN, BLOCK, AGAIN):
-                if way != PLAIN and done[name, PLAIN]["kind"] == "skipped":
-                    continue
-                if (name, way) in done or (way == AGAIN and not differ(done[name, PLAIN], done[name, BLOCK])):
+            for way in (PLAIN, BLOCK, AGAIN, *[EMPTY_MODE] * (asked["intercept"] == "mode")):
+                if (name, way) in done or not is_needed(name, way, done):
                     continue
 
                 def run(test: unittest.TestCase = test, way: str = way) -> tuple[Outcome, dict[str, Any]]:
-                    return run_in_block(test, asked) if way == BLOCK else (run_plainly(test), {})
+                    if way == BLOCK:
+                        return run_in_block(test, asked)
+                    with EmptyMode() if way == EMPTY_MODE else contextlib.nullcontext():
+                        return run_plainly(test), {}
 
                 line = {"test": name, "way": way, **run_in_fork(run, asked["limit_s"])}
                 done[name, way] = line
