@@ -20,21 +20,26 @@ from memwatch.record.tables.storages import NEVER
 
 
 @contextlib.contextmanager
-def sample_every_op(*, deep_every: int = 1) -> Iterator[list[int]]:
+def sample_every_op(*, deep_every: int = 1, whole_ops: int | None = None) -> Iterator[list[int]]:
     """Let the blocks that are opened inside take a sample after each op, below autograd, where samples are taken.
 
     Args:
         deep_every: of so many samples one is a deep search and searches the heap through gc: these are slow.
+        whole_ops: after so many ops the samples thin out, and the gap to the next one grows with the number of ops. A
+            program of a million ops then ends in minutes. None: a sample at every op.
 
     Yields:
         A list with the number of samples so far, so that a test can assert that there were some.
     """
     count = [0]
+    next_op = 0
     flush_due = Session.flush_due
 
     def sample_and_flush(session: Session) -> None:
-        holders = session._holders
-        if holders is not None and not holders._is_sampling:
+        nonlocal next_op
+        holders, op = session._holders, session.op_counter[0]
+        if holders is not None and not holders._is_sampling and op >= next_op:
+            next_op = op + 1 if whole_ops is None else op + max(1, op // whole_ops)
             for device in sorted(session.storages.devices):
                 holders.sample(device)
                 count[0] += 1

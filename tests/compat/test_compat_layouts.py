@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
+import torch._lazy.ts_backend
 from compat_harness import unnoticed
 from torch import nn
 
@@ -107,3 +110,15 @@ def test_channels_last_and_odd_strides():
     x = torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last).requires_grad_()
     net(x).sum().backward()
     return net, x, torch.randn(6).as_strided((2, 2), (1, 2), 1)
+
+
+_start_lazy_backend = functools.cache(torch._lazy.ts_backend.init)  # torch refuses a second start
+
+
+@unnoticed
+def test_lazy():
+    _start_lazy_backend()
+    x = torch.ones(4, 4, device="lazy")
+    y = x.relu() + 1
+    y.mul_(2)
+    return y.cpu(), x.cpu()

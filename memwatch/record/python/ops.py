@@ -293,8 +293,7 @@ class PythonOpRecorder:
                     self._touch(number, (argument,), (access,))
             if kwargs or kind.resizes:
                 self._touch_rest(number, kind, args, kwargs)
-            if type(result) is Tensor and result.layout is _strided:
-                key = address_of(result)
+            if type(result) is Tensor and result.layout is _strided and (key := address_of(result)):
                 known = live.get(key)
                 if (
                     known is None

@@ -171,7 +171,8 @@ class PythonPacker:
 
     def _unpack(self, pack: Any) -> Tensor:
         if pack.__class__ is not Pack:  # there was no memory for one
-            return pack if self._outer is None else self._outer[1](pack)
+            kept: Tensor = pack if self._outer is None else self._outer[1](pack)
+            return kept
         if not self._closed and pack.number != NONE:
             try:
                 self.unpacks += (pack.number, self._op_counter[0], ticks(), 0)

@@ -66,6 +66,8 @@ class Operands:
             key = address_of(part)
         except (NotImplementedError, RuntimeError) as error:
             pass_on(error)
+            key = 0
+        if not key:
             storages.number_of(part, op, BY_OP)
             return
         known = storages.live.get(key)

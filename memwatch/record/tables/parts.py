@@ -10,7 +10,7 @@ from torch.nn import Parameter
 
 from memwatch._torch.modes import disable_torch_dispatch
 from memwatch._torch.storages import data_address_of
-from memwatch._torch.tensors import TensorBase, coo_parts_of
+from memwatch._torch.tensors import TENSOR_DICT, TensorBase, coo_parts_of
 from memwatch.heap.class_checks import class_ids, is_a
 from memwatch.heap.inner_tensors import inner_tensors
 from memwatch.heap.names import class_name
@@ -80,11 +80,11 @@ def _items_of(value: Any) -> Iterator[Any] | None:
 
 
 def kind_without_storage(tensor: Tensor) -> str:
-    """Return what to call a tensor that shows no storage: its layout, or its class."""
+    """Return what to call a tensor that shows no storage: its layout, or its class, or its device."""
     layout = layout_of(tensor)
     if layout is not torch.strided:
         return str(layout).removeprefix("torch.")
-    return class_name(type(tensor))
+    return TENSOR_DICT["device"].__get__(tensor).type if type(tensor) is Tensor else class_name(type(tensor))
 
 
 def address_or_zero(tensor: Tensor) -> int:

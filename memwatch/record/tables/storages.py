@@ -165,6 +165,8 @@ class Storages:
             key = address_of(tensor)
         except (NotImplementedError, RuntimeError) as error:
             pass_on(error)
+            key = 0
+        if not key:  # a lazy tensor raises nothing, but to read its data would crash the process
             self.unseen.add(kind_without_storage(tensor))
             return NONE
         self.record_deaths()
