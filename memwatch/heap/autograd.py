@@ -27,7 +27,7 @@ from memwatch._torch.tensors import (
 )
 from memwatch.edges import Edge, EdgeKind
 from memwatch.heap.node_hooks import node_hooks
-from memwatch.heap.tensors import is_python_node, is_tensor, mro_of, storage_of, type_dict
+from memwatch.heap.tensors import is_python_node, is_tensor, layout_of, mro_of, storage_of, type_dict
 from memwatch.heap.vertices import vertex_of
 from memwatch.signal_handlers import pass_on
 
@@ -125,7 +125,7 @@ def _is_wrapper(tensor: torch.Tensor) -> bool:
 
 def is_sparse(tensor: torch.Tensor) -> bool:
     """Return True for a tensor whose memory is that of its parts."""
-    return _read(TENSOR_DICT, "layout", tensor) in _SPARSE and not _is_wrapper(tensor)
+    return layout_of(tensor) in _SPARSE and not _is_wrapper(tensor)
 
 
 def sparse_parts(tensor: torch.Tensor) -> list[tuple[str, torch.Tensor | None]]:

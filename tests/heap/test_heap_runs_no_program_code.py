@@ -39,7 +39,6 @@ NAMED_BY_ROLE = {"torch_module", "module_list"}
 """What is a buffer by the end of the block: the role names it."""
 BEHIND_NO_REFERENCE = {"function_with_globals_of_a_subclass", "tensor_with_sizes_by_code"}
 """What bounded searches do not open: the globals of a function, and a tensor that names no inner ones."""
-SIZES_BY_CODE = {"tensor_with_sizes_by_code", "wrapper_with_sizes_by_code"}
 KEPT: dict[str, list[Any]] = {}
 
 
@@ -129,7 +128,7 @@ def train() -> Any:
     return model, optimizers
 
 
-@pytest.mark.parametrize("intercept", ["key-native", "mode-native"], indirect=True)
+@pytest.mark.parametrize("intercept", WAYS, indirect=True)
 def test_entry_modules_optimizers_and_threads(intercept):
     before = [hold(dict.fromkeys(SHAPES, ELEMENTS)), train()]
     worker = Worker()
@@ -157,7 +156,7 @@ def leave_loops(names: list[str]) -> None:
 
 @pytest.mark.parametrize("leaving", [leave, leave_loops])
 def test_searches_for_leaks_call_no_method(leaving):
-    names = [name for name in SHAPES if name not in SIZES_BY_CODE]
+    names = list(SHAPES)
     with recording() as calls:
         leaks = memwatch.find_leaks(leaving, names, runs=2)
     assert no_calls(calls)
@@ -168,7 +167,7 @@ def test_searches_for_leaks_call_no_method(leaving):
 
 
 def test_a_leak_watch_calls_no_method():
-    names = [name for name in SHAPES if name not in SIZES_BY_CODE]
+    names = list(SHAPES)
     watch = memwatch.LeakWatch()
     with recording() as calls:
         watch.mark()
@@ -181,7 +180,7 @@ def test_a_leak_watch_calls_no_method():
 
 
 def test_why_alive_calls_no_method():
-    names = [name for name in SHAPES if name not in SIZES_BY_CODE]
+    names = list(SHAPES)
     for start in range(0, len(names), PATHS):
         tensor = torch.ones(ELEMENTS)
         held = [SHAPES[name](tensor) for name in names[start : start + PATHS]]

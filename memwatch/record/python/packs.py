@@ -155,7 +155,8 @@ class PythonPacker:
             return
 
     def _append(self, pack: Pack, tensor: Tensor) -> None:
-        storage, shape, nbytes = saved_storage(self._storages, tensor)
+        with disable_torch_function():  # no subclass nor mode of the program may see what we read
+            storage, shape, nbytes = saved_storage(self._storages, tensor)
         sequence, at_ticks = next_sequence_nr() - 1, ticks()
         op, module = self._op_counter[0], self._context.top[0]
         needed_by = NONE if self._context.saves_inputs else sequence
@@ -209,8 +210,8 @@ def _hold(pack: Pack, tensor: Tensor) -> None:
     by a library, which make other nodes in between, and forward-mode AD.
     """
     pack.version = version_of(tensor)
-    pack.output_nr = tensor.output_nr
     with disable_torch_function():
+        pack.output_nr = tensor.output_nr
         node = autograd_state(tensor, with_node=True).grad_fn
     if node is None:
         pack.packed, pack.original, pack.node_name = tensor, lambda: tensor, None
