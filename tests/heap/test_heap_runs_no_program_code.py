@@ -128,7 +128,9 @@ def train() -> Any:
     return model, optimizers
 
 
-@pytest.mark.parametrize("intercept", WAYS, indirect=True)
+# With the Python recorder every read of a subclass's tensor calls its `__getattribute__`: torch looks for a
+# `__torch_function__` on the tensor first.
+@pytest.mark.parametrize("intercept", ["key-native", "mode-native"], indirect=True)
 def test_entry_modules_optimizers_and_threads(intercept):
     before = [hold(dict.fromkeys(SHAPES, ELEMENTS)), train()]
     worker = Worker()
