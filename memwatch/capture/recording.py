@@ -1,7 +1,7 @@
 """Where recorded rows go while the program runs: as chunks in memory, or into the file when there is one.
 
-When the file can no longer be written, as on a full disk or without memory, the program goes on and no row is lost: from then on rows
-are kept in memory, and they are written to the file at the end if it has room again.
+When the file can no longer be written, as on a full disk or without memory, the program goes on and no row is lost:
+from then on rows are kept in memory, and they are written to the file at the end if it has room again.
 """
 
 from __future__ import annotations

@@ -50,24 +50,19 @@ def _observed(beneath: Callable[..., Any], block: object) -> Any:
 
     def call_impl(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         context = _active[0] if _active else None
-        depth = None
+        if context is None or context.block is not block or is_tracing() or _thread() != context.thread:
+            return beneath(self, *args, **kwargs)
+        depth = len(context.running)
         try:
-            if context is None or context.block is not block or is_tracing() or _thread() != context.thread:
-                context = None
-            else:
+            try:
                 if context.optimizing:
                     context.forget_failed_steps(sys._getframe(1))
-                depth = len(context.running)
+                    depth = len(context.running)
                 context.enter(self, args, kwargs)
-        except MemwatchError:  # the limit that the program asked for
-            if depth is not None:
-                context.leave(depth)
-            raise
-        except Exception as error:
-            context.could_not_record(type(self).__name__, error)
-        if depth is None:
-            return beneath(self, *args, **kwargs)
-        try:
+            except MemwatchError:  # the limit that the program asked for
+                raise
+            except Exception as error:
+                context.could_not_record(type(self).__name__, error)
             return beneath(self, *args, **kwargs)
         finally:
             context.leave(depth)

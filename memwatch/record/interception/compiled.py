@@ -19,7 +19,6 @@ from memwatch._torch.dynamo import (
     SET_CALLBACK,
     loaded_eval_frame,
 )
-from memwatch.capture.schema import NONE
 from memwatch.record.clock import ticks
 from memwatch.record.patches import Patches
 from memwatch.record.tables.rows import Rows
@@ -87,9 +86,7 @@ class CompiledCalls:
         prior = set_eval_frame(callback)
         try:
             frame = sys._getframe(_CALLER)
-            enters = (
-                callback is None and frame.f_code.co_name == COMPILED_WRAPPER and self._outermost is None
-            )
+            enters = callback is None and frame.f_code.co_name == COMPILED_WRAPPER and self._outermost is None
             if enters and self._pause():
                 self._outermost, self._prior = id(frame), prior
                 self.count += 1

@@ -31,7 +31,10 @@ class NativePacker:
         self, extension: Extension, storages: Storages, context: CallContext, op_counter: OpCounter
     ) -> None:
         self._native = extension.SavedTensors(
-            callbacks=_Callbacks(storages, context.could_not_record), storages=storages.ledger, context=context, op_counter=op_counter
+            callbacks=_Callbacks(storages, context.could_not_record),
+            storages=storages.ledger,
+            context=context,
+            op_counter=op_counter,
         )
         self.packs, self.unpacks = self._native.packs, self._native.unpacks
         self.hooks: Hooks = self._native.hooks()
@@ -47,7 +50,7 @@ class NativePacker:
 class _Callbacks:
     """What C++ asks; see `memwatch.record.native.callbacks.PackCallbacks`."""
 
-    passed_on = MemwatchError
+    passed_on: type[Exception] = MemwatchError
 
     def __init__(self, storages: Storages, could_not_record: Callable[[str, Exception], None]) -> None:
         self._storages, self.could_not_record = storages, could_not_record

@@ -116,7 +116,7 @@ class Events {
   std::mutex mutex_;
   int64_t last_ = 0;  // time of the last row: the rows of all threads are in the order of their times
   Integers rows_;
-  size_t grow_at_ = 0;                // the size at which more room is to be made
+  size_t grow_at_ = 0;                 // the size at which more room is to be made
   int64_t lost_ = 0, lost_since_ = 0;  // events after the rows that found no room
 
   /// Room for 16,384 events: 768 KiB of addresses, of which few pages are ever written. A guess.
@@ -127,7 +127,8 @@ class Events {
     static_cast<void>(rows_.reserve(std::max(rows_.size(), kFewest)));
     // without memory try again when half of what is left is used: a try at each event would be slow
     const size_t half = rows_.capacity() / 2;
-    grow_at_ = rows_.size() < half ? half : rows_.size() + std::max((rows_.capacity() - rows_.size()) / 2, kFewest / 16);
+    grow_at_ =
+        rows_.size() < half ? half : rows_.size() + std::max((rows_.capacity() - rows_.size()) / 2, kFewest / 16);
   }
 };
 

@@ -128,9 +128,7 @@ PyObject* run(PyObject* recorder, PyObject* const* given, Py_ssize_t count) {
 }
 
 /// Tell whether an object is a pack of ours; without memory, something else stands for a saved tensor.
-bool is_pack(PyObject* packed) {
-  return PyCapsule_IsValid(packed, typeid(std::unique_ptr<Pack>).name()) != 0;
-}
+bool is_pack(PyObject* packed) { return PyCapsule_IsValid(packed, typeid(std::unique_ptr<Pack>).name()) != 0; }
 
 PyObject* pack(PyObject* saved, PyObject* tensor) {
   HANDLE_TH_ERRORS

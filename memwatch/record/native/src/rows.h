@@ -44,7 +44,7 @@ class Rows {
   /// Give all rows as one array, and forget them. If that fails, they stay.
   py::array_t<int64_t> take() {
     Integers fresh;
-    static_cast<void>(fresh.reserve(1));          // ops that run now have reserved their row
+    static_cast<void>(fresh.reserve(1));                        // ops that run now have reserved their row
     Integers taken = std::exchange(values_, std::move(fresh));  // first: making the array may let others run
     const auto count = static_cast<py::ssize_t>(taken.size());
     try {

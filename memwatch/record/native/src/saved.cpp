@@ -53,7 +53,8 @@ SavedTensors::SavedTensors(const py::object& callbacks, std::shared_ptr<Storages
 void SavedTensors::close() {
   log_->closed = true;
   log_->living.clear();
-  callbacks_.describe = callbacks_.could_not_record = keeper_ = py::none();  // Python's collector cannot see that they are held here
+  callbacks_.describe = callbacks_.could_not_record = keeper_ =
+      py::none();  // Python's collector cannot see that they are held here
   context_.clear();
   storages_.reset();
 }
