@@ -50,9 +50,16 @@ def _observed(beneath: Callable[..., Any], block: object) -> Any:
 
     def call_impl(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         context = _active[0] if _active else None
-        if context is None or context.block is not block or is_tracing() or _thread() != context.thread:
+        try:
+            depth = (
+                None
+                if context is None or context.block is not block or is_tracing() or _thread() != context.thread
+                else len(context.running)
+            )
+        except MemoryError:  # the call is not noted
+            depth = None
+        if context is None or depth is None:
             return beneath(self, *args, **kwargs)
-        depth = len(context.running)
         try:
             try:
                 if context.optimizing:

@@ -49,7 +49,7 @@ MAKES_NOTHING = {
 CALLS_OF_OTHERS = re.compile(
     r"\b(kind\.call|original|beneath|handler|function|call|leave|run|set_eval_frame|redispatch|by_program)\(.*\*?args"
     r"|exclude_key\(|reference\(\)|gc\.(enable|disable)\(\)|set_eval_frame\(callback\)|release\.append\("
-    r"|handler\(calling, args|with self\._harmless"
+    r"|handler\(calling, args|context\.leave\(|with self\._harmless"
     r"|isinstance\(|_below\(|saved_tensors_of|_outer\[\d\]\(|\.detach\(\)"
 )
 """Lines that make a call of the program's own, which may fail without memwatch, or call C that needs no memory."""
