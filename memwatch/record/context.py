@@ -52,31 +52,33 @@ def _observed(beneath: Callable[..., Any], block: object) -> Any:
 
     def call_impl(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         context = _active[0] if _active else None
-        depth: int | None = None
+        try:
+            depth = (
+                None
+                if context is None
+                or context.block is not block
+                or is_tracing()
+                or _thread() != context.thread
+                else len(context.running)
+            )
+        except MemoryError:  # the call is not noted
+            depth = None
+        if context is None or depth is None:
+            return beneath(self, *args, **kwargs)
         try:
             try:
-                if (
-                    context is None
-                    or context.block is not block
-                    or is_tracing()
-                    or _thread() != context.thread
-                ):
-                    context = None
-                else:
-                    if context.optimizing:
-                        context.forget_failed_steps(sys._getframe(1))
+                if context.optimizing:
+                    context.forget_failed_steps(sys._getframe(1))
                     depth = len(context.running)
-                    context.enter(self, args, kwargs)
+                context.enter(self, args, kwargs)
             except MemwatchError:  # the limit that the program asked for
                 raise
             except Exception as error:
                 pass_on(error)
-                if context is not None:
-                    context.could_not_record(class_name(type(self)), error)
+                context.could_not_record(class_name(type(self)), error)
             return beneath(self, *args, **kwargs)
         finally:
-            if context is not None and depth is not None:
-                context.leave(depth)
+            context.leave(depth)
 
     return call_impl
 
@@ -263,7 +265,7 @@ class Context:
             self.gradients.note_of(stepped)
         self._born_before_step = self._storages.count
         self.running.append((self.top, self.optimizing, NONE, self._op_counter[0]))
-        self.top = (self.top[0], self._capture_stack(self.top[1], NONE, 3))
+        self.top = (self.top[0], self._capture_stack(self.top[1], NONE, 4))
         self.optimizing = True
 
     def _step_ended(self, optimizer: Any, args: Any, kwargs: Any) -> None:

@@ -41,9 +41,9 @@ from memwatch.record.saved.hooks import SavedTensorHooks
 from memwatch.record.steps.sleeper import Sleeper
 from memwatch.record.steps.steps import Steps, entry_bytes
 from memwatch.record.tables.op_counter import new_op_counter
-from memwatch.record.tables.rows import Rows
 from memwatch.record.tables.stacks import Stacks
 from memwatch.record.tables.strings import Strings
+from memwatch.record.taken_rows import TakenRows, tables_in_order
 from memwatch.record.timer import Timer
 
 if TYPE_CHECKING:
@@ -106,8 +106,7 @@ class Session:
         self._flushing, self._events = threading.Lock(), WaitingEvents()
         self._undo: list[Callable[[], None]] = []
         self._written_strings, self._pid = 0, os.getpid()
-        self._taken: dict[str, Any] = {}
-        self._rows_in_ns: dict[str, Any] = {}
+        self._taken = TakenRows(self._clock)
         run = (self.arguments or self.ops).run
         self._sleeper = Sleeper(self.storages, self.interceptor, self._saved, self.context, run)
         self._steps = self._chosen_steps(options)
@@ -313,46 +312,16 @@ class Session:
 
     def _flush(self) -> None:
         with self._flushing:
-            if self._taken or self._rows_in_ns:  # an earlier flush had no memory to write them
-                self._write_taken()
-            # what refers to rows of another table is taken before it: the program goes on meanwhile
-            sources = {
-                "unpacks": self._packer.unpacks,
-                "packs": self._packer.packs,
-                "deaths": self.storages.deaths,
-                "resizes": self.storages.resizes,
-                **self.context.role_ends.tables,
-                **(self._holders.tables if self._holders is not None else {}),
-                "uses": self.ops.uses,
-                "calls": self.context.calls,
-                "compiled_calls": self._compiled.rows,
-                "compiled_nodes": self._compiled.nodes,
-                **self.context.recomputes.tables,
-                "modules": self.context.owners.modules,
-                "steps": self.context.steps,
-                "process": self._process.rows,
-                "windows": self._allocator.windows if self._allocator is not None else Rows(),
-            }
-            if self.arguments is not None:
-                sources |= {"operands": self.arguments.operands, "arguments": self.arguments.arguments}
-            sources |= {"nodes": self.ops.nodes, "views": self.ops.views, "lifts": self.ops.lifts}
-            sources |= {"births": self.storages.births, "ops": self.ops.ops}
-            self._taken = dict.fromkeys(sources, ())
-            self._rows_in_ns = {**self._taken, "stacks": []}
-            for name, flat in sources.items():
-                self._taken[name] = flat.take()
-            self._rows_in_ns["stacks"] = self._stacks.unwritten_rows()
-            self._write_taken()
-
-    def _write_taken(self) -> None:
-        """Write the rows that a flush took; if memory runs out, they stay for the next flush."""
-        rows = self._rows_in_ns
-        while self._taken:
-            name, flat = next(iter(self._taken.items()))
-            rows[name] = flat if name == "windows" else self._clock.rows_in_ns(name, flat)
-            del self._taken[name]
-        self._write(dict(rows))
-        self._rows_in_ns = {}
+            if self._taken:  # an earlier flush had no memory to write them
+                self._taken.write(self._write)
+            self._taken.take(
+                tables_in_order(
+                    self._packer, self.storages, self.context, self.ops, self._compiled, self._process.rows,
+                    self._allocator, self._holders, self.arguments,
+                ),
+                self._stacks.unwritten_rows,
+            )  # fmt: skip
+            self._taken.write(self._write)
 
     def _add_events(self, rows: IntArray) -> None:
         with self._flushing:

@@ -37,8 +37,8 @@ import memwatch
 PACKAGE = str(pathlib.Path(memwatch.__file__).parent)
 MAKES_NOTHING = {
     "BINARY_SUBSCR", "CACHE", "CHECK_EXC_MATCH", "CONTAINS_OP", "COPY", "COPY_FREE_VARS", "DELETE_FAST",
-    "EXTENDED_ARG", "IS_OP",
-    "JUMP_BACKWARD", "JUMP_FORWARD", "JUMP_IF_FALSE_OR_POP", "JUMP_IF_TRUE_OR_POP", "LOAD_ASSERTION_ERROR", "LOAD_ATTR",
+    "EXTENDED_ARG", "IS_OP", "JUMP_BACKWARD", "JUMP_FORWARD", "JUMP_IF_FALSE_OR_POP", "JUMP_IF_TRUE_OR_POP",
+    "LOAD_ASSERTION_ERROR", "LOAD_ATTR",
     "LOAD_CLOSURE", "LOAD_CONST", "LOAD_DEREF", "LOAD_FAST", "LOAD_GLOBAL", "LOAD_METHOD", "NOP", "POP_EXCEPT",
     "POP_JUMP_BACKWARD_IF_FALSE", "POP_JUMP_BACKWARD_IF_TRUE", "POP_JUMP_FORWARD_IF_FALSE",
     "POP_JUMP_FORWARD_IF_NONE", "POP_JUMP_FORWARD_IF_NOT_NONE", "POP_JUMP_FORWARD_IF_TRUE", "POP_TOP", "PRECALL",
@@ -49,7 +49,8 @@ MAKES_NOTHING = {
 CALLS_OF_OTHERS = re.compile(
     r"\b(kind\.call|original|beneath|handler|function|call|leave|run|set_eval_frame|redispatch|by_program)\(.*\*?args"
     r"|exclude_key\(|reference\(\)|gc\.(enable|disable)\(\)|set_eval_frame\(callback\)|release\.append\("
-    r"|handler\(calling, args|with self\._harmless|isinstance\(|_below\(|saved_tensors_of|_outer\[\d\]\(|\.detach\(\)"
+    r"|handler\(calling, args|context\.leave\(|with self\._harmless"
+    r"|isinstance\(|_below\(|saved_tensors_of|_outer\[\d\]\(|\.detach\(\)"
 )
 """Lines that make a call of the program's own, which may fail without memwatch, or call C that needs no memory."""
 
@@ -248,7 +249,8 @@ def main():
         if found["outcome"] != wanted or found.get("stage") != "done":
             found |= {"number": number, "wanted": wanted}
             different.append(found)
-    sys.stdout.write(json.dumps({"count": count, "tried": len(numbers), "different": different}) + "\n")
+    result = {"count": count, "tried": len(numbers), "different": different}
+    sys.stdout.write(json.dumps(result) + "\n")
 
 
 if __name__ == "__main__":

@@ -182,12 +182,15 @@ class AllocatorChannel:
 
     def _write(self, windows: list[Window]) -> None:
         for window in windows:
-            try:
-                self._write_one(window)
-            except MemoryError:  # noqa: PERF203  # a window is rare; without its row in `windows`, no figure relies on the window
-                self._lost_events += len(window.events)
+            self._write_one(window)
 
     def _write_one(self, window: Window) -> None:
+        try:
+            self._emit_window(window)
+        except MemoryError:  # without its row in `windows`, no figure relies on the window
+            self._lost_events += len(window.events)
+
+    def _emit_window(self, window: Window) -> None:
         for start in range(0, len(window.events), _ROWS_AT_ONCE):
             events = window.events[start : start + _ROWS_AT_ONCE]
             self._emit(np.column_stack([events, np.full(len(events), self._count)]))

@@ -113,17 +113,25 @@ class ModeInterceptor(UncompiledMode):
         handler = self._handler
         if handler is None:
             return func(*args, **kwargs)
-        if types and any(_dispatches_itself(kind) for kind in types):
-            return self._leave_to(mode_stack(), func, args, kwargs)
         try:
-            kind = self._kinds[id(func)]
-        except KeyError as error:
-            pass_on(error)
-            kind = self._kinds[id(func)] = mode_kind(func)
-            self._overloads.append(func)  # its id stays its own
+            beneath = mode_stack() if types and any(_dispatches_itself(kind) for kind in types) else None
+            kind = None if beneath is not None else self._kind_of(func)
+        except MemoryError:  # the op is not recorded
+            return func(*args, **kwargs)
+        if beneath is not None:
+            return self._leave_to(beneath, func, args, kwargs)
         if kind is None:
             return func(*args, **kwargs)
         return handler(kind, args, kwargs)
+
+    def _kind_of(self, func: Any) -> OpKind | None:
+        try:
+            return self._kinds[id(func)]
+        except KeyError as error:
+            pass_on(error)
+            self._overloads.append(func)  # its id stays its own
+            kind = self._kinds[id(func)] = mode_kind(func)
+            return kind
 
     def _leave_to(self, beneath: list[Any], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Leave an op to the subclass of its arguments, after the modes that lie beneath this one.

@@ -50,7 +50,7 @@ class NativePacker:
 class _Callbacks:
     """What C++ asks; see `memwatch.record.native.callbacks.PackCallbacks`."""
 
-    passed_on = MemwatchError
+    passed_on: type[Exception] = MemwatchError
 
     def __init__(self, storages: Storages, could_not_record: Callable[[str, Exception], None]) -> None:
         self._storages, self.could_not_record = storages, could_not_record

@@ -88,22 +88,14 @@ class PythonOpRecorder:
         """Return what hands this recorder every op."""
         return ModeInterceptor() if by_mode else KeyInterceptor(PYTHON_KERNELS, PYTHON_KERNELS)
 
-    def run(self, kind: OpKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(  # the hot path: a call costs more than a branch
+        self, kind: OpKind, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Run the op and record it; the op's result or exception is passed on as it is."""
         if kind.has_no_row:
             return (self._run_view if kind.is_view else self._run_lift)(kind, args, kwargs)
-        seeing = unseen = None
-        try:
-            if has_torch_function(args) or (
-                kind.takes_lists and any(has_torch_function(item) for item in args if type(item) is list)
-            ):
-                seeing, unseen = kind.seeing(), disable_torch_function()
-        except MemoryError as error:
-            self._could_not_record(kind, error)
-            return kind.call(*args, **kwargs)
-        if seeing is not None and unseen is not None:
-            with unseen:  # no subclass nor mode of the program may see what we read
-                return self.run(seeing, args, kwargs)
+        if has_torch_function(args) or (kind.takes_lists and _is_in_lists(args)):
+            return self._run_unseen(kind, args, kwargs)
         try:
             if self._dead:
                 self._record_deaths(self._op_counter[0])
@@ -141,13 +133,7 @@ class PythonOpRecorder:
             if (restored := self._with_tensors(kind, args, error)) is not None:
                 started[0] = number  # nothing ran
                 return self.run(kind, restored, kwargs)
-            try:
-                self.ops += (number, name, stack, module, phase, sequence, start, ticks(), 1)
-                self._listener.op_failed()
-            except MemoryError as own:
-                self._without_memory(
-                    kind, own, (number, name, stack, module, phase, sequence, start, start, 1)
-                )
+            self._failed(kind, number, name, stack, module, phase, sequence, start)
             raise
         try:
             self.ops += (number, name, stack, module, phase, sequence, start, end, 0)
@@ -157,6 +143,24 @@ class PythonOpRecorder:
         except MemoryError as own:
             self._without_memory(kind, own, (number, name, stack, module, phase, sequence, start, end, 0))
         return result
+
+    def _run_unseen(self, kind: OpKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an op; no subclass nor mode of the program may see what we read."""
+        try:
+            seeing, unseen = kind.seeing(), disable_torch_function()
+        except MemoryError as error:
+            self._could_not_record(kind, error)
+            return kind.call(*args, **kwargs)
+        with unseen:
+            return self.run(seeing, args, kwargs)
+
+    def _failed(self, kind: OpKind, *begun: int) -> None:
+        """Append the row of an op that raised, all of it but its end."""
+        try:
+            self.ops += (*begun, ticks(), 1)
+            self._listener.op_failed()
+        except MemoryError as error:
+            self._without_memory(kind, error, (*begun, begun[-1], 1))
 
     def _without_memory(self, kind: OpKind, error: MemoryError, row: tuple[int, ...]) -> None:
         """Note that an op could not be recorded whole; see to it that its number has a row, or is given again."""
@@ -338,3 +342,11 @@ class PythonOpRecorder:
                 self._touch(number, argument, (access,) * len(argument))
             elif isinstance(argument, Tensor):
                 self._operands.used(number, argument, access)
+
+
+def _is_in_lists(args: tuple[Any, ...]) -> bool:
+    """Return True if a list among the arguments holds something that has a `__torch_function__`."""
+    try:
+        return any(has_torch_function(item) for item in args if type(item) is list)
+    except MemoryError:
+        return False

@@ -172,15 +172,16 @@ class PythonPacker:
 
     def _unpack(self, pack: Any) -> Tensor:
         if pack.__class__ is not Pack:  # there was no memory for one
-            kept: Tensor = pack if self._outer is None else self._outer[1](pack)
-            return kept
+            without: Tensor = pack if self._outer is None else self._outer[1](pack)
+            return without
         if not self._closed and pack.number != NONE:
             try:
                 self.unpacks += (pack.number, self._op_counter[0], ticks(), 0)
             except MemoryError:
                 self._note_loss()
         if pack.by_program is not None:
-            return pack.by_program(pack.packed)
+            unpacked: Tensor = pack.by_program(pack.packed)
+            return unpacked
         if self._outer is not None:
             result: Tensor = self._outer[1](pack.packed)
             return result

@@ -420,11 +420,13 @@ bool Recorder::look(const Kind& kind, Look&& with) {
       lose();
     }
   } catch (const c10::Error& error) {
+    clear_error();
     could_not_record(kind, error.what_without_backtrace());
   } catch (const std::bad_alloc&) {
-    lose();
+    clear_error();
     tell(kind, py::handle(PyExc_MemoryError));
-  } catch (const std::exception& error) {
+  } catch (const std::exception& error) {  // pybind11 leaves an exception of Python set where it throws a cast_error
+    clear_error();
     could_not_record(kind, error.what());
   }
   return false;
@@ -447,9 +449,14 @@ void Recorder::tell(const Kind& kind, const py::handle& error) {
   }
 }
 
-/// Count a loss. An exception of Python may still be set: there was no memory for the C++ exception that carries it.
+/// Count a loss.
 void Recorder::lose() {
   count_loss();
+  clear_error();
+}
+
+/// Clear an exception of Python that is still set: there may have been no memory for the C++ exception that carries it.
+void Recorder::clear_error() {
   if (PyErr_Occurred() == nullptr) {
     return;
   }

@@ -100,6 +100,7 @@ class Recorder {
   bool look(const Kind& kind, Look&& with);
   void tell(const Kind& kind, const py::handle& error);
   void lose();
+  void clear_error();
   void could_not_record(const Kind& kind, py::error_already_set& error);
   void could_not_record(const Kind& kind, const char* what);
 

@@ -47,7 +47,7 @@ class Stacks {
     }
     Frame frame(PyThreadState_GetFrame(PyThreadState_Get()));
     for (; skip > 0 && frame; --skip) {
-      frame = Frame(PyFrame_GetBack(frame.get()));
+      frame = frame.back();
     }
     if (!frame) {  // an op of a thread that C++ started
       return kNone;
@@ -78,6 +78,14 @@ class Stacks {
 
     explicit operator bool() const { return frame_ != nullptr; }
     PyFrameObject* get() const { return frame_; }
+    /// The frame that called this one; none above the outermost. Python makes the object now, which needs memory.
+    Frame back() const {
+      Frame above(PyFrame_GetBack(frame_));
+      if (!above && PyErr_Occurred() != nullptr) {
+        throw py::error_already_set();
+      }
+      return above;
+    }
     /// The address of the code object, which the frame keeps alive.
     int64_t code() const {
       PyCodeObject* code = PyFrame_GetCode(frame_);
@@ -105,7 +113,7 @@ class Stacks {
       }
       scratch[count++] = code;
       scratch[count++] = compat::last_instruction(frame->get());
-      above = Frame(PyFrame_GetBack(frame->get()));
+      above = frame->back();
       frame = &above;
     }
     if (!bounded) {
@@ -118,7 +126,7 @@ class Stacks {
     }
     py::tuple key(count);
     for (size_t index = 0; index < count; ++index) {
-      key[index] = found[index];
+      key[index] = python_integer(found[index]);  // it throws where a cast would leave a null
     }
     const py::handle frame_object(reinterpret_cast<PyObject*>(innermost.get()));
     const int64_t number = table_.intern(key, frame_object);

@@ -1,0 +1,116 @@
+"""When an allocation fails, the program ends as it does without memwatch, and the report is there.
+
+These are samples. `python tests/integration/failing_allocations.py KIND RECORDER INTERCEPT` lets every allocation of a
+step fail in turn; `MEMWATCH_FAILING_EVERY=1` makes these tests do the same.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import sysconfig
+
+import pytest
+
+HERE = pathlib.Path(__file__).parent
+pytestmark = pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="forks, and limits the address space"
+)
+
+
+@pytest.fixture(scope="session")
+def shim(tmp_path_factory):
+    """Compile the library that lets allocations fail."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    library = tmp_path_factory.mktemp("shim") / "failing.so"
+    include = sysconfig.get_path("include")
+    source = HERE / "failing_allocations.c"
+    flags = ["-shared", "-fPIC", "-fno-builtin", "-fexceptions", "-O1", f"-I{include}", "-ldl"]
+    subprocess.run([compiler, str(source), "-o", str(library), *flags], check=True)
+    return library
+
+
+def failing(*arguments, every, library=None):
+    """Let a sample of the allocations fail; return what the script found."""
+    every = os.environ.get("MEMWATCH_FAILING_EVERY", every)
+    preload = [] if library is None else ["env", f"LD_PRELOAD={library}"]
+    command = [
+        *preload,
+        sys.executable,
+        str(HERE / "failing_allocations.py"),
+        *arguments,
+        "--every",
+        str(every),
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    run = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize(("recorder", "intercept"), [("native", "key"), ("python", "key")])
+def test_a_failing_block_of_the_allocator_is_the_programs_own_error(shim, recorder, intercept):
+    found = failing("torch", recorder, intercept, every=17, library=shim)
+    assert found["count"] > 50
+    assert found["different"] == []
+
+
+@pytest.mark.parametrize("kind", ["native", "objects"])
+def test_the_program_does_not_notice_that_the_native_recorder_has_no_memory(shim, kind):
+    found = failing(kind, "native", "key", every={"native": 41, "objects": 151}[kind], library=shim)
+    assert found["count"] > 100
+    assert found["different"] == []
+
+
+@pytest.mark.parametrize("recorder", ["native", "python"])
+def test_the_program_does_not_notice_a_memory_error_in_a_line_of_memwatch(recorder):
+    found = failing("lines", recorder, "key", every={"native": 301, "python": 1301}[recorder])
+    assert found["count"] > 1000
+    assert found["different"] == []
+
+
+FILLS_MEMORY = """
+import resource, sys
+import torch
+import memwatch
+
+NO_LIMIT = (resource.RLIM_INFINITY,) * 2
+
+def fill(nbytes):
+    with open("/proc/self/statm") as statm:
+        used = int(statm.read().split()[0]) * resource.getpagesize()
+    kept = []
+    resource.setrlimit(resource.RLIMIT_AS, (used + (100 << 20), NO_LIMIT[1]))
+    try:
+        while True:
+            kept.append(torch.empty(nbytes, dtype=torch.uint8))
+    except (RuntimeError, MemoryError):
+        count = len(kept)
+        kept.clear()
+    assert count > 100
+    assert torch.ones(10).sum() == 10
+    resource.setrlimit(resource.RLIMIT_AS, NO_LIMIT)
+
+try:
+    torch.empty(1 << 60)
+except RuntimeError:
+    pass  # the first error of a process takes memory of its own
+nbytes = int(sys.argv[2])
+with memwatch.profile(intercept=sys.argv[1]) as prof:
+    fill(nbytes)
+assert prof.peak_bytes > 10 << 20
+"""
+
+
+@pytest.mark.parametrize("nbytes", ["65536", "1024"])
+@pytest.mark.parametrize(("intercept", "native"), [("key", "1"), ("mode", "1"), ("key", "0"), ("mode", "0")])
+def test_a_program_that_fills_memory_with_small_tensors_goes_on(fresh_python, intercept, native, nbytes):
+    """Every free is reported from a destructor, where an exception of C++ ends the process."""
+    run = fresh_python(FILLS_MEMORY, intercept, nbytes, MEMWATCH_NATIVE=native)
+    assert run.returncode == 0, run.stderr
