@@ -1,8 +1,8 @@
 """Run PyTorch's own tests plainly and in a block that samples holders at every op, and compare the outcomes.
 
 A program must not notice that it is recorded. So each test must end as it does plainly: it passes or fails with the
-same exception. The tests come from a checkout of PyTorch's sources at the version that is installed, because they are
-in no package. Nothing is hidden from the garbage collector, as our own tests do with `gc.freeze`. Writes
+same exception. The tests come from a checkout of PyTorch's sources, because they are in no package. Its version should
+be the one that is installed. Nothing is hidden from the garbage collector, as our own tests do with `gc.freeze`. Writes
 reports/unnoticed.md: `python reports/unnoticed.py --pytorch PATH`. With `--log FOLDER`, a run that was stopped goes on
 where it was.
 """
@@ -143,6 +143,7 @@ def page(results: list[Result], options: argparse.Namespace) -> str:
     whole = Counter[str]()
     for each in results:
         whole.update(tests=len(each.tests), different=len(each.different))
+    version = (options.pytorch / "version.txt").read_text().strip()
     samples = {
         EVERY_OP: f"a holder sample at the end of each of the first {options.whole_ops} ops of a test, and then at "
         f"growing gaps. One sample of {options.deep_every} searched the heap.",
@@ -155,7 +156,7 @@ def page(results: list[Result], options: argparse.Namespace) -> str:
         f"torch {torch.__version__}, CPU; interceptor {options.intercept}, {options.recorder} recorder.",
         "Each test ran plainly and in a block, each time in a fresh fork of a process that had loaded the file.",
         f"The block took {samples}",
-        "The tests are those of a checkout of PyTorch's sources.",
+        f"The tests are those of a checkout of PyTorch's sources, version {version}.",
         "",
         "*Same* means: the same kind of outcome and, for a failure, the same type and first line of the exception.",
         "A test that differs runs plainly once more. If it then ends in another way, it is *not repeatable*.",
