@@ -16,9 +16,13 @@ class NamedProgram(NamedTuple):
     formula: str
 
 
-def all_programs() -> Iterator[NamedProgram]:
-    """Yield the programs that the files of this folder declare with `@unnoticed`."""
-    for file in sorted(Path(__file__).parent.glob("test_compat_*.py")):
+def all_programs(pattern: str = "test_compat_*.py") -> Iterator[NamedProgram]:
+    """Yield the programs that the files of this folder declare with `@unnoticed`.
+
+    Args:
+        pattern: which files; some need libraries.
+    """
+    for file in sorted(Path(__file__).parent.glob(pattern)):
         for name, value in vars(importlib.import_module(file.stem)).items():
             if name.startswith("test_") and hasattr(value, "program"):
                 yield NamedProgram(f"{file.stem}.{name}", value.program, value.formula)

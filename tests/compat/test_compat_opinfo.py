@@ -39,7 +39,7 @@ def test_ops_are_bit_equal(group, intercept):
 
 @pytest.mark.parametrize("intercept", ["key", "mode"])
 def test_ops_are_bit_equal_with_a_sample_after_every_op(intercept):
-    """A few entries: `python reports/unnoticed.py` runs all."""
+    """A few entries: `python reports/sampled_programs.py` runs all."""
     sampled = entries()[3 :: 4 * _STEP]
     verdicts = {name_of(op): compare(op, intercept, 1, sampled=True) for op in sampled}
     assert {name: verdict for name, verdict in verdicts.items() if verdict == "different"} == {}

@@ -1,6 +1,6 @@
 """Programs that do not notice that memwatch takes a holder sample after every op.
 
-`python reports/unnoticed.py` runs every program in every way; here each program that is run is run in one way.
+`python reports/sampled_programs.py` runs every program in every way; here each program that is run is run in one way.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def gradient_through(view_of: Callable[[Tensor], Any], change: Any, *, tracking:
 @pytest.mark.parametrize("intercept", INTERCEPTS, indirect=True)
 @pytest.mark.parametrize("name", VIEWS)
 def test_a_view_keeps_its_history(name, intercept):
-    """One change for each view and each way; `python reports/unnoticed.py` runs every change in every way."""
+    """One change for each view and each way; `python reports/sampled_programs.py` runs every change in every way."""
     number = list(VIEWS).index(name) + INTERCEPTS.index(intercept) + int(os.environ["MEMWATCH_NATIVE"])
     check_view(name, intercept, CHANGES[number % len(CHANGES)])
 
