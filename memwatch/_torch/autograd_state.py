@@ -10,7 +10,7 @@ program: it peeks.
 The compiled recorder reads the fields themselves (`record/native/src/autograd_state.h`); `use_compiled` switches to
 it. Without it, the getters are called only where they compute nothing:
 
-* the tensor is no view;
+* the tensor is not a view;
 * its version is 0, so nothing has been changed in place;
 * its base requires no gradient: then the getter returns the field as it is (`VariableHooks::grad_fn` in torch).
 
@@ -41,14 +41,14 @@ if TYPE_CHECKING:
 
 
 class AutogradState(NamedTuple):
-    """What autograd has noted of a tensor.
+    """The state that autograd keeps for a tensor.
 
     Attributes:
         grad_fn: the node that the tensor keeps alive, if the caller asked for it; None for a leaf, and if it is not
             known. After an in-place change of a view's base it is still the node from before the change.
         requires_grad: whether autograd records what is done with the tensor.
-        is_leaf: whether no node made it.
-        retains_grad: whether it keeps a gradient although it is no leaf.
+        is_leaf: whether the tensor has no node: the user made it, or it requires no gradient.
+        retains_grad: whether the program called `retain_grad()` on it.
     """
 
     grad_fn: Any
@@ -88,7 +88,7 @@ def compiled_walk(max_nodes: int) -> NodesBehind | None:
 
 
 def autograd_state(tensor: torch.Tensor, *, with_node: bool = False) -> AutogradState:
-    """Return what autograd has noted of a tensor, and compute nothing.
+    """Return the state that autograd keeps for a tensor, and compute nothing.
 
     Call it where no `__torch_function__` runs (`memwatch.heap.tensors.quiet`): a subclass would be asked otherwise.
 
@@ -103,7 +103,7 @@ def autograd_state(tensor: torch.Tensor, *, with_node: bool = False) -> Autograd
 
 
 def base_of(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return the tensor of which a tensor is a view, None where it is none; this getter only reads."""
+    """Return the base of a view, or None for any other tensor. This getter of torch only reads."""
     try:
         base: torch.Tensor | None = None if _BASE is None else _BASE(tensor)
     except _REFUSED:  # a view in forward-mode AD only
