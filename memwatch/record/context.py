@@ -53,7 +53,10 @@ def _observed(beneath: Callable[..., Any], block: object) -> Any:
         try:
             depth = (
                 None
-                if context is None or context.block is not block or is_tracing() or _thread() != context.thread
+                if context is None
+                or context.block is not block
+                or is_tracing()
+                or _thread() != context.thread
                 else len(context.running)
             )
         except MemoryError:  # the call is not noted
