@@ -153,7 +153,10 @@ class _AtEnd:
         self._after_others = after_others
 
     def __call__(self) -> None:
-        call_at_end_of_backward(self._after_others)
+        try:
+            call_at_end_of_backward(self._after_others)
+        except MemoryError:  # the op that follows has them noted
+            return
 
 
 class _AfterOthers:
@@ -164,7 +167,10 @@ class _AfterOthers:
 
     def __call__(self) -> None:
         gradients = self._reference()
-        if gradients is None or frame_callback() is not None:
-            return  # dynamo would compile our code: the op that follows has them noted
+        try:
+            if gradients is None or frame_callback() is not None:
+                return  # dynamo would compile our code: the op that follows has them noted
+        except MemoryError:
+            return
         with gradients.harmless:
             gradients.backward_ends()

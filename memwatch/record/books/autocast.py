@@ -37,7 +37,10 @@ class AutocastBook:
         return True
 
     def _leaving(self, leave: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if not self._context.is_its_thread:
+        is_here = False
+        with self._harmless:
+            is_here = self._context.is_its_thread
+        if not is_here:
             return leave(*args, **kwargs)
         try:
             with self._harmless:
