@@ -76,9 +76,8 @@ class Profile(Reading):
                 is_on = True
                 self._reserve.take()
         except BaseException:
-            if (
-                session is not None and is_on
-            ):  # a signal handler that waited has raised: Python calls no `__exit__`
+            # a signal handler that waited has raised: Python will not call `__exit__`
+            if session is not None and is_on:
                 session.abandon()
             raise
         self._session = session
