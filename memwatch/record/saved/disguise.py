@@ -85,10 +85,8 @@ def saved_tensors(ctx: Any) -> tuple[Any, ...]:
     try:
         raw = raw_saved_tensors_of(ctx)
         packed = list(map(_data, raw))  # first, for torch may drop them as it gives their values
-    except (
-        MemoryError,
-        RuntimeError,
-    ) as error:  # RuntimeError: they are freed, and autograd has the words for it
+    except (MemoryError, RuntimeError) as error:
+        # RuntimeError: they are freed, and autograd has the words for it
         pass_on(error)
         packed = []
     values = list(saved_tensors_of.__get__(ctx))
