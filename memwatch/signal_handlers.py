@@ -1,11 +1,12 @@
 """Exceptions of the program's signal handlers: recognise them, and never swallow them.
 
-Python runs a signal handler in the main thread between two bytecodes of whatever runs there, and that may be code of
-memwatch. What the handler raises then looks like an error of memwatch. An error of memwatch is noted and dropped, an
-exception of a handler must reach the program. So each `except` around code that runs within the program's calls first
-hands the error to `pass_on`.
+Python runs a signal handler in the main thread between two bytecodes of the running code, which may be memwatch's. What
+the handler raises then looks like an error of memwatch. memwatch notes its own errors and drops them. It must pass a
+handler's exception on to the program. So each `except` around code that runs within the program's calls first hands the
+error to `pass_on`.
 
-Nothing here runs code of the program: attributes are read by the descriptors of Python's own types.
+Nothing here runs code of the program. To read an attribute, this module calls the descriptor of the built-in type and
+never the object's own `__getattribute__`.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ _DEEPEST: Final = 8
 def raised_by_handler(error: BaseException) -> bool:
     """Return True for an exception that a signal handler of the program raised while code of memwatch ran.
 
-    One that another thread sent by `PyThreadState_SetAsyncExc` counts too, if it has a class of the program.
+    An exception that another thread sent with `PyThreadState_SetAsyncExc` also counts, if the program defined its
+    class.
     """
     trace: TracebackType | None = _TRACEBACK(error)
     code = None
@@ -58,7 +60,7 @@ def raised_by_handler(error: BaseException) -> bool:
 
 
 def pass_on(error: BaseException) -> None:
-    """Raise an exception again that belongs to the program; call it first where an error would be dropped."""
+    """Raise the exception again if a signal handler raised it. Call this first in every `except` that drops errors."""
     if raised_by_handler(error):
         raise error
 
@@ -78,12 +80,12 @@ class suppress(contextlib.suppress):  # noqa: N801  # as the one of contextlib
 def run_handler(
     handler: Callable[[int, FrameType | None], object], number: int, frame: FrameType | None
 ) -> None:
-    """Run a handler that waited: whatever is raised through this call is the program's."""
+    """Run a delayed handler. An exception whose traceback contains this function comes from the program."""
     handler(number, frame)
 
 
 def python_handlers() -> dict[int, Any]:
-    """Return the handlers that are installed now, of the signals that do not just end or ignore."""
+    """Return the installed handlers that are Python callables, by the number of their signal."""
     found = {}
     for number in _NUMBERS:
         handler = _signal.getsignal(number)
@@ -97,7 +99,7 @@ _RUN_CODE: Final = run_handler.__code__
 
 
 def _is_call_of_handler(frame: FrameType) -> bool:
-    """Return True for a frame that was called as Python calls a handler, or is of one that is installed now."""
+    """Return True if a frame got a signal number and a frame, or if it runs the code of an installed handler."""
     code = frame.f_code
     if code.co_flags & _FUNCTION_FLAGS == _FUNCTION_FLAGS:
         before: object = None
@@ -167,7 +169,7 @@ def _is_of_program(cls: type) -> bool:
 
 
 class _Late:
-    """A call that is made when somebody asks whether this is true, once no code of memwatch is running."""
+    """An object whose truth test makes a call. While code of memwatch runs, the call is put off."""
 
     __slots__ = ("_call",)
 
@@ -184,7 +186,7 @@ class _Late:
 
 
 def _is_amid_own_code(frame: FrameType | None) -> bool:
-    """Return True if memwatch or `contextlib` for it runs, or if Python would drop what is raised."""
+    """Return True if memwatch or `contextlib` is the innermost call, or if a callback runs that loses exceptions."""
     if frame is not None and frame.f_code.co_filename.startswith((_FOLDER, contextlib.__file__)):
         return True
     while frame is not None:
@@ -199,10 +201,10 @@ _Function = TypeVar("_Function", bound="Callable[..., None]")
 
 
 def call_later(call: Callable[[], None]) -> None:
-    """Call a function in the main thread, between the next bytecodes of the program; what it raises is raised there.
+    """Call a function in the main thread, before the program's next bytecode. Its exception is raised in the program.
 
-    A pending call is the one thing whose exception Python raises where the main thread is. It calls a C function with
-    one pointer: the one that finds the truth value of an object, which is ours and makes the call.
+    Only a pending call (`Py_AddPendingCall`) can raise an exception at the point where the main thread is. It takes a C
+    function with one argument. That is `PyObject_IsTrue`, called on an object of ours whose `__bool__` makes the call.
     """
     late = _Late(call)
     _late.append(late)  # a pending call does not count as a reference
@@ -222,7 +224,7 @@ def _raise(error: BaseException) -> None:
 def raises_later(function: _Function) -> _Function:
     """Decorate a callback of a weak reference or of gc: raise its exceptions in the main thread later.
 
-    Python prints what is raised in such a callback, and goes on.
+    Without this, Python would print the exception and continue.
     """
 
     @functools.wraps(function)

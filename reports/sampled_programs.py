@@ -2,9 +2,10 @@
 
 A holder sample reads the living program in the middle of an op, and must not change it. The programs are those of the
 compatibility matrix (tests/compat), PyTorch's op database, and 17 views x 5 changes in place of their base, in both
-ways in which torch notes views. Each runs plainly and in a block, with each interceptor and each recorder. Results,
-gradients, errors, warnings and random states are compared bit for bit. Nothing is hidden from the garbage collector.
-`reports/unnoticed.py` does the same with PyTorch's own tests. Run: python reports/sampled_programs.py [--only PART]
+ways in which torch tracks views (`_force_original_view_tracking`). Each runs plainly and in a block, with each
+interceptor and each recorder. Results, gradients, errors, warnings and random states are compared bit for bit. It
+calls `gc.unfreeze`, so that samples search older objects too. `reports/unnoticed.py` does the same with PyTorch's own
+tests. Run: python reports/sampled_programs.py [--only PART]
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def programs(intercept: str) -> Iterator[Case]:
 
 
 def views(intercept: str) -> Iterator[Case]:
-    """Yield the views of a tensor that is changed in place."""
+    """Yield every pair of a view and an in-place change of its base."""
     for name in VIEWS:
         for change in CHANGES:
             yield (
@@ -69,7 +70,7 @@ def views(intercept: str) -> Iterator[Case]:
 
 
 def ops(intercept: str) -> Iterator[Case]:
-    """Yield the entries of the op database, with one sample each."""
+    """Yield the entries of PyTorch's op database, each with one sample input."""
     for op in entries():
         yield name_of(op), lambda op=op: compare(op, intercept, 1, sampled=True)
 
@@ -121,7 +122,7 @@ def table(rows: list[tuple[str, str, Counter[str], list[str]]]) -> str:
 
 
 def main() -> int:
-    """Run, print and write the table; fail if a program noticed."""
+    """Run the programs and print the table; return 1 if a program behaved differently in a block."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--only", choices=[*PARTS], action="append", help="run this part alone, and write nothing"

@@ -1,7 +1,7 @@
-"""Take a holder sample at the end of every op, the most that a block can look at a program.
+"""Take a holder sample at the end of every op. This is the highest sampling rate possible.
 
 A block takes a few samples and chooses their moments by the clock. So an ordinary run would miss most of the moments
-at which a sample could change the program. Used by `tests/compat`, `tests/cuda` and `reports/unnoticed.py`.
+at which a sample could change the program. Used by `tests/compat`, `tests/cuda` and reports.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ def sample_every_op(*, deep_every: int = 1, whole_ops: int | None = None) -> Ite
     """Let the blocks that are opened inside take a sample after each op, below autograd, where samples are taken.
 
     Args:
-        deep_every: of so many samples one is a deep search and searches the heap through gc: these are slow.
-        whole_ops: after so many ops the samples thin out, and the gap to the next one grows with the number of ops. A
-            program of a million ops then ends in minutes. None: a sample at every op.
+        deep_every: every `deep_every`-th sample also searches the heap through gc, which is slow.
+        whole_ops: the gap between two samples is the number of the op divided by this, and at least 1. So the first
+            2 x `whole_ops` ops are all sampled, and a program of a million ops ends in minutes. None: a sample at
+            every op.
 
     Yields:
         A list with the number of samples so far, so that a test can assert that there were some.

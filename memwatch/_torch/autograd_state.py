@@ -1,21 +1,23 @@
-"""Read autograd's state of a live tensor without changing it: the only place that does.
+"""Read autograd's state of a live tensor without changing it.
+
+Other modules use these functions instead of `tensor.grad_fn`. Two functions call the getter on purpose, where torch
+would call it at the same moment: `node_of_result` and `inplace_error`.
 
 torch's getters `tensor.grad_fn` and `tensor.is_leaf` are not plain reads. After an in-place change of a view's base
 they rebuild the history of the view, by running the view's function again. memwatch takes samples in the middle of an
 op, where autograd is switched off. There the rebuilt history is empty, torch takes it for the current one, and the
-program gets wrong gradients without an error. Even where autograd is on, the getters can raise an error that the
-program would see later or never, as for a view that `unbind` made. So memwatch does not call them on a tensor of the
-program: it peeks.
+program gets wrong gradients without an error. Even where autograd is on, the getters can raise an error earlier than
+the program would get it, or one that it would never get. A view made by `unbind` is an example.
 
 The compiled recorder reads the fields themselves (`record/native/src/autograd_state.h`); `use_compiled` switches to
-it. Without it, the getters are called only where they compute nothing:
+it. Without it, memwatch calls the getters if any of these holds, because they compute nothing then:
 
 * the tensor is not a view;
-* its version is 0, so nothing has been changed in place;
+* its version, which it shares with its base, is 0: nobody has changed either in place;
 * its base requires no gradient: then the getter returns the field as it is (`VariableHooks::grad_fn` in torch).
 
-The node of any other view is not known. The getters `requires_grad`, `retains_grad`, `_base`, `_is_view` and
-`_version` only read. `tests/heap/test_heap_peeks.py` measures all of them.
+Otherwise the node is not known: `grad_fn` is None and `is_leaf` is False. The getters `requires_grad`,
+`retains_grad`, `_base`, `_is_view` and `_version` only read. `tests/heap/test_heap_peeks.py` measures all of them.
 
 Even a plain read of the node has a price: torch keeps a Python object for the node as long as the node lives, and it
 frees a graph of such nodes by recursion, so that a long graph overflows the stack. So the node is read only for a
@@ -24,7 +26,7 @@ caller who asks for it, and samples walk along the graph in C++ (`compiled_walk`
 | torch | here |
 | --- | --- |
 | torch._C.TensorBase.grad_fn, is_leaf, requires_grad, retains_grad, _base | autograd_state(tensor) |
-| torch._C.TensorBase._is_view | views whose node is not known |
+| torch._C.TensorBase._is_view | _may_be_rebuilt(tensor) |
 """
 
 from __future__ import annotations
@@ -44,10 +46,10 @@ class AutogradState(NamedTuple):
     """The state that autograd keeps for a tensor.
 
     Attributes:
-        grad_fn: the node that the tensor keeps alive, if the caller asked for it; None for a leaf, and if it is not
-            known. After an in-place change of a view's base it is still the node from before the change.
-        requires_grad: whether autograd records what is done with the tensor.
-        is_leaf: whether the tensor has no node: the user made it, or it requires no gradient.
+        grad_fn: the tensor's node. None if the tensor is a leaf, if the caller did not ask for the node, or if memwatch
+            cannot read it safely. After an in-place change of a view's base it is the node from before the change.
+        requires_grad: whether the tensor requires a gradient.
+        is_leaf: whether the tensor has no node. False if the node is not known.
         retains_grad: whether the program called `retain_grad()` on it.
     """
 
@@ -72,17 +74,17 @@ class NodesBehind(Protocol):
     """Walks along autograd's graph without making Python objects of its nodes."""
 
     def behind(self, tensor: torch.Tensor, root: int, /) -> list[tuple[int, Any]]:
-        """Return the sequence number of each node behind a tensor, and the `ctx` of a node of Python, else None."""
+        """Return the sequence number of each node behind a tensor, and its `ctx` if it is a function in Python."""
 
 
 def use_compiled(library: Any) -> None:
-    """Read by the functions of the compiled recorder from now on."""
+    """Use the compiled recorder's functions for all later reads."""
     global _compiled  # noqa: PLW0603  # the library is loaded once for a process, by whoever needs it first
     _compiled = library
 
 
 def compiled_walk(max_nodes: int) -> NodesBehind | None:
-    """Return a walk along graphs that meets at most so many nodes; None without the compiled recorder."""
+    """Return a walk along graphs that visits at most `max_nodes` nodes; None without the compiled recorder."""
     walk: NodesBehind | None = None if _compiled is None else _compiled.GraphWalk(max_nodes)
     return walk
 
@@ -90,7 +92,7 @@ def compiled_walk(max_nodes: int) -> NodesBehind | None:
 def autograd_state(tensor: torch.Tensor, *, with_node: bool = False) -> AutogradState:
     """Return the state that autograd keeps for a tensor, and compute nothing.
 
-    Call it where no `__torch_function__` runs (`memwatch.heap.tensors.quiet`): a subclass would be asked otherwise.
+    Call it under `memwatch.heap.tensors.quiet`. Otherwise the `__torch_function__` of a subclass would run.
 
     Args:
         tensor: the tensor.
@@ -124,7 +126,7 @@ def _may_be_rebuilt(tensor: torch.Tensor) -> bool:
     try:
         if not _is_view(tensor) or version_of(tensor) == 0:
             return False
-    except RuntimeError:  # a tensor of inference mode has no version, and no history either
+    except RuntimeError:  # an inference tensor has neither a version nor a history
         return False
     base = base_of(tensor)
     return base is None or _REQUIRES_GRAD(base)

@@ -16,23 +16,23 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _MAX_KNOWN: Final = 4096
-"""Classes after which those that are gone are dropped: a program may make classes in a loop. A guess."""
+"""With so many classes the entries of dead ones are dropped: a program may make classes in a loop. A guess."""
 _is_subclass: Final[Callable[[type, type], bool]] = type.__subclasscheck__
 """`type`'s own check: C code that compares the addresses of the bases."""
 
 
 def derives(cls: type, base: type) -> bool:
-    """Return True if a class is another one or inherits from it."""
+    """Return True if `cls` is `base` or inherits from it."""
     return _is_subclass(base, cls)
 
 
 def is_a(obj: object, base: type) -> bool:
-    """Return True for an object whose real class is a class or inherits from it."""
+    """Return True if the real class of an object is `base` or inherits from it."""
     return _is_subclass(base, type(obj))
 
 
 def class_ids(*classes: type) -> frozenset[int]:
-    """Return the ids of classes, to ask `id(cls) in ids`.
+    """Return the ids of classes, so that you can test `id(cls) in ids`.
 
     Args:
         classes: classes that live as long as the process. The id of another one may be reused.
@@ -43,8 +43,8 @@ def class_ids(*classes: type) -> frozenset[int]:
 class ByClass(Generic[T]):
     """Compute something once for each class that is asked about.
 
-    The classes are held weakly. An entry counts only while its class is alive, so an id that another class has by
-    now does no harm.
+    The classes are held weakly. An entry counts only while its class is alive, so a reused id does no
+    harm.
 
     Args:
         compute: returns the value for a class.

@@ -1,7 +1,7 @@
-"""The tensors that a wrapper consists of, found without calling its `__tensor_flatten__`.
+"""Find the inner tensors of a wrapper subclass without calling its `__tensor_flatten__`.
 
-That method returns the names of attributes. It is the program's, so its code is read instead: an attribute counts if
-it holds a tensor and the method mentions its name.
+That method returns the names of attributes. The program wrote it, so memwatch does not run it. It reads the names in
+the method's code object: an attribute counts if it holds a tensor and the method mentions its name.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def inner_tensors(wrapper: Tensor) -> list[Tensor]:
         wrapper: a tensor whose class defines `__tensor_flatten__`.
 
     Returns:
-        The tensors in attributes that the method mentions; all tensors in attributes if it mentions none of them, as
-        one that computes the names.
+        The tensors in attributes that the method mentions. If it mentions none of them, for example because it
+        computes the names, all tensors in attributes.
     """
     mentioned = _mentioned(type(wrapper))
     found: list[tuple[str, Any]] = [

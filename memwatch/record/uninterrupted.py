@@ -1,15 +1,16 @@
 """Delay signal handlers while memwatch's tables are inconsistent, or while a search runs.
 
-A handler written in Python, as that of Ctrl-C, raises wherever the main thread is. A flush that it cuts in
-two would lose rows, or leave the allocator channel closed; so it waits until the flush is done.
+A Python signal handler, such as the one for Ctrl-C, can raise at any point in the main thread. If it interrupted a
+flush, rows would be lost, or allocator events would no longer be recorded. So the handler waits until the flush ends.
 
-`signal.signal` and `signal.getsignal` would take the `repr` of a handler, to see if it is a member of an enumeration:
-of asyncio's that is the main task, and so the text of every tensor in its result. The functions of C behind them do
-not.
+`signal.signal` and `signal.getsignal` compute the `repr` of a handler. The `repr` of asyncio's handler contains the
+main task, and prints every tensor in its result. So this module calls the C functions in `_signal`, which compute
+none.
 
-`signal.signal` also has the system call Python's own C handler, and makes the signal interrupt system calls. The
-program may have changed both: `faulthandler.register` puts a C handler above Python's, and asyncio calls
-`signal.siginterrupt`. So what the system does is read before and put back at once; only Python's table changes.
+`signal.signal` also installs Python's C handler in the operating system and lets the signal interrupt system calls.
+The program may have changed both: `faulthandler.register` puts a C handler above Python's, and asyncio calls
+`signal.siginterrupt`. So memwatch reads the system's handler first and restores it at once; only Python's table
+changes.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 _Action: Final = ctypes.c_char * 256
 """Room for a `struct sigaction`, which has 152 bytes with glibc on x86-64."""
 _sigaction: Final[Any] = getattr(ctypes.pythonapi, "sigaction", None)
-"""As `ctypes.pythonapi` calls it, it keeps the lock of the interpreter: no other thread's change is undone."""
+"""Called with the GIL held, so no other Python thread changes the handler between the read and the restore."""
 if _sigaction is not None:
     _sigaction.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
 
@@ -58,7 +59,7 @@ def uninterrupted() -> Iterator[None]:
 
 
 def _put_back(handlers: list[tuple[int, Any]]) -> None:
-    """Install handlers again; one that is installed may run at once and raise, and the others are installed too."""
+    """Restore all handlers, even if one of them runs at once and raises."""
     try:
         while handlers:
             _install(*handlers[-1])
@@ -82,7 +83,7 @@ def _install(number: int, handler: Any) -> None:
 
 
 def _run(waiting: list[tuple[int, Any]], handlers: dict[int, Any]) -> None:
-    """Run the handlers that waited; once one has raised, Python runs the others where the program is by then."""
+    """Run the handlers that waited. If one raises, Python runs the remaining ones later, in the program."""
     try:
         while waiting:
             number, frame = waiting.pop(0)

@@ -1,7 +1,8 @@
-"""Do something in the moment in which an object goes, without a frame of Python's.
+"""Run C functions when an object is freed, without running Python bytecode.
 
 Python drops what is raised in a callback of a weak reference. A callback written in Python has bytecodes, and between
-two of them a signal handler of the program may run and raise. So these callbacks are chains of functions of C.
+two of them a signal handler of the program may run and raise. The exception would be lost. So these callbacks are
+chains of functions of C.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ def when_gone(of: object, *calls: functools.partial[Any]) -> None:
 
     Args:
         of: the object.
-        calls: of functions of C alone.
+        calls: partials of C functions. A Python function would let a signal handler run.
     """
     number = next(_numbers)
     chain = [*calls, functools.partial(_waiting.pop, number)]
     made = map(list, [map(_CALL, chain)])
-    # the reference that a callback is given is taken for the default of `next`
+    # Python passes the dead reference to the callback; `next` takes it as its default, which nobody uses
     callback: Callable[[Any], object] = functools.partial(next, made)
     _waiting[number] = weakref.ref(of, callback)

@@ -1,6 +1,6 @@
 // Autograd's state of a tensor, read from its fields.
 //
-// torch's getters may compute: of a view whose base was changed in place, `Tensor::grad_fn()` runs the view's function
+// torch's getters may compute. If the base of a view was changed in place, `Tensor::grad_fn()` runs the view's function
 // again to rebuild the history. Below autograd, where samples are taken, the rebuilt history is empty, and torch takes
 // it for the current one. memwatch/_torch/autograd_state.py says more.
 #pragma once
@@ -24,16 +24,16 @@ inline bool is_in_python(const torch::autograd::Node& node) {
   return std::strcmp(typeid(node).name(), "N5torch8autograd6PyNodeE") == 0;
 }
 
-/// What autograd has noted of a tensor, as it stands in the fields.
+/// Autograd's state of a tensor, read from the fields of `AutogradMeta`.
 class AutogradState {
  public:
   explicit AutogradState(const at::Tensor& tensor)
       : fields_(tensor.defined() ? torch::autograd::impl::get_autograd_meta(tensor) : nullptr) {
-    if (fields_ == nullptr) {  // a leaf that requires no gradient has none
+    if (fields_ == nullptr) {  // a leaf that requires no gradient has no AutogradMeta
       return;
     }
     // torch holds this mutex while it rebuilds a history, and runs ops meanwhile. A sample within such an op must not
-    // wait for it: that would be for ever.
+    // wait for it, or both would wait for ever.
     const std::unique_lock<std::mutex> lock(fields_->mutex_, std::try_to_lock);
     is_known_ = lock.owns_lock();
     if (is_known_) {
@@ -41,7 +41,7 @@ class AutogradState {
     }
   }
 
-  /// The node that the tensor keeps; nothing for a leaf, and while torch rebuilds the history of a view.
+  /// The tensor's node. Null for a leaf, and while torch rebuilds the history of a view.
   const auto& node() const { return node_; }
   bool is_leaf() const { return is_known_ && !node_; }
   bool is_view() const { return fields_ != nullptr && fields_->is_view_; }
@@ -68,10 +68,10 @@ class NoTorchFunction {
   at::impl::TorchFunctionDisabledState before_;
 };
 
-/// Give a node as Python's object.
+/// Return the Python object of a node.
 ///
-/// torch has a function for this, but libtorch_python exports it in new versions only. So the node is lent to a tensor
-/// that is no view, of which the getter only reads.
+/// torch has a function for this, but libtorch_python exports it in new versions only. So the node is attached to a
+/// temporary tensor. That is not a view, so its getter computes nothing.
 template <typename Node>
 py::object python_node(const Node& node) {
   if (!node) {

@@ -14,7 +14,7 @@
 
 namespace memwatch {
 
-/// The walks of one sample; meets every node once for each root, and no more nodes than are affordable.
+/// The walks of one sample. Visits each node once for each root, and at most `max_nodes` nodes over all walks.
 class GraphWalk {
  public:
   explicit GraphWalk(int64_t max_nodes) : left_(max_nodes) {}
@@ -59,7 +59,7 @@ class GraphWalk {
 
   int64_t left_;
   std::set<std::pair<int64_t, const torch::autograd::Node*>> met_;
-  std::vector<Node> kept_;  // a node must live while its address stands for it
+  std::vector<Node> kept_;  // keeps the nodes alive, so that no address in `met_` is used again
 };
 
 }  // namespace memwatch

@@ -1,4 +1,4 @@
-// What the recorder could not note because memory had run out.
+// Counts the records that were dropped, nearly always because memory had run out.
 //
 // Torch and Python call the recorder from places that must not throw: a destructor, the callback of a weak reference.
 // There the recorder counts what it lost and goes on. The session writes the count into the report.
@@ -9,7 +9,7 @@
 
 namespace memwatch {
 
-/// How often the recorder of the open block lost something: a row, the death of a storage, the text of a note.
+/// How many records the open block has dropped: rows, frees of storages, texts of notes.
 inline std::atomic<int64_t> losses{0};
 
 inline void count_loss() noexcept { losses.fetch_add(1, std::memory_order_relaxed); }
