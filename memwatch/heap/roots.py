@@ -245,11 +245,13 @@ def _atexit(of_types: OfTypes) -> Root:
 
 def _may_answer(cls: type) -> bool:
     """Return True for a class of callable objects whose `__eq__` is the program's."""
-    equal = next((names["__eq__"] for names in map(type_dict, mro_of(cls)) if "__eq__" in names), None)
+    namespaces = [type_dict(base) for base in mro_of(cls)]
+    equal = next((names["__eq__"] for names in namespaces if "__eq__" in names), None)
+    call = next((names["__call__"] for names in namespaces if "__call__" in names), None)
     return (
         type(equal) is FunctionType
         and owner_of_function(equal.__code__) is CodeOwner.PROGRAM
-        and any("__call__" in type_dict(base) for base in mro_of(cls))
+        and type(call) is FunctionType  # else it is a class, which nobody registers as a callback
     )
 
 
