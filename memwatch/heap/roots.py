@@ -116,7 +116,7 @@ class Root:
 
 
 def find_roots(of_types: OfTypes = lambda wanted: []) -> list[Root]:
-    """Find every root of the process.
+    """Find every root of the process, except for :func:`callbacks_at_exit`.
 
     Args:
         of_types: returns the objects of the heap whose class is wanted; none by default.
@@ -128,7 +128,6 @@ def find_roots(of_types: OfTypes = lambda wanted: []) -> list[Root]:
     roots += [
         _exceptions(),
         _context(),
-        _atexit(of_types),
         _handlers(),
         _torch_state(),
         _thread_locals(of_types),
@@ -231,20 +230,19 @@ class _Listener:
     __hash__ = object.__hash__
 
 
-def _atexit(of_types: OfTypes) -> Root:
+def callbacks_at_exit() -> Root:
     """List what is called when the process exits.
 
-    The callbacks live in C only. ``atexit.unregister`` compares each with its argument, which is how we see them. It
-    asks the callback first, so none is read while the program has callable objects that define ``__eq__``.
+    Only C knows the callbacks. ``atexit.unregister`` compares each of them with its argument, and so shows them to us.
+    But it asks the ``__eq__`` of the callback first: call this only if no callback :func:`may_answer`.
     """
     listener = _Listener()
-    if atexit._ncallbacks() and not of_types(_may_answer):
-        atexit.unregister(listener)  # type: ignore[arg-type]
+    atexit.unregister(listener)  # type: ignore[arg-type]
     return _root(RootKind.ATEXIT, ((EdgeKind.ATEXIT_CALLBACK, None, callback) for callback in listener.seen))
 
 
-def _may_answer(cls: type) -> bool:
-    """Return True for a class of callable objects whose `__eq__` is the program's."""
+def may_answer(cls: type) -> bool:
+    """Return True for a class of objects that atexit may hold and whose `__eq__` is the program's."""
     namespaces = [type_dict(base) for base in mro_of(cls)]
     equal = next((names["__eq__"] for names in namespaces if "__eq__" in names), None)
     call = next((names["__call__"] for names in namespaces if "__call__" in names), None)
@@ -252,6 +250,7 @@ def _may_answer(cls: type) -> bool:
         type(equal) is FunctionType
         and owner_of_function(equal.__code__) is CodeOwner.PROGRAM
         and type(call) is FunctionType  # else it is a class, which nobody registers as a callback
+        and not is_tool_class(cls)
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections import Counter
 from collections.abc import Callable
 from itertools import chain
 from types import CoroutineType, FrameType, ModuleType
@@ -22,7 +23,16 @@ from memwatch.heap.ids import are_all_among, identities, ids_of
 from memwatch.heap.packs import seen_through
 from memwatch.heap.pause import pause_gc, resume_gc
 from memwatch.heap.referents import referents_of
-from memwatch.heap.roots import Held, Root, RootKind, find_roots, is_tool_class, is_tool_module
+from memwatch.heap.roots import (
+    Held,
+    Root,
+    RootKind,
+    callbacks_at_exit,
+    find_roots,
+    is_tool_class,
+    is_tool_module,
+    may_answer,
+)
 from memwatch.heap.shared_memory import shared_memory_edges
 from memwatch.heap.tensors import TypeFilter, is_node_type, is_storage, quiet
 
@@ -34,6 +44,7 @@ if TYPE_CHECKING:
     from memwatch.edges import Edge
 
 UNREACHED: Final = -1
+_MEASURE: Final[object] = type("Measure", (), {})()  # gc lists an object of a class written in Python
 _CHUNK: Final = 4_000  # objects whose references are listed at a time: few enough for the processor's cache
 _POSITION: Final = np.int32  # half of int64; a heap with 2**31 references would take 16 GiB for them alone
 
@@ -70,7 +81,7 @@ class Snapshot:
             self.young = self._young_ids(old) if young is None else young
             self.roots = find_roots(self.of_types) if roots is None else roots
             self.roots += [Root(RootKind.CALLER, entries)] if (entries := list(held)) else []
-            self._build(deep=deep)
+            self._build(deep=deep, all_roots=roots is None)
         finally:
             resume_gc()
 
@@ -86,7 +97,7 @@ class Snapshot:
         self._classes = Classes(self.objects)
         self._index()
 
-    def _build(self, *, deep: bool) -> None:
+    def _build(self, *, deep: bool, all_roots: bool) -> None:
         """Add what only C code holds and the roots, and list the references of them all."""
         self._native: dict[tuple[int, int], NativeEdge] = {}
         self.named: dict[tuple[int, int], Edge] = {}  # what was told of them, by their positions
@@ -96,9 +107,11 @@ class Snapshot:
         lists = [] if unlisted is None else self._references(0, self.first_gc_end, unlisted)
         hidden = [*self._autograd(), *self._c_held(unlisted)]
         self.first_root = len(self.objects)
-        self.objects += self.roots
         self._index_rest(self.first_gc_end)
         lists += self._references(self.first_gc_end if lists else 0, self.first_root)
+        if all_roots and not self._may_callback_answer([children for _, children in lists]):
+            self.roots.append(callbacks_at_exit())
+        self.objects += self.roots
         lists.append(self._of_roots())
         lengths, children = (np.concatenate(arrays) for arrays in zip(*lists, strict=True))
         lists.clear()  # they take as much memory as all of them together
@@ -204,6 +217,31 @@ class Snapshot:
                 others = np.flatnonzero(targets == UNREACHED)
                 unlisted.note(near.at(others), near.ids[others], owners[others] + start)
         return lists
+
+    def _may_callback_answer(self, children: list[NDArray[np.int32]]) -> bool:
+        """Return True if a callback at exit may have an ``__eq__`` of the program's.
+
+        That a class has such a method is not enough: torch imports sympy, and sympy makes 42 callable constants that
+        have one. But atexit holds its callbacks without showing them to gc. So we look for an object with more
+        references than we found. `_MEASURE` is in one module and in the list of objects, and nothing else holds it.
+
+        Args:
+            children: the positions of what the objects refer to, in pieces.
+        """
+        places = self._classes.places(self._classes.ids_where(may_answer))
+        if not len(places):
+            return False
+        measure = self.position(_MEASURE)
+        if measure == UNREACHED:
+            return True
+        wanted = np.zeros(len(self.objects), dtype=bool)
+        wanted[places] = wanted[measure] = True
+        shown = Counter(place for piece in children for place in piece[wanted[piece]].tolist())
+        hidden = {
+            place: sys.getrefcount(self.objects[place]) - shown[place]
+            for place in [*places.tolist(), measure]
+        }
+        return max(hidden.values()) > hidden[measure]
 
     def _of_roots(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Return the same of the roots."""
