@@ -4,6 +4,9 @@ The beginning of the script is run once for each way: the program itself, checkp
 others. Each run ends after a few steps of the optimizer, and its memory is measured. The lines to add to the script
 are printed. A limit that no way keeps is a finding: exit code 1.
 
+Your files stay as they are. Each run writes and deletes in a private view of your folders, which is dropped when the
+run ends. Folders for downloads (~/.cache, HF_HOME, TORCH_HOME) are shared, so that a model is loaded once.
+
     memwatch fit --limit 8GiB train.py --epochs 1
     memwatch fit train.py --limit 8GiB
 """
@@ -17,6 +20,7 @@ from memwatch.cli.output import emit
 from memwatch.cli.program_arguments import PROGRAM_USAGE, add_program, chosen_program
 from memwatch.cli.traceback import hide_own_frames
 from memwatch.errors import MemwatchError
+from memwatch.private_files import PrivateFiles, PrivateFilesError
 
 if TYPE_CHECKING:
     import argparse
@@ -24,7 +28,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this verb."""
-    parser.usage = f"memwatch fit [--limit SIZE] [--steps N] [--ways KIND,...] {PROGRAM_USAGE}"
+    parser.usage = f"memwatch fit [--limit SIZE] [--steps N] [--ways KIND,...] [--in-place] {PROGRAM_USAGE}"
     parser.add_argument("--limit", metavar="SIZE", help="the most live bytes of the device, such as 8GiB")
     parser.add_argument(
         "--steps", type=positive, default=3, metavar="N", help="end each run after N steps, default 3"
@@ -34,14 +38,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KIND,...",
         help="kinds of ways to try, of foreach, gradients, checkpoint, chain, policy, backend and offload; default all",
     )
+    parser.add_argument(
+        "--in-place",
+        action="store_true",
+        help="let each run of the script write and delete your files, as the script does without memwatch",
+    )
     add_program(parser)
 
 
 def execute(options: argparse.Namespace) -> int | BaseException:
     """Print the ways and the lines of the best; raise BudgetError if none keeps the limit."""
-    # imported first: the program's folder comes first in sys.path later, and may hold modules of the same name
-    from memwatch.fit.api import fit_program
-
     limit, words = options.limit, options.program
     if limit is None and "--limit" in words:  # it may stand behind the script, where it reads best
         at = words.index("--limit")
@@ -49,12 +55,27 @@ def execute(options: argparse.Namespace) -> int | BaseException:
     if not limit:
         options.usage_error("give --limit SIZE, such as --limit 8GiB")
     program = chosen_program(options)
+    files = None if options.in_place else _private_files()
+    # imported before the program's folder comes first in sys.path, for it may hold modules of the same name; and after
+    # the files are private, for torch starts threads
+    from memwatch.fit.api import fit_program
+
     try:
         ways = None if options.ways is None else options.ways.split(",")
-        found = fit_program(program.load, limit, steps=options.steps, ways=ways)
+        found = fit_program(program.load, limit, steps=options.steps, ways=ways, files=files)
     except MemwatchError:
         raise
     except BaseException as error:
         return hide_own_frames(error)
     emit(found.summary())
     return 0
+
+
+def _private_files() -> PrivateFiles:
+    try:
+        return PrivateFiles()
+    except PrivateFilesError as error:
+        raise MemwatchError(
+            f"memwatch fit runs the script several times and cannot keep it from changing your files: {error}. "
+            "Run it in a copy of its folder, and add --in-place"
+        ) from error

@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(_FIRST_HELP)
         return 2
     try:
-        options = parse(_parser(), arguments)
+        options = parse(_parser(arguments[0]), arguments)
         execute: Execute = options.execute
         ended = execute(options)
     except (MemwatchError, OSError) as error:
@@ -105,7 +105,12 @@ def _say_interrupted(*_: object) -> None:
     sys.stderr.write("memwatch: interrupted\n")
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(first: str) -> argparse.ArgumentParser:
+    """Return the parser of the command line, as far as its first word needs it.
+
+    If that names a verb, the modules of the other verbs are not imported: some need numpy, which starts
+    threads, and `memwatch fit` must be alone when it asks the kernel for private files.
+    """
     parser = argparse.ArgumentParser(
         prog="memwatch",
         description=inspect.getdoc(importlib.import_module("memwatch.cli")),
@@ -115,7 +120,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("-V", "--version", action="version", version=f"memwatch {__version__}")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
-    for verb in VERBS:
+    for verb in [first] if first in VERBS else VERBS:
         _add_verb(verbs, verb, importlib.import_module(f"memwatch.cli.{verb}"))
     return parser
 

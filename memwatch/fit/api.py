@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from memwatch.fit.measurement import Measurement
     from memwatch.fit.way import Expressions
+    from memwatch.private_files import PrivateFiles
 
 
 def fit(
@@ -100,6 +102,7 @@ def fit_program(
     *,
     steps: int = 3,
     ways: Collection[str] | None = None,
+    files: PrivateFiles | None = None,
 ) -> Fit:
     """Return the fastest way to run a training script within a limit; each way is tried in a run of its beginning.
 
@@ -108,6 +111,7 @@ def fit_program(
         limit: the limit, in bytes or as text such as ``"8 GiB"``.
         steps: steps of the optimizer after which a run is ended.
         ways: kinds of ways to try; see `fit`.
+        files: keeps what the script writes away from the user's files; None lets the script write.
 
     Returns:
         The result; nothing is in force.
@@ -118,15 +122,21 @@ def fit_program(
     """
     require_known_torch()
     limit_bytes, kinds = parse_bytes(limit), Kind.chosen(ways)
-    trial = ProgramTrial(load, steps)
+    trial = ProgramTrial(load, steps, files)
     search, kept = _searched(trial, limit_bytes, kinds)
+    notes = _notes(search, kept, trial.device)
+    if files is not None:
+        files.renew()
+        notes += words.files_dropped(
+            sorted(files.dropped, key=lambda path: (not path.startswith(os.getcwd()), path))
+        )
     return Fit(
         limit_bytes,
         trial.device,
         ways_table(search, kept, limit_bytes),
         code=_code(kept, trial.names),
         plan=kept.way.plan,
-        notes=_notes(search, kept, trial.device),
+        notes=notes,
     )
 
 

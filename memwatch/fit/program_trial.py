@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
     from memwatch.planner.plan import Plan
+    from memwatch.private_files import PrivateFiles
     from memwatch.reading import Reading
 
 
@@ -53,14 +54,22 @@ class TooFewStepsError(MemwatchError):
 class ProgramTrial:
     """Tries ways on a program: its first model with an optimizer is the one that is fitted.
 
+    Args:
+        load: makes the process look as if Python had just started on the program, and returns the program.
+        steps: steps of the optimizer after which a run is ended.
+        files: keeps what the program writes away from the user's files; None lets it write.
+
     Attributes:
         names: what the program calls its model and optimizers.
         device: the device of the model.
     """
 
-    def __init__(self, load: Callable[[], Callable[[], None]], steps: int) -> None:
+    def __init__(
+        self, load: Callable[[], Callable[[], None]], steps: int, files: PrivateFiles | None = None
+    ) -> None:
         self.names, self.device = Expressions(), "cpu"
-        self._load, self._steps = load, max(steps, 2)
+        self._load, self._steps, self._files = load, max(steps, 2), files
+        self._folder = os.getcwd()
         self._modules = set(sys.modules)
         self._arguments = list(sys.argv)
         self._random_states = random_states()
@@ -129,13 +138,18 @@ class ProgramTrial:
         self._start_afresh()
         run = self._run = _Run(way, self._steps, within)
         program = self._load()
-        with (
-            contextlib.suppress(Enough, SystemExit),
-            open(os.devnull, "w") as nowhere,
-            contextlib.redirect_stdout(nowhere),
-            run.watching(),
-        ):
-            program()
+        try:
+            with (
+                contextlib.suppress(Enough, SystemExit),
+                open(os.devnull, "w") as nowhere,
+                contextlib.redirect_stdout(nowhere),
+                run.watching(),
+            ):
+                program()
+        except OSError as error:
+            if self._files is not None and (refusal := self._files.refusal(error)) is not None:
+                raise refusal from error
+            raise
         if not run.is_complete:
             raise TooFewStepsError(
                 f"the program made {run.steps} steps of an optimizer of torch, and {run.needed_steps} are needed; "
@@ -145,7 +159,10 @@ class ProgramTrial:
         return run
 
     def _start_afresh(self) -> None:
-        """Drop what the last run left: its modules, its model, its place among random numbers."""
+        """Drop what the last run left: its files, its modules, its model, its place among random numbers."""
+        os.chdir(self._folder)
+        if self._files is not None:
+            self._files.renew()
         self._run = None
         for name in set(sys.modules) - self._modules:
             file = getattr(sys.modules[name], "__file__", None)

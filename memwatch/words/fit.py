@@ -61,3 +61,13 @@ OPTIMIZER: Final = "the peak is in the optimizer's step, which has {increase} ab
 WORKSPACE: Final = "at the peak one op, {op}, takes {workspace} of workspace"
 ACTIVATIONS: Final = "at the peak, in {op}, are {parts}"
 OUT_OF_MEMORY: Final = "each of the {tried} ways that were tried ran out of memory on {device}"
+
+
+def files_dropped(paths: list[str]) -> list[str]:
+    """Say which changes of files a script made in vain; say nothing if it made none."""
+    if not paths:
+        return []
+    files = paths[0] if len(paths) == 1 else f"{len(paths)} files, such as {paths[0]}"
+    return [
+        f"the script wrote or deleted {files}. memwatch dropped these changes, so your files are as before"
+    ]

@@ -1,0 +1,355 @@
+"""Let a program write and delete files, and leave the files of its user as they are.
+
+`memwatch fit` runs the beginning of a script many times. The script may save checkpoints, delete old ones and add lines
+to logs, and it may write from Python, C++, Rust or a process of its own. Only the kernel sees all of that. So this
+process asks the kernel (Linux) for a view of the file systems of its own. In this view an overlay lies on each folder.
+The program finds its files there, and what it changes stays in the overlay. A new overlay for each run lets each run
+begin with the files of the user.
+
+Where the kernel refuses overlays, as it does in most containers, Landlock denies the process every change of a file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import re
+import shutil
+import signal
+import stat
+import struct
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from memwatch.errors import MemwatchError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# linux/sched.h, linux/mount.h and linux/landlock.h
+_CLONE_NEWNS, _CLONE_NEWUSER = 0x20000, 0x10000000
+_MS_RDONLY, _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_PRIVATE = 1, 32, 4096, 16384, 1 << 18
+_MNT_DETACH: Final = 2
+_PR_SET_NO_NEW_PRIVS: Final = 38
+_LANDLOCK_CREATE_RULESET, _LANDLOCK_ADD_RULE, _LANDLOCK_RESTRICT_SELF = 444, 445, 446
+_LANDLOCK_GET_VERSION, _LANDLOCK_PATH_BENEATH = 1, 1
+_LANDLOCK_WITH_TRUNCATE: Final = 3
+"""The first version that denies `truncate`."""
+_LANDLOCK_WRITES: Final = sum(1 << bit for bit in (1, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14))
+"""Write, remove, make, rename and truncate."""
+
+_LEFT_ALONE: Final = ("/proc", "/sys", "/dev", "/run")
+"""What the kernel and other processes show there is no file of the user's, and programs need it as it is."""
+
+_CACHES: Final = {"XDG_CACHE_HOME": "~/.cache", "HF_HOME": None, "TORCH_HOME": None}
+"""Variables that name folders for downloads. Each run would load a model again if its download were dropped."""
+
+
+class PrivateFilesError(MemwatchError):
+    """The program cannot be kept from changing files."""
+
+
+class RefusedWriteError(MemwatchError):
+    """The program wanted to change a file, and Landlock refused."""
+
+
+class PrivateFiles:
+    """Keeps the changes of files away from the user, from its creation until the process ends.
+
+    Create it before the process starts a thread: the kernel gives a view to the threads that start later.
+
+    Attributes:
+        dropped: files that the program wrote or deleted in overlays; those of its last run are added by `renew`.
+        refuses: True where a change of a file raises an error in the program, because overlays are not possible.
+
+    Raises:
+        PrivateFilesError: neither overlays nor Landlock are possible here.
+    """
+
+    def __init__(self) -> None:
+        self.dropped: set[str] = set()
+        self.refuses = False
+        self._folder = os.getcwd()
+        self._root_flags = _flags_of("/")
+        self._mounted: list[str] = []
+        self._layer: dict[str, str] = {}  # target: the folder with what was changed below it
+        self._layers = 0
+        if not sys.platform.startswith("linux"):
+            raise PrivateFilesError("only Linux can do this")
+        if len(os.listdir("/proc/self/task")) > 1:
+            raise PrivateFilesError("this process has started threads already")
+        self._caches = _cache_folders()
+        self._bases = _folders_for_changes()
+        self._write_end = _remove_at_end(self._bases)
+        try:
+            self._options = _enter_namespace()
+            for base in self._bases:  # of a mount of its own, so that it stays writable when `/` is not
+                _mount(base, base, None, _MS_BIND)
+            self._base_files = [os.open(base, os.O_PATH) for base in self._bases]
+            self._cover()
+        except OSError as error:
+            self._uncover()
+            self._refuse_writes(error)
+
+    def renew(self) -> None:
+        """Drop what was changed since the last call, so that the next run begins with the user's files.
+
+        The current folder becomes that in which this object was made.
+        """
+        if self.refuses:
+            return
+        self._uncover()
+        for target, changed in self._layer.items():
+            self.dropped.update(_changes(Path(changed), Path(target)))
+        for base in self._base_files:
+            shutil.rmtree(f"/proc/self/fd/{base}/{self._layers}", onerror=_remove_anyway)
+        self._layer.clear()
+        self._cover()
+
+    def refusal(self, error: OSError) -> RefusedWriteError | None:
+        """Return what to tell the user where a program ended because it may not change a file, else None."""
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            return None
+        return RefusedWriteError(
+            f"the script wants to change {error.filename or 'a file'}, and memwatch keeps it from changing files "
+            f"({error.strerror}). Run it in a copy of its folder, and add --in-place"
+        )
+
+    def _cover(self) -> None:
+        """Put an overlay on each folder."""
+        self._layers += 1
+        kept, places = {}, {}
+        for place, is_written in [
+            *_places(besides=self._bases).items(),
+            *((cache, True) for cache in self._caches),
+        ]:
+            with contextlib.suppress(OSError):  # who may not enter a folder cannot write there either
+                kept[place] = os.open(place, os.O_PATH)
+                places[place] = is_written
+        try:
+            for number, (place, is_written) in enumerate(places.items()):
+                below, is_cache = f"/proc/self/fd/{kept[place]}", place in self._caches
+                is_private = is_written and not is_cache
+                if not (is_private and os.path.isdir(place) and self._overlay(number, place, below)):
+                    _mount(below, place, None, _MS_BIND | _MS_REC)
+                    self._mounted.append(place)
+                    if is_private:
+                        _make_read_only(place)
+            _make_read_only("/")
+        finally:
+            for file in kept.values():
+                os.close(file)
+        os.chdir(self._folder)  # what was the current folder lies below the overlay now
+
+    def _overlay(self, number: int, place: str, below: str) -> bool:
+        """Put an overlay on one folder; return False if its file system takes none."""
+        # the kernel refuses to keep the changes of a folder within it
+        base = next(
+            file
+            for file, path in zip(self._base_files, self._bases, strict=True)
+            if not _is_below(path, place)
+        )
+        layer = f"/proc/self/fd/{base}/{self._layers}/{number}"
+        for part in ("changed", "work"):
+            os.makedirs(f"{layer}/{part}")
+        changed, work = (os.open(f"{layer}/{part}", os.O_PATH) for part in ("changed", "work"))
+        # paths of open files: a comma or a colon in a path would end an option
+        options = ",".join(
+            [
+                *self._options,
+                f"lowerdir={below}",
+                *(
+                    f"{name}=/proc/self/fd/{file}"
+                    for name, file in (("upperdir", changed), ("workdir", work))
+                ),
+            ]
+        )
+        try:
+            shutil.copystat(place, f"{layer}/changed")
+            owner = os.stat(place)
+            with contextlib.suppress(OSError):
+                os.chown(f"{layer}/changed", owner.st_uid, owner.st_gid)
+            _mount("memwatch", place, "overlay", 0, options)
+        except OSError:
+            return False
+        finally:
+            os.close(changed)
+            os.close(work)
+        self._mounted.append(place)
+        self._layer[place] = f"{layer}/changed"
+        return True
+
+    def _uncover(self) -> None:
+        """Take every overlay off."""
+        if self._mounted:
+            with contextlib.suppress(OSError):
+                _mount(None, "/", None, _MS_REMOUNT | _MS_BIND | self._root_flags)
+        for place in reversed(self._mounted):
+            _libc().umount2(os.fsencode(place), _MNT_DETACH)
+        self._mounted.clear()
+
+    def _refuse_writes(self, why: OSError) -> None:
+        """Deny every change of a file, but for those in caches and in the folders of the system."""
+        version = _libc().syscall(_LANDLOCK_CREATE_RULESET, None, 0, _LANDLOCK_GET_VERSION)
+        if version < _LANDLOCK_WITH_TRUNCATE:
+            raise PrivateFilesError(
+                f"the kernel allows neither overlays ({why.strerror}) nor Landlock"
+            ) from why
+        attributes = struct.pack("=Q", _LANDLOCK_WRITES)
+        rules = _checked(_libc().syscall(_LANDLOCK_CREATE_RULESET, attributes, len(attributes), 0))
+        for folder in [*_LEFT_ALONE, *self._caches, *self._bases]:
+            with contextlib.suppress(OSError):
+                file = os.open(folder, os.O_PATH)
+                rule = struct.pack("=Qi", _LANDLOCK_WRITES, file)
+                _checked(_libc().syscall(_LANDLOCK_ADD_RULE, rules, _LANDLOCK_PATH_BENEATH, rule, 0))
+                os.close(file)
+        _checked(_libc().prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+        _checked(_libc().syscall(_LANDLOCK_RESTRICT_SELF, rules, 0))
+        os.close(rules)
+        # temporary files are what a program needs most
+        os.environ["TMPDIR"] = tempfile.tempdir = self._bases[0]
+        self.refuses = True
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _checked(result: int, path: str | None = None) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), path)
+    return result
+
+
+def _mount(source: str | None, place: str, kind: str | None, flags: int, options: str | None = None) -> None:
+    source_, kind_, options_ = (
+        None if text is None else os.fsencode(text) for text in (source, kind, options)
+    )
+    _checked(_libc().mount(source_, os.fsencode(place), kind_, ctypes.c_ulong(flags), options_), place)
+
+
+def _flags_of(place: str) -> int:
+    """Return the flags of a mount; the kernel refuses to drop them in a namespace of a user."""
+    return os.statvfs(place).f_flag & 0xF  # read-only, nosuid, nodev, noexec: the same bits as of mount
+
+
+def _make_read_only(place: str) -> None:
+    _mount(None, place, None, _MS_REMOUNT | _MS_BIND | _MS_RDONLY | _flags_of(place))
+
+
+def _enter_namespace() -> list[str]:
+    """Give this process its own view of the mounts; return the options that overlays need in it."""
+    user, group = os.getuid(), os.getgid()
+    options = ["redirect_dir=on"]  # lets the program rename folders of the user's
+    libc = _libc()
+    if libc.unshare(_CLONE_NEWNS) < 0:  # only root may; in a namespace of users of its own, everybody may
+        _checked(libc.unshare(_CLONE_NEWNS | _CLONE_NEWUSER))
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+        Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+        options = ["userxattr"]  # renames no folder: the program gets the error of a move to another disk
+    _mount("none", "/", None, _MS_REC | _MS_PRIVATE)
+    return options
+
+
+def _places(besides: list[str]) -> dict[str, bool]:
+    """Return the folders and files to cover, outermost first, and whether this process may write there.
+
+    They are the folders in `/` and whatever is mounted below them: an overlay shows nothing that is mounted.
+    """
+    left_alone = [*_LEFT_ALONE, *besides]
+    found = {}
+    for entry in os.scandir("/"):
+        if entry.is_dir(follow_symlinks=False):
+            found[entry.path] = True
+    mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
+    for line in mounts.splitlines():
+        fields, _, rest = line.partition(" - ")
+        place, options = fields.split()[4:6]
+        place = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), place)  # spaces and the like
+        found[place] = "rw" in options.split(",") and "rw" in rest.split()[2].split(",")
+    return {
+        place: found[place]
+        for place in sorted(found)
+        if place != "/" and not any(_is_below(place, folder) for folder in left_alone)
+    }
+
+
+def _is_below(path: str, folder: str) -> bool:
+    """Return True for a folder and what lies in it."""
+    return path == folder or path.startswith(f"{folder.rstrip('/')}/")
+
+
+def _cache_folders() -> list[str]:
+    """Return the folders for downloads, which stay as they are."""
+    named = [os.environ.get(variable) or default for variable, default in _CACHES.items()]
+    paths = [os.path.realpath(os.path.expanduser(path)) for path in named if path]
+    found: list[str] = []
+    for path in sorted(filter(os.path.isdir, paths)):
+        if not any(_is_below(path, other) for other in found):
+            found.append(path)
+    return found
+
+
+def _folders_for_changes() -> list[str]:
+    """Make the folders that hold the changes: two, for none may lie within the folder it belongs to."""
+    found: list[str] = []
+    for folder in (tempfile.gettempdir(), "/var/tmp", "/dev/shm"):  # noqa: S108  # mkdtemp makes a private folder
+        top = os.path.realpath(folder).split("/")[1]
+        if len(found) < 2 and all(top != base.split("/")[1] for base in found):
+            with contextlib.suppress(OSError):
+                found.append(os.path.realpath(tempfile.mkdtemp(prefix="memwatch-fit-", dir=folder)))
+    return found
+
+
+def _remove_at_end(folders: list[str]) -> int:
+    """Have folders removed when this process ends, however it ends; return a file to keep open.
+
+    A process of its own waits for that. It starts before the overlays exist, so it sees the real folders.
+    """
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if child:
+        os.close(read_end)
+        os.waitpid(child, 0)
+        return write_end
+    try:
+        os.setsid()  # a Ctrl-C in the terminal is not for this process
+        if os.fork():
+            os._exit(0)  # a program that waits for its children must not wait for this one
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        os.close(write_end)
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for file in range(3):  # whoever reads the output of memwatch must not wait for this process
+            os.dup2(nowhere, file)
+        os.read(read_end, 1)
+        for folder in folders:
+            shutil.rmtree(folder, onerror=_remove_anyway)
+    finally:
+        os._exit(0)
+
+
+def _remove_anyway(function: object, path: str, _: object) -> None:
+    """Remove what `rmtree` could not: an overlay makes folders without permissions."""
+    with contextlib.suppress(OSError):
+        os.chmod(path, stat.S_IRWXU)
+        if function in (os.open, os.scandir, os.lstat):
+            shutil.rmtree(path, ignore_errors=True)
+        elif os.path.isdir(path) and not os.path.islink(path):
+            os.rmdir(path)
+        else:
+            os.unlink(path)
+
+
+def _changes(changed: Path, target: Path) -> Iterator[str]:
+    """Name the files below a folder that an overlay replaces or hides, without the compiled modules of Python."""
+    for folder, folders, files in os.walk(changed):
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        for name in files:
+            yield str(target / Path(folder).relative_to(changed) / name)

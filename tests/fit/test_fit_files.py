@@ -1,0 +1,183 @@
+"""`memwatch fit` runs a script many times, and the user's files stay as they are."""
+
+from __future__ import annotations
+
+import functools
+import glob
+import hashlib
+import sqlite3
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_MEMWATCH = """
+import sys
+from memwatch.cli import main
+sys.exit(main())
+"""
+
+_WITHOUT_OVERLAYS = """
+from memwatch import private_files
+
+def refused():
+    raise OSError(1, "Operation not permitted")
+
+private_files._enter_namespace = refused
+"""
+
+TRAIN = """
+import atexit, os, shutil, sqlite3, subprocess, sys
+import numpy as np
+import torch
+from torch import nn
+
+{before}
+torch.manual_seed(0)
+net = nn.Sequential(*(nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16)) for _ in range(3)))
+adam = torch.optim.AdamW(net.parameters())
+for number in range(100_000_000):
+    net(torch.randn(256, 16)).square().mean().backward()
+    adam.step()
+    adam.zero_grad()
+"""
+
+WRITES = """
+assert not os.path.exists("run/resumed"), "a run found what the run before it wrote"
+net = nn.Linear(2, 2)
+torch.save(net.state_dict(), "run/last.pt")  # in C++
+np.save("run/array.npy", np.ones(3))
+with open(os.path.abspath("run/log.txt"), "a") as log:
+    log.write("a line")
+with sqlite3.connect("run/runs.db") as database:
+    database.execute("INSERT INTO runs VALUES (2)")
+shutil.rmtree("run/checkpoint-100")  # as Trainer does with save_total_limit
+os.makedirs("run/checkpoint-200")
+open("run/resumed", "w").close()
+os.replace("run/resumed", "run/best.pt")
+open("run/resumed", "w").close()
+subprocess.check_call(["rm", "run/final.pt"])
+os.truncate("run/long.txt", 1)
+atexit.register(lambda: open(FOLDER + "/run/log.txt", "a").write("the end"))
+FOLDER = os.getcwd()
+os.chdir("run")
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with the files of an earlier run."""
+    run = tmp_path / "run"
+    (run / "checkpoint-100").mkdir(parents=True)
+    for name in (
+        "last.pt",
+        "final.pt",
+        "best.pt",
+        "log.txt",
+        "long.txt",
+        "array.npy",
+        "checkpoint-100/model.pt",
+    ):
+        (run / name).write_text(f"{name} of an earlier run")
+    with sqlite3.connect(run / "runs.db") as database:
+        database.execute("CREATE TABLE runs (number)")
+    database.close()
+    return tmp_path
+
+
+@pytest.fixture
+def fit(fresh_python):
+    """Run `memwatch fit` in a process of its own, and in the test's folder."""
+    return functools.partial(fresh_python, _MEMWATCH, "fit", "--ways", "checkpoint", "--limit", "550KiB")
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        if path.is_file()
+        else "folder"
+        for path in folder.rglob("*")
+    }
+
+
+def test_no_file_of_the_user_changes(folder, fit):
+    """Each run begins with the files of the user, and what the runs wrote and deleted is dropped."""
+    (folder / "train.py").write_text(TRAIN.format(before=WRITES))
+    before = contents(folder)
+    done = fit("train.py")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "checkpoint 3 of 3 blocks" in done.stdout
+    assert contents(folder) == before
+    said = " ".join(done.stdout.split())
+    assert "the script wrote or deleted 9 files, such as" in said
+    assert "memwatch dropped these changes" in said
+
+
+def test_a_script_that_writes_nothing_gets_no_note(folder, fit):
+    (folder / "train.py").write_text(TRAIN.format(before=""))
+    done = fit("train.py")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "dropped" not in done.stdout
+
+
+def test_where_the_kernel_refuses_overlays_a_write_is_an_error(folder, fresh_python):
+    """No run changes a file then; the error names the file and says what to do."""
+    (folder / "train.py").write_text(TRAIN.format(before='open("run/log.txt", "a")'))
+    before = contents(folder)
+    done = fresh_python(_WITHOUT_OVERLAYS + _MEMWATCH, "fit", "--limit", "550KiB", "train.py")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert "the script wants to change run/log.txt" in done.stderr
+    assert "--in-place" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert contents(folder) == before
+
+
+def test_where_the_kernel_refuses_overlays_a_script_that_writes_nothing_is_fitted(folder, fresh_python):
+    (folder / "train.py").write_text(TRAIN.format(before=""))
+    done = fresh_python(
+        _WITHOUT_OVERLAYS + _MEMWATCH, "fit", "--ways", "checkpoint", "--limit", "550KiB", "train.py"
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_without_any_protection_the_script_does_not_run(folder, fresh_python):
+    (folder / "train.py").write_text(TRAIN.format(before='open("run/log.txt", "a").write("a line")'))
+    before = contents(folder)
+    no_landlock = "\nprivate_files._LANDLOCK_WITH_TRUNCATE = 1000\n"
+    done = fresh_python(_WITHOUT_OVERLAYS + no_landlock + _MEMWATCH, "fit", "--limit", "550KiB", "train.py")
+    assert done.returncode == 1
+    assert "Run it in a copy of its folder, and add --in-place" in done.stderr
+    assert contents(folder) == before
+
+
+def test_in_place_the_script_writes(folder, fit):
+    """The user may ask for it, in a copy of the folder."""
+    (folder / "train.py").write_text(TRAIN.format(before='open("run/log.txt", "a").write("a line")'))
+    done = fit("--in-place", "train.py")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "a line" in (folder / "run" / "log.txt").read_text()
+
+
+def test_nothing_is_left_of_the_private_files(folder, fresh_python):
+    """Another process removes them, however the process ends."""
+    code = """
+import os, signal
+from memwatch.private_files import PrivateFiles
+files = PrivateFiles()
+open("run/new", "w").write("new")
+print(*files._bases, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = fresh_python(code)
+    bases = done.stdout.split()
+    assert bases
+    for _ in range(100):
+        if not any(map(glob.glob, bases)):
+            break
+        time.sleep(0.1)
+    assert not any(map(glob.glob, bases))
+    assert not (folder / "run" / "new").exists()
