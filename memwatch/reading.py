@@ -93,7 +93,7 @@ class Reading:
 
     @property
     def peak_bytes(self) -> int:
-        """Most live bytes at one instant: what was live at entry and what the block added."""
+        """Most live bytes at one instant."""
         return self._tables.facts.curve.peak_bytes
 
     @property

@@ -64,7 +64,7 @@ class Reading(Protocol):
 
     @property
     def peak_increase_bytes(self) -> int:
-        """Peak minus baseline, bytes."""
+        """Most bytes made inside the block that were alive at one instant."""
 
     @property
     def peak_event(self) -> int:

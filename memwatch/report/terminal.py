@@ -128,11 +128,28 @@ def _headline(reading: Reading) -> Text:
     at = peak_instant(reading)
     text = Text("Peak ")
     text.append(format_bytes(reading.peak_bytes), style="bold red")
-    entered, grown = format_bytes(reading.baseline_bytes), format_bytes(reading.peak_increase_bytes)
-    text.append(f" = {entered} at entry + {grown} increase ({clip(reading.device, 40)})\n")
+    text.append(f"{_sum(reading)} ({clip(reading.device, 40)})\n")
     when = f", {format_duration(at.time_ns)} after entry" if is_recorded(reading, "times") else ""
     text.append(clip(f"{at.short()}{when}"))
+    if not _is_entry_and_increase(reading):
+        entry, increase = format_bytes(reading.baseline_bytes), format_bytes(reading.peak_increase_bytes)
+        text.append(f"\n{words.INCREASE_ELSEWHERE.format(entry=entry, increase=increase)}")
     return text.append_text(_reserved(reading)).append_text(_other_devices(reading))
+
+
+def _is_entry_and_increase(reading: Reading) -> bool:
+    """Return True if nothing from before the block was freed when its own memory was at its peak, and at the peak."""
+    return reading.baseline_bytes + reading.peak_increase_bytes == reading.peak_bytes
+
+
+def _sum(reading: Reading) -> str:
+    """Return the parts of a peak, as a sum that holds at its instant."""
+    if _is_entry_and_increase(reading):
+        entry, increase = format_bytes(reading.baseline_bytes), format_bytes(reading.peak_increase_bytes)
+        return words.PEAK_IS_ENTRY_AND_INCREASE.format(entry=entry, increase=increase)
+    within = int(reading.at_peak["nbytes"][reading.at_peak["origin"] != "baseline"].sum())
+    before, made = format_bytes(reading.peak_bytes - within), format_bytes(within)
+    return words.PEAK_IS_BEFORE_AND_WITHIN.format(before=before, within=made)
 
 
 def _reserved(reading: Reading) -> Text:
@@ -147,9 +164,8 @@ def _other_devices(reading: Reading) -> Text:
     text = Text()
     for device in others:
         there = reading.on(device)
-        entered, grown = format_bytes(there.baseline_bytes), format_bytes(there.peak_increase_bytes)
         text.append("\nPeak ").append(format_bytes(there.peak_bytes), style="bold")
-        text.append(f" = {entered} at entry + {grown} increase ({clip(device, 40)})")
+        text.append(f"{_sum(there)} ({clip(device, 40)})")
     if others:
         how = f'The tables are about {reading.device}; of {others[0]}: --device {others[0]}, prof.on("{others[0]}")'
         text.append(f"\n{clip(how)}", style="dim")

@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
+PEAK_IS_ENTRY_AND_INCREASE: Final = " = {entry} at entry + {increase} increase"
+PEAK_IS_BEFORE_AND_WITHIN: Final = " = {before} from before the block + {within} made in it"
+INCREASE_ELSEWHERE: Final = (
+    "{entry} were alive at entry; the block's own memory was {increase} at most (peak increase)"
+)
+"""Where memory from before the block is freed inside it, the peak and the peak increase are of two instants."""
+
 STORAGES: Final = "Largest storages at the peak"
 MODULES: Final = "Modules at the peak, with their children"
 LINES: Final = "Lines that made what is alive at the peak"

@@ -43,6 +43,29 @@ def test_the_total_comes_first(training):
     assert training.ops["line"][op].rpartition("/")[2] in second
 
 
+@pytest.mark.parametrize(
+    ("freed", "made", "line"),
+    [
+        (0, [4, 2], "Peak 10.00 MiB = 4.00 MiB at entry + 6.00 MiB increase (cpu)"),
+        (1, [4, 2], "Peak 8.00 MiB = 4.00 MiB from before the block + 4.00 MiB made in it (cpu)"),
+        (1, [2, 4], "Peak 6.00 MiB = 4.00 MiB from before the block + 2.00 MiB made in it (cpu)"),
+    ],
+    ids=["kept", "freed after the first", "lower than entry and increase"],
+)
+def test_the_parts_of_the_peak_add_up_at_its_instant(freed, made, line):
+    """What was alive at entry and is gone later adds nothing to a later instant."""
+    before = [torch.ones(2**20)]
+    kept = []
+    with memwatch.profile() as prof:
+        for number, mebibytes in enumerate(made):
+            kept.append(torch.ones(mebibytes * 2**18))
+            if freed and not number:
+                before.clear()
+    text = summary(prof, width=120, color=False)
+    assert text.splitlines()[0] == line
+    assert ("4.00 MiB were alive at entry; the block's own memory was 6.00 MiB at most" in text) == bool(freed)
+
+
 def test_every_category_of_the_peak_is_listed(training):
     """Each category stands with its bytes, largest first."""
     text = summary(training, width=120, color=False)
