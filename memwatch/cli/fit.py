@@ -36,7 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ways",
         metavar="KIND,...",
-        help="kinds of ways to try, of foreach, gradients, checkpoint, chain, policy, backend and offload; default all",
+        help="kinds of ways to try, of foreach, fused, gradients, checkpoint, chain, policy, backend and offload; "
+        "default all",
     )
     parser.add_argument(
         "--in-place",

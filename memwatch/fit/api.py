@@ -59,7 +59,7 @@ def fit(
         model: the model.
         limit: the limit, in bytes or as text such as ``"8 GiB"``.
         ways: kinds of ways to try: `"foreach"`, `"gradients"`, `"checkpoint"`, `"chain"`, `"policy"`, `"backend"`,
-            `"offload"`; None tries all.
+            `"offload"`, `"fused"`; None tries all.
         quiet: do not print the table.
 
     Returns:

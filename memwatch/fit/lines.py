@@ -12,6 +12,14 @@ LINES: Final[dict[str, str]] = {
 for group in {optimizer}.param_groups:
     group["foreach"] = False
 """,
+    # the steps that Adam has counted must be on the parameters' device for a fused step, and are on the host otherwise
+    "fused": """\
+for group in {optimizer}.param_groups:
+    group["fused"], group["foreach"] = True, None
+    for parameter in group["params"]:
+        if "step" in (state := {optimizer}.state.get(parameter, {{}})):
+            state["step"] = state["step"].to(parameter.device)
+""",
     "gradients": """\
 {optimizer}.register_step_post_hook(lambda optimizer, *_: optimizer.zero_grad())
 """,

@@ -187,6 +187,12 @@ class Search:
         for kind in (Kind.POLICY, Kind.BACKEND):
             if self._may(kind) and not plain.is_estimate:
                 yield from self._planned(base, kind)
+        # last, for a fused step rounds differently: it is wanted only where no way with the program's results fits
+        if self._may_fuse() and not any(measured.fits(self._limit_bytes) for measured in self.tried):
+            yield self._try(Way((Change(Kind.FUSED),)))
+            if self.lowest is not None and not self.lowest.fits(self._limit_bytes):
+                others = [change for change in self.lowest.way.changes if not change.kind.is_of_step]
+                yield self._try(Way((*others, Change(Kind.FUSED))))
 
     def _may(self, kind: Kind) -> bool:
         return kind in self._kinds
@@ -196,6 +202,13 @@ class Search:
         if measured.peak_bytes is None or self.is_bitwise(measured) is False:
             return False
         return base.peak_bytes is None or measured.peak_bytes < base.peak_bytes
+
+    def _may_fuse(self) -> bool:
+        """Return True if all optimizers have a fused step, and none of them uses it."""
+        groups = [group for optimizer in self._trial.optimizers for group in optimizer.param_groups]
+        return self._may(Kind.FUSED) and all(
+            "fused" in group and not group["fused"] and not group.get("differentiable") for group in groups
+        )
 
     def _settings(self, *, gradients_wait: bool) -> list[Change]:
         found = []

@@ -24,6 +24,7 @@ class Kind(Enum):
     """What a change does; the value is its key in `memwatch.words.fit` and `LINES`."""
 
     FOREACH = "foreach"
+    FUSED = "fused"
     GRADIENTS = "gradients"
     CHECKPOINT = "checkpoint"
     CHAIN = "chain"
@@ -45,9 +46,14 @@ class Kind(Enum):
         return set(cls) if names is None else {known[name] for name in names}
 
     @property
+    def is_of_step(self) -> bool:
+        """Whether it chooses how an optimizer computes its step; there can be one such choice."""
+        return self in (Kind.FOREACH, Kind.FUSED)
+
+    @property
     def is_of_optimizers(self) -> bool:
         """Whether the lines are about each optimizer."""
-        return self in (Kind.FOREACH, Kind.GRADIENTS)
+        return self.is_of_step or self is Kind.GRADIENTS
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ HEADLINES: Final[dict[str, str]] = {
     "set_to_none": "keeps {nbytes} of zeros until the next backward adds to them",
     "output": "keeps {nbytes} that a model returned through backward, which does not need them",
     "optimizer": "keeps {nbytes} at once, for all parameters together",
+    "fused": "makes {nbytes} of temporaries for one parameter",
     "workspace": "keeps {nbytes} inside one op",
     "recompute": "computes {nbytes} again long before their own backward",
     "twice": "keeps {nbytes} of a tensor that autograd saves in another dtype or layout too",
@@ -37,6 +38,7 @@ ADVICE: Final[dict[str, str]] = {
     "set_to_none": "call zero_grad(set_to_none=True), right after the optimizer's step: it frees them",
     "output": "keep the loss alone, or `del` the rest before backward()",
     "optimizer": "make the optimizer with foreach=False or fused=True",
+    "fused": "make the optimizer with fused=True, whose kernel needs no temporaries and rounds a little differently",
     "workspace": "give this op its input in smaller pieces, or choose another algorithm for it",
     "recompute": "checkpoint each of the modules that it calls by itself",
     "twice": "convert once, before the first of the ops that save it",
@@ -102,6 +104,7 @@ GRADIENTS: Final = "`.grad` of the parameters"
 GRAPH_WITHOUT_BACKWARD: Final = "the autograd graph of a forward without backward"
 GRAPH_AFTER_BACKWARD: Final = "the autograd graph of a forward whose backward has run"
 OPTIMIZER_STEP: Final = "the optimizer's step, which works on all parameters at once,"
+LOOP_STEP: Final = "the optimizer's step"
 REGION: Final = "the checkpointed region"
 CONVERTED_COPY: Final = "autograd, which saves a tensor and a converted copy of it,"
 BUCKETS: Final = "DistributedDataParallel"

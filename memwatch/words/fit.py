@@ -9,6 +9,7 @@ PLAIN: Final = "the program itself"
 CHANGES: Final[dict[str, str]] = {
     "plain": "nothing",
     "foreach": "one parameter is updated at a time",
+    "fused": "one kernel updates a parameter, without temporaries",
     "gradients": "zero_grad() right after the optimizer's step",
     "checkpoint": "computes {which} again in the backward",
     "chain": "computes `{name}` again in the backward, part by part",
@@ -20,6 +21,7 @@ CHANGES: Final[dict[str, str]] = {
 
 NAMES: Final[dict[str, str]] = {
     "foreach": "foreach=False",
+    "fused": "fused=True",
     "gradients": "gradients freed early",
     "checkpoint": "checkpoint {blocks} of {of} blocks",
     "chain": "checkpoint {name} in {segments} segments",

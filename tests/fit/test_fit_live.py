@@ -178,6 +178,42 @@ def test_a_foreach_optimizer_is_made_plain():
     assert optimizer.param_groups[0]["foreach"] is True
 
 
+def adamw_on_an_embedding():
+    torch.manual_seed(0)
+    model = nn.Embedding(4_000, 64)
+    optimizer = torch.optim.AdamW(model.parameters())
+    words = torch.arange(16)
+
+    def step():
+        model(words).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return model, optimizer, step
+
+
+def test_a_fused_step_is_tried_where_no_other_way_fits():
+    """It makes no temporaries, and rounds differently: the note says so."""
+    model, optimizer, step = adamw_on_an_embedding()
+    step()
+    optimizer.param_groups[0]["fused"] = True
+    fused = fit_programs.peak_of(step)
+    optimizer.param_groups[0]["fused"] = None
+    limit = (fit_programs.peak_of(step) + fused) // 2
+    fit = memwatch.fit(step, model, limit, quiet=True)
+    assert optimizer.param_groups[0]["fused"] is True
+    assert fit.peak_bytes <= limit
+    assert fit_words.NOT_BITWISE in fit.notes
+    fit.undo()
+    assert optimizer.param_groups[0]["fused"] is None
+
+
+def test_a_fused_step_is_not_tried_where_a_way_with_equal_results_fits():
+    model, _, step = adamw_on_an_embedding()
+    fit = memwatch.fit(step, model, fit_programs.peak_of(step), quiet=True)
+    assert not fit.ways["way"].str.contains("fused").any()
+
+
 def test_a_disturbed_first_trial_does_not_end_the_search():
     """A way that computes more and seems as fast shows that the program's own time was disturbed: it is timed again."""
     torch.manual_seed(0)

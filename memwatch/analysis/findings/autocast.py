@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memwatch.analysis.findings.avoidable_memory import if_large
+from memwatch.analysis.findings.avoidable_memory import alive_then
 from memwatch.analysis.findings.kinds import FindingKind
 from memwatch.analysis.holders import Holder, HolderEvidence, HolderKind
 from memwatch.words.findings import AUTOCAST_CACHE
@@ -14,8 +14,6 @@ from memwatch.words.findings import AUTOCAST_CACHE
 if TYPE_CHECKING:
     from memwatch.analysis.findings.candidate import Candidate
     from memwatch.analysis.findings.moment import Moment
-
-_LEAST_RATIO: Final = 0.05
 
 
 def find_autocast(peak: Moment) -> list[Candidate]:
@@ -34,4 +32,4 @@ def find_autocast(peak: Moment) -> list[Candidate]:
         subject=(FindingKind.AUTOCAST,),
         evidence=HolderEvidence.STRUCTURE,
     )
-    return if_large(FindingKind.AUTOCAST, holder, copies, peak, _LEAST_RATIO)
+    return alive_then(FindingKind.AUTOCAST, holder, copies, peak)

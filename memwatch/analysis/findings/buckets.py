@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memwatch.analysis.findings.avoidable_memory import if_large
+from memwatch.analysis.findings.avoidable_memory import alive_then
 from memwatch.analysis.findings.kinds import FindingKind
 from memwatch.analysis.holders import Holder, HolderEvidence, HolderKind
 from memwatch.capture.schema import NONE
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from memwatch.analysis.facts.facts import Facts
     from memwatch.analysis.findings.candidate import Candidate
     from memwatch.analysis.findings.moment import Moment
-
-_LEAST_RATIO: Final = 0.05
 
 
 def find_buckets(peak: Moment) -> list[Candidate]:
@@ -34,7 +32,7 @@ def find_buckets(peak: Moment) -> list[Candidate]:
         subject=(FindingKind.BUCKETS,),
         evidence=HolderEvidence.STRUCTURE,
     )
-    return if_large(FindingKind.BUCKETS, holder, _gradients_in(facts, buckets), peak, _LEAST_RATIO)
+    return alive_then(FindingKind.BUCKETS, holder, _gradients_in(facts, buckets), peak)
 
 
 def _gradients_in(facts: Facts, buckets: list[int]) -> list[int]:

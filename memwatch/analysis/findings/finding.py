@@ -24,7 +24,8 @@ class Finding:
             next), ``lag`` (made long before the first use), ``void`` (never used), ``gradient`` (alive in the
             next forward), ``graph`` (saved for a backward that never runs), ``retained`` (for one that ran),
             ``set_to_none`` (gradients filled with zeros instead of freed), ``output`` (a model's result, kept through
-            backward), ``optimizer`` (temporaries of a foreach step), ``workspace`` (of one op), ``recompute`` (of a
+            backward), ``optimizer`` (temporaries of a foreach step), ``fused`` (temporaries of
+            a step for one parameter), ``workspace`` (of one op), ``recompute`` (of a
             large checkpointed region, all at once), ``twice`` (a saved tensor and a converted copy of it), ``buckets``
             (gradients that DDP keeps beside its buckets), ``autocast`` (converted weights that autocast's cache
             keeps), ``growth`` (every step leaves more behind) or ``float32`` (float32 copies that autograd saves). A

@@ -8,7 +8,7 @@ import numpy as np
 
 from memwatch.analysis.facts.autocast import CONVERSION
 from memwatch.analysis.facts.uses import sources_of
-from memwatch.analysis.findings.avoidable_memory import if_large
+from memwatch.analysis.findings.avoidable_memory import alive_then
 from memwatch.analysis.findings.kinds import FindingKind
 from memwatch.analysis.holders import Holder, HolderEvidence, HolderKind
 from memwatch.capture.schema import NONE
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from memwatch.analysis.findings.candidate import Candidate
     from memwatch.analysis.findings.moment import Moment
 
-_LEAST_RATIO: Final = 0.1
 _LOWER: Final = ("bfloat16[", "float16[")
 _FUNCTIONAL: Final = ("torch/nn/functional.py", "torch\\nn\\functional.py")
 
@@ -51,7 +50,7 @@ def find_float32(peak: Moment) -> list[Candidate]:
     subject, books = (FindingKind.FLOAT32,), HolderEvidence.STRUCTURE
     holder = Holder(HolderKind.AUTOGRAD_NODE, FLOAT32_COPY, line, subject=subject, evidence=books)
     rows = facts.allocations.rows_of(copies).tolist()
-    return if_large(FindingKind.FLOAT32, holder, rows, peak, _LEAST_RATIO)
+    return alive_then(FindingKind.FLOAT32, holder, rows, peak)
 
 
 def _shapes(facts: Facts, storages: set[int]) -> dict[int, str]:

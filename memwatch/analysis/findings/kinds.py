@@ -18,6 +18,7 @@ class FindingKind(str, Enum):
     GRAPH = "graph"  # saved for a backward that never runs
     RETAINED = "retained"  # saved for a backward that has run
     OPTIMIZER = "optimizer"  # temporaries of a foreach step
+    FUSED = "fused"  # temporaries that an optimizer's step makes for each parameter
     SET_TO_NONE = "set_to_none"  # gradients filled with zeros instead of freed
     OUTPUT = "output"  # a model's result, kept through a backward that does not need it
     WORKSPACE = "workspace"  # of one op

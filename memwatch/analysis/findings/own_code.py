@@ -19,6 +19,7 @@ _MENDED_BY_CALLERS: Final = frozenset(
         FindingKind.GRAPH,
         FindingKind.RETAINED,
         FindingKind.OPTIMIZER,
+        FindingKind.FUSED,
     }
 )
 """Kinds whose advice is for the program wherever the op runs: under `no_grad`, with another optimizer."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memwatch.analysis.findings.avoidable_memory import if_large
+from memwatch.analysis.findings.avoidable_memory import alive_then
 from memwatch.analysis.findings.kinds import FindingKind
 from memwatch.analysis.findings.smaller_regions import SmallerRegions
 from memwatch.analysis.holders import Holder, HolderEvidence, HolderKind
@@ -18,8 +18,6 @@ from memwatch.words.findings import REGION
 if TYPE_CHECKING:
     from memwatch.analysis.findings.candidate import Candidate
     from memwatch.analysis.findings.moment import Moment
-
-_LEAST_RATIO: Final = 0.1
 
 
 def find_recompute(peak: Moment) -> list[Candidate]:
@@ -38,5 +36,5 @@ def find_recompute(peak: Moment) -> list[Candidate]:
     split = SmallerRegions(facts, np.flatnonzero(sites == site).tolist())
     books = HolderEvidence.STRUCTURE
     holder = Holder(HolderKind.CHECKPOINT, REGION, site, is_own=True, subject=(site,), evidence=books)
-    found = if_large(FindingKind.RECOMPUTE, holder, split.spared, peak, _LEAST_RATIO)
+    found = alive_then(FindingKind.RECOMPUTE, holder, split.spared, peak)
     return [dataclasses.replace(candidate, spares=split.bytes_of_event()) for candidate in found]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from memwatch.analysis.facts.autocast import CONVERSION
 from memwatch.analysis.facts.uses import sources_of
-from memwatch.analysis.findings.avoidable_memory import if_large
+from memwatch.analysis.findings.avoidable_memory import alive_then
 from memwatch.analysis.findings.kinds import FindingKind
 from memwatch.analysis.holders import Holder, HolderEvidence, HolderKind
 from memwatch.capture.schema import NONE
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from memwatch.analysis.findings.candidate import Candidate
     from memwatch.analysis.findings.moment import Moment
 
-_LEAST_RATIO: Final = 0.1
 _CONVERSIONS: Final = (CONVERSION, "aten.clone", "aten.copy", "aten.contiguous")
 
 
@@ -31,7 +30,7 @@ def find_twice(peak: Moment) -> list[Candidate]:
     line = str(made.line[largest]) if copies else ""
     subject, books = (FindingKind.TWICE,), HolderEvidence.STRUCTURE
     holder = Holder(HolderKind.AUTOGRAD_NODE, CONVERTED_COPY, line, subject=subject, evidence=books)
-    return if_large(FindingKind.TWICE, holder, copies, peak, _LEAST_RATIO)
+    return alive_then(FindingKind.TWICE, holder, copies, peak)
 
 
 def _converted_copies(peak: Moment) -> list[int]:
