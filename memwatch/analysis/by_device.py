@@ -41,8 +41,18 @@ class ByDevice:
 
     @property
     def main(self) -> str:
-        """The accelerator with most bytes at its peak, if any had bytes, else `cpu`."""
-        return next((name for name in self.names if name != CPU), CPU)
+        """The accelerator with most bytes at its peak, of those that the block used; if it used none, `cpu`.
+
+        Tensors of another device that only lie there while the block runs are not what it is about.
+        """
+        accelerators = [name for name in self.names if name != CPU]
+        if CPU not in self.names:
+            return next(iter(accelerators), CPU)
+        return next((name for name in accelerators if self._is_used(name)), CPU)
+
+    def _is_used(self, name: str) -> bool:
+        facts = self._of(name).facts
+        return facts.curve.peak_increase_bytes > 0 or bool(facts.capture.rows("uses"))
 
     def resolve(self, device: str) -> str:
         """Return the name of a device; `cuda` stands for `cuda:0` where no other had bytes.

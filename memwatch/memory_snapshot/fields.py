@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
 MOST: Final = (1 << 62) - 1
 """The largest integer that is taken: sums of two still fit the capture's 64 bits."""
+DEVICE_NAMES: Final = "memwatch_device_names"
+"""A key of ours in a snapshot: a list of the names of its devices, in the order of their numbers.
+torch itself writes numbers alone, which mean CUDA devices."""
 _LONGEST_SEQUENCE: Final = 16
 _LONGEST_TEXT: Final = 4096
 _as_json: Final = json.JSONEncoder(sort_keys=True).encode

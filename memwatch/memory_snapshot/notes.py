@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from memwatch.capture.capture import Note
+from memwatch.device_names import is_host
 from memwatch.devices.reserved import Reserved
 from memwatch.sizes import format_bytes
 from memwatch.words.allocators import counted, reserved_text
@@ -66,7 +67,7 @@ def notes_of(
 
 
 def _of_device(device: str, told: Told) -> Iterator[tuple[str, str]]:
-    if told.reserved.segments:
+    if told.reserved.segments and not is_host(device):
         yield "reserved", f"{device}: at the end {reserved_text(told.reserved)}"
     if told.out_of_memory:
         asked, free = (format_bytes(nbytes) for nbytes in told.out_of_memory[0])

@@ -6,15 +6,17 @@ The format is what `torch/csrc/cuda/memory_snapshot.cpp` writes and `memory._sna
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from memwatch._version import __version__
 from memwatch.capture.capture import NOT_RECORDED, Capture
 from memwatch.capture.schema import NONE
+from memwatch.device_names import is_host
 from memwatch.memory_snapshot import lives as life
 from memwatch.memory_snapshot.errors import SnapshotError
-from memwatch.memory_snapshot.fields import MOST, dicts, integer, lists, plain, text
+from memwatch.memory_snapshot.fields import DEVICE_NAMES, MOST, dicts, integer, lists, plain, text
 from memwatch.memory_snapshot.notes import Told, notes_of
 from memwatch.memory_snapshot.plain_pickle import read_plain_pickle
 from memwatch.memory_snapshot.rows import Rows
@@ -41,7 +43,10 @@ _SEGMENT: Final = frozenset(
     | {"stream", "frames", "blocks"}
 )
 _BLOCK: Final = frozenset({"address", "addr", "size", "requested_size", "state", "frames", "history"})
-_TOP: Final = frozenset({"segments", "device_traces", "allocator_settings", "external_annotations"})
+_TOP: Final = frozenset(
+    {"segments", "device_traces", "allocator_settings", "external_annotations", DEVICE_NAMES}
+)
+_DEVICE_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,30}(:\d{1,4})?")
 
 
 def read_snapshot(path: str | os.PathLike[str], *, device: str = "cuda") -> Capture:
@@ -80,7 +85,7 @@ class _Import:
         if not isinstance(snapshot, dict) or not snapshot.keys() & {"segments", "device_traces"}:
             raise SnapshotError("it is no memory snapshot: it has neither segments nor device_traces")
         self._snapshot: dict[str, Any] = snapshot
-        self._device_type = device_type
+        self._device_type, self._device_names = device_type, _device_names(snapshot)
         self.rows = Rows()
         self._entries = 0
         traces = lists(snapshot.get("device_traces", []), "device_traces", most=MOST_DEVICES)
@@ -131,13 +136,19 @@ class _Import:
             "complete": True,
             "start_ns": times.start_ns,
         }
+        if self._device_names:
+            meta[DEVICE_NAMES] = self._device_names
         meta[NOT_RECORDED] = [*UNKNOWN] if times.are_known else [*UNKNOWN, "times"]
         if times.are_known:
             meta |= {"end_ns": times.end_ns, "started_s": times.start_ns / 1e9}
         most = max(self._lives, key=lambda index: sum(self._lives[index].sizes.values()), default=0)
         meta["device"] = self._device(most)
         reserved = {index: told.reserved.reserved_bytes for index, told in sorted(self._told.items())}
-        meta["reserved_bytes"] = {self._device(index): nbytes for index, nbytes in reserved.items() if nbytes}
+        meta["reserved_bytes"] = {
+            name: nbytes
+            for index, nbytes in reserved.items()
+            if nbytes and not is_host(name := self._device(index))  # the host's allocator keeps nothing
+        }
         settings = self._snapshot.get("allocator_settings")
         if isinstance(settings, dict):
             nested = {key: self._settings(each) for key, each in settings.items() if isinstance(each, dict)}
@@ -149,6 +160,8 @@ class _Import:
         return kept
 
     def _device(self, index: int) -> str:
+        if index < len(self._device_names) and self._device_names[index]:
+            return self._device_names[index]
         return (
             self._device_type if self._device_type == "cpu" and index == 0 else f"{self._device_type}:{index}"
         )
@@ -250,3 +263,12 @@ def _asked_for(block: dict[str, Any]) -> tuple[int, object]:
         for latest in dicts(history, "history"):
             return integer(latest, "real_size", otherwise=NONE), latest.get("frames")
     return integer(block, "requested_size", otherwise=NONE), block.get("frames")
+
+
+def _device_names(snapshot: dict[str, Any]) -> list[str]:
+    """Return the names that memwatch gave to the devices of a snapshot, by number; what torch wrote has none."""
+    names = snapshot.get(DEVICE_NAMES)
+    if not isinstance(names, list) or len(names) > MOST_DEVICES:
+        return []
+    known = [name if type(name) is str and _DEVICE_NAME.fullmatch(name) else "" for name in names]
+    return known if any(known) else []

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from memwatch.capture.capture import NOT_RECORDED
 from memwatch.capture.schema import NONE
-from memwatch.memory_snapshot.fields import from_plain
+from memwatch.memory_snapshot.fields import DEVICE_NAMES, from_plain
 from memwatch.memory_snapshot.times import NS_PER_US, TIME
 
 if TYPE_CHECKING:
@@ -55,6 +55,9 @@ class _Snapshot:
         found: Snapshot = {"segments": segments, "device_traces": traces}
         if "allocator_settings" in self._capture.meta:
             found["allocator_settings"] = self._capture.meta["allocator_settings"]
+        names = self._capture.meta.get(DEVICE_NAMES)
+        if isinstance(names, list):
+            found[DEVICE_NAMES] = names
         return {**found, "external_annotations": list(self._annotations())}
 
     def _rows(self, table: str) -> Iterator[tuple[int, ...]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.capture.schema import NONE
+from memwatch.memory_snapshot.fields import DEVICE_NAMES
 from memwatch.memory_snapshot.times import NS_PER_US, TIME
 from memwatch.memory_snapshot.write import Snapshot, holds_snapshot, snapshot_of
 
@@ -44,7 +45,9 @@ def memory_viz(capture: Capture, readings: Sequence[Reading]) -> Snapshot:
         for number, entry in written.entries():
             traces[number].append(entry)
         segments += written.segments()
-    return {"segments": segments, "device_traces": traces}
+    names = {number: name for name, number in numbers.items()}
+    listed = [names.get(number, "") for number in range(len(traces))]
+    return {"segments": segments, "device_traces": traces, DEVICE_NAMES: listed}
 
 
 def _numbers(devices: set[str]) -> dict[str, int]:

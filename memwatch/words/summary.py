@@ -16,9 +16,7 @@ MODULES: Final = "Modules at the peak, with their children"
 LINES: Final = "Lines that made what is alive at the peak"
 HOLDERS: Final = "Who holds it at the peak"
 FINDINGS: Final = "Findings: what to change, and how far the peak would fall"
-NO_FINDING: Final = (
-    "Findings: memwatch knows no change that would lower the peak by {share} or more"
-)
+NO_FINDING: Final = "Findings: memwatch knows no change that would lower the peak by {share} or more"
 MORE_FINDINGS: Final = "{count:,} more: --rows, or prof.findings"
 NOTES: Final = "What memwatch could not see, or did differently"
 MORE_NOTES: Final = "{count:,} more: --rows, or prof.notes"

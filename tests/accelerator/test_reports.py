@@ -38,6 +38,22 @@ def test_the_summary_has_a_line_for_each_device():
     assert "the largest piece has 17.00 MiB" in reserved
 
 
+def test_a_block_that_uses_the_host_alone_is_about_the_host():
+    """Tensors of an accelerator that lie there all the while are not what the block is about."""
+    model = make(3 * MIB)
+    with memwatch.profile() as prof:
+        kept = make(2 * MIB, "cpu")
+    with memwatch.profile() as used:
+        model.add_(1)
+        more = make(2 * MIB, "cpu")
+    with memwatch.profile() as grown:
+        on_device = make(MIB)
+    del kept, more, model, on_device
+    assert prof.device == "cpu"
+    assert prof.on("pretend:0").peak_bytes == 3 * MIB
+    assert used.device == grown.device == "pretend:0"
+
+
 def test_page_and_statistics_have_the_same_figures():
     """In bytes, as the allocator counts them."""
     prof = recorded()

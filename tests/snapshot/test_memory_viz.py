@@ -75,6 +75,28 @@ def peaks(snapshot):
     return found
 
 
+def test_a_recording_of_the_host_comes_back_as_one(tmp_path):
+    """The format of torch only numbers devices. A file of memwatch names them, and the host reserves nothing."""
+    with memwatch.profile() as prof:
+        kept = [torch.ones(2**18) for _ in range(3)]
+    prof.save(tmp_path / "run.memwatch")
+    snapshot = transformed(tmp_path / "run.memwatch")
+    assert round_trip(snapshot, tmp_path) == {**snapshot, "external_annotations": []}
+    loaded = memwatch.load(tmp_path / "dump.memwatch")
+    assert (loaded.device, loaded.peak_bytes) == ("cpu", prof.peak_bytes)
+    assert loaded.reserved is None
+    assert "reserved" not in loaded.summary().replace("not recorded", "").lower()
+    del kept
+
+
+@pytest.mark.parametrize("names", [{"0": "cpu"}, ["\x1b[31m"], [7], ["cpu"] * 300, "cpu"])
+def test_wrong_names_of_devices_count_as_none(names, tmp_path):
+    """They stand in a file that anybody may have written."""
+    (tmp_path / "dump.pickle").write_bytes(pickle.dumps({**two_devices(), "memwatch_device_names": names}))
+    assert main(["import", str(tmp_path / "dump.pickle"), "-f"]) == 0
+    assert memwatch.load(tmp_path / "dump.memwatch").device.startswith("cuda:")
+
+
 def test_an_imported_snapshot_comes_back_equal(tmp_path):
     """Two devices, streams, pools, a free that waits, an OOM, annotations, settings: every field is there again."""
     snapshot = two_devices()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from memwatch.capture.schema import NONE
+from memwatch.device_names import is_host
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -64,6 +65,8 @@ def reserved_bytes(
         curve: the live curve.
         alive: which allocations are alive at the peak.
     """
+    if is_host(device):
+        return None
     if capture.rows("segments") or capture.rows("history"):
         return _imported(capture, device, curve)
     events = capture.tables["allocator"]
