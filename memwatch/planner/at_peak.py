@@ -12,6 +12,8 @@ from memwatch.planner.schedule import StepKind
 from memwatch.sizes import format_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from memwatch.planner.graph import Graph
     from memwatch.planner.op import Name
     from memwatch.planner.schedule import Schedule
@@ -32,7 +34,7 @@ class AtPeak:
         other_bytes: what waits though it could be computed again.
     """
 
-    op: Name | None
+    op: str | None
     own_bytes: int
     kept_bytes: int
     once_bytes: int
@@ -47,13 +49,19 @@ class AtPeak:
         ]
         least = _SMALL * (self.own_bytes + sum(nbytes for nbytes, _ in waiting))
         parts = [f"{format_bytes(nbytes)} {what}" for nbytes, what in waiting if nbytes > least]
-        who = "a move needs" if self.op is None else f"op {self.op!r} needs"
+        who = "a move needs" if self.op is None else f"{self.op} needs"
         rest = f" while {_listed(parts)}" if parts else ""
         return f"there {who} {format_bytes(self.own_bytes)}{rest}"
 
 
-def at_peak(graph: Graph, schedule: Schedule) -> AtPeak | None:
-    """Return what is there at the peak of a schedule; None where the peak is before its first step."""
+def at_peak(graph: Graph, schedule: Schedule, name_of: Callable[[Name], str]) -> AtPeak | None:
+    """Return what is there at the peak of a schedule; None where the peak is before its first step.
+
+    Args:
+        graph: the program.
+        schedule: what runs when.
+        name_of: names an op for people.
+    """
     allocated = allocations(graph, schedule)
     step = live_curve(graph, schedule, allocated).peak_step
     if step < 0:
@@ -70,7 +78,7 @@ def at_peak(graph: Graph, schedule: Schedule) -> AtPeak | None:
     nbytes = graph.buffer_nbytes[there]
     workspace = int(graph.op_workspace_bytes[target]) if is_op else 0
     return AtPeak(
-        graph.op_names[target] if is_op else None,
+        name_of(graph.op_names[target]) if is_op else None,
         int(nbytes[own].sum()) + workspace,
         int(nbytes[kept].sum()),
         int(nbytes[once].sum()),

@@ -29,11 +29,11 @@ from memwatch.planner.plan import Plan
 from memwatch.planner.recompute.model import recompute_model, schedule_of
 from memwatch.planner.recompute.search import PricedSchedule, RecomputeSearch, Terms
 from memwatch.planner.recompute.seeds import seeds
-from memwatch.planner.request import OrderChoice, PlanRequest
+from memwatch.planner.request import OrderChoice, PlanRequest, op_text
 from memwatch.sizes import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from memwatch.planner.csr import IntArray
     from memwatch.planner.graph import Graph
@@ -108,6 +108,7 @@ def plan_graph(
     seed: int = 0,
     known: Sequence[Sequence[Name]] = (),
     movable: frozenset[Name] | None = None,
+    name_of: Callable[[Name], str] = op_text,
 ) -> Plan:
     """Return the cheapest schedule of a program that fits a budget.
 
@@ -129,6 +130,7 @@ def plan_graph(
         known: schedules to start from beside those that the search finds, as names of ops; a name that comes again
             is a recompute.
         movable: the buffers that may be moved; None for all that the program makes.
+        name_of: names an op for people, in the error.
 
     Returns:
         The plan.
@@ -139,7 +141,7 @@ def plan_graph(
         OptionError: another argument has a wrong type or is out of its range.
         SizeError: the budget cannot be read.
     """
-    request = PlanRequest(order, recompute, offload, bandwidth, time_limit_s, seed, movable)
+    request = PlanRequest(order, recompute, offload, bandwidth, time_limit_s, seed, movable, name_of)
     request.check()
     clock = Clock.of(time_limit_s)
     if graph.num_ops > _LARGEST_IN_PYTHON:
@@ -255,7 +257,12 @@ def _extra_time(graph: Graph, tokens: IntArray) -> float | None:
 
 
 def _budget_error(
-    graph: Graph, allowed: int, best: Plan, request: PlanRequest, *, is_cut: bool
+    graph: Graph,
+    allowed: int,
+    best: Plan,
+    request: PlanRequest,
+    *,
+    is_cut: bool,
 ) -> BudgetError:
     """Return the error that says the lowest peak found, what stands in the way, and what to do.
 
@@ -270,7 +277,7 @@ def _budget_error(
     lowest = f"no plan fits {format_bytes(allowed)}: the lowest peak increase found is {found}"
     error = partial(BudgetError, best=best, bound_bytes=best.lower_bound_bytes)
     if allowed >= best.lower_bound_bytes:
-        there = at_peak(graph, best.schedule)
+        there = at_peak(graph, best.schedule, request.name_of)
         reason = f"{lowest}; {there}" if there else lowest
         reason += (
             f"; the bound of {bound} does not exclude the budget{', more time may help' if is_cut else ''}"
@@ -278,15 +285,17 @@ def _budget_error(
         waits = there is not None and there.once_bytes > 0 and not request.offload
         return error(reason, options=("offload",) if waits else ())
     if not (request.recompute or request.offload):
-        return error(f"{lowest}, and no order goes below {bound}", options=("recompute", "offload"))
+        return error(f"{lowest}. No order goes below {bound}", options=("recompute", "offload"))
     bound_bytes = best.lower_bound_bytes + graph.baseline_bytes
     if pinned_bound(graph) >= bound_bytes:
         return error(
-            f"{lowest}, and what is kept at the end takes {bound}",
+            f"{lowest}. No plan goes below {bound}: so much is still alive at the end",
             advice="allow more, or keep less alive at the end",
         )
     if int(working_sets(graph).max(initial=0)) < bound_bytes:
-        reason = f"{lowest}, and what must wait beside the last of the large ops makes it {bound}"
+        reason = f"{lowest}. No plan goes below {bound}: tensors that later ops need are alive beside the large ops"
         return error(reason, options=("offload",))
-    op = graph.op_names[int(working_sets(graph).argmax())]
-    return error(f"{lowest}, and op {op!r} alone needs {bound} for its inputs, outputs and workspace")
+    op = request.name_of(graph.op_names[int(working_sets(graph).argmax())])
+    return error(
+        f"{lowest}. No plan goes below {bound}: {op} needs that for its inputs, outputs and workspace"
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from memwatch.planner.errors import OptionError, OrderError
@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 OrderChoice: TypeAlias = "str | Callable[[Graph], Sequence[int]]"
 
 
+def op_text(name: Name) -> str:
+    """Name an op by what a graph calls it."""
+    return name if isinstance(name, str) and " " in name else f"op {name!r}"
+
+
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
     """The arguments of `plan_graph` other than the graph and the budget."""
@@ -28,6 +33,7 @@ class PlanRequest:
     time_limit_s: float = 10.0
     seed: int = 0
     movable: frozenset[Name] | None = None
+    name_of: Callable[[Name], str] = field(default=op_text, compare=False)
 
     def check(self) -> None:
         """Refuse what means nothing: `"no"` is true to Python, and `"a"` would fail in the middle of a search.

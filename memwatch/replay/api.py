@@ -21,12 +21,13 @@ from memwatch.planner.fingerprint import fingerprint
 from memwatch.planner.moves import describe_moves
 from memwatch.planner.plan import Plan
 from memwatch.planner.plan_search import plan_graph
+from memwatch.planner.request import op_text
 from memwatch.progress import working
 from memwatch.reading import Reading, load
 from memwatch.replay.checkpoints.apply import AppliedPlan, apply_step
 from memwatch.replay.checkpoints.read import read_step
 from memwatch.replay.checkpoints.turns import training_step
-from memwatch.replay.graph import Recorded, in_words, recorded_program
+from memwatch.replay.graph import Recorded, in_words, namer_of, recorded_program
 from memwatch.replay.inputs import check_inputs
 from memwatch.replay.run import replay_schedule
 
@@ -129,6 +130,7 @@ def plan(
         found = plan_graph(
             graph, budget=budget, order=order, recompute=recompute, offload=offload,
             time_limit_s=time_limit_s, seed=seed,
+            name_of=op_text if program is None else namer_of(program.recorded),
         )  # fmt: skip
     return found if program is None else _with_program(found, program)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 import numpy as np
 import torch
@@ -20,6 +20,8 @@ from memwatch.replay.program import Call, Program, pinned, read_program
 from memwatch.replay.workspace import workspaces
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from memwatch.capture import Capture
     from memwatch.capture.packed import IntArray
     from memwatch.planner.op import Name
@@ -133,6 +135,12 @@ def in_words(recorded: Recorded) -> Graph:
         maker = "an input" if buffer.maker == NONE else ops[buffer.maker]
         buffers.append(f"{buffer.dtype} of {maker}")
     return dataclasses.replace(recorded.graph, op_names=ops, buffer_names=tuple(buffers))
+
+
+def namer_of(recorded: Recorded) -> Callable[[Name], str]:
+    """Return a function that names the ops of a recorded program for people, by overload, number and line."""
+    words = {call.op: _op_words(call) for call in recorded.program.calls}
+    return lambda name: words.get(cast("int", name), str(name))
 
 
 def _op_words(call: Call) -> str:

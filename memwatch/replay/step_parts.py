@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from memwatch.planner import OpSpec
     from memwatch.planner.op import Name
 
-LEAVE: Final = "the code after the forward"
+LEAVE: Final = "your code after the forward"
 """Name of the op that stands for it: it reads the forward's outputs."""
-KEPT: Final = "what the code after the forward keeps"
+KEPT: Final = "what your code after the forward keeps"
 """Name of the buffer that stands for it."""
-DONE: Final = "the code after the backward"
+DONE: Final = "your code after the backward"
 """Name of the op that stands for it: it adds up gradients."""
 
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from memwatch.planner import Effect, Graph, OpSpec, Schedule
 from memwatch.planner.at_peak import at_peak
+from memwatch.planner.request import op_text
 
 
 def graph() -> Graph:
@@ -23,9 +24,9 @@ def graph() -> Graph:
 def test_each_byte_at_the_peak_counts_once():
     """The op's own, what is kept, what ops that run once have made, and the rest; inputs of the program are no part."""
     program = graph()
-    found = at_peak(program, Schedule.from_order(np.arange(program.num_ops)))
+    found = at_peak(program, Schedule.from_order(np.arange(program.num_ops)), op_text)
     assert found is not None
-    assert (found.op, found.own_bytes) == ("large", 1024)
+    assert (found.op, found.own_bytes) == ("op 'large'", 1024)
     assert (found.kept_bytes, found.once_bytes, found.other_bytes) == (300, 200, 100)
 
 
@@ -39,7 +40,7 @@ def test_what_is_small_has_no_word():
         OpSpec("use", ["small", "mask"], {"end": 4}),
     ]
     program = Graph.build(ops, ["result", "end"], external_nbytes={})
-    found = at_peak(program, Schedule.from_order(np.arange(program.num_ops)))
+    found = at_peak(program, Schedule.from_order(np.arange(program.num_ops)), op_text)
     assert found is not None
     assert (found.own_bytes, found.kept_bytes, found.once_bytes, found.other_bytes) == (1024, 1, 200, 0)
     assert str(found) == "there op 'large' needs 1.00 KiB while 200 B were made by ops that run only once"

@@ -38,7 +38,7 @@ def test_error_names_what_must_wait():
     """A budget under the bound is impossible, and the error says why and what would help."""
     graph = gradients_of_large_buffers(4)
     with pytest.raises(
-        BudgetError, match=r"must wait beside the last of the large ops.*allow offload"
+        BudgetError, match=r"tensors that later ops need are alive beside the large ops.*allow offload"
     ) as caught:
         plan_graph(graph, budget=12 * PAGE)
     assert caught.value.bound_bytes == 14 * PAGE

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from memwatch.planner.schedule import StepKind
+from memwatch.report.plan.places import Place
 from memwatch.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -25,7 +26,8 @@ class ModuleMoves:
     """The moves of a plan in one module, or in several modules that it treats alike.
 
     Attributes:
-        modules: qualified names; the empty name stands for ops outside of any module.
+        modules: qualified names; for ops outside of any module their line, empty where that is unknown.
+        in_module: whether these are modules.
         recomputed: op -> how often it is computed again, in all these modules together.
         cost_ratio: cost of the recomputes as a share of the program's cost, None where the plan has no graph.
         moved: how many buffers are moved out and back.
@@ -35,6 +37,7 @@ class ModuleMoves:
     """
 
     modules: list[str]
+    in_module: bool = True
     recomputed: Counter[str] = field(default_factory=Counter)
     cost_ratio: float | None = None
     moved: int = 0
@@ -55,12 +58,14 @@ class ModuleMoves:
         """Return the moves in one sentence."""
         parts = []
         if self.recomputed:
+            # an op that only reserves memory computes nothing: a reader looks for those that fill it
+            computing = Counter({op: count for op, count in self.recomputed.items() if not _reserves(op)})
+            computing = computing or self.recomputed
             named = [
-                op if count == 1 else f"{count} x {op}"
-                for op, count in self.recomputed.most_common(_OPS_NAMED)
+                op if count == 1 else f"{count} x {op}" for op, count in computing.most_common(_OPS_NAMED)
             ]
-            more = ["..."] if len(self.recomputed) > _OPS_NAMED else []
-            total = self.recomputed.total()
+            more = ["..."] if len(computing) > _OPS_NAMED else []
+            total = computing.total()
             parts.append(f"compute {_count(total, 'op')} again ({', '.join(named + more)})")
         if self.moved:
             parts.append(
@@ -85,6 +90,10 @@ class ModuleMoves:
         self.earlier += other.earlier
         self.later += other.later
         self.steps += other.steps
+
+
+def _reserves(op: str) -> bool:
+    return op in ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided")
 
 
 def moves_by_module(plan: Plan, places: Places) -> list[ModuleMoves]:
@@ -129,7 +138,7 @@ class _Reader:
 
     def _recompute(self, op: int, name: Name, before: str) -> None:
         place = self._places.of(name)
-        moves, graph = self._of(place.module), self._plan.graph
+        moves, graph = self._of(place), self._plan.graph
         moves.recomputed[place.op] += 1
         if graph is not None and graph.total_cost:
             moves.cost_ratio = (moves.cost_ratio or 0.0) + float(graph.op_cost[op]) / graph.total_cost
@@ -140,7 +149,7 @@ class _Reader:
         producer = -1 if graph is None else int(graph.buffer_producer[buffer])
         nbytes = 0 if graph is None else int(graph.buffer_nbytes[buffer])
         place = None if graph is None or producer < 0 else self._places.of(graph.op_names[producer])
-        moves = self._of("" if place is None else place.module)
+        moves = self._of(Place("", "", "") if place is None else place)
         moves.moved += kind == StepKind.OFFLOAD
         moves.moved_bytes += nbytes
         what = f"buffer {buffer}" if place is None else f"the result of {place}"
@@ -153,15 +162,15 @@ class _Reader:
             if op in kept:
                 continue
             place = self._places.of(name)
-            moves = self._of(place.module)
+            moves = self._of(place)
             where = "earlier" if position < op else "later"
             moves.earlier += where == "earlier"
             moves.later += where == "later"
             after = f", after {self._places.of(order[position - 1][1])}" if position else ", first"
             moves.steps.append(f"run {place} {where}{after}")
 
-    def _of(self, module: str) -> ModuleMoves:
-        return self._moves.setdefault(module, ModuleMoves([module]))
+    def _of(self, place: Place) -> ModuleMoves:
+        return self._moves.setdefault(place.where, ModuleMoves([place.where], in_module=bool(place.module)))
 
 
 def _count(number: int, word: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from memwatch.words.places import short_place
 from memwatch.words.storages import short_op
 
 if TYPE_CHECKING:
@@ -18,6 +19,12 @@ class Place(NamedTuple):
     op: str
     module: str
     phase: str
+    line: str = ""
+
+    @property
+    def where(self) -> str:
+        """The module, or the line of the program for an op outside of modules."""
+        return self.module or self.line
 
     def __str__(self) -> str:
         """The place as a phrase, such as `bmm in the backward of blocks.0`."""
@@ -32,10 +39,10 @@ class Places:
         self._known: dict[Hashable, Place] = {}
         if reading is not None:
             ops = reading.ops
-            columns = (ops[name].astype(object).tolist() for name in ("name", "module", "phase"))
+            columns = (ops[name].astype(object).tolist() for name in ("name", "module", "phase", "own_line"))
             self._known = {
-                op: Place(short_op(name), module, phase)
-                for op, name, module, phase in zip(ops.index.tolist(), *columns, strict=True)
+                op: Place(short_op(name), module, phase, short_place(line))
+                for op, name, module, phase, line in zip(ops.index.tolist(), *columns, strict=True)
             }
 
     def of(self, op: Hashable) -> Place:

@@ -71,18 +71,30 @@ def plan_parts(
     moves = moves_by_module(plan, places)
     if moves:
         parts += ["", Text("What the plan does", style="bold"), _moves(moves, rows, line)]
+        parts += ["", Text("To train with it", style="bold"), _how_to_train(plan, moves)]
     return parts
+
+
+def _how_to_train(plan: Plan, moves: Sequence[ModuleMoves]) -> Text:
+    """Return the calls that apply a plan; checkpoints can only compute again, and the backend does the rest too."""
+    budget = "" if plan.budget_bytes is None else f', options={{"budget": {plan.budget_bytes}}}'
+    backend = f'torch.compile(model, backend="memwatch"{budget})'
+    if any(each.recomputed and each.in_module for each in moves):
+        applied = "memwatch.apply_plan(model, plan), which checkpoints modules by this plan"
+        return Text(f"{applied}\nor {backend}, which plans anew")
+    return Text(f"{backend}, which plans anew: only a compiler can change the order of ops")
 
 
 def _headline(figures: PlanFigures) -> Text:
     text = Text("Plan: peak increase ")
     text.append(format_bytes(figures.plan_bytes), style="bold green")
-    text.append(f", {100 * figures.share_ratio:.1f} % of the program's; ")
-    text.append(f"{100 * figures.extra_cost_ratio:.1f} % more to compute", style="bold")
+    text.append(f", {100 * figures.share_ratio:.1f} % of the program's\n")
+    text.append(f"It computes {100 * figures.extra_cost_ratio:.1f} % more", style="bold")
+    text.append(" (FLOPs, and bytes read and written)")
     if figures.extra_time_ratio is not None:
-        text.append(f", {100 * figures.extra_time_ratio:.1f} % by the times of the recorded ops")
+        text.append(f"; these ops took {100 * figures.extra_time_ratio:.1f} % of the recorded time")
     if figures.moved_bytes:
-        text.append(f"; {format_bytes(figures.moved_bytes)} moved out and back")
+        text.append(f"; {format_bytes(figures.moved_bytes)} are moved out and back")
     return text.append(f"\nGap to the lower bound: {figures.gap_words}")
 
 
@@ -109,7 +121,7 @@ def _moves(moves: list[ModuleMoves], rows: int, line: int) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     known = any(each.cost_ratio is not None for each in moves)  # not of a plan that was read from a file
     if known:
-        table.add_column("Extra cost", justify="right", no_wrap=True)
+        table.add_column("Computes more", justify="right", no_wrap=True)
     table.add_column("Module", no_wrap=True, overflow="ellipsis")
     table.add_column("", overflow="fold")
     for each in moves[:rows]:
@@ -125,7 +137,7 @@ def _moves(moves: list[ModuleMoves], rows: int, line: int) -> Table:
 
 def _tradeoff(plans: Sequence[Plan]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("Budget", "Peak increase", "Share", "Extra cost"):
+    for heading in ("Budget", "Peak increase", "Share", "Computes more"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("")
     most = max((plan.extra_cost_ratio for plan in plans), default=0.0) or 1.0
