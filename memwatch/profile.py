@@ -51,6 +51,7 @@ class Profile(Reading):
 
     Attributes:
         page: the page that was written because memory ran out, if it was.
+        replaces_file: whether an existing file makes room for the capture.
     """
 
     def __init__(self, options: Options) -> None:
@@ -62,6 +63,7 @@ class Profile(Reading):
         # absolute, because the program may change its working directory
         self._path = None if options.path is None else pathlib.Path(options.path).absolute()
         self.page: pathlib.Path | None = None
+        self.replaces_file = False
 
     def __enter__(self) -> Profile:
         """Start recording."""
@@ -71,7 +73,8 @@ class Profile(Reading):
         session, is_on = None, False
         try:
             with uninterrupted():
-                session = Session(dataclasses.replace(self._options, force=self._options.force or again))
+                force = self._options.force or self.replaces_file or again
+                session = Session(dataclasses.replace(self._options, force=force))
                 session.start()
                 is_on = True
                 self._reserve.take()
@@ -128,7 +131,8 @@ class Profile(Reading):
         self._recording = session.stop(failed=failed)
         self._replay_inputs = None if session.arguments is None else session.arguments.replay_inputs
         if self.failure is not None:
-            text = f"memwatch: {self.failure}; the profile is whole in this process only"
+            kept = "" if self._recording.is_lost else "; the profile is whole in this process only"
+            text = f"memwatch: {self.failure}{kept}"
             warnings.warn(text, RuntimeWarning, stacklevel=4)
 
     def _explain(self, error: BaseException) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import pathlib
 import re
 import sqlite3
@@ -25,9 +26,9 @@ from memwatch.capture.check import checked
 from memwatch.capture.chunks import MOST_ROWS, Chunk, deflated, encoded
 from memwatch.capture.errors import CaptureError, DamagedCaptureError
 from memwatch.capture.schema import FORMAT_VERSION, OLDEST_FORMAT, RECORDED_BY_NAME
+from memwatch.output_files import OutputError, check_outputs, create, remove_if_same, whole_file
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from memwatch.capture.columns import ChunkedTable
@@ -36,7 +37,14 @@ APPLICATION_ID: Final = 0x6D656D77  # "memw", distinguishes a capture from other
 _BUSY_S: Final = 10.0
 _DATABASE: Final = b"SQLite format 3\0"
 """How every file begins that SQLite wrote."""
-_READ_S: Final = 60.0  # how long a reader may keep the writer waiting
+_LOCKED_S: Final = 10.0
+"""How long the program waits for others that have locked its file. Readers lock it while they copy it to memory. Rows
+that cannot be written in this time are kept in memory, and are written at the end. A guess."""
+_LOCKED: Final = (5, 6)
+"""The codes SQLITE_BUSY and SQLITE_LOCKED."""
+_EXISTS: Final = "{} exists; choose another name, or remove it first"
+_EXISTS_SAVED: Final = "{} exists; choose another name, or pass force=True to replace it"
+_ALONE: Final = "leave a capture alone while its program runs"
 _SURROGATES: Final = re.compile("[\\ud800-\\udfff]")
 _TABLES: Final = (
     'chunks ("table" TEXT, "column" TEXT, rows INTEGER, low INTEGER, high INTEGER, checksum INTEGER, data BLOB)',
@@ -52,27 +60,38 @@ SUMMARY: Final = "summary"
 
 
 class CaptureWriter:
-    """Write recorded rows to a new file, from any thread."""
+    """Write recorded rows to a new file, from any thread.
+
+    Before each write it makes sure that the file is still its own: SQLite would create tables in an emptied file, or
+    add rows to a capture that was copied over it.
+    """
 
     def __init__(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
         self.path = pathlib.Path(path)
         self._lock = threading.Lock()
-        if self.path.exists():
-            if not force:
-                raise CaptureError(f"{self.path} exists; choose another name, or remove it first")
-            self.path.unlink()
-        if not self.path.parent.is_dir():
-            raise CaptureError(
-                f"cannot write {self.path}: {self.path.parent} is not a directory; create it first"
-            )
         try:
+            self._identity = create(self.path, force=force, exists=_EXISTS)
+        except OutputError as error:
+            raise CaptureError(str(error)) from error
+        try:
+            # absolute, because the program may change its working directory
+            self._absolute = self.path.absolute()
             self._database = sqlite3.connect(
-                self.path, timeout=_READ_S, check_same_thread=False, isolation_level=None
+                f"{self._absolute.as_uri()}?mode=rw",
+                uri=True,
+                timeout=_LOCKED_S,
+                check_same_thread=False,
+                isolation_level=None,
             )
         except sqlite3.Error as error:
+            remove_if_same(self.path, self._identity)
             raise CaptureError(f"cannot write {self.path}: {error}; choose a writable place") from error
+        self._written_bytes = self._data_version = 0
         try:
             self._create()
+        except CaptureError:
+            self.discard()
+            raise
         except sqlite3.Error as error:
             self.discard()
             raise CaptureError(f"cannot write {self.path}: {error}; choose a writable place") from error
@@ -87,6 +106,9 @@ class CaptureWriter:
         for table in _TABLES:
             run(f"CREATE TABLE {table}")
         run("COMMIT")
+        (self._data_version,) = run("PRAGMA data_version").fetchone()
+        self._require_unchanged()
+        self._written_bytes = self._absolute.stat().st_size
 
     def write(
         self,
@@ -122,19 +144,59 @@ class CaptureWriter:
             rows = [(key, json.dumps(value)) for key, value in meta.items()]
             database.executemany("INSERT INTO meta VALUES (?, ?)", map(_storable, rows))
 
+    def tables(self) -> dict[str, ChunkedTable]:
+        """Return the integer tables that were written so far, even if the file has lost its name.
+
+        Raises:
+            CaptureError: what was written cannot be read.
+        """
+        with self._lock, _telling_what_is_wrong(self.path):
+            return _tables_in(self._database)
+
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         with self._lock:
             try:
+                self._require_unchanged()
                 self._database.execute("BEGIN IMMEDIATE")
+                (data_version,) = self._database.execute("PRAGMA data_version").fetchone()
+                if data_version != self._data_version:
+                    raise CaptureError(
+                        f"cannot write {self.path}: another program has written into it; {_ALONE}"
+                    )
                 yield self._database
                 self._database.execute("COMMIT")
+                with contextlib.suppress(OSError):  # it is missed before the next write
+                    self._written_bytes = self._absolute.stat().st_size
             except BaseException as error:
                 with contextlib.suppress(sqlite3.Error):
                     self._database.execute("ROLLBACK")
                 if isinstance(error, sqlite3.Error):
+                    self._require_unchanged()
+                    if _is_locked(error):
+                        raise CaptureError(
+                            f"cannot write {self.path}: another program has locked it for {_LOCKED_S:.0f} s; {_ALONE}"
+                        ) from error
                     raise CaptureError(f"cannot write {self.path}: {error}; make room for it") from error
                 raise
+
+    def _require_unchanged(self) -> None:
+        """Raise if another program has removed the file, put another in its place, or cut it off."""
+        try:
+            found = os.lstat(self._absolute)
+        except FileNotFoundError:
+            raise CaptureError(
+                f"cannot write {self.path}: another program has removed it; {_ALONE}"
+            ) from None
+        except OSError as error:
+            raise CaptureError(f"cannot write {self.path}: {error.strerror}; {_ALONE}") from error
+        if (found.st_dev, found.st_ino) != self._identity:
+            raise CaptureError(f"cannot write {self.path}: another file has taken its place; {_ALONE}")
+        if found.st_size < self._written_bytes:
+            raise CaptureError(
+                f"cannot write {self.path}: another program has cut it off, to {found.st_size} of "
+                f"{self._written_bytes} bytes; {_ALONE}"
+            )
 
     def close(self) -> None:
         """Close the file."""
@@ -144,7 +206,12 @@ class CaptureWriter:
     def discard(self) -> None:
         """Close and delete the file of a recording that did not begin."""
         self.close()
-        self.path.unlink(missing_ok=True)
+        remove_if_same(self._absolute, self._identity)
+
+
+def _is_locked(error: sqlite3.Error) -> bool:
+    code = getattr(error, "sqlite_errorcode", None)  # new in Python 3.11
+    return "locked" in str(error) if code is None else code & 0xFF in _LOCKED
 
 
 def _rows_of(name: str, chunks: Sequence[Chunk]) -> Iterator[tuple[Any, ...]]:
@@ -183,20 +250,26 @@ def save(capture: Capture, path: str | os.PathLike[str], *, force: bool = False)
         CaptureError: the file exists and `force` is not given, or it cannot be written.
     """
     target = pathlib.Path(path)
-    if target.exists() and not force:
-        raise CaptureError(f"{target} exists; choose another name, or pass force=True to replace it")
-    if not target.parent.is_dir():
-        raise CaptureError(f"cannot write {target}: {target.parent} is not a directory; create it first")
     try:
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".memwatch-") as folder:
-            writer = CaptureWriter(pathlib.Path(folder) / target.name)
-            tables = {name: _runs(capture, name) for name in INTEGER_TABLES}
-            writer.write(tables, enumerate(capture.strings), capture.notes)
-            writer.write_meta(capture.meta)
-            writer.close()
-            writer.path.replace(target)
-    except (OSError, sqlite3.Error) as error:
-        raise CaptureError(f"cannot write {target}: {error}; choose a writable place") from error
+        check_outputs([target], force=force, exists=_EXISTS_SAVED)
+        with (
+            whole_file(target, force=force, exists=_EXISTS_SAVED) as part,
+            tempfile.TemporaryDirectory(dir=target.parent, prefix=".memwatch-") as folder,
+        ):
+            writer = CaptureWriter(pathlib.Path(folder) / "capture")
+            try:
+                tables = {name: _runs(capture, name) for name in INTEGER_TABLES}
+                writer.write(tables, enumerate(capture.strings), capture.notes)
+                writer.write_meta(capture.meta)
+            finally:
+                writer.close()
+            writer.path.replace(part)
+    except (OutputError, OSError, sqlite3.Error) as error:
+        raise CaptureError(
+            str(error)
+            if isinstance(error, OutputError)
+            else f"cannot write {target}: {error}; choose a writable place"
+        ) from error
 
 
 def _runs(capture: Capture, name: str) -> Iterator[list[Chunk]]:
@@ -252,15 +325,19 @@ class GrowingCapture:
 
 
 def read_tables(path: str | os.PathLike[str]) -> dict[str, ChunkedTable]:
-    """Return the integer tables of a file that this process wrote.
+    """Return the integer tables of a file, as they are in it.
 
     Raises:
         CaptureError: as `load` does.
     """
-    recorded = _Recorded()
     with _opened(path) as database:
-        recorded.read_on(database)
-        return recorded.parts()[0]
+        return _tables_in(database)
+
+
+def _tables_in(database: sqlite3.Connection) -> dict[str, ChunkedTable]:
+    recorded = _Recorded()
+    recorded.read_on(database)
+    return recorded.parts()[0]
 
 
 @contextlib.contextmanager

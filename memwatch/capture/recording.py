@@ -1,18 +1,20 @@
 """Where recorded rows go while the program runs: as chunks in memory, or into the file when there is one.
 
 When the file can no longer be written, as on a full disk or without memory, the program goes on and no row is lost.
-From then on rows are kept in memory, and they are written to the file at the end if it has room again.
+From then on rows are kept in memory, and they are written to the file at the end if it has room again. Another program
+may remove the file, or cut it off. So a copy of what was written stays in memory while it is small; of a longer
+recording it is read back from the file, which SQLite has open.
 """
 
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.capture.capture import Capture, Note, empty_tables
-from memwatch.capture.chunks import encoded
+from memwatch.capture.chunks import deflated, encoded
 from memwatch.capture.errors import CaptureError
-from memwatch.capture.file import CaptureWriter, load, read_tables
+from memwatch.capture.file import CaptureWriter, load
 from memwatch.capture.packed import as_rows
 from memwatch.capture.schema import RECORDED_BY_NAME
 
@@ -20,7 +22,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from memwatch.capture.chunks import Chunk
+    from memwatch.capture.columns import ChunkedTable
     from memwatch.capture.packed import Columns, IntArray
+
+_MOST_COPIED_BYTES: Final = 16 << 20
+"""The copy of what was written grows to this size. The chunks of half a million ops take about as much. A guess."""
+_CHUNK_BYTES: Final = 200
+"""What Python needs for a chunk besides its data: a tuple, three integers, and the head of a bytes object."""
 
 
 class Recording:
@@ -28,6 +36,7 @@ class Recording:
 
     Attributes:
         failure: why the file is not whole, if it is not.
+        is_lost: whether the recording cannot be read at all, because another program has destroyed the file.
     """
 
     def __init__(self, writer: CaptureWriter | None) -> None:
@@ -38,18 +47,28 @@ class Recording:
         self._strings: list[str] = []
         self._notes: list[Note] = []
         self._written_strings = self._written_notes = 0
+        self._copies: list[Mapping[str, Sequence[Sequence[Chunk]]]] | None = (
+            [] if writer is not None else None
+        )
+        self._copied_bytes = 0
+        self._written: dict[str, ChunkedTable] | None = None
         self.meta: dict[str, Any] = {}
         self.failure: CaptureError | None = None
+        self.is_lost = False
 
     def add(self, rows: dict[str, Sequence[int] | IntArray], strings: list[str], notes: list[Note]) -> None:
         """Store what is new since the last call: rows of integer tables (flat or shaped), strings and notes."""
         shaped = {name: as_rows(flat, len(RECORDED_BY_NAME[name].columns)) for name, flat in rows.items()}
-        runs = {name: [encoded(table)] for name, table in shaped.items() if len(table)}
+        runs = {name: [self._chunks(table)] for name, table in shaped.items() if len(table)}
         self._strings += strings
         self._notes += notes
         if self._writer is None or self.failure is not None or not self._write(self._writer, runs):
             for name, (chunks,) in runs.items():
                 self._tables[name].append_chunks(chunks)
+
+    def _chunks(self, rows: IntArray) -> list[Chunk]:
+        chunks = encoded(rows)
+        return chunks if self._writer is None else [deflated(chunk) for chunk in chunks]
 
     @property
     def notes(self) -> Sequence[Note]:
@@ -69,7 +88,18 @@ class Recording:
             return False
         self._written_strings += len(texts)
         self._written_notes += len(notes)
+        self._keep(runs)
         return True
+
+    def _keep(self, runs: Mapping[str, Sequence[Sequence[Chunk]]]) -> None:
+        """Keep a copy of what was written as long as it is small."""
+        if self._copies is None:
+            return
+        self._copies.append(runs)
+        chunks = (chunk for each in runs.values() for run in each for chunk in run)
+        self._copied_bytes += sum(len(chunk.data) + _CHUNK_BYTES for chunk in chunks)
+        if self._copied_bytes > _MOST_COPIED_BYTES:
+            self._copies = None
 
     def begin(self, meta: dict[str, Any]) -> None:
         """Write the metadata of a recording that has just begun.
@@ -97,10 +127,29 @@ class Recording:
                 self._writer.write_meta(meta)
         except CaptureError as error:
             self.failure = _without_traceback(error)
-        self._writer.close()
-        if self.failure is not None:
-            text = f"{self.failure}; the file lacks the end, which is in memory only"
+        if self.failure is None:
+            self._copies = None
+        else:
+            self._read_back(self._writer)
+            text = f"{self.failure}; what the file lacks is in memory only"
             self._notes.append(Note(op, "file", text))
+        self._writer.close()
+
+    def _read_back(self, writer: CaptureWriter) -> None:
+        """Get what was written into memory, where the file may not be there for a reader."""
+        if self._copies is not None:
+            self._written = empty_tables()
+            for runs in self._copies:
+                for name, each in runs.items():
+                    for chunks in each:
+                        self._written[name].append_chunks(chunks)
+            self._copies = None
+            return
+        try:
+            self._written = writer.tables()
+        except CaptureError as error:
+            self.failure = CaptureError(f"{self.failure}; what was written before is lost ({error})")
+            self.is_lost = True
 
     def capture(self) -> Capture:
         """Return what was recorded, unpacked from memory or read from the file.
@@ -110,7 +159,9 @@ class Recording:
         """
         if self._path is not None and self.failure is None:
             return load(self._path)
-        written = empty_tables() if self._path is None else read_tables(self._path)
+        if self.failure is not None and self.is_lost:
+            raise self.failure
+        written = empty_tables() if self._written is None else self._written
         tables: dict[str, Columns] = {
             name: table.joined(self._tables[name]) for name, table in written.items()
         }

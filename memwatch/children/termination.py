@@ -26,6 +26,8 @@ _BY_HANDLER: Final = b"\0"
 _NONE: Final = -1
 _LONGEST_S: Final = 5.0
 """A disk that does not answer keeps no process alive."""
+_PAUSE_S: Final = 1.0
+"""How long the main thread does nothing more while the other thread writes: a write takes milliseconds. A guess."""
 
 
 class WriteBeforeTermination:
@@ -72,6 +74,8 @@ class WriteBeforeTermination:
         if self._is_ours():  # else the program's handler calls the one before its own, and may go on
             with suppress(OSError):
                 os.write(self._ask, _BY_HANDLER)
+            # the program ends here, as it would have ended; if the write needs this thread, it goes on after a while
+            threading.Event().wait(_PAUSE_S)
 
     def _wait(self) -> None:
         while arrived := os.read(self._asked, 64):

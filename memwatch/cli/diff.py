@@ -48,8 +48,7 @@ def execute(options: argparse.Namespace) -> int:
     from memwatch.reading import compare_peaks, sites_at_peak
     from memwatch.report.records import difference_record
 
-    if options.output is not None:
-        make_room(options.output, force=options.force)
+    make_room(options.output, inputs=[options.old, options.new], force=options.force)
     with working("memwatch diff"):
         # the one is gone when the other is read: long runs need gigabytes
         old = sites_at_peak(read(options.old, options.device))

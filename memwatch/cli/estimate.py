@@ -69,14 +69,16 @@ def execute(options: argparse.Namespace) -> int | BaseException:
     program = chosen_program(options)
     capture = None if options.output is None else Path(options.output).absolute()
     page = Path(options.page or (capture or Path(f"{program.name}.estimate")).with_suffix(".html")).absolute()
-    for path in filter(None, (capture, page if options.html else None)):
-        make_room(path, force=options.force)
+    make_room(capture, page if options.html else None, inputs=program.files(), force=options.force)
     job = Job(options.rank, options.world_size)
     try:
-        if capture is not None:
-            capture.unlink(missing_ok=True)
         found = estimate_program(
-            program.load, job=job, steps=options.steps, device=options.device, path=capture
+            program.load,
+            job=job,
+            steps=options.steps,
+            device=options.device,
+            path=capture,
+            force=options.force,
         )
     except MemwatchError:
         raise

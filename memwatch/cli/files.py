@@ -1,32 +1,28 @@
-"""Checks on the files that verbs write: an existing file is replaced only on request."""
+"""Checks on the files that verbs write: an existing file is replaced only on request, an input never."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from memwatch.errors import MemwatchError
+from memwatch.output_files import check_outputs
 
 if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterable
     from pathlib import Path
 
-
-class OverwriteError(MemwatchError):
-    """A file cannot be written: it exists and may not be replaced, or its folder does not exist."""
+_EXISTS: Final = "{} exists; choose another name with -o, or replace it with -f"
 
 
-def make_room(path: Path, *, force: bool) -> None:
-    """Raise if a file cannot be written. Verbs call it first, so that a long run does not fail at its end.
+def make_room(*outputs: Path | None, inputs: Iterable[str | os.PathLike[str]] = (), force: bool) -> None:
+    """Raise if an output cannot be written. Every verb calls it first, so that a long run does not fail at its end.
 
     Args:
-        path: the file.
-        force: whether an existing file may be replaced.
+        outputs: the files that the verb writes; None for one that was not asked for.
+        inputs: the files that it reads.
+        force: whether existing files may be replaced.
 
     Raises:
-        OverwriteError: the file exists and `force` is not set, or the path can hold no file.
+        OutputError: a file exists and `force` is not set, is an input or another output, or its path can hold no file.
     """
-    if path.is_dir():
-        raise OverwriteError(f"{path} is a directory; name a file")
-    if path.exists() and not force:
-        raise OverwriteError(f"{path} exists; choose another name with -o, or replace it with -f")
-    if not path.parent.is_dir():
-        raise OverwriteError(f"cannot write {path}: {path.parent} is not a directory; create it first")
+    check_outputs([path for path in outputs if path is not None], inputs=inputs, force=force, exists=_EXISTS)

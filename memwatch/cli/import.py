@@ -55,7 +55,7 @@ def execute(options: argparse.Namespace) -> int:
         raise MemwatchError(
             f"{target} would be replaced by what is read from it; name the file that torch wrote, or another with -o"
         )
-    make_room(target, force=options.force)
+    make_room(target, inputs=[options.snapshot], force=options.force)
     save(read_snapshot(options.snapshot, device=options.device), target, force=options.force)
     emit(f"{target}\n")
     say(f"next, type {command_line(*memwatch_command(), 'summary', target)}")

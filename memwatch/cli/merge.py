@@ -35,8 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Print the summary and write the page; return 0."""
-    if options.output is not None:
-        make_room(options.output, force=options.force)
+    make_room(options.output, inputs=options.captures, force=options.force)
     from memwatch.ranks import merge
 
     ranks = merge(options.captures)

@@ -53,8 +53,7 @@ def execute(options: argparse.Namespace) -> int:
     from memwatch.report import plan_summary
     from memwatch.report.records import plan_record
 
-    if options.output is not None:
-        make_room(options.output, force=options.force)
+    make_room(options.output, inputs=[options.capture], force=options.force)
     code, reading = 0, read(options.capture, options.device)
     try:
         found = plan(
@@ -78,5 +77,5 @@ def execute(options: argparse.Namespace) -> int:
             command = command_line(*memwatch_command(), "replay", options.capture, "--plan", options.output)
             emit(f"\n{NEXT_COMMAND.format(command=command)}\n")
     if options.output is not None:
-        found.save(options.output)
+        found.save(options.output, force=options.force)
     return code

@@ -44,6 +44,26 @@ class Program:
         base = os.path.basename(os.path.abspath(self.target)) if self.form == "script" else self.target
         return base.removesuffix(".py").removesuffix(".pyz") or "program"
 
+    def files(self) -> list[str]:
+        """Return the files that hold the code of the program; nothing is imported for it.
+
+        Modules that the program imports are not among them, nor are its arguments: those may be its outputs.
+        """
+        found: list[str] = []
+        if self.form == "script":
+            found += [self.target, os.path.join(self.target, "__main__.py")]
+        elif self.form == "module":
+            path = [os.getcwd(), *sys.path]
+            for name in (*self.target.split("."), "__main__"):
+                spec = PathFinder.find_spec(name, path)
+                if spec is None:
+                    break
+                found += [] if spec.origin is None else [spec.origin]
+                if spec.submodule_search_locations is None:
+                    break
+                path = list(spec.submodule_search_locations)
+        return [name for name in found if "\0" not in name and os.path.isfile(name)]
+
     def load(self) -> Callable[[], None]:
         """Make this process look as if `python` had started it on the program, and return the program.
 

@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> int:
     """Write the page and print its path; return 0."""
     page = options.output or options.capture.with_suffix(".html")
-    make_room(page, force=options.force)
+    make_room(page, inputs=[options.capture], force=options.force)
     reading = read(options.capture, options.device)
     reading.report(page, source=not options.no_source, force=options.force)
     emit(f"{page}\n")

@@ -15,11 +15,14 @@ import contextlib
 import functools
 import os
 import sys
+import threading
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from memwatch.capture.errors import CaptureError
 from memwatch.children.asking import ask_children, files_of_children
+from memwatch.children.termination import WriteBeforeTermination
 from memwatch.cli.files import make_room
 from memwatch.cli.next_step import command_line, memwatch_command
 from memwatch.cli.numbers import positive
@@ -102,11 +105,10 @@ def execute(options: argparse.Namespace) -> int | BaseException:
     page: Path | None = None
     if options.html:  # beside the capture it has that one's name
         page = (named_for(place, options.page) if options.page else capture.with_suffix(".html")).absolute()
-    for path in (capture, page):
-        if path is not None:
-            make_room(path, force=options.force)
+    make_room(capture, page, inputs=program.files(), force=options.force)
     again = memwatch_command()
     recording = recording_of(options, capture.absolute())
+    recording.replaces_file = options.force
     if options.children:
         from memwatch.cli.child import reach_forks
 
@@ -116,7 +118,8 @@ def execute(options: argparse.Namespace) -> int | BaseException:
         run = program.load()
     except SyntaxError as error:
         return hide_own_frames(error)
-    capture.unlink(missing_ok=True)
+    if options.live:  # the viewer starts first, and would show the recording that is about to be replaced
+        capture.unlink(missing_ok=True)
     with live_view(capture.absolute(), place) if options.live else contextlib.nullcontext():
         recording.__enter__()
         if not options.quiet:
@@ -162,14 +165,23 @@ def _run_inside(
     """Run the program and end the recording in any case; return the exception of the program, or 0."""
     process = os.getpid()
     raised: BaseException | None = None
+    writing = threading.Lock()
+
+    def flush() -> None:
+        with writing:  # else the recording is being closed, and that writes everything
+            recording.flush()
+
+    termination = WriteBeforeTermination(flush)
+    termination.arrange()
     try:
         run()
     except BaseException as error:
         raised = hide_own_frames(error)
     if os.getpid() == process:  # a child that the program forked leaves the recording to its parent
         try:
-            _close(recording, raised)
-            leave_summary(recording, capture)
+            with writing:
+                _close(recording, raised)
+                leave_summary(recording, capture)
             if then is not None:
                 then()
             if recording.failure is not None:
@@ -178,19 +190,25 @@ def _run_inside(
             if raised is None:
                 raise
             say(f"error: {error}")  # the process ends with the error of the program
+        finally:
+            termination.restore()
     return 0 if raised is None else raised
 
 
 def _close(recording: Profile, raised: BaseException | None) -> None:
     """End the recording, which adds to the error of an allocator what was live.
 
-    If it could not be written to its file, as on a full disk, print its summary at least.
+    If it could not be written to its file, because the disk is full or another program has changed the file, print its
+    summary at least.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "memwatch: ", RuntimeWarning)  # the same is raised as an error
         recording.__exit__(None if raised is None else type(raised), raised, None)
     if recording.failure is not None:
-        sys.stderr.write(recording.summary(color=False, following="") + "\n")
+        with contextlib.suppress(
+            CaptureError
+        ):  # another program destroyed the file: the failure is raised next
+            sys.stderr.write(recording.summary(color=False, following="") + "\n")
 
 
 def _default_name(program: Program, place: JobPlace) -> str:

@@ -18,7 +18,7 @@ from memwatch.capture.derived import DERIVED_BY_NAME
 from memwatch.cli.files import make_room
 from memwatch.cli.output import emit
 from memwatch.cli.reading import add_device, read
-from memwatch.report.page.files import write_whole
+from memwatch.output_files import write_whole
 
 if TYPE_CHECKING:
     import argparse
@@ -52,8 +52,7 @@ def execute(options: argparse.Namespace) -> int:
         return _write_dataset(options)
     from memwatch.report.export import export
 
-    if options.output is not None:
-        make_room(options.output, force=options.force)
+    make_room(options.output, inputs=[options.capture], force=options.force)
     text = export(read(options.capture, options.device), options.format, table=options.table)
     if options.output is None:
         emit(text)
@@ -70,11 +69,10 @@ def _write_snapshot(options: argparse.Namespace) -> int:
     from memwatch.report.memory_viz import memory_viz
 
     target = options.output or options.capture.with_suffix(".pickle")
-    make_room(target, force=options.force)
+    make_room(target, inputs=[options.capture], force=options.force)
     reading = load(options.capture)
-    target.write_bytes(
-        pickle.dumps(memory_viz(reading.capture, [reading.on(device) for device in reading.devices]))
-    )
+    snapshot = memory_viz(reading.capture, [reading.on(device) for device in reading.devices])
+    write_whole(target, pickle.dumps(snapshot), force=options.force)
     emit(f"{target}\n")
     return 0
 

@@ -49,6 +49,7 @@ def estimate_program(
     steps: int = 3,
     device: str | None = None,
     path: str | os.PathLike[str] | None = None,
+    force: bool = False,
 ) -> Estimate:
     """Return what the tensors of a program would take, from its start until a few steps of its optimizer.
 
@@ -58,6 +59,7 @@ def estimate_program(
         steps: steps of the first optimizer after which the run is ended.
         device: a kind of accelerator that the program shall find, though there is none: `"cuda"`.
         path: write the capture to this file; None keeps it in memory.
+        force: whether an existing file at this path may be replaced.
 
     Raises:
         MemwatchError: the program needs values that fake tensors do not have.
@@ -69,6 +71,7 @@ def estimate_program(
     not_known: dict[str, None] = {}
     sizes = ChosenSizes(not_known.setdefault)
     recording = profile(path)
+    recording.replaces_file = force
 
     def note(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if started := recording.num_ops_started:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import graphviz  # type: ignore[import-untyped]
 
 from memwatch.leaks.errors import DrawError
+from memwatch.output_files import OutputError, write_whole
 from memwatch.words.edges import reference_phrase, vertex_phrase
 from memwatch.words.leaks import FROM_CYCLE, NO_DOT, NOT_DRAWN, ROOT
 
@@ -89,8 +90,8 @@ def draw_leak(leak: Drawable, path: str | PathLike[str]) -> None:
     kind = target.suffix.removeprefix(".") or "svg"
     try:
         picture = graph_of(leak).pipe(format=kind)
-        target.write_bytes(picture)
+        write_whole(target, picture, force=True)
     except graphviz.ExecutableNotFound as error:
         raise DrawError(NO_DOT.format(target=target, leak=leak)) from error
-    except (OSError, ValueError, graphviz.CalledProcessError) as error:
+    except (OutputError, OSError, ValueError, graphviz.CalledProcessError) as error:
         raise DrawError(NOT_DRAWN.format(target=target, error=error, leak=leak)) from error

@@ -128,11 +128,16 @@ class Plan(ShownAsText):
         time = "" if timed is None else f" ({100 * timed:.1f}% of the measured time)"
         return f"extra cost {100 * self.extra_cost_ratio:.1f}%{time}{moved}"
 
-    def save(self, path: str | PathLike[str]) -> None:
+    def save(self, path: str | PathLike[str], *, force: bool = True) -> None:
         """Write the plan as JSON; `load_plan` reads it, to train with it or to replay it beside its recording.
+
+        Args:
+            path: the file, which is written whole or not at all.
+            force: whether an existing file may be replaced.
 
         Raises:
             PlanFileError: an op has a name that is neither text nor a number.
+            OutputError: the file cannot be written.
         """
         for name in self.order:
             if not isinstance(name, (str, int)):
@@ -143,7 +148,7 @@ class Plan(ShownAsText):
         content |= {"order": self.order, "moves": self.moves}
         content |= {"kind": self.schedule.kind.tolist(), "index": self.schedule.index.tolist()}
         content["step"] = self.step_content()
-        write_plan_file(path, content)
+        write_plan_file(path, content, force=force)
 
 
 def load_plan(path: str | PathLike[str]) -> Plan:

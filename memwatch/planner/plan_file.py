@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memwatch.errors import MemwatchError
+from memwatch.output_files import write_whole
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -21,10 +22,19 @@ class PlanFileError(MemwatchError, ValueError):
     """A plan cannot be written, or a file holds no plan."""
 
 
-def write_plan_file(path: str | PathLike[str], content: dict[str, Any]) -> None:
-    """Write the content of a plan, whose values JSON can hold, to a file."""
+def write_plan_file(path: str | PathLike[str], content: dict[str, Any], *, force: bool) -> None:
+    """Write the content of a plan, whose values JSON can hold, to a file.
+
+    Args:
+        path: the file.
+        content: what is in it.
+        force: whether an existing file may be replaced.
+
+    Raises:
+        OutputError: the file cannot be written.
+    """
     header = {"format": _FORMAT, "version": _VERSION}
-    Path(path).write_text(json.dumps(header | content), encoding="utf-8")
+    write_whole(Path(path), json.dumps(header | content), force=force)
 
 
 def read_plan_file(path: str | PathLike[str]) -> dict[str, Any]:

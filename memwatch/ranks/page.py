@@ -41,7 +41,8 @@ def write_page(ranks: Job, path: str | os.PathLike[str], *, source: bool, force:
     """
     target = Path(path)
     beside = target.with_name(f"{target.stem}.{ranks.worst.replace(' ', '')}{target.suffix or '.html'}")
-    refuse_existing(target, force=force)
+    targets = [target, beside] if ranks.worst_path else [target]
+    refuse_existing(*targets, inputs=ranks.ranks["path"], force=force)
     has_worst = bool(ranks.worst_path) and _write_worst(ranks.worst_path, beside, source=source, force=force)
     model = ranks_model(ranks, source=source)
     model["worst_page"] = beside.name if has_worst else ""
@@ -51,7 +52,6 @@ def write_page(ranks: Job, path: str | os.PathLike[str], *, source: bool, force:
 
 def _write_worst(capture: str, page: Path, *, source: bool, force: bool) -> bool:
     """Write the page of one capture; return False where its tables cannot be read."""
-    refuse_existing(page, force=force)
     try:
         reading = load(capture)
     except CaptureError:

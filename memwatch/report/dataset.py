@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import importlib.util
 from typing import TYPE_CHECKING, Final
+from urllib.parse import quote
 
 from memwatch.capture.derived import DERIVED_BY_NAME
 from memwatch.capture.schema import NONE
 from memwatch.errors import MemwatchError
+from memwatch.output_files import whole_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,7 +46,10 @@ def write_dataset(reading: Reading, folder: Path, *, force: bool = False) -> lis
     if importlib.util.find_spec(_ENGINE) is None:
         raise DatasetError("Parquet needs pyarrow, which is not installed: pip install 'memwatch[parquet]'")
     meta = reading.meta
-    place = f"host={meta.get('host', 'unknown')}/rank={meta.get('rank', NONE)}"
+    host = quote(
+        str(meta.get("host", "unknown")), safe=""
+    )  # a text of the file: it must not name other folders
+    place = f"host={host}/rank={meta.get('rank', NONE)}"
     files = {name: folder / name / place / f"{meta.get('pid', 0)}.parquet" for name in DERIVED_BY_NAME}
     existing = [file for file in files.values() if file.exists()]
     if existing and not force:
@@ -53,9 +58,8 @@ def write_dataset(reading: Reading, folder: Path, *, force: bool = False) -> lis
         for name, file in files.items():
             file.parent.mkdir(parents=True, exist_ok=True)
             frame: pd.DataFrame = getattr(reading, name)
-            part = file.with_suffix(".part")
-            frame.assign(pid=meta.get("pid", 0)).to_parquet(part, engine=_ENGINE, index=True)
-            part.replace(file)
+            with whole_file(file, force=force) as part:
+                frame.assign(pid=meta.get("pid", 0)).to_parquet(part, engine=_ENGINE, index=True)
     except OSError as error:
         raise DatasetError(f"cannot write the dataset {folder}: {error}; choose a writable place") from error
     return list(files.values())

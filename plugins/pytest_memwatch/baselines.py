@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from memwatch.output_files import write_whole
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -88,7 +90,5 @@ def save_baseline(root: Path, name: str, tests: dict[str, dict[str, Any]]) -> Pa
             peaks[node] = row["peak_increase_bytes"]
     rows = {node: {"peak_increase_bytes": peaks[node]} for node in sorted(peaks)}
     text = json.dumps({"format": FORMAT, "version": VERSION, "tests": rows}, indent=1)
-    part = path.with_suffix(".part")  # renamed when complete, so that no reader sees half a file
-    part.write_text(text + "\n", encoding="utf-8")
-    part.replace(path)
+    write_whole(path, text + "\n", force=True)
     return path

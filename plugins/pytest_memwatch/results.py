@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
+from memwatch.output_files import write_whole
 from pytest_memwatch.causes import causes_of
 
 if TYPE_CHECKING:
@@ -58,4 +59,4 @@ def write_json(path: Path, results: Results, ignore: tuple[IgnoreRule, ...], fre
         "tests": [{"nodeid": node, **results[node]} for node in sorted(results)],
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    write_whole(path, json.dumps(data, indent=1) + "\n", force=True)
