@@ -12,10 +12,13 @@ import pathlib
 import sqlite3
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from memwatch.capture.errors import CaptureError
-from memwatch.capture.file import APPLICATION_ID, SUMMARY, check_is_database, text_of
+from memwatch.capture.database import length_of, opened, require_tables, rows_within
+from memwatch.capture.errors import CaptureError, DamagedCaptureError
+from memwatch.capture.file import APPLICATION_ID, SUMMARY, TABLES, text_of
 from memwatch.capture.meta import agreeing
 from memwatch.capture.schema import FORMAT_VERSION, OLDEST_FORMAT
+from memwatch.plain_json import read_json
+from memwatch.visible_text import visible
 
 if TYPE_CHECKING:
     import os
@@ -49,17 +52,18 @@ def read_head(path: str | os.PathLike[str]) -> Head:
         CaptureError: there is no such file, or it is no capture, or this part of it is damaged.
     """
     source = pathlib.Path(path)
-    check_is_database(source)
     try:
-        with contextlib.closing(sqlite3.connect(source, timeout=_BUSY_S)) as database:
+        with opened(source, busy_s=_BUSY_S) as database:
             (application,) = database.execute("PRAGMA application_id").fetchone()
             (version,) = database.execute("PRAGMA user_version").fetchone()
             if application != APPLICATION_ID:
                 raise CaptureError(f"{source} is not a memwatch capture")
-            rows = database.execute("SELECT key, value FROM meta").fetchall()
-        meta = {text_of(key): json.loads(text_of(value)) for key, value in rows}
-    except (sqlite3.Error, ValueError, TypeError) as error:
-        raise CaptureError(f"{source} cannot be read as a capture: {error}") from error
+            require_tables(database, {"meta": TABLES["meta"]}, others=True)
+            query = database.execute("SELECT key, value FROM meta")
+            rows = list(rows_within(query, length_of(database)))
+        meta = {text_of(key): read_json(text_of(value)) for key, value in rows}
+    except (DamagedCaptureError, sqlite3.Error, ValueError, TypeError) as error:
+        raise CaptureError(f"{source} cannot be read as a capture: {visible(str(error))}") from error
     summary = meta.pop(SUMMARY, None)
     return Head(agreeing(meta)[0], summary if isinstance(summary, dict) else None, int(version))
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from memwatch.cli.files import make_room
 from memwatch.cli.numbers import positive, share
-from memwatch.cli.output import add_json, emit, emit_json
+from memwatch.cli.output import add_json, emit, emit_json, emit_path
 from memwatch.cli.reading import add_device, read
 from memwatch.device_names import is_host
 from memwatch.progress import working
@@ -57,8 +57,10 @@ def execute(options: argparse.Namespace) -> int:
         _write_page(compared, options)
     if options.json:
         emit_json(difference_record(compared))
+    elif options.output is not None:
+        emit_path(options.output)
     else:
-        emit(f"{options.output}\n" if options.output is not None else _as_text(compared, options.rows))
+        emit(_as_text(compared, options.rows))
     return int(options.fail_above is not None and compared.growth_ratio > options.fail_above)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from memwatch.cli.files import make_room
 from memwatch.cli.next_step import command_line, memwatch_command
-from memwatch.cli.output import emit, say
+from memwatch.cli.output import emit_path, say
 from memwatch.errors import MemwatchError
 
 
@@ -57,6 +57,6 @@ def execute(options: argparse.Namespace) -> int:
         )
     make_room(target, inputs=[options.snapshot], force=options.force)
     save(read_snapshot(options.snapshot, device=options.device), target, force=options.force)
-    emit(f"{target}\n")
+    emit_path(target)
     say(f"next, type {command_line(*memwatch_command(), 'summary', target)}")
     return 0

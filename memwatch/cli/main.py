@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from memwatch._version import __version__
 from memwatch.cli.program_arguments import parse
 from memwatch.errors import MemwatchError
+from memwatch.visible_text import visible
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -90,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         execute: Execute = options.execute
         ended = execute(options)
     except (MemwatchError, OSError) as error:
-        sys.stderr.write(f"memwatch: error: {' '.join(str(error).split())}\n")
+        sys.stderr.write(f"memwatch: error: {visible(' '.join(str(error).split()))}\n")
         return 1
     except KeyboardInterrupt:  # memwatch's own work was interrupted; an interrupted program is in `ended`
         sys.excepthook = _say_interrupted

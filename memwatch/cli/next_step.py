@@ -7,6 +7,8 @@ import shlex
 import shutil
 import sys
 
+from memwatch.visible_text import UNPRINTABLE
+
 
 def memwatch_command() -> list[str]:
     """Return the words that start memwatch again, in the way this process was started."""
@@ -26,5 +28,18 @@ def _shortest(program: str) -> str:
 
 
 def command_line(*words: str | os.PathLike[str]) -> str:
-    """Return the words of a command as one line, quoted for a shell."""
-    return shlex.join(os.fspath(word) for word in words)
+    """Return the words of a command as one line, quoted for a shell.
+
+    A name may hold characters that would steer the terminal; these are written as the escapes of `$'...'`.
+    """
+    return " ".join(_quoted(os.fspath(word)) for word in words)
+
+
+def _quoted(word: str) -> str:
+    if not UNPRINTABLE.search(word):
+        return shlex.quote(word)
+    escaped = word.replace("\\", "\\\\").replace("'", "\\'")
+    shown = UNPRINTABLE.sub(
+        lambda match: "".join(f"\\x{byte:02x}" for byte in os.fsencode(match[0])), escaped
+    )
+    return f"$'{shown}'"

@@ -7,6 +7,8 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from memwatch.visible_text import visible
+
 if TYPE_CHECKING:
     import argparse
 
@@ -25,7 +27,13 @@ def emit(text: str) -> None:
 
 def say(text: str) -> None:
     """Write a line to standard error, so that standard output holds results and nothing else."""
-    sys.stderr.write(f"memwatch: {text}\n")
+    sys.stderr.write(f"memwatch: {visible(text)}\n")
+
+
+def emit_path(path: str | os.PathLike[str]) -> None:
+    """Write the path of a file to standard output: as it is for a program, and safe to print for a terminal."""
+    text = os.fspath(path)
+    emit(f"{visible(text) if sys.stdout is not None and sys.stdout.isatty() else text}\n")
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memwatch.cli.files import make_room
-from memwatch.cli.output import emit
+from memwatch.cli.output import emit_path
 from memwatch.cli.reading import add_device, read
 
 if TYPE_CHECKING:
@@ -38,5 +38,5 @@ def execute(options: argparse.Namespace) -> int:
     make_room(page, inputs=[options.capture], force=options.force)
     reading = read(options.capture, options.device)
     reading.report(page, source=not options.no_source, force=options.force)
-    emit(f"{page}\n")
+    emit_path(page)
     return 0

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from memwatch.capture.derived import DERIVED_BY_NAME
 from memwatch.cli.files import make_room
-from memwatch.cli.output import emit
+from memwatch.cli.output import emit, emit_path
 from memwatch.cli.reading import add_device, read
 from memwatch.output_files import write_whole
 
@@ -73,7 +73,7 @@ def _write_snapshot(options: argparse.Namespace) -> int:
     reading = load(options.capture)
     snapshot = memory_viz(reading.capture, [reading.on(device) for device in reading.devices])
     write_whole(target, pickle.dumps(snapshot), force=options.force)
-    emit(f"{target}\n")
+    emit_path(target)
     return 0
 
 
@@ -83,5 +83,5 @@ def _write_dataset(options: argparse.Namespace) -> int:
 
     folder = options.output or options.capture.with_suffix(".parquet")
     write_dataset(read(options.capture, options.device), folder, force=options.force)
-    emit(f"{folder}\n")
+    emit_path(folder)
     return 0

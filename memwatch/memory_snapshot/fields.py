@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.capture.schema import NONE
 from memwatch.memory_snapshot.errors import SnapshotError
+from memwatch.plain_json import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -107,7 +108,11 @@ def _is_short(value: object) -> bool:
 
 def from_plain(written: str) -> dict[str, Any]:
     """Return the fields that `plain` wrote; sequences are tuples again, as torch's ids of pools are."""
-    fields: dict[str, Any] = json.loads(written) if written else {}
+    fields = read_json(written) if written else {}
+    if not isinstance(fields, dict):
+        raise SnapshotError(
+            "the capture is damaged: the fields of an entry are no JSON object; import it again"
+        )
     return {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
 
 

@@ -166,5 +166,5 @@ def load_plan(path: str | PathLike[str]) -> Plan:
         return Plan(
             schedule, list(content["order"]), list(content["moves"]), **figures, step=content.get("step")
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise PlanFileError(f"{path} is a damaged plan ({error!r}); write it again") from None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from memwatch.errors import MemwatchError
 from memwatch.output_files import write_whole
+from memwatch.plain_json import JsonError, read_json
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -46,8 +47,8 @@ def read_plan_file(path: str | PathLike[str]) -> dict[str, Any]:
     if not Path(path).is_file():
         raise PlanFileError(f"{path} is not a file; {_HOW}")
     try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError):
+        content = read_json(Path(path).read_bytes())
+    except JsonError:
         content = None
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
         raise PlanFileError(f"{path} is not a plan; {_HOW}")

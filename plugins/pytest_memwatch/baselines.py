@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from memwatch.output_files import write_whole
+from memwatch.plain_json import read_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,7 +60,7 @@ def load_baseline(root: Path, name: str) -> Baseline:
 
 def _read(path: Path) -> dict[str, int]:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = read_json(path.read_bytes())
         if data["format"] != FORMAT or data["version"] > VERSION:
             raise ValueError("another format or a newer version")
         return {str(node): int(row["peak_increase_bytes"]) for node, row in data["tests"].items()}
