@@ -6,7 +6,7 @@ calls share one text. Values that cannot be written down are named, and refused 
 
 from __future__ import annotations
 
-import json
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from memwatch._torch.fake import FakeTensor
+from memwatch.errors import MemwatchError
+from memwatch.plain_json import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,6 +32,8 @@ _NAMED: Final = {
 }
 
 
+_SHOWN: Final = 60
+"""Characters of a damaged text in the error."""
 FAKE, META = "fake tensor", "meta tensor"
 
 
@@ -117,9 +121,18 @@ def unsupported_tensor(tensor: Tensor) -> str:
 
 
 def decode(text: str, first_slot: int = 0) -> Value:
-    """Read what `encode` and `json.dumps` wrote; tensors become windows, numbered from `first_slot`."""
+    """Read what `encode` and `json.dumps` wrote; tensors become windows, numbered from `first_slot`.
+
+    Raises:
+        MemwatchError: the text is anything else, as in a damaged file.
+    """
     slots = iter(range(first_slot, 1 << 62))
-    return _decode(json.loads(text), slots)
+    try:
+        return _decode(read_json(text), slots)
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise MemwatchError(
+            f"the capture is damaged: {text[:_SHOWN]!r} is no argument of an op; record it again"
+        ) from error
 
 
 def _decode(data: Value, slots: Iterator[int]) -> Value:
@@ -130,12 +143,16 @@ def _decode(data: Value, slots: Iterator[int]) -> Value:
     ((kind, value),) = data.items()
     if kind == "t":
         dtype, size, stride, offset, flags = value
-        return Window(next(slots), getattr(torch, dtype), tuple(size), tuple(stride), offset, flags)
+        return Window(next(slots), _named(torch.dtype, dtype), tuple(size), tuple(stride), offset, flags)
     return _DECODERS[kind](value)
 
 
-def _named(text: str) -> Value:
-    return getattr(torch, text)
+def _named(kind: type, text: str) -> Value:
+    """Return a constant of torch by its name; a file may name anything that torch has."""
+    value = getattr(torch, text)
+    if not isinstance(value, kind):
+        raise TypeError(f"torch.{text} is no {kind.__name__}")
+    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +163,7 @@ class GeneratorNumber:
 
 
 _DECODERS: Final[dict[str, Callable[[Value], Value]]] = {
-    "dtype": _named,
-    "layout": _named,
-    "memory_format": _named,
+    **{name: functools.partial(_named, kind) for kind, name in _NAMED.items() if kind is not torch.device},
     "device": torch.device,
     "complex": lambda parts: complex(*parts),
     "generator": GeneratorNumber,

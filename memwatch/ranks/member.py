@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from memwatch.capture import load
 from memwatch.capture.errors import CaptureError
 from memwatch.capture.rank_summary import Head, read_head
-from memwatch.ranks.summary import VERSION, summarise
+from memwatch.ranks.summary import is_summary, summarise
 from memwatch.words.ranks import CHILD, PROCESS, RANK, RESTARTED_RANK, UNKNOWN
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def read_member(path: str | os.PathLike[str]) -> Member:
     except CaptureError as error:
         return Member({}, None, str(path), problem=str(error))
     other_format = 0 if head.is_readable else head.format_version
-    if head.summary is not None and head.summary.get("version") == VERSION:
+    if head.summary is not None and is_summary(head.summary):
         return Member(head.meta, head.summary, str(path), format_version=other_format)
     if other_format:
         return Member(head.meta, None, str(path), format_version=other_format)

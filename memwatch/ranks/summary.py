@@ -25,12 +25,60 @@ MOST_SITES: Final = 100
 NAMED: Final = ("parameter", "buffer", "gradient", "optimizer state", *COMMUNICATION)
 """Categories whose names mean the same in all ranks; of the others, the op and the line tell what it is."""
 _SITE: Final = ("category", "module", "what", "line")
+_WHOLE: Final = (
+    "peak_bytes", "baseline_bytes", "peak_increase_bytes", "ops", "last_ns", "communication_bytes", "other_sites_bytes",
+)  # fmt: skip
+_MOST: Final = 1 << 61
+"""No size and no time is larger, and the sum of two still fits 64 bits."""
 _COLUMNS: Final = ("nbytes", "category", "module", "name", "op_name", "line", "own_line")
 
 
 def told_what(category: str, what: str) -> str:
     """Return what a site is as a person says it: names stay as they are, ops are short."""
     return what if category in NAMED else short_op(what)
+
+
+def is_summary(found: dict[str, Any]) -> bool:
+    """Return whether a dictionary of a file is a summary of this version as `summarise` makes it, in every field."""
+    whole, texts = _is_whole, _are_texts
+    at, steps, sites = (found.get(name) for name in ("peak_at", "steps", "sites"))
+    return (
+        found.get("version") == VERSION
+        and isinstance(found.get("device"), str)
+        and all(whole(found.get(name)) for name in _WHOLE)
+        and all(_are_sizes(found.get(name)) for name in ("device_peak_bytes", "category_bytes"))
+        and isinstance(at, dict)
+        and texts([at.get(name) for name in ("name", "line", "module", "phase")])
+        and isinstance(steps, dict)
+        and whole(steps.get("count"))
+        and whole(steps.get("per_point"))
+        and all(
+            isinstance(steps.get(name), list) and all(map(whole, steps[name]))
+            for name in ("peak_bytes", "end_ns")
+        )
+        and len(steps["peak_bytes"]) == len(steps["end_ns"]) <= MOST_POINTS
+        and isinstance(sites, list)
+        and len(sites) <= MOST_SITES
+        and all(
+            isinstance(site, list)
+            and len(site) == len(_SITE) + 2
+            and texts(site[: len(_SITE)])
+            and all(map(whole, site[len(_SITE) :]))
+            for site in sites
+        )
+    )
+
+
+def _is_whole(value: Any) -> bool:
+    return type(value) is int and 0 <= value < _MOST
+
+
+def _are_sizes(value: Any) -> bool:
+    return isinstance(value, dict) and all(map(_is_whole, value.values()))
+
+
+def _are_texts(values: list[Any]) -> bool:
+    return all(isinstance(value, str) for value in values)
 
 
 def summarise(capture: Capture) -> dict[str, Any]:

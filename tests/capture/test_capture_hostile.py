@@ -23,10 +23,12 @@ import memwatch
 from memwatch.capture import CaptureError, load, save
 from memwatch.capture.capture import INTEGER_TABLES, Capture
 from memwatch.capture.database import check_is_database
-from memwatch.capture.rank_summary import read_head
+from memwatch.capture.rank_summary import add_summary, read_head
 from memwatch.cli.main import main
 from memwatch.cli.next_step import command_line
+from memwatch.encoding.values import decode
 from memwatch.plain_json import JsonError, read_json
+from memwatch.ranks.summary import is_summary, summarise
 
 MOST_S, MOST_BYTES = 5, 1 << 30
 
@@ -230,3 +232,46 @@ def test_a_pickle_with_code_is_refused_and_does_not_run(tmp_path, capsys):
     assert main(["import", str(tmp_path / "x.pickle")]) == 1
     assert "none of it was run" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["x.pickle"]
+
+
+WRONG_SUMMARIES = {
+    "nothing else": lambda summary: {"version": summary["version"]},
+    "a device that is a number": lambda summary: summary | {"device": 3},
+    "a peak that is text": lambda summary: summary | {"peak_bytes": "much"},
+    "a peak of 80 bits": lambda summary: summary | {"peak_bytes": 1 << 80},
+    "steps of unequal length": lambda summary: summary | {"steps": {**summary["steps"], "end_ns": []}},
+    "steps that are no list": lambda summary: (
+        summary | {"steps": {**summary["steps"], "peak_bytes": {"a": 1}}}
+    ),
+    "sites that are short": lambda summary: summary | {"sites": [["a", "b"]]},
+    "a million sites": lambda summary: summary | {"sites": [["a", "b", "c", "d", 1, 1]] * 1000},
+    "categories that are a list": lambda summary: summary | {"category_bytes": [1]},
+    "a place that is null": lambda summary: summary | {"peak_at": None},
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_SUMMARIES)
+def test_a_wrong_summary_of_a_rank_is_not_believed(wrong, good, tmp_path, capsys):
+    """The tables of the file are read instead, so that the merge says the same as without the summary."""
+    path = tmp_path / "x.memwatch"
+    shutil.copy(good, path)
+    right = summarise(load(good))
+    assert is_summary(json.loads(json.dumps(right)))
+    add_summary(path, WRONG_SUMMARIES[wrong](right))
+    other = tmp_path / "y.memwatch"
+    shutil.copy(good, other)
+    assert main(["merge", str(path), str(other), "-o", str(tmp_path / "page.html")]) == 0
+    said = capsys.readouterr().out
+    add_summary(path, right)
+    assert main(["merge", str(path), str(other), "-f", "-o", str(tmp_path / "page.html")]) == 0
+    assert capsys.readouterr().out == said
+
+
+@pytest.mark.parametrize(
+    "text", ['{"dtype": "load"}', '{"t": ["hub", [1], [1], 0, ""]}', '{"x": 1}', "{}", "[" * 10**5]
+)
+def test_an_argument_that_no_recorder_writes_is_one_error(text):
+    """A file cannot name just any function of torch as a dtype."""
+    with pytest.raises(memwatch.MemwatchError):
+        decode(text)
+    assert decode('{"dtype": "float32"}') is torch.float32
