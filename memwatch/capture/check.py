@@ -38,6 +38,16 @@ _NOTE_OF_META: Final = (
     "The capture disagrees with itself: `{}` of what was recorded where is {}, which it cannot be. "
     "It is left out."
 )
+_NOTE_OF_MODULES: Final = (
+    "{} rows of `modules` are of modules within more than {} others; they are read as modules of their own."
+)
+_MOST_LEVELS: Final = 64
+"""Modules within modules: models have about ten levels, a chain of wrappers some dozen. A guess."""
+_NOTE_OF_TEXTS: Final = (
+    "{} texts of the capture are longer than {:,} characters; the rest of each is left out."
+)
+_LONGEST_NAME: Final = 4096
+"""Characters of a name: as many bytes as a path may have on Linux. Names of objects are a few dozen."""
 _SHOWN: Final = 40
 """Characters of a value in a note."""
 
@@ -79,7 +89,44 @@ def checked(
         ]
         if name in _GROUPED and problems:
             counts[name] = int(found[name][_GROUPED[name]].max(initial=NONE)) + 1
+    found["modules"], deep = _without_deep_modules(found["modules"])
+    notes += [Note(0, "damaged", _NOTE_OF_MODULES.format(deep, _MOST_LEVELS))] if deep else []
+    strings, cut = _with_short_names(strings, found)
+    notes += [Note(0, "damaged", _NOTE_OF_TEXTS.format(cut, _LONGEST_NAME))] if cut else []
     return Capture(found, strings, meta, notes)
+
+
+def _without_deep_modules(modules: Columns) -> tuple[Columns, int]:
+    """Return the modules without the parents of those that lie too deep, or in a ring; and how many these are.
+
+    The name of a module holds the names of all modules above it, so the names of a long chain fill the memory.
+    """
+    numbers, parents = modules["module"], modules["parent"]
+    above = np.full(int(numbers.max(initial=NONE)) + 2, NONE, dtype=np.int64)  # the last is that of no module
+    above[numbers] = parents
+    level = parents.astype(np.int64)
+    for _ in range(_MOST_LEVELS):
+        if not (level >= 0).any():
+            return modules, 0
+        level = above[level]
+    is_deep = level >= 0
+    return {**modules, "parent": np.where(is_deep, NONE, parents)}, int(is_deep.sum())
+
+
+def _with_short_names(strings: list[str], tables: Mapping[str, Columns]) -> tuple[list[str], int]:
+    """Return the texts, those cut that are too long for a name and are no JSON; and how many these are.
+
+    A reader repeats a name for each row that has it, and a small file may have many rows of one long name.
+    """
+    long = {number for number, text in enumerate(strings) if len(text) > _LONGEST_NAME}
+    if not long:
+        return strings, 0
+    for name, table in tables.items():
+        for column in RECORDED_BY_NAME[name].columns:
+            if column.refers is not None and column.refers.is_json:
+                long -= set(np.unique(table[column.name]).tolist())
+    texts = [text[:_LONGEST_NAME] if number in long else text for number, text in enumerate(strings)]
+    return texts, len(long)
 
 
 def _require_numbers(table: ChunkedTable, name: str, column: str) -> None:

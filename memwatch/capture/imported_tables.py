@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from memwatch.capture.references import STACK_OR_NONE, STORAGE_OR_NONE, TEXT, TEXT_OR_NONE
+from memwatch.capture.references import JSON_TEXT_OR_NONE, STACK_OR_NONE, STORAGE_OR_NONE, TEXT
 from memwatch.capture.table import Table
 
 IMPORTED: Final = (
@@ -23,7 +23,7 @@ IMPORTED: Final = (
             "unix time, nanoseconds; where the snapshot has no times, a number that keeps the order",
         ),
         ("storage", "int", "the storage that begins or ends with it, -1 if none", STORAGE_OR_NONE),
-        ("extra", "int", "string id of its other fields, JSON", TEXT_OR_NONE),
+        ("extra", "int", "string id of its other fields, JSON", JSON_TEXT_OR_NONE),
     ),
     Table.of(
         "segments",
@@ -37,7 +37,7 @@ IMPORTED: Final = (
         ("requested_bytes", "int", "bytes that the program asked for in these, -1 likewise"),
         ("stream", "int", "the stream, -1 if the snapshot does not say"),
         ("stack", "int", "stack id of the call that made it, -1 if it was not recorded", STACK_OR_NONE),
-        ("extra", "int", "string id of its other fields, JSON", TEXT_OR_NONE),
+        ("extra", "int", "string id of its other fields, JSON", JSON_TEXT_OR_NONE),
     ),
     Table.of(
         "blocks",
@@ -55,6 +55,6 @@ IMPORTED: Final = (
         "One row per start or end of a `record_function`; only in an imported memory snapshot.",
         ("time_ns", "int", "unix time, nanoseconds"),
         ("device", "int", "string id of the device", TEXT),
-        ("extra", "int", "string id of its fields, JSON: name and stage", TEXT_OR_NONE),
+        ("extra", "int", "string id of its fields, JSON: name and stage", JSON_TEXT_OR_NONE),
     ),
 )

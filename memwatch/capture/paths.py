@@ -23,6 +23,8 @@ Path = tuple[Edge, ...]
 """References from a root to what it keeps alive, the root's first."""
 
 _BETWEEN_SIZES: Final = " "
+_MOST_LEVELS: Final = 32
+"""Functions within functions that are read of a vertex: a damaged file may nest them without end."""
 _EDGE_KINDS: Final = {kind.value: kind for kind in EdgeKind}
 _VERTEX_KINDS: Final = {kind.value: kind for kind in VertexKind}
 
@@ -132,10 +134,12 @@ def _read_vertices(capture: Capture) -> dict[int, Vertex]:
     columns = [column.tolist() for column in capture.tables["vertices"].values()]
     text = _Texts(capture.strings)
     found: dict[int, Vertex] = {}
+    levels: dict[int, int] = {}
     for number, kind, name, file, line, count, limit, nbytes, shape, dtype, thread, library, inner in zip(
         *columns, strict=True
     ):
         sizes = text(shape)
+        levels[number] = levels.get(inner, 0) + 1
         found[number] = Vertex(
             _VERTEX_KINDS.get(kind, VertexKind.OBJECT),
             text(name) or "",
@@ -147,7 +151,7 @@ def _read_vertices(capture: Capture) -> dict[int, Vertex]:
             None if sizes is None else tuple(int(size) for size in sizes.split() if size.isdecimal()),
             text(dtype) or "",
             text(thread) or "",
-            found.get(inner),
+            found.get(inner) if levels[number] <= _MOST_LEVELS else None,
             text(library) or "",
         )
     return found

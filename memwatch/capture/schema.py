@@ -13,6 +13,7 @@ from memwatch.capture.imported_tables import IMPORTED
 from memwatch.capture.references import (
     CODE,
     FLAG,
+    JSON_TEXT,
     MODULE,
     MODULE_OR_NONE,
     OP,
@@ -379,9 +380,9 @@ RECORDED: Final = (
             "call",
             "int",
             "string id of its arguments: JSON, a tensor as dtype, size, stride, offset, flags",
-            TEXT,
+            JSON_TEXT,
         ),
-        ("result", "int", "string id of its results, written in the same way", TEXT),
+        ("result", "int", "string id of its results, written in the same way", JSON_TEXT),
         ("grad", "int", "1 if grad mode was on: some kernels keep more for backward then", FLAG),
     ),
     _table(

@@ -17,12 +17,14 @@ class Reference:
         choices: instead of a table: how many values there are, from 0.
         or_none: whether -1, "there is none", may stand in its place.
         is_count: whether the integer says how many rows came before, so that it may be the number of all rows.
+        is_json: whether the text is JSON, which may be long; other texts are names.
     """
 
     to: str = ""
     choices: int = 0
     or_none: bool = False
     is_count: bool = False
+    is_json: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -275,3 +276,64 @@ def test_an_argument_that_no_recorder_writes_is_one_error(text):
     with pytest.raises(memwatch.MemwatchError):
         decode(text)
     assert decode('{"dtype": "float32"}') is torch.float32
+
+
+def repeated(table, rows):
+    """Return the columns of a table with its last row many times more."""
+    return {name: np.concatenate([values, np.repeat(values[-1:], rows)]) for name, values in table.items()}
+
+
+def saved(capture, path, **tables):
+    save(dataclasses.replace(capture, tables={**capture.tables, **tables}), path)
+    return str(path)
+
+
+@pytest.mark.parametrize("form", ["chain", "ring"])
+def test_modules_within_modules_without_end_are_read_as_modules_of_their_own(form, good, tmp_path, capsys):
+    """The name of each holds the names above it: 5000 levels would take gigabytes."""
+    capture = load(good)
+    modules = repeated(capture.tables["modules"], 5000)
+    numbers = np.arange(len(modules["module"]))
+    modules["module"], modules["parent"] = numbers, numbers - 1
+    modules["name"][:] = modules["name"][-1]
+    if form == "ring":
+        modules["parent"][0] = numbers[-1]
+    path = saved(capture, tmp_path / "x.memwatch", modules=modules)
+    assert exit_code("summary", path, said=tmp_path / "said") == 0
+    assert any("are read as modules of their own" in text for _, text in memwatch.load(path).notes)
+    assert not any("modules" in text for kind, text in memwatch.load(good).notes if kind == "damaged")
+
+
+def test_functions_within_functions_without_end_are_read(good, tmp_path):
+    capture = load(good)
+    vertices = repeated(capture.tables["vertices"], 5000)
+    vertices["vertex"] = np.arange(len(vertices["vertex"]))
+    vertices["inner"] = vertices["vertex"] - 1
+    edges = {name: np.asarray(values).copy() for name, values in capture.tables["edges"].items()}
+    edges["owner"][:] = vertices["vertex"][-1]
+    path = saved(capture, tmp_path / "x.memwatch", vertices=vertices, edges=edges)
+    for kind in range(20):
+        vertices["kind"][:] = kind
+        (tmp_path / "x.memwatch").unlink()
+        saved(capture, tmp_path / "x.memwatch", vertices=vertices, edges=edges)
+        assert "Peak" in memwatch.load(path).summary()
+
+
+def test_a_name_of_megabytes_is_cut_and_a_note_says_so(good, tmp_path):
+    """It would be repeated in every row that has it. Arguments of ops are no names and stay whole."""
+    path = tmp_path / "x.memwatch"
+    for number, name in enumerate(load(good).strings):
+        if name.isidentifier():
+            shutil.copy(good, path)
+            with database(path) as opened:
+                opened.execute("UPDATE strings SET text = ? WHERE id = ?", ("ab.c/" * 10**6, number))
+            break
+    assert exit_code("summary", str(path), said=tmp_path / "said") == 0
+    assert max(map(len, load(path).strings)) == 4096
+    assert any("longer than 4,096 characters" in text for _, text in memwatch.load(path).notes)
+    with memwatch.profile(replay=True) as prof:
+        torch.cat([torch.ones(2) for _ in range(200)])
+    prof.save(tmp_path / "replay.memwatch")
+    longest = max(prof.capture.strings, key=len)
+    assert len(longest) > 4096
+    assert longest in load(tmp_path / "replay.memwatch").strings
