@@ -1,25 +1,104 @@
-"""Where compiled libraries lie: a folder of the user's, shared by every checkout and environment of theirs."""
+"""Where compiled libraries lie: a folder of the user's, shared by every checkout and environment of theirs.
+
+A library is code. So it is loaded only if nobody but this user and root can have written it, or put it there.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import shutil
+import stat
 import sys
 import tempfile
 from typing import Final
 
 from memwatch.errors import MemwatchError
+from memwatch.output_files import whole_file
 
 _COMPILERS: Final = ("c++", "g++", "clang++")
 VARIABLE: Final = "MEMWATCH_CACHE"
 """The environment variable that names another folder, as where the home is read-only or many users share one build."""
+_ADVICE_LATER: Final = f"set {VARIABLE} to a folder of your own"
+_ADVICE: Final = f"remove it, or {_ADVICE_LATER}"
 
 
 def folder() -> pathlib.Path:
     """Return the folder, which may not exist yet: `$MEMWATCH_CACHE`, or `memwatch` in the user's cache folder."""
     chosen = os.environ.get(VARIABLE)
     return pathlib.Path(chosen).absolute() if chosen else _cache_of_user() / "memwatch"
+
+
+def distrust(path: pathlib.Path) -> str:
+    """Return why code in a file, or in files of a folder, may be another user's; empty where it is not.
+
+    The file and every folder above it must belong to this user or to root. Nobody else may write to them, except for
+    folders such as `/tmp`, in which each user can rename only their own files.
+    """
+    if os.name != "posix":
+        return ""
+    user = os.geteuid()
+    absolute = pathlib.Path(os.path.abspath(path))
+    real = pathlib.Path(os.path.realpath(path))
+    for each in dict.fromkeys((absolute, *absolute.parents, real, *real.parents)):
+        try:
+            found = os.lstat(each)
+        except OSError:  # what is not there yet, its folder decides
+            continue
+        if found.st_uid not in (0, user):
+            return f"{each} belongs to another user (uid {found.st_uid}); {_ADVICE}"
+        if stat.S_ISLNK(found.st_mode):
+            continue  # its mode says nothing
+        is_shared = bool(found.st_mode & stat.S_IWOTH) or (
+            bool(found.st_mode & stat.S_IWGRP) and not _is_private(found.st_gid, found.st_uid)
+        )
+        is_sticky = stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX
+        if is_shared and not is_sticky:
+            return (
+                f"other users may write to {each} (mode {stat.S_IMODE(found.st_mode):o}); "
+                f"type `chmod go-w {each}` if it is yours alone, or {_ADVICE_LATER}"
+            )
+    return ""
+
+
+def is_usable(file: pathlib.Path) -> bool:
+    """Return whether a library of the folder is there and nobody else can have written it."""
+    return file.exists() and not distrust(file)
+
+
+def _is_private(group: int, user: int) -> bool:
+    """Return whether a group has one member, as where each user has a group of the same name and a umask of 002."""
+    import grp
+    import pwd
+
+    try:
+        owner, members = pwd.getpwuid(user), grp.getgrgid(group)
+    except KeyError:
+        return False
+    return (
+        owner.pw_gid == group and owner.pw_name == members.gr_name and set(members.gr_mem) <= {owner.pw_name}
+    )
+
+
+def _make(path: pathlib.Path) -> None:
+    """Make a folder, and those above it that are missing, so that no other user may write to them."""
+    for each in reversed((path, *path.parents)):
+        if not each.is_dir():
+            with contextlib.suppress(FileExistsError):  # another process has made it in this moment
+                each.mkdir(mode=0o755)
+    path.mkdir(exist_ok=True)  # raises where there is a file of this name
+
+
+def put(made: pathlib.Path, file: pathlib.Path) -> None:
+    """Copy a library to its name in one step, so that nobody loads a part of it, and no link is followed.
+
+    Raises:
+        OutputError: there is no space.
+    """
+    with whole_file(file, force=True) as part:
+        part.write_bytes(made.read_bytes())
+        part.chmod(0o755)
 
 
 def _cache_of_user() -> pathlib.Path:
@@ -67,10 +146,14 @@ def require_writable(what: str, until_then: str) -> None:
         until_then: what is used without it, for the message.
 
     Raises:
-        MemwatchError: it cannot be written; says where it is and how to name another.
+        MemwatchError: it cannot be written, or others could change what is in it; says where it is and how to name
+            another.
     """
     try:
-        folder().mkdir(parents=True, exist_ok=True)
+        _make(folder())
+        reason = distrust(folder())
+        if reason:
+            raise MemwatchError(f"{what} was not built: {reason}; {until_then}")
         with tempfile.TemporaryFile(dir=folder()):
             pass
     except OSError as error:

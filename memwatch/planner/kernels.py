@@ -54,7 +54,7 @@ class _Loader:
 
     def _load(self) -> None:
         file = library.path()
-        loaded = library.load(file) if file.exists() else None
+        loaded = library.load(file) if file.exists() and not library.distrust() else None
         if loaded is not None:
             self.calls = calls.Calls(loaded)
 

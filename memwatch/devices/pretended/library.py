@@ -9,10 +9,10 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
-import os
 import pathlib
 import platform
 import subprocess
+import tempfile
 from typing import Final
 
 import torch
@@ -41,7 +41,7 @@ def load_or_build() -> tuple[ctypes.CDLL | None, str]:
     """Return the library, compiled where it is not there yet; or None, and a sentence that says why not."""
     try:
         file = path()
-        if not file.exists():
+        if not build_cache.is_usable(file):
             with working("memwatch estimate"):
                 _build(file)
         return ctypes.CDLL(str(file)), ""
@@ -57,17 +57,24 @@ def _build(file: pathlib.Path) -> None:
     """
     compiler = build_cache.compiler(_WHAT, _FALLBACK)
     build_cache.require_writable(_WHAT, _FALLBACK)
-    partial = file.with_suffix(f".{os.getpid()}")
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
     libraries = (f"-L{_TORCH / 'lib'}", "-lc10", "-ltorch_cpu")
-    command = [compiler, *_FLAGS, abi, f"-I{_TORCH / 'include'}", str(SOURCE), *libraries, "-o", str(partial)]
-    child = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)  # noqa: S603  # our own command
-    try:
+    with tempfile.TemporaryDirectory() as folder:
+        made = pathlib.Path(folder, file.name)
+        command = [
+            compiler,
+            *_FLAGS,
+            abi,
+            f"-I{_TORCH / 'include'}",
+            str(SOURCE),
+            *libraries,
+            "-o",
+            str(made),
+        ]
+        child = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)  # noqa: S603  # our own command
         if child.returncode:
             said = next(
                 (line for line in child.stderr.splitlines() if "error:" in line), str(child.returncode)
             )
             raise MemwatchError(f"{_WHAT} was not built: {said[:_LINE_CHARS]}; {_FALLBACK}")
-        partial.replace(file)
-    finally:
-        partial.unlink(missing_ok=True)
+        build_cache.put(made, file)

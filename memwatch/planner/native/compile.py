@@ -17,6 +17,7 @@ def main(target: pathlib.Path, command: list[str]) -> int:
         made = pathlib.Path(folder, target.name)
         status = subprocess.run([*command, "-o", str(made)], check=False).returncode  # noqa: S603  # our own command
         if status == 0:
+            made.chmod(0o755)  # a umask of 002 would let a group write to it, and then it is not loaded
             made.replace(target)
     return status
 

@@ -55,6 +55,12 @@ def load(file: pathlib.Path) -> ctypes.CDLL | None:
         return None
 
 
+def distrust() -> str:
+    """Return why a library that is there is not loaded; empty where it is, or where there is none."""
+    file = path()
+    return build_cache.distrust(file) if file.parent != BUILT and file.exists() else ""
+
+
 class Build:
     """A compiler at work on the library, in a process of its own.
 
@@ -103,7 +109,7 @@ def build() -> tuple[pathlib.Path, bool]:
         MemwatchError: it could not be compiled.
     """
     with _lock:
-        if path().exists():
+        if path().exists() and not distrust():
             return path(), False
         work = Build()
         while not work.is_done(60):

@@ -25,6 +25,7 @@ import torch
 from memwatch import build_cache
 from memwatch._torch.autograd_state import use_compiled
 from memwatch.errors import MemwatchError
+from memwatch.output_files import OutputError
 from memwatch.record.native.compile import NO_COMPILER
 
 SOURCES: Final = pathlib.Path(__file__).parent / "src"
@@ -68,7 +69,13 @@ def _digest(sources: pathlib.Path) -> str:
 
 def load() -> Any:
     """Return the module, or None where it is not built or MEMWATCH_NATIVE=0 switches it off."""
-    return _load(path()) if is_wanted() else None
+    return _load(path()) if is_wanted() and not distrust() else None
+
+
+def distrust() -> str:
+    """Return why a library that is there is not loaded; empty where it is, or where there is none."""
+    file = path()
+    return build_cache.distrust(file) if file.parent != BUILT and file.exists() else ""
 
 
 def is_wanted() -> bool:
@@ -91,8 +98,8 @@ def _load(file: pathlib.Path) -> Any:
 
 
 def is_built() -> bool:
-    """Return True if the library for this torch, this Python and these sources is there."""
-    return path().exists()
+    """Return True if the library for this torch, this Python and these sources is there, and is loaded."""
+    return path().exists() and not distrust()
 
 
 def build() -> pathlib.Path:
@@ -110,21 +117,11 @@ def build() -> pathlib.Path:
     file = path()
     try:
         with tempfile.TemporaryDirectory() as folder:
-            _put_in_place(_compile(folder), file)
-    except OSError as error:
+            build_cache.put(_compile(folder), file)
+    except (OSError, OutputError) as error:
         raise MemwatchError(f"the native recorder was not built: {error}; {_FALLBACK}") from error
     _load.cache_clear()
     return file
-
-
-def _put_in_place(made: pathlib.Path, file: pathlib.Path) -> None:
-    """Copy a library to its name in one step, so that nobody loads a part of it."""
-    partial = file.with_suffix(f".{os.getpid()}")
-    try:
-        partial.write_bytes(made.read_bytes())
-        partial.replace(file)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _require_headers() -> None:

@@ -18,6 +18,10 @@ REMARK: Final = (
     "the recorder in Python was used, which takes two to five times as long: `memwatch build` compiles the native one, "
     "once for this torch"
 )
+_DISTRUSTED: Final = (
+    "the native recorder was not loaded, because {reason}. The recorder in Python was used, which takes two to five "
+    "times as long"
+)
 _told: Final[list[str]] = []
 
 
@@ -25,6 +29,9 @@ def remark() -> str:
     """Return the line for the user; empty where it is built, cannot be, or is not wanted."""
     if not library.is_wanted() or library.is_built():
         return ""
+    reason = library.distrust()
+    if reason:
+        return _DISTRUSTED.format(reason=reason)
     return _of_another_torch() or (REMARK if _could_be_built() else "")
 
 
