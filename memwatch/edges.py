@@ -171,6 +171,7 @@ class Vertex:
         inner: the function inside a bound method, a partial or a cache; the program's function that a call of
             torch or Python runs.
         library: whose a call is that runs a function of the program: ``torch`` or ``Python``.
+        made_by: for a class that a function made and then renamed, or an object of it, the name and file in the code.
     """
 
     kind: VertexKind
@@ -185,6 +186,7 @@ class Vertex:
     thread: str = ""
     inner: Vertex | None = None
     library: str = ""
+    made_by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +209,7 @@ class Edge:
         is_own: True if `file` is the program's own code, False if it is torch's, Python's or a package's;
             None where nobody asked. Decided from the real path when the edge is recorded.
         is_torchs: True if `file` is torch's; read from a capture only.
+        of_argument: True if the line stores an argument of its function, which the caller has as well.
     """
 
     kind: EdgeKind
@@ -220,3 +223,4 @@ class Edge:
     reader: Vertex | None = None
     is_own: bool | None = None
     is_torchs: bool = False
+    of_argument: bool = False

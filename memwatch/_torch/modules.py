@@ -7,6 +7,7 @@
 | a code object in torch.optim.Optimizer.profile_hook_step | OPTIMIZER_STEP_CODE, None if unknown |
 | torch.nn.utils.stateless._functional_call.__code__ | FUNCTIONAL_CALL_CODE, None if unknown |
 | module.__dict__["_parameters"], "_buffers", "_modules" | PARAMETERS, BUFFERS, MODULES |
+| module._forward_hooks, optimizer._optimizer_step_pre_hooks, ... | HOOK_TABLES |
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any, Final
 
 from torch import nn
+from torch.nn.modules import module as all_modules
 
 from memwatch._torch.lookup import Part
 
@@ -23,6 +25,27 @@ if TYPE_CHECKING:
 
 PARAMETERS, BUFFERS, MODULES = "_parameters", "_buffers", "_modules"
 """Keys in a module's `__dict__` of the dictionaries that hold its parameters, buffers and children."""
+
+HOOK_TABLES: Final = frozenset(
+    {
+        *(name for name in vars(nn.Module()) if name.endswith("_hooks")),
+        *(name for name in vars(all_modules) if name.endswith("_hooks")),  # for all modules
+        "_global_optimizer_pre_hooks",
+        "_global_optimizer_post_hooks",
+        "_optimizer_step_pre_hooks",
+        "_optimizer_step_post_hooks",
+        "_optimizer_state_dict_pre_hooks",
+        "_optimizer_state_dict_post_hooks",
+        "_optimizer_load_state_dict_pre_hooks",
+        "_optimizer_load_state_dict_post_hooks",
+        "_post_accumulate_grad_hooks",  # of a tensor, whose `_backward_hooks` a module has too
+        "user_hooks",  # of torch.utils.hooks.BackwardHook, which a module makes for its own hooks
+        "user_pre_hooks",
+    }
+)
+"""The names of the tables to which `register_..._hook` adds a hook, and from which `handle.remove()` takes it.
+
+A program may call its own containers so: `layer_hooks` may be what hooks recorded, or handles of hooks."""
 
 _call: Final = Part("module calls are not seen, so nothing is put down to a module")
 _original: Final[Any] = _call.take("torch.nn.Module._call_impl", None)

@@ -34,6 +34,7 @@ from memwatch.heap.c_held import items_of_array, results_of
 from memwatch.heap.call_edges import frame_edge, suspended_edge, traceback_edge
 from memwatch.heap.class_checks import class_ids, derives, is_a
 from memwatch.heap.names import (
+    Assignment,
     assignment_place,
     attributes,
     class_place,
@@ -196,8 +197,8 @@ def _class(chain: Sequence[Any], at: int) -> Named | None:
             kind, covered = _class_entry_kind(cls, name), 2
     if name is None and type(child) is tuple:
         kind, covered = EdgeKind.CLASS_BASES, min(2, len(chain) - 1 - at)
-    file, line = assignment_place(cls, name) if type(name) is str else (class_place(cls)[0], None)
-    return Edge(kind, name, owner=owner, file=file, line=line), covered
+    place = assignment_place(cls, name) if type(name) is str else Assignment(class_place(cls)[0], None)
+    return Edge(kind, name, owner=owner, file=place.file, line=place.line), covered
 
 
 def _class_entry_kind(cls: type, name: object) -> EdgeKind:
@@ -336,8 +337,15 @@ def _attribute(chain: Sequence[Any], at: int, name: str, owner: Vertex, *, cover
     found, key = _key_of(table, value) if is_table else (False, name)
     kind, name, covered = (kind, key, covered + 1) if found else (EdgeKind.ATTRIBUTE, name, covered)
     text = plain_text(name)
-    place = (class_place(cls)[0], None) if text is None else assignment_place(cls, text)
-    return Edge(kind or EdgeKind.ATTRIBUTE, name, None, owner, None, *place), covered
+    place = Assignment(class_place(cls)[0], None) if text is None else assignment_place(cls, text)
+    return Edge(
+        kind or EdgeKind.ATTRIBUTE,
+        name,
+        owner=owner,
+        file=place.file,
+        line=place.line,
+        of_argument=place.of_argument,
+    ), covered
 
 
 def _array(chain: Sequence[Any], at: int) -> Named | None:

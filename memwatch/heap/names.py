@@ -6,7 +6,7 @@ import dis
 import functools
 import sys
 from types import CodeType, FunctionType, GetSetDescriptorType, MemberDescriptorType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from memwatch.heap.class_checks import is_a
 from memwatch.heap.tensors import mro_of, type_dict
@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _MOST_DECORATORS: Final = 16  # of one function: `functools.wraps` notes what each has inside
+_GENERATED: Final = "<string>"
+"""The file of code that no file has: the `__init__` of a dataclass, and the methods of a named tuple."""
+_LOADS: Final = ("LOAD_FAST", "LOAD_DEREF")
+_REBINDS: Final = ("STORE_FAST", "STORE_DEREF", "DELETE_FAST", "DELETE_DEREF")
 _TYPE_NAME: Final = type.__dict__["__qualname__"].__get__
 class_name: Final[Callable[[type], str]] = type.__dict__["__name__"].__get__
 """Return the `__name__` of a class without asking its metaclass."""
@@ -42,19 +46,39 @@ def class_place(cls: type) -> tuple[str | None, int | None]:
     return None, None
 
 
-def assignment_place(cls: type, name: str) -> tuple[str | None, int | None]:
-    """Return the file and line at which the methods of a class first assign an attribute.
+class Assignment(NamedTuple):
+    """Where an attribute gets its value.
 
-    The line is None if none of them does, and the file too if the class has no function of its own.
+    Attributes:
+        file: source file; that of the class if none of its methods assigns the attribute.
+        line: line in that file; None if none of the methods does.
+        of_argument: True if the line stores an argument of its function as it is: the caller has the value too.
     """
-    file, _ = class_place(cls)
+
+    file: str | None
+    line: int | None
+    of_argument: bool = False
+
+
+def assignment_place(cls: type, name: str) -> Assignment:
+    """Return where the methods of a class first assign an attribute.
+
+    The file is None if the class has no function of its own.
+    """
+    file = class_place(cls)[0]
+    file = None if file == _GENERATED else file
     for base in mro_of(cls):
         for function in map(_function_of, list(type_dict(base).values())):
             if type(function) is FunctionType and name in function.__code__.co_names:
-                line = _assigned_at(function.__code__, name)
-                if line is not None:
-                    return function.__code__.co_filename, line
-    return file, None
+                found = _assigned_at(function.__code__, name)
+                if found is not None:
+                    written = function.__code__.co_filename != _GENERATED
+                    return (
+                        Assignment(function.__code__.co_filename, *found)
+                        if written
+                        else Assignment(file, None, found[1])
+                    )
+    return Assignment(file, None)
 
 
 def _function_of(value: Any) -> Any:
@@ -69,13 +93,44 @@ def _function_of(value: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=1024)
-def _assigned_at(code: CodeType, name: str) -> int | None:
-    line = None
+def _assigned_at(code: CodeType, name: str) -> tuple[int, bool] | None:
+    """Return the line at which a function first assigns an attribute, and whether it stores one of its arguments."""
+    line = 0
+    before: list[dis.Instruction] = []
     for instruction in dis.get_instructions(code):
         line = instruction.starts_line if type(instruction.starts_line) is int else line
         if instruction.opname == "STORE_ATTR" and instruction.argval == name:
-            return getattr(getattr(instruction, "positions", None), "lineno", None) or line
+            place = getattr(getattr(instruction, "positions", None), "lineno", None) or line
+            return place, _stored_variable(before) in _arguments(code)
+        before.append(instruction)
     return None
+
+
+def _stored_variable(before: list[dis.Instruction]) -> str | None:
+    """Return the variable whose value a `STORE_ATTR` after some instructions stores, if it stores one as it is."""
+    names: list[str] = []  # of the owner, then of the value: the owner is loaded last
+    for instruction in reversed(before):
+        if instruction.opname.startswith(_LOADS):  # newer Pythons load two variables by one instruction
+            loaded = instruction.argval
+            names += reversed(loaded) if isinstance(loaded, tuple) else [loaded]
+        elif names or not instruction.opname.startswith("LOAD_ATTR"):  # `self.child.parent = parent`
+            break
+        if len(names) > 1:
+            return names[1]
+    return None
+
+
+@functools.lru_cache(maxsize=1024)
+def _arguments(code: CodeType) -> frozenset[str]:
+    """Return the arguments of a function that it does not give another value."""
+    count = code.co_argcount + code.co_kwonlyargcount
+    stored = {
+        name
+        for instruction in dis.get_instructions(code)
+        if any(operation in instruction.opname for operation in _REBINDS)
+        for name in (instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,))
+    }
+    return frozenset(code.co_varnames[:count]) - stored
 
 
 def _module_of(cls: type) -> str | None:

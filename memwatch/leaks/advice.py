@@ -5,9 +5,10 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
+from memwatch._torch.modules import HOOK_TABLES
 from memwatch.edges import EdgeKind, VertexKind
-from memwatch.leaks.cut import HOOKS_SUFFIX, is_hook_number, is_saved_by_ctx, is_torchs_file
-from memwatch.leaks.hooks import TABLES, held_by_hook, is_registration
+from memwatch.leaks.cut import is_saved_by_ctx, is_torchs_file
+from memwatch.leaks.hooks import TABLES, held_by_hook, hook_entry, is_registration
 from memwatch.leaks.kinds import LeakKind
 from memwatch.words.advice import Remedy
 
@@ -124,6 +125,19 @@ _BY_OWNER: Final[Mapping[str, Remedy]] = {
 """How a reference works, by the name of the class that has it."""
 
 
+_SELF: Final = "self"
+_AROUND: Final = (VertexKind.CONTAINER, VertexKind.CACHE)
+"""Objects that are around others, and to which no weak reference can be made, or one that is dead at once."""
+_REFERENCES_IN_CYCLE: Final = frozenset(
+    {
+        Remedy.ATTRIBUTE_IN_CYCLE,
+        Remedy.ITEM_IN_CYCLE,
+        Remedy.VALUE_IN_CYCLE,
+        Remedy.MEMBER_IN_CYCLE,
+        Remedy.GLOBAL_IN_CYCLE,
+    }
+)
+
 _MOCKS: Final = frozenset({"Mock", "MagicMock", "AsyncMock", "MagicProxy"})
 """Classes of `unittest.mock`, whose objects refer to themselves."""
 
@@ -143,13 +157,54 @@ def remedy_for(
     if kind is LeakKind.RETAINED:
         return _for_retained(cut, holder, path) or Remedy.ANY
     cycle = path[:cycle_length] if cut is not None else path
-    if cut is not None and cut.kind is EdgeKind.BOUND_SELF and any(map(_keeps_hooks, cycle)):
+    if cut is not None and cut.kind is EdgeKind.BOUND_SELF and _keeps_hooks(cycle):
         return Remedy.HOOK_OF_SELF
     reference = holder if cut is None else [cut]
     told = [edge for edge in holder if any(edge is each for each in cycle)]
     along_cycle = [[edge] for edge in cycle]
     found = _of_mock(cycle) or _first(_mechanism, [cycle]) or _of_class(cycle)
-    return found or _first(_in_cycle, [reference, told, *along_cycle]) or Remedy.ANY
+    found = found or _first(_in_cycle, [reference, told, *along_cycle]) or Remedy.ANY
+    return _of_target(found, cut, cycle)
+
+
+def _of_target(remedy: Remedy, cut: Edge | None, cycle: Sequence[Edge]) -> Remedy:
+    """Return a remedy, or one that fits what the reference to cut leads to: few objects can be referred to weakly."""
+    if remedy is Remedy.CTX_ATTRIBUTE:
+        of_ctx = next(at for at, edge in enumerate(cycle) if _mechanism(edge) is remedy)
+        targets = _targets([*cycle[of_ctx:], *cycle[:of_ctx]])
+        if VertexKind.METHOD in targets:
+            return Remedy.BOUND_METHOD
+        return remedy if VertexKind.TENSOR in targets else Remedy.CTX_OBJECT
+    if cut is None or remedy not in _REFERENCES_IN_CYCLE:
+        return _or_of_self(remedy, () if cut is None else [cut]) or remedy
+    at = next((at for at, edge in enumerate(cycle) if edge is cut), 0)
+    after = [*cycle[at:], *cycle[:at]]
+    targets = _targets(after)
+    if VertexKind.METHOD in targets:
+        return Remedy.BOUND_METHOD
+    if VertexKind.FRAME in targets:
+        return Remedy.FRAME
+    is_container = remedy is Remedy.ATTRIBUTE_IN_CYCLE and targets[0] is VertexKind.CONTAINER
+    entry = next((edge for edge in after[1:] if edge.kind in _ENTRIES), None) if is_container else None
+    return remedy if entry is None else _IN_CYCLE[entry.kind]
+
+
+def _targets(edges: Iterable[Edge]) -> list[VertexKind]:
+    """Return what a reference leads to: the object itself, and what is next if it is only around another."""
+    kinds = []
+    for edge in edges:
+        kinds.append(VertexKind.OBJECT if edge.target is None else edge.target.kind)
+        if kinds[-1] not in _AROUND:
+            break
+    return kinds
+
+
+def _or_of_self(remedy: Remedy | None, edges: Iterable[Edge]) -> Remedy | None:
+    """Return a remedy, or another one for a function that closes over `self`: a method needs that name to its end."""
+    if remedy not in (Remedy.CLOSURE_CELL, Remedy.CLOSURE_CELL_IN_CYCLE):
+        return remedy
+    cell = next((edge for edge in edges if edge.kind is EdgeKind.CLOSURE_CELL), None)
+    return Remedy.CLOSURE_OF_SELF if cell is not None and cell.name == _SELF else remedy
 
 
 def _for_retained(cut: Edge | None, holder: Sequence[Edge], path: Sequence[Edge]) -> Remedy | None:
@@ -166,7 +221,9 @@ def _for_retained(cut: Edge | None, holder: Sequence[Edge], path: Sequence[Edge]
             return _RETAINED[_of_most(cut, path).kind]
     if cut is not None and remedy in _OF_ATTRIBUTES:
         return _behind_attribute(cut, path) or remedy
-    return Remedy.MODULE_HOOK if remedy in _OF_FUNCTIONS and held_by_hook(cut, path) else remedy
+    if remedy in _OF_FUNCTIONS and held_by_hook(cut, path):
+        return Remedy.MODULE_HOOK
+    return _or_of_self(remedy, holder)
 
 
 def _of_most(cut: Edge, path: Sequence[Edge]) -> Edge:
@@ -240,9 +297,11 @@ def _is_cache(vertex: Vertex | None) -> bool:
     return vertex is not None and vertex.kind is VertexKind.CACHE
 
 
-def _keeps_hooks(edge: Edge) -> bool:
-    """Return True for a reference from torch's tables of hooks, or from what torch wraps a hook in."""
-    return edge.kind in TABLES or is_hook_number(edge) or _table_of_torch(edge, state=False) is not None
+def _keeps_hooks(cycle: Sequence[Edge]) -> bool:
+    """Return True if a cycle leads through one of torch's tables of hooks."""
+    if any(edge.kind in TABLES or _table_of_torch(edge, state=False) is not None for edge in cycle):
+        return True
+    return hook_entry([*cycle, *cycle]) is not None
 
 
 def _first(choose: Callable[[Edge], Remedy | None], groups: Iterable[Sequence[Edge]]) -> Remedy | None:
@@ -290,7 +349,7 @@ def _in_cycle(edge: Edge) -> Remedy | None:
 def _table_of_torch(edge: Edge, *, state: bool) -> Remedy | None:
     if edge.kind is not EdgeKind.ATTRIBUTE or edge.name is None:
         return None
-    if edge.name.endswith(HOOKS_SUFFIX):
+    if edge.name in HOOK_TABLES:
         return Remedy.MODULE_HOOK
     is_state = state and edge.name == _STATE and is_torchs_file(edge)  # a metric may call its lists so
     return Remedy.OPTIMIZER_STATE if is_state else None

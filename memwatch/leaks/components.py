@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Container, Iterable, Iterator
 
 _MOST_LOOPS: Final = 16
 """Loops told apart among objects that all keep each other alive; what hangs on them is told by one of these."""
@@ -34,6 +34,47 @@ class Component:
         """Yield the references among the objects."""
         for owner, targets in self._following.items():
             yield from ((owner, target) for target in targets)
+
+    def places(self) -> Iterable[int]:
+        """Return the objects."""
+        return self._following.keys()
+
+    def __len__(self) -> int:
+        return len(self._following)
+
+    @property
+    def is_one_loop(self) -> bool:
+        """Whether there is one loop among the objects and no other."""
+        return all(len(targets) == 1 for targets in self._following.values())
+
+    def loop_without(
+        self,
+        removed: Container[tuple[int, int]],
+        preferred: Iterable[int],
+        *,
+        through: Iterable[tuple[int, int]] | None = None,
+    ) -> list[int]:
+        """Return a loop that is left without some references, its start repeated at the end; empty if there is none.
+
+        Args:
+            removed: the references, each as owner and target.
+            preferred: objects to start at if they are in a loop: those of one that was found before.
+            through: references of which the loop is to have one; any loop will do by default.
+        """
+        import networkx as nx
+
+        left = Component(self._following, (each for each in self.references() if each not in removed))
+        graph = nx.DiGraph(left.references())
+        members: dict[int, int] = {}
+        for number, places in enumerate(nx.strongly_connected_components(graph)):
+            if len(places) > 1 or all(graph.has_edge(place, place) for place in places):
+                members.update(dict.fromkeys(places, number))
+        if through is not None:
+            ends = (each for each in through if each not in removed)
+            inside = ((a, b) for a, b in ends if a in members and members[a] == members.get(b))
+            return next((left.shortest_loop(owner, target) for owner, target in inside), [])
+        start = next((place for place in preferred if place in members), min(members, default=None))
+        return [] if start is None else left.shortest_loop(start)
 
     def shortest_loop(self, start: int, second: int | None = None) -> list[int]:
         """Return the shortest loop from an object, by way of a second one if given; its start repeated at the end."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from memwatch._torch.modules import HOOK_TABLES
 from memwatch.edges import Edge, EdgeKind, VertexKind
 from memwatch.leaks.kinds import LeakKind
 from memwatch.leaks.series import series_of
@@ -52,8 +53,6 @@ _PLUMBING: Final = frozenset(
     {EdgeKind.CLASS_OF, EdgeKind.INSTANCE_DICT, EdgeKind.CELL_CONTENTS, EdgeKind.REFERENCE}
 )
 _MANY_SAVED: Final = frozenset({EdgeKind.SAVED, EdgeKind.UNPACK_HOOK})
-HOOKS_SUFFIX: Final = "_hooks"
-"""The end of the names of torch's tables of hooks: `_forward_hooks`, `_optimizer_step_pre_hooks`."""
 _LONGEST: Final = 5  # references in the words for a holder
 
 
@@ -68,12 +67,26 @@ def cycle_key(steps: Sequence[Step], cut: Step) -> Hashable:
     return min((series_of(step.edge) for step in steps if _rank_of(step.edge) == rank), key=repr)
 
 
-def _rank(step: Step) -> tuple[int, bool, int]:
-    rank = _rank_of(step.edge)
-    of_every_class = step.edge.kind in (EdgeKind.CLASS_DESCRIPTOR, EdgeKind.CLASS_BASES)
+def edit_of(edge: Edge) -> Hashable:
+    """Return what is equal for references that one edit ends: those that one line makes, else those of one series."""
+    if edge.kind is EdgeKind.ATTRIBUTE and edge.line is not None:  # for any subclass
+        return edge.kind, edge.name, edge.file, edge.line
+    return series_of(edge)
+
+
+def edit_rank(step: Step) -> tuple[int, bool, bool]:
+    """Return how easy a reference of a cycle is to edit; the smallest is the easiest."""
+    edge = step.edge
     # of a child's parent and the parent's list of children the first can be made weak; a list cannot
-    to_container = step.edge.target is not None and step.edge.target.kind is VertexKind.CONTAINER
-    return rank, to_container, 0 if of_every_class or rank > _UNTOLD else step.start
+    to_container = edge.target is not None and edge.target.kind is VertexKind.CONTAINER
+    # what a function was given its caller has too, so the object stays alive if the reference is weak
+    return _rank_of(edge), to_container, not edge.of_argument
+
+
+def _rank(step: Step) -> tuple[tuple[int, bool, bool], int]:
+    rank = edit_rank(step)
+    of_every_class = step.edge.kind in (EdgeKind.CLASS_DESCRIPTOR, EdgeKind.CLASS_BASES)
+    return rank, 0 if of_every_class or rank[0] > _UNTOLD else step.start
 
 
 def _rank_of(edge: Edge) -> int:
@@ -91,7 +104,7 @@ def _rank_of(edge: Edge) -> int:
 
 def _is_torchs(edge: Edge) -> bool:
     """Return True for a table of hooks, and for what torch wraps a hook in: nobody writes these references."""
-    if (edge.name or "").endswith(HOOKS_SUFFIX):
+    if edge.name in HOOK_TABLES:
         return True
     private = edge.owner is not None and edge.owner.name.startswith("_")
     return private and is_torchs_file(edge)

@@ -353,6 +353,8 @@ def explain_unreachable(
     if any(map(is_import, objects)):
         return None
     survivor = _in_loop(snapshot, loop, chain, storage)
+    if loop.positions:
+        survivor.cuts = loops.cuts_above(chain[-1])
     unseen = loops.find_unseen(chain[-1]) if loop.positions and not loop.is_unseen else None
     if unseen is not None:
         survivor.if_kept = _in_loop(snapshot, *unseen, storage)
@@ -364,6 +366,7 @@ def _in_loop(snapshot: Snapshot, loop: Loop, chain: list[int], storage: NewStora
     is_named = len(chain) <= _FAR or not loop.is_told
     loop.is_told = loop.is_told or is_named
     tail = _to_tensor(steps_of(snapshot, chain)) if is_named else []
+    cut_set = loop.cut_set
     return Survivor(
         storage,
         key=loop.key,
@@ -373,6 +376,9 @@ def _in_loop(snapshot: Snapshot, loop: Loop, chain: list[int], storage: NewStora
         tensor=tensor_words([snapshot.objects[place] for place in chain]),
         looped=bool(loop.positions),
         cycle_length=len(loop.steps or tail),
+        cuts=cut_set.cuts if cut_set else (),
+        has_more_cycles=cut_set is not None and not cut_set.is_complete,
+        main=(cut_set.cuts[0], cut_set.main) if cut_set else None,
         branch=_branch(loop.steps, loop.positions.index(chain[0])) if loop.positions else 0,
         unreachable=True,
         nbytes=storage.bytes_now(),

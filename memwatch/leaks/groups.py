@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING, Final
 
 from memwatch.leaks.advice import remedy_for
 from memwatch.leaks.cause import cause_of
-from memwatch.leaks.cut import holder_of
+from memwatch.leaks.cut import edit_of, holder_of
 from memwatch.leaks.kinds import LeakKind
 from memwatch.leaks.leak import Leak
 from memwatch.leaks.second_holder import is_latest
 from memwatch.words.advice import Remedy, advice
-from memwatch.words.edges import edge_phrase
+from memwatch.words.edges import edge_phrase, reference_phrase
 from memwatch.words.leaks import path_lines, site_phrase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
+    from memwatch.edges import Edge
     from memwatch.leaks.new_storages import NewStorage
     from memwatch.leaks.survivor import Survivor
 
@@ -179,6 +180,7 @@ def leak_of(
     end_s = time.monotonic() if end_s is None else end_s
     edges = tuple(step.edge for step in shown.steps)
     cut = shown.cut.edge if shown.cut else None
+    cuts = _cuts(shown, group)
     holder, holder_edges = holder_of(shown)
     site, caller = _site(nearest)
     keeps_graph = any(survivor.through_graph for survivor in group)
@@ -193,7 +195,12 @@ def leak_of(
         path=path_lines(edges, branch_at=shown.cycle_length if shown.looped else None),
         site=site,
         caller=caller,
-        advice=advice(remedy, with_graph=keeps_graph and shown.kind is LeakKind.RETAINED),
+        advice=advice(
+            remedy,
+            with_graph=keeps_graph and shown.kind is LeakKind.RETAINED,
+            further=[reference_phrase(edge) for edge in cuts[1:]],
+            is_complete=not any(survivor.has_more_cycles for survivor in group),
+        ),
         tensor=largest.tensor,
         held_s=max(0.0, end_s - min(survivor.storage.time_s for survivor in group)),
         per_call=per_call,
@@ -203,11 +210,32 @@ def leak_of(
         cut=cut,
         cycle_length=0 if shown.kind is LeakKind.RETAINED else shown.cycle_length,
         branch=shown.branch,
-        cause=cause_of(shown.kind, cut, edges, shown.cycle_length),
+        cause=_cause(shown),
+        cuts=cuts,
         grows=grows,
         first_bytes=nearest.nbytes,
         one_value=all(survivor.may_be_replaced for survivor in group),
     )
+
+
+def _cause(shown: Survivor) -> str:
+    if shown.main is None or shown.kind is LeakKind.RETAINED:
+        cut = None if shown.cut is None else shown.cut.edge
+        return cause_of(shown.kind, cut, [step.edge for step in shown.steps], shown.cycle_length)
+    first, cycle = shown.main
+    return cause_of(shown.kind, first.edge, [step.edge for step in cycle], len(cycle))
+
+
+def _cuts(shown: Survivor, group: Iterable[Survivor]) -> tuple[Edge, ...]:
+    """Return one reference for each edit that frees a group: the one that is shown, then those of further loops."""
+    if shown.cut is None:
+        return ()
+    cuts = {edit_of(shown.cut.edge): shown.cut.edge}
+    if shown.kind is not LeakKind.RETAINED:
+        for survivor in group:
+            for step in survivor.cuts:
+                cuts.setdefault(edit_of(step.edge), step.edge)
+    return tuple(cuts.values())
 
 
 def _shown(group: list[Survivor]) -> Survivor:

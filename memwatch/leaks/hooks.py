@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from memwatch._torch.modules import HOOK_TABLES
 from memwatch.edges import EdgeKind
-from memwatch.leaks.cut import HOOKS_SUFFIX, is_hook_number
+from memwatch.leaks.cut import is_hook_number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,4 +45,4 @@ def held_by_hook(cut: Edge | None, path: Sequence[Edge]) -> bool:
 
 
 def _leads_to_table(edge: Edge) -> bool:
-    return edge.kind in TABLES or (edge.kind in _NAMED and (edge.name or "").endswith(HOOKS_SUFFIX))
+    return edge.kind in TABLES or (edge.kind in _NAMED and edge.name in HOOK_TABLES)

@@ -50,6 +50,8 @@ class Leak(ShownAsText):
             :func:`memwatch.find_leaks` only.
         edges: the references of ``path``, typed; empty if C code alone holds the tensors.
         cut: the reference to cut, typed; None if C code alone holds the tensors.
+        cuts: one reference for each edit that it takes to free the tensors, ``cut`` first; further ones only where the
+            objects of the cycle are in several cycles.
         cycle_length: how many of ``edges``, from the first, are the cycle; 0 for a retention path.
         branch: which edge of the cycle starts at the object from which the way to the tensor leaves.
         cause: a short name for what one edit would end, such as ``cause-1f0a93c2``; leaks of other tests and
@@ -84,6 +86,7 @@ class Leak(ShownAsText):
     grows: bool = False
     first_bytes: int = 0
     one_value: bool = False
+    cuts: tuple[Edge, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kind", LeakKind(self.kind))

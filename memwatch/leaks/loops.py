@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from memwatch.edges import EdgeKind
-from memwatch.heap.class_checks import class_ids
+from memwatch.heap.class_checks import class_ids, is_a
 from memwatch.heap.paths import steps_of
 from memwatch.heap.search import search
 from memwatch.leaks.components import Component
-from memwatch.leaks.cut import cycle_key, edge_to_cut
+from memwatch.leaks.cut import cycle_key, edge_to_cut, edit_of
+from memwatch.leaks.cut_sets import MOST_OBJECTS, Ring, find_cuts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Hashable, Iterable, Iterator
@@ -24,8 +25,11 @@ if TYPE_CHECKING:
     from memwatch.heap.paths import Step
     from memwatch.heap.search import Tree
     from memwatch.heap.snapshot import Snapshot
+    from memwatch.leaks.cut_sets import CutSet
 
 _MAX_ANCESTORS: Final = 20_000
+_MOST_STEPS: Final = 50_000
+"""Objects that are passed in all on the way up from survivors to loops beyond the nearest: a guess."""
 _INNER: Final = class_ids(dict, tuple, CellType)
 """Classes of objects inside others, which have no name of their own."""
 _HALF_SEEN: Final = (EdgeKind.TENSOR_HOOKS, EdgeKind.ACCUMULATE_HOOKS)
@@ -43,12 +47,15 @@ class Loop:
     Attributes:
         positions: the objects in order, the first one repeated at the end; none if there is no loop.
         is_told: whether the way from it to something that hangs on it was named.
+        cut_set: what ends this loop and the others among the objects that lead to one another; None if it is the only
+            one, or nobody looked.
     """
 
-    def __init__(self, snapshot: Snapshot, positions: list[int]) -> None:
+    def __init__(self, snapshot: Snapshot, positions: list[int], cut_set: CutSet | None = None) -> None:
         self._snapshot = snapshot
         self.positions = positions
         self.is_told = False
+        self.cut_set = cut_set
 
     @cached_property
     def steps(self) -> list[Step]:
@@ -63,11 +70,14 @@ class Loop:
     @cached_property
     def cut(self) -> Step | None:
         """The reference to cut."""
-        return edge_to_cut(self.steps)
+        edits = frozenset() if self.cut_set is None else self.cut_set.edits
+        return edge_to_cut([step for step in self.steps if edit_of(step.edge) in edits] or self.steps)
 
     @cached_property
     def key(self) -> Hashable:
-        """What is equal for the survivors that one edit of the loop would free."""
+        """What is equal for the survivors that the same edits would free."""
+        if self.cut_set is not None:
+            return tuple(sorted(self.cut_set.edits, key=repr))
         return cycle_key(self.steps, self.cut) if self.cut else EdgeKind.C_CODE
 
 
@@ -92,6 +102,12 @@ class Loops:
         ] = {}  # objects in loops to what refers to them unseen by gc, in the same loop
         self.are_young = True  # whether all that was found above the objects asked for is young
         self._loops: dict[tuple[int, ...], Loop] = {}  # by their positions
+        self._cut_sets: dict[
+            tuple[Component, bool], CutSet | None
+        ] = {}  # by whether loops unseen by gc count alone
+        self._edits: list[frozenset[Hashable]] = []  # those of the cut sets so far, the first one first
+        self._upstream: dict[Component, list[Component]] = {}
+        self._most_steps = _MOST_STEPS
 
     def find(self, position: int) -> tuple[Loop, list[int]]:
         """Find the loop nearest above an object, or one that it hangs on as well if that was found before.
@@ -136,8 +152,89 @@ class Loops:
         ring = known.rings[number]
         loop = self._loops.get(tuple(ring))
         if loop is None:
-            loop = self._loops[tuple(ring)] = Loop(self._snapshot, [*ring, ring[0]])
+            cut_set = self._cut_set(component, ring, unseen=unseen)
+            loop = self._loops[tuple(ring)] = Loop(self._snapshot, [*ring, ring[0]], cut_set)
         return loop, self._from_a_name(ring, chain)
+
+    def _cut_set(self, component: Component, ring: list[int], *, unseen: bool) -> CutSet | None:
+        """Return what ends all loops of a component, or None if one is all it has, or where that is no question.
+
+        A class leads to itself in several ways, none of which can be cut.
+
+        Args:
+            component: the objects.
+            ring: a loop among them.
+            unseen: True if only the loops count that gc does not see.
+        """
+        key = component, unseen
+        if key not in self._cut_sets:
+            is_question = len(component) <= MOST_OBJECTS and not (
+                component.is_one_loop or any(map(self._is_class, component.places()))
+            )
+            hidden = [(owner, target) for target, owner in self._hidden_in(component)] if unseen else None
+            cut_set = (
+                find_cuts(component, [*ring, ring[0]], self._named, through=hidden, known=self._edits)
+                if is_question
+                else None
+            )
+            if cut_set is not None and cut_set.edits not in self._edits:
+                self._edits.append(cut_set.edits)
+            self._cut_sets[key] = cut_set
+        return self._cut_sets[key]
+
+    def cuts_above(self, position: int) -> tuple[Step, ...]:
+        """Return one reference for each edit that it takes until no loop is left above an object.
+
+        Args:
+            position: an object that `find` was asked for.
+        """
+        cuts: dict[Hashable, Step] = {}
+        for component in self._components_above([position]):
+            if any(map(self._is_class, component.places())):
+                continue
+            known = component.known(unseen=False)
+            ring = known.rings[0] if known.rings else component.loop_without((), ())[:-1]
+            cut_set = self._cut_set(component, ring, unseen=False)
+            cut = None if cut_set else edge_to_cut(self._named([*ring, ring[0]]).steps)
+            for step in cut_set.cuts if cut_set else [cut] if cut else []:
+                cuts.setdefault(edit_of(step.edge), step)
+        return tuple(cuts.values())
+
+    def _components_above(self, places: Iterable[int]) -> list[Component]:
+        """Return the components that lead to some objects, nearest first, as far as the search may still go."""
+        found: dict[Component, None] = {}
+        todo = deque(places)
+        seen = set(todo)
+        while todo and self._most_steps > 0:
+            self._most_steps -= 1
+            node = todo.popleft()
+            component = self._components.get(node)
+            if component is not None:
+                if component not in found:
+                    found[component] = None
+                    found.update(dict.fromkeys(self._above_component(component)))
+                continue
+            fresh = [above for above in self._above(node) if above not in seen]
+            seen.update(fresh)
+            todo += fresh
+        return list(found)
+
+    def _above_component(self, component: Component) -> list[Component]:
+        if component not in self._upstream:
+            self._upstream[component] = []
+            inside = set(component.places())
+            above = {place for node in inside for place in self._above(node)} - inside
+            self._upstream[component] = self._components_above(sorted(above))
+        return self._upstream[component]
+
+    def _named(self, loop: list[int]) -> Ring:
+        """Return a loop, given with its first object repeated at the end, with its references."""
+        ring = self._rotated(loop[:-1])
+        positions = [*ring, ring[0]]
+        return Ring(positions, steps_of(self._snapshot, positions))
+
+    def _is_class(self, position: int) -> bool:
+        return is_a(self._snapshot.objects[position], type)
 
     def _chains_from(self, places: list[int]) -> Callable[[int], list[int]]:
         """Return what finds the shortest chain from some objects down to another that no root reaches."""

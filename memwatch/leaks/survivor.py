@@ -47,6 +47,10 @@ class Survivor:
         kind: why it lives on.
         looped: True if no root reaches it and a cycle above it was found.
         cycle_length: how many of the steps, from the first, are the cycle; 0 for a retention path.
+        cuts: one reference for each edit that it takes to end all loops that keep it; none where one edit does.
+        main: where the objects of the cycle are in several, the one that tells the cause, its first reference to cut
+            before it.
+        has_more_cycles: True if not all cycles that keep it were looked at.
         branch: which step of the cycle begins at the object from which the way to the tensor leaves.
         is_view: True if the tensor shows half of its storage at most.
         is_one_more: True if it is behind the entry of a container that has older ones of its class.
@@ -67,6 +71,9 @@ class Survivor:
     kind: LeakKind = LeakKind.RETAINED
     looped: bool = False
     cycle_length: int = 0
+    cuts: tuple[Step, ...] = ()
+    has_more_cycles: bool = False
+    main: tuple[Step, list[Step]] | None = None
     branch: int = 0
     is_view: bool = False
     is_one_more: bool = False

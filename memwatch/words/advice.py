@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from enum import Enum, auto
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class Remedy(Enum):
@@ -27,6 +30,7 @@ class Remedy(Enum):
     FUNCTORCH = auto()
     ENDLESS_LOOP = auto()
     CTX_ATTRIBUTE = auto()
+    CTX_OBJECT = auto()
     EXCEPTION_ARGS = auto()
     EXCEPTION = auto()
     LAST_EXCEPTION = auto()
@@ -52,6 +56,7 @@ class Remedy(Enum):
     DEFAULT_ARGUMENT = auto()
     CLOSURE_CELL = auto()
     CLOSURE_CELL_IN_CYCLE = auto()
+    CLOSURE_OF_SELF = auto()
     GRAPH = auto()
     GRADIENT = auto()
     BOUND_METHOD = auto()
@@ -146,6 +151,10 @@ SENTENCES: Final[dict[Remedy, str]] = {
         "(`while True: yield from loader`)"
     ),
     Remedy.CTX_ATTRIBUTE: "do not store tensors as attributes of `ctx`: use `ctx.save_for_backward`",
+    Remedy.CTX_OBJECT: (
+        "`ctx` keeps this object, and the object leads back to the output: put only what backward needs of it on "
+        "`ctx`, or delete the attribute after backward"
+    ),
     Remedy.EXCEPTION_ARGS: (
         "the exception keeps its arguments: give it text (`str(tensor.shape)`), not tensors"
     ),
@@ -215,6 +224,10 @@ SENTENCES: Final[dict[Remedy, str]] = {
     Remedy.CLOSURE_CELL: (
         "the inner function keeps what it closes over: pass it as an argument, or delete the name after use"
     ),
+    Remedy.CLOSURE_OF_SELF: (
+        "the inner function closes over `self`: let it close over `weakref.ref(self)`, or drop the function "
+        "after use"
+    ),
     Remedy.GRAPH: (
         "a tensor with its graph is kept, and so every activation: store `value.detach()` or `value.item()`"
     ),
@@ -223,7 +236,8 @@ SENTENCES: Final[dict[Remedy, str]] = {
         "`torch.autograd.grad`, or set `.grad = None` after use"
     ),
     Remedy.BOUND_METHOD: (
-        "the bound method keeps its object: store a `weakref.WeakMethod`, or drop it after use"
+        "the bound method keeps its object: store a `weakref.WeakMethod` (a `weakref.ref` of it is dead at once) or a "
+        "plain function that is given the object, or drop it after use"
     ),
     Remedy.MODULE_HOOK: (
         "a registered hook keeps what it refers to, and all that it collects there: call `handle.remove()` when "
@@ -280,7 +294,8 @@ SENTENCES: Final[dict[Remedy, str]] = {
         "frame`, `del err`)"
     ),
     Remedy.ATTRIBUTE_IN_CYCLE: (
-        "the object leads back to itself: make this reference weak (`weakref.ref`), or delete it after use"
+        "the object leads back to itself: delete this reference after use, or make it weak (`weakref.ref`) if "
+        "something else keeps what it leads to"
     ),
     Remedy.ITEM_IN_CYCLE: (
         "the container leads back to itself: hold the entry by `weakref.ref`, or clear the "
@@ -299,6 +314,13 @@ SENTENCES: Final[dict[Remedy, str]] = {
     Remedy.GLOBAL_IN_CYCLE: "the module leads back to itself: delete this name after use",
     Remedy.ANY: "cut this reference after the last use of the tensor",
 }
+FURTHER_CUTS: Final = (
+    "{advice}; this alone frees nothing, because other cycles keep the tensors too: cut also {references}"
+)
+MORE_CUTS: Final = "{references} and {count} more"
+MORE_CYCLES: Final = "{references}, and references of more cycles that were not followed"
+_MOST_CUTS: Final = 12
+"""Lightning's trainer needs 9."""
 AND_THE_GRAPH: Final = "{advice}; {graph}"
 
 _DETACHES: Final = frozenset(
@@ -316,14 +338,25 @@ _WITHOUT_A_VALUE: Final = frozenset({Remedy.ANY, Remedy.C_CODE, Remedy.OPEN_CONT
 """Remedies of what no line of the program stores."""
 
 
-def advice(remedy: Remedy, *, with_graph: bool = False) -> str:
+def advice(
+    remedy: Remedy, *, with_graph: bool = False, further: Sequence[str] = (), is_complete: bool = True
+) -> str:
     """Return the sentence for a remedy.
 
     Args:
         remedy: what to change.
         with_graph: True if the tensor is kept together with its autograd graph: then say that as well.
+        further: the other references to cut, in words, where one alone frees nothing.
+        is_complete: False if there may be more of these.
     """
     sentence = SENTENCES[remedy]
-    if not with_graph or remedy in _DETACHES | _WITHOUT_A_VALUE:
+    if with_graph and remedy not in _DETACHES | _WITHOUT_A_VALUE:
+        sentence = AND_THE_GRAPH.format(advice=sentence, graph=SENTENCES[Remedy.GRAPH])
+    if not further:
         return sentence
-    return AND_THE_GRAPH.format(advice=sentence, graph=SENTENCES[Remedy.GRAPH])
+    references = ", ".join(further[:_MOST_CUTS])
+    if len(further) > _MOST_CUTS:
+        references = MORE_CUTS.format(references=references, count=len(further) - _MOST_CUTS)
+    if not is_complete:
+        references = MORE_CYCLES.format(references=references)
+    return FURTHER_CUTS.format(advice=sentence, references=references)

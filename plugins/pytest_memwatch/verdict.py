@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from memwatch.edges import Edge
     from memwatch.leaks import Leak
 
-_TYPED: Final = ("edges", "cut", "cycle_length", "branch")
+_TYPED: Final = ("edges", "cut", "cuts", "cycle_length", "branch")
 LEAK_SECTION = "memwatch leaked tensors"
 PEAK_SECTION = "memwatch peak memory"
 
@@ -66,7 +66,14 @@ def leak_data(leak: Leak) -> dict[str, Any]:
     data = {field.name: getattr(leak, field.name) for field in fields(leak) if field.name not in _TYPED}
     edges = [edge_data(edge) for edge in leak.edges]
     beside = [list(row) for row in leak.beside]
-    return data | {"kind": leak.kind.value, "path": list(leak.path), "beside": beside, "edges": edges}
+    cuts = [edge_data(edge) for edge in leak.cuts]
+    return data | {
+        "kind": leak.kind.value,
+        "path": list(leak.path),
+        "beside": beside,
+        "edges": edges,
+        "cuts": cuts,
+    }
 
 
 def edge_data(edge: Edge) -> dict[str, Any]:
