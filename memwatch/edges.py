@@ -171,7 +171,7 @@ class Vertex:
         inner: the function inside a bound method, a partial or a cache; the program's function that a call of
             torch or Python runs.
         library: whose a call is that runs a function of the program: ``torch`` or ``Python``.
-        made_by: for a class that a function made and then renamed, or an object of it, the name and file in the code.
+        name_in_code: of a class, or of an object's class, that a function made and then called something else.
     """
 
     kind: VertexKind
@@ -186,7 +186,7 @@ class Vertex:
     thread: str = ""
     inner: Vertex | None = None
     library: str = ""
-    made_by: str = ""
+    name_in_code: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _MOST_DECORATORS: Final = 16  # of one function: `functools.wraps` notes what each has inside
+_IN_FUNCTION: Final = "<locals>"
 _GENERATED: Final = "<string>"
 """The file of code that no file has: the `__init__` of a dataclass, and the methods of a named tuple."""
 _LOADS: Final = ("LOAD_FAST", "LOAD_DEREF")
@@ -44,6 +45,24 @@ def class_place(cls: type) -> tuple[str | None, int | None]:
         if type(module) is str and module == _module_of(cls):
             return function.__code__.co_filename, function.__code__.co_firstlineno
     return None, None
+
+
+def name_in_code(cls: type) -> str:
+    """Return the name that the code has for a class which a function makes and then calls something else.
+
+    Functions that make a class for each of their arguments often name it after the argument. The qualified names of
+    the methods keep the name in the code. Empty for a class that has its own name, or no method of its own.
+    """
+    name: str = _TYPE_NAME(cls)
+    for value in type_dict(cls).values():
+        function = _function_of(value)
+        if type(function) is FunctionType and function.__module__ == _module_of(cls):
+            qualname: str = getattr(
+                function.__code__, "co_qualname", function.__qualname__
+            )  # of the code: Python 3.11
+            written = qualname.rpartition(".")[0]
+            return written if _IN_FUNCTION in written and written != name else ""
+    return ""
 
 
 class Assignment(NamedTuple):

@@ -26,7 +26,7 @@ from memwatch._torch.tensors import TENSOR_DICT
 from memwatch.edges import Vertex, VertexKind
 from memwatch.heap.capsules import Capsule, capsule_address
 from memwatch.heap.class_checks import class_ids, derives, is_a
-from memwatch.heap.names import instance_dict, short_qualname, type_name
+from memwatch.heap.names import instance_dict, name_in_code, short_qualname, type_name
 from memwatch.heap.tensors import is_node, is_python_node, quiet, shape_of, storage_bytes
 from memwatch.signal_handlers import pass_on
 from memwatch.words.edges import DLPACK_CAPSULE, vertex_phrase
@@ -55,13 +55,13 @@ def vertex_of(obj: object) -> Vertex:
     if derives(cls, torch.Tensor):
         return _tensor(obj)
     if derives(cls, type):
-        return Vertex(VertexKind.CLASS, type_name(obj))  # type: ignore[arg-type]
+        return Vertex(VertexKind.CLASS, type_name(obj), name_in_code=name_in_code(obj))  # type: ignore[arg-type]
     for base, make in _BY_BASE:
         if derives(cls, base):
             return make(obj)
     if is_node(obj):
         return Vertex(VertexKind.CTX if is_python_node(obj) else VertexKind.NODE, type_name(cls))
-    return Vertex(VertexKind.OBJECT, type_name(cls))
+    return Vertex(VertexKind.OBJECT, type_name(cls), name_in_code=name_in_code(cls))
 
 
 def instance_of(obj: object) -> Vertex:
@@ -69,7 +69,7 @@ def instance_of(obj: object) -> Vertex:
     kind = VertexKind.CTX if is_python_node(obj) else VertexKind.OBJECT
     if is_a(obj, BaseException):
         kind = VertexKind.EXCEPTION
-    return Vertex(kind, type_name(type(obj)))
+    return Vertex(kind, type_name(type(obj)), name_in_code=name_in_code(type(obj)))
 
 
 def function_vertex(function: FunctionType) -> Vertex:

@@ -105,7 +105,7 @@ def _edge(edge: Edge) -> Hashable:
 def _vertex(vertex: Vertex | None) -> Hashable:
     if vertex is None:
         return None
-    name = "" if vertex.kind is VertexKind.CONTAINER else vertex.name
+    name = "" if vertex.kind is VertexKind.CONTAINER else vertex.name_in_code or vertex.name
     if vertex.kind is VertexKind.MODULE:  # one that each call makes has a number in its name
         name = _NUMBERS.sub("*", name)
     return vertex.kind.name, name, _portable(vertex.file), _vertex(vertex.inner)

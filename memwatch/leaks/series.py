@@ -21,14 +21,17 @@ _ENTRIES: Final = frozenset(
 )
 
 
+_TOGETHER: Final = {EdgeKind.KEY: EdgeKind.VALUE, EdgeKind.CACHE_ARGUMENT: EdgeKind.CACHE_RESULT}
+
+
 def series_of(edge: Edge) -> Hashable:
     """Return what is equal for references that differ only in an index, a key, a number or a size."""
     return kind_in_series(edge), name_in_series(edge), _vertex(edge.owner), _vertex(edge.reader)
 
 
 def kind_in_series(edge: Edge) -> EdgeKind:
-    """Return the kind of a reference; an object that is a key goes with its value, by the same deletion."""
-    return EdgeKind.VALUE if edge.kind is EdgeKind.KEY else edge.kind
+    """Return the kind of a reference; a key goes with its value, and an argument with its result, by one deletion."""
+    return _TOGETHER.get(edge.kind, edge.kind)
 
 
 def name_in_series(edge: Edge) -> str | None:
@@ -44,6 +47,9 @@ def _vertex(vertex: Vertex | None) -> Hashable:
     """Return what is equal for owners of one sort: a new list or thread for each call is the same owner."""
     if vertex is None:
         return None
-    name, file, dtype = (_NUMBERS.sub("*", text or "") for text in (vertex.name, vertex.file, vertex.dtype))
+    name, file, dtype = (
+        _NUMBERS.sub("*", text or "")
+        for text in (vertex.name_in_code or vertex.name, vertex.file, vertex.dtype)
+    )
     dimensions = None if vertex.shape is None else len(vertex.shape)
     return vertex.kind, name, file, dtype, dimensions, _vertex(vertex.inner)

@@ -1,0 +1,107 @@
+"""What one edit ends is one leak with one cause, and what takes two edits is two."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from torch import nn
+
+from memwatch.leaks import TensorLeakError, check_leaks, find_leaks
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    torch.set_num_threads(1)
+
+
+def causes_of(program):
+    with pytest.raises(TensorLeakError) as caught, check_leaks():
+        program()
+    return {leak.cause for leak in caught.value.leaks}
+
+
+def functional(module, name="Functional{}"):
+    """Make a class for a module and call it after the module's class, as `higher` does."""
+    base = type(module)
+    box = [None]
+
+    class Patched(base):
+        def __init__(self):
+            nn.Module.__init__(self)
+            self.children_ = [functional(child) for child in module.children()]
+
+        def forward(self, x):
+            box[0] = x
+            return base.forward(module, x)
+
+    Patched.__name__ = Patched.__qualname__ = name.format(base.__name__)
+    return Patched()
+
+
+def stateless(module):
+    """Make a class for a module by a line of its own."""
+    base = type(module)
+
+    class Stateless(base):
+        def __init__(self):
+            nn.Module.__init__(self)
+
+        def forward(self, x):
+            return base.forward(module, x)
+
+    Stateless.__name__ = Stateless.__qualname__ = f"Stateless{base.__name__}"
+    return Stateless()
+
+
+def model():
+    return nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Embedding(4, 4), nn.Conv1d(4, 4, 1))
+
+
+class Kept(nn.Module):
+    """A class that is made once, for any module."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+
+def test_classes_that_one_line_makes_are_one_cause_whatever_they_are_called():
+    """The edit is the one line; the names of the classes follow the modules that they were made for."""
+    [leak] = find_leaks(lambda: functional(model()) and None)
+    assert leak.nbytes == 4 * (20 + 8 + 16 + 20)
+    assert "Functional" in leak.holder  # under the name that the class goes by
+    assert causes_of(lambda: functional(nn.Linear(4, 4))) == causes_of(lambda: functional(nn.Conv1d(4, 4, 1)))
+    assert find_leaks(lambda: Kept(model()) and None) == []
+
+
+def test_classes_of_two_lines_are_two_causes():
+    """Each function has a line that makes a class in every call."""
+    assert len(causes_of(lambda: (functional(nn.Linear(4, 4)), stateless(nn.LayerNorm(4))))) == 2
+
+
+@functools.lru_cache
+def scaled(x, by):
+    return x * by
+
+
+def test_the_argument_and_the_result_of_one_cache_are_one_cause():
+    """One `cache_clear()` drops both."""
+
+    def call():
+        scaled(torch.ones(64), by=torch.ones(64))
+
+    leaks = []
+    try:
+        with check_leaks():
+            call()
+    except TensorLeakError as error:
+        leaks = error.leaks
+    assert sum(leak.count for leak in leaks) == 3
+    assert len(leaks) == 1, [str(leak) for leak in leaks]
+    scaled.cache_clear()
+
+    with check_leaks():
+        call()
+        scaled.cache_clear()
