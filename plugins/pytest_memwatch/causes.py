@@ -16,6 +16,9 @@ Results = dict[str, dict[str, Any]]
 Freed = dict[str, list[int]]
 """Cause -> how many of the tensors that single passes told were freed since, and how many were told."""
 _TOLD: Final = ("kind", "holder", "reference", "site", "tensor", "advice", "path")
+MOST_LINES: Final = 28
+MOST_SHORT: Final = 8
+"""Lines of the summary that causes may take: in full, and then in one line each."""
 SHOWN_TESTS: Final = 3  # of each cause, in the short summary
 
 
@@ -58,16 +61,29 @@ def cause_lines(results: Results, freed: Freed, *, verbose: bool) -> list[str]:
     if not causes:
         return []
     tests = len({node for cause in causes for node in cause["tests"]})
-    lines = [f"Leaks: {_many(tests, 'test')}, {_many(len(causes), 'cause')}"]
-    for cause in causes:
-        lines += ["", *_lines(cause, verbose=verbose)]
+    lines = [f"Leaks: {counted_tests(tests)}, {_many(len(causes), 'cause')}"]
+    for number, cause in enumerate(causes):
+        told = ["", *_lines(cause, verbose=verbose)]
+        if number and not verbose and len(lines) + len(told) > MOST_LINES:
+            return lines + _in_short(causes[number:])
+        lines += told
     return lines
+
+
+def _in_short(causes: list[dict[str, Any]]) -> list[str]:
+    """Return one line for each of a few causes, and one for the others."""
+    more = len(causes) - MOST_SHORT
+    lines = ["", *map(_headline, causes[:MOST_SHORT])]
+    return (
+        [*lines, f"and {_many(more, 'more cause')} (all of them with -v or --memwatch-json)"]
+        if more > 0
+        else lines
+    )
 
 
 def _lines(cause: Mapping[str, Any], *, verbose: bool) -> Iterator[str]:
     tests = cause["tests"]
-    held = f"{HELD_BY_SHORT[cause['kind']]} {cause['holder']}"
-    yield f"{cause['cause']}  {_many(len(tests), 'test')}, {format_bytes(cause['nbytes'])}: {held}"
+    yield _headline(cause)
     yield MADE_AT.format(site=cause["site"] or LINE_NOT_SEEN, tensor=cause["tensor"])
     if cause["freed"]:
         words = ALL_FREED_SINCE if cause["freed"] == cause["told"] else FREED_SINCE
@@ -76,6 +92,16 @@ def _lines(cause: Mapping[str, Any], *, verbose: bool) -> Iterator[str]:
     yield f"  to tolerate it, in the ini file: memwatch_ignore = {cause['ignore']}"
     if not verbose and len(tests) > SHOWN_TESTS:
         yield f"  first tests: {', '.join(tests[:SHOWN_TESTS])} (all of them with -v or --memwatch-json)"
+
+
+def _headline(cause: Mapping[str, Any]) -> str:
+    held = f"{HELD_BY_SHORT[cause['kind']]} {cause['holder']}"
+    return f"{cause['cause']}  {counted_tests(len(cause['tests']))}, {format_bytes(cause['nbytes'])}: {held}"
+
+
+def counted_tests(count: int) -> str:
+    """Return `1 test`, `2 tests`."""
+    return _many(count, "test")
 
 
 def _many(count: int, noun: str) -> str:

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Final
 from memwatch.sizes import format_bytes
 from pytest_memwatch.caches import kept_by_cache, made_by_machinery
 from pytest_memwatch.errors import PeakError
+from pytest_memwatch.folding import LEAK_SECTION
 from pytest_memwatch.lines import LineSearch
 from pytest_memwatch.measure import Measurement, describe
 from pytest_memwatch.measured_lines import with_lines
 from pytest_memwatch.verdict import (
-    LEAK_SECTION,
     PEAK_SECTION,
     leak_data,
     leak_section,

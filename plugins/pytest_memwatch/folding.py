@@ -1,43 +1,151 @@
-"""One failure for each cause: a leak that forty tests show is told in full once."""
+"""One failure for each cause: a leak that forty tests show is told in full once. The report has 120 lines at most."""
 
 from __future__ import annotations
 
+import copy
 import functools
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final
 
-from pytest_memwatch.causes import SHOWN_TESTS
+from pytest_memwatch.causes import SHOWN_TESTS, counted_tests
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import pytest
 
+LEAK_SECTION: Final = "memwatch leaked tensors"
+"""The title of the section of a report that has the leaks."""
+MOST_FAILURE_LINES: Final = 36
+MOST_SUMMARY_TESTS: Final = 10
+"""Lines of failures, and of the short summary, that leaks may take. With those of the causes they make up 120 lines."""
+
 
 def fold_failures(reporter: Any) -> None:
-    """Have the terminal's failures and its short summary leave out tests whose causes others have shown.
+    """Have the terminal's failures and its short summary leave out what other tests have shown.
 
     Only what these two print changes. The tests still count as failed, and other plugins see all of them.
 
     Args:
         reporter: pytest's terminal reporter.
     """
-    for name, most in (("summary_failures", 1), ("short_test_summary", SHOWN_TESTS)):
-        setattr(reporter, name, _folded(reporter, getattr(reporter, name), most))
+    for name, fold in (("summary_failures", _failures), ("short_test_summary", _tests)):
+        setattr(reporter, name, _folded(reporter, getattr(reporter, name), fold))
 
 
-def _folded(reporter: Any, show: Callable[[], None], most: int) -> Callable[[], None]:
+Folded = tuple["list[pytest.TestReport]", str]
+"""The reports to show, and a line about those that are left out; empty if none is."""
+
+
+def _folded(
+    reporter: Any, show: Callable[[], None], fold: Callable[[list[pytest.TestReport]], Folded]
+) -> Callable[[], None]:
     @functools.wraps(show)
     def showing() -> None:
         failed = reporter.stats.get("failed")
         if not failed or reporter.verbosity > 0:
-            return show()
-        reporter.stats["failed"] = one_for_each_cause(failed, most)
+            show()
+            return
+        reporter.stats["failed"], left_out = fold(failed)
         try:
-            return show()
+            show()
         finally:
             reporter.stats["failed"] = failed
+        if left_out:
+            reporter.write_line(left_out)
 
     return showing
+
+
+def _failures(reports: list[pytest.TestReport]) -> Folded:
+    """Show each cause in the first test that has it, as far as the lines suffice."""
+    counts = tests_by_cause(reports)
+    shown: dict[str, str] = {}
+    kept, lines, left_out = [], 0, 0
+    for report in one_for_each_cause(reports):
+        causes = _causes_alone(report)
+        if causes and lines >= MOST_FAILURE_LINES:
+            left_out += 1
+            continue
+        if not causes:
+            kept.append(report)
+            continue
+        kept.append(_with_new_leaks(report, shown, counts, MOST_FAILURE_LINES - lines))
+        shown.update((cause, report.nodeid) for cause in causes if cause not in shown)
+        lines += 1 + _lines_of(kept[-1])
+    what = f"and {counted_tests(left_out)} with other causes, which the section memwatch lists; -v shows each test"
+    return kept, what if left_out else ""
+
+
+def _with_new_leaks(
+    report: pytest.TestReport, shown: dict[str, str], counts: Counter[str], most_lines: int
+) -> pytest.TestReport:
+    """Return a report as it is to be printed: with the leaks that no test before it has."""
+    leaks = report.memwatch["leaks"]  # type: ignore[attr-defined]
+    first = leaks[0]["cause"]
+    told = copy.copy(report)
+    if counts[first] > 1:
+        told.longrepr = str(report.longrepr).replace(
+            f"({first})", f"({first}, {counted_tests(counts[first])})"
+        )
+    if first in shown:
+        told.longrepr = (
+            f"Test leaked the same as {shown[first]} ({first}, {counted_tests(counts[first])}), and more"
+        )
+    sections = []
+    for title, content in report.sections:
+        texts = content.split("\n\n") if title == LEAK_SECTION else []
+        if len(texts) >= len(leaks):  # each leak is one paragraph, a hint may follow
+            texts = _first(_new_texts(texts, leaks, shown), most_lines)
+        sections.append((title, "\n\n".join(texts) if texts else content))
+    told.sections = sections
+    return told
+
+
+def _new_texts(texts: Sequence[str], leaks: Sequence[dict[str, Any]], shown: dict[str, str]) -> list[str]:
+    new = [text for text, leak in zip(texts, leaks, strict=False) if leak["cause"] not in shown]
+    return new + list(texts[len(leaks) :])
+
+
+def _first(texts: list[str], most_lines: int) -> list[str]:
+    """Return the first texts, one at least, that fit, and a line about the others."""
+    kept, lines = [], 0
+    for text in texts:
+        lines += 1 + text.count("\n") + 1
+        if kept and lines > most_lines:
+            return [
+                *kept,
+                f"and {len(texts) - len(kept)} more, which the section memwatch lists; -v shows each",
+            ]
+        kept.append(text)
+    return kept
+
+
+def _lines_of(report: pytest.TestReport) -> int:
+    return str(report.longrepr).count("\n") + 1 + sum(2 + text.count("\n") for _, text in report.sections)
+
+
+def _tests(reports: list[pytest.TestReport]) -> Folded:
+    """List a few tests of each cause, and not many in all."""
+    kept, count, left_out = [], 0, 0
+    chosen = one_for_each_cause(reports, SHOWN_TESTS)
+    for report in chosen:
+        is_leak = bool(_causes_alone(report))
+        if is_leak and count >= MOST_SUMMARY_TESTS:
+            left_out += 1
+            continue
+        count += is_leak
+        kept.append(report)
+    return kept, f"and {counted_tests(left_out)} with other causes; -v shows each" if left_out else ""
+
+
+def tests_by_cause(reports: list[pytest.TestReport]) -> Counter[str]:
+    """Return how many of some reports have each cause."""
+    return Counter(
+        cause
+        for report in reports
+        for cause in {leak["cause"] for leak in (getattr(report, "memwatch", None) or {}).get("leaks", [])}
+    )
 
 
 def one_for_each_cause(reports: list[pytest.TestReport], most: int = 1) -> list[pytest.TestReport]:

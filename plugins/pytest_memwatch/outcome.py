@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from pytest_memwatch.folding import LEAK_SECTION
 from pytest_memwatch.options import SETTINGS
-from pytest_memwatch.verdict import LEAK_SECTION, leak_data, leak_section
+from pytest_memwatch.verdict import leak_data, leak_section
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

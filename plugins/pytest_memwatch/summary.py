@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.sizes import format_bytes
 from memwatch.words.allocators import counted
-from pytest_memwatch.causes import cause_lines
+from pytest_memwatch.causes import MOST_SHORT, cause_lines
 from pytest_memwatch.verdict import top_lines
 
 if TYPE_CHECKING:
@@ -38,7 +38,12 @@ def summary_lines(
         _failures(results),
         cause_lines(results, freed, verbose=verbose),
         _small(results, settings),
-        _noted(results, "kept", "Kept by caches and names: filled in one run, so not counted as leaks"),
+        _noted(
+            results,
+            "kept",
+            "Kept by caches and names: filled in one run, so not counted as leaks",
+            verbose=verbose,
+        ),
         _machinery(results),
         _ignored(results, settings),
         _allowed(results),
@@ -93,15 +98,18 @@ def _failures(results: Results) -> list[str]:
     return ["Failed for their memory: " + ", ".join(parts)] if parts else []
 
 
-def _noted(results: Results, key: str, title: str) -> list[str]:
+def _noted(results: Results, key: str, title: str, *, verbose: bool) -> list[str]:
     groups: dict[str, list[dict[str, Any]]] = {}
     for row in results.values():
         for leak in row.get(key, []):
             groups.setdefault(leak["cause"], []).append(leak)
     lines = [f"{title} ({sum(map(len, groups.values()))})"] if groups else []
-    for leaks in groups.values():
+    shown = list(groups.values()) if verbose else list(groups.values())[:MOST_SHORT]
+    for leaks in shown:
         total = format_bytes(sum(leak["nbytes"] for leak in leaks))
         lines.append(f"  {total:>12}  {leaks[0]['holder']}  ({len(leaks)} test{'s'[: len(leaks) != 1]})")
+    if len(groups) > len(shown):
+        lines.append(f"  and {len(groups) - len(shown)} more (all of them with -v or --memwatch-json)")
     return lines
 
 

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from memwatch.leaks import Leak
 
 _TYPED: Final = ("edges", "cut", "cuts", "cycle_length", "branch")
-LEAK_SECTION = "memwatch leaked tensors"
 PEAK_SECTION = "memwatch peak memory"
 
 

@@ -117,3 +117,60 @@ def test_the_summary_says_what_later_tests_freed(session):
     [at] = [number for number, line in enumerate(lines) if "freed since" in line]
     assert "all 2 of its tensors" in lines[at]
     assert "RECENT" in lines[at - 2]
+
+
+SHARED = """
+    import pytest, torch
+    class Shared(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(100))
+            self.checked = self.check
+        def check(self): pass
+    class Own:
+        def __init__(self, n):
+            self.values = torch.ones(50 + n)
+            setattr(self, f"me_{'abcdefghijklmnopqrstuvwxyz'[n]}", self)
+    @pytest.mark.parametrize("n", range(26))
+    def test_both(n): Shared(), Own(n)
+    @pytest.mark.parametrize("n", range(20))
+    def test_shared(n): Shared()
+"""
+
+
+def test_a_suite_with_many_causes_has_a_report_of_120_lines(session):
+    """The cause that all tests share is told once, with the number of its tests; others get a line, then a count."""
+    result = session(SHARED, "--memwatch-leaks=all")
+    result.assert_outcomes(failed=46)
+    lines = result.stdout.lines
+    assert len(lines) <= 120
+    assert len([line for line in lines if line.startswith("cycle: ") and ".checked" in line]) == 1
+    result.stdout.fnmatch_lines(
+        [
+            "Test leaked * cycle through attribute .checked of Shared* (cause-*, 46 tests) (and 1 more)",
+            "Test leaked the same as *::test_both?0? (cause-*, 46 tests), and more",
+            "cycle: 204 B in 1 tensor, *.me_b of Own",
+            "and * tests with other causes, which the section memwatch lists; -v shows each test",
+            "Leaks: 46 tests, 27 causes",
+            "cause-*  46 tests, *: freed only by gc: cycle through attribute .checked of Shared*",
+            "and * more causes (all of them with -v or --memwatch-json)",
+            "and * tests with other causes; -v shows each",
+        ]
+    )
+
+
+def test_one_test_with_many_causes_has_a_short_report(session):
+    """Its leaks are told as far as the lines suffice."""
+    source = SHARED.partition("@pytest")[0] + "def test_all(): [Own(n) for n in range(26)]\n"
+    result = session(source, "--memwatch-leaks=all")
+    result.assert_outcomes(failed=1)
+    assert len(result.stdout.lines) <= 120
+    result.stdout.fnmatch_lines(["and * more, which the section memwatch lists; -v shows each"])
+
+
+def test_a_traceback_is_shown_beside_many_causes(session):
+    """Only what leaks alone is left out."""
+    source = SHARED + "    def test_wrong(): assert 'apples' == 'pears'\n"
+    result = session(source, "--memwatch-leaks=all")
+    result.assert_outcomes(failed=47)
+    result.stdout.fnmatch_lines(["E *AssertionError: assert 'apples' == 'pears'", "FAILED *::test_wrong - *"])
