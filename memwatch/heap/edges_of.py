@@ -30,6 +30,7 @@ from memwatch._torch.jit import Future
 from memwatch._torch.modules import BUFFERS, MODULES, PARAMETERS
 from memwatch.edges import Edge, EdgeKind, Vertex, VertexKind
 from memwatch.heap.autograd import gradient_of
+from memwatch.heap.binding_lines import line_in_source
 from memwatch.heap.c_held import items_of_array, results_of
 from memwatch.heap.call_edges import frame_edge, suspended_edge, traceback_edge
 from memwatch.heap.class_checks import class_ids, derives, is_a
@@ -139,7 +140,8 @@ def _global(
         return Edge(EdgeKind.SHELL_RESULT, name), before + 1
     file = namespace.get("__file__") if type(namespace) is dict else None
     where = file if type(file) is str else None
-    return Edge(EdgeKind.GLOBAL, name, owner=owner, file=where, reader=reader), before + 1
+    line = line_in_source(where, text, 0) if where is not None and text is not None else 0
+    return Edge(EdgeKind.GLOBAL, name, owner=owner, file=where, line=line or None, reader=reader), before + 1
 
 
 def _module(chain: Sequence[Any], at: int) -> Named | None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _MOST_DECORATORS: Final = 16  # of one function: `functools.wraps` notes what each has inside
 _IN_FUNCTION: Final = "<locals>"
-_GENERATED: Final = "<string>"
+GENERATED: Final = "<string>"
 """The file of code that no file has: the `__init__` of a dataclass, and the methods of a named tuple."""
 _LOADS: Final = ("LOAD_FAST", "LOAD_DEREF")
 _REBINDS: Final = ("STORE_FAST", "STORE_DEREF", "DELETE_FAST", "DELETE_DEREF")
@@ -40,7 +40,7 @@ def short_qualname(qualname: str) -> str:
 def class_place(cls: type) -> tuple[str | None, int | None]:
     """Return the file and line of the first function defined in a class, or (None, None)."""
     for value in type_dict(cls).values():
-        function = _function_of(value)
+        function = function_of(value)
         module = function.__module__ if type(function) is FunctionType else None
         if type(module) is str and module == _module_of(cls):
             return function.__code__.co_filename, function.__code__.co_firstlineno
@@ -55,7 +55,7 @@ def name_in_code(cls: type) -> str:
     """
     name: str = _TYPE_NAME(cls)
     for value in type_dict(cls).values():
-        function = _function_of(value)
+        function = function_of(value)
         if type(function) is FunctionType and function.__module__ == _module_of(cls):
             qualname: str = getattr(
                 function.__code__, "co_qualname", function.__qualname__
@@ -85,22 +85,19 @@ def assignment_place(cls: type, name: str) -> Assignment:
     The file is None if the class has no function of its own.
     """
     file = class_place(cls)[0]
-    file = None if file == _GENERATED else file
+    file = None if file == GENERATED else file
     for base in mro_of(cls):
-        for function in map(_function_of, list(type_dict(base).values())):
+        for function in map(function_of, list(type_dict(base).values())):
             if type(function) is FunctionType and name in function.__code__.co_names:
-                found = _assigned_at(function.__code__, name)
-                if found is not None:
-                    written = function.__code__.co_filename != _GENERATED
-                    return (
-                        Assignment(function.__code__.co_filename, *found)
-                        if written
-                        else Assignment(file, None, found[1])
-                    )
+                store = next(iter(stores_of(function.__code__, name)), None)
+                if store is not None and function.__code__.co_filename == GENERATED:
+                    return Assignment(file, None, store.of_argument)
+                if store is not None:
+                    return Assignment(function.__code__.co_filename, store.line, store.of_argument)
     return Assignment(file, None)
 
 
-def _function_of(value: Any) -> Any:
+def function_of(value: Any) -> Any:
     """Return the function of a static method, of a class method, within decorators; anything else as it is."""
     value = value.__func__ if type(value) is staticmethod or type(value) is classmethod else value
     for _ in range(_MOST_DECORATORS):
@@ -111,32 +108,52 @@ def _function_of(value: Any) -> Any:
     return value
 
 
+class Store(NamedTuple):
+    """One statement that assigns an attribute.
+
+    Attributes:
+        line: its line.
+        owner: the variable whose attribute it is; None for all else, such as the result of a call.
+        of_argument: True if it stores an argument of the function as it is.
+    """
+
+    line: int
+    owner: str | None
+    of_argument: bool
+
+
 @functools.lru_cache(maxsize=1024)
-def _assigned_at(code: CodeType, name: str) -> tuple[int, bool] | None:
-    """Return the line at which a function first assigns an attribute, and whether it stores one of its arguments."""
+def stores_of(code: CodeType, name: str) -> tuple[Store, ...]:
+    """Return the statements of a function that assign an attribute."""
     line = 0
+    found: list[Store] = []
     before: list[dis.Instruction] = []
     for instruction in dis.get_instructions(code):
         line = instruction.starts_line if type(instruction.starts_line) is int else line
         if instruction.opname == "STORE_ATTR" and instruction.argval == name:
             place = getattr(getattr(instruction, "positions", None), "lineno", None) or line
-            return place, _stored_variable(before) in _arguments(code)
+            owner, value = _variables_before(before)
+            found.append(Store(place, owner, value in _arguments(code)))
         before.append(instruction)
-    return None
+    return tuple(found)
 
 
-def _stored_variable(before: list[dis.Instruction]) -> str | None:
-    """Return the variable whose value a `STORE_ATTR` after some instructions stores, if it stores one as it is."""
-    names: list[str] = []  # of the owner, then of the value: the owner is loaded last
+def _variables_before(before: list[dis.Instruction]) -> tuple[str | None, str | None]:
+    """Return the variable whose attribute a `STORE_ATTR` after some instructions assigns, and the one it stores."""
+    names: list[str] = []  # the owner is loaded last
+    through = 0  # attributes between the variable and the owner: `self.child.parent = parent`
     for instruction in reversed(before):
         if instruction.opname.startswith(_LOADS):  # newer Pythons load two variables by one instruction
             loaded = instruction.argval
             names += reversed(loaded) if isinstance(loaded, tuple) else [loaded]
-        elif names or not instruction.opname.startswith("LOAD_ATTR"):  # `self.child.parent = parent`
+        elif not names and instruction.opname.startswith("LOAD_ATTR"):
+            through += 1
+        else:
             break
         if len(names) > 1:
-            return names[1]
-    return None
+            break
+    owner = names[0] if names and not through else None
+    return owner, names[1] if len(names) > 1 else None
 
 
 @functools.lru_cache(maxsize=1024)

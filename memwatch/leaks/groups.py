@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from memwatch.heap.assignments import with_line
 from memwatch.leaks.advice import remedy_for
 from memwatch.leaks.cause import cause_of
 from memwatch.leaks.cut import edit_of, holder_of
@@ -186,19 +187,22 @@ def leak_of(
     keeps_graph = any(survivor.through_graph for survivor in group)
     remedy = remedy_for(shown.kind, cut, holder_edges, edges, cycle_length=shown.cycle_length)
     remedy = _remedy_of_group(remedy, shown, group, keeps_graph=keeps_graph, grows=grows)
+    lines = {id(edge): with_line(edge) for edge in (*edges, *cuts)}
     return Leak(
         kind=shown.kind,
         nbytes=nbytes,
         device=shown.storage.device,
         count=max(1, count),
         holder=holder,
-        path=path_lines(edges, branch_at=shown.cycle_length if shown.looped else None),
+        path=path_lines(
+            [lines[id(edge)] for edge in edges], branch_at=shown.cycle_length if shown.looped else None
+        ),
         site=site,
         caller=caller,
         advice=advice(
             remedy,
             with_graph=keeps_graph and shown.kind is LeakKind.RETAINED,
-            further=[reference_phrase(edge) for edge in cuts[1:]],
+            further=[reference_phrase(lines[id(edge)]) for edge in cuts[1:]],
             is_complete=not any(survivor.has_more_cycles for survivor in group),
         ),
         tensor=largest.tensor,
@@ -206,12 +210,12 @@ def leak_of(
         per_call=per_call,
         reference=edge_phrase(cut) if cut else holder,
         keeps_graph=keeps_graph,
-        edges=edges,
-        cut=cut,
+        edges=tuple(lines[id(edge)] for edge in edges),
+        cut=None if cut is None else lines[id(cut)],
         cycle_length=0 if shown.kind is LeakKind.RETAINED else shown.cycle_length,
         branch=shown.branch,
         cause=_cause(shown),
-        cuts=cuts,
+        cuts=tuple(lines[id(edge)] for edge in cuts),
         grows=grows,
         first_bytes=nearest.nbytes,
         one_value=all(survivor.may_be_replaced for survivor in group),

@@ -110,6 +110,14 @@ SHELL_RESULTS: Final[dict[str, str]] = {
 IN_THREAD: Final = " in thread {thread}"
 SOME_FUNCTION: Final = "a function"
 
+_OF_OBJECTS: Final = (
+    EdgeKind.ATTRIBUTE,
+    EdgeKind.INSTANCE_DICT,
+    EdgeKind.PARAMETER,
+    EdgeKind.BUFFER,
+    EdgeKind.SUBMODULE,
+)
+"""References that any code may make: the file of the class is no place to edit them."""
 _CALLS: Final = (EdgeKind.LOCAL, EdgeKind.ARGUMENT, EdgeKind.TEMPORARY, EdgeKind.CALLER)
 _SUSPENDED: Final = (VertexKind.GENERATOR, VertexKind.COROUTINE, VertexKind.ASYNC_GENERATOR)
 OWNERS: Final[dict[tuple[EdgeKind, VertexKind], str]] = {
@@ -199,7 +207,7 @@ def edge_line(edge: Edge) -> str:
 def reference_phrase(edge: Edge) -> str:
     """Return the words for a reference, and the place to edit it unless they name that already."""
     words = edge_phrase(edge)
-    if edge.file and not _shows_place(edge):
+    if edge.file and not _shows_place(edge) and (edge.line is not None or edge.kind not in _OF_OBJECTS):
         words += f"  ({place(edge.file, edge.line)})"
     return words
 

@@ -1,0 +1,117 @@
+"""A path names the line of the program or the package that made a reference, not the file of the class it is in."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import queue
+
+import pytest
+import torch
+from torch import nn
+
+from memwatch.leaks import find_leaks
+
+BATCHES: queue.Queue[torch.Tensor] = queue.Queue()
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    torch.set_num_threads(1)
+
+
+def line_of(function, text):
+    """Return the line of a function that has some text."""
+    lines, first = inspect.getsourcelines(function)
+    return first + next(number for number, line in enumerate(lines) if text in line)
+
+
+def patch(layer):
+    layer.forward_before_patching = layer.forward
+
+
+def test_an_attribute_that_a_function_puts_on_a_layer_of_torch_has_the_line_of_the_function():
+    """The class of the layer is torch's, and none of its methods assigns the attribute."""
+    [leak] = find_leaks(lambda: patch(nn.Linear(8, 8)))
+    assert (leak.cut.file, leak.cut.line) == (__file__, line_of(patch, "layer.forward_before"))
+    assert any("test_leaks_lines.py:" in line for line in leak.path if "forward_before_patching" in line)
+
+
+def patch_first(layer):
+    layer.patched_by_several = layer.forward
+
+
+def patch_second(layer):
+    layer.patched_by_several = layer.forward
+
+
+def test_where_several_functions_may_have_put_it_there_no_line_is_named():
+    """Which of them did it is not known, and the file of the class is no place to edit."""
+    [leak] = find_leaks(lambda: patch_first(nn.Linear(8, 8)))
+    assert leak.cut.line is None
+    [line] = [line for line in leak.path if "patched_by_several" in line]
+    assert "linear.py" not in line.partition("->")[0]
+
+
+class Other:
+    """Has an attribute of the name that another class gives by other means."""
+
+    def __init__(self):
+        self.given_by_name = torch.ones(8)
+
+
+class Given(nn.Module):
+    """Gets its attribute by name."""
+
+    def __init__(self):
+        super().__init__()
+        setattr(self, "given_by_name", self.check)  # noqa: B010 - the name is not to stand in the code
+
+    def check(self):
+        pass
+
+
+def test_what_another_class_assigns_to_its_own_objects_is_not_blamed():
+    """A method assigns attributes of its own class; that another class has one of the same name says nothing."""
+    [leak] = find_leaks(lambda: wrapped() and None)
+    assert leak.cut.name == "given_by_name"
+    assert leak.cut.line is None
+
+
+def wrapped():
+    model = Given()
+    model.layer = nn.Linear(8, 8)
+    return model
+
+
+@dataclasses.dataclass
+class Source:
+    """Its `__init__` is in no file."""
+
+    owner: object
+
+
+class Loader:
+    """Is kept by what it has."""
+
+    def __init__(self):
+        self.batch = torch.ones(64)
+        self.source = Source(self)
+
+
+def test_code_that_no_file_has_is_no_place():
+    """A dataclass writes its `__init__` itself."""
+    [leak] = find_leaks(lambda: Loader() and None)
+    assert not any("<string>" in line for line in leak.path)
+    assert leak.cut.of_argument  # it stores what it was given, nonetheless
+
+
+def test_a_queue_of_the_program_has_the_line_that_binds_its_name():
+    """What is inside is made in `queue.py`."""
+    [leak] = find_leaks(lambda: BATCHES.put(torch.ones(64)))
+    with BATCHES.mutex:
+        BATCHES.queue.clear()
+    [root] = [edge for edge in leak.edges if edge.name == "BATCHES"]
+    text = inspect.getsource(inspect.getmodule(line_of)).splitlines()
+    assert text[root.line - 1].startswith("BATCHES: ")
+    assert f"test_leaks_lines.py:{root.line}" in leak.path[0]
