@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from memwatch.edges import VertexKind
 from memwatch.heap.assignments import with_line
 from memwatch.leaks.advice import remedy_for
 from memwatch.leaks.cause import cause_of
@@ -18,7 +19,7 @@ from memwatch.words.edges import edge_phrase, reference_phrase
 from memwatch.words.leaks import path_lines, site_phrase
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from memwatch.edges import Edge
     from memwatch.leaks.new_storages import NewStorage
@@ -62,7 +63,7 @@ def leaks_of(
         Leaks, largest first.
     """
     groups: dict[object, list[Survivor]] = {}
-    for survivor in survivors:
+    for survivor in _with_their_loops(list(survivors)):
         groups.setdefault((survivor.kind, survivor.key, survivor.storage.device), []).append(survivor)
     needed = [{run} for run in measured] if periods is None else periods
     chosen = _growing(list(groups.values()), needed) if per_call else list(groups.values())
@@ -81,6 +82,32 @@ def leaks_of(
         every = max(1, round(len(measured) / len(_runs(group))))
         leaks.append(replace(leak, every=every) if per_call else leak)
     return largest_first(leaks)
+
+
+def _with_their_loops(survivors: Sequence[Survivor]) -> list[Survivor]:
+    """Explain what C code alone holds by a loop that is never freed, if the line that made both is the same.
+
+    The buckets of DistributedDataParallel are such storages: its reducer has them in C++, and the loop has the reducer.
+    """
+    loops = {
+        (step.edge.file, step.edge.line): each
+        for each in survivors
+        if each.kind is LeakKind.UNCOLLECTABLE
+        for step in each.steps[: each.cycle_length]
+        if step.edge.line is not None
+        and step.edge.owner is not None
+        and step.edge.owner.kind is VertexKind.OBJECT
+    }
+    return [_in_its_loop(each, loops) if loops and not each.steps else each for each in survivors]
+
+
+def _in_its_loop(survivor: Survivor, loops: Mapping[tuple[str | None, int | None], Survivor]) -> Survivor:
+    made = survivor.storage
+    places = [place[:2] for place in (made.site, made.caller) if place is not None]
+    loop = next((loops[place] for place in places if place in loops), None)
+    if loop is None or not survivor.unreachable:
+        return survivor
+    return replace(loop, storage=made, tensor=survivor.tensor, nbytes=survivor.nbytes, is_named=False)
 
 
 def _lasting(group: list[Survivor]) -> list[Survivor]:

@@ -105,3 +105,39 @@ def test_the_argument_and_the_result_of_one_cache_are_one_cause():
     with check_leaks():
         call()
         scaled.cache_clear()
+
+
+class Replica(nn.Module):
+    """Wraps a layer and gives the wrapper a hook: a method of its own, or a plain function."""
+
+    def __init__(self, hook=None):
+        super().__init__()
+        self.replica = nn.parallel.DistributedDataParallel(nn.Linear(8, 8))
+        self.replica.register_comm_hook(None, hook or self.reduce)
+
+    def reduce(self, state, bucket):
+        return reduce(state, bucket)
+
+
+def reduce(state, bucket):
+    future = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
+@pytest.fixture
+def _group():
+    from torch import distributed
+
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("_group")
+def test_the_buckets_of_a_reducer_are_told_with_the_hook_that_keeps_it():
+    """The reducer has them in C++, and its hook leads back to the model: to cut the hook frees both."""
+    [leak] = find_leaks(lambda: Replica().replica(torch.ones(2, 8)).sum().backward())
+    assert leak.kind == "uncollectable"
+    assert leak.nbytes >= 3 * 288  # parameters, gradients and buckets
+    assert find_leaks(lambda: Replica(reduce).replica(torch.ones(2, 8)).sum().backward()) == []
