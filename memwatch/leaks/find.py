@@ -22,6 +22,7 @@ from memwatch.leaks.new_storage_mode import NewStorageMode
 from memwatch.leaks.new_storages import NewStorages
 from memwatch.leaks.places import growth
 from memwatch.leaks.schedule import AUTO, MOST_BYTES, MOST_S, PERIOD, RunsError, Schedule, schedule_of
+from memwatch.leaks.settling import Threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -112,6 +113,7 @@ class _GrowthSearch:
         self.ledger = Ledger()
         self._fn, self._args, self._kwargs = fn, args, kwargs
         self._schedule = schedule
+        self._threads = Threads()
         self._changes: list[Change] = []  # of each call, those of the warm-up included
         self._looks: list[
             Diagnosis
@@ -159,6 +161,7 @@ class _GrowthSearch:
             self._end_s = time.monotonic()
             if watch is not None:
                 watch.stop()
+        self._threads.settle()
         change = self.ledger.end_run(run, made)
         self._changes.append(change)
         self._suspicious = self.ledger.survives() or most_growth_bytes(before, memory_in_use()) > _NOISE_BYTES
@@ -202,7 +205,13 @@ class _GrowthSearch:
         if not schedule.further:
             look.tell_kinds(by_c_alone=True)
             change = Change(self.ledger.alive(schedule.warmup), self._died_since(schedule.warmup))
-            return leaks_of(unbalanced(look, change), measured, per_call=True, end_s=self._end_s)
+            return leaks_of(
+                unbalanced(look, change),
+                measured,
+                per_call=True,
+                end_s=self._end_s,
+                added=[each.added() for each in self._changes],
+            )
         if not look.survivors:
             return []
         return (
@@ -259,7 +268,14 @@ class _GrowthSearch:
     ) -> list[Leak]:
         """Return the leaks to which every period added: what was born in each run is still where it was put."""
         look.tell_kinds(by_c_alone=True)
-        return leaks_of(look.survivors, measured, per_call=True, periods=periods, end_s=self._end_s)
+        return leaks_of(
+            look.survivors,
+            measured,
+            per_call=True,
+            periods=periods,
+            end_s=self._end_s,
+            added=[change.added() for change in self._changes],
+        )
 
     def _leaks_at(self, grown: Sequence[Growth]) -> list[Leak]:
         """Return the leaks of the holders that have more at the last look than at the first."""

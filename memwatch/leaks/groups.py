@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -48,6 +49,7 @@ def leaks_of(
     periods: Sequence[Collection[int]] | None = None,
     end_s: float | None = None,
     told: Callable[[Leak, list[Survivor]], None] | None = None,
+    added: Sequence[Mapping[tuple[str, int], int]] | None = None,
 ) -> list[Leak]:
     """Group survivors into leaks. What one reference holds on two devices is two leaks: no figure mixes devices.
 
@@ -58,6 +60,8 @@ def leaks_of(
         periods: sets of runs, each of which must have added to a leak; by default each run by itself.
         end_s: clock at the end of the last run, in seconds; by default now.
         told: called with each leak and its survivors.
+        added: of each run, by device and size, how many storages it left beyond those that took the place of dead
+            ones; for `per_call` only. Without it the latest value of a name counts as one that replaced the one before.
 
     Returns:
         Leaks, largest first.
@@ -67,9 +71,10 @@ def leaks_of(
         groups.setdefault((survivor.kind, survivor.key, survivor.storage.device), []).append(survivor)
     needed = [{run} for run in measured] if periods is None else periods
     chosen = _growing(list(groups.values()), needed) if per_call else list(groups.values())
+    replaced = _replaced_values(chosen, added)
     leaks = []
     for group in chosen:
-        kept = _lasting(group)
+        kept = [survivor for survivor in group if id(survivor) not in replaced]
         runs = len(_runs(kept)) if per_call else 1
         nbytes = sum(survivor.storage.nbytes for survivor in (kept if per_call else group))
         if not per_call:  # of one pass over a tensor that grew, what it added
@@ -110,8 +115,29 @@ def _in_its_loop(survivor: Survivor, loops: Mapping[tuple[str | None, int | None
     return replace(loop, storage=made, tensor=survivor.tensor, nbytes=survivor.nbytes, is_named=False)
 
 
-def _lasting(group: list[Survivor]) -> list[Survivor]:
-    """Return a group without the values behind whose graph the rest lies: the next ones replace them.
+def _replaced_values(
+    groups: Iterable[list[Survivor]], added: Sequence[Mapping[tuple[str, int], int]] | None
+) -> set[int]:
+    """Return the ids of the survivors that took the place of dead ones, so that they are no growth.
+
+    Whether the value of a name replaced the one before, or that lives on in a graph, only the count of what died tells:
+    the leaks of one run are together as much as that run added.
+    """
+    values = [survivor for group in groups for survivor in _values(group)]
+    if added is None:
+        return set(map(id, values))
+    claims = Counter((each.storage.run, each.storage.size) for group in groups for each in group)
+    replaced = set()
+    for survivor in values:
+        run, size = survivor.storage.run, survivor.storage.size
+        if claims[run, size] > added[run].get(size, 0):
+            claims[run, size] -= 1
+            replaced.add(id(survivor))
+    return replaced
+
+
+def _values(group: list[Survivor]) -> list[Survivor]:
+    """Return the values behind whose graph the rest of a group lies: the next ones may replace them.
 
     That is the one value of a name, and entries of a container that has none of the first run any more.
     """
@@ -123,7 +149,7 @@ def _lasting(group: list[Survivor]) -> list[Survivor]:
     return [
         each
         for each in group
-        if each.unreachable or not (id(each) in entries or (is_latest(each) and each.holding[:2] in behind))
+        if not each.unreachable and (id(each) in entries or (is_latest(each) and each.holding[:2] in behind))
     ]
 
 
@@ -284,8 +310,9 @@ def _remedy_of_group(
     """Return the remedy of a path, or a better one that only the tensors at its end show."""
     if grows and shown.kind is LeakKind.RETAINED and not keeps_graph:
         return Remedy.GROWING_TENSOR
+    values = set(map(id, _values(group)))
     is_of_values = remedy in _OF_NAMES or remedy in _OF_CONTAINERS
-    if is_of_values and all(each.through_graph for each in _lasting(group)):
+    if is_of_values and all(each.through_graph for each in group if id(each) not in values):
         return Remedy.GRAPH
     if remedy is Remedy.BUFFER and not keeps_graph:
         return Remedy.SUBMODULE  # one more of them: to detach it changes nothing

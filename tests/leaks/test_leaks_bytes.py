@@ -1,0 +1,121 @@
+"""The bytes per call are those that a call adds, by however many calls they were measured."""
+
+from __future__ import annotations
+
+import queue
+import threading
+
+import pytest
+import torch
+
+from memwatch.leaks import find_leaks
+
+KIB = 1024
+RUNS = (2, 4, 8, "auto")
+WEIGHT = torch.randn(128, 128, requires_grad=True)
+INPUT = torch.randn(128, 128)
+
+
+class Cell:
+    def __init__(self):
+        self.hidden = torch.zeros(128, 128)
+
+
+CELL = Cell()
+HIDDEN = torch.zeros(128, 128)
+TOTAL = torch.zeros(())
+LAST = torch.zeros(128, 128)
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    global HIDDEN, TOTAL
+    torch.set_num_threads(1)
+    yield
+    CELL.hidden, HIDDEN, TOTAL = torch.zeros(128, 128), torch.zeros(128, 128), torch.zeros(())
+
+
+def bytes_per_call(fn, runs):
+    return sum(leak.nbytes for leak in find_leaks(fn, runs=runs))
+
+
+def global_state():
+    """The graph of each call saves two results: that of `exp`, and that of `tanh`, which is the new state."""
+    global HIDDEN  # noqa: PLW0603 - the program under test
+    HIDDEN = torch.tanh(torch.exp(HIDDEN @ WEIGHT))
+
+
+def attribute_state():
+    CELL.hidden = torch.sigmoid(torch.exp(CELL.hidden @ WEIGHT))
+
+
+def state_beside_a_replaced_value():
+    """The replaced value is as large as the state, and is no leak."""
+    global LAST  # noqa: PLW0603 - the program under test
+    LAST = torch.ones(128, 128)
+    global_state()
+
+
+def running_total():
+    """The total is replaced: the graph of the old one needs its input alone."""
+    global TOTAL  # noqa: PLW0603 - the program under test
+    TOTAL = TOTAL + torch.exp(INPUT @ WEIGHT).sum()
+
+
+@pytest.mark.parametrize("runs", RUNS)
+@pytest.mark.parametrize(
+    ("step", "nbytes"),
+    [
+        (global_state, 128 * KIB),
+        (attribute_state, 128 * KIB),
+        (state_beside_a_replaced_value, 128 * KIB),
+        (running_total, 64 * KIB),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_state_with_its_graph_leaks_as_much_on_each_call(step, nbytes, runs):
+    assert bytes_per_call(step, runs) == nbytes
+
+
+def detached_state():
+    global HIDDEN  # noqa: PLW0603 - the program under test
+    HIDDEN = torch.tanh(torch.exp(HIDDEN @ WEIGHT)).detach()
+
+
+@pytest.mark.parametrize("runs", RUNS)
+def test_a_detached_state_does_not_leak(runs):
+    assert find_leaks(detached_state, runs=runs) == []
+
+
+def prefetching(*, abandons):
+    """Start a thread that keeps two batches ahead, one in its queue and one in its hand."""
+    batches = queue.Queue(maxsize=1)
+    is_over = threading.Event()
+
+    def work():
+        while not is_over.is_set():
+            batches.put(torch.ones(128, 128))
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    batches.get()
+    if not abandons:
+        is_over.set()
+        while thread.is_alive():
+            try:
+                batches.get(timeout=0.01)
+            except queue.Empty:
+                pass
+        thread.join()
+
+
+@pytest.mark.parametrize("runs", RUNS)
+def test_an_abandoned_thread_leaks_the_batches_that_it_has_made(runs):
+    """The thread makes them while the call returns; they belong to that call all the same."""
+    leaks = find_leaks(prefetching, abandons=True, runs=runs)
+    assert [(leak.nbytes, leak.count) for leak in leaks] == [(64 * KIB, 1), (64 * KIB, 1)]
+
+
+@pytest.mark.parametrize("runs", RUNS)
+def test_a_thread_that_is_ended_does_not_leak(runs):
+    assert find_leaks(prefetching, abandons=False, runs=runs) == []
