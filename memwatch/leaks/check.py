@@ -153,6 +153,8 @@ class _Block:
             self.exempt.objects.add(id(error))
         self._names.exempt(self.exempt)
         diagnosis = self._explain(self._ledger.alive(0))
+        # `old = model.head; model.head = new`: the name's end will free what was replaced
+        change.died += [made for made in self._ledger.older() if id(made.ref()) in diagnosis.released]
         left = unbalanced(diagnosis, change)
         self._known.names.note(left)
         return leaks_of(left, [0], per_call=False, end_s=end_s, told=self._known.note_told)
@@ -173,6 +175,7 @@ class _Block:
         self._known.learn_loops(far.unreachable)
         diagnosis.retained += far.retained
         diagnosis.unreachable += far.unreachable
+        diagnosis.released = far.released
         return diagnosis
 
     @property

@@ -60,6 +60,7 @@ class Diagnosis:
         retained: storages that a live root reaches.
         unreachable: storages no root reaches; only a collection tells which kind they are.
         elders: storages from before the runs that the same holders hold.
+        released: ids of storages that the names of the block alone keep alive; of one pass that left something.
         oldest_generation: of gc's generations the oldest in which something holds what no root reaches.
         time_s: clock before the look, in seconds.
     """
@@ -67,6 +68,7 @@ class Diagnosis:
     retained: list[Survivor] = field(default_factory=list)
     unreachable: list[Survivor] = field(default_factory=list)
     elders: list[Holding] = field(default_factory=list)
+    released: set[int] = field(default_factory=set)
     oldest_generation: int = _OLDEST
     time_s: float = field(default_factory=time.monotonic)
 
@@ -206,6 +208,8 @@ class HolderSearch:
         for survivor, chain in self._by_container(snapshot, reached, explained):
             self._learn(snapshot, survivor, chain)
             diagnosis.add(survivor)
+        if diagnosis.retained and not self._per_call:
+            diagnosis.released = reached.released_with_names()
         if self._elders:
             diagnosis.elders = list(self._beside(snapshot, tree))
         return diagnosis

@@ -6,7 +6,7 @@ the gradient of a parameter that an optimizer alone remembers, in its state.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
@@ -31,12 +31,35 @@ Positions = set[tuple[int, int]]
 """References as (parent, child) positions."""
 
 
-def state_edges(snapshot: Snapshot) -> Positions:
+class State(NamedTuple):
+    """The references that are no leak.
+
+    Attributes:
+        models: to parameters, buffers and gradients, from what has them, and to the state of living parameters from
+            optimizers that have state of dead ones as well.
+        optimizers: to living parameters and their state, from other optimizers. The other holder of the parameter alone
+            decides whether it is a leak.
+    """
+
+    models: Positions
+    optimizers: Positions
+
+    @property
+    def edges(self) -> Positions:
+        """All of them."""
+        return self.models | self.optimizers
+
+
+NO_STATE: Final = State(set(), set())
+
+
+def state_of(snapshot: Snapshot) -> State:
     """Find the references to parameters, buffers, gradients and the optimizer state of living parameters."""
     optimizers = snapshot.instances(torch.optim.Optimizer)
     forgotten: set[int] = set()
-    state = list(_optimizer_state(snapshot, optimizers, forgotten)) if optimizers else []
-    return listed([*_module_state(snapshot), *_gradients(snapshot, forgotten), *state])
+    models, living = _optimizer_state(snapshot, optimizers, forgotten) if optimizers else ([], [])
+    models += [*_module_state(snapshot), *_gradients(snapshot, forgotten)]
+    return State(listed(models), listed(living))
 
 
 def state_storages(snapshot: Snapshot, edges: Positions) -> set[int]:
@@ -104,10 +127,15 @@ def _gradients(snapshot: Snapshot, forgotten: set[int]) -> Iterable[tuple[int, i
 
 def _optimizer_state(
     snapshot: Snapshot, optimizers: list[torch.optim.Optimizer], forgotten: set[int]
-) -> Iterable[tuple[int, int]]:
-    """Yield the references to the state of living parameters; add the ids of those that no step updates any more."""
+) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """Return the references to the state of living parameters, of optimizers with state of dead ones and of others.
+
+    The others' references to the living parameters themselves are there too. The ids of the dead ones, which no step
+    updates any more, are added to `forgotten`.
+    """
     closed = {snapshot.position(optimizer) for optimizer in optimizers} - {UNREACHED}
     alive = search(snapshot, snapshot.root_groups(), closed=closed)
+    growing, others = [], []
     for optimizer in optimizers:
         values = instance_dict(optimizer) or {}
         state = values.get("state")
@@ -115,19 +143,35 @@ def _optimizer_state(
             continue
         table = snapshot.position(state)
         stepped = _stepped(values.get("param_groups"))
+        slots_of_living = {}
+        dead = set()
         for parameter, slots in list(dict.items(state)):  # type: ignore[arg-type]
             place = snapshot.position(parameter)
             if not is_tensor(parameter) or place < 0:
                 continue
             if alive.reaches(place):
-                yield table, snapshot.position(slots)
+                slots_of_living[place] = snapshot.position(slots)
             elif id(parameter) not in stepped:
-                forgotten.add(id(parameter))
+                dead.add(id(parameter))
+        forgotten |= dead
+        (growing if dead else others).extend((table, slots) for slots in slots_of_living.values())
+        if not dead:
+            others += [(table, place) for place in slots_of_living]
+            for parameters in _parameter_lists(values.get("param_groups")):
+                listing = snapshot.position(parameters)
+                places = [snapshot.position(parameter) for parameter in parameters]
+                others += [(listing, place) for place in places if place >= 0 and alive.reaches(place)]
+    return growing, others
 
 
 def _stepped(groups: Any) -> set[int]:
     """Return the ids of the parameters that an optimizer's step updates."""
+    return {id(parameter) for parameters in _parameter_lists(groups) for parameter in parameters}
+
+
+def _parameter_lists(groups: Any) -> list[list[Any]]:
+    """Return the lists of parameters in the groups of an optimizer."""
     if type(groups) is not list:
-        return set()
+        return []
     found = [group.get("params") for group in groups if type(group) is dict]
-    return {id(parameter) for parameters in found if type(parameters) is list for parameter in parameters}
+    return [parameters for parameters in found if type(parameters) is list]

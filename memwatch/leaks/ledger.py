@@ -148,3 +148,7 @@ class Ledger:
         grown = {id(made.ref): made for made in self._grown if made.run >= first_run and made.alive}
         born = (made for made in self._known.values() if made.run >= first_run and made.alive)
         return [*(made for made in born if id(made.ref) not in grown), *grown.values()]
+
+    def older(self) -> list[NewStorage]:
+        """Return the living storages from before the first run."""
+        return [made for made in self._known.values() if made.run < 0 and made.alive]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from memwatch.heap.search import search
 from memwatch.leaks.exemptions import exempt_edges
-from memwatch.leaks.known_retainers import state_edges, state_storages
+from memwatch.leaks.known_retainers import NO_STATE, state_of, state_storages
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -25,7 +25,7 @@ class Reached:
         self._snapshot = snapshot
         self._exempt = exempt
         self._own = exempt_edges(snapshot, exempt)
-        self._state = state_edges(snapshot) if exempt.state else set()
+        self._state = state_of(snapshot) if exempt.state else NO_STATE
 
     @cached_property
     def past_state(self) -> Tree:
@@ -33,17 +33,18 @@ class Reached:
 
         A parameter is no leak, but what hangs on it may be one: a graph behind its gradient, its attributes.
         """
-        return self._from_program(self._own | self._state)
+        return self._from_program(self._own | self._state.edges)
 
     @cached_property
     def through_state(self) -> Tree:
-        """The program's roots, through the state of models too."""
-        return self._from_program(self._own) if self._state else self.past_state
+        """The program's roots, through the state of models too, but not from the optimizers that step them."""
+        state = self._state
+        return self._from_program(self._own | state.optimizers) if state.edges else self.past_state
 
     @cached_property
     def legitimate(self) -> set[int]:
         """The storages of the state of models."""
-        return state_storages(self._snapshot, self._state)
+        return state_storages(self._snapshot, self._state.edges)
 
     @cached_property
     def everyone(self) -> Tree:
@@ -51,13 +52,24 @@ class Reached:
         exempt = self._snapshot.positions(self._exempt.objects)
         return search(self._snapshot, [*self._snapshot.root_groups(runner=True), exempt])
 
+    def released_with_names(self) -> set[int]:
+        """Return the ids of the storages that nothing but the names of the block keeps alive."""
+        if not self._own:
+            return set()
+        snapshot = self._snapshot
+        caller = snapshot.positions(self._exempt.objects)
+        others = search(snapshot, [*snapshot.root_groups(runner=True), caller], cut=self._own)
+        named = search(snapshot, [[value for _, value in self._own]])
+        places = ((id(storage), snapshot.position(storage)) for storage in snapshot.storages())
+        return {key for key, place in places if named.reaches(place) and not others.reaches(place)}
+
     def without(self, cut: Positions) -> Tree:
         """Return what the program's roots reach past what is legitimate and past some references."""
-        return self._from_program(self._own | self._state | cut)
+        return self._from_program(self._own | self._state.edges | cut)
 
     def beside(self, containers: Collection[int]) -> Tree:
         """Return what the program's roots reach past what is legitimate, and by no way through some containers."""
-        return self._from_program(self._own | self._state, containers)
+        return self._from_program(self._own | self._state.edges, containers)
 
     def _from_program(self, cut: Positions, containers: Collection[int] = ()) -> Tree:
         snapshot = self._snapshot

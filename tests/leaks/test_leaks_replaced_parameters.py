@@ -1,0 +1,113 @@
+"""A parameter that took the place of another is no leak of the optimizer that steps it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from memwatch.leaks import TensorLeakError, check_leaks
+
+
+class Task(torch.nn.Module):
+    """A model with a head that can be replaced, and the optimizer that steps it."""
+
+    def __init__(self, make_optimizer=torch.optim.Adam):
+        super().__init__()
+        self.body = torch.nn.Linear(64, 64)
+        self.head = torch.nn.Linear(64, 32)
+        self.optimizer = make_optimizer(self.parameters())
+        self.former = []
+        self.step()
+
+    def step(self):
+        self.optimizer.zero_grad()
+        self.head(self.body(torch.ones(4, 64))).sum().backward()
+        self.optimizer.step()
+
+    def replace_head(self, width, *, forgets=True):
+        old = self.head
+        self.head = torch.nn.Linear(64, width)
+        listed = self.optimizer.param_groups[0]["params"]
+        for former, new in zip(old.parameters(), self.head.parameters(), strict=True):
+            listed[next(n for n, parameter in enumerate(listed) if parameter is former)] = new
+            if forgets:
+                self.optimizer.state.pop(former, None)
+
+
+TASKS: list[Task] = []
+OPTIMIZERS = [
+    torch.optim.Adam,
+    lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+    lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(params=OPTIMIZERS)
+def task(request):
+    TASKS.append(Task(request.param))
+    yield TASKS[0]
+    TASKS.clear()
+
+
+@pytest.mark.parametrize("width", [16, 32, 48])
+@pytest.mark.parametrize("steps", [0, 1])
+def test_a_replaced_head_is_no_leak(task, width, steps):
+    """Its state is forgotten, so the optimizer has as many entries as before."""
+    with check_leaks():
+        task.replace_head(width)
+        for _ in range(steps):
+            task.step()
+
+
+@pytest.mark.parametrize("width", [32, 48])
+def test_state_of_a_replaced_head_that_is_not_forgotten_is_a_leak(width):
+    TASKS.append(Task())
+
+    @check_leaks()
+    def replaces():
+        TASKS[0].replace_head(width, forgets=False)
+        TASKS[0].step()
+
+    with pytest.raises(TensorLeakError) as info:
+        replaces()
+    TASKS.clear()
+    assert {leak.cut.owner.name for leak in info.value.leaks} == {"defaultdict"}
+
+
+@pytest.mark.parametrize("moves_state", [True, False])
+def test_a_parameter_replaced_by_another_of_its_size_is_no_leak(task, moves_state):
+    """A name of the block still has the old one: it ends with the block."""
+    with check_leaks():
+        old = task.body.weight
+        task.body.weight = torch.nn.Parameter(torch.ones(64, 64))
+        state = task.optimizer.state.pop(old, {})
+        if moves_state:
+            task.optimizer.state[task.body.weight] = state
+        task.optimizer.param_groups[0]["params"][0] = task.body.weight
+        del state
+        task.step()
+
+
+def test_a_value_that_only_a_name_of_the_block_still_has_is_replaced(task):
+    task.buffer = torch.ones(64, 64)
+    with check_leaks():
+        old = task.buffer
+        task.buffer = old + 1
+
+
+def test_a_value_that_something_else_still_has_is_not_replaced(task):
+    task.buffer = torch.ones(64, 64)
+
+    def replaces():
+        with check_leaks():
+            old = task.buffer
+            task.former.append(old)
+            task.buffer = old + 1
+
+    with pytest.raises(TensorLeakError):
+        replaces()
