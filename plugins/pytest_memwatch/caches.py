@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import functools
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -67,7 +69,8 @@ def made_by_machinery(leak: Leak) -> bool:
     `with pytest.raises(...) as info` refers to the call it stands in. Every MagicMock refers to itself, and to
     the arguments it was called with. A module that is imported for the first time below a running call may keep
     that call's frames until gc comes by (torch.fx does, on the first optimizer step of a process).
-    `torch.jit.script` and `torch.utils._pytree` define functions or classes on each call that refer to themselves.
+    `torch.jit.script` and `torch.utils._pytree` define functions or classes on each call that refer to themselves, and
+    a module that `torch.fx` traces refers to its graph, which refers to the module.
     """
     if leak.kind != "cycle":
         return False
@@ -91,8 +94,10 @@ def _written_by_torch(cycle: Iterable[Edge]) -> bool:
     files = [Path(file).resolve() for file, placed in places if file and placed and file.endswith(".py")]
     if not files or not all(file.is_relative_to(home) for file in files):
         return False
-    written = any(edge.kind in _WRITTEN for edge in cycle)
-    return written and not any(map(_set_anywhere, cycle))
+    folders = {file.parent for file in files}
+    by_torch = [_is_stored_in(folders, edge.name) for edge in cycle if _set_anywhere(edge)]
+    closed_by_torch = any(edge.kind in _WRITTEN or _is_private_attribute(edge) for edge in cycle)
+    return closed_by_torch and all(by_torch)
 
 
 def _set_anywhere(edge: Edge) -> bool:
@@ -100,6 +105,33 @@ def _set_anywhere(edge: Edge) -> bool:
     if edge.kind is not EdgeKind.ATTRIBUTE or edge.owner is None:
         return False
     return edge.owner.kind is not VertexKind.FUNCTION and edge.owner.name not in _BUILT_BY_CLASS
+
+
+def _is_private_attribute(edge: Edge) -> bool:
+    return _set_anywhere(edge) and (edge.name or "").startswith("_")
+
+
+def _is_stored_in(folders: Iterable[Path], name: str | None) -> bool:
+    """Return True if a statement in some folders of torch sets an attribute of this name.
+
+    `Graph._owning_module` is set by `torch.fx`; an attribute that the program puts on a module of torch is not.
+    """
+    return name is not None and any(name in _stored_attributes(folder, name) for folder in folders)
+
+
+@functools.cache
+def _stored_attributes(folder: Path, name: str) -> frozenset[str]:
+    """Return the attributes that statements set in the files of a folder that contain a name."""
+    found: set[str] = set()
+    for file in folder.glob("*.py"):
+        text = file.read_text(encoding="utf-8", errors="replace")
+        if name in text:
+            nodes = ast.walk(ast.parse(text))
+            stored = (
+                node for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+            )
+            found.update(node.attr for node in stored)
+    return frozenset(found)
 
 
 def _ends(edges: Iterable[Edge]) -> Iterator[Vertex]:
