@@ -135,7 +135,8 @@ def _optimizer_state(
     """
     closed = {snapshot.position(optimizer) for optimizer in optimizers} - {UNREACHED}
     alive = search(snapshot, snapshot.root_groups(), closed=closed)
-    growing, others = [], []
+    growing: list[tuple[int, int]] = []
+    others: list[tuple[int, int]] = []
     for optimizer in optimizers:
         values = instance_dict(optimizer) or {}
         state = values.get("state")

@@ -24,6 +24,7 @@ from pytest_memwatch.verdict import (
 )
 
 if TYPE_CHECKING:
+    import weakref
     from collections.abc import Iterator
 
     from memwatch.leaks import Leak
@@ -67,6 +68,7 @@ class Examination:
         self._saved_bytes = saved_bytes
         self._noted_ops: int | None = None
         self._may_have_grown = False
+        self._left: list[weakref.ref[Any]] = []  # the storages of the leaks that a live root keeps
         if checks.allowed:
             self.data["allowed"] = checks.allowed.reason
 
@@ -98,6 +100,17 @@ class Examination:
         if self.measurement is None or not self.measurement.readings:
             return None
         return self.measurement.highest
+
+    @property
+    def may_be_emptied(self) -> bool:
+        """Whether the test failed, in one run of a test that did not ask for it, for what live objects keep alone."""
+        is_leak = self.data["failed"] == "leak" and self.checks.single_pass
+        return is_leak and bool(self._left) and all(leak["kind"] == "retained" for leak in self.data["leaks"])
+
+    @property
+    def is_emptied(self) -> bool:
+        """Whether all that such a test left is free by now."""
+        return all(ref() is None for ref in self._left)
 
     def close(self) -> None:
         """Note the figures of a body that failed by itself, and drop the values of the test's fixtures."""
@@ -142,7 +155,9 @@ class Examination:
         # The line that made a tensor takes a dispatch mode: a test that asks for a check by itself has it, of leaks or
         # of its peak, and others only after one that left something of which no line was seen.
         notes_lines = force or self.checks.asked or _line_search().is_on
-        check = check_leaks(sites=notes_lines, known=_known_causes())
+        known = _known_causes()
+        before = {cause: len(refs) for cause, refs in known.told.items()}
+        check = check_leaks(sites=notes_lines, known=known)
         check.__enter__()
         try:
             yield
@@ -154,6 +169,7 @@ class Examination:
             check.__exit__(None, None, None)
         except TensorLeakError as error:
             self.leaks = error.leaks
+            self._left = [ref for cause, refs in known.told.items() for ref in refs[before.get(cause, 0) :]]
         self._may_have_grown, self._noted_ops = check.may_have_grown, check.noted_ops
         self.data["check"] = "single pass"
 

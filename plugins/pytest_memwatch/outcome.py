@@ -21,8 +21,12 @@ if TYPE_CHECKING:
 EXAMINATION: Final[pytest.StashKey[Examination]] = pytest.StashKey()
 
 
-def attach(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
-    """Attach the findings to the report as plain data, which xdist sends from a worker to the controller."""
+def attach(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> Examination | None:
+    """Attach the findings to the report as plain data, which xdist sends from a worker to the controller.
+
+    Returns:
+        The examination that has ended, if the test had one.
+    """
     examination = item.stash.get(EXAMINATION, None)
     if examination is not None and not examination.is_over:
         examination = None  # one subtest has ended, and the test goes on
@@ -44,12 +48,13 @@ def attach(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestRe
         data.update(failed="leak", leaks=[leak_data(leak) for leak in leaks])
         report.sections.append((LEAK_SECTION, leak_section(leaks)))
     elif examination is None:
-        return
+        return None
     if not report.failed:
         data["failed"] = None
     elif reading is not None or leaks:
         _add_page(item, reading, leaks, data)
     report.memwatch = data  # type: ignore[attr-defined]
+    return examination
 
 
 def _is_leak_error(error: BaseException | None) -> bool:

@@ -21,6 +21,7 @@ from pytest_memwatch.markers import check_marks, register
 from pytest_memwatch.option_table import add_options
 from pytest_memwatch.options import SETTINGS, read_settings
 from pytest_memwatch.outcome import EXAMINATION, attach
+from pytest_memwatch.postponed import Postponed, postponed_for
 from pytest_memwatch.results import FREED, RESULTS, add_freed, collect, write_json
 from pytest_memwatch.summary import Status, status, summary_lines
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["memwatch_fixture", "no_tensor_leaks"]
 
+POSTPONED: Final = pytest.StashKey[Postponed | None]()
 BASELINE: Final = pytest.StashKey[Baseline | None]()
 _FREED_KEY: Final = "memwatch_freed"
 """Under which a worker of xdist sends what its tests told and later tests freed."""
@@ -49,6 +51,9 @@ def pytest_configure(config: pytest.Config) -> None:
     compare = settings.compare
     config.stash[BASELINE] = None if compare is None else load_baseline(config.rootpath, compare)
     config.pluginmanager.register(_Collector(config), "memwatch-collector")
+    config.stash[POSTPONED] = postponed = postponed_for(config)
+    if postponed is not None:
+        config.pluginmanager.register(postponed, "memwatch-postponed")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -114,11 +119,15 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Attach the findings to the report."""
+    """Attach the findings to the report; hold it back if fixtures may yet free what the test left."""
     report = yield
-    if call.when == "call":
-        attach(item, call, report)
-    return report
+    if call.when != "call":
+        return report
+    examination = attach(item, call, report)
+    postponed = item.config.stash[POSTPONED]
+    if postponed is None or examination is None:
+        return report
+    return postponed.hold(item, call, report, examination)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -46,7 +46,8 @@ def write_json(path: Path, results: Results, ignore: tuple[IgnoreRule, ...], fre
     `tests`, one object per test with `nodeid`, `outcome`, `duration_s`, `failed` ("leak", "peak" or null);
     figures in bytes (`peak_bytes`, `baseline_bytes`, `peak_increase_bytes`, `limit_bytes`, `saved_bytes`);
     `top` (the lines that allocated most), `leaks`, `ignored`, `small` (below the least size), `kept` (by caches),
-    `machinery` (cycles of tools), `allowed` and `page`. Keys of figures that were not measured are absent.
+    `emptied` (freed by fixtures before the next test), `machinery` (cycles of tools), `allowed` and `page`. Keys of
+    figures that were not measured are absent.
     """
     from memwatch._version import __version__
 

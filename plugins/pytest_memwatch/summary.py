@@ -44,6 +44,12 @@ def summary_lines(
             "Kept by caches and names: filled in one run, so not counted as leaks",
             verbose=verbose,
         ),
+        _noted(
+            results,
+            "emptied",
+            "Freed by fixtures before the next test, so not counted as leaks",
+            verbose=verbose,
+        ),
         _machinery(results),
         _ignored(results, settings),
         _allowed(results),

@@ -1,0 +1,66 @@
+"""Registries that fixtures empty: a test is judged after the next test's setup, by what is alive then."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+SUITE = """
+    import pytest, torch
+    STORE, BY_TENSOR, KEPT = [], {}, []
+    class TestModel:
+        def setup_method(self):
+            STORE.clear()
+            BY_TENSOR.clear()
+        def test_list(self): STORE.append(torch.ones(1000))
+        def test_keys(self): BY_TENSOR[torch.ones(1000)] = "weight"
+        @pytest.mark.skip
+        def test_skipped(self): pass
+        def test_kept(self): KEPT.append(torch.ones(1000))
+        def test_last(self): pass
+    @pytest.fixture
+    def store():
+        yield STORE
+        STORE.clear()
+    def test_not_emptied_by_the_next(): STORE.append(torch.ones(1000))
+    def test_emptied_by_its_own_fixture(store): STORE.append(torch.ones(1000))
+    """
+
+
+@pytest.mark.parametrize("options", [(), ("-v",), ("-n1",)])
+def test_what_the_next_setup_frees_fails_no_test(session, pytester, options):
+    result = session(SUITE, "--memwatch-leaks=all", "--memwatch-json=out.json", *options)
+    result.assert_outcomes(failed=2, passed=4, skipped=1)
+    result.stdout.fnmatch_lines(["Freed by fixtures before the next test, so not counted as leaks (3)"])
+    tests = json.loads((pytester.path / "out.json").read_text())["tests"]
+    outcomes = {test["nodeid"].rpartition("::")[2]: (test["outcome"], test["failed"]) for test in tests}
+    assert outcomes == {
+        "test_list": ("passed", None),
+        "test_keys": ("passed", None),
+        "test_kept": ("failed", "leak"),
+        "test_last": ("passed", None),
+        "test_not_emptied_by_the_next": ("failed", "leak"),
+        "test_emptied_by_its_own_fixture": ("passed", None),
+    }
+
+
+def test_each_test_shows_one_letter(session):
+    """A test that waits for the next setup shows it before the next test, but after one that is skipped."""
+    result = session(SUITE, "--memwatch-leaks=all")
+    result.stdout.fnmatch_lines(["test_each_test_shows_one_letter.py .s.L.L. *"])
+
+
+def test_a_leak_stops_the_session_at_the_first_failure(session):
+    result = session(SUITE, "--memwatch-leaks=all", "-x")
+    assert result.parseoutcomes()["failed"] == 1
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+
+
+def test_the_last_test_of_a_session_is_judged_too(session):
+    source = """
+        import torch
+        KEPT = []
+        def test_only(): KEPT.append(torch.ones(1000))
+        """
+    assert session(source, "--memwatch-leaks=all").parseoutcomes() == {"failed": 1}
