@@ -125,6 +125,11 @@ def _storage(storage: Any) -> Vertex:
     return Vertex(VertexKind.STORAGE, type_name(type(storage)), nbytes=storage_bytes(storage))
 
 
+def _cache(wrapper: Any) -> Vertex:
+    limit = wrapper.cache_parameters()["maxsize"]
+    return Vertex(VertexKind.CACHE, "_lru_cache_wrapper", limit=limit)
+
+
 def _container(base: type) -> Callable[[Any], Vertex]:
     def make(obj: Any) -> Vertex:
         limit = deque.__dict__["maxlen"].__get__(obj) if base is deque else None
@@ -182,7 +187,7 @@ _MAKERS: Final[tuple[tuple[type, Callable[[Any], Vertex]], ...]] = (
     (CoroutineType, _suspended(VertexKind.COROUTINE, "cr_code")),
     (AsyncGeneratorType, _suspended(VertexKind.ASYNC_GENERATOR, "ag_code")),
     (partial, lambda _: Vertex(VertexKind.PARTIAL)),
-    (_lru_cache_wrapper, lambda _: Vertex(VertexKind.CACHE, "_lru_cache_wrapper")),
+    (_lru_cache_wrapper, _cache),
     *((sized, _container(sized)) for sized in _SIZED),
 )
 _BY_TYPE: Final = {id(cls): make for cls, make in _MAKERS}

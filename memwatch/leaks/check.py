@@ -39,8 +39,8 @@ class check_leaks:  # noqa: N801 - used like a function
     older than the block holds, unless they took the place of tensors as large, as a moving average does, and what C
     code alone holds where the block left a context of autocast open. Not reported: names the block itself binds,
     what the decorated function returns, parameters, buffers, gradients and optimizer state of living parameters
-    (unless a list that has an older model of the class got one more), bounded caches, slots of a list that were
-    empty, and what pytest holds.
+    (unless a list that has an older model of the class got one more), what bounded caches are made to keep, slots of
+    a list that were empty, and what pytest holds.
 
     If the block raises, the error is chained to that exception.
 

@@ -1,12 +1,17 @@
 """Containers whose content is no leak: bounded ones, places that were made before, what all ends of a tee have read.
 
 They excuse what they hold, not what holds the same beside them: a list of all is a leak beside a window of the latest.
+The bound of a cache is about its results. It excuses no object that the cache keeps as a part of its keys, as the
+`self` of each call of a cached method.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from memwatch.edges import EdgeKind
+from memwatch.heap.class_checks import is_a
+from memwatch.heap.tensors import is_tensor
 from memwatch.leaks.exemptions import is_bounded
 from memwatch.leaks.fixed_places import fills_its_place, was_read_by_all
 
@@ -40,7 +45,7 @@ def excusing(
             containers each is bounded, and they are not.
     """
     bounded = next((at for at, obj in enumerate(objects) if is_bounded(obj)), None)
-    if bounded is not None:
+    if bounded is not None and not is_argument_object(objects, cut):
         is_filled = cut is None or bounded == cut.start
         is_new = one_pass and cut is not None and bounded > cut.start and not is_one_more
         if is_filled or is_new:
@@ -51,3 +56,18 @@ def excusing(
     owner = objects[cut.start]
     is_place = slots.is_slot(owner, cut) or (not growth_counts and fills_its_place(owner, cut, steps))
     return cut.start if is_place else None
+
+
+def is_argument_object(objects: Sequence[Any], cut: Step | None) -> bool:
+    """Return True if a cache keeps an object, and with it the object's tensors, for it was an argument of a call.
+
+    A tensor that is an argument itself is what the program gave the cache to keep.
+
+    Args:
+        objects: a retention path.
+        cut: its reference to cut.
+    """
+    if cut is None or cut.edge.kind is not EdgeKind.CACHE_ARGUMENT:
+        return False
+    argument = next((obj for obj in objects[cut.end :] if not (is_a(obj, tuple) or is_a(obj, list))), None)
+    return argument is not None and not is_tensor(argument)

@@ -25,8 +25,9 @@ from memwatch.leaks.schedule import AUTO, MOST_BYTES, MOST_S, PERIOD, RunsError,
 from memwatch.leaks.settling import Threads
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from memwatch.heap.paths import Step
     from memwatch.leaks.diagnose import Diagnosis
     from memwatch.leaks.leak import Leak
     from memwatch.leaks.new_storages import NewStorage
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["RunsError", "find_growth", "find_leaks"]
 
 _NOISE_BYTES: Final = 64
+_TWO_PAIRS: Final = 4  # measured calls: fewer show no period
 _FILLS: Final = frozenset(
     {
         EdgeKind.ITEM,
@@ -72,7 +74,8 @@ def find_leaks(
         fn: the function, called with ``args`` and ``kwargs``.
         *args: its arguments.
         warmup: calls before measuring, 0 or more.
-        runs: measured calls, 1 or more, each of which must add to a leak; or "auto".
+        runs: measured calls, 1 or more, each of which must add to a leak, or of 4 and more each two in a row; or
+            "auto".
         **kwargs: its keyword arguments.
 
     Returns:
@@ -118,6 +121,7 @@ class _GrowthSearch:
         self._looks: list[
             Diagnosis
         ] = []  # before some calls and after each, once it matters who held what died
+        self._calls_between = 1  # calls between two looks
         self._end_s: float | None = None  # clock at the end of the last call
         self._classes: list[dict[int, int]] = []  # objects by class, before the measured calls and after each
         # where objects are counted: all; those of the first generation where the function runs no collection itself
@@ -139,7 +143,8 @@ class _GrowthSearch:
             self._call()
             self._look_if_needed()
             self._note_classes()
-        if not self._grew(schedule.least, every_run=schedule.every_run):
+        grew = self._grew(schedule.least) if schedule.further else all(map(self._grew_in, self._periods()))
+        if not grew:
             return []
         beside = grown_classes(self._classes)
         leaks = self._judge()
@@ -170,10 +175,27 @@ class _GrowthSearch:
         if self.ledger.survives():
             self._classes.append(count_by_class(self._growing()))
 
-    def _grew(self, runs: int, *, every_run: bool = False) -> bool:
-        """Return True if one of the last runs, or every one, left more than it replaced."""
-        grew = [bool(change.added()) for change in self._changes[-runs:]]
-        return all(grew) if every_run else any(grew)
+    def _grew(self, runs: int) -> bool:
+        """Return True if one of the last runs left more than it replaced."""
+        return self._grew_in(range(len(self._changes) - runs, len(self._changes)))
+
+    def _grew_in(self, runs: Iterable[int]) -> bool:
+        """Return True if one of some runs left more than it replaced."""
+        return any(self._changes[run].added() for run in runs)
+
+    def _periods(self) -> list[range]:
+        """Return the runs of which each must add to a leak where no further calls are made.
+
+        That is each measured run. If some of them added nothing, it is every two in a row, of four at least: the
+        function may leak on every second call.
+        """
+        measured = range(self._schedule.warmup, len(self._changes))
+        if len(measured) < _TWO_PAIRS or all(self._grew_in([run]) for run in measured):
+            return [range(run, run + 1) for run in measured]
+        return [
+            range(max(first, measured.start), first + 2)
+            for first in range(measured.stop - 2, measured.start - 1, -2)
+        ]
 
     def _look(self, *, elders: bool = False) -> Diagnosis:
         """Find the holders of what the measured calls left; before those, of what the warm-up left."""
@@ -194,13 +216,23 @@ class _GrowthSearch:
     def _hides_growth(self, first: int) -> bool:
         return any(change.hides_growth(run) for run, change in enumerate(self._changes) if run >= first)
 
+    def _grew_before_looks(self) -> bool:
+        """Return True if several measured calls left more storages than they freed: the first look may be too late."""
+        measured = self._changes[self._schedule.warmup :]
+        return sum(len(change.born) > len(change.died) for change in measured) > 1
+
     def _judge(self) -> list[Leak]:
         """Decide by what the first measured calls left, or make further ones."""
         schedule = self._schedule
         measured = range(schedule.warmup, len(self._changes))
+        if schedule.every_run:
+            self._calls_between = len(self._periods()[-1])
+            self._looks = self._looks[:: -self._calls_between][::-1]
         if len(self._looks) > 1:
             grown = growth(self._looks, (), every_run=schedule.every_run)
-            return self._after_further_calls() if grown and schedule.further else self._leaks_at(grown)
+            if schedule.further and (grown or self._grew_before_looks()):
+                return self._after_further_calls()
+            return self._leaks_at(grown)
         look = self._look()
         if not schedule.further:
             look.tell_kinds(by_c_alone=True)
@@ -209,6 +241,7 @@ class _GrowthSearch:
                 unbalanced(look, change),
                 measured,
                 per_call=True,
+                periods=self._periods(),
                 end_s=self._end_s,
                 added=[each.added() for each in self._changes],
             )
@@ -223,7 +256,7 @@ class _GrowthSearch:
     def _after_further_calls(self, look: Diagnosis | None = None) -> list[Leak]:
         """Call until nothing grows any more, or the schedule ends, and decide by what the last calls left."""
         measured = range(self._schedule.warmup, len(self._changes))
-        earlier, self._looks = self._looks, []
+        earlier, self._looks, self._calls_between = self._looks, [], 1
         self._call_further()
         if not self._grew(PERIOD):
             return []
@@ -279,7 +312,7 @@ class _GrowthSearch:
 
     def _leaks_at(self, grown: Sequence[Growth]) -> list[Leak]:
         """Return the leaks of the holders that have more at the last look than at the first."""
-        last, runs = self._looks[-1], len(self._looks) - 1
+        last, runs = self._looks[-1], (len(self._looks) - 1) * self._calls_between
         last.tell_kinds(by_c_alone=True)
         leaks = []
         for each in [part for holder in grown for part in holder.by_kind()]:
@@ -307,9 +340,15 @@ def _may_fill(survivor: Survivor) -> bool:
     """Return True for an entry of a container, and of a tuple that each call makes anew for a name to have."""
     cut = survivor.cut
     if cut is None or cut.edge.kind in _FILLS:
-        return cut is not None
+        return cut is not None and not _is_in_bounded_cache(cut)
     below = any(step.start >= cut.end for step in survivor.steps)
     return below and cut.edge.target is not None and cut.edge.target.kind is VertexKind.CONTAINER
+
+
+def _is_in_bounded_cache(cut: Step) -> bool:
+    """Return True for an object that is an argument of a cached call: the cache is a leak before it is full, too."""
+    owner = cut.edge.owner
+    return cut.edge.kind is EdgeKind.CACHE_ARGUMENT and owner is not None and owner.limit is not None
 
 
 def _collections() -> int:

@@ -165,6 +165,7 @@ AT: Final = " ({place})"
 DLPACK_CAPSULE: Final = "DLPack capsule"
 NAMELESS_MODULE: Final = "module"
 LIMITED: Final = "{container} (maxlen {limit})"
+LIMITED_CACHE: Final = "{container} (maxsize {limit})"
 
 
 def edge_phrase(edge: Edge, *, short: bool = False) -> str:
@@ -229,7 +230,8 @@ def vertex_phrase(vertex: Vertex, *, short: bool = False) -> str:
     )
     if vertex.shape is not None:
         words += f" [{', '.join(map(str, vertex.shape))}] {vertex.dtype}"
-    return words if vertex.limit is None else LIMITED.format(container=words, limit=vertex.limit)
+    limited = LIMITED_CACHE if vertex.kind is VertexKind.CACHE else LIMITED
+    return words if vertex.limit is None else limited.format(container=words, limit=vertex.limit)
 
 
 def _at(vertex: Vertex, *, short: bool) -> str:
