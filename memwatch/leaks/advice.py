@@ -9,13 +9,13 @@ from memwatch._torch.modules import HOOK_TABLES
 from memwatch.edges import EdgeKind, VertexKind
 from memwatch.leaks.cut import is_saved_by_ctx, is_torchs_file
 from memwatch.leaks.hooks import TABLES, held_by_hook, hook_entry, is_registration
-from memwatch.leaks.kinds import LeakKind
 from memwatch.words.advice import Remedy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from memwatch.edges import Edge, Vertex
+    from memwatch.leaks.kinds import LeakKind
 
 _STATE: Final = "state"  # of an optimizer
 _SUSPENDED: Final = (VertexKind.GENERATOR, VertexKind.COROUTINE, VertexKind.ASYNC_GENERATOR)
@@ -154,7 +154,7 @@ def remedy_for(
         path: the whole path, asked where those say too little.
         cycle_length: how many references of the path are its cycle.
     """
-    if kind is LeakKind.RETAINED:
+    if kind.is_reached:
         return _for_retained(cut, holder, path) or Remedy.ANY
     cycle = path[:cycle_length] if cut is not None else path
     if cut is not None and cut.kind is EdgeKind.BOUND_SELF and _keeps_hooks(cycle):

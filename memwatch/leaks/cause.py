@@ -53,9 +53,9 @@ def cause_of(kind: LeakKind, cut: Edge | None, edges: Sequence[Edge], cycle_leng
         edges: the path or the cycle.
         cycle_length: how many of the edges are the cycle.
     """
-    part = _held_from(cut, edges) if kind is LeakKind.RETAINED else _looped(cut, edges[:cycle_length])
+    part = _held_from(cut, edges) if kind.is_reached else _looped(cut, edges[:cycle_length])
     # whether gc can free a loop depends on what else is on it: the edit that ends it is the same
-    what = LeakKind.RETAINED if kind is LeakKind.RETAINED else LeakKind.CYCLE
+    what = kind if kind.is_reached else LeakKind.CYCLE
     digest = hashlib.sha256(repr((what.value, part)).encode("utf-8", "backslashreplace"))
     return CAUSE.format(digest=digest.hexdigest()[:_DIGITS])
 

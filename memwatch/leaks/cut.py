@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Final
 
 from memwatch._torch.modules import HOOK_TABLES
 from memwatch.edges import Edge, EdgeKind, VertexKind
-from memwatch.leaks.kinds import LeakKind
 from memwatch.leaks.series import series_of
 from memwatch.own_code import CodeOwner, code_owner
 from memwatch.words.edges import edge_phrase
@@ -158,7 +157,7 @@ def holder_of(survivor: Survivor) -> tuple[str, tuple[Edge, ...]]:
     if not survivor.steps:
         edge = Edge(EdgeKind.C_CODE)
         return edge_phrase(edge), (edge,)
-    if survivor.kind is LeakKind.RETAINED:
+    if survivor.kind.is_reached:
         told = _along_path(survivor.steps, survivor.cut)
         return holder_phrase(told), tuple(edge for edge in told if edge is not None)
     edges = _in_cycle(survivor)

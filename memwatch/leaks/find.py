@@ -6,22 +6,27 @@ import functools
 import gc
 import time
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
+from memwatch.device_names import CPU
 from memwatch.edges import EdgeKind, VertexKind
 from memwatch.heap.classes import count_by_class
 from memwatch.heap.roots import Held
+from memwatch.heap.tensors import quiet, storage_of
 from memwatch.leaks.balance import unbalanced
 from memwatch.leaks.diagnose import diagnose
 from memwatch.leaks.exemptions import Exemptions
 from memwatch.leaks.groups import largest_first, leak_of, leaks_of
 from memwatch.leaks.growth import grown_classes
+from memwatch.leaks.kinds import LeakKind
 from memwatch.leaks.ledger import Change, Ledger
 from memwatch.leaks.memory_in_use import memory_in_use, most_growth_bytes
 from memwatch.leaks.new_storage_mode import NewStorageMode
-from memwatch.leaks.new_storages import NewStorages
+from memwatch.leaks.new_storages import NODE_BYTES, NewStorages, behind
 from memwatch.leaks.places import growth
 from memwatch.leaks.schedule import AUTO, MOST_BYTES, MOST_S, PERIOD, RunsError, Schedule, schedule_of
+from memwatch.leaks.series import series_of
 from memwatch.leaks.settling import Threads
 
 if TYPE_CHECKING:
@@ -38,6 +43,8 @@ if TYPE_CHECKING:
 __all__ = ["RunsError", "find_growth", "find_leaks"]
 
 _NOISE_BYTES: Final = 64
+_MOST_ENDS: Final = 100  # tensors whose graphs are measured, the latest ones
+_ONE_STEP: Final = 2  # counts: what one call alone adds does not grow
 _TWO_PAIRS: Final = 4  # measured calls: fewer show no period
 _FILLS: Final = frozenset(
     {
@@ -143,6 +150,15 @@ class _GrowthSearch:
             self._call()
             self._look_if_needed()
             self._note_classes()
+        grew_nodes = self._nodes_grow(schedule.least)
+        leaks = self._leaks_of_storages()
+        if grew_nodes:
+            leaks = self._with_nodes(leaks)
+        return leaks
+
+    def _leaks_of_storages(self) -> list[Leak]:
+        """Return the leaks of tensors, after further calls where these are needed."""
+        schedule = self._schedule
         grew = self._grew(schedule.least) if schedule.further else all(map(self._grew_in, self._periods()))
         if not grew:
             return []
@@ -182,6 +198,63 @@ class _GrowthSearch:
     def _grew_in(self, runs: Iterable[int]) -> bool:
         """Return True if one of some runs left more than it replaced."""
         return any(self._changes[run].added() for run in runs)
+
+    def _nodes_grow(self, runs: int) -> bool:
+        """Return True if each of the last runs left more autograd nodes than the one before it."""
+        counts = [change.nodes for change in self._changes[-runs - 1 :]]
+        return len(counts) > _ONE_STEP and all(before < after for before, after in pairwise(counts))
+
+    def _with_nodes(self, leaks: list[Leak]) -> list[Leak]:
+        """Add the nodes of graphs that grow: to the leak whose tensors keep a graph, or as a leak of their own.
+
+        Backward frees the tensors that a graph saved. The nodes stay as long as a value leads to them, as in
+        `total = total + loss`.
+        """
+        keeping = next((number for number, leak in enumerate(leaks) if leak.keeps_graph), None)
+        survivor = self._holder_of_graph() if keeping is None else None
+        if keeping is None and survivor is None:
+            return leaks
+        if survivor is not None and _may_fill(survivor) and not self._nodes_grow_on():
+            return leaks
+        schedule = self._schedule
+        first = max(0, schedule.warmup - 1)
+        grown = self._changes[-1].nodes - self._changes[first].nodes
+        nodes = grown // (len(self._changes) - 1 - first)
+        if survivor is not None and survivor.cut is not None:
+            same = series_of(survivor.cut.edge)
+            keeping = next(
+                (n for n, leak in enumerate(leaks) if leak.cut is not None and series_of(leak.cut) == same),
+                None,
+            )
+        if keeping is not None:
+            leaks[keeping] = replace(leaks[keeping], graph_nodes=nodes)
+            return leaks
+        assert survivor is not None
+        survivor.kind = LeakKind.GRAPH
+        leak = leak_of([survivor], nodes * NODE_BYTES, nodes, per_call=True, end_s=self._end_s)
+        return largest_first([*leaks, replace(leak, device=CPU, graph_nodes=nodes)])
+
+    def _nodes_grow_on(self) -> bool:
+        """Return True if further calls add nodes too, so that no window was filling."""
+        schedule = self._schedule
+        most_calls = schedule.warmup + schedule.least + schedule.further
+        end_s = time.monotonic() + MOST_S
+        while len(self._changes) < most_calls and self._nodes_grow(PERIOD) and time.monotonic() < end_s:
+            self._call()
+        return self._nodes_grow(min(PERIOD, len(self._changes) - 1))
+
+    def _holder_of_graph(self) -> Survivor | None:
+        """Return the tensor with the largest graph, with what holds it; None if that is no leak."""
+        with quiet():
+            ends = self.ledger.graph_ends()[-_MOST_ENDS:]
+            sizes = [behind([tensor])[1] for tensor in ends]
+            end = max(zip(sizes, range(len(ends)), strict=True), default=(0, 0))[1]
+            storage = storage_of(ends[end]) if ends else None
+        del ends
+        made = [made for made in self.ledger.alive(0) if storage is not None and made.ref() is storage]
+        del storage
+        held = [Held(EdgeKind.CHECKED_FUNCTION, None, self._fn), *_named(self._args, self._kwargs)]
+        return next(iter(diagnose(made, Exemptions(state=False), per_call=True, held=held).retained), None)
 
     def _periods(self) -> list[range]:
         """Return the runs of which each must add to a leak where no further calls are made.

@@ -254,7 +254,7 @@ def leak_of(
         caller=caller,
         advice=advice(
             remedy,
-            with_graph=keeps_graph and shown.kind is LeakKind.RETAINED,
+            with_graph=keeps_graph and shown.kind.is_reached,
             further=[reference_phrase(lines[id(edge)]) for edge in cuts[1:]],
             is_complete=not any(survivor.has_more_cycles for survivor in group),
         ),
@@ -265,7 +265,7 @@ def leak_of(
         keeps_graph=keeps_graph,
         edges=tuple(lines[id(edge)] for edge in edges),
         cut=None if cut is None else lines[id(cut)],
-        cycle_length=0 if shown.kind is LeakKind.RETAINED else shown.cycle_length,
+        cycle_length=0 if shown.kind.is_reached else shown.cycle_length,
         branch=shown.branch,
         cause=_cause(shown),
         cuts=tuple(lines[id(edge)] for edge in cuts),
@@ -310,6 +310,8 @@ def _remedy_of_group(
     """Return the remedy of a path, or a better one that only the tensors at its end show."""
     if grows and shown.kind is LeakKind.RETAINED and not keeps_graph:
         return Remedy.GROWING_TENSOR
+    if shown.kind is LeakKind.GRAPH:
+        return Remedy.GRAPH
     values = set(map(id, _values(group)))
     is_of_values = remedy in _OF_NAMES or remedy in _OF_CONTAINERS
     if is_of_values and all(each.through_graph for each in group if id(each) not in values):

@@ -13,12 +13,18 @@ class LeakKind(str, Enum):
     CYCLE = "cycle"  # garbage that only gc frees
     UNCOLLECTABLE = "uncollectable"  # a loop through autograd's C++, which gc cannot see
     RETAINED = "retained"  # a live root reaches it
+    GRAPH = "graph"  # the nodes of an autograd graph, which a live root reaches; no tensor's memory
 
     __str__ = str.__str__
     __repr__ = str.__repr__
 
     def __format__(self, format_spec: str) -> str:
         return format(self.value, format_spec)
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether a live root reaches it: its path is a way from there, and no cycle."""
+        return self in (LeakKind.RETAINED, LeakKind.GRAPH)
 
     @property
     def held_by(self) -> str:

@@ -11,6 +11,7 @@ from memwatch.edges import EdgeKind
 from memwatch.errors import MemwatchError
 from memwatch.html_text import ShownAsText
 from memwatch.leaks.kinds import LeakKind
+from memwatch.leaks.new_storages import NODE_BYTES
 from memwatch.words import leaks as words
 
 if TYPE_CHECKING:
@@ -30,10 +31,12 @@ class Leak(ShownAsText):
 
     Attributes:
         kind: "cycle" (garbage that only gc can free), "uncollectable" (a loop through autograd that gc cannot
-            free) or "retained" (a live root reaches it); a `LeakKind` equals these texts.
-        nbytes: leaked bytes of tensor storage; per call for :func:`memwatch.find_leaks`.
+            free), "retained" (a live root reaches it) or "graph" (a live root reaches the nodes of an autograd graph,
+            whose tensors are free); a `LeakKind` equals these texts.
+        nbytes: leaked bytes of tensor storage, of a graph an estimate of its nodes' bytes; per call for
+            :func:`memwatch.find_leaks`.
         device: the device of these bytes; a reference that holds tensors on two is two leaks.
-        count: leaked storages; per call for :func:`memwatch.find_leaks`.
+        count: leaked storages, of a graph nodes; per call for :func:`memwatch.find_leaks`.
         holder: the reference to cut, in words.
         path: the retention path, or the cycle, one reference per line.
         site: ``file.py:12 in f``, which made the tensor that is held first; None if nothing saw it.
@@ -60,6 +63,8 @@ class Leak(ShownAsText):
         first_bytes: bytes of the storage that is held first, the one of ``site``.
         one_value: True if a name has it that, as far as earlier blocks show, has one value at a time: the next one may
             take its place. Of :func:`memwatch.check_leaks` only.
+        graph_nodes: nodes of autograd graphs that grow along with its tensors, per call; of :func:`memwatch.find_leaks`
+            only, of the largest leak that keeps a graph.
     """
 
     kind: LeakKind
@@ -87,6 +92,7 @@ class Leak(ShownAsText):
     first_bytes: int = 0
     one_value: bool = False
     cuts: tuple[Edge, ...] = ()
+    graph_nodes: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kind", LeakKind(self.kind))
@@ -110,6 +116,9 @@ class Leak(ShownAsText):
         lines += [f"    {line}" for line in words.shortened(self.path, self.edges)]
         if self.kind is LeakKind.CYCLE:
             lines.append(words.HELD_FOR.format(seconds=self.held_s))
+        if self.graph_nodes and self.kind is not LeakKind.GRAPH:
+            nbytes = self.graph_nodes * NODE_BYTES
+            lines.append(words.nodes_line(self.graph_nodes, nbytes, per_call=self.per_call))
         if self.beside:
             lines.append(words.beside_line(self.beside))
         return "\n".join([*lines, words.ADVICE.format(advice=self.advice)])

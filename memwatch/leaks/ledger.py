@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from memwatch._torch.autograd_state import autograd_state
+from memwatch.heap.tensors import is_tensor, quiet
 from memwatch.leaks.elders import close_block, is_from_block, open_block
-from memwatch.leaks.new_storages import NewStorages, YoungWatch, storages_behind
+from memwatch.leaks.new_storages import NewStorages, YoungWatch, behind
 
 if TYPE_CHECKING:
+    import torch
+
     from memwatch.leaks.new_storages import NewStorage
 
 
@@ -21,11 +25,13 @@ class Change:
         born: storages that the run made and left.
         died: storages from before the run that it freed.
         grown: storages from before the run that are larger after it, each with the bytes added.
+        nodes: autograd nodes that are alive after it behind what the runs made.
     """
 
     born: list[NewStorage] = field(default_factory=list)
     died: list[NewStorage] = field(default_factory=list)
     grown: list[NewStorage] = field(default_factory=list)
+    nodes: int = 0
 
     def added(self) -> Counter[tuple[str, int]]:
         """Count the storages left beyond those that took the place of dead ones of the same size and device."""
@@ -125,7 +131,8 @@ class Ledger:
                 self._bytes[key] = made.bytes_now()
         self._grown += change.grown
         dead_bytes = {id(made.ref): made.nbytes for made in change.died}
-        for storage in storages_behind(self._young.survivors()):
+        storages, change.nodes = behind(self._young.survivors())
+        for storage in storages:
             born.add(storage, run, certain=is_from_block(storage))
         for key, made in list(born.by_id.items()):
             if made.alive and key not in self._known:  # which the living alone are left in
@@ -148,6 +155,12 @@ class Ledger:
         grown = {id(made.ref): made for made in self._grown if made.run >= first_run and made.alive}
         born = (made for made in self._known.values() if made.run >= first_run and made.alive)
         return [*(made for made in born if id(made.ref) not in grown), *grown.values()]
+
+    def graph_ends(self) -> list[torch.Tensor]:
+        """Return the living tensors that the runs made and that have a graph; drop the list soon."""
+        with quiet():
+            tensors: list[Any] = [obj for obj in self._young.survivors() if is_tensor(obj)]
+            return [tensor for tensor in tensors if not autograd_state(tensor).is_leaf]
 
     def older(self) -> list[NewStorage]:
         """Return the living storages from before the first run."""

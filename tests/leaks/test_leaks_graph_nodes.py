@@ -1,0 +1,98 @@
+"""After backward a graph has no tensors left; its nodes stay as long as a value leads to them."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pytest
+import torch
+
+from memwatch.leaks import find_leaks
+from memwatch.leaks.kinds import LeakKind
+
+MODEL = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(4)])
+INPUT = torch.ones(2, 8)
+
+
+class Meter:
+    def __init__(self):
+        self.total, self.last = 0, None
+        self.losses, self.window = [], deque(maxlen=6)
+
+
+METER = Meter()
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch.set_num_threads(1)
+    METER.__init__()
+
+
+def trained_loss():
+    loss = MODEL(INPUT).square().mean()
+    MODEL.zero_grad()
+    loss.backward()
+    return loss
+
+
+def adds_to_a_new_total():
+    """The first leak of PyTorch's FAQ."""
+    METER.total = METER.total + trained_loss()
+
+
+def adds_in_place():
+    METER.total += trained_loss()
+
+
+def adds_a_detached_loss():
+    METER.total += trained_loss().detach()
+
+
+def replaces_the_last_loss():
+    METER.last = trained_loss()
+
+
+def keeps_a_window_of_losses():
+    METER.window.append(trained_loss())
+
+
+def keeps_all_losses():
+    METER.losses.append(trained_loss())
+
+
+def nodes_of_a_loss():
+    seen, todo = set(), [trained_loss().grad_fn]
+    while todo:
+        node = todo.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            todo += [after for after, _ in node.next_functions]
+    return len([node for node in seen if type(node).__name__ != "AccumulateGrad"])
+
+
+@pytest.mark.parametrize("runs", [3, "auto"])
+@pytest.mark.parametrize("step", [adds_to_a_new_total, adds_in_place])
+def test_a_total_of_losses_leaks_the_nodes_of_each_loss(step, runs):
+    """Each step adds the nodes of its loss, and one for the sum. No tensor's memory grows."""
+    (leak,) = find_leaks(step, runs=runs)
+    assert leak.kind is LeakKind.GRAPH
+    assert leak.count == leak.graph_nodes == nodes_of_a_loss() + 1
+    assert leak.nbytes == 512 * leak.count
+    assert "attribute .total of Meter" in leak.holder
+
+
+@pytest.mark.parametrize("runs", [3, "auto"])
+@pytest.mark.parametrize(
+    "step", [adds_a_detached_loss, replaces_the_last_loss, keeps_a_window_of_losses, trained_loss]
+)
+def test_steps_that_keep_no_more_graphs_do_not_leak(step, runs):
+    assert find_leaks(step, runs=runs) == []
+
+
+def test_a_list_of_losses_says_how_many_nodes_it_keeps():
+    """One edit ends both, so they are one leak."""
+    (leak,) = find_leaks(keeps_all_losses)
+    assert leak.kind is LeakKind.RETAINED
+    assert leak.graph_nodes == nodes_of_a_loss()
+    assert f"and {leak.graph_nodes} autograd nodes on each call" in str(leak)
