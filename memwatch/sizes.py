@@ -19,6 +19,8 @@ _UNITS: Final = {
     "gib": 2**30,
     "tib": 2**40,
 }
+_MOST_DIGITS: Final = 100
+"""More are no size, and Python cannot read all of them as a number."""
 _SIZE: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-zA-Z]*)\s*")
 
 
@@ -46,6 +48,8 @@ def parse_bytes(size: int | float | str) -> int:
             raise SizeError(
                 f"{size!r} is not a size; write a number and B, KiB, MiB, GiB, kB, MB or GB, as in '64 MiB'"
             )
+        if len(match[1]) > _MOST_DIGITS:
+            raise SizeError(f"a number of {len(match[1])} digits is not a size; write it as '64 MiB'")
         return (
             int(float(match[1]) * _UNITS[match[2].lower()])
             if "." in match[1]

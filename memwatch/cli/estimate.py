@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from memwatch.cli.files import make_room
 from memwatch.cli.next_step import command_line, memwatch_command
-from memwatch.cli.numbers import positive
+from memwatch.cli.numbers import not_negative, positive
 from memwatch.cli.output import add_json, emit, emit_json
 from memwatch.cli.program_arguments import PROGRAM_USAGE, add_program, chosen_program
 from memwatch.cli.traceback import hide_own_frames
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="ranks of the job; default as many as the program asks for",
     )
     parser.add_argument(
-        "--rank", type=int, default=0, metavar="R", help="the rank that is estimated, default 0"
+        "--rank", type=not_negative, default=0, metavar="R", help="the rank that is estimated, default 0"
     )
     parser.add_argument(
         "--steps", type=positive, default=3, metavar="N", help="end the run after N steps, default 3"
@@ -66,6 +66,10 @@ def execute(options: argparse.Namespace) -> int | BaseException:
     from memwatch.estimate.record import estimate_record
     from memwatch.estimate.words import text_of
 
+    if options.world_size is not None and options.rank >= options.world_size:
+        options.usage_error(
+            f"rank {options.rank} is not in a job of {options.world_size}; the last is {options.world_size - 1}"
+        )
     program = chosen_program(options)
     capture = None if options.output is None else Path(options.output).absolute()
     page = Path(options.page or (capture or Path(f"{program.name}.estimate")).with_suffix(".html")).absolute()

@@ -13,23 +13,22 @@ run ends. Folders for downloads (~/.cache, HF_HOME, TORCH_HOME) are shared, so t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import argparse
 
-from memwatch.cli.numbers import positive
+from memwatch.cli.numbers import positive, size
 from memwatch.cli.output import emit
 from memwatch.cli.program_arguments import PROGRAM_USAGE, add_program, chosen_program
 from memwatch.cli.traceback import hide_own_frames
 from memwatch.errors import MemwatchError
 from memwatch.private_files import PrivateFiles, PrivateFilesError
 
-if TYPE_CHECKING:
-    import argparse
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this verb."""
     parser.usage = f"memwatch fit [--limit SIZE] [--steps N] [--ways KIND,...] [--in-place] {PROGRAM_USAGE}"
-    parser.add_argument("--limit", metavar="SIZE", help="the most live bytes of the device, such as 8GiB")
+    parser.add_argument(
+        "--limit", type=size, metavar="SIZE", help="the most live bytes of the device, such as 8GiB"
+    )
     parser.add_argument(
         "--steps", type=positive, default=3, metavar="N", help="end each run after N steps, default 3"
     )
@@ -55,6 +54,10 @@ def execute(options: argparse.Namespace) -> int | BaseException:
         limit, options.program = "".join(words[at + 1 : at + 2]), [*words[:at], *words[at + 2 :]]
     if not limit:
         options.usage_error("give --limit SIZE, such as --limit 8GiB")
+    try:
+        size(limit)
+    except argparse.ArgumentTypeError as error:
+        options.usage_error(f"argument --limit: {error}")
     program = chosen_program(options)
     files = None if options.in_place else _private_files()
     # imported before the program's folder comes first in sys.path, for it may hold modules of the same name; and after

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from memwatch.cli.files import make_room
 from memwatch.cli.next_step import command_line, memwatch_command
-from memwatch.cli.numbers import positive
+from memwatch.cli.numbers import budget, positive
 from memwatch.cli.output import add_json, emit, emit_json, say
 from memwatch.cli.reading import add_device, read
 from memwatch.words.summary import NEXT_COMMAND
@@ -28,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("capture", type=Path, help="a file that `memwatch run --replay` wrote")
     parser.add_argument(
         "--budget",
+        type=budget,
         metavar="SIZE",
         help="peak increase to allow: a size such as `512 MiB`, or a share of the program's such as 60%%",
     )

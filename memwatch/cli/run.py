@@ -25,7 +25,7 @@ from memwatch.children.asking import ask_children, files_of_children
 from memwatch.children.termination import WriteBeforeTermination
 from memwatch.cli.files import make_room
 from memwatch.cli.next_step import command_line, memwatch_command
-from memwatch.cli.numbers import positive
+from memwatch.cli.numbers import positive, size_of_device
 from memwatch.cli.output import say
 from memwatch.cli.program_arguments import PROGRAM_USAGE, add_program, chosen_program
 from memwatch.cli.rank_summary import leave_summary
@@ -73,6 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--limit",
+        type=size_of_device,
         metavar="[DEVICE=]SIZE",
         action="append",
         help="stop the program at the op that lifts live bytes of a device above this, such as 2GiB or cuda:0=8GiB; "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import pandas as pd
@@ -32,6 +32,9 @@ BLANK: Final = {
 """Text that a view prints where a column of a storage is empty."""
 
 
+_NO_BYTES: Final = "No tensor memory was recorded"
+
+
 @dataclass(frozen=True, slots=True)
 class PeakInstant:
     """The instant of the peak: the row of the timeline, and the op that ran (-1 for none)."""
@@ -46,6 +49,8 @@ class PeakInstant:
     own_line: str = ""
     otherwise: str = "Before the first op"
     """What is said where neither an op nor a line is known."""
+    is_any: bool = field(default=True, kw_only=True)
+    """Whether there were live bytes: without them no instant is the peak."""
 
     def __str__(self) -> str:
         """The op, its module and its line with the whole path, for people."""
@@ -108,6 +113,8 @@ def peak_instant(reading: Reading) -> PeakInstant:
     """Return an event at which live bytes are at their maximum, the one that `at_peak` is of."""
     event = reading.peak_event
     row = reading.part("timeline", ["time_ns", "op", "storage"], [event]).iloc[0]
+    if not reading.peak_bytes:
+        return PeakInstant(event, int(row["time_ns"]), -1, "", "", "", "", otherwise=_NO_BYTES, is_any=False)
     steps = reading.steps
     if not steps["recorded"].all():
         step = int(steps["start_ns"].searchsorted(row["time_ns"], side="right")) - 1

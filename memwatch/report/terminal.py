@@ -129,7 +129,9 @@ def _headline(reading: Reading) -> Text:
     text = Text("Peak ")
     text.append(format_bytes(reading.peak_bytes), style="bold red")
     text.append(f"{_sum(reading)} ({clip(reading.device, 40)})\n")
-    when = f", {format_duration(at.time_ns)} after entry" if is_recorded(reading, "times") else ""
+    when = (
+        f", {format_duration(at.time_ns)} after entry" if at.is_any and is_recorded(reading, "times") else ""
+    )
     text.append(clip(f"{at.short()}{when}"))
     if not _is_entry_and_increase(reading):
         entry, increase = format_bytes(reading.baseline_bytes), format_bytes(reading.peak_increase_bytes)

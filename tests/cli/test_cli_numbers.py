@@ -1,0 +1,71 @@
+"""Sizes and numbers of options: a wrong one is wrong usage, exit code 2, told by the verb before anything runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from memwatch.cli.main import main
+from memwatch.sizes import SizeError, parse_bytes
+
+WRONG = (
+    "fit --limit 8giga {program}",
+    "fit {program} --limit 8giga",
+    "fit --limit=-1 {program}",
+    "fit --steps none {program}",
+    "run --limit 8giga {program}",
+    "run --limit cuda:0=8giga {program}",
+    "run --limit cuda:0= {program}",
+    "run --every 0 {program}",
+    "plan --budget 8giga {capture}",
+    "plan --budget sixty% {capture}",
+    "plan --budget 0.5 {capture}",
+    "plan --time-limit 1.5 {capture}",
+    "plan --seed x {capture}",
+    "estimate --rank=-1 {program}",
+    "estimate --rank 2 --world-size 2 {program}",
+    "estimate --world-size 0 {program}",
+    "summary -n many {capture}",
+    "stats -n 0 {capture}",
+    "merge -n 0 {capture}",
+    "diff --fail-above 5 {capture} {capture}",
+)
+
+
+@pytest.mark.parametrize("line", WRONG)
+def test_a_wrong_number_is_wrong_usage(line, narrow, tmp_path, capsys):
+    """The usage of the verb and one line; the program does not run, and no file is written."""
+    program = tmp_path / "train.py"
+    program.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    verb, *words = line.format(program=program, capture=narrow).split()
+    with pytest.raises(SystemExit) as error:
+        main([verb, *words])
+    assert error.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"usage: memwatch {verb} ")
+    assert said.splitlines()[-1].startswith(f"memwatch {verb}: error: ")
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+
+
+def test_right_numbers_are_taken(narrow, capsys):
+    """The twin: numbers that the same options take."""
+    assert main(["summary", "-n", "3", str(narrow)]) == 0
+    assert main(["diff", "--fail-above", "5%", str(narrow), str(narrow)]) == 0
+
+
+@pytest.mark.parametrize("text", ["9" * 5000, "9" * 400 + ".5 MiB", f"{'9' * 5000} TiB"])
+def test_a_size_of_thousands_of_digits_is_no_size(text):
+    with pytest.raises(SizeError, match="is not a size"):
+        parse_bytes(text)
+
+
+def test_a_program_without_tensors_has_no_peak_to_place(shell_memwatch, tmp_path):
+    """No instant is said to be the peak where nothing was ever live."""
+    done = shell_memwatch("run", "-q", "-o", "a.memwatch", "--html", "-c", "print(1)")
+    assert done.returncode == 0
+    done = shell_memwatch("summary", "a.memwatch")
+    assert "No tensor memory was recorded" in done.stdout
+    assert "after entry" not in done.stdout
+    assert "first op" not in done.stdout
+    assert "after entry" not in (tmp_path / "a.html").read_text().split("<script")[0]
+    done = shell_memwatch("run", "-q", "-o", "b.memwatch", "-c", "import torch; torch.ones(9)")
+    assert "after entry" in shell_memwatch("summary", "b.memwatch").stdout
