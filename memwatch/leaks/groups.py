@@ -94,7 +94,7 @@ def _with_their_loops(survivors: Sequence[Survivor]) -> list[Survivor]:
 
     The buckets of DistributedDataParallel are such storages: its reducer has them in C++, and the loop has the reducer.
     """
-    loops = {
+    loops: dict[tuple[str | None, int | None], Survivor] = {
         (step.edge.file, step.edge.line): each
         for each in survivors
         if each.kind is LeakKind.UNCOLLECTABLE

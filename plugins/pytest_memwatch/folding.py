@@ -81,7 +81,7 @@ def _with_new_leaks(
     report: pytest.TestReport, shown: dict[str, str], counts: Counter[str], most_lines: int
 ) -> pytest.TestReport:
     """Return a report as it is to be printed: with the leaks that no test before it has."""
-    leaks = report.memwatch["leaks"]  # type: ignore[attr-defined]
+    leaks = report.memwatch["leaks"]
     first = leaks[0]["cause"]
     told = copy.copy(report)
     if counts[first] > 1:
@@ -109,7 +109,8 @@ def _new_texts(texts: Sequence[str], leaks: Sequence[dict[str, Any]], shown: dic
 
 def _first(texts: list[str], most_lines: int) -> list[str]:
     """Return the first texts, one at least, that fit, and a line about the others."""
-    kept, lines = [], 0
+    kept: list[str] = []
+    lines = 0
     for text in texts:
         lines += 1 + text.count("\n") + 1
         if kept and lines > most_lines:
@@ -127,7 +128,8 @@ def _lines_of(report: pytest.TestReport) -> int:
 
 def _tests(reports: list[pytest.TestReport]) -> Folded:
     """List a few tests of each cause, and not many in all."""
-    kept, count, left_out = [], 0, 0
+    kept: list[pytest.TestReport] = []
+    count, left_out = 0, 0
     chosen = one_for_each_cause(reports, SHOWN_TESTS)
     for report in chosen:
         is_leak = bool(_causes_alone(report))
