@@ -1,8 +1,9 @@
 """Run a program and report the tensors that it leaves behind.
 
 A leak is a reference cycle, a loop that the garbage collector cannot free, or a tensor that something other than a
-top-level name of the program still holds. Leaks are a finding: exit code 1. A program that fails ends as it would
-have ended without memwatch.
+top-level name of the program still holds. A holder that keeps a tensor with its graph of each optimizer step is a leak
+too, whatever its name: the heap is searched after steps 6, 12, 24 and so on. Leaks are a finding: exit code 1. A
+program that fails ends as it would have ended without memwatch.
 
     memwatch leaks train.py --epochs 1
     memwatch leaks -m package.train
@@ -21,6 +22,8 @@ from memwatch.cli.traceback import hide_own_frames
 if TYPE_CHECKING:
     import argparse
 
+    from memwatch.leaks import Leak
+
 _NONE: Final = (
     "no leaks: only top-level names, models and optimizers hold what the run made; "
     "what grows in them is found by memwatch.find_leaks(step)"
@@ -38,7 +41,9 @@ def execute(options: argparse.Namespace) -> int | BaseException:
     # imported first: the program's folder comes first in sys.path later, and may hold modules of the same name
     from memwatch.leaks import TensorLeakError, check_leaks
     from memwatch.report.console import line_width
+    from memwatch.words.leaks import GREW_BY_STEP
 
+    found: list[Leak] = []
     program = chosen_program(options)
     try:
         run = program.load()
@@ -46,20 +51,30 @@ def execute(options: argparse.Namespace) -> int | BaseException:
         return hide_own_frames(error)
     try:
         with check_leaks() as check:
+            steps = check.follow_steps()
             try:
                 run()
             except SystemExit as error:
                 if error.code not in {None, 0}:
                     return error
+            finally:
+                steps.stop()
             names = vars(sys.modules["__main__"])
             check._blocks[-1].exempt.globals |= {(id(names), name) for name in names}
     except TensorLeakError as error:
-        emit(_wrapped(str(error), line_width(None)))
-        return 1
+        found = error.leaks
     except BaseException as error:
         return hide_own_frames(error)
-    say(_NONE)
-    return 0
+    told = {leak.cause for leak in found}
+    growing = [leak for leak in steps.leaks if leak.cause not in told]
+    parts = [str(TensorLeakError(found))] if found else []
+    if growing:
+        parts.append("\n".join([GREW_BY_STEP, *map(str, growing)]))
+    if not parts:
+        say(_NONE)
+        return 0
+    emit(_wrapped("\n".join(parts), line_width(None)))
+    return 1
 
 
 def _wrapped(text: str, width: int) -> str:

@@ -20,6 +20,7 @@ from memwatch.leaks.names_bound_in_block import NamesBoundInBlock
 from memwatch.leaks.nearby import NearbySearch
 from memwatch.leaks.new_storage_mode import NewStorageMode
 from memwatch.leaks.new_storages import NewStorages
+from memwatch.leaks.steps_of_program import ProgramSteps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,6 +89,14 @@ class check_leaks:  # noqa: N801 - used like a function
         if leaks:
             raise TensorLeakError(leaks) from error
 
+    def follow_steps(self) -> ProgramSteps:
+        """Search the heap after some steps of the block's optimizer too; the caller ends this with `stop()`."""
+        block = self._blocks[-1]
+        assert block.watch is not None
+        steps = ProgramSteps(block.made, block.watch)
+        steps.start()
+        return steps
+
     def keep(self, *objects: object) -> None:
         """Exempt what the caller of the block holds: its arguments and its result."""
         self._blocks[-1].exempt.objects.update(map(id, objects))
@@ -130,25 +139,25 @@ class _Block:
         self._known = known
         self._names = names
         self._ledger = Ledger()
-        self._made = NewStorages()
-        self._watch = NewStorageMode(self._made, 0) if sites else None
+        self.made = NewStorages()
+        self.watch = NewStorageMode(self.made, 0) if sites else None
         self._autocast_depth = autocast_depth()
         self.may_have_grown = False
 
     def start(self) -> None:
         self._ledger.start()
-        if self._watch is not None:
-            self._watch.start()
+        if self.watch is not None:
+            self.watch.start()
 
     def finish(self, error: BaseException | None) -> list[Leak]:
         """Look at what the block left, and did not put in the place of something else."""
-        if self._watch is not None:
-            self._watch.stop()
+        if self.watch is not None:
+            self.watch.stop()
         end_s = time.monotonic()
-        change = self._ledger.end_run(0, self._made)
+        change = self._ledger.end_run(0, self.made)
         if not change.added():
             return []
-        self.may_have_grown = self._watch is None and change.may_hide_growth()
+        self.may_have_grown = self.watch is None and change.may_hide_growth()
         if error is not None:
             self.exempt.objects.add(id(error))
         self._names.exempt(self.exempt)
@@ -181,10 +190,10 @@ class _Block:
     @property
     def noted_ops(self) -> int | None:
         """How many ops were looked at for lines; None if none were to be."""
-        return None if self._watch is None else self._watch.ops
+        return None if self.watch is None else self.watch.ops
 
     def stop(self) -> None:
         """Take the mode off and resume garbage collection."""
-        if self._watch is not None:
-            self._watch.stop()
+        if self.watch is not None:
+            self.watch.stop()
         self._ledger.stop()

@@ -39,13 +39,14 @@ class NewStorageMode(UncompiledMode):
         run: index of the run.
 
     Attributes:
+        run: index of the run, which may change while the mode is on.
         ops: how many ops came by.
     """
 
     def __init__(self, book: NewStorages, run: int) -> None:
         super().__init__()
         self._book = book
-        self._run = run
+        self.run = run
         self.ops = 0
         self._looks: dict[Any, _Look | None] = {}
 
@@ -80,7 +81,7 @@ class NewStorageMode(UncompiledMode):
                 if self._book.has(storage):
                     continue
                 site, caller = user_lines()
-                made = self._book.add(storage, self._run, site, certain=True)
+                made = self._book.add(storage, self.run, site, certain=True)
                 if made is None:
                     continue
                 made.caller = caller

@@ -60,3 +60,52 @@ def test_a_program_that_fails_ends_as_it_would_have_ended(verb, shell_memwatch, 
         (tmp_path / "program.py").write_text(ending)
         plain, ours = command(sys.executable, "program.py"), shell_memwatch(*verb, "program.py")
         assert (ours.returncode, ours.stdout, ours.stderr) == (plain.returncode, plain.stdout, plain.stderr)
+
+
+LOOP = """
+import torch
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8))
+optimizer = torch.optim.AdamW(model.parameters())
+def epoch(history, keep, steps):
+    for _ in range(steps):
+        loss = model(torch.ones(2, 8)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        keep(history, loss)
+"""
+LEAKING = "epoch(history := [], lambda history, loss: history.append(loss), 13)"
+IN_A_FUNCTION = """
+def main():
+    losses = []
+    epoch(losses, lambda losses, loss: losses.append(loss), 13)
+main()
+"""
+DETACHED = "epoch(history := [], lambda history, loss: history.append(loss.detach()), 13)"
+CLEARED_EACH_EPOCH = """
+for _ in range(4):
+    epoch([], lambda losses, loss: losses.append(loss), 7)
+"""
+BOUNDED = """
+from collections import deque
+epoch(deque(maxlen=100), lambda losses, loss: losses.append(loss), 13)
+"""
+
+
+@pytest.mark.parametrize(("ending", "name"), [(LEAKING, "history"), (IN_A_FUNCTION, "history")])
+def test_losses_kept_with_their_graphs_grow_with_each_step(ending, name, shell_memwatch, tmp_path):
+    """At the end a list at the top level may be a result, and a function's list is gone. Between steps they grow."""
+    (tmp_path / "program.py").write_text(LOOP + ending)
+    done = shell_memwatch("leaks", "program.py")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.startswith("grows with each step of the optimizer")
+    assert f"`{name}`" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "ending", [DETACHED, CLEARED_EACH_EPOCH, BOUNDED], ids=["detached", "cleared", "bounded"]
+)
+def test_what_keeps_no_graph_or_is_emptied_does_not_grow(ending, shell_memwatch, tmp_path):
+    (tmp_path / "program.py").write_text(LOOP + ending)
+    done = shell_memwatch("leaks", "program.py")
+    assert (done.returncode, done.stdout) == (0, "")
