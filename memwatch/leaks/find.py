@@ -19,6 +19,7 @@ from memwatch.leaks.diagnose import diagnose
 from memwatch.leaks.exemptions import Exemptions
 from memwatch.leaks.groups import largest_first, leak_of, leaks_of
 from memwatch.leaks.growth import grown_classes
+from memwatch.leaks.hook_growth import leaks_of_hooks, next_hook_number
 from memwatch.leaks.kinds import LeakKind
 from memwatch.leaks.ledger import Change, Ledger
 from memwatch.leaks.memory_in_use import memory_in_use, most_growth_bytes
@@ -128,6 +129,7 @@ class _GrowthSearch:
         self._looks: list[
             Diagnosis
         ] = []  # before some calls and after each, once it matters who held what died
+        self._hook_numbers = [next_hook_number()]  # before the calls and after each
         self._calls_between = 1  # calls between two looks
         self._end_s: float | None = None  # clock at the end of the last call
         self._classes: list[dict[int, int]] = []  # objects by class, before the measured calls and after each
@@ -154,7 +156,8 @@ class _GrowthSearch:
         leaks = self._leaks_of_storages()
         if grew_nodes:
             leaks = self._with_nodes(leaks)
-        return leaks
+        numbers = self._hook_numbers[schedule.warmup :]
+        return leaks + leaks_of_hooks(numbers, self._held(), leaks)
 
     def _leaks_of_storages(self) -> list[Leak]:
         """Return the leaks of tensors, after further calls where these are needed."""
@@ -185,6 +188,7 @@ class _GrowthSearch:
         self._threads.settle()
         change = self.ledger.end_run(run, made)
         self._changes.append(change)
+        self._hook_numbers.append(next_hook_number())
         self._suspicious = self.ledger.survives() or most_growth_bytes(before, memory_in_use()) > _NOISE_BYTES
 
     def _note_classes(self) -> None:
@@ -198,6 +202,10 @@ class _GrowthSearch:
     def _grew_in(self, runs: Iterable[int]) -> bool:
         """Return True if one of some runs left more than it replaced."""
         return any(self._changes[run].added() for run in runs)
+
+    def _held(self) -> list[Held]:
+        """Return what lives on after the calls."""
+        return [Held(EdgeKind.CHECKED_FUNCTION, None, self._fn), *_named(self._args, self._kwargs)]
 
     def _nodes_grow(self, runs: int) -> bool:
         """Return True if each of the last runs left more autograd nodes than the one before it."""
@@ -253,7 +261,7 @@ class _GrowthSearch:
         del ends
         made = [made for made in self.ledger.alive(0) if storage is not None and made.ref() is storage]
         del storage
-        held = [Held(EdgeKind.CHECKED_FUNCTION, None, self._fn), *_named(self._args, self._kwargs)]
+        held = self._held()
         return next(iter(diagnose(made, Exemptions(state=False), per_call=True, held=held).retained), None)
 
     def _periods(self) -> list[range]:
@@ -272,7 +280,7 @@ class _GrowthSearch:
 
     def _look(self, *, elders: bool = False) -> Diagnosis:
         """Find the holders of what the measured calls left; before those, of what the warm-up left."""
-        held = [Held(EdgeKind.CHECKED_FUNCTION, None, self._fn), *_named(self._args, self._kwargs)]
+        held = self._held()
         first = 0 if elders else self._schedule.warmup
         exempt = Exemptions(state=self._schedule.least == 1)
         return diagnose(self.ledger.alive(first), exempt, per_call=True, held=held, elders=elders)

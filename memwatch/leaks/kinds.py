@@ -21,10 +21,12 @@ class LeakKind(str, Enum):
     def __format__(self, format_spec: str) -> str:
         return format(self.value, format_spec)
 
+    HOOKS = "hooks"  # hooks that each call registers, which a live root reaches; no tensor's memory
+
     @property
     def is_reached(self) -> bool:
         """Whether a live root reaches it: its path is a way from there, and no cycle."""
-        return self in (LeakKind.RETAINED, LeakKind.GRAPH)
+        return self in (LeakKind.RETAINED, LeakKind.GRAPH, LeakKind.HOOKS)
 
     @property
     def held_by(self) -> str:

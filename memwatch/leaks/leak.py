@@ -31,12 +31,13 @@ class Leak(ShownAsText):
 
     Attributes:
         kind: "cycle" (garbage that only gc can free), "uncollectable" (a loop through autograd that gc cannot
-            free), "retained" (a live root reaches it) or "graph" (a live root reaches the nodes of an autograd graph,
-            whose tensors are free); a `LeakKind` equals these texts.
+            free), "retained" (a live root reaches it), "graph" (a live root reaches the nodes of an autograd graph,
+            whose tensors are free) or "hooks" (each call registers hooks, which hold no tensor); a `LeakKind` equals
+            these texts.
         nbytes: leaked bytes of tensor storage, of a graph an estimate of its nodes' bytes; per call for
             :func:`memwatch.find_leaks`.
         device: the device of these bytes; a reference that holds tensors on two is two leaks.
-        count: leaked storages, of a graph nodes; per call for :func:`memwatch.find_leaks`.
+        count: leaked storages, of a graph nodes, or hooks; per call for :func:`memwatch.find_leaks`.
         holder: the reference to cut, in words.
         path: the retention path, or the cycle, one reference per line.
         site: ``file.py:12 in f``, which made the tensor that is held first; None if nothing saw it.
@@ -112,7 +113,8 @@ class Leak(ShownAsText):
         made_at = words.MADE_AT.format(site=self.site or words.UNKNOWN_LINE, tensor=self.tensor)
         if self.caller is not None:
             made_at += words.CALLED_FROM.format(caller=self.caller)
-        lines = [self.headline(), made_at, f"  {words.TEXT_TITLES[self.kind]}"]
+        made = [made_at] * (self.kind is not LeakKind.HOOKS)
+        lines = [self.headline(), *made, f"  {words.TEXT_TITLES[self.kind]}"]
         lines += [f"    {line}" for line in words.shortened(self.path, self.edges)]
         if self.kind is LeakKind.CYCLE:
             lines.append(words.HELD_FOR.format(seconds=self.held_s))

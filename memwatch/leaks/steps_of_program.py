@@ -20,6 +20,7 @@ from memwatch.heap.tensors import is_tensor, quiet, storage_of
 from memwatch.leaks.diagnose import diagnose
 from memwatch.leaks.exemptions import Exemptions
 from memwatch.leaks.groups import leaks_of
+from memwatch.leaks.hook_growth import leaks_of_hooks, next_hook_number
 from memwatch.leaks.new_storages import tensors_among
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class ProgramSteps:
     """Counts the steps of the first optimizer that steps, and searches for what each of them left.
 
     Attributes:
-        leaks: what kept a tensor with its graph of each step, at the last search; per step.
+        leaks: what kept a tensor with its graph, or a hook, of each step, at the last search; per step.
     """
 
     def __init__(self, book: NewStorages, mode: NewStorageMode) -> None:
@@ -54,6 +55,7 @@ class ProgramSteps:
         self._steps = 0
         self._next_search = _FIRST_SEARCH
         self._search_s = 0.0
+        self._hook_numbers: list[int] = []  # after each step
         self._old: NDArray[np.int64] | None = None  # identities of the objects from before the second step
 
     def start(self) -> None:
@@ -72,6 +74,7 @@ class ProgramSteps:
         if self._optimizer != id(optimizer):
             return
         self._steps += 1
+        self._hook_numbers.append(next_hook_number())
         if self._old is None:
             self._old = identities(gc.get_objects())
         if self._steps >= self._next_search and self._search_s < _MOST_S:
@@ -82,14 +85,15 @@ class ProgramSteps:
         self._mode.run = self._steps
 
     def _search(self) -> list[Leak]:
-        """Return the holders that keep a tensor with its graph of each step but the first and the last."""
+        """Return the holders that keep a tensor with its graph, or a hook, of each step but the first and the last."""
         measured = range(1, self._steps - 1)
         made = [storage for storage in self._book.alive() if storage.run in measured]
         look = diagnose(made, Exemptions(state=False), per_call=True, old=self._old)
         with_graph = _storages_with_graph()
         kept = [each for each in look.retained if _keeps_graph(each, with_graph)]
         found = leaks_of(kept, measured, per_call=True)
-        return [replace(leak, keeps_graph=True) for leak in found if leak.every == 1]
+        leaks = [replace(leak, keeps_graph=True) for leak in found if leak.every == 1]
+        return leaks + leaks_of_hooks(self._hook_numbers, (), leaks)
 
 
 def _keeps_graph(survivor: Survivor, with_graph: set[int]) -> bool:

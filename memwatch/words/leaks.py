@@ -21,6 +21,7 @@ HELD_BY: Final[dict[str, str]] = {
     "uncollectable": "never freed, not even by gc: a loop through",
     "retained": "kept alive by",
     "graph": "kept alive by",
+    "hooks": "registered on",
 }
 """What a leak of this kind does, before its holder."""
 
@@ -29,6 +30,7 @@ HELD_BY_SHORT: Final[dict[str, str]] = {
     "uncollectable": "never freed: loop through",
     "retained": "kept alive by",
     "graph": "kept alive by",
+    "hooks": "registered on",
 }
 """The same for the summary line of a test."""
 
@@ -36,6 +38,7 @@ MEANINGS: Final[dict[str, str]] = {
     "cycle": "a reference cycle: only the garbage collector frees it, some time later",
     "uncollectable": "a loop through autograd that the garbage collector cannot see: it is never freed",
     "retained": "a live object holds it, so it is freed only with that object",
+    "hooks": "hooks that each call registers and none removes; they hold no tensor, but each call runs all of them",
     "graph": "the graph of a value that each step adds to: its nodes stay, though backward has freed their tensors",
 }
 PATH_TITLES: Final[dict[str, str]] = {
@@ -43,6 +46,7 @@ PATH_TITLES: Final[dict[str, str]] = {
     "uncollectable": "The cycle",
     "retained": "Path from the root",
     "graph": "Path from the root",
+    "hooks": "Path from the root",
 }
 """The title of a leak's path on the page."""
 
@@ -51,15 +55,19 @@ TEXT_TITLES: Final[dict[str, str]] = {
     "uncollectable": "cycle:",
     "retained": "path from the root:",
     "graph": "path from the root:",
+    "hooks": "path from the root:",
 }
 """The title of a leak's path in the terminal."""
 
 ON_DEVICE: Final = "{size} on {device}"
 AND: Final = " and "
-HEADLINE: Final = "{kind}: {size} in {count} {tensors}{each}, {held_by} {holder}"
+HEADLINE: Final = "{kind}: {amount}{each}, {held_by} {holder}"
+AMOUNT: Final = "{size} in {counted}"
 ABOUT: Final = "about {size}"
 TENSOR: Final = "tensor"
 TENSORS: Final = "tensors"
+HOOK: Final = "hook"
+HOOKS: Final = "hooks"
 NODE: Final = "autograd node"
 NODES: Final = "autograd nodes"
 GRAPH_NODES: Final = "  and {nodes}{each}, about {size}"
@@ -89,7 +97,7 @@ GROUPS: Final = "{count} groups"
 SITE: Final = "{place} in {function}"
 CAUSE: Final = "cause-{digest}"
 
-FAILURE: Final = "Test leaked {size} in {count} {tensors}{each}, {held_by} {holder} ({cause}){more}"
+FAILURE: Final = "Test leaked {amount}{each}, {held_by} {holder} ({cause}){more}"
 ON_EACH_RUN: Final = " on each run"
 AND_MORE: Final = " (and {count} more)"
 LINE_NOT_SEEN: Final = "not seen; @pytest.mark.no_tensor_leaks on such a test may show it"
@@ -137,9 +145,7 @@ def headline(
     each = ON_EACH_CALL if every == 1 else ON_ONE_CALL.format(every=every)
     return HEADLINE.format(
         kind=kind,
-        size=_size(kind, sizes),
-        count=count,
-        tensors=_counted(kind, count),
+        amount=_amount(kind, sizes, count),
         each=each if per_call else "",
         held_by=HELD_BY[kind],
         holder=holder,
@@ -147,20 +153,23 @@ def headline(
 
 
 def _counted(kind: str, count: int) -> str:
-    """Return what a leak of a kind consists of."""
-    names = (NODE, NODES) if kind == "graph" else (TENSOR, TENSORS)
-    return names[count != 1]
+    """Return how many there are of what a leak of a kind consists of."""
+    names = {"graph": (NODE, NODES), "hooks": (HOOK, HOOKS)}.get(kind, (TENSOR, TENSORS))
+    return f"{count} {names[count != 1]}"
 
 
-def _size(kind: str, sizes: Mapping[str, int]) -> str:
-    """Return the bytes in words; those of nodes are estimated by their number."""
+def _amount(kind: str, sizes: Mapping[str, int], count: int) -> str:
+    """Return how much leaked: hooks have no bytes of their own, and those of nodes are estimated by their number."""
+    counted = _counted(kind, count)
+    if kind == "hooks":
+        return counted
     size = sizes_phrase(sizes)
-    return ABOUT.format(size=size) if kind == "graph" else size
+    return AMOUNT.format(size=ABOUT.format(size=size) if kind == "graph" else size, counted=counted)
 
 
 def nodes_line(nodes: int, nbytes: int, *, per_call: bool) -> str:
     """Return the autograd nodes that a leak keeps beside tensors, as a line under it."""
-    counted = f"{nodes} {_counted('graph', nodes)}"
+    counted = _counted("graph", nodes)
     return GRAPH_NODES.format(nodes=counted, each=ON_EACH_CALL if per_call else "", size=format_bytes(nbytes))
 
 
@@ -250,9 +259,7 @@ def failure_sentence(
 ) -> str:
     """Return what a test leaked and who holds the largest part, in one sentence."""
     return FAILURE.format(
-        size=_size(kind, sizes),
-        count=count,
-        tensors=_counted(kind, count),
+        amount=_amount(kind, sizes, count),
         each=ON_EACH_RUN if per_run else "",
         held_by=HELD_BY_SHORT[kind],
         holder=holder,

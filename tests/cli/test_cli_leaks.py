@@ -109,3 +109,15 @@ def test_what_keeps_no_graph_or_is_emptied_does_not_grow(ending, shell_memwatch,
     (tmp_path / "program.py").write_text(LOOP + ending)
     done = shell_memwatch("leaks", "program.py")
     assert (done.returncode, done.stdout) == (0, "")
+
+
+HOOK_PER_STEP = """
+epoch([], lambda _, loss: model[0].register_forward_hook(lambda *_: None), 13)
+"""
+
+
+def test_a_hook_of_each_step_grows(shell_memwatch, tmp_path):
+    (tmp_path / "program.py").write_text(LOOP + HOOK_PER_STEP)
+    done = shell_memwatch("leaks", "program.py")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.splitlines()[1].startswith("hooks: 1 hook on each call, registered on ")

@@ -1,0 +1,96 @@
+"""Hooks that each call registers and nobody removes: they hold no tensor, but each further call runs all of them.
+
+torch numbers the handles of hooks one after the other, whatever they hang on: modules, tensors, optimizers. So the
+number before and after a call tells, at no cost, whether it registered any. Only if each measured call did are the
+tables listed that still have them.
+"""
+
+from __future__ import annotations
+
+import gc
+from bisect import bisect_right
+from collections import OrderedDict
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final
+
+from torch.utils.hooks import RemovableHandle
+
+from memwatch.heap.paths import steps_of
+from memwatch.heap.search import search
+from memwatch.heap.snapshot import Snapshot
+from memwatch.leaks.cause import cause_of
+from memwatch.leaks.kinds import LeakKind
+from memwatch.leaks.leak import Leak
+from memwatch.leaks.series import series_of
+from memwatch.words.advice import Remedy, advice
+from memwatch.words.edges import edge_phrase
+from memwatch.words.leaks import holder_phrase, path_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from memwatch.edges import Edge
+    from memwatch.heap.roots import Held
+
+_LEAST_CALLS: Final = 2
+
+
+def next_hook_number() -> int:
+    """Return the number that the next registered hook will have."""
+    return int(getattr(RemovableHandle, "next_id", 0))
+
+
+def leaks_of_hooks(numbers: Sequence[int], held: Iterable[Held], beside: Iterable[Leak]) -> list[Leak]:
+    """Return the tables of hooks that have hooks of every call.
+
+    Args:
+        numbers: the next hook's number before the measured calls and after each.
+        held: what lives on after the calls: the function and its arguments.
+        beside: leaks of tensors; a table that stands on their paths is not told again.
+    """
+    calls = len(numbers) - 1
+    if calls < _LEAST_CALLS or any(before == after for before, after in pairwise(numbers)):
+        return []
+    tables = [table for table in gc.get_objects() if type(table) is OrderedDict and _has_all(table, numbers)]
+    if not tables:
+        return []
+    told = {series_of(edge) for leak in beside for edge in leak.edges}
+    leaks = []
+    with Snapshot(tables, list(held)) as snapshot:
+        tree = search(snapshot, snapshot.root_groups(), closed=snapshot.barriers())
+        for table in tables:
+            position = snapshot.position(table)
+            steps = steps_of(snapshot, tree.path(position)) if tree.reaches(position) else []
+            edges = tuple(step.edge for step in steps)
+            if edges and series_of(edges[-1]) not in told:
+                count = sum(number >= numbers[0] for number in _numbers(table))
+                leaks.append(_leak(edges, count // calls))
+    return sorted(leaks, key=lambda leak: -leak.count)
+
+
+def _leak(edges: tuple[Edge, ...], count: int) -> Leak:
+    cut = edges[-1]
+    return Leak(
+        kind=LeakKind.HOOKS,
+        nbytes=0,
+        count=count,
+        holder=holder_phrase(edges),
+        path=path_lines(edges, branch_at=None),
+        site=None,
+        advice=advice(Remedy.HOOK_PER_CALL, with_graph=False),
+        per_call=True,
+        reference=edge_phrase(cut),
+        edges=edges,
+        cut=cut,
+        cause=cause_of(LeakKind.HOOKS, cut, edges, 0),
+    )
+
+
+def _has_all(table: Any, numbers: Sequence[int]) -> bool:
+    """Return True if a table has a hook of every call. One that a call makes has those of that call alone."""
+    found = {bisect_right(numbers, number) for number in _numbers(table)}
+    return found.issuperset(range(1, len(numbers)))
+
+
+def _numbers(table: Any) -> list[int]:
+    return [key for key in OrderedDict.keys(table) if type(key) is int]

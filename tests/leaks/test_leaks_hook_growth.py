@@ -1,0 +1,95 @@
+"""A hook per call slows every later call down, though it holds no tensor."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from memwatch.leaks import find_leaks
+from memwatch.leaks.kinds import LeakKind
+from memwatch.words.advice import Remedy, advice
+
+LAYER = nn.Linear(8, 8)
+WEIGHT = torch.ones(3, requires_grad=True)
+OPTIMIZER = torch.optim.SGD(LAYER.parameters(), lr=0.1)
+KEPT: list[nn.Module] = []
+
+
+def does_nothing(*_args):
+    pass
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch.set_num_threads(1)
+    yield
+    KEPT.clear()
+
+
+def on_a_module():
+    LAYER.register_forward_hook(does_nothing)
+
+
+def on_a_tensor():
+    WEIGHT.register_hook(does_nothing)
+
+
+def on_an_accumulated_gradient():
+    WEIGHT.register_post_accumulate_grad_hook(does_nothing)
+
+
+def on_an_optimizer():
+    OPTIMIZER.register_step_post_hook(does_nothing)
+
+
+def removed():
+    LAYER.register_forward_hook(does_nothing).remove()
+
+
+def on_a_module_of_the_call():
+    nn.Linear(8, 8).register_forward_hook(does_nothing)
+
+
+@pytest.mark.parametrize("runs", [2, "auto"])
+@pytest.mark.parametrize(
+    ("fn", "words"),
+    [
+        (on_a_module, "attribute ._forward_hooks of Linear"),
+        (on_a_tensor, "tensor hooks"),
+        (on_an_accumulated_gradient, "post-accumulate-grad hooks"),
+        (on_an_optimizer, "attribute ._optimizer_step_post_hooks of SGD"),
+    ],
+)
+def test_a_hook_of_each_call_is_a_leak(fn, words, runs):
+    (leak,) = find_leaks(fn, runs=runs)
+    assert (leak.kind, leak.count, leak.nbytes) == (LeakKind.HOOKS, 1, 0)
+    assert words in leak.holder
+    assert leak.advice == advice(Remedy.HOOK_PER_CALL, with_graph=False)
+    assert str(leak).startswith("hooks: 1 hook on each call, registered on global")
+
+
+@pytest.mark.parametrize("fn", [removed, on_a_module_of_the_call])
+def test_hooks_that_go_are_no_leak(fn):
+    assert find_leaks(fn) == []
+
+
+def test_a_module_of_each_call_that_is_kept_with_its_hook_is_one_leak():
+    """The list keeps the module, and that its hook: one edit ends both."""
+
+    def keeps_a_module():
+        layer = nn.Linear(8, 8)
+        layer.register_forward_hook(does_nothing)
+        KEPT.append(layer)
+
+    (leak,) = find_leaks(keeps_a_module)
+    assert leak.kind is LeakKind.RETAINED
+
+
+def test_hooks_that_keep_tensors_are_one_leak():
+    def keeps_a_tensor():
+        value = torch.ones(100)
+        LAYER.register_forward_hook(lambda *_: value)
+
+    (leak,) = find_leaks(keeps_a_tensor)
+    assert (leak.kind, leak.nbytes) == (LeakKind.RETAINED, 400)
