@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pytest
 
-from pytest_memwatch.options import SETTINGS
 from pytest_memwatch.folding import LEAK_SECTION
+from pytest_memwatch.options import SETTINGS
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
