@@ -114,13 +114,13 @@ class Leak(ShownAsText):
         if self.caller is not None:
             made_at += words.CALLED_FROM.format(caller=self.caller)
         made = [made_at] * (self.kind is not LeakKind.HOOKS)
+        if self.graph_nodes and self.kind is not LeakKind.GRAPH:
+            nbytes = self.graph_nodes * NODE_BYTES
+            made.append(words.nodes_line(self.graph_nodes, nbytes, per_call=self.per_call))
         lines = [self.headline(), *made, f"  {words.TEXT_TITLES[self.kind]}"]
         lines += [f"    {line}" for line in words.shortened(self.path, self.edges)]
         if self.kind is LeakKind.CYCLE:
             lines.append(words.HELD_FOR.format(seconds=self.held_s))
-        if self.graph_nodes and self.kind is not LeakKind.GRAPH:
-            nbytes = self.graph_nodes * NODE_BYTES
-            lines.append(words.nodes_line(self.graph_nodes, nbytes, per_call=self.per_call))
         if self.beside:
             lines.append(words.beside_line(self.beside))
         return "\n".join([*lines, words.ADVICE.format(advice=self.advice)])
