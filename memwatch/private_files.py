@@ -79,7 +79,7 @@ class PrivateFiles:
         self._layer: dict[str, str] = {}  # target: the folder with what was changed below it
         self._layers = 0
         if not sys.platform.startswith("linux"):
-            raise PrivateFilesError("only Linux can do this")
+            raise PrivateFilesError("a private view of your files needs Linux")
         if len(os.listdir("/proc/self/task")) > 1:
             raise PrivateFilesError("this process has started threads already")
         self._caches = _cache_folders()

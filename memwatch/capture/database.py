@@ -120,10 +120,12 @@ def length_of(database: sqlite3.Connection) -> int:
     (_, _, path) = database.execute("PRAGMA database_list").fetchone()
     found, length = os.stat(path), int(pages) * int(page_bytes)
     if found.st_size < length:
-        raise DamagedCaptureError(f"it has {found.st_size} of {length} bytes")
+        raise DamagedCaptureError(f"it is cut off: it has {found.st_size} of {length} bytes")
     on_disk = 512 * getattr(found, "st_blocks", 0)  # 0 where the file system does not say
     if on_disk and length > _MOST_SPARSE * on_disk:
-        raise DamagedCaptureError(f"it has {length:,} bytes, of which {on_disk:,} are on the disk")
+        raise DamagedCaptureError(
+            f"its length is {length:,} bytes, but only {on_disk:,} are stored; the rest is a hole"
+        )
     return length
 
 
@@ -143,11 +145,11 @@ def check_is_database(source: pathlib.Path) -> None:
         raise CaptureError(f"{source} is not a memwatch capture; record one with `memwatch run script.py`")
     if head and head[_VERSIONS] != _ROLLBACK_JOURNAL:
         raise CaptureError(
-            f"{source} cannot be read as a capture: another program than memwatch wrote it last; record it again"
+            f"{source} cannot be read as a capture: a program other than memwatch wrote it last; record it again"
         )
     if os.path.lexists(_beside(source, "wal")):  # SQLite would read rows from there
         raise CaptureError(
-            f"{source} cannot be read as a capture: {source.name}-wal lies beside it, which memwatch never writes; "
+            f"{source} cannot be read as a capture: {source.name}-wal is next to it, and memwatch writes no such file; "
             "remove that file, or record it again"
         )
 
@@ -196,7 +198,7 @@ def _roll_back(source: pathlib.Path, busy_s: float) -> None:
         end = file.read()
     if end == _SUPER_JOURNAL:
         raise CaptureError(
-            f"{source} cannot be read as a capture: {source.name}-journal names another file, which memwatch's never "
-            "does; remove that journal, or record it again"
+            f"{source} cannot be read as a capture: {source.name}-journal names another file, and memwatch writes "
+            "no such journal; remove the journal, or record the program again"
         )
     _connected(source, "rw", busy_s).close()

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from memwatch.leaks.components import Component
 
 MOST_OBJECTS: Final = 5_000
-"""Objects that lead to one another beyond which only the nearest loop is told; Lightning's trainer has about 600."""
+"""In a larger group of objects that refer to each other only the nearest loop is reported. Lightning has about 600."""
 _MOST_RINGS: Final = 32
-"""Loops that are looked at; the trainer of Lightning has more, and its cuts are told as the first of several."""
+"""The most loops that are searched. Lightning's trainer has more, so its cuts are reported as the first of several."""
 
 
 class CutSet(NamedTuple):

@@ -157,7 +157,9 @@ class Loops:
         return loop, self._from_a_name(ring, chain)
 
     def _cut_set(self, component: Component, ring: list[int], *, unseen: bool) -> CutSet | None:
-        """Return what ends all loops of a component, or None if one is all it has, or where that is no question.
+        """Return the references to cut so that a component has no loop.
+
+        Return None if it has one loop alone, or if it is not asked: it is too large, or has a class in it.
 
         A class leads to itself in several ways, none of which can be cut.
 

@@ -315,10 +315,11 @@ SENTENCES: Final[dict[Remedy, str]] = {
     Remedy.ANY: "cut this reference after the last use of the tensor",
 }
 FURTHER_CUTS: Final = (
-    "{advice}; this alone frees nothing, because other cycles keep the tensors too: cut also {references}"
+    "{advice}; this edit alone frees nothing, because other cycles keep the tensors too. "
+    "Also remove {references}"
 )
 MORE_CUTS: Final = "{references} and {count} more"
-MORE_CYCLES: Final = "{references}, and references of more cycles that were not followed"
+MORE_CYCLES: Final = "{references}, and references in further cycles that memwatch did not search"
 _MOST_CUTS: Final = 12
 """Lightning's trainer needs 9."""
 AND_THE_GRAPH: Final = "{advice}; {graph}"

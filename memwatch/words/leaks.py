@@ -125,7 +125,7 @@ NO_DOT: Final = (
 )
 NOT_DRAWN: Final = "cannot draw {target}: {error}. The leak as text:\n{leak}"
 
-GREW_BY_STEP: Final = "grows with each step of the optimizer ('call' stands for a step):"
+GREW_BY_STEP: Final = "These leaks grow with each optimizer step (in this list, 'call' means one step):"
 EVERY: Final = "every={every}: write how many calls there are from one mark to the next, or 0"
 GREW: Final = "{size} more of tensors at mark {last} than at mark {first}, and more at each mark between"
 NOTHING_GREW: Final = "no holder had more tensors at each of the last {marks} marks"

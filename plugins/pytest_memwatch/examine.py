@@ -103,7 +103,7 @@ class Examination:
 
     @property
     def may_be_emptied(self) -> bool:
-        """Whether the test failed, in one run of a test that did not ask for it, for what live objects keep alone."""
+        """Whether the test failed only for what live objects keep, in its one run, without asking for the check."""
         is_leak = self.data["failed"] == "leak" and self.checks.single_pass
         return is_leak and bool(self._left) and all(leak["kind"] == "retained" for leak in self.data["leaks"])
 

@@ -205,7 +205,7 @@ def test_the_summary_says_before_after_and_measured(planned):
         "lower bound": plan.lower_bound_bytes,
     }.items():
         assert re.search(rf"^{label} +{re.escape(format_bytes(nbytes))} ", text, re.MULTILINE), label
-    assert f"It computes {100 * plan.extra_cost_ratio:.1f} % more (FLOPs, and bytes read and written)" in text
+    assert f"It adds {100 * plan.extra_cost_ratio:.1f} % of work, counted in FLOPs and bytes moved" in text
     assert "memwatch.apply_plan(model, plan)" in text
     assert (
         f"Gap to the lower bound: {format_bytes(plan.peak_increase_bytes - plan.lower_bound_bytes)}" in text

@@ -89,10 +89,12 @@ def _headline(figures: PlanFigures) -> Text:
     text = Text("Plan: peak increase ")
     text.append(format_bytes(figures.plan_bytes), style="bold green")
     text.append(f", {100 * figures.share_ratio:.1f} % of the program's\n")
-    text.append(f"It computes {100 * figures.extra_cost_ratio:.1f} % more", style="bold")
-    text.append(" (FLOPs, and bytes read and written)")
+    text.append(f"It adds {100 * figures.extra_cost_ratio:.1f} % of work", style="bold")
+    text.append(", counted in FLOPs and bytes moved")
     if figures.extra_time_ratio is not None:
-        text.append(f"; these ops took {100 * figures.extra_time_ratio:.1f} % of the recorded time")
+        text.append(
+            f"; the ops that it repeats took {100 * figures.extra_time_ratio:.1f} % of the recorded time"
+        )
     if figures.moved_bytes:
         text.append(f"; {format_bytes(figures.moved_bytes)} are moved out and back")
     return text.append(f"\nGap to the lower bound: {figures.gap_words}")
@@ -121,7 +123,7 @@ def _moves(moves: list[ModuleMoves], rows: int, line: int) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     known = any(each.cost_ratio is not None for each in moves)  # not of a plan that was read from a file
     if known:
-        table.add_column("Computes more", justify="right", no_wrap=True)
+        table.add_column("Added work", justify="right", no_wrap=True)
     table.add_column("Module", no_wrap=True, overflow="ellipsis")
     table.add_column("", overflow="fold")
     for each in moves[:rows]:
@@ -137,7 +139,7 @@ def _moves(moves: list[ModuleMoves], rows: int, line: int) -> Table:
 
 def _tradeoff(plans: Sequence[Plan]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("Budget", "Peak increase", "Share", "Computes more"):
+    for heading in ("Budget", "Peak increase", "Share", "Added work"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("")
     most = max((plan.extra_cost_ratio for plan in plans), default=0.0) or 1.0
