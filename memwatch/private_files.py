@@ -84,6 +84,8 @@ class PrivateFiles:
             raise PrivateFilesError("this process has started threads already")
         self._caches = _cache_folders()
         self._bases = _folders_for_changes()
+        if not self._bases:
+            raise PrivateFilesError(f"no temporary folder can be made in {tempfile.gettempdir()}")
         self._write_end = _remove_at_end(self._bases)
         try:
             self._options = _enter_namespace()
@@ -106,7 +108,7 @@ class PrivateFiles:
         for target, changed in self._layer.items():
             self.dropped.update(_changes(Path(changed), Path(target)))
         for base in self._base_files:
-            shutil.rmtree(f"/proc/self/fd/{base}/{self._layers}", onerror=_remove_anyway)
+            _remove_tree(f"/proc/self/fd/{base}/{self._layers}")
         self._layer.clear()
         self._cover()
 
@@ -148,11 +150,10 @@ class PrivateFiles:
     def _overlay(self, number: int, place: str, below: str) -> bool:
         """Put an overlay on one folder; return False if its file system takes none."""
         # the kernel refuses to keep the changes of a folder within it
-        base = next(
-            file
-            for file, path in zip(self._base_files, self._bases, strict=True)
-            if not _is_below(path, place)
-        )
+        bases = zip(self._base_files, self._bases, strict=True)
+        base = next((file for file, path in bases if not _is_below(path, place)), None)
+        if base is None:
+            return False
         layer = f"/proc/self/fd/{base}/{self._layers}/{number}"
         for part in ("changed", "work"):
             os.makedirs(f"{layer}/{part}")
@@ -330,21 +331,19 @@ def _remove_at_end(folders: list[str]) -> int:
             os.dup2(nowhere, file)
         os.read(read_end, 1)
         for folder in folders:
-            shutil.rmtree(folder, onerror=_remove_anyway)
+            _remove_tree(folder)
     finally:
         os._exit(0)
 
 
-def _remove_anyway(function: object, path: str, _: object) -> None:
-    """Remove what `rmtree` could not: an overlay makes folders without permissions."""
-    with contextlib.suppress(OSError):
-        os.chmod(path, stat.S_IRWXU)
-        if function in (os.open, os.scandir, os.lstat):
-            shutil.rmtree(path, ignore_errors=True)
-        elif os.path.isdir(path) and not os.path.islink(path):
-            os.rmdir(path)
-        else:
-            os.unlink(path)
+def _remove_tree(folder: str) -> None:
+    """Remove a folder with all that is in it; an overlay makes folders that even their owner may not enter."""
+    for path, folders, _ in os.walk(folder):
+        for name in folders:
+            if not os.path.islink(f"{path}/{name}"):
+                with contextlib.suppress(OSError):
+                    os.chmod(f"{path}/{name}", stat.S_IRWXU)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _changes(changed: Path, target: Path) -> Iterator[str]:
