@@ -166,7 +166,7 @@ REMEDIES: dict[str, Remedy] = {
     "policy_log_probs": Remedy.ITEM,
     "future_of_its_own_frame": Remedy.EXCEPTION,
     "generator_of_itself": Remedy.GENERATOR,
-    "forward_put_in_place": Remedy.ATTRIBUTE_IN_CYCLE,
+    "forward_put_in_place": Remedy.BOUND_METHOD,
     "descriptor": Remedy.VALUE,
     "registered_classes": Remedy.CLASS_PER_CALL,
     "weak_key_kept_by_its_value": Remedy.VALUE,
