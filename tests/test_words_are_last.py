@@ -74,6 +74,7 @@ _IDENTIFIERS: Final = {
     "IPython": "a module, looked up in sys.modules",
     "torch": "a module, looked up in sys.modules",
     "foreach": "an option of torch's optimizers",
+    "fused": "an option of torch's optimizers",
     "out": "the overload of an op that writes where it is told",
     "next_functions": "an attribute of autograd's nodes",
     "register_prehook": "a method of autograd's nodes",

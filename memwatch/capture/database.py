@@ -118,7 +118,11 @@ def length_of(database: sqlite3.Connection) -> int:
         database.execute(f"PRAGMA {name}").fetchone() for name in ("page_count", "page_size")
     )
     (_, _, path) = database.execute("PRAGMA database_list").fetchone()
-    found, length = os.stat(path), int(pages) * int(page_bytes)
+    length = int(pages) * int(page_bytes)
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:  # removed, and read on through the open file
+        return length
     if found.st_size < length:
         raise DamagedCaptureError(f"it is cut off: it has {found.st_size} of {length} bytes")
     on_disk = 512 * getattr(found, "st_blocks", 0)  # 0 where the file system does not say

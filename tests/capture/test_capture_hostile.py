@@ -95,7 +95,7 @@ def test_one_hostile_file_does_not_end_a_merge(hostile, good, tmp_path, capsys):
         shutil.copy(good, path)
     HOSTILE[hostile](paths[1])
     assert main(["merge", *map(str, paths)]) == 0
-    assert "1.memwatch" in capsys.readouterr().out
+    assert "1.memwatch" in "".join(capsys.readouterr().out.split())  # a long path is broken between lines
 
 
 def test_many_equal_rows_are_read_if_memwatch_saved_them(tmp_path):
