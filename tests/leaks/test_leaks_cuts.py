@@ -231,7 +231,7 @@ def test_one_set_of_cuts_is_one_leak():
     [leak] = find_leaks(lambda: Trainer() and None)
     assert leak.nbytes == 4 * (64 + 8 + 8)
     assert {edge.owner.name for edge in leak.cuts} == {"Part", "Validation"}
-    assert "Also remove attribute .trainer of  " in leak.advice
+    assert "Also remove attribute .trainer of " in leak.advice
     assert find_leaks(lambda: Trainer(weakref.ref) and None) == []
     assert find_leaks(lambda: TrainerOfOneBase(weakref.ref) and None) == []
 
