@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Final
 from memwatch.errors import MemwatchError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 # linux/sched.h, linux/mount.h and linux/landlock.h
 _CLONE_NEWNS, _CLONE_NEWUSER = 0x20000, 0x10000000
@@ -53,10 +53,6 @@ class PrivateFilesError(MemwatchError):
     """The program cannot be kept from changing files."""
 
 
-class RefusedWriteError(MemwatchError):
-    """The program wanted to change a file, and Landlock refused."""
-
-
 class PrivateFiles:
     """Keeps the changes of files away from the user, from its creation until the process ends.
 
@@ -64,7 +60,7 @@ class PrivateFiles:
 
     Attributes:
         dropped: files that the program wrote or deleted in overlays; those of its last run are added by `renew`.
-        refuses: True where a change of a file raises an error in the program, because overlays are not possible.
+        refuses: True if some change of a file is an error in the program, where an overlay was not possible.
 
     Raises:
         PrivateFilesError: neither overlays nor Landlock are possible here.
@@ -88,6 +84,7 @@ class PrivateFiles:
             raise PrivateFilesError(f"no temporary folder can be made in {tempfile.gettempdir()}")
         self._write_end = _remove_at_end(self._bases)
         try:
+            _try_in_a_child(_enter_namespace)
             self._options = _enter_namespace()
             for base in self._bases:  # of a mount of its own, so that it stays writable when `/` is not
                 _mount(base, base, None, _MS_BIND)
@@ -102,7 +99,7 @@ class PrivateFiles:
 
         The current folder becomes that in which this object was made.
         """
-        if self.refuses:
+        if not self._mounted:  # Landlock is in force until the process ends
             return
         self._uncover()
         for target, changed in self._layer.items():
@@ -111,15 +108,6 @@ class PrivateFiles:
             _remove_tree(f"/proc/self/fd/{base}/{self._layers}")
         self._layer.clear()
         self._cover()
-
-    def refusal(self, error: OSError) -> RefusedWriteError | None:
-        """Return what to tell the user where a program ended because it may not change a file, else None."""
-        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
-            return None
-        return RefusedWriteError(
-            f"the script wants to change {error.filename or 'a file'}, and memwatch keeps it from changing files "
-            f"({error.strerror}). Run it in a copy of its folder, and add --in-place"
-        )
 
     def _cover(self) -> None:
         """Put an overlay on each folder."""
@@ -141,6 +129,7 @@ class PrivateFiles:
                     self._mounted.append(place)
                     if is_private:
                         _make_read_only(place)
+                        self.refuses |= os.access(place, os.X_OK)  # else this process could not write there anyway
             _make_read_only("/")
         finally:
             for file in kept.values():
@@ -256,6 +245,27 @@ def _enter_namespace() -> list[str]:
         options = ["userxattr"]  # renames no folder: the program gets the error of a move to another disk
     _mount("none", "/", None, _MS_REC | _MS_PRIVATE)
     return options
+
+
+def _try_in_a_child(function: Callable[[], object]) -> None:
+    """Raise what a function raises in a process of its own.
+
+    A kernel may allow a namespace of users and then refuse the table of its users, as Ubuntu 24.04 does. A process in
+    such a namespace can create no file.
+    """
+    child = os.fork()
+    if not child:
+        number = errno.EPERM
+        try:
+            function()
+            number = 0
+        except OSError as error:
+            number = error.errno or number
+        finally:
+            os._exit(number)
+    number = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if number:
+        raise OSError(number, os.strerror(number))
 
 
 def _places(besides: list[str]) -> dict[str, bool]:

@@ -2,8 +2,8 @@
 
 The rows of integer tables are in its table `chunks`, many rows of one column in each of its rows (`chunks.py`): a row
 of SQLite's own for each would take ten times the place and the time. What was recorded at one time is committed at
-once, with a rollback journal and without fsync: a process that is killed loses what was not committed, never what was,
-and a reader may open the file at any time.
+once, with a rollback journal and without fsync. A process that is killed loses only rows that it had not committed. A
+reader may open the file at any time.
 """
 
 from __future__ import annotations
@@ -406,7 +406,7 @@ def _check_format(database: sqlite3.Connection, source: pathlib.Path) -> None:
 
 
 class _Recorded:
-    """What was read of a file so far, as it lies in it: rows are only ever appended, but for those of `meta`."""
+    """The rows that were read of a file so far. A program only appends rows to it, except to `meta`."""
 
     def __init__(self) -> None:
         self._chunks: list[tuple[Any, ...]] = []

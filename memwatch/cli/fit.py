@@ -14,13 +14,19 @@ run ends. Folders for downloads (~/.cache, HF_HOME, TORCH_HOME) are shared, so t
 from __future__ import annotations
 
 import argparse
+from typing import Final
 
 from memwatch.cli.numbers import positive, size
-from memwatch.cli.output import emit
+from memwatch.cli.output import emit, say
 from memwatch.cli.program_arguments import PROGRAM_USAGE, add_program, chosen_program
 from memwatch.cli.traceback import hide_own_frames
 from memwatch.errors import MemwatchError
 from memwatch.private_files import PrivateFiles, PrivateFilesError
+
+_REFUSED: Final = (
+    "here memwatch can protect your files only by refusing changes of files. If the script failed for that reason, "
+    "run it in a copy of its folder, and add --in-place"
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,6 +76,8 @@ def execute(options: argparse.Namespace) -> int | BaseException:
     except MemwatchError:
         raise
     except BaseException as error:
+        if files is not None and files.refuses:
+            say(_REFUSED)
         return hide_own_frames(error)
     emit(found.summary())
     return 0

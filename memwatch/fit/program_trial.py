@@ -138,18 +138,13 @@ class ProgramTrial:
         self._start_afresh()
         run = self._run = _Run(way, self._steps, within)
         program = self._load()
-        try:
-            with (
-                contextlib.suppress(Enough, SystemExit),
-                open(os.devnull, "w") as nowhere,
-                contextlib.redirect_stdout(nowhere),
-                run.watching(),
-            ):
-                program()
-        except OSError as error:
-            if self._files is not None and (refusal := self._files.refusal(error)) is not None:
-                raise refusal from error
-            raise
+        with (
+            contextlib.suppress(Enough, SystemExit),
+            open(os.devnull, "w") as nowhere,
+            contextlib.redirect_stdout(nowhere),
+            run.watching(),
+        ):
+            program()
         if not run.is_complete:
             raise TooFewStepsError(
                 f"the program made {run.steps} steps of an optimizer of torch, and {run.needed_steps} are needed; "

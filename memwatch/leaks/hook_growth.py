@@ -93,4 +93,4 @@ def _has_all(table: Any, numbers: Sequence[int]) -> bool:
 
 
 def _numbers(table: Any) -> list[int]:
-    return [key for key in OrderedDict.keys(table) if type(key) is int]
+    return [key for key in list(OrderedDict.keys(table)) if type(key) is int]

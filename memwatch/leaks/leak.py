@@ -30,14 +30,14 @@ class Leak(ShownAsText):
     A leak holds text and typed references only; it keeps no object of the program alive.
 
     Attributes:
-        kind: "cycle" (garbage that only gc can free), "uncollectable" (a loop through autograd that gc cannot
-            free), "retained" (a live root reaches it), "graph" (a live root reaches the nodes of an autograd graph,
-            whose tensors are free) or "hooks" (each call registers hooks, which hold no tensor); a `LeakKind` equals
-            these texts.
-        nbytes: leaked bytes of tensor storage, of a graph an estimate of its nodes' bytes; per call for
+        kind: a `LeakKind`, which equals its text. "cycle" is garbage that only gc can free. "uncollectable" is a loop
+            through autograd that gc cannot free. A live root reaches a "retained" tensor. A "graph" has nodes of
+            autograd that a live root reaches, and no tensors. "hooks" are hooks that each call registers; they hold no
+            tensor.
+        nbytes: leaked bytes of tensor storage; for a graph, an estimate of the bytes of its nodes. Per call for
             :func:`memwatch.find_leaks`.
         device: the device of these bytes; a reference that holds tensors on two is two leaks.
-        count: leaked storages, of a graph nodes, or hooks; per call for :func:`memwatch.find_leaks`.
+        count: how many storages, nodes of a graph or hooks leaked. Per call for :func:`memwatch.find_leaks`.
         holder: the reference to cut, in words.
         path: the retention path, or the cycle, one reference per line.
         site: ``file.py:12 in f``, which made the tensor that is held first; None if nothing saw it.
@@ -54,8 +54,8 @@ class Leak(ShownAsText):
             :func:`memwatch.find_leaks` only.
         edges: the references of ``path``, typed; empty if C code alone holds the tensors.
         cut: the reference to cut, typed; None if C code alone holds the tensors.
-        cuts: one reference for each edit that it takes to free the tensors, ``cut`` first; further ones only where the
-            objects of the cycle are in several cycles.
+        cuts: the references to remove to free the tensors, ``cut`` first. There are several only if the objects of the
+            cycle are in several cycles.
         cycle_length: how many of ``edges``, from the first, are the cycle; 0 for a retention path.
         branch: which edge of the cycle starts at the object from which the way to the tensor leaves.
         cause: a short name for what one edit would end, such as ``cause-1f0a93c2``; leaks of other tests and
