@@ -129,7 +129,8 @@ class PrivateFiles:
                     self._mounted.append(place)
                     if is_private:
                         _make_read_only(place)
-                        self.refuses |= os.access(place, os.X_OK)  # else this process could not write there anyway
+                        # a folder that this process may not enter is no loss
+                        self.refuses |= os.access(place, os.X_OK)
             _make_read_only("/")
         finally:
             for file in kept.values():
