@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 _MRO: Final[Callable[[type], tuple[type, ...]]] = type.__dict__["__mro__"].__get__
 _TYPE_NAME: Final[Callable[[type], str]] = type.__dict__["__name__"].__get__
 _TYPE_DICT: Final[Callable[[type], dict[str, Any]]] = type.__dict__["__dict__"].__get__
-_LAYOUT, _IS_SPARSE, _IS_CPU, _NBYTES, _SHAPE = (
-    TENSOR_DICT[name].__get__ for name in ("layout", "is_sparse", "is_cpu", "nbytes", "shape")
+_LAYOUT, _IS_SPARSE, _IS_CPU, _IS_META, _NBYTES, _SHAPE = (
+    TENSOR_DICT[name].__get__ for name in ("layout", "is_sparse", "is_cpu", "is_meta", "nbytes", "shape")
 )
 # What one storage weighs inside a capture or a diagnosis; sparse and opaque tensors have none of their own.
 _NO_STORAGE: Final = (NotImplementedError, RuntimeError, AttributeError)
@@ -126,6 +126,13 @@ def is_on_cpu(tensor: torch.Tensor) -> bool:
     if answers_by_code(type(tensor)):
         return bool(device_of(untyped_storage_of(tensor)).type == "cpu")
     return bool(_IS_CPU(tensor))
+
+
+def is_on_meta(tensor: torch.Tensor) -> bool:
+    """Return True for a tensor of the device meta, which has no memory."""
+    if answers_by_code(type(tensor)):
+        return bool(device_of(untyped_storage_of(tensor)).type == "meta")
+    return bool(_IS_META(tensor))
 
 
 def nbytes_of(tensor: torch.Tensor) -> Any:

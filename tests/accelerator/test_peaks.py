@@ -48,6 +48,30 @@ def observed(program, native, devices=(FIRST,), intercept="auto"):
 
 
 @pytest.mark.parametrize("native", ["1", "0"])
+def test_a_backward_adds_gradients_in_place_as_it_does_plainly(native):
+    """Autograd adds in place to a storage that has one owner, so memwatch must not own it: the peak would rise."""
+
+    def step():
+        x = torch.ones(MIB, device=FIRST, requires_grad=True)
+        (gradient,) = torch.autograd.grad((x / (x.abs() + 1)).sum(), x)
+        return gradient
+
+    def measured():
+        pretend.reset_peaks()
+        gradient = step()
+        return gradient._version, counted(FIRST, "allocated_bytes.all.peak")
+
+    plain = measured()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MEMWATCH_NATIVE", native)
+        with memwatch.profile() as prof:
+            seen = measured()
+    assert seen == plain
+    assert prof.peak_bytes == plain[1]
+    assert "aten.add_.Tensor" in set(prof.ops["name"])
+
+
+@pytest.mark.parametrize("native", ["1", "0"])
 def test_observing_adds_no_byte(native):
     """The peak of a function with the allocator's events alone is the observed one, and the counters'."""
     tensor = torch.rand(MIB, device=FIRST)

@@ -85,6 +85,8 @@ def run(program: Program, around: Callable[[], Any] = contextlib.nullcontext) ->
 def _seed() -> None:
     """Seed all generators; `torch.manual_seed` would list the stack for each kind of device that is not there."""
     torch.default_generator.manual_seed(0)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(0)
     random.seed(0)
     np.random.seed(0)
 

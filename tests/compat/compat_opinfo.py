@@ -54,6 +54,8 @@ def programs(op: Any, count: int, device: str = "cpu") -> Iterator[Callable[[], 
 def _program(op: Any, sample: Any) -> Callable[[], Any]:
     def program() -> Any:
         torch.default_generator.manual_seed(0)
+        if torch.cuda.is_initialized():
+            torch.cuda.manual_seed_all(0)
         given = _fresh((sample.input, sample.args, sample.kwargs))
         out = op(given[0], *given[1], **given[2])
         wanted = [tensor for tensor in _tensors(sample.output_process_fn_grad(out)) if tensor.requires_grad]

@@ -24,7 +24,7 @@ from memwatch._torch.tensors import TENSOR_DICT, untyped_storage_of
 from memwatch.capture.schema import NONE, ORIGINS
 from memwatch.device_names import CPU, META
 from memwatch.errors import MemoryLimitError
-from memwatch.heap.tensors import answers_by_code, is_on_cpu, is_simulated, shape_of
+from memwatch.heap.tensors import answers_by_code, is_on_cpu, is_on_meta, is_simulated, shape_of
 from memwatch.record.clock import ticks
 from memwatch.record.tables.parts import address_or_zero, kind_without_storage, known_bytes, tensor_bytes
 from memwatch.record.tables.rows import Rows
@@ -199,7 +199,7 @@ class Storages:
         if shape is None:
             shape = self.shape_id(tensor)
         ledger = self.ledger
-        if ledger.hold or not on_cpu:
+        if ledger.hold or is_on_meta(tensor):  # no allocator tells when a meta tensor goes
             storage = untyped_storage_of(tensor)
             nbytes = known_bytes(storage.nbytes())
             watched: WatchedStorage | WatchedTensor = WatchedStorage(storage, self.dead.append)

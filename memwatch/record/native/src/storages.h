@@ -211,7 +211,7 @@ class Storages {
     const int64_t shape = shape_of(tensor), device = device_of(tensor);
     int64_t nbytes = 0;
     py::object reference;
-    if (!tensor.is_cpu() || hold) {
+    if (hold || !has_events(tensor)) {
       const c10::Storage& bytes = tensor.storage();
       nbytes = static_cast<int64_t>(bytes.nbytes());
       reference = weakly(watched_.storage, owned(THPStorage_Wrap(bytes)));
@@ -294,6 +294,9 @@ class Storages {
   }
 
  private:
+  /// Return whether the allocator tells when this memory is freed; a meta tensor has none.
+  static bool has_events(const at::Tensor& tensor) { return !tensor.is_meta(); }
+
   int64_t device_of(const at::Tensor& tensor) {
     const int64_t device = static_cast<int64_t>(tensor.device().type()) << 8 | (tensor.device().index() & 0xff);
     if (last_device_.first == device) {  // most programs use one
