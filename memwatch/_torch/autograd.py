@@ -12,7 +12,7 @@
 | torch._C._autograd._top_saved_tensors_default_hooks(True) | top_saved_hooks() |
 | torch._C._autograd._push_saved_tensors_default_hooks | push_saved_hooks |
 | torch._C._autograd._pop_saved_tensors_default_hooks | pop_saved_hooks |
-| torch._C._autograd, "_saved_tensors_hooks_disable", "_saved_tensors_hooks_enable" | SAVED_HOOKS_SWITCH, None if unknown |
+| torch._C._autograd._saved_tensors_hooks_disable, _enable | SAVED_HOOKS_SWITCH, None if unknown |
 | torch._C._autograd.SavedTensor | SavedTensor |
 | torch._C._FunctionBase.saved_tensors | saved_tensors_of (the descriptor: call `.__get__(ctx)`) |
 | ctx._raw_saved_tensors | raw_saved_tensors_of(ctx); RAW_SAVED_TENSORS, RAW_SAVED_PREFIX are names |

@@ -84,7 +84,7 @@ def _transformed(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("intercept", INTERCEPTS, indirect=True)
-@pytest.mark.parametrize("backend", ("eager", "aot_eager"))
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_transforms_compile_before_and_inside_the_block_in_one_graph(backend, intercept):
     x = torch.randn(8)
     expected = _transformed(x)
