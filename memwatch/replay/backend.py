@@ -27,7 +27,8 @@ from memwatch._torch.aot_graphs import has_region_budget
 from memwatch._torch.dynamo import call_when_given_up, compiling_wrapper, undisabling
 from memwatch._torch.inductor import decompositions
 from memwatch._torch.interpolation import interpolating_in_one
-from memwatch.planner import BudgetError, OptionError
+from memwatch.errors import OptionError
+from memwatch.planner import BudgetError
 from memwatch.replay.account import Account
 from memwatch.replay.errors import UnsupportedOpError
 from memwatch.replay.inner import with_inductor, with_kernels
