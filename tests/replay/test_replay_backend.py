@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from replay_programs import GPT, Experts, Residual, UNet
@@ -144,6 +145,46 @@ def test_gradients_are_bitwise_those_of_eager(build):
     assert_equal(gradients(model, compiled(loss, "70%")), wanted)
     for name, value in model.state_dict().items():
         assert torch.equal(value, states[name])
+
+
+class _OfNumPy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return torch.from_numpy(np.exp(np.sin(x.detach().numpy())))
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        array = x.numpy()
+        return gradient * torch.from_numpy(np.exp(np.sin(array)) * np.cos(array))
+
+
+class _WithNumPy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(16, 64)
+
+    def forward(self, x):
+        return _OfNumPy.apply(torch.relu(self.layer(x))).pow(2).mean()
+
+
+def test_a_function_of_numpy_runs_as_it_is_and_a_budget_says_so():
+    """dynamo would compute it with kernels of torch, whose last bits differ."""
+    x, model = torch.randn(32, 16), _WithNumPy()
+    expected = torch.autograd.grad(model(x), list(model.parameters()))
+    compiled = torch.compile(model, backend="memwatch")
+    for one, other in zip(
+        torch.autograd.grad(compiled(x), list(model.parameters())), expected, strict=True
+    ):
+        assert torch.equal(one, other)
+    torch._dynamo.reset()
+    with pytest.warns(UserWarning, match="calls NumPy"):
+        torch.compile(model, backend="memwatch", options={"budget": "90%"})(x)
+    torch._dynamo.reset()
+    strict = torch.compile(model, backend="memwatch", options={"budget": "90%", "strict": True})
+    with pytest.raises(Exception, match="calls NumPy"):
+        strict(x)
 
 
 def test_outputs_that_are_views_and_inputs_keep_their_identity():
