@@ -12,6 +12,7 @@ from torch import nn
 from torch.fx.traceback import annotate
 from torch.nn import functional
 
+import memwatch
 from memwatch.errors import MemwatchError
 from memwatch.planner import BudgetError
 from memwatch.replay.measure import measure_peak
@@ -170,13 +171,11 @@ class _WithNumPy(nn.Module):
 
 
 def test_a_function_of_numpy_runs_as_it_is_and_a_budget_says_so():
-    """dynamo would compute it with kernels of torch, whose last bits differ."""
+    """Dynamo would compute it with kernels of torch, whose last bits differ."""
     x, model = torch.randn(32, 16), _WithNumPy()
     expected = torch.autograd.grad(model(x), list(model.parameters()))
     compiled = torch.compile(model, backend="memwatch")
-    for one, other in zip(
-        torch.autograd.grad(compiled(x), list(model.parameters())), expected, strict=True
-    ):
+    for one, other in zip(torch.autograd.grad(compiled(x), list(model.parameters())), expected, strict=True):
         assert torch.equal(one, other)
     torch._dynamo.reset()
     with pytest.warns(UserWarning, match="calls NumPy"):
@@ -271,6 +270,20 @@ def test_options_that_mean_nothing_are_refused(options, words):
     with pytest.raises(Exception, match=words) as caught:
         torch.compile(lambda x: x + 1, backend=backend(), options=options)(torch.ones(2))
     assert isinstance(caught.value.inner_exception, MemwatchError)
+
+
+def test_a_share_that_cannot_be_measured_is_said():
+    """A profiler hears the allocator, and the backend would have to."""
+    model, x = (
+        nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(4))),
+        torch.randn(256, 64),
+    )
+    step = compiled(model, "60%")
+    with memwatch.profile(holders=False), pytest.warns(UserWarning, match="cannot measure this step"):
+        step(x).sum().backward()
+    with memwatch.profile(holders=False), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step(x).sum().backward()  # it is said once
 
 
 def test_nothing_is_warned_about_when_the_budget_is_met():
