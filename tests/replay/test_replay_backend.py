@@ -252,6 +252,26 @@ def test_budget_out_of_reach_is_said():
                 refused().backward()
 
 
+class _Wide(nn.Module):
+    """A layer whose products alone need more than the budget of the test."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(64, 4096))
+
+    def forward(self, x):
+        return (x @ self.weight).relu().sum()
+
+
+def test_an_op_that_needs_more_than_the_budget_is_named_by_its_line():
+    line = _Wide.forward.__code__.co_firstlineno + 1
+    step = compiled(_Wide(), "256 KiB", strict=True)
+    with pytest.raises(
+        BudgetError, match=rf"\w+ \((the backward of )?test_replay_backend.py:{line}\) needs that"
+    ):
+        step(torch.randn(64, 64)).backward()
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
