@@ -88,9 +88,11 @@ def measure() -> str:
         "# memwatch on a CUDA device",
         "",
         f"Written by `make gpu` on {torch.cuda.get_device_name()} with torch {torch.__version__}, Python",
-        f"{sys.version.split()[0]}. Times are medians of {ROUNDS} rounds of {STEPS} steps, configurations interleaved,",
-        "the device waited for; *added* is the added time as a ratio to that of an empty TorchDispatchMode. Peaks are",
-        "of the first step of a new model, in which nothing older is freed.",
+        f"{sys.version.split()[0]}.",
+        f"Each time is the median of {ROUNDS} rounds of {STEPS} steps. The configurations take turns, and each round",
+        "waits for the device. A round enters and leaves its tool, so each step carries a part of that.",
+        "*Added* is the added time divided by the time that an empty TorchDispatchMode adds.",
+        "The peaks are of the first step of a new model, in which nothing older is freed.",
     ]
     for name, make in WORKLOADS.items():
         step = on_cuda(make)

@@ -12,6 +12,7 @@
 | torch._C._autograd._top_saved_tensors_default_hooks(True) | top_saved_hooks() |
 | torch._C._autograd._push_saved_tensors_default_hooks | push_saved_hooks |
 | torch._C._autograd._pop_saved_tensors_default_hooks | pop_saved_hooks |
+| torch._C._autograd._saved_tensors_hooks_disable, _enable | SAVED_HOOKS_SWITCH, None if unknown |
 | torch._C._autograd.SavedTensor | SavedTensor |
 | torch._C._FunctionBase.saved_tensors | saved_tensors_of (the descriptor: call `.__get__(ctx)`) |
 | ctx._raw_saved_tensors | raw_saved_tensors_of(ctx); RAW_SAVED_TENSORS, RAW_SAVED_PREFIX are names |
@@ -29,6 +30,7 @@ import operator
 import re
 from typing import TYPE_CHECKING, Any, Final
 
+import torch
 from torch.autograd import forward_ad
 
 from memwatch._torch.lookup import NoSuchClass, Part
@@ -111,6 +113,16 @@ saved_tensors_of: Final[Any] = _saved.take("torch._C._FunctionBase.saved_tensors
 """The descriptor of `ctx.saved_tensors`: torch's own way to read them, which a property may cover."""
 SAVED_HOOKS_WORK: Final = _saved.complete
 """Whether hooks can see every tensor that autograd saves."""
+
+
+_SWITCH: Final = ("_saved_tensors_hooks_disable", "_saved_tensors_hooks_enable")
+SAVED_HOOKS_SWITCH: Final[tuple[Any, str, str] | None] = (
+    (torch._C._autograd, *_SWITCH) if all(hasattr(torch._C._autograd, name) for name in _SWITCH) else None
+)
+"""Where the two functions are by which torch switches hooks on saved tensors off and on, and their names.
+
+Both `torch.autograd.graph.disable_saved_tensors_hooks` and the code that dynamo makes of it look them up at each call.
+"""
 
 
 def top_saved_hooks() -> Hooks | None:

@@ -11,6 +11,8 @@
 | sys.modules["torch._dynamo.eval_frame"] | loaded_eval_frame() |
 | torch._dynamo.callback.callback_handler, torch._dynamo.exc.Unsupported, BackendCompilerFailed | \
 call_when_given_up(call) |
+| torch._dynamo.exc.SkipFrame | leave_frame(reason) |
+| torch._dynamo.utils.numpy_to_tensor_wrapper, ... | computes_as_numpy(graph) |
 | "compiler_fn" and "code" of convert_frame's `_compile` | (there) |
 | "set_eval_frame", "_maybe_set_eval_frame", "compile_wrapper" | SET_CALLBACK, RESTORE_CALLBACK, COMPILED_WRAPPER |
 """
@@ -24,8 +26,10 @@ from memwatch._torch.lookup import Part
 from memwatch.signal_handlers import raised_by_handler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from types import CodeType, FrameType, ModuleType
+
+    from torch import fx
 
 _callback: Final = Part("dynamo may try to compile code of memwatch, which costs time")
 frame_callback: Final[Callable[[], Any]] = _callback.take(
@@ -124,6 +128,31 @@ def is_resumed() -> bool:
             return True
         frame = frame.f_back  # type: ignore[assignment]
     return False
+
+
+_frames: Final = Part("the backend runs functions that call NumPy as dynamo translates them")
+_NUMPY_WRAPPERS: Final = tuple(
+    f"torch._dynamo.utils.numpy_{name}_wrapper" for name in ("to_tensor", "method", "operator", "attr")
+)
+
+
+def leave_frame(reason: str) -> None:
+    """Have dynamo leave the frame that it compiles as it is; to be called in a backend. Imports dynamo.
+
+    Raises:
+        torch._dynamo.exc.SkipFrame: what asks dynamo for it.
+    """
+    skip: Any = _frames.take("torch._dynamo.exc.SkipFrame", None)
+    if skip is not None:
+        raise skip(reason)
+
+
+def computes_as_numpy(nodes: Iterable[fx.Node]) -> bool:
+    """Return True if any node stands for a call of NumPy, which dynamo translates to ops of torch. Imports dynamo."""
+    found = [_frames.take(path, None) for path in _NUMPY_WRAPPERS]
+    classes = tuple(each for each in found if isinstance(each, type))
+    functions = [each for each in found if each is not None and not isinstance(each, type)]
+    return any(isinstance(node.target, classes) or node.target in functions for node in nodes)
 
 
 _given_up: Final = Part("code that torch.compile does not compile may be outside of a budget without a word")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from memwatch._version import __version__
 from memwatch.cli.program_arguments import parse
-from memwatch.errors import MemwatchError
+from memwatch.errors import MemwatchError, OptionError
 from memwatch.visible_text import visible
 
 if TYPE_CHECKING:
@@ -75,7 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments; by default the process's own.
 
     Returns:
-        0 fine, 1 a finding or bad input, 2 where no verb is given. Other wrong usage exits with 2.
+        0 fine, 1 a finding or bad input, 2 where no verb is given or an option means nothing. argparse exits with 2
+        by itself where the command line is malformed.
 
     Raises:
         BaseException: the exception of a program that a verb ran, `SystemExit` included. The process then ends
@@ -91,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         ended = execute(options)
     except (MemwatchError, OSError) as error:
         sys.stderr.write(f"memwatch: error: {visible(' '.join(str(error).split()))}\n")
-        return 1
+        return 2 if isinstance(error, OptionError) else 1
     except KeyboardInterrupt:  # memwatch's own work was interrupted; an interrupted program is in `ended`
         sys.excepthook = _say_interrupted
         raise  # the process ends by the signal, so that a loop of the shell ends too

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
+from memwatch.errors import OptionError
 from memwatch.fit.lines import LINES
-from memwatch.planner.errors import OptionError
 from memwatch.sizes import format_bytes
 from memwatch.words import fit as words
 

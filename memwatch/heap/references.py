@@ -294,6 +294,10 @@ def _object(value: Any) -> Iterator[Chain]:
     for held in gc.get_referents(value):
         if held is attributes or type(held) is FrameType or is_a(held, type):
             continue
+        if _is_half_made(held):  # an `itertools.product` over nothing keeps its first result so for good
+            for item in gc.get_referents(held):
+                yield held, item
+            continue
         if (
             type(held) is not dict or held
         ):  # an empty one may be what a suspended call keeps: see `read_locals`

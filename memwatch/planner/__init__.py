@@ -1,6 +1,7 @@
 """The planner: from a program, as a graph of buffers, to a schedule with a lower peak. It knows no torch."""
 
-from memwatch.planner.errors import BudgetError, GraphError, OptionError, OrderError
+from memwatch.errors import OptionError
+from memwatch.planner.errors import BudgetError, GraphError, OrderError
 from memwatch.planner.graph import Graph, cuda_block_sizes
 from memwatch.planner.op import Effect, OpSpec
 from memwatch.planner.order.bounds import lower_bound

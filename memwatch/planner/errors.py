@@ -18,10 +18,6 @@ class OrderError(MemwatchError, ValueError):
     """An order or a schedule does not compute what the program computes."""
 
 
-class OptionError(MemwatchError, ValueError):
-    """An option of the planner or of the backend that means nothing."""
-
-
 class BudgetError(MemwatchError):
     """No plan that fits the budget was found.
 

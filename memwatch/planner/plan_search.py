@@ -292,10 +292,13 @@ def _budget_error(
             f"{lowest}. No plan goes below {bound}: so much is still alive at the end",
             advice="allow more, or keep less alive at the end",
         )
-    if int(working_sets(graph).max(initial=0)) < bound_bytes:
+    needs = working_sets(graph)
+    most_bytes = int(needs.max(initial=0)) - graph.baseline_bytes
+    if allowed >= most_bytes:  # then offload, which moves everything else out of the way, could do it
         reason = f"{lowest}. No plan goes below {bound}: tensors that later ops need are alive beside the large ops"
         return error(reason, options=("offload",))
-    op = request.name_of(graph.op_names[int(working_sets(graph).argmax())])
+    op = request.name_of(graph.op_names[int(needs.argmax())])
+    least = format_bytes(most_bytes)
     return error(
-        f"{lowest}. No plan goes below {bound}: {op} needs that for its inputs, outputs and workspace"
+        f"{lowest}. No plan goes below {least}: {op} needs that for its inputs, outputs and workspace"
     )

@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
-from memwatch.planner.errors import OptionError, OrderError
+from memwatch.errors import OptionError
+from memwatch.planner.errors import OrderError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -10,7 +10,7 @@ from typing import Final
 import torch
 
 from memwatch.device_names import kind_of
-from memwatch.errors import MemwatchError
+from memwatch.errors import OptionError
 from memwatch.signal_handlers import pass_on
 from memwatch.sizes import parse_bytes
 
@@ -42,7 +42,7 @@ def read_limits(limit: Size | Mapping[str, Size] | None) -> DeviceLimits | None:
 
     Raises:
         SizeError: a size cannot be read.
-        MemwatchError: a name is no device's.
+        OptionError: a name is no device's.
     """
     if limit is None:
         return None
@@ -50,9 +50,7 @@ def read_limits(limit: Size | Mapping[str, Size] | None) -> DeviceLimits | None:
         return DeviceLimits(parse_bytes(limit))
     wrong = [name for name in limit if not _is_device(str(name))]
     if wrong:
-        raise MemwatchError(
-            f"limit_bytes has a limit of {wrong[0]!r}; name devices such as 'cpu' or 'cuda:0'"
-        )
+        raise OptionError(f"limit_bytes has a limit of {wrong[0]!r}; name devices such as 'cpu' or 'cuda:0'")
     return DeviceLimits(named={str(name): parse_bytes(size) for name, size in limit.items()})
 
 

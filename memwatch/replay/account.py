@@ -36,6 +36,11 @@ _MOST_TRIES: Final = 3
 _MOST_RUNS: Final = 64
 """An episode with more runs than this is a loop that keeps everything: it is not planned as one step."""
 
+_UNMEASURED: Final = (
+    "torch.compile, backend memwatch: a profiler runs, so the backend cannot measure this step, and the budget may "
+    "not be kept; run the first steps outside `memwatch.profile()` and other profilers"
+)
+
 
 class Account:
     """Plans, measures and plans again what a compiled callable runs.
@@ -56,6 +61,7 @@ class Account:
         self._standings = Standings()
         self._is_warned = False
         self._has_trained = False
+        self._is_unmeasured_told = False
 
     @property
     def is_kept(self) -> bool:
@@ -212,6 +218,9 @@ class Account:
         if is_known and not is_larger and not has_more and not self._standings.must_measure:
             return Episode(learns=bool(self._standings.awaited))
         if not can_measure():
+            if not self._is_unmeasured_told:
+                self._is_unmeasured_told = True
+                warnings.warn(_UNMEASURED, stacklevel=2)
             return Episode(learns=True)
         warn_of_uncovered(args)
         is_new = has_more or is_larger or not is_known

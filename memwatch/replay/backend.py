@@ -24,10 +24,17 @@ from memwatch._torch.aot import (
     min_cut_partition,
 )
 from memwatch._torch.aot_graphs import has_region_budget
-from memwatch._torch.dynamo import call_when_given_up, compiling_wrapper, undisabling
+from memwatch._torch.dynamo import (
+    call_when_given_up,
+    compiling_wrapper,
+    computes_as_numpy,
+    leave_frame,
+    undisabling,
+)
 from memwatch._torch.inductor import decompositions
 from memwatch._torch.interpolation import interpolating_in_one
-from memwatch.planner import BudgetError, OptionError
+from memwatch.errors import OptionError
+from memwatch.planner import BudgetError
 from memwatch.replay.account import Account
 from memwatch.replay.errors import UnsupportedOpError
 from memwatch.replay.inner import with_inductor, with_kernels
@@ -35,7 +42,7 @@ from memwatch.replay.options import BackendOptions
 from memwatch.replay.traced_graph import TracedGraph, boxed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from types import CodeType
 
     from torch import fx
@@ -68,6 +75,9 @@ def memwatch_backend(
     if mode not in (None, "default"):
         raise OptionError(f"the backend memwatch has no mode {mode!r}; give options={{'budget': ...}}")
     read = BackendOptions.read(options)
+    if read.inner == "eager" and computes_as_numpy(_nodes_of(module)):
+        # dynamo calls ops of torch in place of NumPy's, and their last bits differ
+        _leave(read, "torch.compile leaves a function that calls NumPy as it is, or the results would differ")
     account = _account(read, inputs)
     is_inductor = read.inner == "inductor"
     graph = TracedGraph(module, inputs, with_inductor if is_inductor else with_kernels)
@@ -105,6 +115,13 @@ def memwatch_backend(
         return result
 
     return run
+
+
+def _nodes_of(module: fx.GraphModule) -> Iterator[fx.Node]:
+    """Yield the nodes of a graph and of the graphs inside it, as those of an `autograd.Function`."""
+    for part in module.modules():
+        if isinstance(part, torch.fx.GraphModule):
+            yield from part.graph.nodes
 
 
 def _account(options: BackendOptions, inputs: list[Any]) -> Account:
@@ -191,11 +208,24 @@ def _given_up(owner: Any, code: CodeType, reason: str) -> None:
     if options.budget is None or id(owner) in _told or (account is not None and account.is_under_way):
         return
     place = f"`{code.co_name}` ({code.co_filename}:{code.co_firstlineno})"
-    message = f"torch.compile leaves {place} as it is: {reason.rstrip('. ')}; the budget covers no memory that it keeps"
+    _tell_uncovered(owner, options, f"torch.compile leaves {place} as it is: {reason.rstrip('. ')}")
+
+
+def _leave(options: BackendOptions, what: str) -> None:
+    """Have dynamo leave what it compiles as it is, and refuse or warn where a budget was to cover it."""
+    owner = compiling_wrapper()
+    if options.budget is not None and torch.is_grad_enabled() and id(owner) not in _told:
+        _tell_uncovered(owner, options, what)
+    leave_frame(what)
+
+
+def _tell_uncovered(owner: Any, options: BackendOptions, what: str) -> None:
+    message = f"{what}; the budget covers no memory that it keeps"
     if options.strict:
         raise BudgetError(message, None, 0, advice=_UNCOMPILED)
-    _told.add(id(owner))
-    finalize(owner, _told.discard, id(owner))
+    if owner is not None:
+        _told.add(id(owner))
+        finalize(owner, _told.discard, id(owner))
     warnings.warn(f"torch.compile, backend memwatch: {message}; {_UNCOMPILED}", stacklevel=2)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Final
 
-from memwatch.planner import OptionError
+from memwatch.errors import OptionError
 from memwatch.planner.budget import parse_budget
 from memwatch.planner.request import PlanRequest, check_switch
 

@@ -8,14 +8,19 @@ itself, so the planned order is cut into one order for each.
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Final
 
+import torch
 from torch import fx
 
+from memwatch._torch.overloads import base_name_of
 from memwatch.encoding.values import Value, leaves
 from memwatch.planner import Effect, Graph, OpSpec, OrderError, Schedule, Step, StepKind, simulate
+from memwatch.planner.request import op_text
 from memwatch.replay.fx import (
     BOUNDARY,
     GraphReader,
@@ -35,6 +40,9 @@ if TYPE_CHECKING:
 
     from memwatch.planner import Plan
     from memwatch.planner.op import Name
+
+_LINE: Final = re.compile(r'File "(.+?)", line (\d+)')
+"""File and line of an entry of a formatted stack, which dynamo keeps with each node."""
 
 
 @dataclass
@@ -85,6 +93,26 @@ class StepModel:
             for name, node in holders(part).items()
         }
         self.movable = frozenset(self._holders)
+
+    def text_of(self, name: Name) -> str:
+        """Name an op for people, by its overload and by the program's line that called it or that it differentiates."""
+        if name not in self._owner:
+            return op_text(name)
+        part = self._parts[self._owner[name]]
+        node = next(
+            each for each in part.run.module.graph.nodes if each.name == str(name)[len(part.prefix) :]
+        )
+        text = (
+            f"{base_name_of(node.target)}"
+            if isinstance(node.target, torch._ops.OpOverload)
+            else op_text(name)
+        )
+        lines = _LINE.findall(node.meta.get("stack_trace") or "")
+        if not lines:
+            return text
+        file, line = lines[-1]
+        of = "the backward of " if any(spec.name == name for spec in part.late) else ""
+        return f"{text} ({of}{PurePath(file).name}:{line})"
 
     def _read(self, run: GraphRun, prefix: str) -> Part:
         workspaces = Workspaces(run.size_of, self._device)

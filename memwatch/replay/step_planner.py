@@ -101,6 +101,7 @@ def _plan(
             time_limit_s=options.time_limit_s,
             seed=options.seed,
             known=known,
+            name_of=model.text_of,
         )
     except BudgetError as raised:
         if not isinstance(raised.best, Plan):

@@ -16,7 +16,6 @@ WRONG = {
     "a plan that is not there": ("replay {capture} --plan {folder}/no.plan", "no.plan is not a file; write one with"),
     "a plan that is a script": ("replay {capture} --plan {folder}/train.py", "train.py is not a plan; write one with"),
     "a capture to import": ("import {capture}", "is the input and cannot be the output too; name another"),
-    "a limit of no device": ("run --limit gpu0=1GiB {folder}/train.py", "limit_bytes has a limit of 'gpu0'; name"),
 }  # fmt: skip
 
 

@@ -46,6 +46,22 @@ def test_a_wrong_number_is_wrong_usage(line, narrow, tmp_path, capsys):
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
 
 
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("fit --ways nope --limit 1GiB train.py", "fit() has no way 'nope'; it has foreach"),
+        ("run --limit gpu0=1GiB train.py", "limit_bytes has a limit of 'gpu0'; name"),
+    ],
+)
+def test_a_name_that_means_nothing_is_wrong_usage(line, told, shell_memwatch, tmp_path):
+    (tmp_path / "train.py").write_text("open('ran', 'w')\n")
+    done = shell_memwatch(*line.split())
+    assert done.returncode == 2
+    (error,) = done.stderr.splitlines()
+    assert told in error
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+
+
 def test_right_numbers_are_taken(narrow, capsys):
     """The twin: numbers that the same options take."""
     assert main(["summary", "-n", "3", str(narrow)]) == 0

@@ -23,6 +23,6 @@ def all_programs(pattern: str = "test_compat_*.py") -> Iterator[NamedProgram]:
         pattern: which files; some need libraries.
     """
     for file in sorted(Path(__file__).parent.glob(pattern)):
-        for name, value in vars(importlib.import_module(file.stem)).items():
+        for name, value in list(vars(importlib.import_module(file.stem)).items()):
             if name.startswith("test_") and hasattr(value, "program"):
                 yield NamedProgram(f"{file.stem}.{name}", value.program, value.formula)

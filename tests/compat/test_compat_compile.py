@@ -78,6 +78,30 @@ def test_function_compiled_first_inside_the_block(backend, intercept):
     assert _frames() == before
 
 
+def _transformed(x: Tensor) -> Tensor:
+    """Call transforms that switch hooks on saved tensors off while they run."""
+    return torch.func.grad(lambda row: row.sin().sum())(x) + torch.vmap(torch.cos)(x)
+
+
+@pytest.mark.parametrize("intercept", INTERCEPTS, indirect=True)
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_transforms_compile_before_and_inside_the_block_in_one_graph(backend, intercept):
+    x = torch.randn(8)
+    expected = _transformed(x)
+    before = torch.compile(_transformed, backend=backend, fullgraph=True)
+    assert torch.equal(before(x), expected)
+    frames = _frames()
+    with memwatch.profile(intercept=intercept):
+        assert torch.equal(before(x), expected)
+        assert _frames() == frames
+        within = torch.compile(lambda x: _transformed(x), backend=backend, fullgraph=True)
+        assert torch.equal(within(x), expected)
+        assert torch.equal(_transformed(x), expected)
+    with memwatch.profile(intercept=intercept):
+        assert torch.equal(within(x), expected)
+    assert torch.equal(within(x), expected)
+
+
 @pytest.mark.parametrize("intercept", INTERCEPTS, indirect=True)
 def test_compiled_module_trains_the_same(intercept):
     """Compiled before, trained inside, with a checkpoint of eager code around it; then trained on after."""

@@ -33,7 +33,7 @@ def test_the_workspace_of_cublas_is_told_from_tensors(on_cuda):
     assert prof.peak_increase_bytes == most_bytes
     unnamed = prof.at_peak[prof.at_peak["category"].isin(["workspace", "unknown"])]
     assert unnamed["nbytes"].sum() == most_bytes - 3 * 512 * 512 * FLOAT_BYTES
-    assert set(unnamed["op_name"]) == {"mm"}
+    assert set(unnamed["op_name"]) == {"aten.mm.default"}
 
 
 def test_the_workspace_of_a_convolution_is_told_from_tensors(on_cuda):

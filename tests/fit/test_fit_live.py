@@ -17,10 +17,9 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import memwatch
-from memwatch.errors import MemwatchError
+from memwatch.errors import MemwatchError, OptionError
 from memwatch.fit.api import fit_program
 from memwatch.fit.kept_tensors import fingerprint
-from memwatch.planner.errors import OptionError
 from memwatch.sizes import SizeError
 from memwatch.words import fit as fit_words
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from replay_programs import GPT, Experts, Residual, UNet
@@ -11,6 +12,7 @@ from torch import nn
 from torch.fx.traceback import annotate
 from torch.nn import functional
 
+import memwatch
 from memwatch.errors import MemwatchError
 from memwatch.planner import BudgetError
 from memwatch.replay.measure import measure_peak
@@ -146,6 +148,44 @@ def test_gradients_are_bitwise_those_of_eager(build):
         assert torch.equal(value, states[name])
 
 
+class _OfNumPy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return torch.from_numpy(np.exp(np.sin(x.detach().numpy())))
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        array = x.numpy()
+        return gradient * torch.from_numpy(np.exp(np.sin(array)) * np.cos(array))
+
+
+class _WithNumPy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(16, 64)
+
+    def forward(self, x):
+        return _OfNumPy.apply(torch.relu(self.layer(x))).pow(2).mean()
+
+
+def test_a_function_of_numpy_runs_as_it_is_and_a_budget_says_so():
+    """Dynamo would compute it with kernels of torch, whose last bits differ."""
+    x, model = torch.randn(32, 16), _WithNumPy()
+    expected = torch.autograd.grad(model(x), list(model.parameters()))
+    compiled = torch.compile(model, backend="memwatch")
+    for one, other in zip(torch.autograd.grad(compiled(x), list(model.parameters())), expected, strict=True):
+        assert torch.equal(one, other)
+    torch._dynamo.reset()
+    with pytest.warns(UserWarning, match="calls NumPy"):
+        torch.compile(model, backend="memwatch", options={"budget": "90%"})(x)
+    torch._dynamo.reset()
+    strict = torch.compile(model, backend="memwatch", options={"budget": "90%", "strict": True})
+    with pytest.raises(Exception, match="calls NumPy"):
+        strict(x)
+
+
 def test_outputs_that_are_views_and_inputs_keep_their_identity():
     """A graph may give back views of each other, of its inputs, and numbers."""
 
@@ -212,6 +252,26 @@ def test_budget_out_of_reach_is_said():
                 refused().backward()
 
 
+class _Wide(nn.Module):
+    """A layer whose products alone need more than the budget of the test."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(64, 4096))
+
+    def forward(self, x):
+        return (x @ self.weight).relu().sum()
+
+
+def test_an_op_that_needs_more_than_the_budget_is_named_by_its_line():
+    line = _Wide.forward.__code__.co_firstlineno + 1
+    step = compiled(_Wide(), "256 KiB", strict=True)
+    with pytest.raises(
+        BudgetError, match=rf"\w+ \((the backward of )?test_replay_backend.py:{line}\) needs that"
+    ):
+        step(torch.randn(64, 64)).backward()
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -230,6 +290,20 @@ def test_options_that_mean_nothing_are_refused(options, words):
     with pytest.raises(Exception, match=words) as caught:
         torch.compile(lambda x: x + 1, backend=backend(), options=options)(torch.ones(2))
     assert isinstance(caught.value.inner_exception, MemwatchError)
+
+
+def test_a_share_that_cannot_be_measured_is_said():
+    """A profiler hears the allocator, and the backend would have to."""
+    model, x = (
+        nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(4))),
+        torch.randn(256, 64),
+    )
+    step = compiled(model, "60%")
+    with memwatch.profile(holders=False), pytest.warns(UserWarning, match="cannot measure this step"):
+        step(x).sum().backward()
+    with memwatch.profile(holders=False), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step(x).sum().backward()  # it is said once
 
 
 def test_nothing_is_warned_about_when_the_budget_is_met():

@@ -7,19 +7,24 @@ hooks, and may call them: it is told those that were pushed before ours.
 
 from __future__ import annotations
 
-import contextlib
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 
-import torch
 from torch.autograd import forward_ad
 
-from memwatch._torch.autograd import in_forward_mode, pop_saved_hooks, push_saved_hooks, top_saved_hooks
+from memwatch._torch.autograd import (
+    SAVED_HOOKS_SWITCH,
+    in_forward_mode,
+    pop_saved_hooks,
+    push_saved_hooks,
+    top_saved_hooks,
+)
 from memwatch._torch.checkpoint import PROGRAM_HOOKS, program_hooks_of
 from memwatch.record.patches import Patches
 from memwatch.record.saved import disguise
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable
 
     from memwatch.record.saved.disguise import Hooks
     from memwatch.record.saved.packer import Packer
@@ -45,10 +50,13 @@ class SavedTensorHooks:
         self._packer = packer
         self._hooks = packer.hooks
         self._outer: Hooks | None = None
+        self._taken_off_in: set[int] = set()  # threads in which torch has switched hooks off
         self._patches = Patches()
         self.python_functions: tuple[Callable[..., Any], ...] = (
             *packer.python_functions,
             *disguise.CALLED_BACK,
+            SavedTensorHooks._disabling,
+            SavedTensorHooks._enabling,
         )
 
     def start(self) -> None:
@@ -56,7 +64,10 @@ class SavedTensorHooks:
         self._outer = top_saved_hooks()
         self._packer.set_outer(self._outer)
         push_saved_hooks(*self._hooks)
-        self._patches.put(torch.autograd.graph, "disable_saved_tensors_hooks", self._disabling)
+        if SAVED_HOOKS_SWITCH is not None:
+            place, disable, enable = SAVED_HOOKS_SWITCH
+            self._patches.put(place, disable, self._disabling)
+            self._patches.put(place, enable, self._enabling)
         self._patches.put(forward_ad, "enter_dual_level", self._entering_forward_mode)
         if PROGRAM_HOOKS is not None:
             self._patches.put(*PROGRAM_HOOKS, self._program_hooks)
@@ -84,8 +95,9 @@ class SavedTensorHooks:
             push_saved_hooks(*hooks)
 
     def resume(self) -> None:
-        """Push the hooks again."""
-        push_saved_hooks(*self._hooks)
+        """Push the hooks again, unless torch has switched hooks off: then they come back when it switches them on."""
+        if get_ident() not in self._taken_off_in:
+            push_saved_hooks(*self._hooks)
 
     def _program_hooks(self, current: Callable[[], Hooks | None]) -> Hooks | None:
         """Return the program's hooks where torch asks for them: ours are not the program's."""
@@ -101,16 +113,20 @@ class SavedTensorHooks:
             self._forward_mode_is_noted = True
             self._note("observer", _FORWARD_MODE)
 
-    @contextlib.contextmanager
-    def _disabling(self, disable: Callable[..., Any], error_message: str) -> Generator[None, None, None]:
-        """Be off where torch switches hooks off: ours, and only ours, are no reason to refuse."""
+    def _disabling(self, disable: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        """Be off where torch switches hooks off: ours, and only ours, are no reason to refuse.
+
+        `torch.autograd.graph.disable_saved_tensors_hooks` calls this, and so does the code that dynamo makes of it.
+        That function itself stays as it is: dynamo knows it by its identity.
+        """
         top = top_saved_hooks()
-        ours = top is not None and top[0] is self._hooks[0] and self._outer is None
-        if ours:
+        if top is not None and top[0] is self._hooks[0] and self._outer is None:
             pop_saved_hooks()
-        try:
-            with disable(error_message):
-                yield
-        finally:
-            if ours:
-                push_saved_hooks(*self._hooks)
+            self._taken_off_in.add(get_ident())
+        disable(*args, **kwargs)
+
+    def _enabling(self, enable: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        enable(*args, **kwargs)
+        if get_ident() in self._taken_off_in:
+            self._taken_off_in.discard(get_ident())
+            push_saved_hooks(*self._hooks)
