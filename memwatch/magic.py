@@ -38,7 +38,7 @@ def register(shell: Any) -> None:
         options = _parser().parse_args(shlex.split(line))
         if not options.name.isidentifier():
             raise MagicUsageError(
-                f"%%memwatch: {options.name!r} is no name of a variable; such as: %%memwatch prof"
+                f"%%memwatch: {options.name!r} is not a valid variable name; write for example: %%memwatch prof"
             )
         with profile(replay=options.replay) as recorded:
             _run_cell(shell, cell)

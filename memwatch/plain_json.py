@@ -28,7 +28,7 @@ def read_json(text: str | bytes) -> Any:
     except RecursionError:
         raise JsonError("its JSON is nested too deeply") from None
     except ValueError as error:  # UnicodeDecodeError is one
-        raise JsonError(f"it is no JSON: {error}") from error
+        raise JsonError(f"it is not JSON: {error}") from error
     _check_depth(value)
     return value
 

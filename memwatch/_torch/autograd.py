@@ -51,13 +51,13 @@ class _NoSavedTensor:
 
 NO_TASK: Final = -1
 
-current_graph_task_id: Final[Callable[[], int]] = Part("ops of a backward are not told from the others").take(
+current_graph_task_id: Final[Callable[[], int]] = Part("ops of a backward look like other ops").take(
     "torch._C._current_graph_task_id", lambda: NO_TASK
 )
 """Return the number of the backward that runs in this thread, -1 outside any."""
 
 keeps_graph: Final[Callable[[], bool]] = Part(
-    "what a function's own backward computes again is told as ops of the backward"
+    "ops that a function's own backward computes again count as ops of the backward"
 ).take("torch._C._autograd._get_current_graph_task_keep_graph", lambda: True)
 """Return True if the backward that runs in this thread leaves its graph for another; outside any it means nothing."""
 
@@ -90,7 +90,7 @@ AccumulateGrad: Final[Any] = Part("the walk along a graph visits the nodes of it
 )
 """The class of the nodes that add up the gradients of leaves."""
 
-_saved: Final = Part("saved tensors are not recorded one by one")
+_saved: Final = Part("saved tensors are not recorded individually")
 _top: Final[Callable[[bool], Hooks | None]] = _saved.take(
     "torch._C._autograd._top_saved_tensors_default_hooks", lambda ignore_tracing: None
 )
@@ -157,7 +157,7 @@ def in_forward_mode() -> bool:
 
 
 call_at_end_of_backward: Final[Callable[[Callable[[], None]], None]] = Part(
-    "a gradient that is dropped before the op after its backward is told as a temporary"
+    "a gradient that is dropped right after its backward counts as a temporary"
 ).take("torch.autograd.variable.Variable._execution_engine.queue_callback", lambda callback: None)
 """Have the backward that runs in this thread call a function when it has run every node; an error forgets it."""
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from memwatch._torch.lookup import Part
 
-_norms: Final = Part("batch norms are not computed again in the backward, and a budget may not be reached")
+_norms: Final = Part("the backward never recomputes batch norms, so a plan may miss its budget")
 RETURNS_STATISTICS: Final[Any] = _norms.take(
     "torch.ops.aten._native_batch_norm_legit_functional.default", None
 )

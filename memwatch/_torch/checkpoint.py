@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     Place = tuple[Any, str]
     Hooks = tuple[Callable[..., Any], Callable[..., Any]]
 
-_again: Final = Part("what checkpointing computes again is told as ops of the backward")
+_again: Final = Part("ops that a checkpoint computes again count as ops of the backward")
 _again.take("torch.utils.checkpoint._run_fn_with_dynamo_disabled", None)
 _Frame: Final[Any] = _again.take("torch.utils.checkpoint._CheckpointFrame", None)
 _InputSaver: Final[Any] = getattr(checkpoint, "_NoopSaveInputs", None)  # a Function of autograd in torch 2.11
@@ -54,7 +54,7 @@ def recomputed_tensors(frame: Any) -> list[Any]:
     return [tensor for kept in list(kept_by_task.values()) for tensor in list(kept.values())]
 
 
-_Saved: Final[Any] = Part("what a selective checkpoint saves is told as somebody else's").take(
+_Saved: Final[Any] = Part("tensors that a selective checkpoint saves get another holder").take(
     "torch.utils.checkpoint._VersionWrapper", None
 )
 SAVE_RESULT: Final[Place | None] = None if _Saved is None else (_Saved, "__init__")

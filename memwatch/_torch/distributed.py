@@ -33,7 +33,7 @@ from memwatch.signal_handlers import pass_on, suppress
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_ddp: Final = Part("the buckets of DistributedDataParallel are not told from other memory")
+_ddp: Final = Part("the buckets of DistributedDataParallel look like other memory")
 
 
 def _if_there(path: str) -> Any:
@@ -77,7 +77,7 @@ def backends_of(ddp: Any) -> list[Any]:
     return found
 
 
-_fsdp: Final = Part("the unsharded parameters and buffers of FSDP2 are not told from other memory")
+_fsdp: Final = Part("the unsharded parameters and buffers of FSDP2 look like other memory")
 _GROUPS: Final = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 UNSHARD, WAIT, REDUCE = "unshard", "wait_for_unshard", "post_backward"
 """Methods of a parameter group: gather the shards, copy them out, and reduce the gradients."""
@@ -149,7 +149,7 @@ def reduction_buffers(group: Any) -> Iterator[tuple[str, Tensor]]:
         yield "partly reduced gradients", tensor
 
 
-_flat: Final = Part("the unsharded parameters of FullyShardedDataParallel are not told from other memory")
+_flat: Final = Part("the unsharded parameters of FullyShardedDataParallel look like other memory")
 _HANDLES: Final = "torch.distributed.fsdp._flat_param"
 
 

@@ -155,7 +155,9 @@ def computes_as_numpy(nodes: Iterable[fx.Node]) -> bool:
     return any(isinstance(node.target, classes) or node.target in functions for node in nodes)
 
 
-_given_up: Final = Part("code that torch.compile does not compile may be outside of a budget without a word")
+_given_up: Final = Part(
+    "a budget may leave out code that torch.compile does not compile, and no warning appears"
+)
 _PENDING: Final = "_CompilationCallbackHandler__pending_callbacks_counter"
 
 

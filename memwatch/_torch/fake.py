@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
 
-_fake: Final = Part("fake tensors are not known, so a block under FakeTensorMode is no estimate")
+_fake: Final = Part(
+    "memwatch does not recognize fake tensors, so a block under FakeTensorMode gives no estimate"
+)
 if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensor
 else:

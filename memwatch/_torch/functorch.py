@@ -15,7 +15,7 @@ from memwatch._torch.lookup import Part
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_wrappers: Final = Part("what tensors of torch.func wrap is searched neither for leaks nor for holders")
+_wrappers: Final = Part("searches for leaks and holders skip tensors that torch.func wraps")
 unwrapped: Final[Callable[[Any], Any]] = _wrappers.take(
     "torch._C._functorch.get_unwrapped", lambda tensor: None
 )

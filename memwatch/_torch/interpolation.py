@@ -28,9 +28,7 @@ _KINDS: Final = (
     "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d",
     "_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d",
 )  # fmt: skip
-_part: Final = Part(
-    "interpolation under the backend memwatch is close to that of eager PyTorch, but not equal"
-)
+_part: Final = Part("interpolation under the backend memwatch is close to eager PyTorch, but not equal")
 _KEYS: Final = [
     key
     for name in ("Autograd", "CompositeImplicitAutograd")

@@ -33,7 +33,7 @@ TRACERS: Final[tuple[tuple[Any, str], ...]] = tuple(
 )
 """Modules, and functions in them, through which every trace runs."""
 
-_script: Final = Part("what scripted modules hold is not searched for leaks")
+_script: Final = Part("searches for leaks skip tensors that scripted modules hold")
 ScriptModule: Final[type[Any]] = _script.take("torch.jit._script.RecursiveScriptModule", NoSuchClass)
 """The class of scripted modules."""
 _Inside: Final[type[Any]] = _script.take("torch._C.ScriptModule", NoSuchClass)
@@ -50,7 +50,7 @@ def tensors_of_script_module(inside: Any) -> Iterator[tuple[str, str, Any]]:
             yield role, name, tensor
 
 
-Future: Final[Any] = Part("what torch futures hold is not searched for leaks").take(
+Future: Final[Any] = Part("searches for leaks skip tensors that torch futures hold").take(
     "torch._C.Future", NoSuchClass
 )
 """The C class of torch's futures, with `done` and `value`."""

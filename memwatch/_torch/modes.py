@@ -98,9 +98,9 @@ def _flattens(tensor: Any) -> bool:
     return hasattr(tensor, "__tensor_flatten__")
 
 
-is_wrapper_subclass: Final[Callable[[Any], bool]] = Part("wrapper subclasses are told by one method").take(
-    "torch.utils._python_dispatch.is_traceable_wrapper_subclass", _flattens
-)
+is_wrapper_subclass: Final[Callable[[Any], bool]] = Part(
+    "wrapper subclasses are recognized by one method only"
+).take("torch.utils._python_dispatch.is_traceable_wrapper_subclass", _flattens)
 """Return True for a tensor that consists of inner tensors, which `__tensor_flatten__` names."""
 
 

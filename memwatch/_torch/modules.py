@@ -47,7 +47,7 @@ HOOK_TABLES: Final = frozenset(
 
 A program may call its own containers so: `layer_hooks` may be what hooks recorded, or handles of hooks."""
 
-_call: Final = Part("module calls are not seen, so nothing is put down to a module")
+_call: Final = Part("memwatch does not see module calls, so memory has no module")
 _original: Final[Any] = _call.take("torch.nn.Module._call_impl", None)
 MODULE_CALLS_WORK: Final = _call.complete
 """Whether calls of modules can be seen."""
@@ -81,7 +81,7 @@ OPTIMIZER_STEP_CODE: Final[CodeType | None] = _wrapper_in(
 """The code of torch's own frame around every optimizer's `step`."""
 
 _stateless: Final = Part(
-    "parameters that torch.func.functional_call replaces for a call are told as replaced for good"
+    "parameters that torch.func.functional_call replaces for one call look permanently replaced"
 )
 FUNCTIONAL_CALL_CODE: Final[CodeType | None] = getattr(
     _stateless.take("torch.nn.utils.stateless._functional_call", None), "__code__", None

@@ -42,7 +42,7 @@ COLLECTIVE_NAMESPACES: Final = frozenset(
 if TYPE_CHECKING:
     from torch._ops import HigherOrderOperator, OpOverload
 else:
-    OpOverload = Part("the class of overloads is that of a common op").take(
+    OpOverload = Part("the class of overloads is taken from a common op").take(
         "torch._ops.OpOverload", type(torch.ops.aten.detach.default)
     )
     """The class of overloads."""
@@ -69,10 +69,10 @@ def _registered_schema(overload: Any) -> Any:
     return _get_schema(str(overload.name()).partition(".")[0], overload.name().partition(".")[2])
 
 
-_get_schema: Final = Part("arguments of ops are not known, so that nothing can be recorded").required(
+_get_schema: Final = Part("memwatch cannot read the arguments of ops, so it cannot record").required(
     "torch._C._get_schema"
 )
-schema_of: Final[Callable[[Any], Any]] = Part("schemas of ops are asked from the registry").reader(
+schema_of: Final[Callable[[Any], Any]] = Part("schemas of ops come from the registry").reader(
     "torch.ops.aten.detach.default._schema", _registered_schema
 )
 """Return the schema of an overload: its arguments, with what it writes, and its results."""

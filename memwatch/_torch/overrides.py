@@ -41,7 +41,7 @@ has_torch_function: Final[Callable[[Any], bool]] = Part(
 ).take("torch._C._has_torch_function", overrides.has_torch_function)
 """Return True if one of the objects in a tuple defines `__torch_function__`."""
 
-_stack: Final = Part("what an active torch function mode holds is not searched for leaks")
+_stack: Final = Part("searches for leaks skip tensors that an active torch function mode holds")
 _depth: Final[Callable[[], int]] = _stack.take("torch._C._len_torch_function_stack", lambda: 0)
 _mode_at: Final[Callable[[int], object]] = _stack.take(
     "torch._C._get_function_stack_at", lambda position: None

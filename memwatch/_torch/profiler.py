@@ -48,7 +48,7 @@ ticks: Final[Callable[[], int]] = _get_ticks if TICKS_ARE_TORCHS else time.perf_
 TickConverter: Final[Callable[[], Any]] = _Converter if TICKS_ARE_TORCHS else _MonotonicClock
 """Make a converter whose `to_unix_ns` turns a count of `ticks` into unix nanoseconds."""
 
-_events: Final = Part("the allocator's own events are not recorded, so workspace inside ops is not known")
+_events: Final = Part("the allocator's own events are not recorded, so workspace inside ops is unknown")
 _running: Final[Callable[[], bool]] = _events.take("torch._C._autograd._profiler_enabled", lambda: False)
 _prepare: Final[Any] = _events.take("torch._C._autograd._prepare_profiler", None)
 _enable: Final[Any] = _events.take("torch._C._autograd._enable_profiler", None)

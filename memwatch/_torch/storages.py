@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _identity: Final = Part(
-    "storages are told apart by their Python objects, which may raise a peak inside backward"
+    "storages are identified by their Python objects, which may raise a peak inside backward"
 )
 address_of: Final[Callable[[Any], int]] = _identity.reader("torch.UntypedStorage._cdata", id)
 """Return the number that names a storage while it lives: the address of its C++ object."""
@@ -67,9 +67,9 @@ device_of: Final[Callable[[Any], Any]] = Part(
 """Return the device of a storage."""
 
 
-_use_count: Final[Callable[[int], int] | None] = Part(
-    "a leak that was found before takes longer to be told again"
-).take("torch._C._storage_Use_Count", None)
+_use_count: Final[Callable[[int], int] | None] = Part("it takes longer to report a known leak again").take(
+    "torch._C._storage_Use_Count", None
+)
 
 
 def owners_of(storage: Any) -> int | None:

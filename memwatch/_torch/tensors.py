@@ -61,7 +61,7 @@ TENSOR_DICT: Final[Mapping[str, Any]] = _descriptors()
 untyped_storage_of: Final[Callable[[Any], torch.UntypedStorage]] = TensorBase.untyped_storage
 """Return the storage of a tensor, unless a `__torch_function__` of a mode or subclass steps in."""
 
-USE_COUNT: Final[Any] = Part("a tensor that only C++ holds may be said to have no known holder").take(
+USE_COUNT: Final[Any] = Part("the holder of a tensor that only C++ holds may be unknown").take(
     "torch._C.TensorBase._use_count", None
 )
 """The descriptor of the method that counts the owners of a tensor in C++."""
@@ -85,7 +85,7 @@ def nested_sizes_of(tensor: Any) -> Any:
     return _nested_sizes(tensor)
 
 
-_coo: Final = Part("bytes of a COO tensor that is not coalesced are not counted")
+_coo: Final = Part("bytes of uncoalesced COO tensors do not count")
 _indices: Final[Any] = _coo.take("torch.Tensor._indices", None)
 _values: Final[Any] = _coo.take("torch.Tensor._values", None)
 

@@ -14,7 +14,9 @@ from memwatch._torch.lookup import Part
 if TYPE_CHECKING:
     from types import CodeType
 
-_again: Final = Part("an error of a DataLoader worker is told as one of this process where memory ran out")
+_again: Final = Part(
+    "an error of a DataLoader worker that ran out of memory looks like an error of this process"
+)
 _RERAISE: Final = getattr(_again.take("torch._utils.ExceptionWrapper.reraise", None), "__code__", None)
 
 

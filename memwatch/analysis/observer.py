@@ -80,8 +80,8 @@ def unrecorded_steps(facts: Facts) -> str:
     if not lost:
         return ""
     return (
-        f"{lost:,} of {count:,} steps were not recorded, as the schedule or `keep` says: their peaks are the "
-        "allocator's own, and what they made and used is not known"
+        f"{lost:,} of {count:,} steps were not recorded because of the schedule or `keep`: their peaks are exact, and "
+        "the tensors that they made and used are unknown"
     )
 
 
@@ -99,8 +99,8 @@ def not_memory(facts: Facts) -> ObserverEffect | None:
         return None
     nbytes = int(allocations.nbytes[fake].sum())
     text = (
-        f"{int(fake.sum())} storages of fake or meta tensors, {format_bytes(nbytes)} in all were they real, take no "
-        "memory and are not counted; enter a FakeTensorMode before the block to have an estimate"
+        f"{int(fake.sum())} storages of fake or meta tensors take no memory and do not count; real ones would have "
+        f"{format_bytes(nbytes)}. Enter a FakeTensorMode before the block to get an estimate"
     )
     return ObserverEffect((), nbytes, text)
 

@@ -73,7 +73,7 @@ def _heard(facts: Facts) -> list[str]:
     count, at_peak = len(np.unique(allocations.thread[theirs])), _at_peak_bytes(facts)
     text = (
         f"{count} other {_noun('thread', count)} allocated {format_bytes(int(allocations.nbytes[theirs].sum()))} in "
-        f"all, of which {format_bytes(at_peak)} were live at the peak: the bytes count, the ops were not recorded"
+        f"all, and {format_bytes(at_peak)} of it were live at the peak: the bytes count, the ops were not recorded"
     )
     return [text]
 
@@ -85,8 +85,8 @@ def _unheard(facts: Facts) -> list[str]:
     sentences = []
     if started:
         sentences.append(
-            f"{started} other {_noun('thread', started)} started that could not be heard: what they allocate is not "
-            f"counted{_what_they_free(facts)}"
+            f"{started} other {_noun('thread', started)} started that memwatch could not observe: their allocations "
+            f"do not count{_what_they_free(facts)}"
         )
     later = (allocations.origin == EXTERNAL) & (allocations.birth_ns > int(meta.get("start_ns", 0)))
     count = int(later.sum())
@@ -94,12 +94,12 @@ def _unheard(facts: Facts) -> list[str]:
         sentences.append(
             f"{count} {_noun('storage', count)}, {format_bytes(int(allocations.nbytes[later].sum()))} in all, first "
             f"seen inside the block were made outside torch, or by {before} other {_noun('thread', before)} that ran "
-            f"before the block was entered: what such threads allocate is not counted{_what_they_free(facts)}"
+            f"before the block was entered. Allocations of such threads do not count{_what_they_free(facts)}"
         )
     elif at_work := int(meta.get("threads_at_work_before", 0)):
         sentences.append(
-            f"{at_work} other {_noun('thread', at_work)} ran before the block was entered: what such threads allocate "
-            "is not counted; start them, or the pool that they belong to, inside the block"
+            f"{at_work} other {_noun('thread', at_work)} ran before the block was entered. Their allocations do not "
+            "count; start these threads, or their pool, inside the block"
             f"{_what_they_free(facts)}"
         )
     return sentences
@@ -113,12 +113,9 @@ def _what_they_free(facts: Facts) -> str:
     """
     at_peak = _at_peak_bytes(facts)
     if at_peak:
-        return (
-            f"; they may have freed some of the {format_bytes(at_peak)} that other threads made and that count at the "
-            "peak"
-        )
+        return f"; they may have freed some of the {format_bytes(at_peak)} of other threads that count at the peak"
     is_late = facts.capture.meta.get("recorder") == "python"
-    return "; what they free counts until the next op of the block's thread" if is_late else ""
+    return "; memory that they free counts until the next op of the block's thread" if is_late else ""
 
 
 def _noun(word: str, count: int) -> str:

@@ -32,11 +32,11 @@ _LATEST_NS: Final = 1 << 62
 _MOST_BYTES: Final = 1 << 50
 _NOTE: Final = (
     "The capture disagrees with itself: {} rows of `{}` were changed or left out, for `{}` holds {}. "
-    "What it says of them is not whole."
+    "Its data about them is incomplete."
 )
 _NOTE_OF_META: Final = (
-    "The capture disagrees with itself: `{}` of what was recorded where is {}, which it cannot be. "
-    "It is left out."
+    "The capture disagrees with itself: its value `{}` about the run is {}, which is impossible. "
+    "memwatch ignores it."
 )
 _NOTE_OF_MODULES: Final = (
     "{} rows of `modules` are of modules within more than {} others; they are read as modules of their own."

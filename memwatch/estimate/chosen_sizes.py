@@ -24,10 +24,10 @@ _SMALL_BYTES: Final = 16 << 20
 """Most bytes of the tensors of a call that runs at its own sizes."""
 _LEAST_LENGTH: Final = 2
 _TORCHS: Final = frozenset({"aten", "mkldnn", "quantized"})
-_SCALED: Final = "the size of what {} keeps for its backward follows from runs at smaller sizes"
+_SCALED: Final = "the size of the buffer that {} keeps for its backward follows from runs at smaller sizes"
 _NOT_KNOWN: Final = (
-    "the size of what {} keeps for its backward is its kernel's choice, and it could not be run here: "
-    "it counts as nothing"
+    "{} keeps a buffer for its backward, and its kernel chooses the size; the kernel could not run here, so the buffer "
+    "counts as 0 bytes"
 )
 
 

@@ -37,7 +37,7 @@ _NOT_ANSWERED: Final = (
     "module 'torch._C' has no attribute",
     "Tried to instantiate dummy base class",
 )
-_NO_GPU: Final = "asks the GPU for what an estimate does not know; leave the line out where torch has no GPU"
+_NO_GPU: Final = "asks the GPU for data that an estimate does not have; skip the line if torch has no GPU"
 _NO_KERNEL: Final = "from the 'CUDA' backend"
 _NOT_POSSIBLE: Final = "an estimate runs on fake tensors, which refuse this"
 

@@ -138,7 +138,7 @@ def head_of(view: View) -> Text:
     if not view.state.is_last:
         state += f", flushed {view.age_s:.0f} s ago"
         if figures is not None and view.read_s > view.age_s + LEAST_S:  # a look waits until it is paid for
-            state += f"; below is what was there {view.read_s:.0f} s ago"
+            state += f"; the figures below are from {view.read_s:.0f} s ago"
     first = Text.assemble(name(view.name, "bold"), "  ", state)
     if figures is None:
         return first

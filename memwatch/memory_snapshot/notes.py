@@ -55,7 +55,7 @@ def notes_of(
     )
     sentences = [
         ("imported", source),
-        ("sizes", "sizes are what the program asked for; the allocator rounds them up"),
+        ("sizes", "sizes are the requested bytes; the allocator rounds them up"),
     ]
     if not times_known:
         sentences.append(("times", "the snapshot has no times; its entries are shown in their order"))
@@ -72,7 +72,7 @@ def _of_device(device: str, told: Told) -> Iterator[tuple[str, str]]:
     if told.out_of_memory:
         asked, free = (format_bytes(nbytes) for nbytes in told.out_of_memory[0])
         times = counted(len(told.out_of_memory), "time")
-        text = f"{device}: memory ran out {times}; at first {asked} were asked for while the device had {free} free"
+        text = f"{device}: memory ran out {times}; at first {asked} were requested while the device had {free} free"
         yield "out of memory", text
     if told.before[0]:
         text = (

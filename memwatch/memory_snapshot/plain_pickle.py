@@ -154,7 +154,7 @@ class _Reader:
 def _refusal(code: int, at: int) -> str:
     name = _NAMES.get(chr(code))
     if name is None:
-        return f"it is no pickle (byte {at})"
+        return f"it is not a pickle (byte {at})"
     return f"it holds more than plain data (pickle opcode {name} at byte {at}); none of it was run"
 
 

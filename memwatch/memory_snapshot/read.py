@@ -83,7 +83,7 @@ class _Import:
         if isinstance(snapshot, list):  # what memory_snapshot() returns
             snapshot = {"segments": snapshot, "device_traces": []}
         if not isinstance(snapshot, dict) or not snapshot.keys() & {"segments", "device_traces"}:
-            raise SnapshotError("it is no memory snapshot: it has neither segments nor device_traces")
+            raise SnapshotError("it is not a memory snapshot: it lacks segments and device_traces")
         self._snapshot: dict[str, Any] = snapshot
         self._device_type, self._device_names = device_type, _device_names(snapshot)
         self.rows = Rows()

@@ -36,9 +36,9 @@ def summary(ranks: Job, *, rows: int = 8, width: int | None = None, color: bool 
     parts: list[RenderableType] = [_headline(ranks), "", _processes(ranks, rows)]
     parts += _more(len(ranks.ranks) - rows, "processes with lower peaks")
     if ranks.are_ranks and (spreads := category_spreads(ranks)):
-        parts += ["", Text("What the peaks are made of", style="bold"), _categories(spreads)]
+        parts += ["", Text("The peaks by category", style="bold"), _categories(spreads)]
     if ranks.are_ranks and len(differing := ranks.differences):
-        parts += ["", Text("What differs at the peaks", style="bold"), _differences(differing, rows)]
+        parts += ["", Text("Differences at the peaks", style="bold"), _differences(differing, rows)]
         parts += _more(len(differing) - rows, "things differ")
     for kind, text in ranks.notes:
         parts += ["", Text.assemble((f"{kind}: ", "bold"), clip(text, 800))]

@@ -56,7 +56,7 @@ def _require_steps(options: Options, *, is_estimate: bool) -> None:
         raise MemwatchError(f"keep={options.keep!r} is unknown; use 'all' or 'peaks'")
     if options.schedule is not None and not callable(options.schedule):
         raise MemwatchError(
-            f"schedule={options.schedule!r} is no schedule; use memwatch.schedule(wait=..., active=...)"
+            f"schedule={options.schedule!r} is not a schedule; use memwatch.schedule(wait=..., active=...)"
         )
     if options.chooses_steps and options.replay:
         raise MemwatchError("replay=True needs every op of the block; leave out schedule and keep")

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from memwatch.record.tables.op_counter import OpCounter
 
 _LOST_EVENTS: Final = (
-    "memory ran out, and {count} events of the allocator are lost: from the first of them until the next write, live "
-    "bytes and the peak are known from tensors only, and workspace that was allocated before may count for too long"
+    "memory ran out, and {count} events of the allocator are lost. From the first one until the next write, live "
+    "bytes and the peak come from tensors only. Workspace from before may count for too long"
 )
 _LOST_ROWS: Final = (
-    "memory ran out, and the recorder could not note something {count} times: tensors may be missing from the report, "
-    "or count as live for too long, so live bytes and the peak are not exact from there on"
+    "memory ran out, and the recorder could not write {count} rows. Tensors may be missing from the report or count as "
+    "live for too long. Live bytes and the peak are not exact from there on"
 )
 
 

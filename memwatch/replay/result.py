@@ -55,7 +55,7 @@ class ReplayResult(ShownAsText):
         else:
             checked = f"largest difference {self.max_abs_diff:g}"
             if self.differs_in:
-                checked += f", first in what {self.differs_in} left"
+                checked += f", first in the result of {self.differs_in}"
             if self.tolerance:
                 checked += f", two runs of the program differ by {self.tolerance:g}"
         moved = f", {format_bytes(self.moved_bytes)} moved" if self.moved_bytes else ""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 LEAVE: Final = "your code after the forward"
 """Name of the op that stands for it: it reads the forward's outputs."""
-KEPT: Final = "what your code after the forward keeps"
+KEPT: Final = "tensors that your code after the forward keeps"
 """Name of the buffer that stands for it."""
 DONE: Final = "your code after the backward"
 """Name of the op that stands for it: it adds up gradients."""

@@ -74,7 +74,7 @@ class Plot:
         """
         peak = self._reading.at_peak
         if by not in peak:
-            raise MemwatchError(f"{by!r} is no column of at_peak; choose from {', '.join(peak.columns)}")
+            raise MemwatchError(f"{by!r} is not a column of at_peak; choose from {', '.join(peak.columns)}")
         axes = _axes(ax)
         sums = bytes_by(peak, by)["nbytes"]
         bars = {visible(str(name)): int(nbytes) for name, nbytes in sums.head(rows).items()}

@@ -57,7 +57,7 @@ _OPTIONS: Final[dict[str, dict[str, Any]]] = {
     "--memwatch-runs": {
         "metavar": "N",
         "type": int,
-        "help": "Runs in which growth is measured (default 2, and more to tell a window that fills from a leak).",
+        "help": "Runs that measure growth (default 2, and more if a window may be filling up).",
     },
     "--memwatch-top": {
         "metavar": "N",

@@ -66,7 +66,7 @@ def test_memory_that_ran_out_is_told():
         pass
     reading, _ = imported()
     told = next(text for kind, text in reading.notes if kind == "out of memory")
-    assert "4.00 MiB were asked for while the device had 8.00 MiB free" in told
+    assert "4.00 MiB were requested while the device had 8.00 MiB free" in told
     del kept
 
 

@@ -81,7 +81,9 @@ def test_a_result_whose_size_cannot_be_told_is_named(monkeypatch):
     """It counts as nothing, and the text says so."""
     monkeypatch.setattr(chosen_sizes, "_sizes", lambda call: None)
     found = estimate(train_recurrent, steps=1)
-    assert "aten::mkldnn_rnn_layer keeps for its backward is its kernel's choice" in str(found.remarks)
+    assert "aten::mkldnn_rnn_layer keeps a buffer for its backward, and its kernel chooses the size" in str(
+        found.remarks
+    )
 
 
 def test_an_op_that_is_not_run_is_named():

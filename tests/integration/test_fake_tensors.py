@@ -55,7 +55,7 @@ def test_fakes_that_the_block_makes_are_not_counted_but_told_of(intercept):
     assert prof.peak_increase_bytes < 5000
     assert at_peak["nbytes"].sum() == prof.peak_bytes
     (told,) = [text for kind, text in prof.notes if kind == "not memory"]
-    assert "128.00 MiB in all were they real" in told
+    assert "real ones would have 128.00 MiB" in told
     assert told.split(" enter")[0] in " ".join(prof.summary(color=False).split())
 
 

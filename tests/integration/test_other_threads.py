@@ -120,9 +120,9 @@ def test_a_thread_that_cannot_be_heard_is_told(options, monkeypatch):
     monkeypatch.setenv("MEMWATCH_NATIVE", "0" if recorder else "1")
     with memwatch.profile(intercept=way, allocator=options.get("allocator", True)) as prof:
         _hand_over()
-    told = [text for kind, text in prof.notes if kind == "threads" and "could not be heard" in text]
+    told = [text for kind, text in prof.notes if kind == "threads" and "could not observe" in text]
     assert len(told) == 1
-    assert told[0].startswith("1 other thread started that could not be heard")
+    assert told[0].startswith("1 other thread started that memwatch could not observe")
 
 
 @pytest.mark.parametrize("intercept", NATIVE, indirect=True)

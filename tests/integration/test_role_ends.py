@@ -45,7 +45,7 @@ def test_after_its_end_the_variable_that_keeps_it_holds(intercept):
     """A look that finds the memory alive and in its role no more ends the role; the rule says what it was."""
     kept = of_weight(taken_out(intercept, peak_first=False)).query("category != 'parameter'")
     assert kept["category"].tolist() == ["temporary"]  # it goes before another iteration
-    assert kept["rule"].str.startswith("it was grad of weight, but no more by op").all()
+    assert kept["rule"].str.startswith("it was grad of weight until before op").all()
     assert (kept["holder_kind"].tolist(), kept["holder_evidence"].tolist()) == (["local"], ["seen"])
 
 
@@ -185,7 +185,7 @@ def test_a_later_look_makes_likely_what_was_before():
         ["optimizer state"],
         ["inferred"],
     )
-    assert state["rule"].item().endswith("at the looks before and after")
+    assert state["rule"].item().endswith("at the searches before and after")
 
 
 def gradient_kept_by_hand(take):
@@ -256,7 +256,8 @@ def test_what_the_looks_before_and_after_the_peak_found_is_inferred(intercept, t
         del own, small, large
     own, *_ = of_weight(prof).query("category == 'parameter'").itertuples()
     assert (
-        own.rule == "inferred: it is a parameter of a module or of an optimizer at the looks before and after"
+        own.rule
+        == "inferred: it is a parameter of a module or of an optimizer at the searches before and after"
     )
     assert own.holder.endswith("(inferred: found in this role before and after)")
     assert own.holder_evidence == "inferred"

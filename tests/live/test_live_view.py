@@ -53,7 +53,7 @@ def test_the_screen_has_the_figures_until_the_user_quits(key, trained):
 
 @pytest.mark.parametrize(
     ("age_s", "read_s", "said"),
-    [(0.4, 31.2, "flushed 0 s ago; below is what was there 31 s ago"), (3.0, 3.2, "flushed 3 s ago")],
+    [(0.4, 31.2, "flushed 0 s ago; the figures below are from 31 s ago"), (3.0, 3.2, "flushed 3 s ago")],
 )
 def test_figures_that_are_older_than_the_last_flush_say_so(age_s, read_s, said, trained):
     """While the program flushes on, a view that waits until its next look is paid for tells how old its figures are."""

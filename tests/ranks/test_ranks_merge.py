@@ -180,7 +180,7 @@ def test_the_ranks_of_the_last_run_of_a_job_are_compared(captures, tmp_path):
         change_meta(path, restart=1)
     ranks = memwatch.merge([*captures, *again])
     assert kinds(ranks) == ["restart"]
-    assert dict(ranks.notes)["restart"].endswith("of the last one: rank 0, rank 1 and rank 2.")
+    assert dict(ranks.notes)["restart"].endswith("of the last run: rank 0, rank 1 and rank 2.")
     assert ranks.compared == [f"rank {rank} (restart 1)" for rank in range(3)]
     assert sorted(ranks.ranks.index) == sorted(["rank 0", "rank 1", "rank 2", *ranks.compared])
     assert ranks.worst in ranks.compared

@@ -81,7 +81,7 @@ def test_bytes_written_by_the_host_are_found_out():
     result = replay(plan(record(step)))
     assert not result.identical
     assert result.max_abs_diff == 10
-    assert "first in what op" in str(result)
+    assert "first in the result of op" in str(result)
     assert "test_replay_odd.py" in str(result)
 
 

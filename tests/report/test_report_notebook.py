@@ -143,5 +143,7 @@ def test_a_plot_of_steps_has_the_figures_of_the_table(steps):
 
 def test_a_column_that_cannot_be_drawn_is_named(steps):
     """The message lists what can."""
-    with pytest.raises(memwatch.MemwatchError, match="'colour' is no column of at_peak; choose from nbytes"):
+    with pytest.raises(
+        memwatch.MemwatchError, match="'colour' is not a column of at_peak; choose from nbytes"
+    ):
         steps.plot.peak("colour")

@@ -147,7 +147,7 @@ def test_notes_tell_reserved_memory_and_where_it_ran_out(imported):
     assert "2.00 MiB were reserved in 1 segment: 6.50 KiB allocated for the 6.25 KiB" in reserved[0]
     assert "3.00 KiB still in use by another stream" in reserved[0]
     assert any(
-        "ran out 1 time; at first 90.00 MiB were asked for while the device had 7.00 MiB" in text
+        "ran out 1 time; at first 90.00 MiB were requested while the device had 7.00 MiB" in text
         for text in notes
     )
     assert any("1 allocation of 600 B began before the history" in text for text in notes)

@@ -82,29 +82,29 @@ _STRENGTH = (
 )
 """Roles that give a category, the strongest first."""
 _UNSURE_RULES: Final = {
-    InRole.EARLIER: "inferred: {rule}, and at the next look it was so no more",
-    InRole.BETWEEN: "inferred: {rule} at the looks before and after",
-    InRole.UNCONFIRMED: "inferred: {rule} when it was last looked at, which was before",
+    InRole.EARLIER: "inferred: {rule}, but no longer at the next search",
+    InRole.BETWEEN: "inferred: {rule} at the searches before and after",
+    InRole.UNCONFIRMED: "inferred: {rule} at the last search before",
 }
-_OUTLIVES: Final = "it was {name}, but no more by op {op}, and the program keeps it"
-_KEPT: Final = "kept from one iteration into the next; no module and no optimizer owns it"
+_OUTLIVES: Final = "it was {name} until before op {op}, and the program keeps it"
+_KEPT: Final = "kept from one iteration into the next, outside modules and optimizers"
 _WRITTEN_INPUT: Final = "an argument of the outermost module call, kept into the next iteration and written"
-_IDLE_INPUT: Final = "an argument of the outermost module call, kept over iterations in which nothing uses it"
+_IDLE_INPUT: Final = "an argument of the outermost module call, kept over iterations that do not use it"
 _KEPT_ACROSS_PASSES: Final = (
     "kept from one pass of the program's loop into the next, in a container or an object"
 )
-_LIKE_OTHERS: Final = "inferred: what the same line made before was kept into a later iteration"
-_LIKE_OTHERS_ACROSS_PASSES: Final = "inferred: what the same line made before was kept into a later pass"
-_LIKE_STATE: Final = "inferred: the optimizer keeps in its state what the same line made before"
+_LIKE_OTHERS: Final = "inferred: an earlier tensor of the same line was kept into a later iteration"
+_LIKE_OTHERS_ACROSS_PASSES: Final = "inferred: an earlier tensor of the same line was kept into a later pass"
+_LIKE_STATE: Final = "inferred: the optimizer's state keeps an earlier tensor of the same line"
 _KEPT_BY_OBJECTS: Final = "a global, a class or a cache was seen to keep it, whichever call returns"
-_TEMPORARY: Final = "made by an op, in no other role, and no later iteration needs it"
-_TEMPORARY_OF_ALL: Final = "made by an op, in no other role; no iteration was marked"
-_OF_DATA: Final = "made of data that was given or read (`torch.tensor`, `torch.load`), in no other role"
+_TEMPORARY: Final = "made by an op, without another role, and later iterations do not need it"
+_TEMPORARY_OF_ALL: Final = "made by an op, without another role; no iteration was marked"
+_OF_DATA: Final = "made of data that was given or read (`torch.tensor`, `torch.load`), without another role"
 _SAVED: Final = "autograd saved it for backward"
 _COLLECTIVE_MADE: Final = "a collective made it"
 _RECEIVED: Final = "a collective or a receive wrote into it"
 _COPIED: Final = "allocated in a collective's own call and kept after it; no tensor of Python's shows it"
-_NOT_RECORDED: Final = "the imported memory snapshot does not say what it is for"
+_NOT_RECORDED: Final = "the imported memory snapshot does not contain its purpose"
 _COMPUTED_AGAIN: Final = "torch.utils.checkpoint computed it again in backward"
 _COMPUTED_AGAIN_BY_HAND: Final = (
     "inferred: the backward of a program's own autograd.Function computed it with gradients on, as a checkpoint "

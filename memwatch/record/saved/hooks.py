@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 
 _FORWARD_MODE: Final = (
-    "forward-mode AD ran: where autograd saves a tensor of it, an alias is kept in its place, so what the tensor "
-    "itself keeps, as its tangent, may be freed earlier and the peak be lower than without memwatch"
+    "forward-mode AD ran: autograd keeps an alias in place of each saved tensor. Other data of the tensor, such as its "
+    "tangent, may be freed earlier, so the peak may be lower than without memwatch"
 )
 
 

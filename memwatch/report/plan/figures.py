@@ -91,7 +91,7 @@ class PlanFigures:
     def gap_words(self) -> str:
         """The gap as a phrase."""
         if not self.gap_bytes:
-            return "none, no plan is lower"
+            return "none, this is the lowest plan"
         share = f" ({100 * self.gap_bytes / self.bound_bytes:.1f} %)" if self.bound_bytes else ""
         return f"{format_bytes(self.gap_bytes)}{share}"
 
