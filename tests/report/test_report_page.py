@@ -53,6 +53,15 @@ def test_the_totals_are_those_of_the_reading(shown, training):
     assert shown.text("#op-count") == f"{len(training.ops):,}"
 
 
+def test_the_first_sentence_says_what_the_peak_is_made_of(shown, training):
+    """The largest category and the line that made most, with their shares; then what the first finding would do."""
+    at_peak = training.at_peak
+    sums = at_peak.groupby("category")["nbytes"].sum()
+    said = shown.text("#headline")
+    assert f"{100 * sums.max() / training.peak_bytes:.0f} % of the peak is {sums.idxmax()}" in said
+    assert ("With the first change below" in said) is bool(training.findings)
+
+
 def test_the_categories_add_up_to_the_peak(shown, training):
     """The legend splits the peak without a rest."""
     sizes = shown.js("return [...document.querySelectorAll('#legend b')].map((b) => Number(b.dataset.bytes))")

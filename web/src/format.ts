@@ -25,6 +25,7 @@ export const shortBytes = (count: number): string => bytes(count).replace(/(\.[0
 export const signedBytes = (count: number): string => `${count > 0 ? "+" : count < 0 ? "−" : ""}${bytes(Math.abs(count))}`;
 
 export function duration(ns: number): string {
+  if (ns === 0) return "0 s";
   if (ns >= 60e9) return `${Math.floor(ns / 60e9)} min ${Math.floor((ns % 60e9) / 1e9)} s`;
   for (const [unit, scale] of PARTS_OF_A_SECOND) {
     if (ns >= scale) return `${Number((ns / scale).toPrecision(3))} ${unit}`;
