@@ -92,7 +92,7 @@ def measure() -> str:
         f"Each time is the median of {ROUNDS} rounds of {STEPS} steps. The configurations take turns, and each round",
         "waits for the device. A round enters and leaves its tool, so each step carries a part of that.",
         "*Added* is the added time divided by the time that an empty TorchDispatchMode adds.",
-        "The peaks are of the first step of a new model, in which nothing older is freed.",
+        "The peaks belong to the first step of a new model, which frees no older memory.",
     ]
     for name, make in WORKLOADS.items():
         step = on_cuda(make)

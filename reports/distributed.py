@@ -47,15 +47,15 @@ INTRODUCTION = """\
 Written by `python reports/distributed.py`: {world} processes, gloo, CPU, torch {torch}; {layers} transformer layers of
 width {width} between two linear ones, Adam under FSDP2 and SGD under DDP, rank 0.
 
-FSDPMemTracker looks after each op and sees tensors alone. So both tools are compared after the op after which most
-bytes of tensors are alive. A thread of gloo frees buffers now and then a moment late, so each tool shows the step with
+FSDPMemTracker looks after each op and sees only tensors. Therefore the tools are compared after the op with the most
+bytes of live tensors. A thread of gloo frees buffers now and then a moment late, so each tool shows the step with
 the total that most of {rounds} steps have. Two differences are left:
 
 * To FSDPMemTracker a gradient of a whole parameter is "Temp" until its group reduces it, and a buffer is until the
   collective takes it. memwatch names both from their birth on. The sum of these rows is the same.
-* "Inputs" has what was there before the block: memwatch also counts small tensors of torch's own.
+* "Inputs" has the tensors from before the block. memwatch also counts small tensors of torch itself.
 
-What no tensor names, such as a kernel's workspace and gloo's copies, memwatch alone sees."""
+Only memwatch sees memory without a tensor, such as a kernel's workspace and gloo's copies."""
 
 
 def model() -> nn.Sequential:
@@ -220,7 +220,10 @@ def report(results: dict[str, dict[str, object]]) -> list[str]:
             seen = format_bytes(result["peak_bytes"])
             lines += [
                 "",
-                f"The peak with what no tensor names: {seen}, {format_bytes(result['unnamed_bytes'])} of it.",
+                (
+                    f"The peak including memory without a tensor: {seen}. "
+                    f"That memory is {format_bytes(result['unnamed_bytes'])}."
+                ),
             ]
             continue
         lines += ["| category at the peak | bytes |", "| --- | --- |"]

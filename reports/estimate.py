@@ -52,14 +52,14 @@ INTRODUCTION = """\
 # Estimates beside real runs
 
 Written by `python reports/estimate.py` (parts: `ranks`, `kernels`, `large`, `litgpt`; `page` writes this page again),
-torch {torch}, CPU. What `memwatch estimate` says is made on fake tensors, as one rank, in one process."""
+torch {torch}, CPU. `memwatch estimate` computes its figures on fake tensors, as one rank, in one process."""
 RANKS = """\
 ## Estimated and real ranks
 
 `estimate_program.py`: three steps of a small transformer with AdamW, as real processes over gloo and as estimates. The
 figure is the most bytes of tensors that were alive at once in the whole program, mesh and optimizer included. A thread
-of gloo frees a buffer late now and then, which can only add, so a real rank's figure is the lower of two runs. The
-allocator of a real rank also gives workspace to kernels and buffers to gloo, which are not in these figures."""
+of gloo sometimes frees a buffer late, which can only raise the figure. So a real rank's figure is the lower of two
+runs. The allocator of a real rank also gives workspace to kernels and buffers to gloo. These figures leave them out."""
 LARGE = """\
 ## A model of Llama 3 70B's sizes
 
@@ -69,15 +69,15 @@ MODELS = """\
 ## Five models of litgpt with two blocks
 
 `estimate_litgpt.py`: bfloat16, one sequence of the model's length, fused AdamW, litgpt 0.5.3, beside what
-Lightning-AI/lightning-thunder#1337 reports of a GPU. Its figures of thunder are of compiled programs, with blocks
-checkpointed; of eager PyTorch it has one. Where both columns agree, the peak is in the optimizer's step or in the
-gradients of embedding and head, and checkpoints change nothing of it. The estimate has no workspace of kernels."""
+Lightning-AI/lightning-thunder#1337 reports of a GPU. Its figures of thunder are for compiled programs with checkpointed
+blocks. It has one figure of eager PyTorch. Where both columns agree, the peak is in the optimizer's step or in the
+gradients of embedding and head, and checkpoints do not change it. The estimate has no workspace of kernels."""
 KERNELS = """\
 ## Tensors and workspace, beside the allocator
 
 `estimate_workspace.py`: three steps of each program on this machine with one thread, recorded and estimated. The
-real figure is the peak of the allocator, in which the workspace of kernels is; the estimate has run the ops near its
-peak once, those with more than 16 MiB at smaller sizes. An op that could not run so is named."""
+real figure is the peak of the allocator, including the workspace of kernels. The estimate runs the ops near its peak
+once. Ops with more than 16 MiB run at smaller sizes. The table names ops that could not run in this way."""
 NOT_OF_TENSORS = ("workspace", "unknown")
 
 
@@ -258,7 +258,7 @@ def page(figures: dict[str, Any]) -> str:
         lines.append(f"| {' | '.join(cells)} | {format_bytes(found['process_bytes'])} | {found['ops']:,} |")
     lines += [
         "",
-        "What the peak is made of:",
+        "The parts of the peak:",
         "",
         "| category | " + " | ".join(f"{int(world):,} ranks" for world in figures["large"]) + " |",
     ]

@@ -119,10 +119,10 @@ def table(found: list[dict[str, Any]]) -> Iterator[str]:
     same = sum(row["pasted_bytes"] == row["fit_bytes"] for row in pasted)
     bitwise = sum(row["bitwise"] == "yes" for row in kept)
     yield f"{len(kept)} of {len(found)} limits are kept; the others end in a BudgetError that names the lowest peak."
-    yield f"Of the {len(kept)}, {under} stay under the limit as counted, {exact} to the byte as fit() said,"
-    yield f"{bitwise} bitwise; of {len(pasted)} pasted, {same} have the same peak to the byte. The mixture of"
-    yield "experts routes by its weights, so that its sizes change from step to step; fit() tells the highest of the"
-    yield "steps that it ran."
+    yield f"{under} of these {len(kept)} stay below the limit in the count, {exact} match the figure of fit() to"
+    yield f"the byte, and {bitwise} have bitwise equal results. {same} of {len(pasted)} pasted programs have the"
+    yield "same peak to the byte. The mixture of experts routes by its weights, so its sizes change from step to"
+    yield "step. fit() reports the highest of the steps that it ran."
 
 
 def main() -> None:

@@ -57,11 +57,13 @@ def table(verdicts: dict[str, dict[str, str]], samples: int) -> str:
         columns = (count[name] for name in ("equal", _ANY_MODE, "different", "not repeatable", "no sample"))
         lines.append(f"| {intercept} | " + " | ".join(str(column) for column in columns) + " |")
     listed = {f"Different under the {each}": (each, "different") for each in verdicts}
-    listed["Under the mode not as plainly but as under an empty TorchDispatchMode, so ATen's own doing"] = (
+    listed[
+        "Different under the mode, and in the same way under an empty TorchDispatchMode, so ATen causes it"
+    ] = (
         "mode",
         _ANY_MODE,
     )
-    listed["Not repeatable plainly, so not comparable"] = ("key", "not repeatable")
+    listed["Random without memwatch too, so these cannot be compared"] = ("key", "not repeatable")
     for title, (intercept, wanted) in listed.items():
         names = [name for name, verdict in verdicts[intercept].items() if verdict == wanted]
         lines += ["", f"{title}: {', '.join(names) or 'none'}."]

@@ -104,14 +104,15 @@ def write(kept: dict[str, Any]) -> str:
     """Write the tables as Markdown and return them."""
     results, rounds = kept["results"], kept["rounds"]
     lines = [
-        "# What observing costs",
+        "# The cost of recording",
         "",
         f"Written by `python reports/overhead.py`: torch {torch.__version__}, one thread,",
-        "CPU time of the thread, configurations interleaved in random order. *added* is the added time per step as a",
-        "ratio to that of an empty TorchDispatchMode in the same run: by minima, and by medians of the differences",
-        "from plain steps run just before and after each sample; *total* holds enter and exit, for",
+        "CPU time of the thread, configurations interleaved in random order. *added* is the added time per",
+        "step, divided by the added time of an empty TorchDispatchMode in the same run. It is given by",
+        "minima, and by medians of the differences from plain steps just before and after each sample.",
+        "*total* includes enter and exit, for",
         ", ".join(f"{steps} steps of {name}" for name, steps in STEPS.items()) + ".",
-        "memwatch's recorder is the native one of `memwatch build`, but where the table says Python.",
+        "memwatch uses the native recorder of `memwatch build`, unless the table says Python.",
     ]
     for workload, rows in results.items():
         lines += [

@@ -1,10 +1,10 @@
 """Measure checkpoint policies: peak and CPU time of a training step on eight types of blocks.
 
-Beside each other stand the eager model, plain checkpoints of its blocks, hand-written selective checkpoints (torch's
-own policy with a list of ops: products, convolutions and attention are saved), `plan.checkpoint_contexts` in the same
-regions, and `memwatch.apply_plan`. Peaks are of the allocator's own events. Times are CPU time, the least of some
-steps, because a machine that is shared with others only ever adds time. The ways take turns. Writes reports/policy.md:
-`python reports/policy.py [--steps N]`.
+This report compares five ways: the eager model, plain checkpoints of its blocks, hand-written selective checkpoints,
+`plan.checkpoint_contexts` in the same regions, and `memwatch.apply_plan`. The selective checkpoints use torch's own
+policy and save products, convolutions and attention. Peaks come from the allocator's own events. Times are the lowest
+CPU time of some steps, because other programs on the machine can only add time. The ways take turns.
+Writes reports/policy.md: `python reports/policy.py [--steps N]`.
 """
 
 from __future__ import annotations

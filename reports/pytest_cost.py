@@ -254,7 +254,7 @@ def main() -> None:
         "\n## Tests that leak\n\n"
         "The whole call, runs and diagnosis included, in milliseconds of CPU time (one thread: the wall time of an "
         "idle machine); the slowest of three. "
-        "What a numpy array holds gc does not show, so what gc does not list is looked for too.\n"
+        "gc does not list tensors that a numpy array holds, so memwatch also searches for those.\n"
     )
     print("| leak | `find_leaks` | `check_leaks` | marker `no_tensor_leaks` | `--memwatch-leaks=all` |")
     print("| --- | --- | --- | --- | --- |")

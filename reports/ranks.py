@@ -44,8 +44,9 @@ Written by `python reports/ranks.py`: torch {torch}, gloo, CPU, {cores} cores, p
 ## Peaks of ranks
 
 Each rank trains a small network plainly under torch's profiler {rounds} times, whose allocator events count its peak,
-and {rounds} times in a block. A thread of gloo frees a buffer now and then a moment late, so both may see more than one
-peak; the columns say how many of the peaks in blocks are among those of plain runs, and the most frequent ones.
+and {rounds} times in a block. A thread of gloo sometimes frees a buffer a moment late, so both may see
+more than one peak. The columns show how many peaks in blocks equal a peak of the plain runs, and the most frequent
+peaks.
 """
 
 
@@ -329,7 +330,7 @@ def main() -> None:
             "| captures | each | CPU s | most memory, GiB | beyond imports, GiB | page, MB |",
             "| --- | --- | --- | --- | --- | --- |",
             many,
-            "\n## What is said when something fails\n",
+            "\n## Notes when something fails\n",
             *said,
         ]
     )

@@ -76,7 +76,7 @@ Written by `python -P reports/ranks_dataset.py`: {RANKS} ranks on {RANKS // RANK
 | rows of the timeline | {rows:,} |
 | bytes on disk, all tables | {size:,} |
 | CPU s to write | {seconds:.1f} |
-| peaks by `{QUERY}` on a Dask LocalCluster | those of the readings, {RANKS} of {RANKS} |
+| peaks by `{QUERY}` on a Dask LocalCluster | equal to the readings, {RANKS} of {RANKS} |
 | lowest and highest peak, B | {min(peaks):,} and {max(peaks):,} |
 | ranks of one host by `pandas.read_parquet(..., filters=[("host", "==", "node1")])` | {one["rank"].nunique()} |
 """

@@ -83,11 +83,11 @@ def main() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     sizes = [size for size in (10**4, 10**5, 10**6, 5 * 10**6, 10**7) if size <= options.most]
     lines = [
-        "# What reading costs",
+        "# The cost of reading a capture",
         "",
         f"Written by `python reports/reading.py`: torch {torch.__version__}, one thread, CPU seconds of a process that",
         "reads a capture of the MLP of `workloads.py`. *GiB* is the most memory of the process, imports included;",
-        "*B per op* is what it needs beyond the imports (0: no more than these).",
+        "*B per op* is its memory beyond the imports.",
         "",
         "| ops | file, B per op | verb | s | us per op | GiB | B per op | page, MB |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",

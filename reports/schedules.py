@@ -36,8 +36,8 @@ fewer steps.
 | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
 {rows}
 
-Killed by SIGKILL at random moments. *Lost* counts the files that knew fewer steps after the kill than before it; the
-steps that a file is behind are those of the time since the last flush.
+The program was killed by SIGKILL at random moments. *Lost* counts the files that had fewer steps after the kill than
+before it. A file lacks the steps since its last flush.
 
 | kills | files read | lost | most steps behind |
 | ---: | ---: | ---: | ---: |

@@ -156,7 +156,7 @@ def page(results: list[Result], options: argparse.Namespace) -> str:
         f"torch {torch.__version__}, CPU; interceptor {options.intercept}, {options.recorder} recorder.",
         "Each test ran plainly and in a block, each time in a fresh fork of a process that had loaded the file.",
         f"The block took {samples}",
-        f"The tests are those of a checkout of PyTorch's sources, version {version}.",
+        f"The tests come from PyTorch's sources, version {version}.",
         "",
         "*Same* means: the same kind of outcome and, for a failure, the same type and first line of the exception.",
         "A test that differs runs plainly once more. If it then ends in another way, it is *not repeatable*.",

@@ -14,7 +14,11 @@ DERIVED: Final = (
         "One row per op; index is the op's number.",
         ("name", "text", "overload, as `aten.mm.default`"),
         ("phase", "text", "forward, backward, optimizer, or recompute: run again in backward"),
-        ("module", "text", "qualified name of the innermost nn.Module; in backward that of the forward op"),
+        (
+            "module",
+            "text",
+            "qualified name of the innermost nn.Module; in backward the module of the forward op",
+        ),
         ("module_class", "text", "its class"),
         ("line", "text", "`file:line` of the innermost frame that is not torch's"),
         ("own_line", "text", "`file:line` of the innermost frame of the program's own code, empty if none"),
@@ -39,7 +43,7 @@ DERIVED: Final = (
         (
             "name",
             "text",
-            "what people call it: by its role, by who gave it to whom, or by the op, module and line that made it",
+            "a readable name: its role, its use as an input, or the op, module and line that made it",
         ),
         ("tensor", "text", "dtype and shape of the first tensor on it, empty for workspace"),
         (
@@ -75,7 +79,7 @@ DERIVED: Final = (
         (
             "counted",
             "bool",
-            "whether its bytes are part of the live bytes (memory the allocator never gave is not)",
+            "whether its bytes count as live bytes (only memory from the allocator counts)",
         ),
     ),
     Table.of(
@@ -115,7 +119,7 @@ DERIVED: Final = (
         (
             "holder_evidence",
             "text",
-            "how that holder is known, one of EVIDENCE: seen, read in torch's books, inferred, or none",
+            "how memwatch knows the holder, one of EVIDENCE: seen, read from torch's own records, inferred, or none",
         ),
         ("path", "text", "retention path of a variable's hold, one edge per line, empty for other holders"),
     ),

@@ -49,10 +49,10 @@ DataFrames of a profile: `prof.ops`, `prof.storages` and so on, also after `memw
 _RECORDED_HEAD: Final = f"""
 ## What the file holds
 
-A capture is one SQLite file (format {FORMAT_VERSION}). Its tables `strings`, `meta` and `notes` are as below. The rows
-of all others, of integers alone, are in its table `chunks`: each of its rows has the values of one column for a run of
-rows, as narrow differences, deflated (`memwatch/capture/chunks.py`); `memwatch.load(path).capture.tables` has them as
-arrays. Times are unix time.
+A capture is one SQLite file (format {FORMAT_VERSION}). Its tables `strings`, `meta` and `notes` are as below. All
+other tables contain only integers, and the file stores them in its table `chunks`. Each row there has the values of one
+column for a range of rows, as compressed differences (`memwatch/capture/chunks.py`).
+`memwatch.load(path).capture.tables` has them as arrays. Times are unix time.
 """
 
 

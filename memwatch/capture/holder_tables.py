@@ -33,7 +33,7 @@ OF_HOLDERS: Final = (
         ("name", "int", "string id of the variable, attribute, key or field", TEXT_OR_NONE),
         ("position", "int", "index of an item or argument"),
         ("owner", "int", "vertex that refers, -1 for a root that needs no owner", VERTEX_OR_NONE),
-        ("reader", "int", "vertex of the function through which a global is read", VERTEX_OR_NONE),
+        ("reader", "int", "vertex of the function that reads the global", VERTEX_OR_NONE),
         ("file", "int", "string id of the file where the reference can be edited", TEXT_OR_NONE),
         ("line", "int", "line in that file"),
         ("code", "int", "index into OWNERS: whose code the file is", CODE_OR_NONE),
@@ -59,7 +59,7 @@ OF_HOLDERS: Final = (
         (
             "thread",
             "int",
-            "string id of the name of the thread of a call, if it is not the one that recorded",
+            "string id of the name of the thread of a call, if it is not the recorded thread",
             TEXT_OR_NONE,
         ),
         (

@@ -72,7 +72,7 @@ KEPT_ON_PURPOSE: Final = (
 )  # fmt: skip
 """Categories that stay alive whether or not anything else holds them."""
 EVIDENCE: Final = ("seen", "structure", "inferred", "none")
-"""How memwatch knows what it says: observed, read in torch's own books, by a rule that names itself, not at all."""
+"""How memwatch knows a holder: it saw it, torch's own records name it, a named rule infers it, or it is unknown."""
 CATEGORIES: Final = (
     "parameter",
     "unsharded parameter",
@@ -119,7 +119,7 @@ RECORDED: Final = (
     ),
     _table(
         "views",
-        "One row per node that a view made; the first tells of what was made before the block.",
+        "One row per node that a view made; the first row covers nodes from before the block.",
         ("op", "int", "number of ops started before the view", OPS_STARTED),
         ("sequence", "int", _NEWEST_NODE),
         ("stack", "int", "stack id of the Python call stack, -1 without stacks", STACK_OR_NONE),
@@ -231,7 +231,7 @@ RECORDED: Final = (
         (
             "op",
             "int",
-            "number of ops started, without a running one, when it was seen in it no more",
+            "number of ops started, without a running one, when it had left the role",
             OPS_STARTED,
         ),
     ),
@@ -239,9 +239,9 @@ RECORDED: Final = (
         "role_looks",
         "One row per look at what has a role: what is alive then, large enough and has not left its role is in it.",
         ("op", "int", "number of ops started, without a running one", OPS_STARTED),
-        ("in_op", "int", "1 if an op was running, in which no reference changes", FLAG),
+        ("in_op", "int", "1 if an op was running, so that references stayed the same", FLAG),
         ("time_ns", "int", "unix time, nanoseconds"),
-        ("least_bytes", "int", "what is smaller was not looked at"),
+        ("least_bytes", "int", "smaller storages were skipped"),
         ("roles", "int", "the roles that were looked at: a bit for each index into ROLES"),
     ),
     _table(
@@ -306,10 +306,14 @@ RECORDED: Final = (
         (
             "thread",
             "int",
-            "string id of the name of the thread that allocated or freed, -1 for the one that recorded",
+            "string id of the name of the thread that allocated or freed, -1 for the recorded thread",
             TEXT_OR_NONE,
         ),
-        ("reserved_bytes", "int", "what the allocator of the device holds after it, 0 where it keeps none"),
+        (
+            "reserved_bytes",
+            "int",
+            "the bytes that the device's allocator reserves after it, 0 without a caching allocator",
+        ),
         (
             "window",
             "int",
@@ -318,7 +322,7 @@ RECORDED: Final = (
     ),
     _table(
         "windows",
-        "One row per stretch of time in which allocator events were recorded.",
+        "One row per period with recorded allocator events.",
         ("window", "int", "number of the window, from 0"),
         ("start_ns", "int", "unix time, nanoseconds"),
         ("end_ns", "int", "unix time, nanoseconds"),
@@ -367,14 +371,14 @@ RECORDED: Final = (
     _table("meta", "What was recorded where.", ("key", "text", "key"), ("value", "text", "value, JSON")),
     _table(
         "notes",
-        "What memwatch could not see, or did differently, and says so.",
+        "One row per note: a limit of the recording.",
         ("op", "int", "number of ops started before"),
         ("kind", "text", "a short fixed word, as `allocator` or `compiled`"),
         ("text", "text", "one sentence for the user"),
     ),
     _table(
         "arguments",
-        "One row per op that returned, with what calling it again needs; only with `replay=True`.",
+        "One row per op that returned, with its arguments for a replay; only with `replay=True`.",
         ("op", "int", "the op", OP),
         (
             "call",

@@ -1,4 +1,4 @@
-"""memwatch: what the peak of a PyTorch program is made of, who holds it, and how low it could be.
+"""memwatch: find the memory peak of a PyTorch program, who holds it, and how low it could be.
 
 Record a program, then look at the file it wrote:
 

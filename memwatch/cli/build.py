@@ -1,8 +1,8 @@
-"""Compile what memwatch has in compiled form: the native recorder and the planner's kernels.
+"""Compile memwatch's C++ parts (the recorder and the planner) for your torch.
 
-The native recorder is compiled for the installed torch. It needs a C++ compiler and the headers of Python, and
-takes about a minute. Without it the Python recorder records the same rows, in more time. The planner's kernels
-need the compiler alone and take some seconds; without this step the first plan that needs them compiles them.
+This needs a C++ compiler and the headers of Python, and takes about a minute. Without the compiled recorder, memwatch
+records the same data in Python, which is slower. The planner's part needs only the compiler and takes some seconds. If
+you skip this step, the first plan that needs it compiles it.
 
     memwatch build
 """

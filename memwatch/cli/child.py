@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from memwatch.profile import Profile
 
 _LAST: Final = -100
-"""When the end comes among the finalizers of multiprocessing: after those of the program."""
+"""Priority among the finalizers of multiprocessing: after the program's own."""
 _FORK_SERVER: Final = "multiprocessing.forkserver"
 
 
@@ -40,7 +40,7 @@ class _End:
 
     @property
     def is_of_this_process(self) -> bool:
-        """Whether the recording began in this process, not in the one that it was forked from."""
+        """Whether the recording began in this process and not in its parent."""
         return self._pid == os.getpid()
 
     def arrange(self) -> None:
@@ -80,7 +80,7 @@ class _End:
 
 
 class _AfterFork:
-    """What multiprocessing calls in each process that it forks; it keeps such objects weakly."""
+    """The object that multiprocessing calls in each forked process. multiprocessing keeps it weakly."""
 
     def __call__(self, _: object) -> None:
         if (
@@ -101,7 +101,7 @@ def reach_forks() -> None:
 
 
 def torch_was_imported(started_as: int) -> None:
-    """Record this process, which has just imported torch, and those that it forks.
+    """Record this process, which has just imported torch, and the processes that it forks.
 
     Args:
         started_as: the number of the process that this Python began as: a fork has another.

@@ -1,6 +1,7 @@
 """Compare the peaks of two captures, site by site.
 
-Growth beyond `--fail-above` is a finding: exit code 1. With `-o` a page is written, and its path printed.
+A site is a place in the program that made memory alive at the peak. If the peak grew by more than `--fail-above`, the
+exit code is 1. With `-o`, memwatch writes a page and prints its path.
 
     memwatch diff before.memwatch after.memwatch
     memwatch diff -o diff.html before.memwatch after.memwatch
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this verb."""
     parser.add_argument("old", type=Path, help="the capture to compare with")
-    parser.add_argument("new", type=Path, help="the capture to judge")
+    parser.add_argument("new", type=Path, help="the capture that you want to check")
     parser.add_argument(
         "--fail-above", type=share, metavar="SHARE", help="largest growth to allow, such as 5%%"
     )

@@ -1,8 +1,9 @@
-"""Estimate the peak of a training program that may fit nowhere, as one rank of a job of any size.
+"""Estimate the peak of a training program without running it on real memory.
 
-The beginning of the program runs on fake tensors, which have sizes and no memory. It needs neither a GPU nor other
-processes: `init_process_group` finds a job of --world-size ranks at once, and collectives do nothing. The run ends
-after a few steps of the optimizer. Sizes of tensors are counted; what is modelled stands apart.
+The beginning of the program runs on fake tensors, which have sizes and no memory. It works without a GPU and
+without other processes: memwatch estimates one rank of a job of any size. `init_process_group` returns at once with
+--world-size ranks, and collectives do nothing. The run ends after a few optimizer steps. The bytes of tensors are
+counted exactly. Figures that come from a model are listed separately.
 
     memwatch estimate --world-size 256 train.py --epochs 1
     memwatch estimate --device cuda -o train.memwatch --html train.py
@@ -34,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--world-size",
         type=positive,
         metavar="N",
-        help="ranks of the job; default as many as the program asks for",
+        help="number of ranks in the job; default: the number that the program sets",
     )
     parser.add_argument(
         "--rank", type=not_negative, default=0, metavar="R", help="the rank that is estimated, default 0"
@@ -42,9 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--steps", type=positive, default=3, metavar="N", help="end the run after N steps, default 3"
     )
-    parser.add_argument(
-        "--device", metavar="TYPE", help="cuda: the program finds a GPU, though there is none"
-    )
+    parser.add_argument("--device", metavar="TYPE", help="cuda: pretend that there is a GPU")
     parser.add_argument(
         "-o", "--output", metavar="FILE", help="write the capture, which all other verbs read"
     )

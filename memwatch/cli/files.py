@@ -18,11 +18,11 @@ def make_room(*outputs: Path | None, inputs: Iterable[str | os.PathLike[str]] = 
     """Raise if an output cannot be written. Every verb calls it first, so that a long run does not fail at its end.
 
     Args:
-        outputs: the files that the verb writes; None for one that was not asked for.
+        outputs: the files that the verb writes; None for an optional file that is not wanted.
         inputs: the files that it reads.
         force: whether existing files may be replaced.
 
     Raises:
-        OutputError: a file exists and `force` is not set, is an input or another output, or its path can hold no file.
+        OutputError: a file exists and `force` is False, is an input or another output, or its path cannot hold a file.
     """
     check_outputs([path for path in outputs if path is not None], inputs=inputs, force=force, exists=_EXISTS)

@@ -1,11 +1,11 @@
-"""Find the fastest way in which a training script stays within a limit of memory.
+"""Find the fastest way to train within a memory limit.
 
-The beginning of the script is run once for each way: the program itself, checkpointed blocks, a compiled model and
-others. Each run ends after a few steps of the optimizer, and its memory is measured. The lines to add to the script
-are printed. A limit that no way keeps is a finding: exit code 1.
+memwatch runs the beginning of the script once for each way: unchanged, with checkpointed blocks, compiled, and others.
+Each run ends after a few optimizer steps, and memwatch measures its memory. Then it prints the lines to add to your
+script. If no way stays within the limit, the exit code is 1.
 
-Your files stay as they are. Each run writes and deletes in a private view of your folders, which is dropped when the
-run ends. Folders for downloads (~/.cache, HF_HOME, TORCH_HOME) are shared, so that a model is loaded once.
+Your files stay as they are. Each run writes and deletes files in a private view of your folders. memwatch drops this
+view when the run ends. Download folders (~/.cache, HF_HOME, TORCH_HOME) are shared, so that a model is downloaded once.
 
     memwatch fit --limit 8GiB train.py --epochs 1
     memwatch fit train.py --limit 8GiB

@@ -1,8 +1,8 @@
 # ruff: noqa: N999  # a verb is a module of its own name
 """Make a capture of a memory snapshot that torch wrote (`_dump_snapshot()`).
 
-Nothing in the file is run: it is read by a reader that knows containers, numbers and text alone. What a snapshot does
-not know (ops, modules, categories, holders) the capture says is not recorded.
+memwatch runs no code from the file. Its reader accepts only containers, numbers and text. A snapshot has no ops,
+modules, categories or holders, so the capture marks them as not recorded.
 
     memwatch import dump_snapshot.pickle
     memwatch import --device xpu dump_snapshot.pickle -o run.memwatch
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _device_type(text: str) -> str:
     if not text.isidentifier():
-        raise argparse.ArgumentTypeError(f"{text!r} is no type of device, such as cuda or xpu")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a type of device; give a type such as cuda or xpu")
     return text
 
 
@@ -53,7 +53,7 @@ def execute(options: argparse.Namespace) -> int:
     target = options.output or options.snapshot.with_suffix(".memwatch")
     if target == options.snapshot:
         raise MemwatchError(
-            f"{target} would be replaced by what is read from it; name the file that torch wrote, or another with -o"
+            f"{target} is the input and cannot be the output too; name another output with -o"
         )
     make_room(target, inputs=[options.snapshot], force=options.force)
     save(read_snapshot(options.snapshot, device=options.device), target, force=options.force)

@@ -1,9 +1,9 @@
 """Run a program and report the tensors that it leaves behind.
 
-A leak is a reference cycle, a loop that the garbage collector cannot free, or a tensor that something other than a
-top-level name of the program still holds. A holder that keeps a tensor with its graph of each optimizer step is a leak
-too, whatever its name: the heap is searched after steps 6, 12, 24 and so on. Leaks are a finding: exit code 1. A
-program that fails ends as it would have ended without memwatch.
+A tensor counts as leaked if only a reference cycle keeps it, if the garbage collector can never free it, or if
+something other than a top-level name of the program still holds it. A holder that keeps the tensor and graph of every
+optimizer step is a leak too. memwatch searches for these after steps 6, 12, 24 and so on. If there are leaks, the exit
+code is 1. A program that fails ends as it would without memwatch.
 
     memwatch leaks train.py --epochs 1
     memwatch leaks -m package.train

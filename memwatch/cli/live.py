@@ -1,9 +1,9 @@
 """Show a capture while it is being written, from another terminal.
 
-The live bytes so far as a curve; what is alive now by category, its largest storages, and the latest iterations with
-their peaks. The program is not touched: the view reads its file, and is paced to take 1 % of the processors' time, its
-start included. `q` quits. The screen needs the package textual: pip install "memwatch[live]". Where standard output is
-no terminal, a line of text is printed whenever the file has grown, and nothing more is needed.
+The screen shows the curve of live bytes, the memory that is alive now by category, the largest storages, and the latest
+iterations with their peaks. The view only reads the file and never touches the program. It takes at most 1 % of the
+processors' time. `q` quits. The screen needs the package textual: pip install "memwatch[live]". If standard output is
+not a terminal, memwatch prints a line of text whenever the file has grown.
 
     memwatch live train.4242.memwatch
 """
@@ -64,7 +64,7 @@ def _show(watch: Watch, output: ProgramOutput | None) -> None:
     from memwatch.live.beside import require_textual
 
     require_textual()
-    watch.look()  # a file that is no capture is told of before the screen is taken
+    watch.look()  # report a file that is not a capture before the screen is taken
     from memwatch.live.app import LiveApp
 
     app = LiveApp(watch) if output is None else LiveApp(

@@ -1,4 +1,4 @@
-"""The entry of the command line: run the verb that was asked for, and print an error as one line."""
+"""The entry of the command line: run a verb, and print an error as one line."""
 
 from __future__ import annotations
 
@@ -26,20 +26,19 @@ VERBS: Final = (
 """The verbs in the order of the help; each is a module of this package with `add_arguments` and `execute`."""
 
 _FIRST_HELP: Final = """\
-memwatch: what the peak of a PyTorch program is made of, who holds it, and how
-low it could be.
+memwatch: find the memory peak of a PyTorch program, who holds it, and how low
+it could be.
 
-    memwatch run train.py      record a program; what it prints ends with the
-                               next command to type
-    memwatch summary CAPTURE   what its peak is made of
-    memwatch report CAPTURE    the same and more as a page for the browser
-    memwatch leaks train.py    the tensors that a program leaves behind
-    memwatch plan CAPTURE      how low its peak can be
+    memwatch run train.py      record a program into a file, the CAPTURE
+    memwatch summary CAPTURE   print the peak by category, line and holder
+    memwatch report CAPTURE    write a page for the browser
+    memwatch leaks train.py    find tensors that a program leaves behind
+    memwatch plan CAPTURE      find how low the peak can be
 
-Begin with `memwatch run` and your own script. `memwatch --help` names all
-verbs, `memwatch run --help` tells of one.
+Begin with `memwatch run` and your own script. It prints the next command to
+type. `memwatch --help` lists all verbs. `memwatch run --help` explains one.
 """
-"""What a person reads who types `memwatch` alone; a line fits 80 columns."""
+"""The text that `memwatch` without a verb prints. A line fits 80 columns."""
 
 _BRACKETS: Final = re.compile(r"\[(?:[^\[\]]|\[[^\[\]]*\])*\]")
 """An option of a usage line, which is not broken."""
@@ -73,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code.
 
     Args:
-        argv: the arguments; those of the process by default.
+        argv: the arguments; by default the process's own.
 
     Returns:
         0 fine, 1 a finding or bad input, 2 where no verb is given or an option means nothing. argparse exits with 2

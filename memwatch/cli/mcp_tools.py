@@ -33,8 +33,8 @@ _Arguments = ParamSpec("_Arguments")
 _Record = TypeVar("_Record")
 
 _INSTRUCTIONS = """Memory of a PyTorch program that memwatch recorded. Begin with `summary`. Sizes are in bytes.
-A holder is the reference that keeps memory alive; `holder_evidence` says whether it was seen, read in torch's own
-books or inferred by a rule."""
+A holder is the reference that keeps memory alive. `holder_evidence` is `seen` if memwatch found the
+reference, `structure` if torch's own records name it, `inferred` if a rule names it, and `none` if it is unknown."""
 
 
 def server(reading: Reading) -> MCPServer:
@@ -52,7 +52,7 @@ def server(reading: Reading) -> MCPServer:
 
 
 def _telling_errors(tool: Callable[_Arguments, _Record]) -> Callable[_Arguments, _Record]:
-    """Return the tool with errors of memwatch passed on as answers that say what was wrong."""
+    """Return the tool with memwatch's errors turned into answers."""
 
     @functools.wraps(tool)
     def telling(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Record:
@@ -65,7 +65,7 @@ def _telling_errors(tool: Callable[_Arguments, _Record]) -> Callable[_Arguments,
 
 
 class _Tools:
-    """One method for each tool; its docstring is what a client reads."""
+    """One method for each tool. Clients read its docstring."""
 
     def __init__(self, reading: Reading) -> None:
         self._reading = reading
@@ -74,7 +74,7 @@ class _Tools:
         return self._reading.on(device) if device else self._reading
 
     def summary(self, rows: int = 8, device: str = "") -> SummaryRecord:
-        """Say what the memory peak is made of: categories, modules, lines, holders, largest storages, findings."""
+        """Describe the memory peak: categories, modules, lines, holders, largest storages, findings."""
         return summary_record(self._on(device), rows=rows)
 
     def live_set(self, event: int | None = None, rows: int = 20, device: str = "") -> LiveRecord:
@@ -82,21 +82,21 @@ class _Tools:
         return live_record(self._on(device), event, rows=rows)
 
     def findings(self, device: str = "") -> list[FindingRecord]:
-        """List what would lower the peak, largest first: who holds the bytes, where, what to do, the peak after it.
+        """List changes that would lower the peak, largest first: holder, place, advice, peak after the change.
 
         An empty answer means that no change is known that would lower it by 5 % or more.
         """
         return findings_record(self._on(device))
 
     def holders(self, matching: str = "", rows: int = 20, device: str = "") -> list[HeldStorageRecord]:
-        """List who holds the storages at the peak; those alone in whose name, module, line, op or holder a text is.
+        """List who holds the storages at the peak, filtered by a text in their name, module, line, op or holder.
 
-        An empty answer means that the text is in none of them.
+        An empty answer means that no storage matches.
         """
         return holders_record(self._on(device), rows=rows, matching=matching)
 
     def diff(self, other: str, device: str = "") -> DifferenceRecord:
-        """Compare this capture's peak with that of another capture file, which is taken as the one before."""
+        """Compare this capture's peak with the peak of another capture file, the older one."""
         old = load(other)
         before = sites_at_peak(old.on(device) if device else old)
         return difference_record(compare_peaks(before, sites_at_peak(self._on(device))))

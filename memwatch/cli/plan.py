@@ -1,7 +1,7 @@
-"""Find how low the peak of a recorded program can be: reorder, recompute, move out.
+"""Find how low the peak of a recorded program can be: reorder, recompute, offload.
 
-Record the program with `memwatch run --replay` first. Without a budget the plan has the lowest peak that a new order
-of the ops alone can reach. A budget that cannot be reached is a finding: exit code 1, and the lowest plan is printed.
+Record the program with `memwatch run --replay` first. Without a budget, the plan only changes the order of the ops and
+makes the peak as low as it can. If no plan reaches the budget, memwatch prints the lowest plan and the exit code is 1.
 
     memwatch plan train.4242.memwatch --budget 60% -o train.plan
     memwatch plan train.4242.memwatch --budget "512 MiB" --offload
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="peak increase to allow: a size such as `512 MiB`, or a share of the program's such as 60%%",
     )
     parser.add_argument("--no-recompute", action="store_true", help="compute nothing twice")
-    parser.add_argument("--offload", action="store_true", help="allow to move storages out and back")
+    parser.add_argument("--offload", action="store_true", help="allow moving storages out of memory and back")
     parser.add_argument(
         "--time-limit", type=positive, default=10, metavar="S", help="seconds to search, default 10"
     )

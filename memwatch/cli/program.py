@@ -71,7 +71,7 @@ class Program:
             A function that runs the program as `__main__`; exceptions of the program pass through it.
 
         Raises:
-            ProgramError: there is no such script or module, or it is no program.
+            ProgramError: the script or module does not exist, or it is not a program.
             SyntaxError: the program cannot be compiled.
         """
         load = {"script": self._load_script, "module": self._load_module, "command": self._load_command}
@@ -81,7 +81,7 @@ class Program:
         sys.modules["__main__"] = main
 
         def program() -> None:
-            exec(code, main.__dict__)  # noqa: S102  # running the program is what was asked for
+            exec(code, main.__dict__)  # noqa: S102  # running the program is this verb's task
 
         return program
 
@@ -104,8 +104,8 @@ class Program:
             source = file.read()
         if b"\0" in source:
             raise ProgramError(
-                f"{self.target!r} is no Python program, it holds null bytes; "
-                "a capture is read with `memwatch summary` or `memwatch report`"
+                f"{self.target!r} is not a Python program: it contains null bytes; "
+                "to read a capture, use `memwatch summary` or `memwatch report`"
             )
         self._enter(self.target, os.path.dirname(os.path.realpath(path)))
         code = compile(source, path, "exec", dont_inherit=True)
@@ -127,9 +127,7 @@ class Program:
 
     def _enter(self, name: str, folder: str) -> None:
         sys.argv[:] = [name, *self.arguments]
-        if not getattr(
-            sys.flags, "safe_path", False
-        ):  # `python -P` puts no folder in front, so none is replaced
+        if not getattr(sys.flags, "safe_path", False):  # `python -P` puts no folder in front of sys.path
             sys.path[0] = folder
 
 

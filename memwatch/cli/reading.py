@@ -1,4 +1,4 @@
-"""The reading of a capture that a verb is about: of the device that the user named, or of the main one."""
+"""Open a capture for a verb: for the device that the user named, or for the main device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recording that the options of `memwatch run` ask for."""
+"""Make a recording from the options of `memwatch run`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def recording_of(options: argparse.Namespace, capture: str | os.PathLike[str]) -
 
 
 def plain_options(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the options as JSON values, from which another process makes its own recording."""
+    """Return the options as JSON values, so that another process can make its own recording."""
     plain = (type(None), bool, int, float, str)
     return {
         name: value

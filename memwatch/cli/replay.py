@@ -1,7 +1,7 @@
 """Execute a plan on made-up inputs and measure its peak.
 
-A capture holds the shapes of a program's inputs, but not their values, so the values are made up. A peak above the
-plan's is a finding: exit code 1.
+A capture holds the shapes of a program's inputs, but not their values, so memwatch makes up values. If the measured
+peak is above the plan's, the exit code is 1.
 
     memwatch plan train.4242.memwatch --budget 60% -o train.plan
     memwatch replay train.4242.memwatch --plan train.plan

@@ -1,6 +1,6 @@
 """Write the page of a capture: one HTML file that opens offline.
 
-The path of the page is printed.
+memwatch prints the path of the page.
 
     memwatch report train.4242.memwatch
     memwatch report -o peak.html --no-source train.4242.memwatch

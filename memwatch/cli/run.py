@@ -1,7 +1,7 @@
 """Run a program and record its memory.
 
-The program runs as `python` would run it: same arguments, output, exit code and tracebacks. The capture is
-written while the program runs, so that a program that is killed leaves a readable file.
+The program runs as `python` would run it: same arguments, output, exit code and tracebacks. memwatch writes the
+capture while the program runs, so a killed program leaves a readable file.
 
     memwatch run train.py --epochs 1
     memwatch run -o mlp.memwatch --html -m package.train
@@ -56,34 +56,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the capture, which may hold {rank}, {pid} and {host}; default NAME.PID.memwatch, here",
     )
     parser.add_argument("-f", "--force", action="store_true", help="replace files that exist")
-    parser.add_argument("-q", "--quiet", action="store_true", help="do not say what to type next")
+    parser.add_argument("-q", "--quiet", action="store_true", help="do not print the next command")
     parser.add_argument(
         "--html",
         action="store_true",
         help="write the page too, to PATH with --html=PATH; default CAPTURE.html",
     )
     parser.add_argument(
-        "--no-stacks", action="store_true", help="record no call stacks: cheaper, without lines"
+        "--no-stacks", action="store_true", help="record no call stacks: faster, but without lines"
     )
-    parser.add_argument("--replay", action="store_true", help="record what `memwatch plan` and `replay` need")
+    parser.add_argument(
+        "--replay", action="store_true", help="record the data that `memwatch plan` and `replay` need"
+    )
     parser.add_argument(
         "--children",
         action="store_true",
-        help="record processes of multiprocessing and Pythons that it starts too, each in a file beside this one",
+        help="also record the worker processes and Python programs that it starts, each in a file beside this one",
     )
     parser.add_argument(
         "--limit",
         type=size_of_device,
         metavar="[DEVICE=]SIZE",
         action="append",
-        help="stop the program at the op that lifts live bytes of a device above this, such as 2GiB or cuda:0=8GiB; "
-        "may be given for several devices",
+        help="stop the program at the op that raises live bytes of a device above SIZE, such as 2GiB or cuda:0=8GiB; "
+        "repeat it for several devices",
     )
     parser.add_argument(
         "--every",
         type=positive,
         metavar="N",
-        help="record one step of N; of the others the allocator's curve alone. A step ends with the optimizer's",
+        help="record the ops of one step in N, only live bytes of the others. A step ends with optimizer.step()",
     )
     parser.add_argument(
         "--first", type=positive, metavar="N", help="record the first N steps, whatever --every says"
@@ -91,7 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--live",
         action="store_true",
-        help="show the memory on the terminal while the program runs; what the program prints there comes after",
+        help="show the memory on the terminal while the program runs; the program's own output comes afterwards",
     )
     add_program(parser)
 
@@ -140,7 +142,7 @@ def execute(options: argparse.Namespace) -> int | BaseException:
 def _name_next(
     options: argparse.Namespace, place: JobPlace, recording: Profile, wrote: _Wrote, again: list[str]
 ) -> None:
-    """Say which file a rank writes, and have the next commands printed at exit."""
+    """Print the file that a rank writes, and print the next commands at exit."""
     from memwatch.profile import unbuilt_remark
 
     capture = wrote.capture
@@ -218,7 +220,7 @@ def _default_name(program: Program, place: JobPlace) -> str:
 
 
 def _merge_command(again: list[str], capture: Path, rank: str = "") -> str:
-    """Return the command that merges this capture with those of the other ranks, or of the children."""
+    """Return the command that merges this capture with the captures of the other ranks or the children."""
     stem = capture.name.partition(rank)[0] + ".rank" if rank else capture.stem
     return f"{command_line(*again, 'merge', capture.with_name(stem))}*{capture.suffix}"
 

@@ -1,6 +1,6 @@
-"""Print what the peak is made of.
+"""Print the peak by category, storage, module, line and holder.
 
-The total comes first; categories, storages, modules, lines and findings follow.
+The first line is the peak. The findings at the end are changes that would lower it.
 
     memwatch summary train.4242.memwatch
     memwatch summary --json train.4242.memwatch

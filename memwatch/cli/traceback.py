@@ -29,7 +29,7 @@ def hide_own_frames(error: BaseException) -> BaseException:
         link.__traceback__ = _programs_own(link.__traceback__)
     shown, previous = error.__traceback__, sys.excepthook
 
-    # raising the error again adds frames to its traceback; the hook prints the one that was cleaned here
+    # raising the error again adds frames to its traceback; the hook prints the traceback that was cleaned here
     def excepthook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
         trace = shown if value is error else trace
         previous(kind, value.with_traceback(trace), trace)
@@ -48,9 +48,8 @@ def _programs_own(trace: TracebackType | None) -> TracebackType | None:
     # the part of memwatch that started the program, whichever it was
     after_start = list(itertools.dropwhile(lambda each: _is_in(each, _HOME), shown))
     if not after_start and frames and not _is_in(frames[-1], _AROUND):
-        after_start = (
-            shown  # an error of memwatch's own; one that ends in `cli` is of a program that does not compile
-        )
+        # an error of memwatch's own; if the traceback ends in `cli`, the program does not compile
+        after_start = shown
     kept: TracebackType | None = None
     for each in reversed(after_start):
         kept = TracebackType(kept, each.tb_frame, each.tb_lasti, each.tb_lineno)

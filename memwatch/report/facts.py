@@ -106,7 +106,7 @@ def evidence_text(nbytes: Mapping[str, int]) -> str:
         return ""
     known, guessed = round(100 * (seen + structure) / total), round(100 * inferred / total)
     unseen = max(0, 100 - known - guessed)
-    return f"{known} % seen or from torch's books, {guessed} % inferred, {unseen} % not seen"
+    return f"{known} % seen or read from torch's records, {guessed} % inferred, {unseen} % not seen"
 
 
 def peak_instant(reading: Reading) -> PeakInstant:

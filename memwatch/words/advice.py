@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Remedy(Enum):
-    """What to change, chosen by how the references of a leak work; the most telling first."""
+    """The change that ends a leak, chosen by its references. The most specific remedy comes first."""
 
     VIEW = auto()
     VIEW_WITH_GRAPH = auto()
@@ -89,11 +89,11 @@ class Remedy(Enum):
 
 SENTENCES: Final[dict[Remedy, str]] = {
     Remedy.VIEW: (
-        "what is kept is a view, and with it the whole of a much larger storage: keep `.clone()` of it, or a "
+        "the kept tensor is a view, so the whole of a much larger storage stays: keep `.clone()` of it, or a "
         "number (`.item()`)"
     ),
     Remedy.VIEW_WITH_GRAPH: (
-        "what is kept is a view, and with it its graph and the whole of a much larger storage: keep "
+        "the kept tensor is a view, so its graph and the whole of a much larger storage stay: keep "
         "`.detach().clone()` of it, or a number (`.item()`)"
     ),
     Remedy.GROWING_TENSOR: (
@@ -109,7 +109,7 @@ SENTENCES: Final[dict[Remedy, str]] = {
         "`__exit__` after use"
     ),
     Remedy.HOOK_OF_SELF: (
-        "the hook is a bound method of what leads back to the hook: give it a function that uses the module "
+        "the hook is a bound method, and its object leads back to the hook: give it a function that uses the module "
         "it is called with, hold `self` by `weakref.ref`, or call `handle.remove()`"
     ),
     Remedy.NODE_HOOK: (
@@ -140,7 +140,7 @@ SENTENCES: Final[dict[Remedy, str]] = {
         "numbers (`.item()`), or copies (`.copy()`) of the part that is needed"
     ),
     Remedy.SHARED_MEMORY: (
-        "what DLPack or the buffer protocol made shares the tensor's memory and keeps it: drop it after use, or "
+        "an object made by DLPack or the buffer protocol shares the tensor's memory: drop it after use, or "
         "store numbers (`.item()`)"
     ),
     Remedy.FUNCTORCH: (
@@ -204,7 +204,7 @@ SENTENCES: Final[dict[Remedy, str]] = {
         "it a weak reference"
     ),
     Remedy.ARGUMENTS_IN_C: (
-        "only C code keeps these arguments, as it does those of `atexit.register(f, x)`: unregister the function "
+        "only C code keeps these arguments, for example of `atexit.register(f, x)`: unregister the function "
         "after use (`atexit.unregister`), or give it a weak reference"
     ),
     Remedy.FUNCTION_IN_C: (
@@ -336,7 +336,7 @@ _DETACHES: Final = frozenset(
 )
 """Remedies that already say to detach the tensor."""
 _WITHOUT_A_VALUE: Final = frozenset({Remedy.ANY, Remedy.C_CODE, Remedy.OPEN_CONTEXT})
-"""Remedies of what no line of the program stores."""
+"""Remedies for references that no line of the program stores."""
 
 
 def advice(
@@ -345,7 +345,7 @@ def advice(
     """Return the sentence for a remedy.
 
     Args:
-        remedy: what to change.
+        remedy: the change.
         with_graph: True if the tensor is kept together with its autograd graph: then say that as well.
         further: the other references to cut, in words, where one alone frees nothing.
         is_complete: False if there may be more of these.

@@ -1,4 +1,4 @@
-"""Words about what an allocator holds of a device."""
+"""Words about the memory that an allocator reserves on a device."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ if TYPE_CHECKING:
 
 
 class ReservedBytes(Protocol):
-    """What an allocator held of a device at the peak; see `memwatch.analysis.facts.reserved.ReservedBytes`."""
+    """The memory that an allocator reserved on a device; see `memwatch.analysis.facts.reserved.ReservedBytes`."""
 
     @property
     def at_peak_bytes(self) -> int:
-        """What was reserved at the peak."""
+        """The reserved bytes at the peak."""
 
     @property
     def most_bytes(self) -> int:
-        """What was reserved at most."""
+        """The highest reserved bytes."""
 
     @property
     def live_at_peak_bytes(self) -> int:
-        """What was live of it."""
+        """The live part of the reserved bytes at the peak."""
 
     @property
     def free_at_peak_bytes(self) -> int:
-        """What was not."""
+        """The free part."""
 
     @property
     def largest_free_bytes(self) -> int | None:
-        """The largest stretch of that, None where it is not known."""
+        """The largest free piece, or None if it is unknown."""
 
 
 def reserved_at_peak_text(held: ReservedBytes) -> str:
-    """Return a clause: what was reserved at the peak, and how much of it was free."""
+    """Return a clause: the reserved bytes at the peak and the free part of them."""
     pieces = (
         f" (the largest piece has {format_bytes(held.largest_free_bytes)})" if held.largest_free_bytes else ""
     )

@@ -117,7 +117,7 @@ _OF_OBJECTS: Final = (
     EdgeKind.BUFFER,
     EdgeKind.SUBMODULE,
 )
-"""References that any code may make: the file of the class is no place to edit them."""
+"""References that any code may make. The file of the class is the wrong place to edit them."""
 _CALLS: Final = (EdgeKind.LOCAL, EdgeKind.ARGUMENT, EdgeKind.TEMPORARY, EdgeKind.CALLER)
 _SUSPENDED: Final = (VertexKind.GENERATOR, VertexKind.COROUTINE, VertexKind.ASYNC_GENERATOR)
 OWNERS: Final[dict[tuple[EdgeKind, VertexKind], str]] = {
@@ -133,7 +133,7 @@ OWNERS: Final[dict[tuple[EdgeKind, VertexKind], str]] = {
     (EdgeKind.CACHE_ARGUMENT, VertexKind.CACHE): "{inner}",
     (EdgeKind.CONTEXT_VARIABLE, VertexKind.CONTEXT): "a {owner}",
 }
-"""Templates for an owner that is told differently than where it is a target."""
+"""Templates for an owner. The words for the same object as a target differ."""
 
 VERTICES: Final[dict[VertexKind, str]] = {
     VertexKind.OBJECT: "{name}",
@@ -239,7 +239,7 @@ def _at(vertex: Vertex, *, short: bool) -> str:
 
 
 def _owner_phrase(edge: Edge, owner: Vertex, *, short: bool) -> str:
-    """Return the words for what refers."""
+    """Return the words for the object that refers."""
     words, template = vertex_phrase(owner, short=short), OWNERS.get((edge.kind, owner.kind))
     if template is None:
         return words

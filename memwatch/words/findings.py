@@ -1,4 +1,4 @@
-"""The words for findings: what is kept, what to do about it, and what that would bring."""
+"""The words for findings: the memory that is kept, the advice, and the peak after it."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ HEADLINES: Final[dict[str, str]] = {
     "growth": "keeps {nbytes} that grew from step to step",
     "float32": "keeps {nbytes} of float32 copies of tensors in a lower precision",
 }
-"""What a holder does, by kind of finding."""
+"""The words after the holder, by kind of finding."""
 
 ADVICE: Final[dict[str, str]] = {
     "iteration": "drop it at the end of the loop's body (`del`), before the next pass makes it anew",
     "lag": "make each one right before it is used (a generator in place of a list)",
     "void": "do not make it, or drop it at once",
     "gradient": "call zero_grad(set_to_none=True) before forward, right after the optimizer's step",
-    "graph": "run this forward under torch.no_grad(), or keep `.item()` or `.detach()` of what it gives",
+    "graph": "run this forward under torch.no_grad(), or keep `.item()` or `.detach()` of its result",
     "retained": "call backward() without retain_graph=True, or drop the result that keeps the graph",
     "set_to_none": "call zero_grad(set_to_none=True), right after the optimizer's step: it frees them",
     "output": "keep the loss alone, or `del` the rest before backward()",
@@ -52,10 +52,10 @@ ADVICE: Final[dict[str, str]] = {
         "without `.float()`: it then saves half as much"
     ),
 }
-"""What to do, by kind of finding; for the other kinds it depends on the holder."""
+"""The advice by kind of finding. For the other kinds it depends on the holder."""
 
 LAG_IN_CALL: Final = "compute what the call waits for first, and this right before the call"
-"""What to do about values that wait on the evaluation stack of a half-made call."""
+"""The advice for values on the evaluation stack: arguments of a call that is not complete yet."""
 
 DROP: Final[dict[str, str]] = {
     "argument": "pass a list and clear it, or drop the caller's reference",

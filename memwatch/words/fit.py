@@ -1,4 +1,4 @@
-"""The words for ways to fit a step into a limit: what each is and changes, and what stands in the way."""
+"""The words for ways to fit a step into a limit: each way, its changes, and the obstacles."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ CHANGES: Final[dict[str, str]] = {
     "chain": "computes `{name}` again in the backward, part by part",
     "offload": "moves what {which} save to the host until the backward",
     "backend": "compiles the model and plans forward and backward",
-    "policy": "computes what a plan names again in the backward",
+    "policy": "recomputes the tensors that a plan names in the backward",
 }
-"""What a way changes, by kind."""
+"""The changes of a way, by kind."""
 
 NAMES: Final[dict[str, str]] = {
     "foreach": "foreach=False",
@@ -41,32 +41,34 @@ FIRST_AND_LAST: Final = "{first} ... {last}"
 """Modules by name, from the first to the last of them."""
 
 NOT_OFFERED_ON_HOST: Final = (
-    "offload is not offered: the model is on the host, where what is saved lies already"
+    "offload is not offered: the model is on the host, so saved tensors are already there"
 )
 NOT_RESTORED: Final = (
-    "the step takes from {names}, which cannot be set back: each trial had the next data, "
-    "and so will the program"
+    "the step reads from {names}, which cannot be reset: each trial got the next data, "
+    "and the program continues after them"
 )
-NOT_COMPARED: Final = "the plain step does not give the same results twice, so results are not compared"
+NOT_COMPARED: Final = (
+    "two runs of the plain step give different results, so memwatch does not compare results"
+)
 DISTURBED: Final = (
-    "how long steps take is unsure, as other programs use the machine: "
-    "a way that computes more was faster than the program"
+    "the times of steps are unreliable, because other programs use the machine: "
+    "a way that computes more was faster than the plain program"
 )
 NOT_BITWISE: Final = "the way that is kept gives results that differ from the plain step's in some bits"
-ESTIMATED: Final = "planned from an estimate: peaks are without workspace, and no step was timed"
+ESTIMATED: Final = "planned from an estimate: peaks leave out workspace, and steps were not timed"
 
 TOO_LARGE: Final = (
     "a limit of {limit} on {device} is not reachable: the lowest of {tried} ways is {lowest} ({way})"
 )
 BASELINE: Final = "{baseline} are alive before the step begins ({parts})"
-OPTIMIZER: Final = "the peak is in the optimizer's step, which has {increase} above the {baseline} of before"
+OPTIMIZER: Final = "the peak is in the optimizer's step, which adds {increase} to the {baseline} from before"
 WORKSPACE: Final = "at the peak one op, {op}, takes {workspace} of workspace"
 ACTIVATIONS: Final = "at the peak, in {op}, are {parts}"
-OUT_OF_MEMORY: Final = "each of the {tried} ways that were tried ran out of memory on {device}"
+OUT_OF_MEMORY: Final = "all {tried} ways ran out of memory on {device}"
 
 
 def files_dropped(paths: list[str]) -> list[str]:
-    """Say which changes of files a script made in vain; say nothing if it made none."""
+    """Return a sentence about the file changes that were dropped. The list is empty if there were none."""
     if not paths:
         return []
     files = paths[0] if len(paths) == 1 else f"{len(paths)} files, such as {paths[0]}"

@@ -21,7 +21,7 @@ HEADS: Final[dict[EdgeKind, str]] = {
     EdgeKind.EXCEPTION_HANDLED: "the {name} that is being handled",
     EdgeKind.C_CODE: "C++, and Python shows no reference to it",
 }
-"""The variable at the root of a path; `{name}` is followed by what leads on from it, as Python writes that."""
+"""The variable at the root of a path. `{name}` includes the references that follow, in Python's notation."""
 IN_LIBRARY: Final = " ({library}'s, which runs `{function}`)"
 IN_THREAD: Final = " in thread `{thread}`"
 HEAD_LINE: Final = "{head} ({site})"
@@ -38,13 +38,13 @@ STACK_TOPS: Final[dict[str, str]] = {
     "list_iterator": "the list of a running loop",
     "tuple_iterator": "the tuple of a running loop",
 }
-"""What lies on an evaluation stack, by the name of its type."""
+"""The words for a value on an evaluation stack, by the name of its type."""
 STACK_VALUE: Final = "a value that no variable names"
 STACK_OTHER: Final = "a {type} that no variable names"
 ON_STACK: Final = "{value}, on the evaluation stack of `{function}`"
 
 ITEMS: Final = (EdgeKind.ITEM, EdgeKind.VALUE)
-"""References of which the words may leave open which one is meant."""
+"""References that the words may leave unspecified."""
 ANY_ITEM: Final = "[...]"
 
 REACHED: Final = "{reference}, reached from {head}"
@@ -64,7 +64,7 @@ ROLES: Final[dict[str, str]] = {
     "selective checkpoint": "a selective checkpoint, which saves it for when its region runs again",
     "unsharded gradient": "gradient of the whole parameter `{name}` of FSDP",
 }
-"""Roles that say who holds the memory; of the others, the name of the memory says it."""
+"""Roles that name the holder. For other roles the name of the memory names it."""
 AUTOCAST_COPY: Final = "autocast's cache of converted weights, as a copy of `{name}`"
 SAVED: Final = "saved by {op}"
 SAVED_FOR_MODULE: Final = "saved by {op} in `{module}`"
@@ -101,25 +101,25 @@ CPP_CALLED: Final = "a call into C++ that runs, made by {op}"
 INFERRED: Final = "{holder} (inferred: {rule})"
 """A holder that was not seen."""
 INFERENCES: Final[dict[str, str]] = {
-    "earlier": "seen so earlier, and it may have let go since",
-    "later": "seen so later",
-    "between": "seen so before and after",
-    "twin": "seen so of another tensor that this line made",
-    "within region": "made when its region ran again, and alive while the backward of that runs",
-    "made with": "born while torch made it, and alive after that",
-    "returned": "seen in a call that has returned, and the object may live on",
-    "same call": "the innermost call that made it and still runs",
-    "no variable": "a look found it in no variable, and this call made it and still runs",
-    "role later": "seen in that role later",
-    "role earlier": "in that role at the look before, and no more at the next",
-    "role between": "in that role at the looks before and after",
-    "role unconfirmed": "in that role when it was last looked at, which was before",
-    "in flight": "made in backward, read by a later op of the same backward",
-    "awaited": "made in forward, and backward reads it",
-    "within node": "the same step of backward made it and still runs",
-    "within C++": "one line of Python made it and still runs",
-    "within compiled": "the same call made it and still runs",
-    "within step": "made and dropped within the step",
+    "earlier": "an earlier search found this reference; it may be gone",
+    "later": "a later search found this reference",
+    "between": "searches before and after found this reference",
+    "twin": "found for another tensor that the same line made",
+    "within region": "the checkpoint made it again, and the backward of its region is running",
+    "made with": "torch allocated it while it made this object, and it is still alive",
+    "returned": "found in a call that has returned; the object may live on",
+    "same call": "the innermost running call made it",
+    "no variable": "a search found no variable for it, and the call that made it is still running",
+    "role later": "found in this role later",
+    "role earlier": "found in this role before, but not afterwards",
+    "role between": "found in this role before and after",
+    "role unconfirmed": "last found in this role before this moment",
+    "in flight": "a backward op made it, and a later op of the same backward reads it",
+    "awaited": "a forward op made it, and backward reads it",
+    "within node": "the running step of backward made it",
+    "within C++": "the running line of Python made it",
+    "within compiled": "the running call of compiled code made it",
+    "within step": "the optimizer's step makes it and drops it",
 }
 """The rules that infer a holder, by `Inference`."""
 
@@ -131,12 +131,12 @@ def role_holder(role: str, name: str) -> str:
 
 
 def told_by_op(template: str, op_name: str, module: str = "", thread: str = "") -> str:
-    """Return a holder that is told by an op, as people call it, and the module or thread that it ran in."""
+    """Return a holder that is named after an op and the module or thread that ran the op."""
     return template.format(op=short_op(op_name), module=module, thread=thread)
 
 
 def variable_phrase(head: Edge, accessors: Sequence[Edge] = (), *, any_item: bool = False) -> str:
-    """Return a root's variable and what leads on from it, as ``self.cache``, and whose variable it is.
+    """Return a root's variable with the references that follow it, as ``self.cache``, and its owner.
 
     Args:
         head: the root's reference to its variable.
@@ -203,7 +203,7 @@ def stack_phrase(top: Edge, reference: Edge | None) -> str:
 
 
 def path_text(path: Sequence[Edge]) -> str:
-    """Return a retention path, one reference a line; what holds the first object of a stack or module is no line."""
+    """Return a retention path, one reference per line. The path of a stack or a module starts at its first object."""
     head, *rest = path
     if head.kind in HEADS:
         return "\n".join([_head_line(head), *map(edge_phrase, rest)])
@@ -234,7 +234,7 @@ def _short_phrase(edge: Edge) -> str:
 
 
 def _owner_name(edge: Edge, owner: Vertex) -> str | None:
-    """Return an owner that is told by its name alone, None for another."""
+    """Return an owner as its plain name, or None if the name alone does not identify it."""
     if edge.kind in (EdgeKind.LOCAL, EdgeKind.TEMPORARY) and owner.kind in SUSPENDED:
         return SUSPENDED[owner.kind].format(name=_last(owner.name))
     if owner.kind is VertexKind.CACHE and owner.inner is not None:

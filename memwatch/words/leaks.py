@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 HELD_BY: Final[dict[str, str]] = {
     "cycle": "freed only by gc: a reference cycle through",
-    "uncollectable": "never freed, not even by gc: a loop through",
+    "uncollectable": "gc cannot free it: a loop through",
     "retained": "kept alive by",
     "graph": "kept alive by",
     "hooks": "registered on",
 }
-"""What a leak of this kind does, before its holder."""
+"""The words between a leak and its holder, by kind."""
 
 HELD_BY_SHORT: Final[dict[str, str]] = {
     "cycle": "freed only by gc: cycle through",
@@ -75,10 +75,10 @@ ON_EACH_CALL: Final = " on each call"
 ON_ONE_CALL: Final = " on one call in {every}"
 MADE_AT: Final = "  made at: {site} ({tensor})"
 CALLED_FROM: Final = ", called from {caller}"
-FREED_SINCE: Final = "  freed since, before the session ended: {freed} of its {told} tensors"
+FREED_SINCE: Final = "  freed before the session ended: {freed} of its {told} tensors"
 ALL_FREED_SINCE: Final = (
-    "  freed since, before the session ended: all {told} of its tensors: inferred, a window that was filling, or "
-    "what is emptied now and then"
+    "  freed before the session ended: all {told} of its tensors. Probably a window that was filling, or a buffer "
+    "that is emptied now and then"
 )
 UNKNOWN_LINE: Final = "unknown line"
 HELD_FOR: Final = "  held for {seconds:.3f} s so far; the next collection of gc would free it"
@@ -89,8 +89,8 @@ ADVICE: Final = "  advice: {advice}"
 TOTAL: Final = "{size} of tensors leaked ({count} in {groups})"
 NOTE: Final = "note: {sentence}"
 MAY_BE_FILLING: Final = (
-    "one pass does not tell growth from a window or a cache that is not full yet; `find_leaks(fn)` calls on "
-    "until it does"
+    "after one pass, growth looks the same as a window or a cache that is still filling; `find_leaks(fn)` repeats "
+    "the call until it can decide"
 )
 ONE_GROUP: Final = "1 group"
 GROUPS: Final = "{count} groups"
@@ -129,7 +129,7 @@ GREW_BY_STEP: Final = "These leaks grow with each optimizer step (in this list, 
 EVERY: Final = "every={every}: write how many calls there are from one mark to the next, or 0"
 GREW: Final = "{size} more of tensors at mark {last} than at mark {first}, and more at each mark between"
 NOTHING_GREW: Final = "no holder had more tensors at each of the last {marks} marks"
-TOO_FEW_MARKS: Final = "{marks} marks are too few to tell what grows: set 3 at least"
+TOO_FEW_MARKS: Final = "{marks} marks are too few to find growth: set at least 3"
 
 WHY_ALIVE: Final = "{tensor}, {size}, is alive because of"
 WHY_C_CODE: Final = "  C code alone, or a temporary of a running call: no Python reference was found"
@@ -153,13 +153,13 @@ def headline(
 
 
 def _counted(kind: str, count: int) -> str:
-    """Return how many there are of what a leak of a kind consists of."""
+    """Return the number of tensors, hooks or nodes of a leak, with the word for them."""
     names = {"graph": (NODE, NODES), "hooks": (HOOK, HOOKS)}.get(kind, (TENSOR, TENSORS))
     return f"{count} {names[count != 1]}"
 
 
 def _amount(kind: str, sizes: Mapping[str, int], count: int) -> str:
-    """Return how much leaked: hooks have no bytes of their own, and those of nodes are estimated by their number."""
+    """Return how much leaked. Hooks have no bytes of their own; the bytes of nodes are estimated from their number."""
     counted = _counted(kind, count)
     if kind == "hooks":
         return counted
@@ -178,7 +178,7 @@ def path_lines(edges: Sequence[Edge], branch_at: int | None) -> tuple[str, ...]:
 
     Args:
         edges: the references, root first.
-        branch_at: which of them is the first that leaves the cycle above it; None if none does.
+        branch_at: the first reference that leaves the cycle above it, or None.
     """
     if not edges:
         return (NO_PYTHON_REFERENCE,)
@@ -193,7 +193,7 @@ def shortened(path: Sequence[str], edges: Sequence[Edge]) -> list[str]:
 
     Args:
         path: the lines, one for each reference.
-        edges: the references; none for a path that C code alone holds.
+        edges: the references; empty if only C code holds the object.
     """
     lines: list[str] = []
     numbered = (

@@ -9,11 +9,11 @@ from pathlib import Path, PurePath
 from typing import Final
 
 IN_LIBRARY: Final = "{own}, in {package} ({file})"
-"""The program's own line, and the library in which the work is done."""
+"""The program's own line, and the library that does the work."""
 CELL: Final = "{cell}, line {line}"
 """A line of a notebook's cell, which IPython calls `Cell In[3]`."""
 FORMER_MODULE: Final = "{name} (former)"
-"""The name of a module that is no part of its parent any more: another has its place, or none."""
+"""The name of a module that was removed from its parent or replaced."""
 _PACKAGES: Final = ("site-packages", "dist-packages")
 
 

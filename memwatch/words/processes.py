@@ -1,4 +1,4 @@
-"""What is said of processes that a program starts."""
+"""The words for processes that a program starts."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ NAMES: Final = {
     StartedAs.FORK: ("fork", "forks"),
 }
 """One of a kind, and several."""
-UNSEEN: Final = "{what} started in the block: what other processes did with tensors is not in this capture."
+UNSEEN: Final = "{what} started in the block: tensors of other processes are not in this capture."
 ASKED_RECORD: Final = " `memwatch run --children` records them too."
 ASKED_RECORD_BUT: Final = " `memwatch run --children` records them too, but not {what}: {reason}."
 NEVER_RECORDED: Final = " `memwatch run --children` records none of them: {reason}."
 RECORDED: Final = (
-    "{what} started in the block. Those that load torch record into files of their own, beside this one: "
+    "{what} started in the block. Each process that loads torch records into its own file, beside this one: "
     "`memwatch merge` shows them together."
 )
 UNREACHED: Final = "{what} started in the block without recording: {reason}."
-FORKED_AWAY: Final = "what os.fork() makes records nothing"
-OTHER_ENVIRONMENT: Final = "a program with another environment does not know that it should"
+FORKED_AWAY: Final = "a process made by os.fork() records nothing"
+OTHER_ENVIRONMENT: Final = "a program with another environment does not get the setting"
 
 
 def what_started(counts: Mapping[StartedAs, int]) -> str:
-    """Return how many processes of which kinds started: `2 DataLoader workers and 1 fork`."""
+    """Return the number of started processes of each kind: `2 DataLoader workers and 1 fork`."""
     parts = [f"{count} {NAMES[kind][count != 1]}" for kind, count in counts.items() if count]
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 
@@ -49,8 +49,8 @@ def started_text(counts: Mapping[StartedAs, int], unreached: Mapping[StartedAs, 
 
     Args:
         counts: how many of each kind.
-        unreached: of these, how many do not record although they are asked to.
-        asked: whether children were asked to record.
+        unreached: of these, how many do not record although they should.
+        asked: whether children should record.
     """
     reached = {kind: count - unreached.get(kind, 0) for kind, count in counts.items()}
     reason = ", ".join(

@@ -1,4 +1,4 @@
-"""What is said of the ranks of a job: notes on captures that are missing, cut or different, and names of processes."""
+"""The words for the ranks of a job: notes on missing, incomplete or different captures, and names of processes."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ CHILD: Final = "process {pid} of rank {rank}"
 PROCESS: Final = "process {pid}"
 UNKNOWN: Final = "{file}"
 TWIN: Final = "{name} ({pid})"
-"""Of two captures that say the same rank."""
+"""The names of two captures that claim the same rank."""
 
 MISSING: Final = "{ranks} left no capture: the job has {world_size} ranks, and nothing here is about {them}."
 UNFINISHED: Final = (
     "{names} did not end: killed, still running, or the file could not be written. "
-    "Figures are of what was written until then."
+    "Figures cover the part that was written."
 )
-UNREADABLE: Final = "{name} cannot be read and is in no figure: {reason}"
+UNREADABLE: Final = "memwatch cannot read {name}, so the figures leave it out: {reason}"
 OTHER_FORMAT: Final = (
-    "{name} was recorded by memwatch {version} in format {format}, which this memwatch does not read: "
-    "its figures are those of the summary in it."
+    "{name} was recorded by memwatch {version} in format {format}, which this memwatch cannot read: "
+    "its figures come from the summary in the file."
 )
 OTHER_FORMAT_ALONE: Final = (
-    "{name} was recorded by memwatch {version} in format {format}, which this memwatch does not read, "
-    "and has no summary: it is in no figure."
+    "{name} was recorded by memwatch {version} in format {format}, which this memwatch cannot read. "
+    "The file has no summary, so the figures leave it out."
 )
 VERSIONS: Final = "The ranks did not run the same {what}: {groups}."
 CLOCKS: Final = (
-    "The clock of {host} is {shift} {way} that of {other}, by the ends of the same steps. "
+    "The clock of {host} is {shift} {way} the clock of {other}, judged by the ends of the same steps. "
     "No figure here compares two clocks."
 )
 AHEAD, BEHIND = "ahead of", "behind"
-IMAGINED: Final = "{name} trained in a fake process group of {world_size}: the other ranks were imagined."
-TWICE: Final = "{count} captures say that they are {name}: each has a row of its own."
+IMAGINED: Final = "{name} trained in a fake process group of {world_size}: the other ranks did not exist."
+TWICE: Final = "{count} captures claim to be {name}: each has its own row."
 RESTARTED: Final = (
-    "The job was started again. What is left of the runs before is not compared with the ranks of the last one: "
+    "The job was restarted. Captures of earlier runs are not compared with the ranks of the last run: "
     "{names}."
 )
 OTHER_JOBS: Final = (
-    "The captures are of jobs of different sizes: {groups}. What differs between them may differ between runs, "
-    "not between ranks."
+    "The captures come from jobs of different sizes: {groups}. "
+    "A difference may be between runs, not between ranks."
 )
 JOB_OF: Final = "{world_size} ranks ({names})"
 OTHER_DEVICE: Final = (

@@ -1,4 +1,4 @@
-"""What a piece of memory is called: by its role, by who gave it to whom, or by the op that made it."""
+"""The names for a piece of memory: its role, the module that passes it on, or the op that made it."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def made_name(op_name: str, module: str, place: str, *, is_workspace: bool) -> s
 
 
 def unmade_name(thread: str, step: int, *, has_ops: bool) -> str:
-    """Return what memory is called of which neither op nor place is known.
+    """Return a name for memory whose op and place are both unknown.
 
     Args:
         thread: name of the thread that allocated it, empty for the block's own.

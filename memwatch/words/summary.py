@@ -1,4 +1,4 @@
-"""The words of the summary: its headings, and what its figures mean."""
+"""The words of the summary: its headings, and the meaning of its figures."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 PEAK_IS_ENTRY_AND_INCREASE: Final = " = {entry} at entry + {increase} increase"
 PEAK_IS_BEFORE_AND_WITHIN: Final = " = {before} from before the block + {within} made in it"
 INCREASE_ELSEWHERE: Final = (
-    "{entry} were alive at entry; the block's own memory was {increase} at most (peak increase)"
+    "{entry} were alive at entry; the block itself added at most {increase} (peak increase)"
 )
 """Where memory from before the block is freed inside it, the peak and the peak increase are of two instants."""
 
@@ -17,29 +17,31 @@ HEADLINE_CHANGE: Final = " With the first change below the peak would be {nbytes
 
 STORAGES: Final = "Largest storages at the peak"
 MODULES: Final = "Modules at the peak, with their children"
-LINES: Final = "Lines that made what is alive at the peak"
+LINES: Final = "Lines that made the memory alive at the peak"
 HOLDERS: Final = "Who holds it at the peak"
 FINDINGS: Final = "Findings: what to change, and how far the peak would fall"
 NO_FINDING: Final = "Findings: memwatch knows no change that would lower the peak by {share} or more"
 MORE_FINDINGS: Final = "{count:,} more: --rows, or prof.findings"
-NOTES: Final = "What memwatch could not see, or did differently"
+NOTES: Final = "Limits of this recording"
 MORE_NOTES: Final = "{count:,} more: --rows, or prof.notes"
 NEXT_CALL: Final = 'Next: prof.report("peak.html"), a page with every storage and its holder'
 NEXT_COMMAND: Final = "Next: {command}"
 NEXT_TO_KEEP: Final = "Next: the same with -o FILE, which keeps it for `memwatch report` and the other verbs"
 
-KNOWN_BY: Final = "How that is known: {evidence}"
-SEARCHED: Final = "To see it, memwatch searched {count:,} x while the program ran: {time} in all"
-CUT_SHORT: Final = "; {count:,} of them came to their limit and may have missed some"
+KNOWN_BY: Final = "How the holders are known: {evidence}"
+SEARCHED: Final = "memwatch searched for holders {count:,} x while the program ran: {time} in all"
+CUT_SHORT: Final = "; {count:,} searches reached their time limit and may have missed some"
 
-ONLY_FOR_BACKWARD: Final = "Kept only for backward: "
-SAVED_ANYWAY: Final = "; backward also reads {nbytes} that would be alive without it"
+ONLY_FOR_BACKWARD: Final = "Saved for backward: "
+SAVED_ANYWAY: Final = (
+    "; backward also reads {nbytes} of parameters, inputs and other tensors that stay alive anyway"
+)
 LAYERS: Final = (
-    "Each of the {count} modules `{name}` ({class_name}) keeps {nbytes} of it; with {twice} such modules about {share} "
-    "of the peak would be kept only for backward"
+    "Each of the {count} modules `{name}` ({class_name}) saves {nbytes} for backward; with {twice} modules, saved "
+    "tensors would be about {share} of the peak"
 )
 RECOMPUTED: Final = "Computed again in backward: "
-INSTEAD: Final = "; keeping all of it from forward on would take up to {nbytes}"
+INSTEAD: Final = "; without checkpoints, forward would keep up to {nbytes} for it"
 
 IN_USE: Final = "In use at the peak: {share}"
 IDLE: Final = {
@@ -48,5 +50,5 @@ IDLE: Final = {
     "void": "never used (void): {nbytes}",
     "": "use not known: {nbytes}",
 }
-"""What is not in use, by the phase of its life."""
-OTHER_THREADS: Final = "what other threads used is not seen"
+"""Memory that is not in use, by the phase of its life."""
+OTHER_THREADS: Final = "memwatch does not see which tensors other threads use"

@@ -100,4 +100,4 @@ def test_memory_that_runs_out_at_any_allocation_changes_nothing_of_the_program(n
         (note,) = seen.__notes__
         live = f"{12 * count}.00 MiB were live on {DEVICE}" if count else "nothing of this block was live"
         assert note.startswith(f"memwatch: {live}")
-        assert "when memory ran out, and 12.00 MiB more were asked for" in note
+        assert "when memory ran out, and the program requested 12.00 MiB more" in note

@@ -15,7 +15,7 @@ WRONG = {
     "captures that are scripts": ("merge {folder}/train.py", "train.py is not a memwatch capture; record one"),
     "a plan that is not there": ("replay {capture} --plan {folder}/no.plan", "no.plan is not a file; write one with"),
     "a plan that is a script": ("replay {capture} --plan {folder}/train.py", "train.py is not a plan; write one with"),
-    "a capture to import": ("import {capture}", "would be replaced by what is read from it; name the file"),
+    "a capture to import": ("import {capture}", "is the input and cannot be the output too; name another"),
 }  # fmt: skip
 
 

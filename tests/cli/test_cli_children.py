@@ -80,14 +80,14 @@ def test_forks_of_the_program_s_own_are_told_as_what_no_option_records():
     (note,) = prof.remarks("children")
     assert note.startswith("1 fork started in the block: ")
     assert note.endswith(
-        "`memwatch run --children` records none of them: what os.fork() makes records nothing."
+        "`memwatch run --children` records none of them: a process made by os.fork() records nothing."
     )
     counts = {StartedAs.MULTIPROCESSING: 2, StartedAs.PYTHON: 1, StartedAs.FORK: 1}
     text = started_text(counts, {StartedAs.FORK: 1}, asked=False)
-    assert text.endswith("records them too, but not 1 fork: what os.fork() makes records nothing.")
+    assert text.endswith("records them too, but not 1 fork: a process made by os.fork() records nothing.")
     text = started_text(counts, {StartedAs.FORK: 1}, asked=True)
-    assert text.startswith("2 processes of multiprocessing and 1 Python program started in the block. Those")
+    assert text.startswith("2 processes of multiprocessing and 1 Python program started in the block. Each")
     assert text.endswith(
-        "1 fork started in the block without recording: what os.fork() makes records nothing."
+        "1 fork started in the block without recording: a process made by os.fork() records nothing."
     )
-    assert "Those" not in started_text({StartedAs.FORK: 1}, {StartedAs.FORK: 1}, asked=True)
+    assert "Each process" not in started_text({StartedAs.FORK: 1}, {StartedAs.FORK: 1}, asked=True)

@@ -199,7 +199,7 @@ def test_a_variable_that_was_seen_before_the_peak_may_have_ended(program):
     """No look sees a `del` or a rebinding, so what an earlier one saw is inferred."""
     peak = profiled(program).at_peak
     (first,) = peak.loc[peak["nbytes"] == 1000 * WIDE * 4, "holder"]
-    assert first.endswith("(inferred: seen so earlier, and it may have let go since)")
+    assert first.endswith("(inferred: an earlier search found this reference; it may be gone)")
 
 
 def test_of_peaks_that_are_as_high_the_first_that_was_looked_at_is_told(monkeypatch):
@@ -293,8 +293,8 @@ def test_summary_and_stats_say_how_holders_are_known():
     prof = profiled(train)
     nbytes = stats(prof)["holder_evidence_bytes"]
     assert sum(nbytes.values()) == int(prof.at_peak["nbytes"].sum())
-    assert "% seen or from torch's books" in prof.summary(color=False)
-    assert "% seen or from torch's books" in format_stats(stats(prof), color=False)
+    assert "% seen or read from torch's records" in prof.summary(color=False)
+    assert "% seen or read from torch's records" in format_stats(stats(prof), color=False)
 
 
 def test_the_peak_that_comes_again_is_looked_at_whatever_the_looks_before_took(monkeypatch):

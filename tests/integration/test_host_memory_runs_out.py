@@ -58,7 +58,7 @@ for large in range(10):
     assert torch.equal(seen[2], plain[2])
     assert (*seen[:2], *seen[3:5]) == (*plain[:2], *plain[3:5]), (plain, seen)
     (note,) = seen[5]
-    assert "were live on cpu when memory ran out, and 128.00 MiB more were asked for" in note, note
+    assert "were live on cpu when memory ran out, and the program requested 128.00 MiB more" in note, note
     step(data, None)
     assert data.grad is not None
     data.grad = None
@@ -106,10 +106,10 @@ def note_of_an_error():
 
 profile.breakdown = fails
 note = note_of_an_error()
-assert note == "memwatch: memory ran out, and what was live then could not be told: MemoryError: no room", note
+assert note == "memwatch: memory ran out, and memwatch could not list the live memory: MemoryError: no room", note
 profile.Session._flush = fails
 note = note_of_an_error()
-assert note.endswith("its recording could not be ended: MemoryError: no room"), note
+assert note.endswith("ending the recording failed: MemoryError: no room"), note
 with pytest.raises(MemoryError, match="no room"), memwatch.profile():  # no error of the program's hides it
     pass
 """

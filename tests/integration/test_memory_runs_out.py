@@ -61,7 +61,7 @@ def test_the_error_of_the_allocator_goes_on_with_a_note(intercept, tmp_path):
     assert type(raised.value) is type(plain.value)
     assert str(raised.value) == str(plain.value)
     note = note_of(raised.value)
-    assert "were live on cpu when memory ran out, and 4194304.00 TiB more were asked for" in note
+    assert "were live on cpu when memory ran out, and the program requested 4194304.00 TiB more" in note
     assert "in empty at " in note
     assert "test_memory_runs_out.py" in note
     assert "1.00 MiB" in note

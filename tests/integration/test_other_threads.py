@@ -203,7 +203,7 @@ def test_what_another_thread_may_still_use_is_not_said_to_drag(uses_it, kinds):
             torch.ones(10 * COUNT) * 2
         del batch
     assert [finding.kind for finding in prof.findings] == (kinds if library.is_wanted() else ["drag"])
-    told = "what other threads used is not seen" in prof.summary(width=160, color=False)
+    told = "memwatch does not see which tensors other threads use" in prof.summary(width=160, color=False)
     assert told == uses_it
 
 

@@ -80,7 +80,7 @@ def test_a_functional_call_ends_no_role():
         other = {"weight": torch.zeros(OUT, IN)}
         torch.func.functional_call(net, other, torch.ones(WEIGHT, IN))
     found = dict(zip(of_weight(prof)["category"], of_weight(prof)["holder"]))
-    assert found["parameter"] == "parameter `weight` (inferred: in that role at the looks before and after)"
+    assert found["parameter"] == "parameter `weight` (inferred: found in this role before and after)"
     assert prof.capture.rows("role_ends") == 0
 
 
@@ -172,7 +172,7 @@ def test_a_role_that_nobody_looked_at_since_is_inferred():
     """What left its role and died between two looks is not told as in it: only the look before says so."""
     state = cleared_state(clear=True)
     assert state["holder_evidence"].tolist() == ["inferred"]
-    assert "in that role when it was last looked at" in state["holder"].item()
+    assert "last found in this role before" in state["holder"].item()
     assert state["rule"].item().startswith("inferred: ")
 
 
@@ -258,5 +258,5 @@ def test_what_the_looks_before_and_after_the_peak_found_is_inferred(intercept, t
     assert (
         own.rule == "inferred: it is a parameter of a module or of an optimizer at the looks before and after"
     )
-    assert own.holder.endswith("(inferred: in that role at the looks before and after)")
+    assert own.holder.endswith("(inferred: found in this role before and after)")
     assert own.holder_evidence == "inferred"

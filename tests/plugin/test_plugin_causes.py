@@ -114,7 +114,7 @@ def test_the_summary_says_what_later_tests_freed(session):
     result = session(WINDOW, "--memwatch-leaks=all", "-n", "1")
     result.assert_outcomes(passed=4, failed=4)
     lines = result.stdout.lines
-    [at] = [number for number, line in enumerate(lines) if "freed since" in line]
+    [at] = [number for number, line in enumerate(lines) if "freed before the session ended" in line]
     assert "all 2 of its tensors" in lines[at]
     assert "RECENT" in lines[at - 2]
 

@@ -211,7 +211,7 @@ def test_a_fake_process_group_is_no_job_of_many(captures):
     """Of imagined ranks none is missing."""
     change_meta(captures[0], process_group="fake")
     assert kinds(memwatch.merge(captures[:1])) == ["missing"]
-    assert "imagined" in memwatch.merge(captures[:1]).notes[0][1]
+    assert "did not exist" in memwatch.merge(captures[:1]).notes[0][1]
 
 
 @pytest.mark.parametrize("source", [True, False])

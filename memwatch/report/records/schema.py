@@ -1,4 +1,4 @@
-"""The fields of each record, with what they mean; `docs/json.md` is made of them.
+"""The fields of each record and their meaning. `docs/json.md` is generated from them.
 
 A record holds what JSON can: numbers, texts, lists and records. Every size is in bytes, every time in nanoseconds.
 """
@@ -31,7 +31,7 @@ class PeakRecord(TypedDict):
 class GroupRecord(TypedDict):
     """Storages that have something in common."""
 
-    name: Annotated[str, "what they have in common"]
+    name: Annotated[str, "the value that they share"]
     nbytes: Annotated[int, "their bytes"]
     count: Annotated[int, "how many storages"]
 
@@ -42,7 +42,7 @@ class StorageRecord(TypedDict):
     storage: Annotated[int, "its number, the index of `prof.storages`"]
     nbytes: Annotated[int, "its bytes"]
     category: Annotated[str, "one of CATEGORIES"]
-    name: Annotated[str, "what people call it"]
+    name: Annotated[str, "a readable name"]
     tensor: Annotated[str, "dtype and shape"]
     module: Annotated[str, "qualified name of the module"]
     op_name: Annotated[str, "the op that made it"]
@@ -53,13 +53,13 @@ class HeldStorageRecord(StorageRecord):
     """One storage that is alive at the peak, and who holds it."""
 
     phase: Annotated[str, "phase of its life at the peak: lag, use, drag or void"]
-    holder: Annotated[str, "who holds it, in words; empty where that was not asked for"]
+    holder: Annotated[str, "who holds it, in words; empty if the record leaves it out"]
     holder_kind: Annotated[str, "kind of the holder"]
     holder_evidence: Annotated[str, "how the holder is known, one of EVIDENCE"]
 
 
 class FindingRecord(TypedDict):
-    """One thing to change, and what it would bring."""
+    """One change that would lower the peak."""
 
     kind: Annotated[str, "kind of the finding, as `Finding.kind`"]
     nbytes: Annotated[int, "bytes at the peak that it is about"]
@@ -67,39 +67,39 @@ class FindingRecord(TypedDict):
     site: Annotated[str, "`file:line` to edit, empty if there is none"]
     advice: Annotated[str, "what to do, one sentence"]
     path: Annotated[list[str], "the retention path, one reference each"]
-    predicted_peak_bytes: Annotated[int, "what the peak would fall to if this alone were done"]
+    predicted_peak_bytes: Annotated[int, "the peak after this change alone"]
     storages: Annotated[list[int], "the storages concerned"]
 
 
 class NoteRecord(TypedDict):
-    """What memwatch could not see, or did differently."""
+    """A limit of the recording."""
 
     kind: Annotated[str, "a word"]
     text: Annotated[str, "a sentence"]
 
 
 class SummaryRecord(TypedDict):
-    """What the peak is made of: `memwatch summary --json`."""
+    """The parts of the peak: `memwatch summary --json`."""
 
     peak: Annotated[PeakRecord, "the peak of the device that the record is about"]
     devices: Annotated[dict[str, int], "peak bytes of every device that had any"]
-    categories: Annotated[list[GroupRecord], "what was live at the peak by category, largest first"]
+    categories: Annotated[list[GroupRecord], "live memory at the peak by category, largest first"]
     modules: Annotated[list[GroupRecord], "by module, without its children, largest first"]
     lines: Annotated[list[GroupRecord], "by the line that made it, largest first"]
     holders: Annotated[list[GroupRecord], "by kind of holder, largest first"]
     evidence_bytes: Annotated[dict[str, int], "bytes by how their holders are known"]
     storages: Annotated[list[HeldStorageRecord], "the largest, as many as `-n` says"]
     num_storages: Annotated[int, "how many were live at the peak"]
-    findings: Annotated[list[FindingRecord], "what would lower the peak, largest first"]
-    notes: Annotated[list[NoteRecord], "what memwatch could not see, or did differently"]
+    findings: Annotated[list[FindingRecord], "changes that would lower the peak, largest first"]
+    notes: Annotated[list[NoteRecord], "limits of the recording"]
 
 
 class DevicePeakRecord(TypedDict):
     """The peak of one device, in three figures.
 
-    Of an accelerator there are also `peak_reserved_bytes`, what its allocator held at the peak, `most_reserved_bytes`,
-    the most that it held at any time, and `peak_largest_free_bytes`, the largest stretch that was held and free at the
-    peak.
+    An accelerator has three more figures of its allocator: `peak_reserved_bytes` (reserved bytes at the peak),
+    `most_reserved_bytes` (most reserved bytes at any time), and `peak_largest_free_bytes` (the largest free piece at
+    the peak).
     """
 
     peak_bytes: Annotated[int, "most live bytes at one instant"]
@@ -108,7 +108,7 @@ class DevicePeakRecord(TypedDict):
 
 
 class AllocatedRecord(TypedDict):
-    """What a line or an op allocated over the whole run."""
+    """The allocations of a line or an op over the whole run."""
 
     name: Annotated[str, "the line or the op"]
     nbytes: Annotated[int, "all bytes that it allocated, whether or not they were alive at once"]
@@ -117,9 +117,9 @@ class AllocatedRecord(TypedDict):
 
 
 class StatsRecord(TypedDict):
-    """Totals of a run: `memwatch stats --json`. What an imported memory snapshot does not know is null.
+    """Totals of a run: `memwatch stats --json`. Fields that an imported memory snapshot lacks are null.
 
-    Of an accelerator it has the three figures of reserved bytes as well that DevicePeakRecord names.
+    For an accelerator it also has the three figures of reserved bytes that DevicePeakRecord describes.
     """
 
     device: Annotated[str, "the device that the figures are about"]
@@ -138,7 +138,7 @@ class StatsRecord(TypedDict):
     live_at_peak: Annotated[int, "how many storages were live at the peak"]
     saved_for_backward_bytes: Annotated[int | None, "bytes at the peak that autograd saved"]
     only_for_backward_ratio: Annotated[float | None, "share of the peak that is there only for backward"]
-    category_bytes: Annotated[dict[str, int], "what was live at the peak by category"]
+    category_bytes: Annotated[dict[str, int], "live memory at the peak by category"]
     holder_evidence_bytes: Annotated[dict[str, int], "bytes by how their holders are known"]
     histogram: Annotated[
         list[tuple[int, int, int, int]], "sizes from, sizes below, how many allocations, their bytes"
@@ -146,11 +146,11 @@ class StatsRecord(TypedDict):
     top_lines: Annotated[list[AllocatedRecord], "the lines that allocated most, as many as `-n` says"]
     top_ops: Annotated[list[AllocatedRecord], "the ops that allocated most"]
     findings: Annotated[int | None, "how many findings"]
-    meta: Annotated[dict[str, str], "what was recorded about the run, as the text shows it"]
+    meta: Annotated[dict[str, str], "facts about the run, as the text shows them"]
 
 
 class LiveRecord(TypedDict):
-    """What was live just after one event of the timeline."""
+    """The live memory just after one event of the timeline."""
 
     device: Annotated[str, "the device"]
     event: Annotated[int, "row of `prof.timeline`"]
@@ -163,7 +163,7 @@ class LiveRecord(TypedDict):
 class TreeRecord(TypedDict):
     """A branch of the peak: `memwatch tree --json`."""
 
-    name: Annotated[str, "what its storages have in common; `peak` for the root"]
+    name: Annotated[str, "the value that its storages share; `peak` for the root"]
     nbytes: Annotated[int, "their bytes"]
     count: Annotated[int, "how many storages"]
     children: Annotated[list[TreeRecord], "the branches below, largest first"]
@@ -173,7 +173,7 @@ class ReplayRecord(TypedDict):
     """A plan that was executed."""
 
     peak_increase_bytes: Annotated[int, "measured peak increase"]
-    planned_bytes: Annotated[int, "what the plan said"]
+    planned_bytes: Annotated[int, "the peak increase of the plan"]
     identical: Annotated[
         bool | None, "whether the results were bitwise equal; null where nothing was compared"
     ]
@@ -189,7 +189,7 @@ class PlanRecord(TypedDict):
     program_peak_increase_bytes: Annotated[int, "peak increase of the program as it was recorded"]
     peak_increase_bytes: Annotated[int, "peak increase of the plan"]
     lower_bound_bytes: Annotated[int, "no plan of this kind is lower"]
-    budget_bytes: Annotated[int | None, "what was asked for; null for the lowest order of the ops alone"]
+    budget_bytes: Annotated[int | None, "the budget; null if the plan only changes the order of ops"]
     extra_cost_ratio: Annotated[float, "FLOPs computed again, as a share of the program's"]
     extra_time_ratio: Annotated[float | None, "the same in measured time; null where ops were not timed"]
     moved_bytes: Annotated[int, "bytes moved out and back"]
@@ -219,23 +219,25 @@ class DifferenceRecord(TypedDict):
 
 
 class EstimateRecord(TypedDict):
-    """What a program would take: `memwatch estimate --json`."""
+    """The estimated memory of a program: `memwatch estimate --json`."""
 
     device: Annotated[str, "the device that the figures are about"]
     tensor_bytes: Annotated[int, "most bytes of tensors that are alive at once: counted"]
     workspace_bytes: Annotated[
-        int | None, "what the peak grows by with the workspace of kernels, null if unknown"
+        int | None, "how much the workspace of kernels adds to the peak, null if unknown"
     ]
     workspace_is_scaled: Annotated[bool, "whether that follows from runs of smaller sizes"]
     workspace_unknown: Annotated[list[str], "ops whose workspace is not known"]
-    reserved_bytes: Annotated[int | None, "what a caching allocator takes for it: modelled, null without one"]
-    rounding_bytes: Annotated[int, "what the peak grows by in whole blocks: modelled"]
+    reserved_bytes: Annotated[
+        int | None, "modelled bytes that a caching allocator reserves; null without one"
+    ]
+    rounding_bytes: Annotated[int, "modelled bytes that rounding to whole blocks adds to the peak"]
     block_bytes: Annotated[int, "the size of a block"]
     rank: Annotated[int, "the rank that ran"]
     world_size: Annotated[int, "ranks of the job, 0 where the program decides"]
     steps: Annotated[int, "steps that the optimizer made"]
-    reads: Annotated[list[str], "`file:line` of what read a value, and got 0"]
-    remarks: Annotated[list[str], "sentences about what the program did differently"]
+    reads: Annotated[list[str], "`file:line` of each line that read a value and got 0"]
+    remarks: Annotated[list[str], "sentences about differences from a real run"]
     summary: Annotated[SummaryRecord, "the peak, as of a recorded run"]
 
 
