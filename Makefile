@@ -23,8 +23,10 @@ demo: $(VENV)/.installed  ## train a small GPT, print its summary, write out/gpt
 test: $(VENV)/.installed-test programs lint  ## everything that must hold
 	$(VENV)/bin/memwatch build
 	$(VENV)/bin/python tests/libraries.py
-	$(PYTEST) $(HEAP_TESTS)
-	$(PYTEST) --hypothesis-profile=ci tests $(HEAP_TESTS:%=--ignore=%)
+	@failed=0; set -x; \
+	$(PYTEST) $(HEAP_TESTS) || failed=1; \
+	$(PYTEST) --hypothesis-profile=ci tests $(HEAP_TESTS:%=--ignore=%) || failed=1; \
+	exit $$failed  # a failure in the first part does not hide the second
 
 lint: $(VENV)/.installed-test  ## style, types and the direction of imports
 	$(RUN) ruff check

@@ -29,7 +29,11 @@ _LAST = (
     "plugin",
     # these import torch's compiler
     "test_plugin_compiler.py", "test_leaks_innocent.py", "test_leaks_programs_training.py", "test_leaks_zoo.py",
-    "test_leaks_pipelining.py", "test_leaks_compiler.py", "test_heap_graph.py",
+    "test_leaks_advice_taken.py", "test_leaks_advice_last.py", "test_leaks_pipelining.py", "test_heap_graph.py",
+    "test_leaks_replaced_parameters.py", "test_leaks_hook_growth.py", "test_leaks_replaced_values.py",
+    "test_heap_peeks.py",
+    # this imports lightning as well
+    "test_leaks_compiler.py",
     # its classes define `__eq__`, and while they live the callbacks at exit are not listed
     "test_heap_runs_no_program_code.py",
     # these import what the test before them did not: libraries, and torch's op database

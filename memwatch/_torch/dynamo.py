@@ -149,9 +149,9 @@ def leave_frame(reason: str) -> None:
 
 def computes_as_numpy(nodes: Iterable[fx.Node]) -> bool:
     """Return True if any node stands for a call of NumPy, which dynamo translates to ops of torch. Imports dynamo."""
-    found = [_frames.take(path, None) for path in _NUMPY_WRAPPERS]
+    found: list[Any] = [_frames.take(path, None) for path in _NUMPY_WRAPPERS]
     classes = tuple(each for each in found if isinstance(each, type))
-    functions = [each for each in found if each is not None and not isinstance(each, type)]
+    functions = [each for each in found if callable(each) and not isinstance(each, type)]
     return any(isinstance(node.target, classes) or node.target in functions for node in nodes)
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _ENTRIES: Final = frozenset({EdgeKind.ITEM, EdgeKind.VALUE, EdgeKind.KEY, EdgeKind.MEMBER})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Leak(ShownAsText):
     """Tensors that outlive the code that made them, held by one reference.
 
@@ -108,6 +108,10 @@ class Leak(ShownAsText):
             holder=self.holder,
             every=self.every,
         )
+
+    def __repr__(self) -> str:
+        # a prompt shows a list of leaks: one line for each; `print(leak)` gives its whole text
+        return f"<Leak: {self.headline()}>"
 
     def __str__(self) -> str:
         made_at = words.MADE_AT.format(site=self.site or words.UNKNOWN_LINE, tensor=self.tensor)

@@ -11,6 +11,10 @@ INCREASE_ELSEWHERE: Final = (
 )
 """Where memory from before the block is freed inside it, the peak and the peak increase are of two instants."""
 
+HEADLINE: Final = "{share} of the peak is {category}, and {line_share} of it was made at {line}."
+HEADLINE_CHANGE: Final = " With the first change below the peak would be {nbytes}."
+"""The first sentence of the page."""
+
 STORAGES: Final = "Largest storages at the peak"
 MODULES: Final = "Modules at the peak, with their children"
 LINES: Final = "Lines that made the memory alive at the peak"

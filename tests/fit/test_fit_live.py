@@ -8,6 +8,7 @@ import itertools
 import random
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import fit_programs
 import numpy as np
@@ -18,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 import memwatch
 from memwatch.errors import MemwatchError, OptionError
+from memwatch.fit import live_trial
 from memwatch.fit.api import fit_program
 from memwatch.fit.kept_tensors import fingerprint
 from memwatch.sizes import SizeError
@@ -150,6 +152,18 @@ def test_an_unreachable_limit_says_what_stands_in_the_way(limit, words):
     assert raised.value.best.peak_bytes > raised.value.best.baseline_bytes
 
 
+@pytest.fixture
+def only_sleep_takes_time(monkeypatch):
+    """Let steps take as long as they sleep. Other programs on the machine then have no part in the result."""
+    now_ns = [0]
+
+    def sleep(seconds):
+        now_ns[0] += round(seconds * 1e9)
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    monkeypatch.setattr(live_trial, "time", SimpleNamespace(perf_counter_ns=lambda: now_ns[0]))
+
+
 class Slow(nn.Linear):
     """A layer that takes some milliseconds: to compute it again is told from noise."""
 
@@ -158,6 +172,7 @@ class Slow(nn.Linear):
         return super().forward(x)
 
 
+@pytest.mark.usefixtures("only_sleep_takes_time")
 def test_a_foreach_optimizer_is_made_plain():
     """Where lists of temporaries are the peak, one parameter at a time is enough, and nothing is computed again."""
     torch.manual_seed(0)
@@ -214,6 +229,7 @@ def test_a_fused_step_is_not_tried_where_a_way_with_equal_results_fits():
     assert not fit.ways["way"].str.contains("fused").any()
 
 
+@pytest.mark.usefixtures("only_sleep_takes_time")
 def test_a_disturbed_first_trial_does_not_end_the_search():
     """A way that computes more and seems as fast shows that the program's own time was disturbed: it is timed again."""
     torch.manual_seed(0)

@@ -23,7 +23,7 @@ NUMBERS = itertools.count()
 TABLE, BY_IMAGE, WEAK_BY_IMAGE = {}, {}, weakref.WeakKeyDictionary()
 MEMBERS, PLUGINS, METHODS, PARTIALS, HISTORY = set(), [], [], [], []
 LAYERS = torch.nn.ModuleDict()
-OPTIMIZER = torch.optim.SGD([torch.nn.Parameter(torch.ones(8))], lr=0.1, momentum=0.9)
+OPTIMIZER = None
 SETTINGS = types.ModuleType("settings")
 
 
@@ -277,6 +277,13 @@ RULES = [
     (Remedy.ITERATOR, iterator, iterator_dropped),
     (Remedy.SHELL_RESULT, shown_in_the_shell, evaluated_something_else),
 ]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _optimizer():
+    """Make it before the first test, not at import: torch imports its compiler then."""
+    global OPTIMIZER  # noqa: PLW0603
+    OPTIMIZER = torch.optim.SGD([torch.nn.Parameter(torch.ones(8))], lr=0.1, momentum=0.9)
 
 
 @pytest.fixture(autouse=True)

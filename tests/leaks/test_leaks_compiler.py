@@ -1,4 +1,4 @@
-"""What imports torch's compiler, or pandas: after these tests each search of the heap takes twice as long."""
+"""What imports torch's compiler, pandas or lightning: later searches of the heap take at least twice as long."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from memwatch.leaks import TensorLeakError, check_leaks, find_leaks
 
@@ -14,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from all_programs import IMPORT_MUCH, PROGRAMS
 from program_checks import both_for
 from storages_alive import survivors
+from test_leaks_cuts import survivors_after
 
 LATE = [program for program in PROGRAMS if program.name in IMPORT_MUCH]
 
@@ -76,3 +78,35 @@ def test_compiled_functions_stay_compiled_and_are_no_leak():
         compiled(torch.randn(4))
     assert find_leaks(compiled, torch.randn(4)) == []
     torch._dynamo.reset()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_references_to_cut_of_a_trainer_of_lightning_free_its_model():
+    """Its parts have it in many ways; all that is named is needed, and one leak."""
+    lightning = pytest.importorskip("lightning")
+
+    class Model(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def training_step(self, batch, at):
+            return self.layer(batch).sum()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    def fit():
+        trainer = lightning.Trainer(
+            max_steps=1,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            accelerator="cpu",
+        )
+        trainer.fit(Model(), torch.utils.data.DataLoader(torch.ones(4, 8), batch_size=2))
+
+    [leak] = find_leaks(fit)
+    assert len(leak.cuts) > 2
+    assert survivors_after(fit, leak.cuts) == 0, leak.cuts

@@ -194,38 +194,6 @@ def test_the_references_to_cut_of_every_leak_program_free_its_tensors(program):
         assert survivors_after(program.leak, edges) == 0, edges
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_the_references_to_cut_of_a_trainer_of_lightning_free_its_model():
-    """Its parts have it in many ways; all that is named is needed, and one leak."""
-    lightning = pytest.importorskip("lightning")
-
-    class Model(lightning.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(8, 8)
-
-        def training_step(self, batch, at):
-            return self.layer(batch).sum()
-
-        def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), 0.1)
-
-    def fit():
-        trainer = lightning.Trainer(
-            max_steps=1,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            accelerator="cpu",
-        )
-        trainer.fit(Model(), torch.utils.data.DataLoader(torch.ones(4, 8), batch_size=2))
-
-    [leak] = find_leaks(fit)
-    assert len(leak.cuts) > 2
-    assert survivors_after(fit, leak.cuts) == 0, leak.cuts
-
-
 def test_one_set_of_cuts_is_one_leak():
     """What hangs on the cycles of one object is told once, whichever of them is nearest to a tensor."""
     [leak] = find_leaks(lambda: Trainer() and None)

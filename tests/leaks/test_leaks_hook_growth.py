@@ -12,12 +12,19 @@ from memwatch.words.advice import Remedy, advice
 
 LAYER = nn.Linear(8, 8)
 WEIGHT = torch.ones(3, requires_grad=True)
-OPTIMIZER = torch.optim.SGD(LAYER.parameters(), lr=0.1)
+OPTIMIZER = None
 KEPT: list[nn.Module] = []
 
 
 def does_nothing(*_args):
     pass
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _optimizer():
+    """Make it before the first test, not at import: torch imports its compiler then."""
+    global OPTIMIZER  # noqa: PLW0603
+    OPTIMIZER = torch.optim.SGD(LAYER.parameters(), lr=0.1)
 
 
 @pytest.fixture(autouse=True)

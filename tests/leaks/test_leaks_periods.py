@@ -71,3 +71,13 @@ def test_a_leak_on_every_second_call_is_found(fn, nbytes, runs):
 @pytest.mark.parametrize("fn", [replaces_a_value, adds_a_detached_value])
 def test_what_every_second_call_replaces_is_no_leak(fn, runs):
     assert find_leaks(fn, runs=runs) == []
+
+
+def test_a_prompt_shows_a_list_of_leaks_in_one_line_each():
+    """`print(leak)` has the whole text; a list shows the headline of each."""
+    kept = []
+    leaks = find_leaks(lambda: kept.append(torch.ones(4096)))
+    (leak,) = leaks
+    assert repr(leaks) == f"[<Leak: {leak.headline()}>]"
+    assert "\n" not in repr(leaks)
+    assert len(str(leak).splitlines()) > 1

@@ -73,6 +73,7 @@ def test_it_is_of_this_platform_and_the_plain_one_of_any(wheel, tmp_path):
 def test_it_records_natively_without_a_compiler(site, tmp_path):
     """The library lies in the installed package; no cache is made."""
     module, *rest = use(site, tmp_path)
+    assert (site / "memwatch.pth").read_text().startswith("import os;")  # what MEMWATCH=1 needs
     assert Path(module).is_relative_to(site)
     assert rest == ["native"]
     assert not (tmp_path / "cache").exists()

@@ -53,6 +53,15 @@ def test_the_totals_are_those_of_the_reading(shown, training):
     assert shown.text("#op-count") == f"{len(training.ops):,}"
 
 
+def test_the_first_sentence_says_what_the_peak_is_made_of(shown, training):
+    """The largest category and the line that made most, with their shares; then what the first finding would do."""
+    at_peak = training.at_peak
+    sums = at_peak.groupby("category")["nbytes"].sum()
+    said = shown.text("#headline")
+    assert f"{100 * sums.max() / training.peak_bytes:.0f} % of the peak is {sums.idxmax()}" in said
+    assert ("With the first change below" in said) is bool(training.findings)
+
+
 def test_the_categories_add_up_to_the_peak(shown, training):
     """The legend splits the peak without a rest."""
     sizes = shown.js("return [...document.querySelectorAll('#legend b')].map((b) => Number(b.dataset.bytes))")
@@ -215,7 +224,7 @@ def test_a_storage_shows_its_stack(shown, training):
     shown.wait(lambda: shown.js("return document.getElementById('storage').open"))
     text = shown.text("#storage-body")
     assert row["rule"] in text
-    assert training.at_peak["holder"][made] in text
+    assert training.at_peak["holder"][made].replace("`", "") in text  # names are shown as code
     life = shown.js("return {...document.querySelector('.biography').dataset}")
     assert (int(life["first"]), int(life["last"])) == (row["first_use_op"], row["last_use_op"])
     used = training.uses[training.uses["storage"] == made]["op"].unique()

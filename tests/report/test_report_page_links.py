@@ -271,7 +271,10 @@ def test_a_holder_can_be_read_whole(shown, reading):
     """The cell unfolds with a click or the keyboard; a switch unfolds all of them."""
     cell = shown.driver.find_element("css selector", "#panel tbody .unfold")
     width = "return arguments[0].scrollWidth > arguments[0].clientWidth"
-    assert cell.text == reading.at_peak["holder"].iloc[0]
+    holder = reading.at_peak["holder"].iloc[0]
+    assert cell.text == holder.replace("`", "")
+    names = [code.text for code in cell.find_elements("css selector", "code")]
+    assert names == holder.split("`")[1::2]  # what stands between backticks is shown as code
     shown.js("arguments[0].focus()", cell)
     cell.send_keys(Keys.ENTER)
     assert cell.get_attribute("aria-expanded") == "true"

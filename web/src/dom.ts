@@ -8,11 +8,22 @@ type Attribute = string | number | boolean | null | undefined | ((event: any) =>
 export type Attributes = Record<string, Attribute>;
 export type Child = Node | string | null | undefined;
 
+// Shows what stands between backticks as code, as memwatch's texts mean it.
+const MARKED = /`([^`]+)`/;
+const marked = (text: string): Node[] => text.split(MARKED).map((part, index) => (index % 2 ? codeOf(part) : document.createTextNode(part)));
+
+function codeOf(text: string): HTMLElement {
+  const node = document.createElement("code");
+  node.textContent = text;
+  return node;
+}
+
 export function el<K extends keyof HTMLElementTagNameMap>(tag: K, attributes: Attributes = {}, ...children: Child[]): HTMLElementTagNameMap[K] {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
     if (value === undefined || value === null || value === false) continue;
     if (typeof value === "function") node.addEventListener(name.slice(2), value);
+    else if (name === "text" && tag !== "code" && MARKED.test(String(value))) node.append(...marked(String(value)));
     else if (name === "text") node.textContent = String(value);
     else node.setAttribute(name, value === true ? "" : String(value));
   }

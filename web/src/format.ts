@@ -3,27 +3,37 @@
 const UNITS: [string, number][] = [["KiB", 2 ** 10], ["MiB", 2 ** 20], ["GiB", 2 ** 30]];
 const PARTS_OF_A_SECOND: [string, number][] = [["s", 1e9], ["ms", 1e6], ["µs", 1e3]];
 
+// As Python rounds: a tie, such as 16.125, goes to the even digit. `toFixed` would go up, and the page would differ from
+// the summary. A number is a tie only if it is an odd multiple of a power of two.
+export function fixed(value: number, digits: number): string {
+  const isTie = Math.abs((value * 2 ** (digits + 1)) % 2) === 1;
+  if (!isTie) return value.toFixed(digits);
+  const below = Math.floor(Math.abs(value) * 10 ** digits);
+  return ((Math.sign(value) * (below + (below % 2))) / 10 ** digits).toFixed(digits);
+}
+
 export function bytes(count: number): string {
   const magnitude = Math.abs(count);
   if (magnitude < 1024) return `${Math.round(count)} B`;
   for (const [unit, scale] of UNITS) {
-    if (Number((magnitude / scale).toFixed(2)) < 1024) return `${(count / scale).toFixed(2)} ${unit}`;
+    if (Number(fixed(magnitude / scale, 2)) < 1024) return `${fixed(count / scale, 2)} ${unit}`;
   }
-  return `${(count / 2 ** 40).toFixed(2)} TiB`;
+  return `${fixed(count / 2 ** 40, 2)} TiB`;
 }
 
 export const shortBytes = (count: number): string => bytes(count).replace(/(\.[0-9]*?)0+ /, "$1 ").replace(". ", " ");
 export const signedBytes = (count: number): string => `${count > 0 ? "+" : count < 0 ? "−" : ""}${bytes(Math.abs(count))}`;
 
 export function duration(ns: number): string {
-  if (ns >= 60e9) return `${Math.floor(ns / 60e9)} min ${Math.round((ns % 60e9) / 1e9)} s`;
+  if (ns === 0) return "0 s";
+  if (ns >= 60e9) return `${Math.floor(ns / 60e9)} min ${Math.floor((ns % 60e9) / 1e9)} s`;
   for (const [unit, scale] of PARTS_OF_A_SECOND) {
-    if (ns >= scale) return `${Number((ns / scale).toPrecision(4))} ${unit}`;
+    if (ns >= scale) return `${Number((ns / scale).toPrecision(3))} ${unit}`;
   }
   return `${Math.round(ns)} ns`;
 }
 
-export const percent = (part: number, all: number): string => `${all ? ((100 * part) / all).toFixed(1) : "0.0"} %`;
+export const percent = (part: number, all: number): string => `${all ? fixed((100 * part) / all, 1) : "0.0"} %`;
 const WITH_COMMAS = new Intl.NumberFormat("en-US"); // to make one takes longer than to use it a hundred times
 export const whole = (number: number): string => WITH_COMMAS.format(number);
 export const orNone = (number: number): string => (number < 0 ? "" : whole(number));

@@ -11,6 +11,7 @@ from memwatch.capture.schema import CATEGORIES
 from memwatch.report.facts import (
     PeakInstant,
     bytes_by,
+    bytes_by_line,
     evidence_bytes,
     evidence_text,
     is_recorded,
@@ -33,6 +34,8 @@ from memwatch.report.page.stacks import own_lines, pack_stacks
 from memwatch.report.page.uses import pack_uses
 from memwatch.report.source import retention_edges
 from memwatch.report.text import visible
+from memwatch.sizes import format_bytes
+from memwatch.words import summary as words_of_summary
 from memwatch.words.allocators import reserved_at_peak_text
 
 if TYPE_CHECKING:
@@ -101,6 +104,7 @@ def page_model(reading: Reading, extras: Extras | None = None, *, source: bool =
         "facts": [[visible(label), hide(text)] for label, text in describe_meta(meta)],
         "totals": _totals(reading),
         "devices": _devices(reading),
+        "headline": visible(_headline(reading)) if source else "",  # it names a line
         "peak": _peak(at, hide, source=source, has_times=is_recorded(reading, "times")),
         "categories": _categories(reading),
         "holders": evidence_text(evidence_bytes(reading)),
@@ -179,6 +183,24 @@ def _peak(at: PeakInstant, hide: Callable[[str], str], *, source: bool, has_time
 def _categories(reading: Reading) -> list[dict[str, Any]]:
     sums = bytes_by(reading.at_peak, "category")["nbytes"]
     return [{"name": name, "nbytes": int(sums.get(name, 0))} for name in CATEGORIES]
+
+
+def _headline(reading: Reading) -> str:
+    """Return what the peak is made of and which line made most of it, in a sentence; empty where nothing was alive."""
+    at_peak = reading.at_peak
+    all_bytes = int(at_peak["nbytes"].sum())
+    lines = bytes_by_line(at_peak[at_peak["line"] != ""])["nbytes"]
+    if not all_bytes or lines.empty:
+        return ""
+    categories = bytes_by(at_peak, "category")["nbytes"]
+    text = words_of_summary.HEADLINE.format(
+        share=f"{100 * categories.iloc[0] / all_bytes:.0f} %", category=categories.index[0],
+        line_share=f"{100 * lines.iloc[0] / all_bytes:.0f} %", line=lines.index[0],
+    )  # fmt: skip
+    lowered_bytes = getattr(next(iter(reading.findings), None), "predicted_peak_bytes", None)
+    if lowered_bytes is None:
+        return text
+    return text + words_of_summary.HEADLINE_CHANGE.format(nbytes=format_bytes(lowered_bytes))
 
 
 def _overview(reading: Reading) -> dict[str, Any]:
