@@ -51,7 +51,7 @@ NOT_COMPARED: Final = (
     "two runs of the plain step give different results, so memwatch does not compare results"
 )
 DISTURBED: Final = (
-    "the times of steps are unreliable, because other programs use the machine: "
+    "the measured duration of a step is unreliable, because other programs use the machine: "
     "a way that computes more was faster than the plain program"
 )
 NOT_BITWISE: Final = "the way that is kept gives results that differ from the plain step's in some bits"
