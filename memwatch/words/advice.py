@@ -136,7 +136,7 @@ SENTENCES: Final[dict[Remedy, str]] = {
         "save the output itself, not a view of it, with `ctx.save_for_backward`; or detach what is saved"
     ),
     Remedy.NUMPY: (
-        "a numpy array shares the tensor's memory and keeps the tensor: bound what keeps the arrays, store "
+        "a numpy array shares the tensor's memory and keeps the tensor: limit the container of the arrays, store "
         "numbers (`.item()`), or copies (`.copy()`) of the part that is needed"
     ),
     Remedy.SHARED_MEMORY: (
@@ -144,15 +144,16 @@ SENTENCES: Final[dict[Remedy, str]] = {
         "store numbers (`.item()`)"
     ),
     Remedy.FUNCTORCH: (
-        "a tensor from inside a torch.func transform keeps what it wraps: return it from the function instead"
+        "a tensor from inside a torch.func transform keeps the tensor that it wraps: return it from the function "
+        "instead"
     ),
     Remedy.ENDLESS_LOOP: (
-        "`itertools.cycle` keeps all that its iterator has given: loop over the loader anew for each epoch "
+        "`itertools.cycle` keeps every item of its iterator: loop over the loader anew for each epoch "
         "(`while True: yield from loader`)"
     ),
     Remedy.CTX_ATTRIBUTE: "do not store tensors as attributes of `ctx`: use `ctx.save_for_backward`",
     Remedy.CTX_OBJECT: (
-        "`ctx` keeps this object, and the object leads back to the output: put only what backward needs of it on "
+        "`ctx` keeps this object, and the object leads back to the output: put only the values that backward needs on "
         "`ctx`, or delete the attribute after backward"
     ),
     Remedy.EXCEPTION_ARGS: (
@@ -216,20 +217,21 @@ SENTENCES: Final[dict[Remedy, str]] = {
     Remedy.PARTIAL: "the partial keeps its arguments: drop the partial, or bind a weak reference",
     Remedy.LOG_RECORD: "a log record keeps its arguments: log numbers (`.item()`), not tensors",
     Remedy.MOCK: (
-        "a mock refers to itself, and keeps the arguments of its calls until gc comes by: call `reset_mock()` after use"
+        "a mock refers to itself, and keeps the arguments of its calls until gc runs: call `reset_mock()` after use"
     ),
     Remedy.DEFAULT_ARGUMENT: (
         "a default argument lives as long as its function: use None and make the value inside"
     ),
     Remedy.CLOSURE_CELL: (
-        "the inner function keeps what it closes over: pass it as an argument, or delete the name after use"
+        "the inner function keeps the variables that it captures: pass the tensor as an argument, or delete the name "
+        "after use"
     ),
     Remedy.CLOSURE_OF_SELF: (
         "the inner function closes over `self`: let it close over `weakref.ref(self)`, or drop the function "
         "after use"
     ),
     Remedy.GRAPH: (
-        "a tensor with its graph is kept, and so every activation: store `value.detach()` or `value.item()`"
+        "the tensor keeps its autograd graph, and the graph keeps activations: store `value.detach()` or `value.item()`"
     ),
     Remedy.GRADIENT: (
         "with `create_graph=True` the gradient refers back to the parameter: use "
@@ -240,11 +242,11 @@ SENTENCES: Final[dict[Remedy, str]] = {
         "plain function that is given the object, or drop it after use"
     ),
     Remedy.MODULE_HOOK: (
-        "a registered hook keeps what it refers to, and all that it collects there: call `handle.remove()` when "
-        "done, or clear what the hook fills"
+        "a registered hook keeps the objects that it refers to, with everything that it collects: call "
+        "`handle.remove()` when done, or clear the container that the hook fills"
     ),
     Remedy.OPTIMIZER_STATE: (
-        "optimizer state that grows, or of a parameter that was replaced: delete it (`del "
+        "the optimizer keeps state that grows, or state of a replaced parameter: delete it (`del "
         "optimizer.state[old]`)"
     ),
     Remedy.CLASS_ATTRIBUTE: (
@@ -255,25 +257,25 @@ SENTENCES: Final[dict[Remedy, str]] = {
     ),
     Remedy.REGISTRY: (
         "the container grows and keeps each object: hold them weakly (`weakref.WeakSet`), remove each after use, "
-        "or bound it (`deque(maxlen=...)`)"
+        "or limit its size (`deque(maxlen=...)`)"
     ),
     Remedy.ITEM: (
-        "the container grows and keeps each entry: bound it (`deque(maxlen=...)`), clear it after use, or store "
+        "the container grows and keeps each entry: limit its size (`deque(maxlen=...)`), clear it after use, or store "
         "numbers (`.item()`)"
     ),
     Remedy.VALUE: (
-        "the dictionary keeps each entry: bound it, delete entries after use, or key a `WeakKeyDictionary`"
+        "the dictionary keeps each entry: limit its size, delete entries after use, or key a `WeakKeyDictionary`"
     ),
     Remedy.MEMBER: "the set keeps each entry: discard it after use, or use a `weakref.WeakSet`",
-    Remedy.BUFFER: "the buffer keeps what it is assigned: assign `value.detach()`",
+    Remedy.BUFFER: "the buffer keeps the assigned value: assign `value.detach()`",
     Remedy.ATTRIBUTE: (
         "the object keeps the tensor: delete the attribute after use, or store a number (`.item()`)"
     ),
     Remedy.SUBMODULE: (
-        "the module keeps each submodule, parameter and buffer that is registered with it: use one again, or delete "
+        "the module keeps each submodule, parameter and buffer that is registered with it: reuse one, or delete "
         "it after use (`del parent[name]`, `delattr(parent, name)`)"
     ),
-    Remedy.ITERATOR: "the iterator or container keeps what it was given: drop it after use",
+    Remedy.ITERATOR: "the iterator or container keeps its items: drop it after use",
     Remedy.GLOBAL: "the module keeps the tensor: delete the name after use, or store a number",
     Remedy.ARGUMENT: "the argument of a running call keeps it: delete the name after use, or set it to None",
     Remedy.LOCAL: "the local variable keeps it: delete the name after use",
@@ -282,7 +284,7 @@ SENTENCES: Final[dict[Remedy, str]] = {
         "that does not give back a reference"
     ),
     Remedy.CLOSURE_CELL_IN_CYCLE: (
-        "the inner function closes over what leads back to it: pass that as an argument, or "
+        "the inner function captures an object that leads back to it: pass that object as an argument, or "
         "delete the name after use"
     ),
     Remedy.CLASS_IN_CYCLE: (
