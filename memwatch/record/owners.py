@@ -42,6 +42,13 @@ _PLAIN: Final = frozenset((id(Tensor), id(Parameter)))
 _AT_ONCE: Final = 64
 _MAX_SEARCHES_FOR_NAMES: Final = 512
 """A program that attacks a model, or adapts to each task, has new leaves in every step."""
+_WAYS_AT_FIRST: Final = 200_000
+_WAYS_PER_OP: Final = 20
+"""How many references all searches for names may follow. A reference takes some 10 us and an op at least as long.
+
+One of PyTorch's tests has 30,000 references behind its variables, and new leaves in each of its small backwards: with
+every search it took 700 times as long as plainly.
+"""
 
 
 class Owners:
@@ -63,6 +70,7 @@ class Owners:
     def __init__(self, storages: Storages, strings: Strings, roles: Roles, harmless: Harmless) -> None:
         self._storages, self._roles, self._harmless = storages, roles, harmless
         self._budget, self._budget_of_names = SearchBudget(), SearchBudget(_MAX_SEARCHES_FOR_NAMES)
+        self._ways_followed, self._op_counter = 0, roles.op_counter
         self.modules = Rows()
         self.registry = ModuleRegistry(self.modules, strings, self._own, self._budget, roles.op_counter)
         self.parameters = Parameters()
@@ -191,7 +199,9 @@ class Owners:
         names: dict[int, str] = {}
         if tensors and self._budget_of_names.spend(asked_for):
             with self._harmless:
-                names = names_of_tensors(tensors, sys._getframe())
+                most_ways = _WAYS_AT_FIRST + _WAYS_PER_OP * self._op_counter[0] - self._ways_followed
+                names, followed = names_of_tensors(tensors, sys._getframe(), most_ways)
+                self._ways_followed += followed
         if names:
             self._budget_of_names.found(asked_for)
         return names
