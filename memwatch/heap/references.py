@@ -184,8 +184,8 @@ def _context(value: Any) -> Iterator[Chain]:
 def _items(container: Any, iterate: Callable[[Any], Any]) -> Iterator[Chain]:
     """Return the items of a container; a long one that begins with numbers or text is left early."""
     items = copied_items(container, iterate, MAX_ITEMS)
-    if len(items) > _PROBE_ITEMS and all(
-        id(type(held)) in _NUMBERS_AND_TEXT for held in items[: _PROBE_ITEMS + 1]
+    if len(items) > _PROBE_ITEMS and _NUMBERS_AND_TEXT.issuperset(
+        map(id, map(type, items[: _PROBE_ITEMS + 1]))
     ):
         del items[_PROBE_ITEMS:]
     return zip(items, strict=True)  # no generator of ours: a list may have thousands of tensors

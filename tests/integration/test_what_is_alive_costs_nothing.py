@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pathlib
 import sys
 
@@ -140,6 +141,32 @@ def test_samples_beside_much_that_is_idle_make_at_most_twice_the_calls(
     """The first steps of a block have nearly all samples: idle objects are passed over many at a time."""
     monkeypatch.setattr(schedule, "_ROLE_LOOKS_RATIO", 0)  # a look that there is time for hangs on the clock
     assert calls_in_first_steps(MANY[kind]()) < 2 * calls_beside_nothing
+
+
+def collections_of_a_block(kept):
+    """Return the generations that gc collects while a block is entered and left."""
+    found = []
+
+    def note(phase, info):
+        if phase == "start":
+            found.append(info["generation"])
+
+    gc.collect()
+    gc.callbacks.append(note)
+    try:
+        with memwatch.profile():
+            pass
+    finally:
+        gc.callbacks.remove(note)
+    del kept
+    return found
+
+
+def test_what_a_block_keeps_of_idle_modules_makes_no_full_collection_due():
+    """With a few more collections than those of the program, a full one would fall into a step."""
+    alone = collections_of_a_block(None)
+    beside = collections_of_a_block(MANY["modules"]())
+    assert len(beside) <= len(alone) + 3
 
 
 def test_what_lives_at_entry_is_written_before_the_first_step(tmp_path):

@@ -256,7 +256,7 @@ class Sample:
                     self._state.ways.learn(chain)
                     self._told_now.setdefault(number, []).append(Told(path, function_of(chain[0])))
         if id(type(tensor)) in _PLAIN:
-            if type(tensor) is Parameter or not autograd_state(tensor).requires_grad:
+            if type(tensor) is Parameter or not requires_grad(tensor):
                 return  # a parameter's gradient is known by its role, and neither has a graph
             gradient = gradient_of(tensor)
             if gradient is not None and len(chain) < _LONGEST:
