@@ -15,6 +15,7 @@ import argparse
 import gc
 import json
 import pathlib
+import shlex
 import statistics
 import sys
 import time
@@ -140,15 +141,18 @@ def sample(case: str, recorder: str) -> dict[str, float]:
 Found = dict[tuple[str, str], dict[str, list[dict[str, float]]]]
 
 
-def write(found: Found, commit: str, rounds: int) -> str:
+def write(found: Found, commit: str) -> str:
     """Write the table as Markdown and return it."""
+    command = shlex.join(["python", "reports/alive.py", *sys.argv[1:]])
     lines = [
         "# What recording adds beside much that is merely alive",
         "",
-        f"Written by `python reports/alive.py {commit} --rounds {rounds}`: CPU time of the thread, a process for each",
-        f"sample, the two commits in turn, medians of the rounds, {STEPS} steps. `added_mean_ms` is the main figure:",
-        "what the block adds to the mean step, samples of the holders included. `added_least_ms` is what it adds to",
-        "the least step, in which no sample falls. The last column is what it is now to what it is now beside nothing.",
+        f"Written by `{command}`.",
+        "",
+        "CPU time of the thread, a process for each sample, the two commits in turn, medians of the rounds,",
+        f"{STEPS} steps. `added_mean_ms` is the main figure: what the block adds to the mean step, samples of the",
+        "holders included. `added_least_ms` is what it adds to the least step, in which no sample falls. The last",
+        "column is what it is now to what it is now beside nothing.",
         "",
         *NOTES,
         "",
@@ -191,9 +195,7 @@ def main() -> None:
                     samples = found.setdefault((case, recorder), {side: [] for side in sides})
                     for side, top in sides.items():
                         samples[side].append(child(HERE, top, case, recorder))
-                    text = write(
-                        found, options.commit, options.rounds
-                    )  # what there is, should it be cut short
+                    text = write(found, options.commit)  # what there is, should it be cut short
     print(text)
 
 
