@@ -61,6 +61,8 @@ class AutogradState(NamedTuple):
 
 _GRAD_FN: Final[Any] = TENSOR_DICT["grad_fn"].__get__
 _REQUIRES_GRAD: Final[Any] = TENSOR_DICT["requires_grad"].__get__
+requires_grad: Final[Callable[[torch.Tensor], bool]] = _REQUIRES_GRAD
+"""Return whether a tensor requires a gradient, and nothing else of its state: for thousands of tensors."""
 _RETAINS_GRAD: Final[Any] = TENSOR_DICT["retains_grad"].__get__
 _BASE: Final[Any] = TENSOR_DICT[BASE].__get__ if BASE in TENSOR_DICT else None
 _is_view: Final[Callable[[Any], bool]] = Part("the graph behind a view may not be searched").take(

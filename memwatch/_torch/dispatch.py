@@ -8,6 +8,7 @@
 | torch._C._dispatch_tls_is_dispatch_key_included | is_key_included |
 | torch._C._dispatch_tls_set_dispatch_key_excluded | exclude_key |
 | torch._C._dispatch_get_all_op_names | op_names |
+| torch._C._jit_get_all_schemas | schemas |
 | torch._C._dispatch_library("IMPL", space, "", file, 0) | kernel_library(space, file) |
 | torch.library.Library._destroy | destroy_library(library) |
 | torch._ops (its function `key_extractor` is patched) | OPS_MODULE |
@@ -51,6 +52,8 @@ exclude_key: Final[Callable[[Any, bool], None]] = _key.take(
 """Exclude a key in this thread, or no longer."""
 op_names: Final[Callable[[], list[str]]] = _key.take("torch._C._dispatch_get_all_op_names", list)
 """Return the qualified name of every overload that is defined, as ``aten::add.Tensor``."""
+schemas: Final[Callable[[], list[Any]]] = Part("").take("torch._C._jit_get_all_schemas", list)
+"""Return the schema of every overload that is defined, without an object of `torch.ops` for any."""
 _library: Final[Callable[..., Any]] = _key.take("torch._C._dispatch_library", lambda *args: None)
 _destroy: Final[Callable[[Any], None]] = _key.take("torch.library.Library._destroy", lambda library: None)
 OPS_MODULE: Final[Any] = _key.take("torch._ops", None)

@@ -15,7 +15,7 @@ from memwatch.heap.tensors import type_dict
 from memwatch.heap.vertices import key_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 _ATTRIBUTES: Final[Callable[[Any], dict[str, Any]]] = type_dict(nn.Module)["__dict__"].__get__
 
@@ -24,6 +24,11 @@ def module_dict(module: nn.Module) -> dict[str, Any]:
     """Return the attribute dictionary of a module; empty if the program put a subclass of `dict` there."""
     attributes = _ATTRIBUTES(module)
     return attributes if type(attributes) is dict else {}
+
+
+def module_dicts(modules: Iterable[nn.Module]) -> list[dict[str, Any]]:
+    """Return what `module_dict` returns for each of many modules, in few calls."""
+    return [each if type(each) is dict else {} for each in map(_ATTRIBUTES, modules)]
 
 
 def table_entries(attributes: dict[str, Any], name: str) -> list[tuple[str, Any]]:

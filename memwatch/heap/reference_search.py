@@ -7,13 +7,24 @@ tenths of a second.
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.heap.class_checks import class_ids
-from memwatch.heap.references import DEFINITIONS, capsule_step, exception_step, step_of, tensor_step
+from memwatch.heap.references import (
+    DEFINITIONS,
+    MODULE_ITSELF,
+    OFTEN_EMPTY,
+    SHOWN_BY_GC,
+    capsule_step,
+    exception_step,
+    held_by_modules,
+    step_of,
+    tensor_step,
+)
 from memwatch.heap.roots import RootKind
 from memwatch.signal_handlers import pass_on
 
@@ -28,6 +39,12 @@ _DIRECT: Final = 2  # objects in a chain of a root and what it holds
 _MAX_OBJECTS: Final = 1000
 _MAX_REST: Final = 4000
 _WIDE_ITEMS: Final = 100
+_AT_ONCE: Final = 64
+"""Items of a long container that are asked together where they lead. A guess: one that leads on keeps the others."""
+_MAX_LEVELS: Final = 6
+"""References from such an item that are followed: a module's parameter is the third. A guess."""
+_MAX_AT_ONCE: Final = 4096
+"""Objects that so many items may hold: 64 modules hold some 2,000."""
 _PASSED_ON: Final = class_ids(list, tuple, dict, set)
 _Step = Callable[[Any], Iterator["Chain"]]
 """Yields what an object refers to; None in its place where a search ends."""
@@ -62,17 +79,19 @@ class ReferenceSearch:
         barren: `id` of functions and classes of modules in which earlier searches found no tensor; a deep search
             looks into them again.
         known_classes: the classes that earlier searches met, if any did.
-        wanted: returns those of many references to tensors that the caller may want to hear of: a list may have
-            thousands, and to follow each takes ten times as long.
+        wanted: returns those of some references to tensors that the caller may want to hear of: a list may have
+            thousands, and to follow each takes ten times as long. It is given the way to what has them too, empty where
+            it is only asked whether there are any.
     """
 
     def __init__(
         self, seen: set[int], *, deep: bool, barren: set[int], known_classes: KnownClasses | None = None,
-        wanted: Callable[[list[Chain]], list[Chain]] | None = None,
+        wanted: Callable[[list[Chain], Chain], list[Chain]] | None = None,
     ) -> None:  # fmt: skip
         self._seen = seen
         self._wanted = wanted
         self._passed_in: set[int] = set()
+        self._is_cut = False
         self._deep = deep
         self._known_classes = KnownClasses() if known_classes is None else known_classes
         self._barren = barren
@@ -104,6 +123,7 @@ class ReferenceSearch:
         )
         self._later.clear()
         self._passed_in.clear()
+        self._is_cut = False
         for _ in range(_MAX_OBJECTS * len(roots)):
             if not waiting:
                 waiting, self._later = self._later, waiting  # what is in long containers hides nothing else
@@ -132,7 +152,7 @@ class ReferenceSearch:
 
     def _end(self, roots: Iterable[Root], waiting: deque[Chain], found: set[int]) -> None:
         """Note what is left of some roots, or which definitions of modules reach no tensor."""
-        if waiting or self._later:
+        if waiting or self._later or self._is_cut:
             self.cut_count += 1
             if self._deep:
                 self._rest += (*waiting, *self._later)
@@ -177,13 +197,82 @@ class ReferenceSearch:
             found, tensors = self._apart(list(step(value)))
             if len(tensors) > _WIDE_ITEMS and self._wanted is not None:
                 self._passed_in.add(id(chain[1]))
-                tensors = self._wanted(tensors)
+                tensors = self._wanted(tensors, chain)
             waiting.extend((*chain, *link) for link in tensors)
             if len(found) > _WIDE_ITEMS:
                 waiting = self._later
-                if not self._deep:
-                    del found[_MAX_OBJECTS:]  # it has one root, and looks at no more of them
+                if not self._deep and len(found) > _MAX_OBJECTS:
+                    self._is_cut = True  # it has one root, and looks at no more of them
+                    del found[_MAX_OBJECTS:]
+                found = self._without_idle(chain, found)
             waiting.extend((*chain, *link) for link in found)
+
+    def _without_idle(self, chain: Chain, links: list[Chain]) -> list[Chain]:
+        """Return the references of a long container without those to objects that lead to nothing wanted.
+
+        A program may keep tens of thousands of idle objects. To look into each by itself takes 20 to 60 calls; here gc
+        is asked what many of them hold together.
+        """
+        kept: list[Chain] = []
+        for start in range(0, len(links), _AT_ONCE):
+            piece = links[start : start + _AT_ONCE]
+            if self._may_lead_on([link[-1] for link in piece], chain):
+                kept += piece
+        return kept
+
+    def _may_lead_on(self, objects: list[Any], chain: Chain) -> bool:
+        """Return False if a search from some objects would find no wanted tensor, nor anything that gc does not show.
+
+        Args:
+            objects: items of the container at the end of the chain.
+            chain: the way from a root to the container.
+        """
+        met: set[int] = set()
+        for _ in range(_MAX_LEVELS):
+            met.update(map(id, objects))
+            keys = list(map(id, map(type, objects)))
+            classes = set(keys)
+            steps = set(self._steps_of(keys, objects).values())
+            if not steps <= SHOWN_BY_GC:
+                if steps != {MODULE_ITSELF}:
+                    return True
+                try:
+                    held = held_by_modules(objects)
+                except RuntimeError as error:  # another thread gives one an attribute, just now
+                    pass_on(error)
+                    return True
+            else:
+                held = gc.get_referents(*objects)
+            if len(held) > _MAX_AT_ONCE:
+                return True
+            keys = list(map(id, map(type, held)))
+            steps_of = self._steps_of(keys, held)
+            if tensor_step in steps_of.values():
+                tensors = [
+                    (each,) for key, each in zip(keys, held, strict=True) if steps_of[key] is tensor_step
+                ]
+                if self._wanted is None or self._wanted(tensors, ()):
+                    return True
+                self._passed_in.add(id(chain[1]))
+            open_ = {key for key, step in steps_of.items() if step is not None and step is not tensor_step}
+            inner = [
+                each
+                for key, each in zip(keys, held, strict=True)
+                if key in open_ and (key not in OFTEN_EMPTY or each)
+            ]
+            known = met | classes  # an object refers to its class
+            objects = [
+                each
+                for key, each in zip(map(id, inner), inner, strict=True)
+                if key not in known and key not in self._seen
+            ]
+            if not objects:
+                return False
+        return True
+
+    def _steps_of(self, keys: list[int], objects: list[Any]) -> dict[int, _Step | None]:
+        """Return the step of each class of some objects, by the `id` of the class."""
+        return {key: self._step(each) for key, each in dict(zip(keys, objects, strict=True)).items()}
 
     def _apart(self, links: list[Chain]) -> tuple[list[Chain], list[Chain]]:
         """Return the references to what is looked into, and those to tensors."""
@@ -191,7 +280,10 @@ class ReferenceSearch:
         found: list[Chain] = []
         tensors: list[Chain] = []
         if len(links) > _WIDE_ITEMS:  # mostly of one class, which is asked about once
-            hows = {step_for(link[-1]) for link in {id(type(link[-1])): link for link in links}.values()}
+            held = [link[-1] for link in links]
+            hows = set(self._steps_of(list(map(id, map(type, held))), held).values())
+            if hows == {tensor_step}:
+                return found, links
             if tensor_step not in hows and None not in hows:
                 return links, tensors
         for link in links:

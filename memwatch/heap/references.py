@@ -18,7 +18,7 @@ import queue
 import sys
 import threading
 from collections import OrderedDict, UserDict, UserList, deque
-from itertools import islice
+from itertools import chain, islice, repeat
 from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -32,6 +32,7 @@ from memwatch.heap.c_held import items_of_array, results_of
 from memwatch.heap.capsules import Capsule
 from memwatch.heap.class_checks import class_ids, derives, is_a
 from memwatch.heap.frames import read_locals
+from memwatch.heap.module_tables import module_dicts
 from memwatch.heap.names import instance_dict
 from memwatch.heap.roots import is_tool_class
 from memwatch.heap.tensors import is_node_type, type_dict
@@ -52,7 +53,7 @@ _SEQUENCES: Final = (list, tuple, set, frozenset, deque)
 _SEQUENCE_IDS: Final = class_ids(*_SEQUENCES)
 _PLAIN: Final = class_ids(list, tuple, dict, set, frozenset, deque)
 _ROWS: Final = class_ids(list, tuple)
-_OFTEN_EMPTY: Final = class_ids(dict, OrderedDict, set, list)  # as the ten tables of hooks of a module
+OFTEN_EMPTY: Final = class_ids(dict, OrderedDict, set, list)  # as the ten tables of hooks of a module
 _TABLES: Final = (PARAMETERS, BUFFERS, MODULES)
 _ARRAY: Final = np.ndarray.__dict__
 _KEEPERS: Final = (queue.Queue, asyncio.Queue, concurrent.futures.Future, UserDict, UserList)
@@ -125,7 +126,7 @@ def _module(value: Any) -> Iterator[Chain]:
     # With its tables: the parameters of a module that was never called are known to nobody else.
     attributes = instance_dict(value) or {}
     for held in list(attributes.values()):
-        if id(type(held)) not in _OFTEN_EMPTY or held:
+        if id(type(held)) not in OFTEN_EMPTY or held:
             yield attributes, held
 
 
@@ -133,8 +134,16 @@ def _module_itself(value: Any) -> Iterator[Chain]:
     attributes = instance_dict(value) or {}
     tables = {id(attributes.get(name)) for name in _TABLES}
     for held in list(attributes.values()):
-        if id(held) not in tables and (id(type(held)) not in _OFTEN_EMPTY or held):
+        if id(held) not in tables and (id(type(held)) not in OFTEN_EMPTY or held):
             yield attributes, held
+
+
+def held_by_modules(modules: list[Any]) -> list[Any]:
+    """Return what `_module_itself` yields for each of many modules, in few calls, and empty tables of hooks."""
+    attributes = module_dicts(modules)
+    tables = set(map(id, chain.from_iterable(map(dict.get, attributes, repeat(name)) for name in _TABLES)))
+    held = list(chain.from_iterable(map(dict.values, attributes)))
+    return [each for key, each in zip(map(id, held), held, strict=True) if key not in tables]
 
 
 def _array(value: Any) -> Iterator[Chain]:
@@ -155,16 +164,16 @@ def _result(value: Any) -> Iterator[Chain]:
 def _mapping(value: Any) -> Iterator[Chain]:
     # gc leaves a dictionary alone in which it knows no object, as one of arrays
     if gc.is_tracked(value) or any(type(held) is np.ndarray for held in islice(dict.values(value), 1)):
-        yield from _items(value, dict.values)
-        yield from _extra(value)
+        return chain(_items(value, dict.values), _extra(value))
+    return iter(())
 
 
 def _sequence(value: Any) -> Iterator[Chain]:
     if gc.is_tracked(value) and not _is_barren(value):
         cls = type(value)
         kind = cls if id(cls) in _SEQUENCE_IDS else next(base for base in _SEQUENCES if derives(cls, base))
-        yield from _items(value, kind.__iter__)
-        yield from _extra(value)
+        return chain(_items(value, kind.__iter__), _extra(value))
+    return iter(())
 
 
 def _context(value: Any) -> Iterator[Chain]:
@@ -173,13 +182,13 @@ def _context(value: Any) -> Iterator[Chain]:
 
 
 def _items(container: Any, iterate: Callable[[Any], Any]) -> Iterator[Chain]:
-    """Yield the items of a container; a long one that begins with numbers or text is left early."""
+    """Return the items of a container; a long one that begins with numbers or text is left early."""
     items = copied_items(container, iterate, MAX_ITEMS)
-    if len(items) > _PROBE_ITEMS and all(
-        id(type(held)) in _NUMBERS_AND_TEXT for held in items[: _PROBE_ITEMS + 1]
+    if len(items) > _PROBE_ITEMS and _NUMBERS_AND_TEXT.issuperset(
+        map(id, map(type, items[: _PROBE_ITEMS + 1]))
     ):
         del items[_PROBE_ITEMS:]
-    yield from zip(items, strict=True)  # one C call for each: a list may have thousands of tensors
+    return zip(items, strict=True)  # no generator of ours: a list may have thousands of tensors
 
 
 def copied_items(
@@ -304,6 +313,9 @@ def _object(value: Any) -> Iterator[Chain]:
             yield (held,)
 
 
+SHOWN_BY_GC: Final = frozenset((_mapping, _sequence, _module, _object))
+"""Steps to nothing but what `gc.get_referents` shows too, and shows of many objects at once."""
+MODULE_ITSELF: Final = _module_itself
 DEFINITIONS: Final = (_function, _class)
 """Steps of what a module defines: most of a module's variables are functions and classes, which hold no tensor."""
 _STEPS: Final[tuple[tuple[type, Callable[[Any], Iterator[Chain]]], ...]] = (

@@ -254,7 +254,11 @@ def _items_or_itself(value: Any) -> Iterable[Any]:
 
 def _tensors_of(attributes: dict[str, Any], table: str) -> list[tuple[str, Tensor]]:
     """Return the tensors in a table of a module, given by its attributes, each with its name."""
-    return [(key, value) for key, value in table_entries(attributes, table) if is_a(value, Tensor)]
+    return [
+        (key, value)
+        for key, value in table_entries(attributes, table)
+        if id(type(value)) in _PLAIN or is_a(value, Tensor)
+    ]
 
 
 def _in_tables(attributes: dict[str, Any], number: int) -> list[InRole]:

@@ -20,6 +20,7 @@ from memwatch._version import __version__
 from memwatch.capture.file import CaptureWriter
 from memwatch.capture.recording import Recording
 from memwatch.errors import MemwatchError
+from memwatch.heap.pause import pause_gc, resume_gc
 from memwatch.record import baseline, context
 from memwatch.record.allocator.channel import AllocatorChannel
 from memwatch.record.allocator.threads import StartedThreads
@@ -130,7 +131,13 @@ class Session:
                 raise MemwatchError("a memwatch.profile() block is open in another thread; wait for its end")
             _running.append(self)
         try:
-            baseline.scan(self.storages, self.context)
+            # What the scan makes lives long. If gc met it in many collections, a full one would soon be due: in a step,
+            # for hundreds of milliseconds where much is alive.
+            pause_gc()
+            try:
+                baseline.scan(self.storages, self.context)
+            finally:
+                resume_gc()
             self._start_ticks = ticks()
             self._started_s = time.time()
             self._process.sample()
@@ -163,6 +170,7 @@ class Session:
             self._switch_on(self._sleeper.start, self.interceptor.stop)
             tracing = JitTracing(self._stand_aside, self._sleeper.go_on)
             self._switch_on(tracing.start, tracing.stop)
+            self._flush()  # the rows of what is alive: packing them is no work of the program's first steps
             if self._steps is not None:
                 self._steps.begin(entry_bytes(self.storages, self._device_books.entry_bytes, self.strings))
         except BaseException:
@@ -222,6 +230,8 @@ class Session:
             if self._steps is not None:
                 self._steps.end(failed=failed)
                 self.storages.wake()
+            pause_gc()  # see `start`
+            ends.callback(resume_gc)
             with disable_torch_function():
                 self.context.look_again()
         self._process.sample()

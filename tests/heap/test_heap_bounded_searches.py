@@ -83,7 +83,7 @@ def test_only_a_deep_search_goes_into_the_modules_of_a_module():
 def test_a_search_is_bounded_and_says_so():
     """A root that reaches more objects than may be looked at is counted; a deep search goes on later."""
     far, near = torch.zeros(1), torch.zeros(1)
-    long = [*([[]] for _ in range(1500)), [far]]
+    long = [*([paths_to] for _ in range(1500)), [far]]  # gc does not show alone what a function has
     root = Root(RootKind.FRAME, [Held(EdgeKind.LOCAL, "long", long), Held(EdgeKind.LOCAL, "short", [[near]])])
     for deep in (False, True):
         search = ReferenceSearch(set(), deep=deep, barren=set())
@@ -91,6 +91,51 @@ def test_a_search_is_bounded_and_says_so():
         assert [chain[-1] is near for chain in search.tensors(root)] == [True]
         assert search.cut_count == 1
         assert [chain[-1] is far for chain in search.rest()] == ([True] if deep else [])
+
+
+class Box:
+    def __init__(self, value):
+        self.value = value
+
+
+KINDS_OF_ITEMS = {
+    "lists": lambda value: [value],
+    "dictionaries": lambda value: {"value": value},
+    "objects": Box,
+    "objects in objects": lambda value: Box({"inner": [Box(value)]}),
+    "arrays": lambda value: [torch.zeros(3).numpy() if value is None else value.numpy()],
+}
+
+
+@pytest.mark.parametrize("deep", [False, True])
+@pytest.mark.parametrize("kind", KINDS_OF_ITEMS)
+def test_one_of_many_items_that_holds_a_tensor_is_found(kind, deep):
+    """Idle items are passed over many at a time, and never one that leads to a tensor."""
+    item, wanted = KINDS_OF_ITEMS[kind], torch.zeros(3)
+    many = [item(None) for _ in range(250)]
+    many[130] = item(wanted)
+    root = Root(RootKind.FRAME, [Held(EdgeKind.LOCAL, "many", many)])
+    search = ReferenceSearch(set(), deep=deep, barren=set())
+    assert wanted.data_ptr() in [chain[-1].data_ptr() for chain in search.tensors(root)]
+
+
+@pytest.mark.parametrize("kind", ["lists", "dictionaries", "objects", "objects in objects", "modules"])
+def test_idle_items_are_not_looked_into_one_by_one(kind):
+    """A search makes few calls for each of them, whatever they are made of."""
+    item = (lambda value: nn.Identity()) if kind == "modules" else KINDS_OF_ITEMS[kind]
+    calls = []
+    for count in (1, 1001):
+        many = [item(None) for _ in range(count)]
+        root = Root(RootKind.FRAME, [Held(EdgeKind.LOCAL, "many", many)])
+        search = ReferenceSearch(set(), deep=True, barren=set())
+        events = []
+        sys.setprofile(lambda frame, event, arg: events.append(event))  # noqa: B023
+        try:
+            assert list(search.tensors(root)) == []
+        finally:
+            sys.setprofile(None)
+        calls.append(sum(event in {"call", "c_call"} for event in events))
+    assert calls[1] - calls[0] < 3 * 1000
 
 
 class Registry:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pathlib
 import sys
 
@@ -11,6 +12,7 @@ from torch import nn
 
 import memwatch
 from memwatch.record import gradients
+from memwatch.record.holders import schedule
 from memwatch.record.holders.sample import Sample
 
 BOTH = pytest.mark.parametrize(
@@ -94,6 +96,85 @@ def test_a_step_takes_the_same_lines_beside_much_that_is_idle(intercept, program
     assert alone > 0
     assert beside < alone + len(kept) // 3
     del kept
+
+
+MANY = {
+    "modules": lambda: [nn.Linear(1, 1) for _ in range(6_000)],
+    "modules in a module": lambda: nn.ModuleList(nn.Linear(1, 1) for _ in range(6_000)),
+    "tensors": lambda: [torch.zeros(1) for _ in range(8_000)],
+    "parameters": lambda: [nn.Parameter(torch.zeros(1)) for _ in range(8_000)],
+    "lists": lambda: [[number] for number in range(8_000)],
+    "dictionaries": lambda: [{"number": [number]} for number in range(8_000)],
+}
+
+
+def calls_in_first_steps(idle):
+    """Return how many functions are called in the first three steps of a block, samples of the holders included."""
+    step, calls = training(), 0
+
+    def count(frame, event, argument):
+        nonlocal calls
+        calls += event in {"call", "c_call"}
+
+    step()
+    with memwatch.profile():
+        sys.setprofile(count)
+        try:
+            for _ in range(3):
+                step()
+        finally:
+            sys.setprofile(None)
+    del idle
+    return calls
+
+
+@pytest.fixture(scope="module")
+def calls_beside_nothing():
+    calls_in_first_steps(None)  # what is done once in a process
+    return calls_in_first_steps(None)
+
+
+@pytest.mark.parametrize("kind", MANY)
+def test_samples_beside_much_that_is_idle_make_at_most_twice_the_calls(
+    kind, calls_beside_nothing, monkeypatch
+):
+    """The first steps of a block have nearly all samples: idle objects are passed over many at a time."""
+    monkeypatch.setattr(schedule, "_ROLE_LOOKS_RATIO", 0)  # a look that there is time for hangs on the clock
+    assert calls_in_first_steps(MANY[kind]()) < 2 * calls_beside_nothing
+
+
+def collections_of_a_block(kept):
+    """Return the generations that gc collects while a block is entered and left."""
+    found = []
+
+    def note(phase, info):
+        if phase == "start":
+            found.append(info["generation"])
+
+    gc.collect()
+    gc.callbacks.append(note)
+    try:
+        with memwatch.profile():
+            pass
+    finally:
+        gc.callbacks.remove(note)
+    del kept
+    return found
+
+
+def test_what_a_block_keeps_of_idle_modules_makes_no_full_collection_due():
+    """With a few more collections than those of the program, a full one would fall into a step."""
+    alone = collections_of_a_block(None)
+    beside = collections_of_a_block(MANY["modules"]())
+    assert len(beside) <= len(alone) + 3
+
+
+def test_what_lives_at_entry_is_written_before_the_first_step(tmp_path):
+    """To pack and write it is part of entering, and of no step."""
+    kept = idle_tensors()
+    with memwatch.profile(tmp_path / "entry.memwatch"):
+        storages = memwatch.load(tmp_path / "entry.memwatch").storages
+    assert (storages["nbytes"] == kept[0].nbytes).sum() >= len(kept)
 
 
 @BOTH

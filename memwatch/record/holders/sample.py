@@ -7,13 +7,15 @@ deep search follows, once for each storage, and gc is asked who refers to what t
 from __future__ import annotations
 
 from collections import deque
+from itertools import compress, repeat
+from operator import attrgetter, not_
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from memwatch._torch.autograd_state import autograd_state
+from memwatch._torch.autograd_state import autograd_state, requires_grad
 from memwatch._torch.functorch import is_wrapped, unwrapped
 from memwatch.capture.schema import NONE
 from memwatch.edges import Edge, EdgeKind
@@ -42,7 +44,7 @@ from memwatch.record.tables.watched import WatchedStorage, WatchedTensor
 from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from types import FrameType
 
     from memwatch.heap.references import Chain
@@ -55,6 +57,8 @@ _MAX_IN_LIBRARIES: Final = 4
 _UNNAMED_RATIO: Final = 0.1
 _LIBRARY_CALLS: Final = 0
 _PLAIN: Final = class_ids(Tensor, Parameter)
+_nbytes: Final[Callable[[Any], int]] = attrgetter("nbytes")
+_PARAMETER, _TENSOR = id(Parameter), id(Tensor)
 _CONTAINERS: Final = class_ids(list, tuple, dict, set, deque)
 _GRAPH: Final = Edge(EdgeKind.GRAPH)
 _DIRECT: Final = 2  # a root, and what its variable refers to
@@ -150,24 +154,85 @@ class Sample:
         calls, state = {id(call) for call in running(frame)}, self._state
         return ReferenceSearch(
             calls, deep=self._deep, barren=state.barren, known_classes=state.known_classes,
-            wanted=None if self._deep else self._may_be_held,
+            wanted=self._may_be_held,
         )  # fmt: skip
 
-    def _may_be_held(self, links: list[Chain]) -> list[Chain]:
-        """Return references to tensors without those of which `_held` would say nothing: small, without a graph."""
+    def _may_be_held(self, links: list[Chain], chain: Chain) -> list[Chain]:
+        """Return references to tensors without those of which `_held` would say nothing: small, without a graph.
+
+        A deep search is for the storages that have no holder yet, and says nothing of the others either.
+
+        Args:
+            links: the references.
+            chain: the way from a root to a container that has them all, whose items may be told here; empty for none.
+        """
+        tensors = [link[-1] for link in links]
         try:
-            known = map(self._live.get, [address_of(link[-1]) for link in links])
+            known = list(map(self._live.get, map(address_of, tensors)))
+            has_graph = list(map(requires_grad, tensors))
         except (NotImplementedError, RuntimeError, AttributeError) as error:
             pass_on(error)
             return links
         least_bytes = self._smallest_bytes
-        return [
-            link
-            for link, alive in zip(links, known, strict=True)
-            if alive is None or alive.nbytes >= least_bytes
-            or (type(link[-1]) is not Parameter
-                and (type(link[-1]) is not Tensor or autograd_state(link[-1]).requires_grad))
+        unnamed = self._state.unnamed[self._device] if self._deep else None
+        classes = list(map(id, map(type, tensors)))
+        if (
+            _PLAIN.issuperset(classes) and all(known)
+            and (not any(has_graph) or _TENSOR not in classes) and max(map(_nbytes, known)) < least_bytes
+        ):  # fmt: skip
+            return []  # as in most long lists
+        is_told = [
+            alive is not None and (cls == _PARAMETER or (cls == _TENSOR and not needs_grad))
+            for alive, cls, needs_grad in zip(known, classes, has_graph, strict=True)
+        ]
+        wanted = [
+            not told or alive is None
+            or (alive.nbytes >= least_bytes and (unnamed is None or alive.number in unnamed))
+            for told, alive in zip(is_told, known, strict=True)
         ]  # fmt: skip
+        if not self._deep and chain and _are_containers(chain[1:]):
+            here = [one and told for one, told in zip(wanted, is_told, strict=True)]
+            self._held_together(chain, compress(zip(tensors, known, strict=True), here))
+            wanted = [one and not told for one, told in zip(wanted, is_told, strict=True)]
+        return list(compress(links, wanted))
+
+    def _held_together(self, chain: Chain, held: Iterable[tuple[Tensor, Any]]) -> None:
+        """Append the holder of many items of one plain container, which share its path.
+
+        Args:
+            chain: the way to the container.
+            held: the items, large ones without a graph, and what watches the storage of each.
+        """
+        if chain[0] is not self._root:
+            self._enter(chain[0])
+        told, device, pairs = self._state.told, self._device, list(held)
+        # nearly all are the same simple case: a call for each would take most of the time
+        is_simple = [
+            alive.__class__ is WatchedStorage and alive.device == device and alive.number not in told
+            for _, alive in pairs
+        ]
+        numbers = list(dict.fromkeys([alive.number for _, alive in compress(pairs, is_simple)]))
+        numbers = self._with_place(numbers)
+        for tensor, alive in compress(pairs, map(not_, is_simple)):
+            if (number := self._counted(alive, tensor)) != NONE:
+                numbers.append(number)
+        if numbers:
+            self._state.append_all(numbers, self._path((*chain, pairs[0][0])))
+
+    def _with_place(self, numbers: list[int]) -> list[int]:
+        """Count a holder of many storages, as `_counted` does for one; return those that have not too many."""
+        counts, left_out = self._holder_counts, self._left_out
+        before = list(map(counts.get, numbers, repeat(0)))
+        counts.update(zip(numbers, [count + 1 for count in before], strict=True))
+        left = list(map(left_out.get, numbers, repeat(0)))
+        if not self._is_in_library:
+            is_few = [count - out < _MAX_HOLDERS for count, out in zip(before, left, strict=True)]
+            return list(compress(numbers, is_few))
+        is_over = [count >= _MAX_IN_LIBRARIES for count in before]
+        left_out.update(
+            zip(compress(numbers, is_over), [out + 1 for out in compress(left, is_over)], strict=True)
+        )
+        return list(compress(numbers, map(not_, is_over)))
 
     def _enter(self, root: Root) -> None:
         """Number the root whose chains follow: `id` would name another one, once this one is freed."""
@@ -191,7 +256,7 @@ class Sample:
                     self._state.ways.learn(chain)
                     self._told_now.setdefault(number, []).append(Told(path, function_of(chain[0])))
         if id(type(tensor)) in _PLAIN:
-            if type(tensor) is Parameter or not autograd_state(tensor).requires_grad:
+            if type(tensor) is Parameter or not requires_grad(tensor):
                 return  # a parameter's gradient is known by its role, and neither has a graph
             gradient = gradient_of(tensor)
             if gradient is not None and len(chain) < _LONGEST:
@@ -207,7 +272,11 @@ class Sample:
             key: the address of its storage.
         """
         alive = self._live.get(key) or self._met(tensor, key)
-        if alive is None or alive.nbytes < self._smallest_bytes or alive.device != self._device:
+        return NONE if alive is None else self._counted(alive, tensor)
+
+    def _counted(self, alive: WatchedStorage | WatchedTensor, tensor: Tensor) -> int:
+        """Count a holder of a storage; return the storage's number, -1 if it is small or has enough of them."""
+        if alive.nbytes < self._smallest_bytes or alive.device != self._device:
             return NONE
         if isinstance(alive, WatchedTensor) and alive.address != address_or_zero(tensor):
             return NONE  # a storage of backward that is gone; another lies where it lay
@@ -337,9 +406,12 @@ def _is_of_library(root: Root) -> bool:
 
 def _leads_through_containers(chain: Chain) -> bool:
     """Return True for a chain of plain containers only: a reader is told of the variable that holds the first."""
-    if len(chain) == _DIRECT:
-        return True
-    return all(id(type(link)) in _CONTAINERS for link in chain[1:-1]) and is_tensor(chain[-1])
+    return len(chain) == _DIRECT or (_are_containers(chain[1:-1]) and is_tensor(chain[-1]))
+
+
+def _are_containers(links: Chain) -> bool:
+    """Return True for lists, dictionaries and the like that have no class of their own."""
+    return all(id(type(link)) in _CONTAINERS for link in links)
 
 
 def _item_of(chain: Chain) -> tuple[type, int, int] | None:

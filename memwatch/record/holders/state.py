@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from memwatch.capture.paths import PathTables
@@ -109,7 +110,7 @@ class SamplingState:
         self._count_at_search = 0
         self._searched_bytes: dict[int, int] = {}
         self._unnamed_bytes: dict[int, tuple[int, int]] = {}
-        self._large_at_entry: dict[int, list[WatchedStorage]] = {}
+        self._large_at_entry = self._find_large()
 
     def schedule_of(self, device: int) -> SamplingSchedule:
         """Return the schedule of a device; one that is seen for the first time had nothing at entry."""
@@ -142,16 +143,21 @@ class SamplingState:
     def _at_entry(self, device: int) -> list[WatchedStorage]:
         """Return the large storages on a device that were there at entry and live still, as a data set."""
         live = self.storages.live
-        if device not in self._large_at_entry:
-            least_bytes = max(self.schedule_of(device).base_bytes * _LARGE_AT_ENTRY_RATIO, 1)
-            self._large_at_entry[device] = [
-                alive
-                for alive in list(live.values())
-                if alive.nbytes >= least_bytes
-                and alive.number < self.first_number
-                and alive.__class__ is WatchedStorage
-            ]
-        return [alive for alive in self._large_at_entry[device] if live.get(alive.key) is alive]
+        return [
+            alive for alive in self._large_at_entry if alive.device == device and live.get(alive.key) is alive
+        ]
+
+    def _find_large(self) -> list[WatchedStorage]:
+        """Return the storages that are large among those that live now; the block makes its own later."""
+        least_bytes = {
+            device: max(schedule.base_bytes * _LARGE_AT_ENTRY_RATIO, 1)
+            for device, schedule in self.schedules.items()
+        }
+        return [
+            alive
+            for alive in list(self.storages.live.values())
+            if alive.__class__ is WatchedStorage and alive.nbytes >= least_bytes[alive.device]
+        ]
 
     def look_at_roles(self, frame: FrameType | None, least_bytes: int) -> None:
         """End the roles that are over, if there is time to: what has none is searched for."""
@@ -164,6 +170,11 @@ class SamplingState:
     def append(self, storage: int, path: int) -> None:
         """Append a row for a holder of a storage."""
         self.rows += (self.costs.count, self.op_counter[0], storage, path)
+
+    def append_all(self, storages: list[int], path: int) -> None:
+        """Append a row for one holder of many storages."""
+        sample, op = repeat(self.costs.count), repeat(self.op_counter[0])
+        self.rows.extend(chain.from_iterable(zip(sample, op, storages, repeat(path), strict=False)))
 
     def is_time_to_search_again(self, device: int) -> bool:
         """Return True when values that had no variable at the last deep search should be searched for again.

@@ -20,6 +20,7 @@ from memwatch._torch.dispatch import (
     is_key_included,
     kernel_library,
     op_names,
+    schemas,
 )
 from memwatch._torch.overloads import base_name_of
 from memwatch.record.interception.kinds import UNSEEN, is_lift, is_noted_view
@@ -27,10 +28,11 @@ from memwatch.record.patches import Patches
 from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from memwatch.record.interception.interceptor import Handler
 
+_PROFILER: Final = "profiler"
 Libraries: TypeAlias = dict[str, Any]
 """Libraries of kernels, by namespace: they stay registered for as long as these objects live."""
 KernelOf: TypeAlias = Callable[[str, Any], tuple[Any, bool] | None]
@@ -134,28 +136,51 @@ class KeyInterceptor:
             include_key(FREE_KEY, True)
 
 
-def put_kernels(kernel_of: KernelOf) -> Libraries:
+def put_kernels(kernel_of: KernelOf | None) -> Libraries:
     """Register a kernel for every overload that makes bytes, and for some views; the others fall through the key.
 
     There is one kernel for each overload, and not one fallback for all: while a mode is on but switched off, as
     FakeTensorMode does within, torch looks a Python kernel up by overload, and does not find a fallback.
+
+    Args:
+        kernel_of: None where one kernel outside these libraries serves every overload that makes bytes.
     """
     libraries: Libraries = {}
-    for space, name, overload in _overloads():
+    for space, name, overload in _overloads(_names_that_may_pass() if kernel_of is None else op_names()):
         if space not in libraries:
             libraries[space] = kernel_library(space, __file__)
         is_passing_view = overload.is_view and not (is_noted_view(overload) or is_lift(overload))
-        if is_passing_view or base_name_of(overload) in UNSEEN or space == "profiler":
+        if is_passing_view or base_name_of(overload) in UNSEEN or space == _PROFILER:
             libraries[space].impl(name, FREE_KEY_NAME, torch.library.fallthrough_kernel, False)
-        elif (found := kernel_of(space, overload)) is not None:
+        elif kernel_of is not None and (found := kernel_of(space, overload)) is not None:
             kernel, takes_keyset = found
             libraries[space].impl(name, FREE_KEY_NAME, kernel, takes_keyset)
     return libraries
 
 
-def _overloads() -> Iterator[tuple[str, str, Any]]:
-    """Yield every defined overload: its namespace, its name within, and itself."""
-    for qualified in op_names():
+def _names_that_may_pass() -> list[str]:
+    """Return the qualified names of the overloads that may fall through the key: views, and those of a few names.
+
+    torch makes an object of `torch.ops` for each overload that is asked for. To have it make thousands would take
+    longer than the first block.
+    """
+    makes_bytes = {
+        f"{schema.name}.{schema.overload_name}".removesuffix(".")
+        for schema in schemas()
+        if not _is_view(schema) and schema.name.rpartition("::")[2] not in UNSEEN
+    }
+    return [name for name in op_names() if name not in makes_bytes or name.startswith(f"{_PROFILER}::")]
+
+
+def _is_view(schema: Any) -> bool:
+    """Return True for the schema of an overload whose `is_view` torch sets."""
+    written = [each.alias_info.is_write for each in schema.arguments if each.alias_info is not None]
+    return bool(written) and not any(written)
+
+
+def _overloads(names: Iterable[str]) -> Iterator[tuple[str, str, Any]]:
+    """Yield the defined overloads of some qualified names: the namespace, the name within, and the overload."""
+    for qualified in names:
         space, name = qualified.split("::")
         if space in {"prim", "_"}:
             continue

@@ -24,7 +24,7 @@ class NativeKernels:
 
     def put(self) -> None:
         """Register the kernel."""
-        self._libraries = put_kernels(_no_kernel)
+        self._libraries = put_kernels(None)
         self._extension.put_kernel()
 
     def take_off(self) -> None:
@@ -63,10 +63,6 @@ class _Nobody:
 
     def end(self) -> None:
         pass
-
-
-def _no_kernel(space: str, overload: Any) -> None:
-    """Return no kernel for an overload: the boxed one serves all."""
 
 
 def _unused(kind: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -1,0 +1,42 @@
+"""Which overloads the kernels on the dispatch key are put on, and what that asks torch for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from memwatch._torch.dispatch import op_names
+from memwatch.record.interception import key
+
+
+@pytest.fixture
+def _user_library():
+    library = torch.library.Library("memwatch_test_key", "DEF")
+    library.define("look(Tensor(a) x) -> Tensor(a)")
+    library.define("make(Tensor x) -> Tensor")
+    yield
+    library._destroy()
+
+
+@pytest.mark.usefixtures("_user_library")
+def test_the_compiled_kernel_asks_for_the_overloads_alone_that_may_pass_it_by(monkeypatch):
+    """For each overload that is asked for torch makes an object, and for all of them that takes longer than a block."""
+    asked, overloads = [], key._overloads
+    monkeypatch.setattr(key, "_overloads", lambda names: asked.extend(names) or overloads(names))
+    monkeypatch.setattr(key, "kernel_library", lambda space, file: Passing(space))
+    passing = []
+
+    class Passing:
+        def __init__(self, space):
+            self.space = space
+
+        def impl(self, name, *_):
+            passing.append(f"{self.space}::{name}")
+
+    key.put_kernels(None)
+    few, alone = len(asked), list(passing)
+    passing.clear()
+    key.put_kernels(lambda space, overload: None)  # asks for all
+    assert alone == passing
+    assert {"memwatch_test_key::look", "aten::detach"} <= set(alone)
+    assert few < len(op_names()) / 20
