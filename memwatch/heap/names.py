@@ -215,10 +215,17 @@ def attributes(obj: object) -> Iterator[tuple[str, object]]:
     """Yield what an object stores in its dictionary and its slots; properties are not called."""
     yield from list((instance_dict(obj) or {}).items())
     for name, descriptor in _slots_of(type(obj)):
-        try:
-            yield name, descriptor.__get__(obj)
-        except AttributeError as error:
-            pass_on(error)
+        for held in _in_slot(descriptor, obj):
+            yield name, held
+
+
+def _in_slot(descriptor: MemberDescriptorType, obj: object) -> tuple[object, ...]:
+    """Return what is in a slot, as a tuple: nothing where it was never set."""
+    try:
+        return (descriptor.__get__(obj),)
+    except AttributeError as error:
+        pass_on(error)
+        return ()
 
 
 def in_interactive_shell() -> bool:

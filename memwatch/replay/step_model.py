@@ -12,12 +12,11 @@ import re
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import torch
 from torch import fx
 
-from memwatch._torch.overloads import base_name_of
+from memwatch._torch.overloads import OpOverload, base_name_of
 from memwatch.encoding.values import Value, leaves
 from memwatch.planner import Effect, Graph, OpSpec, OrderError, Schedule, Step, StepKind, simulate
 from memwatch.planner.request import op_text
@@ -102,11 +101,8 @@ class StepModel:
         node = next(
             each for each in part.run.module.graph.nodes if each.name == str(name)[len(part.prefix) :]
         )
-        text = (
-            f"{base_name_of(node.target)}"
-            if isinstance(node.target, torch._ops.OpOverload)
-            else op_text(name)
-        )
+        target: Any = node.target
+        text = str(base_name_of(target)) if isinstance(target, OpOverload) else op_text(name)
         lines = _LINE.findall(node.meta.get("stack_trace") or "")
         if not lines:
             return text

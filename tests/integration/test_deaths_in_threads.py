@@ -92,5 +92,8 @@ def test_what_an_unheard_thread_frees_late_is_told(worker, intercept):
         thread.start()
         thread.join()
     notes = [text for kind, text in prof.notes if kind == "threads"]
-    told = ("may have freed some of the", "memory that they free counts until the next op of the block's thread")
+    told = (
+        "may have freed some of the",
+        "memory that they free counts until the next op of the block's thread",
+    )
     assert any(each in text for text in notes for each in told)
