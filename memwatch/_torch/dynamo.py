@@ -11,7 +11,7 @@
 | sys.modules["torch._dynamo.eval_frame"] | loaded_eval_frame() |
 | torch._dynamo.callback.callback_handler, torch._dynamo.exc.Unsupported, BackendCompilerFailed | \
 call_when_given_up(call) |
-| torch._dynamo.exc.SkipFrame | leave_frame(reason) |
+| torch._dynamo.exc.SkipFrame | frame_leaving() |
 | torch._dynamo.utils.numpy_to_tensor_wrapper, ... | computes_as_numpy(graph) |
 | "compiler_fn" and "code" of convert_frame's `_compile` | (there) |
 | "set_eval_frame", "_maybe_set_eval_frame", "compile_wrapper" | SET_CALLBACK, RESTORE_CALLBACK, COMPILED_WRAPPER |
@@ -136,15 +136,10 @@ _NUMPY_WRAPPERS: Final = tuple(
 )
 
 
-def leave_frame(reason: str) -> None:
-    """Have dynamo leave the frame that it compiles as it is; to be called in a backend. Imports dynamo.
-
-    Raises:
-        torch._dynamo.exc.SkipFrame: what asks dynamo for it.
-    """
+def frame_leaving() -> type[Exception] | None:
+    """Return the exception by which a backend has dynamo leave a frame as it is; imports dynamo."""
     skip: Any = _frames.take("torch._dynamo.exc.SkipFrame", None)
-    if skip is not None:
-        raise skip(reason)
+    return skip  # type: ignore[no-any-return]  # torch has a class there
 
 
 def computes_as_numpy(nodes: Iterable[fx.Node]) -> bool:

@@ -28,7 +28,7 @@ from memwatch._torch.dynamo import (
     call_when_given_up,
     compiling_wrapper,
     computes_as_numpy,
-    leave_frame,
+    frame_leaving,
     undisabling,
 )
 from memwatch._torch.inductor import decompositions
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BackendOptions", "memwatch_backend"]
 
-_undisabled = undisabling()
+_undisabled, _LeaveFrame = undisabling(), frame_leaving()
 _accounts: dict[int, Account] = {}  # by the id of an object of torch's, which cannot be hashed
 
 
@@ -216,7 +216,8 @@ def _leave(options: BackendOptions, what: str) -> None:
     owner = compiling_wrapper()
     if options.budget is not None and torch.is_grad_enabled() and id(owner) not in _told:
         _tell_uncovered(owner, options, what)
-    leave_frame(what)
+    if _LeaveFrame is not None:
+        raise _LeaveFrame(what)
 
 
 def _tell_uncovered(owner: Any, options: BackendOptions, what: str) -> None:

@@ -17,8 +17,9 @@ _TAKEN = re.compile(r'"(torch(?:\.\w+)*\.\w+)"')
 AS_WELL = (
     "torch._C._profiler._get_approximate_time",
     "torch._C._profiler._ApproximateClockToUnixTimeConverter",
+    "torch._C._jit_get_all_schemas",
 )
-"""Names without which memwatch does as well, so no note says that they are missing: torch 2.11 has them not."""
+"""Names without which memwatch does as well, so no note says that they are missing."""
 NAMES = sorted(
     {name for path in _ROOT.glob("memwatch/_torch/*.py") for name in _TAKEN.findall(path.read_text())},
     key=lambda name: (name.startswith(ASKED_LAST), name),
