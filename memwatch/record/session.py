@@ -170,7 +170,8 @@ class Session:
             self._switch_on(self._sleeper.start, self.interceptor.stop)
             tracing = JitTracing(self._stand_aside, self._sleeper.go_on)
             self._switch_on(tracing.start, tracing.stop)
-            self._flush()  # the rows of what is alive: packing them is no work of the program's first steps
+            with contextlib.suppress(MemoryError):  # then a later flush writes them
+                self._flush()  # the rows of what is alive: packing them is no work of the program's first steps
             if self._steps is not None:
                 self._steps.begin(entry_bytes(self.storages, self._device_books.entry_bytes, self.strings))
         except BaseException:

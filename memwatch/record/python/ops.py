@@ -197,19 +197,19 @@ class PythonOpRecorder:
 
     def _run_view(self, kind: OpKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Note the node that a view has made, before it runs: what the backward of that allocates has no other line."""
-        if not _grad_enabled() or (newest := next_sequence_nr() - 1) == self._newest_told:
-            return kind.call(*args, **kwargs)
         try:
-            context = self._context
-            module, outer = context.top
-            task, node = current_graph_task_id(), NONE
-            if task != NO_TASK:
-                _, sequence, made = self._in_backward(task)
-                node = NONE if made == NONE else sequence
-            elif context.graph_task != NO_TASK:
-                context.backward_ended()
-            self._newest_told = newest
-            self.views += (self._op_counter[0], newest, self._capture_stack(outer, task, 4), module, node)
+            if _grad_enabled() and (newest := next_sequence_nr() - 1) != self._newest_told:
+                context = self._context
+                module, outer = context.top
+                task, node = current_graph_task_id(), NONE
+                if task != NO_TASK:
+                    _, sequence, made = self._in_backward(task)
+                    node = NONE if made == NONE else sequence
+                elif context.graph_task != NO_TASK:
+                    context.backward_ended()
+                self._newest_told = newest
+                stack = self._capture_stack(outer, task, 4)
+                self.views += (self._op_counter[0], newest, stack, module, node)
         except MemwatchError:  # the limit that the program asked for
             raise
         except Exception as error:
