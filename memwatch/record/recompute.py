@@ -157,7 +157,8 @@ class Recomputes:
             return save_inputs(*args, **kwargs)
         with self._harmless:
             self._newest.note(args)
-        self._context.saves_inputs = True
+        with self._harmless:
+            self._context.saves_inputs = True
         try:
             return save_inputs(*args, **kwargs)
         finally:

@@ -94,7 +94,12 @@ class PythonOpRecorder:
         """Run the op and record it; the op's result or exception is passed on as it is."""
         if kind.has_no_row:
             return (self._run_view if kind.is_view else self._run_lift)(kind, args, kwargs)
-        if has_torch_function(args) or (kind.takes_lists and _is_in_lists(args)):
+        try:
+            is_seen_by_others = has_torch_function(args) or (kind.takes_lists and _is_in_lists(args))
+        except MemoryError as error:
+            self._could_not_record(kind, error)
+            return kind.call(*args, **kwargs)
+        if is_seen_by_others:
             return self._run_unseen(kind, args, kwargs)
         try:
             if self._dead:
