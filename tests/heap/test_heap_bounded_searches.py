@@ -22,6 +22,7 @@ from memwatch.heap.references import step_of
 from memwatch.heap.referrer_search import living_tensors, referrer_paths
 from memwatch.heap.roots import Held, Root, RootKind
 from memwatch.heap.search_roots import call_roots, namespace_roots
+from memwatch.heap.tensor_names import names_of_tensors
 
 MODEL = nn.Sequential(nn.Linear(8, 8))
 CALL = Vertex(VertexKind.FRAME, "train", __file__, 1)
@@ -340,3 +341,14 @@ def test_rows_of_numbers_do_not_hide_what_lies_among_them():
     root = Root(RootKind.FRAME, [Held(EdgeKind.LOCAL, "rows", rows)])
     found = paths_to({"among": among, "attached": attached}, [root])
     assert sorted(found) == ["among", "attached"]
+
+
+def test_the_search_for_the_names_of_leaves_follows_no_more_than_it_may():
+    """What a variable holds itself is named whatever the limit; what lies behind it costs references."""
+    leaf, behind = torch.ones(3, requires_grad=True), [torch.ones(3, requires_grad=True)]
+    idle = [[index] for index in range(200)]
+    names, followed = names_of_tensors([leaf, behind[0]], sys._getframe(), most_ways=0)
+    assert (names, followed) == ({id(leaf): "leaf"}, 0)
+    names, followed = names_of_tensors([leaf, behind[0]], sys._getframe(), most_ways=100_000)
+    assert names == {id(leaf): "leaf", id(behind[0]): "behind[0]"}
+    assert followed > len(idle)
