@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 from memwatch._torch.versions import require_known_torch
 from memwatch.device_names import CPU
 from memwatch.devices import Failure, is_of_host, is_out_of_memory
-from memwatch.error_notes import add_note
-from memwatch.errors import MemoryLimitError, MemwatchError
+from memwatch.errors import MemoryLimitError, MemwatchError, add_note
 from memwatch.reading import Reading
 from memwatch.record.allocator_only import allocator_only
-from memwatch.record.limits import read_limits
 from memwatch.record.native import remark as unbuilt_remark
 from memwatch.record.native.building import build_recorder
-from memwatch.record.options import Options
+from memwatch.record.options import Options, read_limits
 from memwatch.record.own_frames import unlink_own_frames
 from memwatch.record.session import Session
 from memwatch.record.steps.schedule import Sampled, Schedule, schedule

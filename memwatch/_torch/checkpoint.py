@@ -1,4 +1,4 @@
-"""Activation checkpointing: torch's own functions around what it keeps of a region, and around running it again.
+"""Activation checkpointing: the functions of torch that save the inputs of a region and run the region again.
 
 | torch | here |
 | --- | --- |
@@ -10,6 +10,9 @@
 | torch.utils.checkpoint.CheckpointFunction.forward, .backward | REENTRANT_FORWARD, REENTRANT_BACKWARD |
 | torch.utils.checkpoint._current_user_saved_tensors_hooks | PROGRAM_HOOKS (a place and a name, or None) |
 | pack_hook._checkpoint_internal, pack_hook._user_hooks | program_hooks_of(hooks) |
+| torch._higher_order_ops.wrap.tag_activation_checkpoint | checkpointed_region (in the graphs of dynamo) |
+| tag_activation_checkpoint.divide_kwargs | split_arguments(kwargs) |
+| gmod.meta["_checkpoint_context_fn"] | context_of(region) |
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 
     Place = tuple[Any, str]
     Hooks = tuple[Callable[..., Any], Callable[..., Any]]
+
 
 _again: Final = Part("ops that a checkpoint computes again count as ops of the backward")
 _again.take("torch.utils.checkpoint._run_fn_with_dynamo_disabled", None)
@@ -76,3 +80,26 @@ def program_hooks_of(hooks: Hooks | None) -> Hooks | None:
     while hooks is not None and getattr(hooks[0], "_checkpoint_internal", False):
         hooks = getattr(hooks[0], "_user_hooks", None)
     return hooks
+
+
+__all__ = ["checkpointed_region", "context_of", "split_arguments"]
+
+if TYPE_CHECKING:
+    from torch import fx
+
+_part: Final = Part(
+    "the first step under the backend memwatch draws other random numbers in a checkpointed region's backward"
+)
+checkpointed_region: Final[Any] = _part.take("torch._higher_order_ops.wrap.tag_activation_checkpoint", None)
+"""The op that stands for a checkpointed region; None if unknown."""
+
+
+def split_arguments(kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the arguments that are those of `checkpoint`, and those of the region."""
+    options, own = checkpointed_region.divide_kwargs(kwargs)
+    return dict(options), dict(own)
+
+
+def context_of(region: fx.GraphModule) -> Any:
+    """Return the `context_fn` of a region, None if it has none."""
+    return region.meta.get("_checkpoint_context_fn")

@@ -1,4 +1,4 @@
-"""torch's profiler: its clock, and the events of c10's allocators without any op scope.
+"""torch's profiler: its clock, its allocator events, and a filter for the lines that it prints to stderr.
 
 | torch | here |
 | --- | --- |
@@ -17,15 +17,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import time
 from typing import TYPE_CHECKING, Any, Final
 
 from torch.autograd import profiler, profiler_legacy
 
 from memwatch._torch.lookup import Part
+from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 
 class _MonotonicClock:
@@ -133,3 +135,28 @@ def _memory_only() -> Any:
 def is_allocation(event: Any) -> bool:
     """Return True for the event of an allocation or a free."""
     return bool(event.tag == _ALLOCATION)
+
+
+@contextlib.contextmanager
+def without_kineto_lines() -> Iterator[None]:
+    """Drop the `USDT:` lines that kineto prints to stderr in the block; pass on all other output at its end.
+
+    C++ prints them to file descriptor 2, which `contextlib.redirect_stderr` does not reach.
+    """
+    try:
+        saved = os.dup(2)
+    except OSError as error:  # the program closed its stderr: nothing can be printed
+        pass_on(error)
+        yield
+        return
+    with open(os.memfd_create("memwatch"), "w+b", buffering=0) as held:
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(saved, 2)
+            os.close(saved)
+            held.seek(0)
+            rest = b"".join(line for line in held.readlines() if not line.startswith(b"USDT:"))
+            if rest:  # what other threads, or torch's C++ code, printed meanwhile
+                os.write(2, rest)

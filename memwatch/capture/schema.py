@@ -1,19 +1,22 @@
-"""The one place that says what is recorded: recorder, file, header of the C++ sources and docs read it.
+"""The single description of what a capture contains.
 
-*Recorded* tables are what the recorder appends and the file stores, raw and additive. *Derived* tables are what users
-read; `memwatch.analysis` computes them, and `memwatch.capture.derived` says which columns they have.
+The recorder, the file format, the header of the C++ sources and the docs are all made from it. *Recorded* tables are
+what the recorder appends and the file stores. Rows are only ever added. Two groups of them stand apart: the tables
+of samples (who held a storage, by which path of references), and the tables that only an imported memory snapshot
+fills. *Derived* tables are what users read: `memwatch.analysis` computes them, and `memwatch.capture.derived` lists
+their columns.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from memwatch.capture.holder_tables import OF_HOLDERS
-from memwatch.capture.imported_tables import IMPORTED
 from memwatch.capture.references import (
     CODE,
+    CODE_OR_NONE,
     FLAG,
     JSON_TEXT,
+    JSON_TEXT_OR_NONE,
     MODULE,
     MODULE_OR_NONE,
     OP,
@@ -21,15 +24,134 @@ from memwatch.capture.references import (
     OPS_STARTED,
     OPS_STARTED_OR_NONE,
     PACK,
+    PATH,
     STACK,
     STACK_OR_NONE,
     STORAGE,
     STORAGE_OR_NONE,
     TEXT,
     TEXT_OR_NONE,
+    VERTEX,
+    VERTEX_OR_NONE,
 )
 from memwatch.capture.table import Reference, Table
 from memwatch.own_code import CodeOwner
+
+IMPORTED: Final = (
+    Table.of(
+        "history",
+        "One row per entry of the allocator's own history, in its order; only in an imported memory snapshot.",
+        ("device", "int", "string id of the device", TEXT),
+        ("action", "int", "string id, as `alloc`, `free_requested`, `segment_alloc` or `oom`", TEXT),
+        ("address", "int", "address of the block or segment; of `oom` the bytes that the device had free"),
+        ("nbytes", "int", "bytes that the program asked for; of a segment its size"),
+        ("stream", "int", "the stream, -1 if the snapshot does not say"),
+        ("stack", "int", "stack id of the call, -1 if it was not recorded", STACK_OR_NONE),
+        (
+            "time_ns",
+            "int",
+            "unix time, nanoseconds; where the snapshot has no times, a number that keeps the order",
+        ),
+        ("storage", "int", "the storage that begins or ends with it, -1 if none", STORAGE_OR_NONE),
+        ("extra", "int", "string id of its other fields, JSON", JSON_TEXT_OR_NONE),
+    ),
+    Table.of(
+        "segments",
+        "One row per segment that the allocator held at the end; only in an imported memory snapshot.",
+        ("segment", "int", "number of the segment, from 0"),
+        ("device", "int", "string id of the device", TEXT),
+        ("address", "int", "its address"),
+        ("nbytes", "int", "its size in bytes: what is reserved"),
+        ("allocated_bytes", "int", "bytes of its allocated blocks, -1 if the snapshot does not say"),
+        ("active_bytes", "int", "the same and blocks that another stream still uses, -1 likewise"),
+        ("requested_bytes", "int", "bytes that the program asked for in these, -1 likewise"),
+        ("stream", "int", "the stream, -1 if the snapshot does not say"),
+        ("stack", "int", "stack id of the call that made it, -1 if it was not recorded", STACK_OR_NONE),
+        ("extra", "int", "string id of its other fields, JSON", JSON_TEXT_OR_NONE),
+    ),
+    Table.of(
+        "blocks",
+        "One row per block of a segment, free ones included; only in an imported memory snapshot.",
+        ("segment", "int", "the segment"),
+        ("address", "int", "its address"),
+        ("nbytes", "int", "its size in bytes, as the allocator rounded it"),
+        ("requested_bytes", "int", "bytes that the program asked for, -1 if the snapshot does not say"),
+        ("state", "int", "string id, as `active_allocated`, `active_pending_free` or `inactive`", TEXT),
+        ("stack", "int", "stack id of the call that allocated it, -1 if it was not recorded", STACK_OR_NONE),
+        ("storage", "int", "the storage that lies in it, -1 if none", STORAGE_OR_NONE),
+    ),
+    Table.of(
+        "annotations",
+        "One row per start or end of a `record_function`; only in an imported memory snapshot.",
+        ("time_ns", "int", "unix time, nanoseconds"),
+        ("device", "int", "string id of the device", TEXT),
+        ("extra", "int", "string id of its fields, JSON: name and stage", JSON_TEXT_OR_NONE),
+    ),
+)
+
+
+OF_HOLDERS: Final = (
+    Table.of(
+        "holders",
+        "One row per holder of a storage in a sample.",
+        ("sample", "int", "number of the sample, from 0"),
+        ("op", "int", "number of ops started before the sample", OPS_STARTED),
+        ("storage", "int", "the storage", STORAGE),
+        ("path", "int", "the retention path: its rows in `edges`", PATH),
+    ),
+    Table.of(
+        "edges",
+        "One row per reference of a retention path, from the root on; paths that are equal are one.",
+        ("path", "int", "number of the path, from 0", PATH),
+        ("depth", "int", "position in the path, 0 for the reference from the root"),
+        ("kind", "int", "number of the `EdgeKind`"),
+        ("name", "int", "string id of the variable, attribute, key or field", TEXT_OR_NONE),
+        ("position", "int", "index of an item or argument"),
+        ("owner", "int", "vertex that refers, -1 for a root that needs no owner", VERTEX_OR_NONE),
+        ("reader", "int", "vertex of the function that reads the global", VERTEX_OR_NONE),
+        ("file", "int", "string id of the file where the reference can be edited", TEXT_OR_NONE),
+        ("line", "int", "line in that file"),
+        ("code", "int", "index into OWNERS: whose code the file is", CODE_OR_NONE),
+    ),
+    Table.of(
+        "vertices",
+        "One row per description of an object that refers to another on a retention path.",
+        ("vertex", "int", "number of the vertex, from 0", VERTEX),
+        ("kind", "int", "number of the `VertexKind`"),
+        (
+            "name",
+            "int",
+            "string id of its own name (functions, classes, modules), else of its class",
+            TEXT_OR_NONE,
+        ),
+        ("file", "int", "string id of the file of a function, call or traceback", TEXT_OR_NONE),
+        ("line", "int", "line in that file"),
+        ("count", "int", "entries of a container"),
+        ("limit", "int", "the most entries that a deque takes"),
+        ("nbytes", "int", "bytes of a storage"),
+        ("shape", "int", "string id of the sizes of a tensor or array, as `8 16`", TEXT_OR_NONE),
+        ("dtype", "int", "string id of its element type", TEXT_OR_NONE),
+        (
+            "thread",
+            "int",
+            "string id of the name of the thread of a call, if it is not the recorded thread",
+            TEXT_OR_NONE,
+        ),
+        (
+            "library",
+            "int",
+            "string id of `torch` or `Python`, whose call it is that runs the program's function",
+            TEXT_OR_NONE,
+        ),
+        (
+            "inner",
+            "int",
+            "vertex of the function inside: of a method, a partial, a cache or a library's call",
+            VERTEX_OR_NONE,
+        ),
+    ),
+)
+
 
 FORMAT_VERSION: Final = 12
 """Raised with every change of a recorded table."""

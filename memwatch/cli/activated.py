@@ -17,8 +17,7 @@ from memwatch.cli.child import reach_forks
 from memwatch.cli.files import make_room
 from memwatch.cli.next_step import command_line
 from memwatch.cli.output import say
-from memwatch.cli.rank_summary import leave_summary
-from memwatch.cli.recording import plain_options, recording_of
+from memwatch.cli.recording import leave_summary, plain_options, recording_of
 from memwatch.errors import MemwatchError
 from memwatch.job import JobPlace, named_for
 from memwatch.output_files import OutputError

@@ -13,10 +13,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memwatch.cli.files import make_room
+from memwatch.cli.files import add_device, make_room, read
 from memwatch.cli.numbers import positive, share
 from memwatch.cli.output import add_json, emit, emit_json, emit_path
-from memwatch.cli.reading import add_device, read
 from memwatch.device_names import is_host
 from memwatch.progress import working
 from memwatch.sizes import format_bytes

@@ -18,8 +18,8 @@ from memwatch.cli.files import make_room
 from memwatch.cli.next_step import command_line, memwatch_command
 from memwatch.cli.numbers import not_negative, positive
 from memwatch.cli.output import add_json, emit, emit_json
+from memwatch.cli.program import hide_own_frames
 from memwatch.cli.program_arguments import PROGRAM_USAGE, add_program, chosen_program
-from memwatch.cli.traceback import hide_own_frames
 from memwatch.errors import MemwatchError
 from memwatch.words.summary import NEXT_COMMAND, NEXT_TO_KEEP
 

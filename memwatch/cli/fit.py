@@ -18,8 +18,8 @@ from typing import Final
 
 from memwatch.cli.numbers import positive, size
 from memwatch.cli.output import emit, say
+from memwatch.cli.program import hide_own_frames
 from memwatch.cli.program_arguments import PROGRAM_USAGE, add_program, chosen_program
-from memwatch.cli.traceback import hide_own_frames
 from memwatch.errors import MemwatchError
 from memwatch.private_files import PrivateFiles, PrivateFilesError
 

@@ -16,8 +16,8 @@ import textwrap
 from typing import TYPE_CHECKING, Final
 
 from memwatch.cli.output import emit, say
+from memwatch.cli.program import hide_own_frames
 from memwatch.cli.program_arguments import PROGRAM_USAGE, add_program, chosen_program
-from memwatch.cli.traceback import hide_own_frames
 
 if TYPE_CHECKING:
     import argparse

@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from memwatch.cli.files import add_device
 from memwatch.cli.output import emit
-from memwatch.cli.reading import add_device
 
 if TYPE_CHECKING:
     from memwatch.live.program_output import ProgramOutput

@@ -12,11 +12,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memwatch.cli.files import make_room
+from memwatch.cli.files import add_device, make_room, read
 from memwatch.cli.next_step import command_line, memwatch_command
 from memwatch.cli.numbers import budget, positive
 from memwatch.cli.output import add_json, emit, emit_json, say
-from memwatch.cli.reading import add_device, read
 from memwatch.words.summary import NEXT_COMMAND
 
 if TYPE_CHECKING:

@@ -1,4 +1,7 @@
-"""Make a recording from the options of `memwatch run`."""
+"""Make a recording from the options of `memwatch run`, and write the summary of a rank into its capture.
+
+The summary lets `memwatch merge` read a few kilobytes from each of thousands of files.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from memwatch.errors import MemwatchError
 if TYPE_CHECKING:
     import argparse
     import os
+    from pathlib import Path
 
     from memwatch.profile import Profile
 
@@ -52,3 +56,19 @@ def _limits(given: list[str] | None) -> str | dict[str, str] | None:
             "give --limit one size for every device, or a DEVICE=SIZE for each, as cuda:0=8GiB"
         )
     return dict(limit.split("=", 1) for limit in given)
+
+
+def leave_summary(recording: Profile, capture: Path) -> None:
+    """Write the summary of a finished recording into its file, if this process is one of many ranks.
+
+    Raises:
+        CaptureError: the file cannot be read or written.
+    """
+    if recording.failure is not None:
+        return
+    from memwatch.capture.rank_summary import add_summary, read_head
+    from memwatch.ranks.summary import summarise
+
+    meta = read_head(capture).meta
+    if meta.get("rank") is not None and meta.get("world_size", 1) > 1:
+        add_summary(capture, summarise(recording.capture))

@@ -12,8 +12,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from memwatch.cli.files import add_device, read
 from memwatch.cli.output import add_json, emit, emit_json
-from memwatch.cli.reading import add_device, read
 
 if TYPE_CHECKING:
     import argparse

@@ -11,9 +11,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memwatch.cli.files import make_room
+from memwatch.cli.files import add_device, make_room, read
 from memwatch.cli.output import emit_path
-from memwatch.cli.reading import add_device, read
 
 if TYPE_CHECKING:
     import argparse

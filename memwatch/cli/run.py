@@ -27,10 +27,9 @@ from memwatch.cli.files import make_room
 from memwatch.cli.next_step import command_line, memwatch_command
 from memwatch.cli.numbers import positive, size_of_device
 from memwatch.cli.output import say
+from memwatch.cli.program import hide_own_frames
 from memwatch.cli.program_arguments import PROGRAM_USAGE, add_program, chosen_program
-from memwatch.cli.rank_summary import leave_summary
-from memwatch.cli.recording import plain_options, recording_of
-from memwatch.cli.traceback import hide_own_frames
+from memwatch.cli.recording import leave_summary, plain_options, recording_of
 from memwatch.errors import MemwatchError
 from memwatch.job import JobPlace, named_for
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from memwatch.cli.files import add_device, read
 from memwatch.cli.next_step import command_line, memwatch_command
 from memwatch.cli.numbers import positive
 from memwatch.cli.output import add_json, emit, emit_json
-from memwatch.cli.reading import add_device, read
 from memwatch.progress import working
 from memwatch.words.summary import NEXT_COMMAND
 

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memwatch.capture.derived import DERIVED_BY_NAME
-from memwatch.cli.files import make_room
+from memwatch.cli.files import add_device, make_room, read
 from memwatch.cli.output import emit, emit_path
-from memwatch.cli.reading import add_device, read
 from memwatch.output_files import write_whole
 
 if TYPE_CHECKING:

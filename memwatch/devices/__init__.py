@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from memwatch.devices.adapter import Adapter
 from memwatch.devices.choice import adapter_of, devices_in_use
-from memwatch.devices.failure import Failure
-from memwatch.devices.out_of_memory import NOTE_KIND, asked_bytes, is_of_host, is_out_of_memory
+from memwatch.devices.failure import NOTE_KIND, Failure, asked_bytes, is_of_host, is_out_of_memory
 
 __all__ = [
     "NOTE_KIND",

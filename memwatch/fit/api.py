@@ -1,11 +1,14 @@
-"""fit(): train within a limit that is measured, in the fastest way that keeps it."""
+"""fit(): find the fastest way to train within a measured memory limit.
+
+If no way keeps the limit, the result names the obstacle, as the way with the lowest peak shows it.
+"""
 
 from __future__ import annotations
 
 import itertools
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from memwatch._torch.fake import pretended, reads_values
 from memwatch._torch.versions import require_known_torch
@@ -15,24 +18,62 @@ from memwatch.fit.lines import LOADED
 from memwatch.fit.live_bytes import device_of
 from memwatch.fit.live_trial import LiveTrial
 from memwatch.fit.names import expressions_of, variables_of
-from memwatch.fit.obstacle import obstacle
 from memwatch.fit.program_trial import ProgramTrial
 from memwatch.fit.result import Fit, ways_table
 from memwatch.fit.search import Search
 from memwatch.fit.way import Kind
 from memwatch.planner.errors import BudgetError
 from memwatch.progress import working
+from memwatch.report.facts import bytes_by, peak_instant
 from memwatch.sizes import format_bytes, parse_bytes
 from memwatch.words import fit as words
+from memwatch.words.storages import short_op
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
+    import pandas as pd
     from torch import nn
 
     from memwatch.fit.measurement import Measurement
     from memwatch.fit.way import Expressions
     from memwatch.private_files import PrivateFiles
+    from memwatch.reading import Reading
+
+
+_PARTS: Final = 3
+
+
+def obstacle(reading: Reading, lowest: Measurement, limit_bytes: int) -> str:
+    """Return why not even the lowest way fits: what lives before the step, the optimizer, an op's workspace.
+
+    Args:
+        reading: the recording of a step in the lowest way.
+        lowest: what was measured of that way.
+        limit_bytes: the limit.
+    """
+    at = peak_instant(reading)
+    shares = bytes_by(reading.at_peak, "category")["nbytes"]
+    baseline = format_bytes(reading.baseline_bytes)
+    if reading.baseline_bytes > limit_bytes:
+        rows = reading.storages
+        before = rows[rows["counted"] & (rows["birth_event"] < 0)]
+        return words.BASELINE.format(
+            baseline=baseline, parts=_largest(bytes_by(before, "category")["nbytes"])
+        )
+    if at.phase == "optimizer":
+        increase = format_bytes(reading.peak_bytes - reading.baseline_bytes)
+        return words.OPTIMIZER.format(increase=increase, baseline=baseline)
+    workspace = int(shares.get("workspace", 0))
+    if lowest.peak_bytes is not None and lowest.peak_bytes - workspace <= limit_bytes and workspace:
+        return words.WORKSPACE.format(op=short_op(at.op_name), workspace=format_bytes(workspace))
+    return words.ACTIVATIONS.format(op=short_op(at.op_name) or "the step", parts=_largest(shares))
+
+
+def _largest(shares: pd.Series[int]) -> str:
+    return ", ".join(
+        f"{category} {format_bytes(int(nbytes))}" for category, nbytes in shares.head(_PARTS).items()
+    )
 
 
 def fit(

@@ -13,12 +13,24 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from memwatch._torch.storages import address_of_storage_of
 from memwatch.fit.kept_tensors import fingerprint
-from memwatch.fit.leaves import leaves_of
 from memwatch.fit.live_bytes import alive_bytes, device_of
 from memwatch.heap.tensors import quiet, storage_bytes, storage_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+def leaves_of(value: Any) -> Iterator[Any]:
+    """Yield what nested lists, tuples and dictionaries hold, in order."""
+    if isinstance(value, dict):
+        for each in value.values():
+            yield from leaves_of(each)
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from leaves_of(each)
+    else:
+        yield value
+
 
 _LEAST_SHARE: Final = 1 / 50
 """A block that saves less than this of the model's saved bytes is left alone."""

@@ -12,10 +12,9 @@ import torch
 from memwatch._torch.fake import pretended, reads_values
 from memwatch.devices import adapter_of, is_out_of_memory
 from memwatch.errors import MemwatchError
-from memwatch.fit.blocks import SavedScan
+from memwatch.fit.blocks import SavedScan, leaves_of
 from memwatch.fit.estimate import EstimatedTrial
 from memwatch.fit.kept_tensors import fingerprint
-from memwatch.fit.leaves import leaves_of
 from memwatch.fit.live_bytes import count_live_bytes
 from memwatch.fit.measurement import Measurement
 from memwatch.fit.model_trial import ModelTrial

@@ -1,18 +1,29 @@
-"""The references that autograd holds in C++ and gc never shows, read without running any hook.
+"""Read the references that autograd holds in C++ and gc never shows, without running any hook.
 
-gc sees almost nothing of the autograd graph: ``gc.get_referents(grad_fn)`` is empty. The node of a tensor comes from
-`memwatch._torch.autograd_state`, which cannot change the tensor. The other references are attributes of torch's that
-compute nothing. ``SavedTensor.data`` gives what a node saved (or what a pack hook made of it) without calling the
-user's unpack hook.
+gc sees almost nothing of the autograd graph: ``gc.get_referents(grad_fn)`` is empty. `memwatch._torch.autograd_state`
+gives the node of a tensor and cannot change the tensor. The other references are attributes of torch that compute
+nothing. ``SavedTensor.data`` gives what a node saved, or what a pack hook made of it, without calling the user's
+unpack hook.
+
+torch also keeps the hooks of a node in C++, and has no function that returns them. ``node.register_hook(hook)`` passes
+the node's dictionary of hooks to a static method of torch. memwatch registers a marker while that method is replaced,
+reads the dictionary, and raises before anything is stored, so the node stays as it was.
 """
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
-from memwatch._torch.autograd import RAW_SAVED_PREFIX, RAW_SAVED_TENSORS, FunctionBase
+from memwatch._torch.autograd import (
+    NODE_HOOKS_WORK,
+    RAW_SAVED_PREFIX,
+    RAW_SAVED_TENSORS,
+    FunctionBase,
+    registering_hooks_by,
+)
 from memwatch._torch.autograd_state import autograd_state, base_of
 from memwatch._torch.functorch import is_wrapped, unwrapped
 from memwatch._torch.modes import disable_torch_dispatch
@@ -26,13 +37,71 @@ from memwatch._torch.tensors import (
     TensorBase,
 )
 from memwatch.edges import Edge, EdgeKind
-from memwatch.heap.node_hooks import node_hooks
 from memwatch.heap.tensors import is_python_node, is_tensor, layout_of, mro_of, storage_of, type_dict
 from memwatch.heap.vertices import vertex_of
 from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+
+_MARKER: Final = object()
+_KINDS: Final = (
+    ("register_hook", EdgeKind.NODE_HOOKS),
+    ("register_prehook", EdgeKind.NODE_PREHOOKS),
+)
+_LOCK: Final = threading.Lock()
+
+
+class _SeenError(Exception):
+    """Leaves ``register_hook`` before it has changed anything; carries the dictionary."""
+
+    def __init__(self, hooks: object) -> None:
+        super().__init__()
+        self.hooks = hooks
+
+
+def node_hooks(node: object) -> list[tuple[EdgeKind, object]]:
+    """Return the hook dictionaries of one autograd node, each with its kind.
+
+    Args:
+        node: a C++ autograd node, or the ``ctx`` of a custom Function.
+
+    Returns:
+        ``(kind, dictionary)`` for the post-hooks and the pre-hooks the node has; none where this torch does not
+        show them.
+    """
+    if not NODE_HOOKS_WORK:  # registering would change the node
+        return []
+    with _LOCK, registering_hooks_by(_show):
+        asked = [(kind, _ask(node, name)) for name, kind in _KINDS]
+    return [(kind, hooks) for kind, hooks in asked if hooks]
+
+
+def _show(original: Callable[..., Any], hooks: object, hook: object) -> Any:
+    if hook is _MARKER:
+        raise _SeenError(hooks)
+    return original(hooks, hook)  # another thread registers a hook of its own just now
+
+
+def _ask(node: object, name: str) -> object:
+    register = _registrar(node, name)
+    if register is None:
+        return None
+    try:
+        register(node, _MARKER)
+    except _SeenError as seen:
+        return seen.hooks
+    except (RuntimeError, TypeError, AttributeError) as error:
+        pass_on(error)
+        return None
+    return None
+
+
+def _registrar(node: object, name: str) -> Callable[[object, object], object] | None:
+    namespace = vars(FunctionBase) if is_python_node(node) else type_dict(type(node))
+    return namespace.get(name)
+
 
 _PYTHON_NODE: Final = vars(FunctionBase)
 _REFUSED: Final = (RuntimeError, AttributeError, NotImplementedError, TypeError)

@@ -1,4 +1,7 @@
-"""Name one Python reference as a typed edge, passing over the objects CPython puts between a name and its value."""
+"""Name one Python reference as a typed edge: of an object, of a running or suspended call, or of a traceback.
+
+The objects that CPython puts between a name and its value are passed over.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +35,8 @@ from memwatch.edges import Edge, EdgeKind, Vertex, VertexKind
 from memwatch.heap.autograd import gradient_of
 from memwatch.heap.binding_lines import line_in_source
 from memwatch.heap.c_held import items_of_array, results_of
-from memwatch.heap.call_edges import frame_edge, suspended_edge, traceback_edge
 from memwatch.heap.class_checks import class_ids, derives, is_a
+from memwatch.heap.frames import read_locals
 from memwatch.heap.names import (
     Assignment,
     assignment_place,
@@ -48,15 +51,77 @@ from memwatch.heap.references import MAX_ITEMS, copied_items, position_in
 from memwatch.heap.roots import Root, RootKind
 from memwatch.heap.tensors import mro_of, type_dict
 from memwatch.heap.vertices import (
+    frame_vertex,
     function_vertex,
     instance_of,
     key_text,
     module_vertex,
     vertex_of,
 )
+from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+
+_FRAMES: Final = {id(GeneratorType): "gi_frame", id(CoroutineType): "cr_frame"}
+"""The attribute with the call of a generator or coroutine, by the `id` of its class."""
+
+
+def frame_edge(chain: Sequence[Any], at: int) -> tuple[Edge, int]:
+    """Name a reference of a call."""
+    frame: FrameType = chain[at]
+    owner = frame_vertex(frame)
+    if chain[at + 1] is frame.f_back:
+        return Edge(EdgeKind.CALLER, owner=owner, file=owner.file, line=owner.line), 1
+    return _variable(chain, at, frame, owner)
+
+
+def suspended_edge(chain: Sequence[Any], at: int) -> tuple[Edge | None, int]:
+    """Name a reference of a generator or coroutine.
+
+    Up to Python 3.10 its frame stands between it and its variables, later where the program asked for the frame.
+    """
+    generator = chain[at]
+    attribute = _FRAMES.get(id(type(generator)), "ag_frame")
+    frame, owner = getattr(generator, attribute), vertex_of(generator)
+    if frame is None:
+        return Edge(EdgeKind.REFERENCE, owner=owner), 1
+    if chain[at + 1] is not frame:
+        return _variable(chain, at, frame, owner)
+    if at + 2 == len(chain):
+        return None, 1
+    edge, covered = _variable(chain, at + 1, frame, owner)
+    return edge, covered + 1
+
+
+def traceback_edge(chain: Sequence[Any], at: int) -> tuple[Edge, int]:
+    """Name a reference of a traceback: to the call, or to the call inside that."""
+    is_call = type(chain[at + 1]) is FrameType
+    kind = EdgeKind.TRACEBACK_CALL if is_call else EdgeKind.TRACEBACK_NEXT
+    return Edge(kind, owner=vertex_of(chain[at])), 1
+
+
+def _variable(chain: Sequence[Any], at: int, frame: FrameType, owner: Vertex) -> tuple[Edge, int]:
+    """Name what a call refers to: a variable, straight or by a cell, or a value that has no name yet."""
+    child = chain[at + 1]
+    kind, found, covered = EdgeKind.TEMPORARY, None, 1
+    for name, value in read_locals(frame).items():
+        in_cell = type(child) is CellType and _cell_holds(child, value)
+        if value is child or in_cell:
+            kind, found = EdgeKind.LOCAL, name
+            covered = 2 if in_cell and at + 2 < len(chain) else 1
+            break
+    return Edge(kind, found, owner=owner, file=frame.f_code.co_filename, line=frame.f_lineno), covered
+
+
+def _cell_holds(cell: CellType, value: object) -> bool:
+    try:
+        return cell.cell_contents is value
+    except ValueError as error:
+        pass_on(error)
+        return False
+
 
 Named = tuple["Edge | None", int]
 """An edge without its target, and how many references of the chain it covers; None where it needs no telling."""

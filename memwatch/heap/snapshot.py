@@ -1,4 +1,7 @@
-"""The reference graph of the whole process at one instant, as arrays that are searched in one sweep."""
+"""The reference graph of the whole process at one instant, as arrays that one sweep can search.
+
+gc is asked for the references of many objects at once, because one call per object is too slow.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,9 @@ import gc
 import sys
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import chain
+from operator import itemgetter
 from types import CoroutineType, FrameType, ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,7 +27,6 @@ from memwatch.heap.frames import is_own_code, is_test_runner_code, without_empty
 from memwatch.heap.ids import are_all_among, identities, ids_of
 from memwatch.heap.packs import seen_through
 from memwatch.heap.pause import pause_gc, resume_gc
-from memwatch.heap.referents import referents_of
 from memwatch.heap.roots import (
     Held,
     Root,
@@ -42,6 +46,50 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from memwatch.edges import Edge
+
+
+@dataclass(slots=True)
+class Referents:
+    """What some objects refer to, one object's after the other's; holds it, so drop this soon.
+
+    Attributes:
+        counts: how many each object refers to.
+        ids: the ids of them all.
+        objects: the objects themselves, and marks between those of one owner and of the next.
+        places: where among these each is.
+    """
+
+    counts: NDArray[np.int64]
+    ids: NDArray[np.int64]
+    objects: list[Any]
+    places: NDArray[np.int64]
+
+    def at(self, which: NDArray[np.int64]) -> Sequence[Any]:
+        """Return some of the objects, by their numbers without the marks."""
+        places = self.places[which].tolist()
+        return itemgetter(*places)(self.objects) if len(places) > 1 else [self.objects[at] for at in places]
+
+
+def referents_of(part: list[Any], mark: tuple[object]) -> Referents:
+    """List what some objects refer to.
+
+    A list for each object would take longer than all the rest. Many objects are asked at once instead, with a
+    mark after each whose only referent, which nothing else refers to, shows where the next one's begin.
+    """
+    marked = [mark] * (2 * len(part))
+    marked[::2] = part
+    near = gc.get_referents(*marked)
+    ids = ids_of(near)
+    is_end = ids == id(mark[0])
+    ends = np.flatnonzero(is_end)
+    if len(ends) == len(part):
+        places = np.flatnonzero(~is_end)
+        return Referents(np.diff(ends, prepend=-1) - 1, ids[places], near, places)
+    each = [gc.get_referents(obj) for obj in part]  # the program got hold of the mark, and refers to it
+    near = list(chain.from_iterable(each))
+    counts = np.fromiter(map(len, each), dtype=np.int64)
+    return Referents(counts, ids_of(near), near, np.arange(len(near)))
+
 
 UNREACHED: Final = -1
 _MEASURE: Final[object] = type("Measure", (), {})()  # gc lists an object of a class written in Python

@@ -1,14 +1,20 @@
-"""check_leaks: what did this one pass leave behind?"""
+"""check_leaks: report what one run of a block left behind.
+
+Names that the block binds itself may go on holding what it made.
+"""
 
 from __future__ import annotations
 
+import dis
 import functools
 import inspect
+import sys
 import time
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import torch
 
+from memwatch.heap.frames import is_own_code
 from memwatch.leaks.balance import unbalanced
 from memwatch.leaks.diagnose import diagnose
 from memwatch.leaks.exemptions import Exemptions
@@ -16,7 +22,6 @@ from memwatch.leaks.groups import leaks_of
 from memwatch.leaks.known_causes import KnownCauses
 from memwatch.leaks.leak import TensorLeakError
 from memwatch.leaks.ledger import Ledger
-from memwatch.leaks.names_bound_in_block import NamesBoundInBlock
 from memwatch.leaks.nearby import NearbySearch
 from memwatch.leaks.new_storage_mode import NewStorageMode
 from memwatch.leaks.new_storages import NewStorages
@@ -24,11 +29,57 @@ from memwatch.leaks.steps_of_program import ProgramSteps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
+    from types import FrameType, TracebackType
 
     from memwatch.leaks.diagnose import Diagnosis
     from memwatch.leaks.leak import Leak
     from memwatch.leaks.new_storages import NewStorage
+
+
+_STORES: Final = {
+    "STORE_FAST",
+    "STORE_DEREF",
+    "STORE_NAME",
+    "STORE_GLOBAL",
+    "STORE_FAST_LOAD_FAST",
+    "STORE_FAST_STORE_FAST",
+}
+
+
+def calling_frame() -> FrameType | None:
+    """Return the innermost running call outside memwatch and contextlib."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and (
+        is_own_code(frame.f_code) or frame.f_code.co_filename.endswith("contextlib.py")
+    ):
+        frame = frame.f_back
+    return frame
+
+
+class NamesBoundInBlock:
+    """Remembers where a block begins; keeps no frame alive."""
+
+    def __init__(self) -> None:
+        frame = calling_frame()
+        self._frame_id = id(frame)
+        self._code_id = id(frame.f_code) if frame else 0
+        self._begin = frame.f_lasti if frame else -1
+
+    def exempt(self, exempt: Exemptions) -> None:
+        """Add the names bound since the beginning, if the block ends in the call in which it began."""
+        frame = calling_frame()
+        if frame is None or id(frame) != self._frame_id or id(frame.f_code) != self._code_id:
+            return
+        end = frame.f_lasti if frame.f_lasti > self._begin else sys.maxsize
+        names: set[str] = set()
+        for instruction in dis.get_instructions(frame.f_code):
+            if self._begin < instruction.offset <= end and instruction.opname in _STORES:
+                stored = instruction.argval
+                names.update(stored if isinstance(stored, tuple) else (stored,))
+        if frame.f_code.co_name == "<module>":
+            exempt.globals |= {(id(frame.f_globals), name) for name in names}
+        exempt.locals |= {(id(frame), name) for name in names}
+
 
 F = TypeVar("F", bound="Callable[..., Any]")
 

@@ -1,34 +1,41 @@
-"""Explain surviving storages: which kind of leak, and held by which reference."""
+"""Explain each storage that survived: the kind of leak, and the reference that holds it.
+
+A numpy array or another object that gc does not show may be the holder. A cheap guess about this decides whether
+the whole heap is searched.
+"""
 
 from __future__ import annotations
 
+import gc
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from memwatch._torch.storages import device_of
 from memwatch.edges import EdgeKind
+from memwatch.heap.autograd import is_sparse, sparse_parts
+from memwatch.heap.frames import is_own_code
 from memwatch.heap.paths import Step, steps_of
 from memwatch.heap.pause import HAS_THREE_GENERATIONS, collect
 from memwatch.heap.snapshot import Snapshot
-from memwatch.heap.tensors import is_storage, quiet, storage_bytes, storage_of
-from memwatch.leaks.ages import are_old, identity
+from memwatch.heap.tensors import is_storage, is_tensor, nbytes_of, quiet, storage_bytes, storage_of
+from memwatch.heap.vertices import describe
 from memwatch.leaks.cut import entry_step
-from memwatch.leaks.excuses import excusing
+from memwatch.leaks.excuses import are_old, excusing, identity, registers_itself
 from memwatch.leaks.exemptions import is_import, is_torchs_own
-from memwatch.leaks.hidden import is_hidden
 from memwatch.leaks.kinds import LeakKind
 from memwatch.leaks.known_causes import KnownCauses
-from memwatch.leaks.last_tensor import is_view, tensor_words
 from memwatch.leaks.loops import Loops
 from memwatch.leaks.module_growth import ENTRIES, has_older_of_its_class
+from memwatch.leaks.new_storages import tensors_among
 from memwatch.leaks.reached import Reached
-from memwatch.leaks.registry import registers_itself
 from memwatch.leaks.second_holder import is_amid_older, latest_references, may_have_latest, shows_all
 from memwatch.leaks.series import series_of
 from memwatch.leaks.survivor import Holding, Survivor
+from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -41,6 +48,49 @@ if TYPE_CHECKING:
     from memwatch.leaks.exemptions import Exemptions
     from memwatch.leaks.loops import Loop
     from memwatch.leaks.new_storages import NewStorage
+
+
+def tensor_words(objects: list[Any]) -> str:
+    """Return the last tensor of a path, described."""
+    return describe(next((obj for obj in reversed(objects) if is_tensor(obj)), objects[-1]))
+
+
+def is_view(objects: list[Any], storage_bytes: int) -> bool:
+    """Return True if the tensor at the end of a path shows half of its storage at most."""
+    tensor = next((obj for obj in reversed(objects) if is_tensor(obj)), None)
+    if tensor is None:
+        return False
+    with quiet():
+        try:
+            return bool(2 * nbytes_of(tensor) <= storage_bytes)
+        except (RuntimeError, AttributeError, NotImplementedError) as error:
+            # nested, sparse and opaque tensors
+            pass_on(error)
+            return False
+
+
+def is_hidden(storages: Sequence[NewStorage]) -> bool:
+    """Return True if gc shows no reference to the young tensors over the last one of some storages.
+
+    To ask gc who refers to an object takes a thirtieth of the time of a look that would find nobody.
+    """
+    storage = storages[-1].ref() if storages else None
+    tensors = [] if storage is None else _young_over(storage)
+    return bool(tensors) and not _is_one_shown(tensors)
+
+
+def _young_over(storage: Any) -> list[Any]:
+    with quiet():
+        young: list[Any] = [obj for obj in tensors_among(gc.get_objects(0)) if is_tensor(obj)]
+        parts = [part for tensor in young if is_sparse(tensor) for _, part in sparse_parts(tensor)]
+        if any(part is not None and storage_of(part) is storage for part in parts):
+            return []  # the sparse tensor shows it
+        return [tensor for tensor in young if storage_of(tensor) is storage]
+
+
+def _is_one_shown(tensors: list[Any]) -> bool:
+    referrers = [obj for obj in gc.get_referrers(*tensors) if obj is not tensors]
+    return any(type(obj) is not FrameType or not is_own_code(obj.f_code) for obj in referrers)
 
 
 _OLDEST: Final = 2

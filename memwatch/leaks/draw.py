@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import graphviz  # type: ignore[import-untyped]
 
-from memwatch.leaks.errors import DrawError
+from memwatch.leaks.kinds import DrawError
 from memwatch.output_files import OutputError, write_whole
 from memwatch.words.edges import reference_phrase, vertex_phrase
 from memwatch.words.leaks import FROM_CYCLE, NO_DOT, NOT_DRAWN, ROOT

@@ -1,24 +1,37 @@
-"""Containers whose content is no leak: bounded ones, places that were made before, what all ends of a tee have read.
+"""Containers whose content is no leak: bounded ones, registries, and places that were filled before.
 
-They excuse what they hold, not what holds the same beside them: a list of all is a leak beside a window of the latest.
-The bound of a cache is about its results. It excuses no object that the cache keeps as a part of its keys, as the
-`self` of each call of a cached method.
+An excuse covers the container's content. It does not cover another holder of the same object: an unbounded list is a
+leak even beside a window of the latest items. The bound of a cache covers its results, and no object that is part of
+its keys, such as the `self` of each call of a cached method. A registry is a container into which its objects put
+themselves.
+
+gc's generations tell old objects from new ones. Dictionaries need care: gc starts to track a dictionary only when it
+first holds a container or a tensor, so an old dictionary can look new. A dictionary that an old object holds under an
+attribute of its own therefore counts as old. An item of an old list, or a value of an old dictionary, may have been
+added during the runs. The same holds for numpy arrays of objects, which gc does not know.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
 
 from memwatch.edges import EdgeKind
 from memwatch.heap.class_checks import is_a
-from memwatch.heap.tensors import is_tensor
+from memwatch.heap.names import type_name
+from memwatch.heap.paths import steps_of
+from memwatch.heap.roots import Root
+from memwatch.heap.tensors import is_tensor, mro_of, type_dict
 from memwatch.leaks.exemptions import is_bounded
 from memwatch.leaks.fixed_places import fills_its_place, was_read_by_all
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Hashable, Sequence
 
     from memwatch.heap.paths import Step
+    from memwatch.heap.snapshot import Snapshot
     from memwatch.leaks.fixed_places import Slots
 
 
@@ -71,3 +84,64 @@ def is_argument_object(objects: Sequence[Any], cut: Step | None) -> bool:
         return False
     argument = next((obj for obj in objects[cut.end :] if not (is_a(obj, tuple) or is_a(obj, list))), None)
     return argument is not None and not is_tensor(argument)
+
+
+_NAMES: Final = (EdgeKind.GLOBAL, EdgeKind.CLASS_ATTRIBUTE)
+
+
+def registers_itself(obj: Any, way: Sequence[Step]) -> bool:
+    """Return True if a method of an object's class uses the variable that holds the container of the object.
+
+    Args:
+        obj: what the container got.
+        way: the references that lead to the container.
+    """
+    name = next((step.edge.name for step in reversed(way) if step.edge.kind in _NAMES), None)
+    if name is None or is_tensor(obj):
+        return False
+    functions = (
+        value
+        for base in mro_of(type(obj))
+        for value in type_dict(base).values()
+        if type(value) is FunctionType
+    )
+    return any(name in function.__code__.co_names for function in functions)
+
+
+_DTYPE: Final = np.ndarray.__dict__["dtype"]
+_ENTRIES: Final = frozenset({EdgeKind.ITEM, EdgeKind.VALUE, EdgeKind.KEY, EdgeKind.MEMBER})
+
+
+def are_old(snapshot: Snapshot, chain: Sequence[int]) -> list[bool]:
+    """Say of each object of a chain from a root whether it was there before the runs."""
+    old: list[bool] = []
+    for at, place in enumerate(chain):
+        is_held_by_old = len(old) < 2 or old[-1]  # by a root, too
+        old.append(snapshot.is_old(place) or (is_held_by_old and _is_own_container(snapshot, chain, at)))
+    return old
+
+
+def identity(snapshot: Snapshot, chain: Sequence[int], at: int) -> Hashable:
+    """Return what identifies an owner on a chain from a root, or from an owner; those made anew share one."""
+    obj = snapshot.objects[chain[at]]
+    if type(obj) is Root:
+        return obj.kind
+    if snapshot.is_old(chain[at]):
+        return id(obj)
+    if _is_own_container(snapshot, chain, at):
+        named = [(step.edge.name, step.edge.position) for step in steps_of(snapshot, chain[at - 1 : at + 1])]
+        return identity(snapshot, chain, at - 1), *named
+    return type_name(type(obj))
+
+
+def _is_own_container(snapshot: Snapshot, chain: Sequence[int], at: int) -> bool:
+    """Return True for a dictionary, or an array of objects, that is no entry of a container."""
+    if at == 0 or not _may_hide_its_age(snapshot.objects[chain[at]]):
+        return False
+    steps = steps_of(snapshot, chain[: at + 1])
+    return not steps or steps[-1].edge.kind not in _ENTRIES
+
+
+def _may_hide_its_age(obj: Any) -> bool:
+    cls = type(obj)
+    return cls is dict or (cls is np.ndarray and _DTYPE.__get__(obj) == np.object_)

@@ -1,4 +1,7 @@
-"""find_leaks: what does each further call of a function add?"""
+"""find_leaks: report what each further call of a function adds.
+
+The bytes in use on each device are a hint about how many calls to make. They decide nothing.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.device_names import CPU
+from memwatch.devices import adapter_of, devices_in_use
 from memwatch.edges import EdgeKind, VertexKind
 from memwatch.heap.classes import count_by_class
 from memwatch.heap.roots import Held
@@ -22,7 +26,6 @@ from memwatch.leaks.growth import grown_classes
 from memwatch.leaks.hook_growth import leaks_of_hooks, next_hook_number
 from memwatch.leaks.kinds import LeakKind
 from memwatch.leaks.ledger import Change, Ledger
-from memwatch.leaks.memory_in_use import memory_in_use, most_growth_bytes
 from memwatch.leaks.new_storage_mode import NewStorageMode
 from memwatch.leaks.new_storages import NODE_BYTES, NewStorages, behind
 from memwatch.leaks.places import growth
@@ -40,6 +43,17 @@ if TYPE_CHECKING:
     from memwatch.leaks.places import Growth
     from memwatch.leaks.schedule import Runs
     from memwatch.leaks.survivor import Survivor
+
+
+def memory_in_use() -> dict[str, int]:
+    """Return the bytes that the allocator of each device has handed out; 0 where nobody counts."""
+    return {name: adapter_of(name).allocated_bytes(name) for name in devices_in_use()}
+
+
+def most_growth_bytes(before: dict[str, int], after: dict[str, int]) -> int:
+    """Return by how much the device grew most that grew most; devices are not added up."""
+    return max(nbytes - before.get(name, 0) for name, nbytes in after.items())
+
 
 __all__ = ["RunsError", "find_growth", "find_leaks"]
 

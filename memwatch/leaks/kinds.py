@@ -1,9 +1,10 @@
-"""The kinds of leaks."""
+"""The kinds of leaks, and the errors of the leak searches."""
 
 from __future__ import annotations
 
 from enum import Enum
 
+from memwatch.errors import MemwatchError
 from memwatch.words import leaks as words
 
 
@@ -42,3 +43,7 @@ class LeakKind(str, Enum):
     def path_title(self) -> str:
         """The title over a leak's path."""
         return words.PATH_TITLES[self]
+
+
+class DrawError(MemwatchError):
+    """The picture of a leak could not be made."""

@@ -1,7 +1,11 @@
-"""Causes that earlier checks of a process found, so that a later check can tell them again without the whole heap.
+"""Remember the causes that earlier checks found, so that a later check need not search the whole heap.
 
-Kept are ids and keys alone, so nothing is kept alive. An id that was given to another object in the meantime does no
-harm: a way counts only if it can be walked again, reference by reference, from a module that is loaded.
+Only ids and keys are kept, so nothing is kept alive. If an id now belongs to another object, no harm is done: a cause
+counts only if each of its references can be followed again from a loaded module.
+
+The values of names are remembered too. A variable that gets a tensor in one block may have held a number before; its
+next value replaces this one. It grows only if the values of several blocks in a row are all alive, as in a chain of
+nodes of which each refers to the one before.
 """
 
 from __future__ import annotations
@@ -18,16 +22,58 @@ from memwatch.heap.c_held import c_held_edges, keeps_in_c
 from memwatch.heap.class_checks import is_a
 from memwatch.heap.roots import Held, Root, RootKind
 from memwatch.heap.tensors import TypeFilter, quiet
-from memwatch.leaks.filled_names import FilledNames
 from memwatch.leaks.fixed_places import Slots
 from memwatch.leaks.kinds import LeakKind
 
 if TYPE_CHECKING:
     import weakref
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Hashable, Iterable, Sequence
 
     from memwatch.leaks.leak import Leak
     from memwatch.leaks.survivor import Survivor
+
+
+_NAMES: Final = frozenset(
+    {
+        EdgeKind.GLOBAL,
+        EdgeKind.ATTRIBUTE,
+        EdgeKind.CLASS_ATTRIBUTE,
+        EdgeKind.BUFFER,
+        EdgeKind.CLOSURE_CELL,
+        EdgeKind.CONTEXT_VARIABLE,
+        EdgeKind.THREAD_LOCAL,
+        EdgeKind.LOCAL,
+    }
+)
+_MOST: Final = 3
+"""Blocks whose values a name may have kept: `previous, current = current, new` keeps two."""
+
+
+class FilledNames:
+    """The values that names took in, block by block; keeps none of them alive."""
+
+    def __init__(self) -> None:
+        self._values: dict[Hashable, list[list[weakref.ref[torch.UntypedStorage]]]] = {}
+
+    def note(self, survivors: Iterable[Survivor]) -> None:
+        """Note what a block left, and say of each survivor whether the next value of its name may take its place."""
+        names: dict[Hashable, list[Survivor]] = {}
+        for survivor in survivors:
+            if _is_of_name(survivor):
+                names.setdefault(survivor.holding[:2], []).append(survivor)
+        for name, values in names.items():
+            blocks = [refs for refs in self._values.get(name, []) if any(ref() is not None for ref in refs)]
+            for survivor in values:
+                survivor.may_be_replaced = len(blocks) < _MOST
+            self._values[name] = [*blocks[-_MOST:], [survivor.storage.ref for survivor in values]]
+
+
+def _is_of_name(survivor: Survivor) -> bool:
+    """Return True for what one name leads to, but for what a graph keeps: it grows with the value that has it."""
+    if survivor.kind is not LeakKind.RETAINED or survivor.unreachable or survivor.cut is None:
+        return False
+    return survivor.cut.edge.kind in _NAMES and not survivor.through_graph
+
 
 _MOST_WAYS: Final = 200
 

@@ -20,7 +20,6 @@ from memwatch.planner.clock import Clock
 from memwatch.planner.errors import BudgetError
 from memwatch.planner.fingerprint import fingerprint
 from memwatch.planner.kernels import prepare
-from memwatch.planner.moves import describe_moves
 from memwatch.planner.order.bounds import lower_bound, pinned_bound, working_sets
 from memwatch.planner.order.custom import custom_order
 from memwatch.planner.order.portfolio import OrderResult, find_order
@@ -29,7 +28,7 @@ from memwatch.planner.plan import Plan
 from memwatch.planner.recompute.model import recompute_model, schedule_of
 from memwatch.planner.recompute.search import PricedSchedule, RecomputeSearch, Terms
 from memwatch.planner.recompute.seeds import seeds
-from memwatch.planner.request import OrderChoice, PlanRequest, op_text
+from memwatch.planner.request import OrderChoice, PlanRequest, describe_moves, op_text
 from memwatch.sizes import format_bytes
 
 if TYPE_CHECKING:

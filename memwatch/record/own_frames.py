@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Final
 
 from memwatch import signal_handlers
-from memwatch.error_notes import linked_errors
+from memwatch.errors import linked_errors
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -1,8 +1,8 @@
-"""Functions of torch that are replaced while a block is open, and put back when it ends.
+"""Functions of torch that memwatch replaces while a block is open, and puts back when the block ends.
 
-A program may keep a replacement: whoever imports a module of torch inside the block gets it, and so does who puts one
-of its own around it. So the replacement refers to its recorder weakly, and when the block is over it does what the
-original does.
+A program may keep a replacement: a module of torch that is first imported inside the block refers to it, and so does
+a wrapper that the program puts around it. So the replacement refers to its recorder weakly, and does what the original
+does once the block is over. One of the replaced functions resizes a storage.
 """
 
 from __future__ import annotations
@@ -11,9 +11,14 @@ import functools
 import weakref
 from typing import TYPE_CHECKING, Any, Final
 
+import torch
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import CodeType
+
+    from memwatch.record.tables.storages import Storages
+
 
 _INHERITED: Final = object()
 
@@ -122,3 +127,24 @@ def _surrounded(original: Callable[..., Any], method: Any, switch: _Switch) -> A
                 leave()
 
     return replacement
+
+
+class PatchedResize:
+    """Have the table of storages hear of every `resize_`."""
+
+    def __init__(self, storages: Storages) -> None:
+        self._storages = storages
+        self._patches = Patches()
+
+    def start(self) -> None:
+        """Begin to hear."""
+        self._patches.put(torch.UntypedStorage, "resize_", self._resize)
+
+    def stop(self) -> None:
+        """Leave torch as it was before `start`."""
+        self._patches.take_off()
+
+    def _resize(self, resize: Callable[..., Any], storage: torch.UntypedStorage, nbytes: int) -> Any:
+        result = resize(storage, nbytes)
+        self._storages.resized(storage)
+        return result

@@ -1,7 +1,11 @@
-"""What checkpointing computes again in backward: when it begins and ends, and which region of the forward it is.
+"""Follow what checkpointing computes again in backward: when it starts and ends, and which forward region it repeats.
 
-`torch.utils.checkpoint` runs a region again while some node of the backward waits for its saved tensors. The calls of
-Python and of modules are the real ones then; only the graph task that runs tells that a backward is under way.
+`torch.utils.checkpoint` runs a region again while a node of the backward waits for its saved tensors. The Python and
+module calls are then the real ones. Only the running graph task shows that a backward is under way.
+
+A region that runs again must get the same tensor objects as before. Without hooks autograd returns the very tensor that
+it saved. Under hooks, such as those of memwatch, it makes a new one at each unpacking. Code that tests `key is value`,
+as multi-head attention does, would then take another branch.
 """
 
 from __future__ import annotations
@@ -9,8 +13,10 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import torch
 from torch.autograd.function import BackwardCFunction
 
 from memwatch._torch.autograd import (
@@ -35,19 +41,47 @@ from memwatch.capture.schema import NONE
 from memwatch.record.harmless import Harmless
 from memwatch.record.interception.tracing import is_tracing
 from memwatch.record.patches import Patches
-from memwatch.record.region_inputs import RegionInputs
 from memwatch.record.tables.parts import plain_parts
 from memwatch.record.tables.rows import Rows
 from memwatch.record.tables.storages import BASELINE
 from memwatch.signal_handlers import suppress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from types import FrameType
 
     from memwatch.record.backend import CallContext, CaptureStack
     from memwatch.record.tables.op_counter import OpCounter
     from memwatch.record.tables.storages import Storages
+
+
+@dataclass(eq=False)
+class RegionInputs:
+    """What a region was given, without keeping it alive."""
+
+    _tensors: list[weakref.ref[Any] | None] = field(default_factory=list)
+    _first: list[int] = field(default_factory=list)
+
+    def note(self, given: Sequence[Any]) -> None:
+        """Note what a region is given; before it may stand what torch itself adds."""
+        places: dict[int, int] = {}
+        self._first = [places.setdefault(id(item), place) for place, item in enumerate(given)]
+        self._tensors = [weakref.ref(item) if isinstance(item, torch.Tensor) else None for item in given]
+
+    def put_back(self, unpacked: Sequence[Any]) -> tuple[Any, ...]:
+        """Return what the region is to be given when it runs again: one object where it was one object."""
+        added = len(self._tensors) - len(unpacked)
+        if added < 0:
+            return tuple(unpacked)
+        found: dict[int, Any] = {}
+        for item, ref, first in zip(unpacked, self._tensors[added:], self._first[added:], strict=True):
+            original = None if ref is None else ref()
+            found.setdefault(first, item if original is None else original)
+        return tuple(
+            item if ref is None else found[first]
+            for item, ref, first in zip(unpacked, self._tensors[added:], self._first[added:], strict=True)
+        )
+
 
 NOTHING: Final = -2
 """The graph task in which nothing is computed again; -1 is the number of no graph task."""

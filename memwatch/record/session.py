@@ -36,8 +36,8 @@ from memwatch.record.holders.sampler import HolderSampler
 from memwatch.record.interception.compiled import CompiledCalls
 from memwatch.record.interception.tracing import JitTracing
 from memwatch.record.notes import Notes
+from memwatch.record.patches import PatchedResize
 from memwatch.record.process import ProcessSampler
-from memwatch.record.resizes import PatchedResize
 from memwatch.record.saved.hooks import SavedTensorHooks
 from memwatch.record.steps.sleeper import Sleeper
 from memwatch.record.steps.steps import Steps, entry_bytes

@@ -1,8 +1,9 @@
 """The account of a compiled callable: one budget for all of its graphs, measured and kept.
 
-A share of the program is a share of what eager PyTorch takes, so the first step runs as eager PyTorch does and is
-measured. The steps after it run as planned. Each new plan is measured in its first step: if the step took more than
-the budget, it is planned again with what was learned; if it still does, that is said.
+A share of the program is a share of what eager PyTorch takes. So the first step runs as eager PyTorch does, and is
+measured. Later steps run as planned. Each new plan is measured in its first step. If that step exceeds the budget, it
+is planned again with the measured figures. If it still does, a warning says so, and another one tells of code before
+the first graph, which no budget covers.
 """
 
 from __future__ import annotations
@@ -12,15 +13,18 @@ import logging
 import warnings
 from typing import TYPE_CHECKING, Any, Final
 
+import torch
+
+from memwatch._torch.autograd import node_of_result
+from memwatch._torch.dynamo import is_resumed
 from memwatch.planner import BudgetError
 from memwatch.replay import episode as mark
 from memwatch.replay.allowance import Allowance
 from memwatch.replay.episode import Episode, Run, addresses
 from memwatch.replay.measure import can_measure
-from memwatch.replay.plan_standing import StandingPlanner
 from memwatch.replay.routine import Routine
 from memwatch.replay.standing import Standing, Standings, signature_of
-from memwatch.replay.uncovered import warn_of_uncovered
+from memwatch.replay.step_planner import StandingPlanner
 from memwatch.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -30,6 +34,18 @@ if TYPE_CHECKING:
     from memwatch.replay.moves import Move
     from memwatch.replay.options import BackendOptions
     from memwatch.replay.traced_graph import TracedGraph
+
+
+def warn_of_uncovered(args: Sequence[Any]) -> None:
+    """Warn if code of the callable that is not compiled kept something before the first graph ran."""
+    if is_resumed() and any(
+        isinstance(item, torch.Tensor) and node_of_result(item) is not None for item in args
+    ):
+        warnings.warn(
+            "torch.compile, backend memwatch: code that torch.compile does not compile runs before the first graph; "
+            "the budget does not cover what it keeps for the backward", stacklevel=2,
+        )  # fmt: skip
+
 
 _log = logging.getLogger(__name__)
 _MOST_TRIES: Final = 3

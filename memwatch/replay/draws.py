@@ -1,7 +1,11 @@
-"""Random numbers that are drawn again: the state from which an op draws is kept, and gives the same numbers later.
+"""Draw random numbers again: keep the generator's state from the first draw, and restore it for the second.
 
-As `torch.utils.checkpoint` does, the second draw puts the generator back to the state before the first, and then to
-where the program had come. The state is a tensor among those that a graph makes. This is done for ops of the CPU.
+As `torch.utils.checkpoint` does, the second draw sets the generator to its state before the first draw, and then back
+to where the program had come. The state is one of the tensors that a graph makes. This is done for ops on the CPU.
+
+Dropout needs care. torch.compile traces it as one fused op, which eager PyTorch runs on accelerators only. On the CPU
+eager PyTorch divides the kept numbers, and the fused op multiplies them by the inverse, which rounds differently. The
+functions here draw the same numbers, keep the same mask, and round as eager PyTorch does.
 """
 
 from __future__ import annotations
@@ -9,15 +13,63 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from torch import fx
 
 from memwatch._torch.overloads import OpOverload, schema_of
 from memwatch.encoding.values import leaves
-from memwatch.replay.dropouts import on_cpu
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch import fx
+
+_FORWARD: Final = torch.ops.aten.native_dropout.default
+_BACKWARD: Final = torch.ops.aten.native_dropout_backward.default
+
+
+def _dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
+    if train is False or not 0 < p < 1 or x.dtype is torch.float64:
+        both: tuple[torch.Tensor, torch.Tensor] = _FORWARD(x, p, train)
+        return both
+    mask = torch.empty_like(x, dtype=torch.bool).bernoulli_(1 - p)
+    return mask.to(x.dtype).div_(1 - p).mul_(x), mask
+
+
+def _dropout_backward(gradient: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
+    if not scale or gradient.dtype is torch.float64:
+        found: torch.Tensor = _BACKWARD(gradient, mask, scale)
+        return found
+    return mask.to(gradient.dtype).div_(1 / scale).mul_(gradient)
+
+
+_ON_CPU: Final[dict[Any, Callable[..., Any]]] = {_FORWARD: _dropout, _BACKWARD: _dropout_backward}
+
+
+def on_cpu(op: Any) -> Any:
+    """Return what runs an op on the CPU with the results of eager PyTorch: itself, but for dropout."""
+    return _ON_CPU.get(op, op)
+
+
+def kernel_of(node: fx.Node) -> Any:
+    """Return what runs a node with the results of eager PyTorch."""
+    values = [item for item in leaves(node.meta.get("val")) if isinstance(item, torch.Tensor)]
+    return on_cpu(node.target) if _drops(node) and values[0].device.type == "cpu" else node.target
+
+
+def with_dropouts_of_eager(module: fx.GraphModule) -> fx.GraphModule:
+    """Return a graph that computes dropout as eager PyTorch does; the same one where nothing is dropped."""
+    if not any(map(_drops, module.graph.nodes)):
+        return module
+    copy = fx.Graph()
+    nodes: dict[fx.Node, fx.Node] = {}
+    for node in module.graph.nodes:
+        new = nodes[node] = copy.node_copy(node, nodes.__getitem__)
+        new.target = kernel_of(node)
+    return fx.GraphModule(module, copy)
+
+
+def _drops(node: fx.Node) -> bool:
+    return node.op == "call_function" and node.target in _ON_CPU
+
 
 STATE_BYTES: Final = torch.default_generator.get_state().numel()
 """Bytes of a state; a second draw needs as many while it runs."""

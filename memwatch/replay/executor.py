@@ -1,14 +1,17 @@
-"""Execute a schedule on real storages, and free each buffer at the step that the plan says.
+"""Execute a schedule on real storages, and free each buffer at the step that the plan names.
 
-A window is what a tensor shows of a storage: data type, shape, stride and offset. Every argument is rebuilt from
-its window just before a call and dropped right after it, so that nothing but the list of storages keeps a buffer
-alive. The executor empties this list and nothing else: it never touches saved tensors or optimizer state of the
-program.
+A window is what a tensor shows of a storage: data type, shape, stride and offset. Every argument is rebuilt from its
+window just before a call and dropped right after it, so only the list of storages keeps a buffer alive. The executor
+empties this list and nothing else: it never touches saved tensors or optimizer state of the program.
+
+Offloaded buffers of an accelerator move to pinned host memory, those of the CPU to a memory-mapped file.
 """
 
 from __future__ import annotations
 
 import contextlib
+import pathlib
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -22,21 +25,69 @@ from memwatch._torch.overloads import base_name_of, call_of
 from memwatch._torch.overrides import disable_torch_function
 from memwatch._torch.storages import address_of
 from memwatch._torch.tensors import set_conj, set_neg
+from memwatch.devices import adapter_of
 from memwatch.encoding.generators import restore_states
-from memwatch.encoding.host_memory import as_bytes, copy_in
+from memwatch.encoding.host_memory import HostBytes, as_bytes, copy_in, new_storage
 from memwatch.encoding.only_allocate import ONLY_ALLOCATE
 from memwatch.encoding.values import GeneratorNumber, Value, Window, leaves, replace
 from memwatch.planner import Graph, Schedule, StepKind
 from memwatch.planner.peak import allocations
 from memwatch.replay.errors import ReplayError
 from memwatch.replay.overloads import overload_of
-from memwatch.replay.spill import Spill
 from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     from memwatch.encoding.replay_inputs import ReplayInputs
     from memwatch.replay.graph import Recorded
     from memwatch.replay.program import Call
+
+
+class Spill:
+    """A context manager that holds the bytes of offloaded buffers, and drops them at its end."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="memwatch-spill-")
+        self._files: dict[int, HostBytes] = {}
+        self._pinned: dict[int, torch.Tensor] = {}
+        self.moved_bytes = 0
+
+    def __enter__(self) -> Spill:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._files.clear()
+        self._pinned.clear()
+        self._folder.cleanup()
+
+    def out(self, buffer: int, storage: torch.UntypedStorage) -> None:
+        """Copy the bytes of a buffer out; they replace an earlier copy of the same buffer."""
+        self.moved_bytes += storage.nbytes()
+        if storage.device.type != "cpu":
+            held = adapter_of(storage.device.type).host_copy(storage.nbytes())
+            self._pinned[buffer] = held.copy_(as_bytes(storage))
+            return
+        if storage.nbytes():
+            path = pathlib.Path(self._folder.name) / str(buffer)
+            mapped = np.memmap(path, dtype=np.uint8, mode="w+", shape=(storage.nbytes(),))
+            torch.from_numpy(mapped).copy_(as_bytes(storage))
+        self._files[buffer] = mapped if storage.nbytes() else np.empty(0, dtype=np.uint8)
+
+    def back(self, buffer: int, device: str) -> torch.UntypedStorage:
+        """Return a new storage with the bytes of a buffer."""
+        if buffer in self._pinned:
+            held = self._pinned[buffer]
+            storage = new_storage(held.numel(), device)
+            as_bytes(storage).copy_(held)
+        else:
+            storage = new_storage(len(self._files[buffer]), device)
+            copy_in(self._files[buffer], storage)
+        self.moved_bytes += storage.nbytes()
+        return storage
+
 
 OnStep = Callable[[int], None]
 

@@ -8,7 +8,7 @@ import torch
 
 from memwatch._torch.aot import boxed_forward
 from memwatch._torch.inductor import compiled_by_inductor
-from memwatch.replay.dropouts import with_dropouts_of_eager
+from memwatch.replay.draws import with_dropouts_of_eager
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from memwatch._torch import profiler
-from memwatch._torch.kineto_lines import without_kineto_lines
+from memwatch._torch.profiler import without_kineto_lines
 from memwatch.device_names import is_host
 from memwatch.errors import MemwatchError
 

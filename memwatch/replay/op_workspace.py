@@ -15,7 +15,7 @@ from torch import fx
 
 from memwatch._torch.overloads import OpOverload, base_name_of
 from memwatch.encoding.only_allocate import ONLY_ALLOCATE
-from memwatch.replay.dropouts import kernel_of
+from memwatch.replay.draws import kernel_of
 from memwatch.replay.measure import can_measure
 from memwatch.replay.op_measure import measure_workspaces, tensors_in
 

@@ -1,28 +1,35 @@
-"""A graph of a compiled callable, and the ways to run it: each is a forward and a backward in a planned order.
+"""A graph of a compiled callable, and the ways to run it: each way is a forward and a backward in a planned order.
 
-AOTAutograd asks for one forward and one backward when it compiles. It gets functions that run whichever way is chosen
-at the moment, so a graph can be planned anew without being traced anew. AOTAutograd takes as many saved tensors as a
-forward returns; the last of them tells the backward which way the forward went.
+AOTAutograd asks for one forward and one backward when it compiles. It gets functions that run the way that is chosen at
+that moment, so a graph can be planned again without another trace. AOTAutograd accepts as many saved tensors as a
+forward returns. The last of them tells the backward which way the forward took.
+
+The graph of dynamo leaves it to the compiler to draw the random numbers of a checkpointed region again. Eager PyTorch
+compiles nothing: there the region is checkpointed as the program says.
+
+The backward of a convolution is split into two ops, one for the gradients of the weights and one for that of the input.
+Both run the kernels that the one op runs. Each frees its workspace before the other begins, which allows a lower peak.
 """
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import py_sym_types
+from torch.utils.checkpoint import checkpoint
 
 from memwatch._torch.aot import extract_forward_and_backward, min_cut_partition, without_repeats
+from memwatch._torch.checkpoint import checkpointed_region, context_of, split_arguments
+from memwatch._torch.fake import symbol_of
 from memwatch._torch.modes import without_modes
-from memwatch._torch.symbolic_sizes import symbol_of
 from memwatch.encoding.values import leaves
-from memwatch.replay.conv_backward import split_backward
 from memwatch.replay.draws import keep_states
-from memwatch.replay.eager_graph import as_in_eager
 from memwatch.replay.fx import hinted, is_tangent, plain_outputs
 from memwatch.replay.inner import with_kernels
 from memwatch.replay.input_writes import place_writes
@@ -36,6 +43,68 @@ if TYPE_CHECKING:
     from memwatch.replay.moves import Move
 
     Listener = Callable[["TracedGraph"], object]
+
+
+def as_in_eager(module: fx.GraphModule) -> fx.GraphModule:
+    """Return the graph with its checkpointed regions as eager PyTorch runs them; the same one where it has none."""
+    if checkpointed_region is None or not _has_regions(module):
+        return module
+    graph = fx.Graph()
+    nodes: dict[fx.Node, fx.Node] = {}
+    for node in module.graph.nodes:
+        new = nodes[node] = graph.node_copy(node, nodes.__getitem__)
+        if node.target is checkpointed_region:
+            new.target = _checkpointed
+    found = fx.GraphModule(module, graph)
+    found.meta.update(module.meta)
+    for name, child in module.named_children():
+        if isinstance(child, fx.GraphModule):
+            setattr(found, name, as_in_eager(child))
+    return found
+
+
+def _has_regions(module: fx.GraphModule) -> bool:
+    graphs = (child.graph for child in module.modules() if isinstance(child, fx.GraphModule))
+    return any(node.target is checkpointed_region for graph in graphs for node in graph.nodes)
+
+
+def _checkpointed(region: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+    options, own = split_arguments(kwargs)
+    context: Callable[[], Any] | None = context_of(region)
+    if context is not None:
+        options["context_fn"] = context
+    return checkpoint(region, *args, **{**options, "use_reentrant": False}, **own)
+
+
+_BACKWARD: Final = torch.ops.aten.convolution_backward.default
+_MASK: Final = 10
+"""Where the arguments say which gradients are wanted: of the input, the weights, the bias."""
+
+
+def split_backward(graph: fx.Graph) -> dict[str, str]:
+    """Split what can be split; return the name that an op keeps -> that of its other part."""
+    found: dict[str, str] = {}
+    both = [node for node in graph.find_nodes(op="call_function", target=_BACKWARD) if _makes_both(node)]
+    for node in both:
+        mask, value = list(node.args[_MASK]), node.meta["val"]
+        with graph.inserting_after(node):
+            other = graph.node_copy(node)
+        node.update_arg(_MASK, [False, *mask[1:]])
+        node.meta["val"] = (None, *value[1:])
+        other.update_arg(_MASK, [True, False, False])
+        other.meta["val"] = (value[0], None, None)
+        for user in list(node.users):
+            if user.target is operator.getitem and user.args[1] == 0:
+                user.replace_input_with(node, other)
+                other.append(user)
+        found[node.name] = other.name
+    return found
+
+
+def _makes_both(node: fx.Node) -> bool:
+    values: tuple[Any, ...] = node.args
+    mask = values[_MASK]
+    return bool(mask[0] and (mask[1] or mask[2]))
 
 
 @dataclass(frozen=True, eq=False)

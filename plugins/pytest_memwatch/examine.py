@@ -12,9 +12,8 @@ from memwatch.sizes import format_bytes
 from pytest_memwatch.caches import kept_by_cache, made_by_machinery
 from pytest_memwatch.errors import PeakError
 from pytest_memwatch.folding import LEAK_SECTION
-from pytest_memwatch.lines import LineSearch
+from pytest_memwatch.lines import LineSearch, with_lines
 from pytest_memwatch.measure import Measurement, describe
-from pytest_memwatch.measured_lines import with_lines
 from pytest_memwatch.verdict import (
     PEAK_SECTION,
     leak_data,

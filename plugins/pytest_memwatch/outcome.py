@@ -1,7 +1,9 @@
-"""Put the findings of an examination into the report of a test: outcome, sentence, sections, data and page."""
+"""Put the findings of an examination into a test's report: outcome, sentence, sections, data, and the HTML page."""
 
 from __future__ import annotations
 
+import hashlib
+import re
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,10 +15,40 @@ from pytest_memwatch.verdict import leak_data, leak_section
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from memwatch.leaks import Leak
     from memwatch.reading import Reading
     from pytest_memwatch.examine import Examination
+
+
+_LONGEST = 80
+
+
+def page_path(folder: Path, nodeid: str) -> Path:
+    """Return the path of a test's page: readable, of bounded length, and different for different tests."""
+    words = re.sub(r"[^A-Za-z0-9_.-]+", "-", nodeid.rpartition("/")[2]).strip("-.")
+    digest = hashlib.sha256(nodeid.encode("utf-8", "backslashreplace")).hexdigest()[:8]
+    return folder / f"{words[:_LONGEST]}-{digest}.html"
+
+
+def write_page(folder: Path, nodeid: str, reading: Reading | None, leaks: Sequence[Leak]) -> Path:
+    """Write the page of a test and return its path.
+
+    Args:
+        folder: the folder for pages; it is made if it is missing.
+        nodeid: the test.
+        reading: the profile of its body, None if it was not measured.
+        leaks: its leaks.
+    """
+    from memwatch.report import html, leak_page
+
+    folder.mkdir(parents=True, exist_ok=True)
+    path = page_path(folder, nodeid)
+    if reading is None:
+        return leak_page(leaks, path, title=nodeid, force=True)
+    return html(reading, path, leaks=leaks, title=nodeid, force=True)
+
 
 EXAMINATION: Final[pytest.StashKey[Examination]] = pytest.StashKey()
 
@@ -69,7 +101,7 @@ def _add_page(
     if folder is None:
         return
     from memwatch.errors import MemwatchError
-    from pytest_memwatch.pages import write_page
+    from pytest_memwatch.outcome import write_page
 
     try:
         data["page"] = str(write_page(folder, item.nodeid, reading, leaks))

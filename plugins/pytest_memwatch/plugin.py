@@ -18,8 +18,7 @@ from pytest_memwatch.checks import checks_for
 from pytest_memwatch.fixtures import memwatch_fixture, no_tensor_leaks
 from pytest_memwatch.folding import fold_failures
 from pytest_memwatch.markers import check_marks, register
-from pytest_memwatch.option_table import add_options
-from pytest_memwatch.options import SETTINGS, read_settings
+from pytest_memwatch.options import SETTINGS, add_options, read_settings
 from pytest_memwatch.outcome import EXAMINATION, attach
 from pytest_memwatch.postponed import Postponed, postponed_for
 from pytest_memwatch.results import FREED, RESULTS, add_freed, collect, write_json

@@ -12,7 +12,7 @@ import torch
 import memwatch
 from memwatch.devices import adapter_of, devices_in_use, is_out_of_memory
 from memwatch.encoding.generators import read_states, restore_states
-from memwatch.leaks.memory_in_use import most_growth_bytes
+from memwatch.leaks.find import most_growth_bytes
 from memwatch.report.meta import describe_meta
 
 SOURCES = pathlib.Path(memwatch.__file__).parent

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memwatch.record.clock import Clock
-from memwatch.record.last_flush import LastFlush
+from memwatch.record.flush_pace import LastFlush
 
 LONG_S = 1000
 

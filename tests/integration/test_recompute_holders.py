@@ -9,7 +9,7 @@ from recompute_models import WIDTH, Block, Net, again, again_reentrant, selectiv
 from torch import nn
 
 import memwatch
-from memwatch.analysis.facts.grouped import Grouped as Numbered
+from memwatch.analysis.facts.coded import Grouped as Numbered
 from memwatch.analysis.findings.smaller_regions import SmallerRegions
 from memwatch.report.facts import recomputed
 

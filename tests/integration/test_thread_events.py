@@ -15,8 +15,7 @@ import torch
 import memwatch
 from memwatch.capture.file import load
 from memwatch.record import native, session
-from memwatch.record.allocator.thread_clock import cpu_time_ns
-from memwatch.record.allocator.threads import StartedThreads
+from memwatch.record.allocator.threads import StartedThreads, cpu_time_ns
 from memwatch.record.backend import Block
 from memwatch.record.clock import Clock
 from memwatch.record.tables.op_counter import new_op_counter

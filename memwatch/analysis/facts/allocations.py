@@ -1,9 +1,13 @@
-"""Allocations: storages and the allocator's blocks joined, one row for every piece of memory, named or not.
+"""Join storages with the allocator's blocks: one row for each piece of memory, whether or not a tensor named it.
 
-A storage that the recorder numbered is matched to the block at its address when it was first seen. The blocks
-without a storage are memory that no tensor ever named: workspace inside an op, or memory allocated where nothing
-was recorded. The storages without a block were alive at entry, lie in memory that the allocator did not give, or
-were made while no allocator events were recorded; for these the birth and death that the recorder saw count.
+The recorder numbers each storage that it sees. Here the storage is matched to the block at its address. A block
+without a storage is memory that no tensor named: workspace inside an op, or memory that was allocated where memwatch
+did not record. A storage without a block was alive at entry, lies in memory from another allocator, or was made while
+no allocator events were recorded. For these the birth and death from the recorder count.
+
+The recorder may number one block twice, for a gradient that autograd wrapped again during backward, or for a second
+storage over the same memory (DLPack). Two storages that were first seen on one block are one storage, and keep the
+lower number. No allocator reports the resize of a fake storage, so the recorded resizes begin and end its blocks.
 """
 
 from __future__ import annotations
@@ -15,9 +19,8 @@ import numpy as np
 
 from memwatch.analysis.facts.blocks import Blocks, block_at, pair_events
 from memwatch.analysis.facts.deaths import LIVES, deaths_seen, end_blocks, last_deaths, part_from_successors
-from memwatch.analysis.facts.identity import first_on_block, unify_storages
-from memwatch.analysis.facts.resized_fakes import until_resized
 from memwatch.analysis.facts.step_curve import step_curve
+from memwatch.capture.columns import Mapped
 from memwatch.capture.schema import NONE, ORIGINS
 from memwatch.device_names import CPU, META
 
@@ -28,6 +31,74 @@ if TYPE_CHECKING:
 
     from memwatch.capture import Capture
     from memwatch.capture.packed import Columns, IntArray
+
+
+def until_resized(resizes: Columns, births: Columns, died_ns: IntArray) -> tuple[IntArray, dict[str, Any]]:
+    """Return when the first block of each storage ended, and the blocks that fake storages got by resizes.
+
+    Args:
+        resizes: the recorded table.
+        births: the table, in the order of the storages.
+        died_ns: when each storage died, nanoseconds, `LIVES` if that was not seen.
+
+    Returns:
+        The ends of the first blocks, shape (storages,), and the columns of the later blocks.
+    """
+    of_fakes = np.flatnonzero(births["address"][resizes["storage"]] == 0)
+    storage, time_ns = resizes["storage"][of_fakes], resizes["time_ns"][of_fakes]
+    order = np.lexsort((time_ns, storage))
+    storage, time_ns, nbytes = storage[order], time_ns[order], resizes["nbytes"][of_fakes][order]
+    is_first, is_last = np.ones(len(storage), dtype=bool), np.ones(len(storage), dtype=bool)
+    is_first[1:] = is_last[:-1] = storage[1:] != storage[:-1]
+    ends_ns = np.where(is_last, died_ns[storage], np.append(time_ns[1:], LIVES))
+    first_ns = died_ns.copy()
+    first_ns[storage[is_first]] = np.minimum(time_ns[is_first], died_ns[storage[is_first]])
+    made = nbytes > 0
+    count = int(made.sum())
+    none = np.full(count, NONE, dtype=np.int32)
+    storage, ends_ns = storage[made], ends_ns[made]
+    return first_ns, {
+        "storage": storage,
+        "nbytes": nbytes[made],
+        "device": births["device"][storage],
+        "address": np.zeros(count, dtype=np.int64),
+        "origin": births["origin"][storage],
+        "thread": none,
+        "op": none,
+        "birth_ns": time_ns[made],
+        "death_ns": np.where(ends_ns == LIVES, NONE, ends_ns),
+        "counted": np.ones(count, dtype=bool),
+        "birth_order": none,
+        "death_order": none,
+    }
+
+
+_TABLES = ("uses", "deaths", "resizes", "packs", "roles", "role_ends", "holders", "recomputed")
+
+
+def first_on_block(block_of: IntArray) -> IntArray:
+    """Return, for each storage, the first storage that was seen on its block: itself, in most cases.
+
+    Args:
+        block_of: the block of each storage, -1 for none, shape (storages,).
+    """
+    canonical = np.arange(len(block_of), dtype=np.int32)
+    matched = np.flatnonzero(block_of != NONE).astype(np.int32)
+    block = block_of[matched]
+    first = np.empty(int(block.max(initial=NONE)) + 1, dtype=np.int32)
+    first[block[::-1]] = matched[::-1]  # the first storage on a block is written last and stays
+    canonical[matched] = first[block]
+    return canonical
+
+
+def unify_storages(capture: Capture, canonical: IntArray) -> Capture:
+    """Return the capture with every storage replaced by its canonical one in all tables but `births`."""
+    if np.array_equal(canonical, np.arange(len(canonical))):
+        return capture
+    with_none = np.append(canonical, canonical.dtype.type(NONE))  # at -1, "there is none", is that
+    tables = {name: Mapped(capture.tables[name], "storage", with_none.__getitem__) for name in _TABLES}
+    return replace(capture, tables={**capture.tables, **tables})
+
 
 BY_OP, BASELINE, EXTERNAL, UNOBSERVED, BY_THREAD = range(len(ORIGINS))
 WORKSPACE, UNRECORDED = len(ORIGINS), len(ORIGINS) + 1

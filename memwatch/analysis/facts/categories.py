@@ -1,8 +1,14 @@
-"""Categories: what a piece of memory is for, and the rule that says so.
+"""Decide for what purpose the program holds each piece of memory: its category, and the rule that chose it.
 
-Rules are tried in order; the first that applies decides. Temporaries of an optimizer's step are
-temporaries, not optimizer state: only what the optimizer keeps in its state is that. What is alive across iterations
-is *held*, whoever holds it: data, averaged weights, caches. A rule that infers says so.
+The rules are tried in order, and the first one that applies decides. Temporaries of an optimizer's step are
+temporaries. Only what the optimizer keeps in its state is optimizer state, and so is a tensor that a step makes for
+its state and drops before a sample sees it there, as in LBFGS. What stays alive across iterations is *held*, whoever
+holds it: data, averaged weights, caches. A category that was inferred is marked as inferred.
+
+An argument of a module is an input of the program unless another model computed it. A Lightning module that calls its
+layers itself gives each layer the result of the one before, and none of these calls is inside another. An input counts
+as held if an iteration passes after its use in which nothing uses it: a batch that was fetched ahead is dropped after
+its turn, an item of a list stays.
 """
 
 from __future__ import annotations
@@ -21,11 +27,8 @@ from memwatch.analysis.facts.allocations import (
 )  # fmt: skip
 from memwatch.analysis.facts.coded import Coded
 from memwatch.analysis.facts.collectives import collective_ops, communicated_in_backward, received_into
-from memwatch.analysis.facts.derived_inputs import DerivedInputs
-from memwatch.analysis.facts.idle_inputs import idle_inputs
+from memwatch.analysis.facts.forward_ops import crosses_to_backward, saved_by_autograd
 from memwatch.analysis.facts.lifts import gives_storage, lifts
-from memwatch.analysis.facts.like_state import like_state
-from memwatch.analysis.facts.read_in_backward import crosses_to_backward, saved_by_autograd
 from memwatch.analysis.facts.recomputes import Recomputes
 from memwatch.analysis.facts.role_times import InRole, PastRole
 from memwatch.capture.schema import ACCESSES, NONE, ROLES
@@ -39,6 +42,152 @@ if TYPE_CHECKING:
     from memwatch.analysis.facts.iterations import KeptAcross
     from memwatch.capture import Capture
     from memwatch.capture.packed import IntArray
+
+
+_STATE: Final = ROLES.index("optimizer state")
+
+
+def like_state(capture: Capture, allocations: Allocations, kept: KeptAcross) -> NDArray[np.bool_]:
+    """Return what was made last, by calls of whose earlier results those that were kept were an optimizer's state."""
+    roles, found = capture.tables["roles"], kept.like_others.copy()
+    storages = roles["storage"][roles["role"] == _STATE]
+    if not found.any() or not len(storages):
+        return np.zeros(len(allocations), dtype=bool)
+    stacks: IntArray = np.append(capture.tables["ops"]["stack"], NONE)[
+        np.minimum(allocations.op, capture.rows("ops"))
+    ]
+    stacks[(allocations.op == NONE) | (allocations.storage == NONE)] = NONE
+    is_state, size = np.isin(allocations.storage, storages), int(stacks.max(initial=0)) + 2
+    others = kept.needed & ~found
+    all_kept = np.bincount(stacks[others] + 1, minlength=size)
+    of_state = np.bincount(stacks[others & is_state] + 1, minlength=size)
+    mostly = 2 * of_state > all_kept
+    mostly[0] = False  # whose calls are not known
+    like: NDArray[np.bool_] = found & mostly[stacks + 1] & ~is_state
+    return like
+
+
+_OUTPUT: Final = ACCESSES.index("output")
+_INPUT: Final = ROLES.index("input")
+_FEWEST_ENDS: Final = 2
+"""Ends of iterations between which a whole iteration lies."""
+
+
+def idle_inputs(capture: Capture, allocations: Allocations, kept: KeptAcross) -> NDArray[np.bool_]:
+    """Return which allocations are inputs that lie idle for an iteration after a use, as most that the same calls made.
+
+    Args:
+        capture: what was recorded.
+        allocations: every piece of memory.
+        kept: what is alive across iterations.
+    """
+    roles = capture.tables["roles"]
+    is_input = np.zeros(allocations.named + 1, dtype=bool)  # the last is for allocations of no storage
+    is_input[roles["storage"][roles["role"] == _INPUT]] = True
+    inputs = np.flatnonzero(is_input[allocations.storage])
+    idle = np.zeros(len(allocations), dtype=bool)
+    if not len(inputs) or len(kept.ends_ns) < _FEWEST_ENDS:
+        return idle
+    ends_ns = np.sort(kept.ends_ns)
+    by_graphs = _saved_for_long(capture, ends_ns)
+    idle[inputs] = _is_idle_after_use(capture, allocations, inputs, ends_ns)
+    idle &= kept.needed & ~np.isin(allocations.storage, by_graphs)
+    made_by = np.append(capture.tables["ops"]["stack"], NONE)
+    stacks = made_by[np.minimum(allocations.op[inputs], capture.rows("ops"))]
+    for stack in np.unique(stacks[idle[inputs] & (stacks != NONE)]):
+        alike = inputs[stacks == stack]
+        idle[alike] |= 2 * np.count_nonzero(idle[alike]) > len(alike)
+    return idle
+
+
+def _saved_for_long(capture: Capture, ends_ns: IntArray) -> IntArray:
+    """Return the storages that a graph keeps over a whole iteration."""
+    packs, unpacks = capture.tables["packs"], capture.tables["unpacks"]
+    let_go_ns = np.full(int(packs["pack"].max(initial=-1)) + 1, np.iinfo(np.int64).max)
+    released = unpacks["released"] == 1
+    let_go_ns[unpacks["pack"][released]] = unpacks["time_ns"][released]
+    first, last = (
+        np.searchsorted(ends_ns, time_ns) for time_ns in (packs["time_ns"], let_go_ns[packs["pack"]])
+    )
+    storages: IntArray = packs["storage"][last - first >= _FEWEST_ENDS]
+    return storages
+
+
+def _is_idle_after_use(
+    capture: Capture, allocations: Allocations, rows: IntArray, ends_ns: IntArray
+) -> NDArray[np.bool_]:
+    """Return which of some allocations lie idle for a whole iteration after an op used them."""
+    storages, uses = allocations.storage[rows], capture.tables["uses"]
+    is_wanted = np.zeros(allocations.named + 1, dtype=bool)
+    is_wanted[storages] = True
+    used = is_wanted[uses["storage"]] & (uses["access"] != _OUTPUT)
+    died = allocations.death_ns[rows] != NONE
+    death_ns = np.where(died, allocations.death_ns[rows], np.iinfo(np.int64).max)
+    # of each storage the iterations in which it is used, and then that in which it dies
+    of = np.concatenate([uses["storage"][used], storages])
+    iteration = np.searchsorted(
+        ends_ns, np.concatenate([capture.tables["ops"]["start_ns"][uses["op"][used]], death_ns])
+    )
+    order = np.lexsort((iteration, of))
+    of, iteration = of[order], iteration[order]
+    waits = (of[1:] == of[:-1]) & (np.diff(iteration) >= _FEWEST_ENDS)
+    found: NDArray[np.bool_] = np.isin(storages, of[:-1][waits])
+    return found
+
+
+_READ, _WRITE = map(ACCESSES.index, ("read", "write"))
+_MOST_WRITERS: Final = 16
+"""Ops that wrote into one storage which are followed: a buffer is filled by one line, as often as a loop runs."""
+_OF_MODELS: Final = (ROLES.index("parameter"), ROLES.index("buffer"))
+
+
+class DerivedInputs:
+    """Follows storages back to what they were computed from."""
+
+    def __init__(self, capture: Capture) -> None:
+        births, uses, roles = (capture.tables[table] for table in ("births", "uses", "roles"))
+        self._made_by: IntArray = np.full(int(births["storage"].max(initial=NONE)) + 1, NONE, dtype=np.int32)
+        self._made_by[births["storage"]] = births["op"]
+        self._module: IntArray = capture.tables["ops"]["module"]
+        self._ops, self._storages, self._access = uses["op"], uses["storage"], uses["access"]
+        if (self._ops[1:] < self._ops[:-1]).any():  # parallel ops are written as they end
+            order = np.argsort(self._ops, kind="stable")
+            self._ops, self._storages, self._access = (
+                column[order] for column in (self._ops, self._storages, self._access)
+            )
+        written = np.flatnonzero(self._access == _WRITE)
+        written = written[
+            self._module[self._ops[written]] == NONE
+        ]  # what a module writes into its argument is not all
+        written = written[np.argsort(self._storages[written], kind="stable")]
+        self._written, self._written_by = self._storages[written], self._ops[written]
+        owned = roles["storage"][np.isin(roles["role"], _OF_MODELS)]
+        self._is_derived: dict[int, bool] = dict.fromkeys(owned.tolist(), True)
+
+    def __contains__(self, storage: int) -> bool:
+        """Return True for a storage that a module's op made, or an op from what such an op made, or wrote there."""
+        waiting, met = [storage], set()
+        while waiting:
+            one = waiting.pop()
+            made = int(self._made_by[one]) if 0 <= one < len(self._made_by) else NONE
+            if self._is_derived.get(one, made != NONE and int(self._module[made]) != NONE):
+                self._is_derived[storage] = True
+                return True
+            if one not in met and one not in self._is_derived:
+                for op in (*([made] if made != NONE else ()), *self._writers(one)):
+                    first, last = np.searchsorted(self._ops, [op, op + 1])
+                    read = self._access[first:last] == _READ
+                    waiting += self._storages[first:last][read].tolist()
+            met.add(one)
+        self._is_derived.update(dict.fromkeys(met, False))
+        return False
+
+    def _writers(self, storage: int) -> list[int]:
+        """Return the ops outside modules that wrote into a storage, the first few."""
+        first, last = np.searchsorted(self._written, [storage, storage + 1])
+        ops: list[int] = self._written_by[first : min(last, first + _MOST_WRITERS)].tolist()
+        return ops
+
 
 _ROLE_RULES = {
     "parameter": "it is a parameter of a module or of an optimizer",

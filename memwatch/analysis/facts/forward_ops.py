@@ -1,8 +1,9 @@
-"""Forward ops: which op made the node of autograd's graph that an op of backward runs, or that saved a tensor.
+"""Find the forward op of each autograd node, and the storages that a backward reads.
 
-An op made a node if autograd's newest sequence number moved when it ran, and so did a view, which is recorded for that
-alone. A backward with `create_graph=True` makes nodes for another one: of these the newest number is recorded apart,
-for an op in backward carries that of the node run.
+An op made a node if autograd's newest sequence number moved while it ran. A view did too, and is recorded for that
+reason alone. A backward with `create_graph=True` makes nodes for another backward. Their newest number is recorded
+apart, because an op in backward carries the number of the node that runs. A backward reads what autograd saved, and
+what the program's own code passed on.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from memwatch.capture.schema import ACCESSES, BACKWARD, NONE
+from memwatch.capture.schema import ACCESSES, BACKWARD, FORWARD, IN_BACKWARD, NONE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from memwatch.capture import Capture
     from memwatch.capture.packed import IntArray
+
 
 _OUTPUT: Final = ACCESSES.index("output")
 _AT_ONCE: Final = 1 << 20
@@ -133,3 +135,26 @@ def _is_given_memory(capture: Capture, start: int, end: int) -> NDArray[np.bool_
         op = uses["op"][part][uses["access"][part] != _OUTPUT]
         given[op[op < end]] = True
     return given[start:]
+
+
+def saved_by_autograd(capture: Capture, named: int) -> NDArray[np.bool_]:
+    """Return which storages autograd saved for a backward."""
+    saved = np.zeros(named, dtype=bool)
+    storages = capture.tables["packs"]["storage"]
+    saved[storages[storages != NONE]] = True
+    return saved
+
+
+def crosses_to_backward(capture: Capture, named: int) -> NDArray[np.bool_]:
+    """Return which storages a forward op made and an op of a backward read, a recomputed one included."""
+    crosses = np.zeros(named, dtype=bool)
+    uses, births, phase = capture.tables["uses"], capture.tables["births"], capture.tables["ops"]["phase"]
+    if not len(phase):
+        return crosses
+    made_forward = np.zeros(named, dtype=bool)
+    by_op = births["op"] != NONE
+    made_forward[births["storage"][by_op]] = phase[births["op"][by_op]] == FORWARD
+    reads = (uses["access"] == ACCESSES.index("read")) & np.isin(phase[uses["op"]], IN_BACKWARD)
+    read = uses["storage"][reads]
+    crosses[read[made_forward[read]]] = True
+    return crosses

@@ -1,22 +1,27 @@
-"""Iterations: when one ends and the next begins, and what stays alive from one into the next.
+"""Find where one iteration ends and the next begins, and what stays alive from one into the next.
 
-The program's own marks (`prof.step()`) say it best. Without them an iteration ends with the optimizer's step, without
-steps with a backward, and where none of these ran with a call of the outermost module, as in generation: what runs
-until the next call belongs to neither iteration, for it may end the one or prepare the other. What a program without
-all of them does is divided by the passes of its outermost loop (`passes.py`).
+The program's own marks (`prof.step()`) are the best sign. Without them an iteration ends with the optimizer's step; in
+a program without optimizer, with a backward; in a program without backward, with a call of the outermost module, as in
+generation. Ops between two such calls belong to neither iteration: they may end the one or prepare the other. If a
+program has none of these signs, the passes of its outermost loop are its iterations (`passes.py`).
+
+Two kinds of memory are found here. A copy that is made between two iterations and outlives the next whole iteration
+without being used is kept for later, such as the best weights so far. A program that trains may also call a model many
+times without gradients between two iterations: a validation, a prediction, a rollout. What outlives one of these calls
+and is used after the next, or outlives two of them, is kept by the program, as a list of predictions is. A call that
+most iterations make, such as that of a teacher, belongs to these iterations.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from memwatch.analysis.facts.evaluations import evaluations, kept_in_evaluations
-from memwatch.analysis.facts.idle_copies import idle_copies
+from memwatch.analysis.facts.allocations import BASELINE
 from memwatch.analysis.facts.places import runs_in_backward
 from memwatch.analysis.facts.step_curve import step_curve
-from memwatch.capture.schema import IN_BACKWARD, NONE, ROLES
+from memwatch.capture.schema import FORWARD, IN_BACKWARD, NONE, ROLES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,6 +31,110 @@ if TYPE_CHECKING:
     from memwatch.analysis.facts.uses import UseBounds
     from memwatch.capture import Capture
     from memwatch.capture.packed import Columns, IntArray
+
+
+_FEWEST_CALLS: Final = 3
+
+
+class Evaluations(NamedTuple):
+    """Calls of a model in loops that evaluate, in order, but for the first of each loop.
+
+    Attributes:
+        ends_ns: when the call before it ends, in unix time.
+        starts_ns: when it starts.
+        loops_ns: when each loop starts, and then when it ends, in order.
+        last_ns: when the last two calls of each loop start, and then when the loop ends, in order.
+    """
+
+    ends_ns: IntArray
+    starts_ns: IntArray
+    loops_ns: IntArray
+    last_ns: IntArray
+
+    def are_made_last(self, times_ns: IntArray) -> NDArray[np.bool_]:
+        """Return which times lie in the last two calls of a loop: no later ones tell what is kept of these."""
+        return _are_within(self.last_ns, times_ns)
+
+
+def evaluations(capture: Capture, ends_ns: IntArray) -> Evaluations:
+    """Return the loops that evaluate between the ends of iterations."""
+    calls, ops = capture.tables["calls"], capture.tables["ops"]
+    rows = np.flatnonzero((calls["depth"] == 0) & (calls["start_op"] < calls["end_op"]))
+    rows = rows[np.argsort(calls["start_op"][rows], kind="stable")]
+    first_op = calls["start_op"][rows]
+    rows = rows[(ops["phase"][first_op] == FORWARD) & (ops["sequence"][first_op] == NONE)]
+    module = calls["module"][rows]
+    start_ns, end_ns = ops["start_ns"][calls["start_op"][rows]], ops["end_ns"][calls["end_op"][rows] - 1]
+    between = np.searchsorted(np.sort(ends_ns), start_ns)
+    ends, starts, loops, last_calls = [], [], [], []
+    for number in np.unique(between):
+        here = np.flatnonzero(between == number)
+        model = module[here[-1]]
+        here = here[module[here] == model]
+        is_of_most = 2 * len(np.unique(between[module == model])) > len(ends_ns) + 1
+        if len(here) >= _FEWEST_CALLS and not is_of_most:
+            ends.append(end_ns[here[:-1]])
+            starts.append(start_ns[here[1:]])
+            loops.append([start_ns[here[0]], end_ns[here[-1]] + 1])
+            last_calls.append([start_ns[here[-2]], end_ns[here[-1]] + 1])
+    none = np.zeros(0, dtype=np.int64)
+    return Evaluations(*(np.concatenate([none, *each]) for each in (ends, starts, loops, last_calls)))
+
+
+def kept_in_evaluations(
+    found: Evaluations, allocations: Allocations, last_use_ns: IntArray
+) -> NDArray[np.bool_]:
+    """Return what is made in a loop that evaluates and kept in it.
+
+    Args:
+        found: the loops.
+        allocations: every piece of memory.
+        last_use_ns: when each was used last, 0 for never.
+    """
+    forever = np.iinfo(np.int64).max
+    death_ns = np.where(allocations.death_ns == NONE, forever, allocations.death_ns)
+    first = np.searchsorted(found.ends_ns, allocations.birth_ns, side="right")
+    count = np.searchsorted(found.starts_ns, death_ns) - first
+    is_used_later = last_use_ns >= np.append(found.starts_ns, forever)[first]
+    kept: NDArray[np.bool_] = (count > 1) | ((count > 0) & is_used_later)
+    return kept & _are_within(found.loops_ns, allocations.birth_ns)
+
+
+def _are_within(stretches_ns: IntArray, times_ns: IntArray) -> NDArray[np.bool_]:
+    """Return which times lie in a stretch, given when each starts and ends, in order."""
+    within: NDArray[np.bool_] = np.searchsorted(stretches_ns, times_ns, side="right") % 2 == 1
+    return within
+
+
+def idle_copies(
+    capture: Capture, allocations: Allocations, last_op: IntArray, ends_ns: IntArray
+) -> NDArray[np.bool_]:
+    """Return which allocations were made between iterations and outlive the next, whose calls and steps pass them by.
+
+    Args:
+        capture: what was recorded.
+        allocations: every piece of memory.
+        last_op: the last op that used each, -1 for none.
+        ends_ns: when iterations end.
+    """
+    calls, started_ns = capture.tables["calls"], capture.tables["ops"]["start_ns"]
+    outermost = calls["start_op"][(calls["depth"] == 0) & (calls["start_op"] < len(started_ns))]
+    ends_ns, called_ns = np.sort(ends_ns), np.sort(started_ns[outermost])
+    if not len(ends_ns) or not len(called_ns):
+        return np.zeros(len(allocations), dtype=bool)
+    never = np.iinfo(np.int64).max
+    # when each iteration begins in earnest: its first call of a module, if it has one
+    first = np.searchsorted(called_ns, np.append(0, ends_ns))
+    begins_ns, ends_ns = np.append(called_ns, never)[first], np.append(ends_ns, never)
+    begins_ns = np.where(begins_ns < ends_ns, begins_ns, 0)
+    iteration = np.searchsorted(ends_ns, allocations.birth_ns, side="right")
+    death_ns = np.where(allocations.death_ns == NONE, never, allocations.death_ns)
+    is_used = (last_op != NONE) & (last_op < len(started_ns))
+    last_ns = np.where(is_used, started_ns[np.where(is_used, last_op, 0)], 0)
+    found: NDArray[np.bool_] = (allocations.origin != BASELINE) & (death_ns > ends_ns[iteration])
+    found &= np.maximum(allocations.birth_ns, last_ns) < begins_ns[iteration]
+    return found
+
 
 MARK = "step"
 """Name of the rows of the recorded `steps` that are calls of `prof.step()`."""

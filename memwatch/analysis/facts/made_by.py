@@ -1,15 +1,17 @@
-"""Who made each allocation: the op, with its name, its call stack, its line and its module."""
+"""Find the op that made each allocation, with its name, call stack, line and module.
+
+An imported memory snapshot has the call stack of each allocation, and no op.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
 from memwatch.analysis.facts.allocations import BASELINE
 from memwatch.analysis.facts.coded import Coded
 from memwatch.analysis.facts.compiled_calls import COMPILED, compiled_backward_at, compiled_call_at
-from memwatch.analysis.facts.imported import imported_stacks
 from memwatch.analysis.facts.lifts import OF_DATA, lifts
 from memwatch.analysis.facts.places import with_empty_end
 from memwatch.capture.schema import NONE
@@ -21,6 +23,21 @@ if TYPE_CHECKING:
     from memwatch.analysis.facts.places import Places
     from memwatch.capture import Capture
     from memwatch.capture.packed import IntArray
+
+
+_ALLOC: Final = "alloc"
+
+
+def imported_stacks(capture: Capture, storages: int) -> IntArray:
+    """Return the stack of the call that allocated each storage, -1 where none was imported, shape (storages,)."""
+    stacks = np.full(storages, NONE, dtype=np.int64)
+    for name in ("blocks", "history"):  # the history says which call was the last at an address; it wins
+        rows = capture.tables[name]
+        chosen = rows["storage"] != NONE
+        if name == "history":
+            chosen &= np.array(capture.text(rows["action"]), dtype=object) == _ALLOC
+        stacks[rows["storage"][chosen]] = rows["stack"][chosen]
+    return stacks
 
 
 class MadeBy(NamedTuple):

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from memwatch.analysis.facts.coded import Coded
-from memwatch.analysis.facts.grouped import different_rows
+from memwatch.analysis.facts.coded import Coded, different_rows
 from memwatch.analysis.facts.module_names import qualified
 from memwatch.capture.schema import GRADIENT_PREFIX, NONE
 from memwatch.words.places import own_place_in_file

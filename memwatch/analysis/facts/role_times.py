@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from memwatch.analysis.facts.grouped import Grouped
+from memwatch.analysis.facts.coded import Grouped
 from memwatch.capture.schema import IN_BACKWARD, NONE, ROLES
 
 if TYPE_CHECKING:

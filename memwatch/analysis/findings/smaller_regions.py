@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from memwatch.analysis.facts.grouped import Grouped
+from memwatch.analysis.facts.coded import Grouped
 from memwatch.capture.schema import ACCESSES, BACKWARD, IN_BACKWARD, NONE
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memwatch.analysis.facts.forward_ops import maker_of_node
-from memwatch.analysis.facts.read_in_backward import crosses_to_backward, saved_by_autograd
+from memwatch.analysis.facts.forward_ops import crosses_to_backward, maker_of_node, saved_by_autograd
 from memwatch.analysis.holders.evidence import HolderEvidence, Inference
 from memwatch.analysis.holders.holder import Holder
 from memwatch.analysis.holders.kinds import HolderKind

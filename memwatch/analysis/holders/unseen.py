@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from memwatch.analysis.facts.allocations import BASELINE, WORKSPACE
+from memwatch.analysis.facts.coded import different_rows
 from memwatch.analysis.facts.compiled_calls import COMPILED, compiled_backward_at, compiled_call_at
-from memwatch.analysis.facts.grouped import different_rows
 from memwatch.analysis.holders.calls import common_call
 from memwatch.analysis.holders.evidence import HolderEvidence, Inference
 from memwatch.analysis.holders.holder import Holder

@@ -1,4 +1,7 @@
-"""Record the allocator's events of a block, and step aside for a torch profiler of the program's own."""
+"""Record the allocator's events in a block, and step aside when the program starts its own torch profiler.
+
+The log lines that c10 would print meanwhile are silenced.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from memwatch._torch.c10 import log_level_flag
 from memwatch._torch.profiler import STARTERS, is_running
-from memwatch.record.allocator.log_level import LOG_ERRORS_ONLY, set_log_level
 from memwatch.record.allocator.threads import name_of
 from memwatch.record.patches import Patches
 from memwatch.record.tables.rows import Rows
@@ -22,6 +25,23 @@ if TYPE_CHECKING:
     from memwatch.capture.packed import IntArray
     from memwatch.record.backend import AllocatorEvents, Window
     from memwatch.record.tables.op_counter import OpCounter
+
+
+LOG_ERRORS_ONLY: Final = 2
+_levels_before: list[int] = []
+
+
+def set_log_level(level: int | None) -> None:
+    """Silence c10's "block of unknown size" log line while a window is open; None puts the level back."""
+    flag = log_level_flag()
+    if flag is None:
+        return
+    if level is not None:
+        _levels_before.append(flag.value)
+        flag.value = max(level, flag.value)
+    elif _levels_before:
+        flag.value = _levels_before.pop()
+
 
 _ROWS_AT_ONCE: Final = 50_000
 """To be written a row becomes objects of Python, many times its size; threads may have made millions since."""

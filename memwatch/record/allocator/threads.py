@@ -1,4 +1,7 @@
-"""Hear the allocator in the threads of Python that start while the block is open."""
+"""Record the allocator's events in Python threads that start while the block is open.
+
+A thread's time on the processor tells whether it is still running.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import concurrent.futures.thread
 import multiprocessing.pool
 import sys
 import threading
+import time
 from types import FunctionType
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -13,14 +17,29 @@ from memwatch.heap.class_checks import is_a
 from memwatch.heap.frames import thread_name
 from memwatch.heap.names import instance_dict
 from memwatch.own_code import is_program_code
-from memwatch.record.allocator.thread_clock import cpu_time_ns
 from memwatch.record.patches import Patches
 from memwatch.record.timer import RepeatingThread
-from memwatch.signal_handlers import suppress
+from memwatch.signal_handlers import pass_on, suppress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
+
+
+def cpu_time_ns(native_id: int | None) -> int | None:
+    """Return how long a thread has been on a processor, None if it has ended or the system does not say.
+
+    The number of a thread's clock is part of Linux's interface (`CPUCLOCK_PERTHREAD` and `CPUCLOCK_SCHED`). It is
+    not asked for by `pthread_getcpuclockid`, which may crash for a thread that has just ended.
+    """
+    if not sys.platform.startswith("linux") or native_id is None:
+        return None
+    try:
+        return time.clock_gettime_ns(~native_id << 3 | 6)
+    except OSError as error:
+        pass_on(error)
+        return None
+
 
 _RUNS_A_THREAD: Final = "_bootstrap_inner"
 """The method of `threading.Thread` in which a thread of Python spends its life, whatever its class."""

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from memwatch._torch.dynamo import leave_alone
 from memwatch.record.books.autocast import AutocastBook
 from memwatch.record.books.ddp import ReducerBook
-from memwatch.record.books.fsdp import ParameterGroupBook
-from memwatch.record.books.fsdp1 import FlatParameterBook
+from memwatch.record.books.fsdp import FlatParameterBook, ParameterGroupBook
 from memwatch.record.books.selective import SelectiveBook
 from memwatch.record.patches import Patches
 

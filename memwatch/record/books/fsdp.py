@@ -1,8 +1,8 @@
-"""FSDP2's parameter groups: whole parameters, their gradients, and the buffers of all-gather and reduce-scatter.
+"""Read the buffers of FSDP: the whole parameters, their gradients, and the all-gather and reduce-scatter buffers.
 
-A group keeps the tensors of the whole parameters for good, and takes their bytes away when it reshards. The block
-sees those changes as resizes. What else is born while it gathers or reduces, as copies of another dtype, is made to
-communicate.
+A parameter group of FSDP2 keeps the tensors of the whole parameters for good, and frees their bytes when it reshards.
+The block sees this as a resize. Other tensors that are made while the group gathers or reduces, such as copies in
+another dtype, belong to communication. FSDP1 gathers into flat parameters, which it resizes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from memwatch._torch.distributed import (
     UNSHARD,
     WAIT,
     all_gather_output,
+    flat_parameter,
+    gathered,
     group_name,
+    loaded_flat_handle,
     loaded_parameter_group,
     reduction_buffers,
     sharded,
@@ -98,3 +101,28 @@ class ParameterGroupBook:
 def _owner(group: Any) -> str:
     name = group_name(group)
     return f"`{name}`" if name else "the root module"
+
+
+class FlatParameterBook:
+    """Note which storages hold a gathered flat parameter."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._harmless = Harmless(context.could_not_record, "FullyShardedDataParallel")
+        self.functions = (self._unsharding,)
+
+    def open(self, patches: Patches) -> bool:
+        """Begin to read if FullyShardedDataParallel is imported by now; return whether it is."""
+        handle = loaded_flat_handle()
+        if handle is not None:
+            patches.put(handle, UNSHARD, self._unsharding)
+        return handle is not None
+
+    def _unsharding(self, unshard: Callable[..., Any], handle: Any, *args: Any, **kwargs: Any) -> Any:
+        result = unshard(handle, *args, **kwargs)
+        with self._harmless:
+            flat, names = flat_parameter(handle)
+            name, module = self._context.owners.name_of(flat)
+            for tensor in gathered(flat):
+                self._context.roles.note(tensor, UNSHARDED, name or names, module)
+        return result

@@ -1,11 +1,22 @@
-"""What hands the recorder every op of a thread: one interface of a dispatch key and a dispatch mode."""
+"""The interface through which a recorder gets every op of a thread: from a dispatch key or a dispatch mode."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
+import torch
+
+from memwatch._torch.dispatch import FREE_KEY
+from memwatch._torch.modes import disable_torch_dispatch
+from memwatch._torch.overrides import disable_torch_function
 from memwatch.record.interception.kinds import OpKind
+from memwatch.signal_handlers import pass_on
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 
 Handler: TypeAlias = Callable[[OpKind, tuple[Any, ...], dict[str, Any]], Any]
 """Runs an op, given its kind and its arguments, and returns its result."""
@@ -36,3 +47,31 @@ class Interceptor(Protocol):
 
     def resume(self) -> None:
         """Be on again."""
+
+
+_EXPECTED: Final = 6
+
+
+def passes(start: Callable[[], None], stop: Callable[[], None]) -> bool:
+    """Return True if ops that run while an interceptor is on have the right result."""
+    if FREE_KEY is None:
+        return False
+    try:
+        with _unseen_by_the_program():
+            start()
+            try:
+                total = (torch.ones(3, requires_grad=True) * 2).sum()
+                total.backward()
+            finally:
+                stop()
+            return total.item() == _EXPECTED
+    except (RuntimeError, AttributeError, TypeError) as error:
+        pass_on(error)
+        return False
+
+
+@contextlib.contextmanager
+def _unseen_by_the_program() -> Iterator[None]:
+    """Run ops of memwatch's own below every mode that the program has on, with autograd as usual."""
+    with disable_torch_function(), disable_torch_dispatch(), torch.inference_mode(False), torch.enable_grad():
+        yield

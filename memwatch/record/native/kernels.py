@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
+from memwatch.record.interception.interceptor import passes
 from memwatch.record.interception.key import KeyInterceptor, put_kernels
-from memwatch.record.interception.probe import passes
 
 if TYPE_CHECKING:
     from memwatch.record.interception.interceptor import Handler

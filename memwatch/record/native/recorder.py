@@ -1,23 +1,223 @@
-"""The parts of the native recorder, put together as `memwatch.record.backend` asks for them."""
+"""The native recorder: its C++ parts for ops, saved tensors and allocator events, put together.
+
+C++ leaves two jobs to Python: tensors that consist of other tensors, and the text of errors.
+
+The allocator's events come from c10's reports as they happen, in each thread that has a log. So a window ends wherever
+a flush needs it to, in backward too, and an event takes 48 bytes, where kineto keeps kilobytes for each op.
+"""
 
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
 
 from memwatch._torch.profiler import TICKS_ARE_TORCHS
+from memwatch.capture.schema import NONE
+from memwatch.errors import MemwatchError
+from memwatch.heap.capsules import Capsule
+from memwatch.heap.packs import look_through
+from memwatch.record.allocator.channel import set_log_level
+from memwatch.record.backend import Window
+from memwatch.record.clock import ticks
+from memwatch.record.interception.key import KeyInterceptor
+from memwatch.record.interception.mode import ModeInterceptor
 from memwatch.record.native import library
-from memwatch.record.native.allocator import NativeAllocatorEvents
-from memwatch.record.native.kernels import NativeKernels
-from memwatch.record.native.ops import NativeOpRecorder
-from memwatch.record.native.packs import NativePacker
+from memwatch.record.native.callbacks import OpCallbacks
+from memwatch.record.native.kernels import NativeKernels, NativeTarget
+from memwatch.record.saved.disguise import Disguise
+from memwatch.record.saved.errors import DETACHED, MODIFYING, inplace_error
+from memwatch.record.saved.tensors import saved_storage
+from memwatch.record.tables.operands import Operands
 from memwatch.record.tables.storages import Storages
 from memwatch.record.tables.watched import WatchedStorage, WatchedTensor
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from memwatch.capture.packed import IntArray
     from memwatch.record.backend import AllocatorEvents, Backend, Block, CallContext, CaptureStack, Listener
-    from memwatch.record.native.extension import Extension
+    from memwatch.record.interception.interceptor import Interceptor
+    from memwatch.record.interception.kinds import OpKind
+    from memwatch.record.native.extension import Extension, StackWalker
+    from memwatch.record.saved.disguise import Hooks
+    from memwatch.record.tables.op_counter import OpCounter
     from memwatch.record.tables.stacks import Stacks
+
+
+class NativeAllocatorEvents:
+    """Receive the events where a profiler of each thread would receive them."""
+
+    hears_each_thread: Final = True
+
+    def __init__(self, extension: Extension, block: Block) -> None:
+        self._extension = extension
+        self._native = extension.Allocator()
+        self._block = block
+        self._start_ticks = self._start_op = self.lost_events = 0
+        self.is_open = False
+
+    def open(self) -> bool:
+        """Begin a window; return False where something else stands in the place of a torch profiler."""
+        self.is_open = self._native.open()
+        self._start_ticks, self._start_op = ticks(), self._block.op_counter[0]
+        return self.is_open
+
+    def close(self) -> list[Window]:
+        """End the window, listen no more, and return the window."""
+        self._native.close()
+        self.is_open = False
+        return self._windows()
+
+    def memory_ran_out(self) -> None:
+        """Do nothing: the log makes room ahead."""
+
+    def is_short_of_memory(self) -> bool:
+        """Return False: the log counts the events for which it has no room."""
+        return False
+
+    def drop(self) -> None:
+        """Listen no more."""
+        self._native.drop()
+        self.is_open = False
+
+    def cut(self) -> list[Window] | None:
+        """End the window, return it and begin the next."""
+        return self._windows()
+
+    def forget_in_child(self) -> None:
+        """Be off in a forked child."""
+        self._native.drop()
+        set_log_level(None)
+
+    def enter_thread(self, thread: int, /) -> Callable[[], object] | None:
+        """Receive the events of this thread too, with its number; return None where a torch profiler hears it."""
+        return self._native.leave_thread if self._native.enter_thread(thread) else None
+
+    def leave_thread(self) -> bool:
+        """Receive no more events of this thread; return whether they were received."""
+        return self._native.leave_thread()
+
+    def _windows(self) -> list[Window]:
+        """Return what was heard since the last window began; the next begins now, so no event is outside.
+
+        If memory ran out meanwhile, the window ends before the first event that was lost.
+        """
+        start_ticks, start_op = self._start_ticks, self._start_op
+        events = None
+        try:
+            end_ticks = ticks()
+            events, lost, lost_since_ticks = self._native.take()
+            self._start_ticks, self._start_op = end_ticks, self._block.op_counter[0]
+            self.lost_events += lost
+            return [self._window(start_ticks, lost_since_ticks if lost else end_ticks, start_op, events)]
+        except MemoryError:
+            self.lost_events += 0 if events is None else len(events)
+            return []
+
+    def _window(self, start_ticks: int, end_ticks: int, start_op: int, events: IntArray) -> Window:
+        clock, strings = self._block.clock, self._block.strings
+        bounds = np.array([start_ticks, end_ticks])
+        start_ns, end_ns = clock.to_ns(bounds).tolist()
+        device = _named(events[:, 3], lambda number: strings(self._extension.device_name(number)))
+        names = self._block.thread_names
+        thread = _named(events[:, 4], lambda number: NONE if number == NONE else strings(names[number]))
+        rows = np.column_stack([clock.to_ns(events[:, 0]), events[:, 1:3], device, thread, events[:, 5]])
+        return Window(start_ns, end_ns, start_op, rows)
+
+
+def _named(numbers: IntArray, name: Callable[[int], int]) -> IntArray:
+    """Return what `name` gives for each number; it is asked once for each that occurs."""
+    found, at = np.unique(numbers, return_inverse=True)
+    named: IntArray = np.array([name(number) for number in found.tolist()], dtype=np.int64)[at]
+    return named
+
+
+class NativePacker:
+    """Append the rows of `packs` and `unpacks` in C++."""
+
+    def __init__(
+        self, extension: Extension, storages: Storages, context: CallContext, op_counter: OpCounter
+    ) -> None:
+        self._native = extension.SavedTensors(
+            callbacks=_Callbacks(storages, context.could_not_record),
+            storages=storages.ledger,
+            context=context,
+            op_counter=op_counter,
+        )
+        self.packs, self.unpacks = self._native.packs, self._native.unpacks
+        self.hooks: Hooks = self._native.hooks()
+        self.python_functions: tuple[Callable[..., Any], ...] = ()  # the hooks are functions of C's
+        self.disguise = Disguise(extension.original_of, functools.partial(extension.hook, MODIFYING))
+        look_through(Capsule, extension.content_of)
+        self.set_outer = self._native.set_outer
+        self.set_keeper = self._native.set_keeper
+        self.living_by_sequence = self._native.living_by_sequence
+        self.close = self._native.close
+
+
+class _Callbacks:
+    """What C++ asks; see `memwatch.record.native.callbacks.PackCallbacks`."""
+
+    passed_on: type[Exception] = MemwatchError
+
+    def __init__(self, storages: Storages, could_not_record: Callable[[str, Exception], None]) -> None:
+        self._storages, self.could_not_record = storages, could_not_record
+
+    def describe(self, tensor: Tensor) -> tuple[int, int, int]:
+        return saved_storage(self._storages, tensor)
+
+    # it outlives the block, as packs in the program's graph do
+    inplace_error = staticmethod(inplace_error)
+    detached_error = DETACHED
+
+
+class NativeOpRecorder:
+    """Append the rows of `ops`, `uses`, `births` and `deaths` in C++."""
+
+    def __init__(
+        self, extension: Extension, kernels: NativeKernels, block: Block, *, storages: Storages,
+        stacks: StackWalker, context: CallContext, listener: Listener,
+    ) -> None:  # fmt: skip
+        self._kernels = kernels
+        self.uses = extension.Rows()
+        self._native = extension.Recorder(
+            callbacks=OpCallbacks(listener, Operands(storages, self.uses), block.strings),
+            storages=storages.ledger,
+            stacks=stacks,
+            context=context,
+            uses=self.uses,
+            op_counter=block.op_counter,
+        )
+        self._run = self._native.run()
+        self.ops, self.nodes = self._native.ops, self._native.nodes
+        self.views, self.lifts = self._native.views, self._native.lifts
+
+    def run(self, kind: OpKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an op and record it; its result or its exception is passed on as it is."""
+        return self._run(kind, args, kwargs)
+
+    @property
+    def losses(self) -> int:
+        """How often something could not be noted because memory had run out."""
+        return self._native.losses
+
+    def interceptor(self, *, by_mode: bool) -> Interceptor:
+        """Return what hands this recorder every op, without a frame or an object of Python's where it can."""
+        if by_mode:
+            return ModeInterceptor(self._native.dispatch())
+        return KeyInterceptor(self._kernels, NativeTarget(self._native))
+
+    def flush_at(self, op: int, at_ticks: int) -> None:
+        """Call `Listener.flush_due` after the op of that number, or the first op that ends later than that."""
+        self._native.flush_at(op, at_ticks)
+
+    def close(self) -> None:
+        """Record no more, and let C++ go of the objects of Python's that it holds."""
+        self._native.close()
 
 
 class NativeBackend:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from memwatch._torch.dispatch import BELOW_FREE_KEY, FREE_KEY, FREE_KEY_NAME, destroy_library, exclude_key
+from memwatch.record.interception.interceptor import passes
 from memwatch.record.interception.key import KeyInterceptor, put_kernels
 from memwatch.record.interception.kinds import OpKind
-from memwatch.record.interception.probe import passes
 
 if TYPE_CHECKING:
     from memwatch.record.interception.interceptor import Handler

@@ -14,12 +14,12 @@ import numpy as np
 import torch
 
 from memwatch._torch.autograd import NO_TASK, current_graph_task_id
-from memwatch._torch.kineto_lines import without_kineto_lines
 from memwatch._torch.profiler import (
     drop_allocator_events,
     is_allocation,
     start_allocator_events,
     stop_allocator_events,
+    without_kineto_lines,
 )
 from memwatch.capture.schema import NONE
 from memwatch.devices import devices_in_use

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class PythonAccount:
-    """The figures of one device; see `memwatch.record.tables.account.Account`."""
+    """The figures of one device; see `memwatch.record.tables.storages.Account`."""
 
     __slots__ = (
         "entry_gone_bytes", "handed_on_bytes", "limit_bytes", "live_bytes", "quiet_bytes", "quiet_until_ticks",

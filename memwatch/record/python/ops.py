@@ -1,8 +1,12 @@
-"""The hot path: run one intercepted op and append what it was, what it touched and what it made.
+"""The hot path: run one intercepted op, and append what it was, what it read and what it made.
 
-`PythonOpRecorder.run` is called once per ATen op below autograd, by either interceptor. It is written for
-speed: no pytree, no object per op, flat lists of integers; everything else is computed after the block.
-Budget: less than an empty TorchDispatchMode costs (reports/overhead.py).
+`PythonOpRecorder.run` is called once for each ATen op below autograd, by either interceptor. It is written for speed:
+no pytree, no object per op, flat lists of integers. Everything else is computed after the block. It must cost less than
+an empty TorchDispatchMode (reports/overhead.py).
+
+Python cannot read the engine's list of nodes. To learn which leaves a backward reaches, `BackwardGraphs` walks the
+graph from the nodes that run ops, each node once. If no op made a gradient in a node before it, an op of the leaf's own node
+copies the gradient.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from torch import Tensor
 
 from memwatch._torch.autograd import (
     NO_TASK,
+    AccumulateGrad,
     current_graph_task_id,
     current_node,
     keeps_graph,
@@ -28,7 +33,6 @@ from memwatch.record.clock import ticks
 from memwatch.record.interception.key import KeyInterceptor
 from memwatch.record.interception.kinds import READ, WRITE, OpKind
 from memwatch.record.interception.mode import ModeInterceptor
-from memwatch.record.python.graphs import BackwardGraphs
 from memwatch.record.python.kernels import PYTHON_KERNELS
 from memwatch.record.tables.operands import OUTPUT, Operands, lies_in
 from memwatch.record.tables.rows import Rows
@@ -41,6 +45,42 @@ if TYPE_CHECKING:
 
     from memwatch.record.backend import Block, CallContext, CaptureStack, Listener
     from memwatch.record.interception.interceptor import Interceptor
+
+
+class BackwardGraphs:
+    """Remember, by its number, which nodes of each backward were walked.
+
+    Attributes:
+        visited: those of the backward that was entered last, and the number of no node.
+    """
+
+    def __init__(self) -> None:
+        self.visited: set[int] = {NONE}
+        self._visited_of: dict[int, set[int]] = {}
+
+    def enter(self, task: int, *, within: int) -> bool:
+        """Take a backward for the one that runs, within another or none; return whether it is a new one."""
+        if within == NO_TASK:
+            self._visited_of.clear()
+        is_new = task not in self._visited_of
+        self.visited = self._visited_of.setdefault(task, {NONE})
+        return is_new
+
+    def leaves_from(self, node: Any) -> list[Tensor]:
+        """Return the leaves that a node leads to, but for those beyond nodes that were visited before."""
+        leaves, waiting = [], [node]
+        while waiting:
+            here = waiting.pop()
+            if isinstance(here, AccumulateGrad):
+                leaves.append(here.variable)
+                continue
+            number = sequence_nr_of(here)
+            if number in self.visited:
+                continue
+            self.visited.add(number)
+            waiting += [following for following, _ in here.next_functions if following is not None]
+        return leaves
+
 
 FORWARD, BACKWARD, OPTIMIZER, RECOMPUTE = map(PHASES.index, ("forward", "backward", "optimizer", "recompute"))
 

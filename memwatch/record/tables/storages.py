@@ -1,11 +1,13 @@
-"""Storage identity, birth and death, by weak references only.
+"""Record the identity, birth and death of storages through weak references only.
 
-The address of the C++ storage names it while it lives. Its Python object lives exactly as long, because torch
-keeps it, so a weak reference to it notes the death, in whatever thread the last owner goes.
+The address of the C++ storage identifies it while it lives. Its Python object lives exactly as long, because torch
+keeps it. So a weak reference to the Python object reports the death, in whichever thread the last owner lets go.
 
-But the Python object counts as an owner of the storage, and autograd adds a gradient in place only to a storage
-with one owner. So while backward runs, a new storage gets no Python object (`Ledger.hold` is off): the first
-tensor seen on it is watched until backward has ended, and the allocator's events tell when the memory was freed.
+But the Python object counts as an owner of the storage, and autograd adds a gradient in place only to a storage with
+one owner. So a new storage gets no Python object while backward runs (`Ledger.hold` is off). The first tensor that is
+seen on it is watched until backward has ended, and the allocator's events tell when the memory was freed.
+
+`Account` has the figures of one device, which change with each birth and death.
 """
 
 from __future__ import annotations
@@ -35,11 +37,40 @@ from memwatch.sizes import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from memwatch.record.tables.account import Account
     from memwatch.record.tables.deaths import Deaths
     from memwatch.record.tables.op_counter import OpCounter
     from memwatch.record.tables.rows import Table
     from memwatch.record.tables.strings import Strings
+
+
+class Account(Protocol):
+    """The figures of one device.
+
+    Attributes:
+        live_bytes: what is alive there now.
+        entry_gone_bytes: what has died of the storages that were there at entry.
+        handed_on_bytes: what a backward that runs made and is alive, though the tensor that it was watched by is gone,
+            as that of a gradient. It counts for the limit, and is known to the native recorder alone.
+        watch_bytes: a birth that lifts `live_bytes` above this calls `Storages.above_watched`; the first birth does.
+        limit_bytes: one that lifts `live_bytes` and `handed_on_bytes` above this does too.
+        quiet_bytes: one with which no more are live, with what has died of that at entry, is not told for a while.
+        quiet_until_ticks: when that ends.
+    """
+
+    live_bytes: int
+    entry_gone_bytes: int
+    watch_bytes: int
+    limit_bytes: int
+    quiet_bytes: int
+    quiet_until_ticks: int
+
+    def is_quiet(self, workspace_bytes: int, at_ticks: int, /) -> bool:
+        """Return True where a birth need not be told, as its op needed so much more than is live after it."""
+
+    @property
+    def handed_on_bytes(self) -> int:
+        """What a backward that runs made; see above."""
+
 
 __all__ = ["BASELINE", "BY_OP", "NEVER", "Ledger", "Storages", "address_of"]
 
