@@ -5,8 +5,8 @@ no pytree, no object per op, flat lists of integers. Everything else is computed
 an empty TorchDispatchMode (reports/overhead.py).
 
 Python cannot read the engine's list of nodes. To learn which leaves a backward reaches, `BackwardGraphs` walks the
-graph from the nodes that run ops, each node once. If no op made a gradient in a node before it, an op of the leaf's own node
-copies the gradient.
+graph from the nodes that run ops, each node once. If no op made a gradient in a node before it, an op of the leaf's
+own node copies the gradient.
 """
 
 from __future__ import annotations

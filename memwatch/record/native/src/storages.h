@@ -32,7 +32,7 @@ inline int64_t key_of(const at::Tensor& tensor) {
 /// Half of `NEVER` of memwatch/record/tables/storages.py: somebody who waits for births waits for less.
 constexpr int64_t kNobodyWaits = int64_t{1} << 61;
 
-/// The figures of one device: `Account` of memwatch/record/tables/account.py.
+/// The figures of one device: `Account` of memwatch/record/tables/storages.py.
 struct Account {
   int64_t live_bytes = 0, entry_gone_bytes = 0, handed_on_bytes = 0;
   int64_t watch_bytes = -1, limit_bytes = kNobodyWaits;
