@@ -38,7 +38,7 @@ HELD = rf"{SAVED}|checkpoint|recompute|{UNNAMED}"
 def recomputed(selected=False):
     """What is true of a stack of checkpointed blocks, in the backward of one of them."""
     up = ("activation", TAKEN) if selected else ("recomputed", HELD)
-    block = r"(blocks\.)?\d(\._checkpoint_wrapped_module)?"
+    block = r"(blocks\.)?\d"
     return (
         Fact(f32(ROWS, HIDDEN), up[0], "up", up[1], rf"{block}\.up", "addmm"),
         Fact(f32(ROWS, HIDDEN), "recomputed", "gelu", HELD, block, "gelu.default"),

@@ -2,11 +2,14 @@
 
 A program with one model reads the names that torch gives its modules, as `blocks.0.mlp`. Where two models take
 part, or one that does not, each of its names begins with what the program calls that model, as `generator.0`.
+
+Some modules of torch wrap one of the program's and add a part to its name, as `blocks.0._checkpoint_wrapped_module`.
+The program's state dict does not have that part. Here the wrapper and what it wraps share one name, `blocks.0`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -18,18 +21,24 @@ if TYPE_CHECKING:
 
 _KNOWN, _, _FORMER = range(len(PLACES_OF_MODULES))
 _PARAMETER = ROLES.index("parameter")
+_WRAPPED: Final = ("_checkpoint_wrapped_module", "_fsdp_wrapped_module", "_orig_mod")
+"""Names that torch gives the child of a wrapper, and takes out of the keys of state dicts wherever they occur."""
+_WRAPPED_BY_CLASS: Final = {("DistributedDataParallel", "module"), ("DataParallel", "module")}
+"""Wrappers whose child has a name that a program may use too, each with that name."""
 
 
 class ModuleTree(NamedTuple):
     """Per module: its qualified name, its class, the module that holds it, and what its parameters' names begin with.
 
-    The last is the name, but for the root of a program's only model: there it is empty.
+    The last is the name, but for the root of a program's only model: there it is empty. `wrapped` has the modules
+    that share the name of the wrapper that holds them.
     """
 
     names: list[str]
     classes: list[str]
     parents: list[int]
     prefixes: list[str]
+    wrapped: frozenset[int]
 
     @property
     def parents_first(self) -> list[int]:
@@ -47,9 +56,13 @@ def read_modules(capture: Capture, op: int) -> ModuleTree:
         if parents[number] != NONE:
             roots[number] = roots[parents[number]]
     only = _only_model(capture, parents, roots)
+    wrapped = _wrapped(local, classes, parents, former)
     names, prefixes, used = [""] * count, [""] * count, {""}
     # first what the only model holds: torch names it, and a variable may be called like a child, as `model`
     for number in sorted(order, key=lambda number: number == only or roots[number] != only):
+        if number in wrapped:
+            prefixes[number] = prefixes[parents[number]]
+            continue
         name = local[number] or classes[number]
         name = FORMER_MODULE.format(name=name) if former[number] else name
         above = parents[number]
@@ -60,7 +73,24 @@ def read_modules(capture: Capture, op: int) -> ModuleTree:
         names[number] = name = _unused(name, used)
         used.add(name)
         prefixes[number] = "" if number == only else name
-    return ModuleTree(names, classes, parents, prefixes)
+    for number in (number for number in order if number in wrapped):
+        names[number] = names[parents[number]]
+    return ModuleTree(names, classes, parents, prefixes, wrapped)
+
+
+def _wrapped(local: list[str], classes: list[str], parents: list[int], former: list[bool]) -> frozenset[int]:
+    """Return the modules that are the one child of a wrapper of torch's."""
+    child_count: dict[int, int] = {}
+    for parent in parents:
+        child_count[parent] = child_count.get(parent, 0) + 1
+    return frozenset(
+        number
+        for number, (name, parent) in enumerate(zip(local, parents, strict=True))
+        if parent != NONE
+        and child_count[parent] == 1
+        and not former[number]
+        and (name in _WRAPPED or (classes[parent], name) in _WRAPPED_BY_CLASS)
+    )
 
 
 def _places(capture: Capture, op: int) -> tuple[list[str], list[str], list[int], list[bool]]:

@@ -33,26 +33,35 @@ _MOST_ASKED: Final = 24
 
 
 class Twins:
-    """The rows of samples about storages, by the calls that made them."""
+    """The rows of samples about storages, by the calls and the op that made them.
+
+    One line runs many ops, as each line of a forward does under `torch.vmap`. What one of them made tells nothing of
+    what another one did.
+    """
 
     def __init__(self, facts: Facts, rows: SampleRows, births: Births, lasting: LastingReferences) -> None:
         self._facts, self._rows, self._births, self._lasting = facts, rows, births, lasting
         self._table = rows.table
 
     @cached_property
-    def _rows_by_stack(self) -> dict[int, IntArray]:
+    def _rows_by_kind(self) -> dict[tuple[int, int], IntArray]:
         made = self._facts.allocations.op[self._table["storage"]]
         rows = np.flatnonzero(made != NONE)
-        stacks = self._facts.capture.tables["ops"]["stack"][made[rows]].tolist()
-        found: dict[int, list[int]] = {}
-        for row, stack in zip(rows.tolist(), stacks, strict=True):
-            if stack != NONE:
-                found.setdefault(stack, []).append(row)
-        return {stack: np.array(rows) for stack, rows in found.items()}
+        ops = self._facts.capture.tables["ops"]
+        kinds = zip(ops["stack"][made[rows]].tolist(), ops["name"][made[rows]].tolist(), strict=True)
+        found: dict[tuple[int, int], list[int]] = {}
+        for row, kind in zip(rows.tolist(), kinds, strict=True):
+            if kind[0] != NONE:
+                found.setdefault(kind, []).append(row)
+        return {kind: np.array(rows) for kind, rows in found.items()}
 
     def rows(self, allocation: int) -> IntArray:
-        """Return the rows about storages that the same calls made."""
-        return self._rows_by_stack.get(self._births.stack(allocation), _NO_ROWS)
+        """Return the rows about storages that the same calls made, by the same op."""
+        stack = self._births.stack(allocation)
+        if stack == NONE:
+            return _NO_ROWS
+        op_name = int(self._facts.capture.tables["ops"]["name"][self._facts.allocations.op[allocation]])
+        return self._rows_by_kind.get((stack, op_name), _NO_ROWS)
 
     def of_same_size(self, allocation: int) -> IntArray:
         """Return the rows about storages of the same size that the same calls made."""

@@ -48,11 +48,19 @@ def modules(facts: Facts, at_peak: pd.DataFrame, saved: SavedTensors) -> pd.Data
                 columns[name][parents[number]] += columns[name][number]
     calls = np.zeros(count, dtype=np.int64)
     np.add.at(calls, facts.capture.tables["calls"]["module"], 1)
+    # a wrapper and what it wraps have one name: one row tells of both, with the class of what is wrapped
+    classes = list(tree.classes)
+    for number in reversed(tree.parents_first):
+        if number in tree.wrapped:
+            classes[parents[number]] = classes[number]
+            for name in ("parameter_bytes", "own_bytes"):
+                columns[name][parents[number]] += columns[name][number]
     parent_names = with_empty_end(tree.names)[np.array(parents, dtype=np.int64)]
-    words = {"class_name": tree.classes, "parent": parent_names}
+    words = {"class_name": classes, "parent": parent_names}
     index = pd.Index(tree.names, name="module", dtype=TEXT)
     rows = table("modules", {**words, "calls": calls, **columns}, index=index)
-    in_tree_order: pd.DataFrame = rows.iloc[tree.parents_first]
+    shown = [number for number in tree.parents_first if number not in tree.wrapped]
+    in_tree_order: pd.DataFrame = rows.iloc[shown]
     return in_tree_order
 
 

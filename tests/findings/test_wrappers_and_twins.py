@@ -1,0 +1,129 @@
+"""A wrapper of torch's adds no part to a module's name, and what one op made is not told of what another one did."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.func import functional_call, stack_module_state, vmap
+
+import memwatch
+
+WIDTH, ROWS = 128, 2048
+
+
+class Blocks(nn.Module):
+    def __init__(self, wrap):
+        super().__init__()
+        self.blocks = nn.ModuleList(wrap(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())) for _ in range(3))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class Wrapper(nn.Module):
+    """A wrapper of the program's own: the name of what it holds is a part of the program's names."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, x):
+        return self.module(x)
+
+
+class WithSibling(nn.Module):
+    """The child has a name that torch's wrappers use, but it is not the only one."""
+
+    def __init__(self, module):
+        super().__init__()
+        self._orig_mod, self.after = module, nn.Tanh()
+
+    def forward(self, x):
+        return self.after(self._orig_mod(x))
+
+
+def compiled(module):
+    return torch.compile(module, backend="eager")
+
+
+def recorded(net):
+    with memwatch.profile() as prof:
+        net(torch.ones(ROWS, WIDTH)).sum().backward()
+    return prof
+
+
+@pytest.mark.parametrize("wrap", [checkpoint_wrapper, compiled, nn.DataParallel])
+def test_a_wrapper_of_torch_adds_nothing_to_the_names_of_the_programs_modules(wrap):
+    prof = recorded(Blocks(wrap))
+    names = set(prof.modules.index)
+    assert {"blocks.0", "blocks.1.0", "blocks.2.1"} <= names
+    assert prof.modules.index.is_unique
+    assert not any("_wrapped_module" in name or "_orig_mod" in name or "module" in name for name in names)
+    assert prof.modules.loc["blocks.0", "class_name"] == "Sequential"
+    told = prof.at_peak["name"].tolist() + prof.at_peak["holder"].tolist() + prof.at_peak["module"].tolist()
+    assert not any("_wrapped_module" in text or "_orig_mod" in text or ".module" in text for text in told)
+    assert "blocks.0.0.weight" in prof.at_peak["name"].tolist()
+
+
+def test_a_wrapped_model_has_the_names_of_the_model():
+    net = compiled(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()))
+    prof = recorded(net)
+    assert {"0", "1"} <= set(prof.modules.index)
+    assert "0.weight" in prof.at_peak["name"].tolist()
+
+
+def test_a_wrapper_and_what_it_wraps_are_one_row_with_the_bytes_of_both():
+    plain, wrapped = recorded(Blocks(nn.Sequential)), recorded(Blocks(checkpoint_wrapper))
+    assert wrapped.modules["parameter_bytes"].sum() == plain.modules["parameter_bytes"].sum()
+    assert wrapped.modules.loc["blocks.0", "parameter_bytes"] == 0
+    assert wrapped.modules.loc["blocks.0.0", "parameter_bytes"] == (WIDTH + 1) * WIDTH * 4
+    assert wrapped.modules["own_bytes"].sum() <= wrapped.modules.iloc[0]["inclusive_bytes"]
+
+
+@pytest.mark.parametrize(("wrap", "child"), [(Wrapper, "module"), (WithSibling, "_orig_mod")])
+def test_a_wrapper_of_the_programs_own_keeps_its_part_of_the_name(wrap, child):
+    prof = recorded(Blocks(wrap))
+    assert {"blocks.0", f"blocks.0.{child}", f"blocks.0.{child}.0"} <= set(prof.modules.index)
+    assert f"blocks.0.{child}.0.weight" in prof.at_peak["name"].tolist()
+
+
+def ensemble(layer_count, *, tanh):
+    def made():
+        pairs = [(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(layer_count)]
+        return nn.Sequential(*(layer for pair in pairs for layer in pair[: 1 + tanh]))
+
+    parameters, _ = stack_module_state([made() for _ in range(3)])
+    base = made().to("meta")
+    return vmap(lambda values, x: functional_call(base, values, (x,)), (0, None)), {
+        name: value.detach() for name, value in parameters.items()
+    }
+
+
+@pytest.mark.parametrize("layer_count", [2, 4])
+@pytest.mark.parametrize("tanh", [False, True])
+def test_what_another_op_of_the_line_made_does_not_tell_who_holds_a_result(layer_count, tanh):
+    """`linear` under `vmap` is a `bmm` and an `add` on one line: the sum alone gets into variables."""
+    run, parameters = ensemble(layer_count, tanh=tanh)
+    x = torch.ones(ROWS, WIDTH)
+    with memwatch.profile() as prof:
+        for _ in range(3):
+            y = run(parameters, x)
+            prof.step()
+    del y
+    products = prof.at_peak[prof.at_peak["op_name"] == "aten.bmm.default"]
+    assert len(products)
+    assert not products["holder"].str.contains("argument of|variable of").any(), products["holder"].tolist()
+
+
+def test_what_the_same_op_of_the_line_made_still_tells():
+    """The twin of the test above: items of a list that one op makes are held as those that were seen."""
+    with memwatch.profile() as prof:
+        kept = [torch.full((ROWS, WIDTH), 1.0) * number for number in range(8)]
+        torch.stack(kept).sum()
+    items = prof.at_peak[prof.at_peak["op_name"] == "aten.mul.Tensor"]
+    assert len(items) == len(kept)
+    assert items["holder"].str.contains("kept|value|list", regex=True).mean() > 0.8, items["holder"].tolist()
