@@ -127,3 +127,29 @@ def test_what_the_same_op_of_the_line_made_still_tells():
     items = prof.at_peak[prof.at_peak["op_name"] == "aten.mul.Tensor"]
     assert len(items) == len(kept)
     assert items["holder"].str.contains("kept|value|list", regex=True).mean() > 0.8, items["holder"].tolist()
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_what_a_forward_hook_puts_into_a_dictionary_is_held_by_the_dictionary(trains):
+    net = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(4)))
+    acts = {}
+
+    def noting(name):
+        def note(module, args, output):
+            acts[name] = output.detach()
+
+        return note
+
+    for name, layer in net.named_children():
+        layer.register_forward_hook(noting(name))
+    x = torch.ones(ROWS, WIDTH)
+    with memwatch.profile() as prof, torch.set_grad_enabled(trains):
+        for _ in range(3):
+            net(x).sum()
+    names = [f"`{number}` output" for number in range(3)]
+    noted = prof.at_peak[prof.at_peak["name"].isin(names)]
+    assert len(noted) >= len(names)
+    told = noted["holder"]
+    others = told.str.startswith("saved by") | told.str.startswith("the running op")
+    assert (~others).sum() >= len(names)
+    assert told[~others].str.contains("`acts`").all(), told.tolist()

@@ -14,6 +14,10 @@ CLAIMED = ("seen", "structure")
 """Evidence that makes of words a claim: what is inferred or not seen says so."""
 
 
+OF_WRAPPERS = ("_checkpoint_wrapped_module", "_orig_mod")
+"""Parts of names that torch's wrappers add, and that no model of the program's has."""
+
+
 @dataclass
 class Score:
     """What was said rightly, in bytes; and what was said wrongly, in words."""
@@ -119,7 +123,8 @@ class Owned:
     @property
     def module(self) -> str:
         """The path of the module whose it is, "" for the root."""
-        return self.path.rpartition(".")[0]
+        names = self.path.split(".")[:-1]
+        return ".".join(name for name in names if name not in OF_WRAPPERS)
 
 
 def owned_addresses(ran: Ran) -> dict[int, Owned]:
