@@ -219,6 +219,14 @@ def test_a_source_that_does_not_compile_is_told_by_its_first_error(empty_cache, 
     assert capfd.readouterr() == ("", "")
 
 
+def test_without_setuptools_the_error_names_the_extra(empty_cache, tmp_path, monkeypatch):
+    (tmp_path / "setuptools").mkdir()
+    (tmp_path / "setuptools" / "__init__.py").write_text("raise ModuleNotFoundError(name='setuptools')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(MemwatchError, match=r"setuptools is not installed: pip install 'memwatch\[build\]'"):
+        library.build()
+
+
 def test_a_library_is_written_beside_those_of_other_versions(empty_cache, sources):
     """Building for one torch deletes nothing that another torch needs."""
     empty_cache.mkdir()

@@ -26,7 +26,7 @@ from memwatch import build_cache
 from memwatch._torch.autograd_state import use_compiled
 from memwatch.errors import MemwatchError
 from memwatch.output_files import OutputError
-from memwatch.record.native.compile import NO_COMPILER
+from memwatch.record.native.compile import NO_COMPILER, NO_SETUPTOOLS
 
 SOURCES: Final = pathlib.Path(__file__).parent / "src"
 COMPILE: Final = pathlib.Path(__file__).parent / "compile.py"
@@ -159,6 +159,11 @@ def _reason(status: int, output: list[str]) -> str:
         return (
             f"the native recorder was not built: there is no C++ compiler ({last!r} was not found). Install one "
             f"(on Debian: apt-get install g++), or name yours in the environment variable CXX; {_FALLBACK}"
+        )
+    if status == NO_SETUPTOOLS:
+        return (
+            "the native recorder was not built: the package setuptools is not installed: "
+            f"pip install 'memwatch[build]'; {_FALLBACK}"
         )
     first_error = next((line.strip() for line in output if _ERROR_LINE.search(line)), last)
     return (
