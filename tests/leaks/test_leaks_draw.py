@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import xml.etree.ElementTree as ET
-
 import sys
+import xml.etree.ElementTree as ET
 
 import pytest
 import torch

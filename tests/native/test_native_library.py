@@ -29,9 +29,9 @@ def sources(tmp_path, monkeypatch):
     """Have a copy of the sources in place of them."""
     copy = shutil.copytree(library.SOURCES, tmp_path / "src")
     monkeypatch.setattr(library, "SOURCES", copy)
-    library._digest.cache_clear()
+    library._file_name.cache_clear()
     yield copy
-    library._digest.cache_clear()
+    library._file_name.cache_clear()
 
 
 def recorder() -> str:
@@ -107,7 +107,7 @@ def test_other_sources_are_another_library(sources):
     """A library of older sources is never loaded."""
     before = library.path()
     (sources / "python.h").write_text("// another\n")
-    library._digest.cache_clear()
+    library._file_name.cache_clear()
     assert library.path() != before
 
 
