@@ -30,7 +30,7 @@ _lock: Final = threading.Lock()
 
 def path() -> pathlib.Path:
     """Return the file that holds, or would hold, the library."""
-    name = file_name()
+    name = file_name(SOURCES)
     return BUILT / name if (BUILT / name).exists() else build_cache.folder() / name
 
 

@@ -13,14 +13,14 @@ SOURCES: Final = pathlib.Path(__file__).parent / "src"
 FLAGS: Final = ("-O2", "-g0", "-std=c++17", "-shared", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off")
 
 
-def file_name() -> str:
+def file_name(sources: pathlib.Path = SOURCES) -> str:
     """Return the name of the library for this machine and these sources."""
-    return f"_planner-{platform.machine()}-{_digest()}.so"
+    return f"_planner-{platform.machine()}-{_digest(sources)}.so"
 
 
 @functools.cache
-def _digest() -> str:
+def _digest(sources: pathlib.Path) -> str:
     digest = hashlib.sha256(repr(FLAGS).encode())
-    for source in sorted(SOURCES.iterdir()):
+    for source in sorted(sources.iterdir()):
         digest.update(source.read_bytes())
     return digest.hexdigest()[:16]
