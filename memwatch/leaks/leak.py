@@ -10,6 +10,7 @@ from memwatch.device_names import CPU
 from memwatch.edges import EdgeKind
 from memwatch.errors import MemwatchError
 from memwatch.html_text import ShownAsText
+from memwatch.leaks.errors import DrawError
 from memwatch.leaks.kinds import LeakKind
 from memwatch.leaks.new_storages import NODE_BYTES
 from memwatch.words import leaks as words
@@ -142,9 +143,15 @@ class Leak(ShownAsText):
             path: the picture to write; the suffix chooses the format, such as ``.svg`` or ``.png``.
 
         Raises:
-            DrawError: the ``dot`` program is not installed or fails; the message holds the leak as text.
+            DrawError: the package graphviz or the ``dot`` program is not installed, or ``dot`` fails; the message
+                holds the leak as text.
         """
-        from memwatch.leaks.draw import draw_leak
+        try:
+            from memwatch.leaks.draw import draw_leak
+        except ModuleNotFoundError as error:
+            if error.name != "graphviz":
+                raise
+            raise DrawError(words.NO_GRAPHVIZ.format(target=path, leak=self)) from error
 
         draw_leak(self, path)
 

@@ -119,6 +119,10 @@ _AT_AN_END: Final = 3
 
 ROOT: Final = "root"
 """The first box of a drawn retention path."""
+NO_GRAPHVIZ: Final = (
+    "cannot draw {target}: the package graphviz is not installed: pip install 'memwatch[draw]'. "
+    "The leak as text:\n{leak}"
+)
 NO_DOT: Final = (
     "cannot draw {target}: graphviz's program 'dot' is not installed (apt install graphviz, "
     "brew install graphviz). The leak as text:\n{leak}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import xml.etree.ElementTree as ET
 
 import pytest
@@ -96,6 +97,17 @@ def test_without_graphviz_the_message_says_so_and_holds_the_leak(tmp_path, monke
         leak.draw(tmp_path / "leak.svg")
     assert isinstance(caught.value, MemwatchError)
     assert "apt install graphviz" in str(caught.value)
+    assert str(leak) in str(caught.value)
+    assert not (tmp_path / "leak.svg").exists()
+
+
+@pytest.mark.words
+def test_without_the_package_graphviz_the_message_names_the_extra_and_holds_the_leak(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "graphviz", None)
+    monkeypatch.delitem(sys.modules, "memwatch.leaks.draw", raising=False)
+    (leak,) = find_leaks(park)
+    with pytest.raises(DrawError, match=r"pip install 'memwatch\[draw\]'") as caught:
+        leak.draw(tmp_path / "leak.svg")
     assert str(leak) in str(caught.value)
     assert not (tmp_path / "leak.svg").exists()
 

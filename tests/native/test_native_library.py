@@ -29,9 +29,9 @@ def sources(tmp_path, monkeypatch):
     """Have a copy of the sources in place of them."""
     copy = shutil.copytree(library.SOURCES, tmp_path / "src")
     monkeypatch.setattr(library, "SOURCES", copy)
-    library._digest.cache_clear()
+    library._file_name.cache_clear()
     yield copy
-    library._digest.cache_clear()
+    library._file_name.cache_clear()
 
 
 def recorder() -> str:
@@ -107,7 +107,7 @@ def test_other_sources_are_another_library(sources):
     """A library of older sources is never loaded."""
     before = library.path()
     (sources / "python.h").write_text("// another\n")
-    library._digest.cache_clear()
+    library._file_name.cache_clear()
     assert library.path() != before
 
 
@@ -217,6 +217,14 @@ def test_a_source_that_does_not_compile_is_told_by_its_first_error(empty_cache, 
         library.build()
     assert [file.name for file in empty_cache.iterdir()] == ["_recorder-of-another-torch.so"]
     assert capfd.readouterr() == ("", "")
+
+
+def test_without_setuptools_the_error_names_the_extra(empty_cache, tmp_path, monkeypatch):
+    (tmp_path / "setuptools").mkdir()
+    (tmp_path / "setuptools" / "__init__.py").write_text("raise ModuleNotFoundError(name='setuptools')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(MemwatchError, match=r"setuptools is not installed: pip install 'memwatch\[build\]'"):
+        library.build()
 
 
 def test_a_library_is_written_beside_those_of_other_versions(empty_cache, sources):

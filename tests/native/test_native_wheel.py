@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from memwatch.record.native import library
+from memwatch.record.native.naming import release_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
@@ -82,11 +83,11 @@ def test_it_records_natively_without_a_compiler(site, tmp_path):
 def test_with_another_torch_python_records_and_one_line_says_so(site, tmp_path):
     """A library of another torch is never loaded: it would crash, or read what is not there."""
     (built,) = (site / "memwatch" / "record" / "native" / "built").iterdir()
-    other = built.rename(built.with_name(built.name.replace(f"torch{torch.__version__}", "torch2.12.9")))
+    other = built.rename(built.with_name(built.name.replace(f"torch{release_of(torch.__version__)}-", "torch2.12.9-")))
     _, recorder, note = use(site, tmp_path)
     assert recorder == "python"
-    assert "torch 2.12.9 and Python 3." in note
-    assert f"this is torch {torch.__version__}" in note
+    assert "for torch 2.12.9, and none of them loads" in note
+    assert f"this torch {torch.__version__}" in note
     assert "memwatch build" not in note  # there is no compiler
     other.rename(built)
 
@@ -94,4 +95,15 @@ def test_with_another_torch_python_records_and_one_line_says_so(site, tmp_path):
 def test_a_checkout_has_no_library_in_it():
     """A wheel's library is not built in the sources."""
     assert not library.BUILT.exists()
-    assert library.of_wheel() == ""
+    assert library.of_wheel() == []
+
+
+def test_a_library_that_does_not_load_gives_way_to_python_and_one_line_says_so(site, tmp_path):
+    """As where a torch was compiled in another way."""
+    (built,) = (site / "memwatch" / "record" / "native" / "built").iterdir()
+    content = built.read_bytes()
+    built.write_bytes(b"no library")
+    _, recorder, note = use(site, tmp_path)
+    assert recorder == "python"
+    assert "none of them loads with this torch" in note
+    built.write_bytes(content)

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
 import pathlib
-import platform
 import subprocess
 import sys
 import tempfile
@@ -19,13 +17,11 @@ from typing import Final
 
 from memwatch import build_cache
 from memwatch.errors import MemwatchError
+from memwatch.planner.native.naming import FLAGS, SOURCES, file_name
 
-SOURCES: Final = pathlib.Path(__file__).parent / "src"
 BUILT: Final = pathlib.Path(__file__).parent / "built"
 """The folder of the package where a wheel has a library; it is not there in a checkout."""
 _COMPILE: Final = pathlib.Path(__file__).parent / "compile.py"
-# no fused multiply-add: every machine, and the twins in Python, shall compute the same numbers
-_FLAGS: Final = ("-O2", "-g0", "-std=c++17", "-shared", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off")
 _WHAT: Final = "the planner's library"
 _FALLBACK: Final = "plans are searched for in Python, which is slow"
 _LINES_SHOWN: Final = 3
@@ -34,16 +30,8 @@ _lock: Final = threading.Lock()
 
 def path() -> pathlib.Path:
     """Return the file that holds, or would hold, the library."""
-    name = f"_planner-{platform.machine()}-{_digest()}.so"
+    name = file_name(SOURCES)
     return BUILT / name if (BUILT / name).exists() else build_cache.folder() / name
-
-
-@functools.cache
-def _digest() -> str:
-    digest = hashlib.sha256(repr(_FLAGS).encode())
-    for source in sorted(SOURCES.iterdir()):
-        digest.update(source.read_bytes())
-    return digest.hexdigest()[:16]
 
 
 @functools.cache
@@ -79,7 +67,7 @@ class Build:
             str(_COMPILE),
             str(self.file),
             compiler,
-            *_FLAGS,
+            *FLAGS,
             str(SOURCES / "kernels.cpp"),
         ]
         self._child = subprocess.Popen(command, stdout=self._said, stderr=self._said)  # noqa: S603  # our own command

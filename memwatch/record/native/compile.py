@@ -12,11 +12,16 @@ from typing import Any, Final
 
 NO_COMPILER: Final = 3
 """The exit status if there is no compiler; the last line of the output names the one that was wanted."""
+NO_SETUPTOOLS: Final = 4
+"""The exit status if setuptools is not installed."""
 
 
 def main(name: str, folder: str, flags: list[str], sources: list[str]) -> int:
     """Compile the sources to a library in a folder; return the exit status."""
-    from setuptools import Distribution
+    try:
+        from setuptools import Distribution
+    except ModuleNotFoundError:
+        return NO_SETUPTOOLS
     from torch.utils.cpp_extension import BuildExtension, CppExtension
 
     class Build(BuildExtension):

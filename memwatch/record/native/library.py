@@ -2,13 +2,12 @@
 
 A library serves one torch, one Python and one state of the sources. Its name holds all three, so the libraries of
 several versions lie side by side, and one of other sources is never loaded. It lies in the user's cache, where
-`memwatch build` puts it, or in the package, where a wheel may have it (`hatch_build.py`).
+`memwatch build` puts it, or in the package, where a wheel has one per release of torch (`wheels/build.py`).
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib.util
 import os
 import pathlib
@@ -26,45 +25,50 @@ from memwatch import build_cache
 from memwatch._torch.autograd_state import use_compiled
 from memwatch.errors import MemwatchError
 from memwatch.output_files import OutputError
-from memwatch.record.native.compile import NO_COMPILER
+from memwatch.record.native.compile import NO_COMPILER, NO_SETUPTOOLS
+from memwatch.record.native.naming import FLAGS, NAME, SOURCES, file_name, release_of
 
-SOURCES: Final = pathlib.Path(__file__).parent / "src"
 COMPILE: Final = pathlib.Path(__file__).parent / "compile.py"
 BUILT: Final = pathlib.Path(__file__).parent / "built"
 """The folder of the package where a wheel has a library; it is not there in a checkout."""
-_NAME: Final = "_recorder"
-_FLAGS: Final = ("-O2", "-g0", "-std=c++20", "-fvisibility=hidden")
 _OFF: Final = "MEMWATCH_NATIVE"
 _FALLBACK: Final = "the Python recorder is used until then"
 _ERROR_LINE: Final = re.compile(r"\berror\b[^:]*:", re.IGNORECASE)
 
 
 def path() -> pathlib.Path:
-    """Return the file that holds, or would hold, the library for this torch and this Python."""
+    """Return the file that holds, or would hold, the library for this torch and this Python.
+
+    A wheel's library comes first, unless it does not load; then the one that `memwatch build` puts into the cache.
+    """
+    compiled = BUILT / wheel_name()
+    return (
+        compiled
+        if compiled.exists() and not _fails_to_load(compiled)
+        else build_cache.folder() / _file_name(torch.__version__)
+    )
+
+
+def wheel_name() -> str:
+    """Return the name that the library for this torch and this Python has in a wheel."""
+    return _file_name(release_of(torch.__version__))
+
+
+def of_wheel() -> list[str]:
+    """Return the releases of torch for which the wheel has a library; empty where it has none."""
+    names = (file.name.split("-")[1].removeprefix("torch") for file in BUILT.glob(f"{NAME}-torch*"))
+    return sorted(names, key=lambda release: [int(part) for part in re.findall(r"\d+", release)])
+
+
+@functools.cache
+def _file_name(torch_version: str) -> str:
     python = f"cp{sys.version_info.major}{sys.version_info.minor}"
-    name = f"{_NAME}-torch{torch.__version__}-{python}-{_digest(SOURCES)}{_suffix()}"
-    return BUILT / name if (BUILT / name).exists() else build_cache.folder() / name
-
-
-def of_wheel() -> str:
-    """Return the torch that the wheel's library was compiled for, and its Python; empty where there is none."""
-    for file in BUILT.glob(f"{_NAME}-torch*"):
-        _, torch_version, python, _ = file.name.split("-", 3)
-        return f"torch {torch_version.removeprefix('torch')} and Python 3.{python.removeprefix('cp3')}"
-    return ""
+    return file_name(torch_version, str(torch.version.git_version), python, _suffix(), SOURCES)
 
 
 def _suffix() -> str:
     """Return the ending of compiled modules, which names the interface of this Python that they need."""
     return sysconfig.get_config_var("EXT_SUFFIX") or ".so"
-
-
-@functools.cache
-def _digest(sources: pathlib.Path) -> str:
-    digest = hashlib.sha256(f"{torch.__version__} {torch.version.git_version} {_suffix()} {_FLAGS}".encode())
-    for source in sorted(sources.iterdir()):
-        digest.update(source.read_bytes())
-    return digest.hexdigest()[:16]
 
 
 def load() -> Any:
@@ -83,9 +87,14 @@ def is_wanted() -> bool:
     return os.environ.get(_OFF) != "0"
 
 
+def _fails_to_load(file: pathlib.Path) -> bool:
+    """Return whether a wheel's library does not load here, as where a torch was compiled in another way."""
+    return is_wanted() and _load(file) is None
+
+
 @functools.cache
 def _load(file: pathlib.Path) -> Any:
-    spec = importlib.util.spec_from_file_location(f"{__package__}.{_NAME}", file)
+    spec = importlib.util.spec_from_file_location(f"{__package__}.{NAME}", file)
     if spec is None or spec.loader is None or not file.exists():
         return None
     try:
@@ -138,7 +147,7 @@ def _compile(folder: str) -> pathlib.Path:
     sources = [str(source) for source in sorted(SOURCES.glob("*.cpp"))]
     # run from there: the child must not find the modules beside `compile.py` under the names of others
     script = shutil.copyfile(COMPILE, pathlib.Path(folder, "compile.py"))
-    command = [sys.executable, str(script), _NAME, folder, *_FLAGS, "--", *sources]
+    command = [sys.executable, str(script), NAME, folder, *FLAGS, "--", *sources]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     child = subprocess.run(  # noqa: S603  # the command is our own
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -146,7 +155,7 @@ def _compile(folder: str) -> pathlib.Path:
     )  # fmt: skip
     if child.returncode != 0:
         raise MemwatchError(_reason(child.returncode, child.stdout.splitlines()))
-    pattern = f"{_NAME}*{sysconfig.get_config_var('SHLIB_SUFFIX') or '.so'}"
+    pattern = f"{NAME}*{sysconfig.get_config_var('SHLIB_SUFFIX') or '.so'}"
     for made in pathlib.Path(folder).rglob(pattern):
         return made
     raise FileNotFoundError(f"the compiler left no {pattern}")
@@ -159,6 +168,11 @@ def _reason(status: int, output: list[str]) -> str:
         return (
             f"the native recorder was not built: there is no C++ compiler ({last!r} was not found). Install one "
             f"(on Debian: apt-get install g++), or name yours in the environment variable CXX; {_FALLBACK}"
+        )
+    if status == NO_SETUPTOOLS:
+        return (
+            "the native recorder was not built: the package setuptools is not installed: "
+            f"pip install 'memwatch[build]'; {_FALLBACK}"
         )
     first_error = next((line.strip() for line in output if _ERROR_LINE.search(line)), last)
     return (

@@ -36,14 +36,14 @@ def remark() -> str:
 
 
 def _of_another_torch() -> str:
-    """Return the line for who has a wheel with a library that is not for this torch, or not for this Python."""
+    """Return the line for who has a wheel with recorders, none of which serves this torch."""
     wheel = library.of_wheel()
     if not wheel:
         return ""
     advice = "; `memwatch build` compiles one for it" if _could_be_built() else ""
     return (
-        f"the native recorder that memwatch was installed with is for {wheel}, and this is torch {torch.__version__}: "
-        f"the recorder in Python was used, which takes two to five times as long{advice}"
+        f"memwatch was installed with native recorders for torch {', '.join(wheel)}, and none of them loads with this "
+        f"torch {torch.__version__}: the recorder in Python was used, which takes two to five times as long{advice}"
     )
 
 

