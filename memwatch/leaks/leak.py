@@ -10,8 +10,7 @@ from memwatch.device_names import CPU
 from memwatch.edges import EdgeKind
 from memwatch.errors import MemwatchError
 from memwatch.html_text import ShownAsText
-from memwatch.leaks.errors import DrawError
-from memwatch.leaks.kinds import LeakKind
+from memwatch.leaks.kinds import DrawError, LeakKind
 from memwatch.leaks.new_storages import NODE_BYTES
 from memwatch.words import leaks as words
 

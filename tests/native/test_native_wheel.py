@@ -83,7 +83,9 @@ def test_it_records_natively_without_a_compiler(site, tmp_path):
 def test_with_another_torch_python_records_and_one_line_says_so(site, tmp_path):
     """A library of another torch is never loaded: it would crash, or read what is not there."""
     (built,) = (site / "memwatch" / "record" / "native" / "built").iterdir()
-    other = built.rename(built.with_name(built.name.replace(f"torch{release_of(torch.__version__)}-", "torch2.12.9-")))
+    other = built.rename(
+        built.with_name(built.name.replace(f"torch{release_of(torch.__version__)}-", "torch2.12.9-"))
+    )
     _, recorder, note = use(site, tmp_path)
     assert recorder == "python"
     assert "for torch 2.12.9, and none of them loads" in note
