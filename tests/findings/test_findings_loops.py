@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -120,3 +121,56 @@ def test_gradients_are_idle_from_the_step_over_their_zeroing_to_the_next_additio
             if number < 3:
                 torch.ones(4 * WIDE, WIDE)
     assert "set_to_none" in {str(finding.kind) for finding in prof.findings}
+
+
+def net_with_steps(*, zero_first, warmup=0):
+    """Return a net, and a step that zeroes the gradients before the forward or after it."""
+    net = nn.Sequential(*[nn.Linear(WIDE, WIDE) for _ in range(6)])
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    x = torch.randn(WIDE // 2, WIDE)
+
+    def step():
+        if zero_first:
+            optimizer.zero_grad()
+        loss = net(x).sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    for _ in range(warmup):
+        step()
+    return net, step
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_gradients_of_a_warm_up_before_the_block_are_found_alive_in_its_forward(steps):
+    """Without them the peak would be that of the program that zeroes its gradients before the forward."""
+
+    def profiled(*, zero_first):
+        _, step = net_with_steps(zero_first=zero_first, warmup=1)
+        with memwatch.profile() as prof:
+            for _ in range(steps):
+                step()
+        return prof
+
+    prof, mended = profiled(zero_first=False), profiled(zero_first=True)
+    (finding,) = prof.findings
+    assert finding.kind == "gradient"
+    assert finding.predicted_peak_bytes == mended.peak_bytes < prof.peak_bytes
+    assert mended.findings == []
+
+
+def test_gradients_from_before_the_block_that_are_read_in_it_or_after_it_are_not_found():
+    """A block that adds to gradients, one that only evaluates, and one that begins with the optimizer's step."""
+    net, step = net_with_steps(zero_first=True, warmup=1)
+    x = torch.randn(WIDE // 2, WIDE)
+    with memwatch.profile() as adds:
+        net(x).sum().backward()
+    with memwatch.profile() as evaluates, torch.no_grad():
+        net(x).sum()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    with memwatch.profile() as updates:
+        optimizer.step()
+        optimizer.zero_grad()
+        step()
+    assert [prof.findings for prof in (adds, evaluates, updates)] == [[], [], []]

@@ -8,7 +8,7 @@ from memwatch.analysis.facts.biographies import DRAG
 from memwatch.analysis.findings.candidate import Candidate, by_holder
 from memwatch.analysis.findings.kinds import FindingKind
 from memwatch.analysis.holders import Holder, HolderEvidence, HolderKind
-from memwatch.capture.schema import PHASES
+from memwatch.capture.schema import NONE, PHASES
 from memwatch.words.findings import GRADIENTS
 
 if TYPE_CHECKING:
@@ -18,15 +18,21 @@ if TYPE_CHECKING:
 def find_gradient(moment: Moment) -> list[Candidate]:
     """Return the gradients that are alive in forward though nothing reads them any more.
 
-    Its line is that of the op which reads them last, as of the optimizer's step: they may go right after it.
+    Its line is that of the op which reads them last, as of the optimizer's step: they may go right after it. Gradients
+    from before the block count if the block frees them and reads none of them from then to now.
     """
     facts = moment.facts
     if moment.op < 0 or PHASES[facts.op_phase(moment.op)] != "forward":
         return []
-    idle = moment.idle(DRAG, "gradient")
+    idle = [*moment.idle(DRAG, "gradient"), *moment.unused_since_entry("gradient")]
     if not idle or _is_in_update(moment):
         return []
-    line = facts.own_line(int(facts.use_bounds.last_op[idle].max()))
+    last_op = facts.use_bounds.last_op[idle].max()
+    if (
+        last_op == NONE
+    ):  # gradients from before the block: what reads those of its own iterations reads these too
+        last_op = facts.use_bounds.last_op[moment.all_of("gradient")].max()
+    line = "" if last_op == NONE else facts.own_line(int(last_op))
     holders = [Holder(HolderKind.GRADIENT, GRADIENTS, line, evidence=HolderEvidence.STRUCTURE)]
     held = ((allocation, holders) for allocation in idle)
     return by_holder(FindingKind.GRADIENT, held, facts.allocations)

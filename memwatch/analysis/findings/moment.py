@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from memwatch.analysis.facts.biographies import LAG, USE
+from memwatch.analysis.facts.biographies import DRAG, LAG, USE, VOID
 from memwatch.analysis.holders import Holder, HolderEvidence, HolderKind
 from memwatch.analysis.saved_tensor_outcomes import SavedTensorOutcome
 from memwatch.capture.schema import KEPT_ON_PURPOSE, NONE, PHASES
@@ -73,6 +73,22 @@ class Moment:
         categories = self._category
         rows = np.flatnonzero(self.alive).tolist()
         return [row for row in rows if categories[row] == category and row not in self._taken]
+
+    def all_of(self, category: str) -> list[int]:
+        """Return the allocations of one category, alive or not."""
+        return [row for row, found in enumerate(self._category) if found == category]
+
+    def unused_since_entry(self, category: str) -> list[int]:
+        """Return the allocations of one category that were alive at entry and are freed without another use.
+
+        One that outlives the block may be used after it.
+        """
+        allocations, categories = self.facts.allocations, self._category
+        is_freed = (allocations.birth_event == NONE) & (allocations.death_event != NONE)
+        rows = np.flatnonzero(self.alive & is_freed & (allocations.storage != NONE))
+        phases = self.facts.biographies.phase_at(self.event, rows)
+        unused = rows[(phases == VOID) | (phases == DRAG)].tolist()
+        return [row for row in unused if categories[row] == category and row not in self._taken]
 
     def idle(self, phase: int, category: str) -> list[int]:
         """Return the allocations of one category that are in one phase of their lives."""
