@@ -1,4 +1,4 @@
-"""What is compiled in the wheel: `wheels/build.py` hands it in, or `MEMWATCH_BUILD_NATIVE=1` compiles it."""
+"""Put compiled libraries into a wheel: those that `wheels/build.py` made, or new ones if `MEMWATCH_BUILD_NATIVE=1`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class NativeRecorder(BuildHookInterface):
             build_data |= {"pure_python": False, "infer_tag": True}
         else:
             return
-        for file, name in zip(files, names):  # noqa: B905  # they have one length
+        for file, name in zip(files, names, strict=True):
             build_data["force_include"][str(file)] = f"{FOLDERS[name.split('-')[0]]}/{name}"
 
     def _compile(self) -> tuple[list[pathlib.Path], list[str]]:

@@ -4,7 +4,8 @@ A change of the code's structure must change no answer.
 
 The programs are those of the tests: `tests/truth` and `tests/findings` (peak, allocations at the peak, holders,
 findings), the leak programs of `tests/leaks` with their clean twins (leaks, references, advice), and the graphs of the
-planner (orders and plans). Each commit runs its own copy of them in a worktree. Text is compared by kinds and figures.
+planner (the lowest peak, and whether it is proven). Each commit runs its own copy of them in a worktree. Text is
+compared without line numbers and folders.
 
 Some answers depend on the clock, such as the instant of a sample. So the older commit runs twice, and a program whose
 two answers differ is listed as not repeatable and not compared.
@@ -29,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+ROOT = pathlib.Path(__file__).parent.parent
 KINDS = ("truth", "findings", "leaks", "planner")
 LINE = re.compile(r"(\w+\.py):\d+")
 """A line of a program: a change of the tests may move it, so the file alone is compared."""
@@ -116,7 +118,7 @@ def planner() -> Iterator[tuple[str, Callable[[], Any]]]:
     from memwatch.planner import best_order
 
     for name, graph, _ in CASES:
-        yield name, lambda graph=graph: [best_order(graph).peak_bytes, best_order(graph).proven]
+        yield name, lambda graph=graph: [(best := best_order(graph)).peak_bytes, best.proven]
 
 
 def answers(kinds: list[str], every: int) -> dict[str, Any]:
@@ -160,13 +162,13 @@ def worktree(commit: str) -> Iterator[pathlib.Path]:
     """Check a commit out into a folder of its own, and compile its C++ parts."""
     with tempfile.TemporaryDirectory() as folder:
         tree = pathlib.Path(folder) / "tree"
-        subprocess.run(["git", "worktree", "add", "--quiet", "--detach", tree, commit], check=True)
+        subprocess.run(["git", "worktree", "add", "--quiet", "--detach", tree, commit], cwd=ROOT, check=True)
         try:
             build = [sys.executable, "-m", "memwatch", "build"]
             subprocess.run(build, cwd=tree, env=os.environ | {"PYTHONPATH": str(tree)}, check=True, stdout=2)
             yield tree
         finally:
-            subprocess.run(["git", "worktree", "remove", "--force", tree], check=True)
+            subprocess.run(["git", "worktree", "remove", "--force", tree], cwd=ROOT, check=True)
 
 
 def main() -> int:
@@ -187,7 +189,7 @@ def main() -> int:
         parser.error("name the older commit")
     old, new = (*options.commits, "HEAD")[:2]
     with worktree(old) as tree:
-        first, second = (json.loads(json.dumps(answers_of(tree, kinds, options.every))) for _ in range(2))
+        first, second = answers_of(tree, kinds, options.every), answers_of(tree, kinds, options.every)
     with worktree(new) as tree:
         after = answers_of(tree, kinds, options.every)
     unsure = sorted(name for name in first if first[name] != second[name])

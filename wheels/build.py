@@ -75,7 +75,7 @@ def main() -> int:
     releases = [each for asked in options.torches for each in releases_of(asked)]
     torches = [headers(release, options.work.resolve() / "headers") for release in releases]
     recorder_folder = options.work.resolve() / "recorders"
-    recorder_folder.mkdir(exist_ok=True)
+    recorder_folder.mkdir(parents=True, exist_ok=True)
     hatch("-t", "sdist", "-t", "wheel", dist=options.dist)
     with tempfile.TemporaryDirectory() as folder:
         work = pathlib.Path(folder)
@@ -110,30 +110,15 @@ def headers(release: str, where: pathlib.Path) -> Torch:
     if not (folder / "complete").exists():
         where.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=where) as download:
-            command = [
-                sys.executable,
-                "-m",
-                "pip",
-                "download",
-                "--quiet",
-                "--no-deps",
-                "--only-binary=:all:",
-                "-d",
-                download,
-            ]
+            options = ["--quiet", "--no-deps", "--only-binary=:all:", "-d", download]
             # the headers do not depend on the Python: any that this torch has a wheel for will do
-            subprocess.run([*command, "--python-version", "3.12", f"torch=={release}"], check=True)
+            asked = ["--python-version", "3.12", f"torch=={release}"]
+            subprocess.run([sys.executable, "-m", "pip", "download", *options, *asked], check=True)
             (wheel,) = pathlib.Path(download).glob("torch-*.whl")
             shutil.rmtree(folder, ignore_errors=True)
             with zipfile.ZipFile(wheel) as archive:
-                archive.extractall(
-                    folder,
-                    [
-                        n
-                        for n in archive.namelist()
-                        if n.startswith("torch/include/") or n == "torch/version.py"
-                    ],
-                )
+                wanted = ("torch/include/", "torch/version.py")
+                archive.extractall(folder, [name for name in archive.namelist() if name.startswith(wanted)])
         (folder / "complete").touch()
     version: dict[str, Any] = runpy.run_path(str(folder / "torch" / "version.py"))
     assert version["__version__"].split("+")[0] == release, version["__version__"]
@@ -185,17 +170,8 @@ def make_stubs(folder: pathlib.Path) -> pathlib.Path:
     folder.mkdir()
     for name in LIBRARIES:
         library = folder / f"lib{name}.so"
-        command = [
-            compiler(),
-            "-shared",
-            "-x",
-            "c++",
-            os.devnull,
-            f"-Wl,-soname,{library.name}",
-            "-o",
-            library,
-        ]
-        subprocess.run(command, check=True)
+        empty = ["-shared", "-x", "c++", os.devnull, f"-Wl,-soname,{library.name}"]
+        subprocess.run([compiler(), *empty, "-o", library], check=True)
     return folder
 
 

@@ -1,10 +1,9 @@
 """The single description of what a capture contains.
 
-The recorder, the file format, the header of the C++ sources and the docs are all made from it. *Recorded* tables are
-what the recorder appends and the file stores. Rows are only ever added. Two groups of them stand apart: the tables
-of samples (who held a storage, by which path of references), and the tables that only an imported memory snapshot
-fills. *Derived* tables are what users read: `memwatch.analysis` computes them, and `memwatch.capture.derived` lists
-their columns.
+The recorder, the file format, the header of the C++ sources and the docs are all made from it. The recorder appends
+rows to *recorded* tables, and the file stores them. Rows are only ever added. The tables of holder samples come first,
+then the tables that only an imported memory snapshot fills, then all others. Users read *derived* tables.
+`memwatch.analysis` computes them, and `memwatch.capture.derived` lists their columns.
 """
 
 from __future__ import annotations

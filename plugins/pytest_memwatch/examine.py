@@ -151,8 +151,8 @@ class Examination:
             return
         from memwatch.leaks import TensorLeakError, check_leaks
 
-        # The line that made a tensor takes a dispatch mode: a test that asks for a check by itself has it, of leaks or
-        # of its peak, and others only after one that left something of which no line was seen.
+        # To record the line that made a tensor takes a dispatch mode. A test that asks for a check of leaks or of its
+        # peak gets the mode. Other tests get it only after a test left a tensor whose line is not known.
         notes_lines = force or self.checks.asked or _line_search().is_on
         known = _known_causes()
         before = {cause: len(refs) for cause, refs in known.told.items()}

@@ -272,7 +272,7 @@ class Categories(NamedTuple):
 
 
 class _Assigned(NamedTuple):
-    """What all allocations of one kind are for; the names are those of `Categories`."""
+    """The category of all allocations of one kind; the fields have the names of those of `Categories`."""
 
     category: str
     rule: str
@@ -334,7 +334,7 @@ def _coded(kinds: list[_Assigned], of_kind: IntArray) -> Categories:
 
 
 class _Traits(NamedTuple):
-    """What decides the category of an allocation in no role: numbers, of which all but `origin` are 0 or 1."""
+    """The facts that decide the category of an allocation without a role. All fields except `origin` are 0 or 1."""
 
     origin: int
     has_op: int

@@ -232,11 +232,12 @@ def _last_use_ns(capture: Capture, last_op: IntArray) -> IntArray:
 def _like_others(
     capture: Capture, allocations: Allocations, needed: NDArray[np.bool_], is_last: NDArray[np.bool_]
 ) -> NDArray[np.bool_]:
-    """Return what was made last, like what was kept of earlier iterations: its own end is not recorded.
+    """Return the latest allocations that resemble those which earlier iterations kept; their own end is not recorded.
 
-    Where the same calls made memory of that size before, it is like that: of all that an op makes, some may be kept.
-    What was kept in a role, as the gradient that others are added to, tells nothing of what is in none. That a module
-    was given it is no such role: it is given the cache that it has made.
+    An allocation resembles an earlier one if the same calls made memory of the same size. The size matters because an
+    op may make several results of which the program keeps some. An earlier allocation with a role, such as a gradient,
+    says nothing about one without a role. The role "input of a module" is an exception: a module may be given the
+    cache that it made itself.
     """
     roles = capture.tables["roles"]
     needed = needed & ~np.isin(allocations.storage, roles["storage"][roles["role"] != _INPUT])

@@ -3,8 +3,8 @@
 A program with one model reads the names that torch gives its modules, as `blocks.0.mlp`. Where two models take
 part, or one that does not, each of its names begins with what the program calls that model, as `generator.0`.
 
-Some modules of torch wrap one of the program's and add a part to its name, as `blocks.0._checkpoint_wrapped_module`.
-The program's state dict does not have that part. Here the wrapper and what it wraps share one name, `blocks.0`.
+Some modules of torch wrap a module of the program and add a part to its name: `blocks.0._checkpoint_wrapped_module`.
+Users do not see this part in a state dict. Here the wrapper and the wrapped module share the name `blocks.0`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 
 _KNOWN, _, _FORMER = range(len(PLACES_OF_MODULES))
 _PARAMETER = ROLES.index("parameter")
+# These names stand here and not in `memwatch._torch`: analysis reads captures, and must not import the seam.
 _WRAPPED: Final = ("_checkpoint_wrapped_module", "_fsdp_wrapped_module", "_orig_mod")
-"""Names that torch gives the child of a wrapper, and takes out of the keys of state dicts wherever they occur."""
+"""Under these names a wrapper of torch keeps the wrapped module; torch hides them in the keys of state dicts."""
 _WRAPPED_BY_CLASS: Final = {("DistributedDataParallel", "module"), ("DataParallel", "module")}
-"""Wrappers whose child has a name that a program may use too, each with that name."""
+"""Wrappers whose child has a name that programs use too: the class, and the name of the child."""
 
 
 class ModuleTree(NamedTuple):
@@ -79,7 +80,7 @@ def read_modules(capture: Capture, op: int) -> ModuleTree:
 
 
 def _wrapped(local: list[str], classes: list[str], parents: list[int], former: list[bool]) -> frozenset[int]:
-    """Return the modules that are the one child of a wrapper of torch's."""
+    """Return the modules that a wrapper of torch holds as its only child."""
     child_count: dict[int, int] = {}
     for parent in parents:
         child_count[parent] = child_count.get(parent, 0) + 1

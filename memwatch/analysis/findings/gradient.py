@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 def find_gradient(moment: Moment) -> list[Candidate]:
     """Return the gradients that are alive in forward though nothing reads them any more.
 
-    Its line is that of the op which reads them last, as of the optimizer's step: they may go right after it. Gradients
-    from before the block count if the block frees them and reads none of them from then to now.
+    The finding's line is that of the op that reads them last, such as the optimizer's step: they may be freed right
+    after it. A gradient from before the block counts if the block frees it without another use.
     """
     facts = moment.facts
     if moment.op < 0 or PHASES[facts.op_phase(moment.op)] != "forward":
@@ -28,10 +28,9 @@ def find_gradient(moment: Moment) -> list[Candidate]:
     if not idle or _is_in_update(moment):
         return []
     last_op = facts.use_bounds.last_op[idle].max()
-    if (
-        last_op == NONE
-    ):  # gradients from before the block: what reads those of its own iterations reads these too
-        last_op = facts.use_bounds.last_op[moment.all_of("gradient")].max()
+    if last_op == NONE:
+        # all are from before the block; in the block's own iterations the same line reads the gradients last
+        last_op = facts.use_bounds.last_op[facts.categories.category.isin(["gradient"])].max()
     line = "" if last_op == NONE else facts.own_line(int(last_op))
     holders = [Holder(HolderKind.GRADIENT, GRADIENTS, line, evidence=HolderEvidence.STRUCTURE)]
     held = ((allocation, holders) for allocation in idle)

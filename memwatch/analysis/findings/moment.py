@@ -74,14 +74,10 @@ class Moment:
         rows = np.flatnonzero(self.alive).tolist()
         return [row for row in rows if categories[row] == category and row not in self._taken]
 
-    def all_of(self, category: str) -> list[int]:
-        """Return the allocations of one category, alive or not."""
-        return [row for row, found in enumerate(self._category) if found == category]
-
     def unused_since_entry(self, category: str) -> list[int]:
-        """Return the allocations of one category that were alive at entry and are freed without another use.
+        """Return the allocations of one category that were alive at entry and that the block frees without another use.
 
-        One that outlives the block may be used after it.
+        An allocation that outlives the block does not count, because the program may use it afterwards.
         """
         allocations, categories = self.facts.allocations, self._category
         is_freed = (allocations.birth_event == NONE) & (allocations.death_event != NONE)

@@ -30,7 +30,7 @@ class Awaited:
     def holder(self, allocation: int, op: int) -> Holder | None:
         """Return the node that an allocation waits for while an op runs, None where no backward reads it.
 
-        What the backward that runs has read already its graph may keep, as that of `torch.func.grad` does.
+        The graph may keep memory that the running backward has already read, as the graph of `torch.func.grad` does.
         """
         facts = self._facts
         storage = int(facts.allocations.storage[allocation])

@@ -35,8 +35,8 @@ _MOST_ASKED: Final = 24
 class Twins:
     """The rows of samples about storages, by the calls and the op that made them.
 
-    One line runs many ops, as each line of a forward does under `torch.vmap`. What one of them made tells nothing of
-    what another one did.
+    One line runs many ops, as each line of a forward does under `torch.vmap`. The holder of one op's result says
+    nothing about the result of another op.
     """
 
     def __init__(self, facts: Facts, rows: SampleRows, births: Births, lasting: LastingReferences) -> None:

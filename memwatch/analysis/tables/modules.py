@@ -48,7 +48,7 @@ def modules(facts: Facts, at_peak: pd.DataFrame, saved: SavedTensors) -> pd.Data
                 columns[name][parents[number]] += columns[name][number]
     calls = np.zeros(count, dtype=np.int64)
     np.add.at(calls, facts.capture.tables["calls"]["module"], 1)
-    # a wrapper and what it wraps have one name: one row tells of both, with the class of what is wrapped
+    # a wrapper and the wrapped module share a name, so one row has the bytes of both, and the class of the wrapped one
     classes = list(tree.classes)
     for number in reversed(tree.parents_first):
         if number in tree.wrapped:

@@ -47,14 +47,16 @@ class Account(Protocol):
     """The figures of one device.
 
     Attributes:
-        live_bytes: what is alive there now.
-        entry_gone_bytes: what has died of the storages that were there at entry.
-        handed_on_bytes: what a backward that runs made and is alive, though the tensor that it was watched by is gone,
-            as that of a gradient. It counts for the limit, and is known to the native recorder alone.
-        watch_bytes: a birth that lifts `live_bytes` above this calls `Storages.above_watched`; the first birth does.
-        limit_bytes: one that lifts `live_bytes` and `handed_on_bytes` above this does too.
-        quiet_bytes: one with which no more are live, with what has died of that at entry, is not told for a while.
-        quiet_until_ticks: when that ends.
+        live_bytes: bytes that are alive on it now.
+        entry_gone_bytes: bytes that were alive at entry and have been freed since.
+        handed_on_bytes: bytes that the running backward made and that are alive although the watched tensor is gone.
+            Gradients are an example. They count for the limit. Only the native recorder knows them.
+        watch_bytes: a birth calls `Storages.above_watched` if it lifts `live_bytes` above this. The first birth always
+            does.
+        limit_bytes: a birth also calls it if `live_bytes` and `handed_on_bytes` together exceed this.
+        quiet_bytes: a birth does not call the sampler while `live_bytes` and `entry_gone_bytes` together stay below
+            this.
+        quiet_until_ticks: when this quiet time ends.
     """
 
     live_bytes: int
@@ -65,11 +67,11 @@ class Account(Protocol):
     quiet_until_ticks: int
 
     def is_quiet(self, workspace_bytes: int, at_ticks: int, /) -> bool:
-        """Return True where a birth need not be told, as its op needed so much more than is live after it."""
+        """Return True if a birth need not call the sampler: its op needed far more memory than is alive after it."""
 
     @property
     def handed_on_bytes(self) -> int:
-        """What a backward that runs made; see above."""
+        """Bytes that the running backward made; see the class."""
 
 
 __all__ = ["BASELINE", "BY_OP", "NEVER", "Ledger", "Storages", "address_of"]
