@@ -1,4 +1,4 @@
-"""Fake tensors, which have sizes and no memory, and sizes that a trace knows as symbols.
+"""Fake tensors, which have sizes and no memory.
 
 | torch | here |
 | --- | --- |
@@ -8,21 +8,13 @@
 | torch._subclasses.fake_tensor.UnsupportedFakeTensorException, UnsupportedOperatorException | reads_values() |
 | torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode | reads_values() |
 | torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None | is_fake_mode_on() |
-| torch.fx.experimental.symbolic_shapes.optimization_hint, in torch 2.11 hint_int | size_hint |
-| size.node.expr | symbol_of(size), size_at(size, values) |
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from torch.fx.experimental import symbolic_shapes
-
 from memwatch._torch.lookup import NoSuchClass, Part
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
 
 __all__ = ["FakeTensor", "is_fake_mode_on", "pretended", "reads_values"]
 
@@ -79,22 +71,3 @@ def pretended() -> AbstractContextManager[object]:
     """
     mode: AbstractContextManager[object] = _FakeTensorMode(allow_non_fake_inputs=True)
     return mode
-
-
-_module: Any = symbolic_shapes
-size_hint: Final[Callable[..., int]] = (
-    _module.optimization_hint if hasattr(_module, "optimization_hint") else _module.hint_int
-)
-"""Return the value that a symbol had when it was traced, without a guard; `fallback` if it had none."""
-
-
-def symbol_of(size: Any) -> Any:
-    """Return the symbol that a symbolic number is; None for a formula."""
-    formula = size.node.expr
-    return formula if getattr(formula, "is_symbol", False) else None
-
-
-def size_at(size: Any, values: Mapping[Any, int]) -> int | None:
-    """Return a symbolic number for values of its symbols; None where one of them has no value."""
-    found = size.node.expr.xreplace(values)
-    return int(found) if isinstance(found, int) or found.is_number else None

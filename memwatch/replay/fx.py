@@ -11,7 +11,6 @@ import torch
 from torch import fx
 
 from memwatch._torch.aot_graphs import InputMutation, PlainOutput
-from memwatch._torch.fake import size_hint
 from memwatch._torch.overloads import (
     COLLECTIVE_NAMESPACES,
     HigherOrderOperator,
@@ -20,6 +19,7 @@ from memwatch._torch.overloads import (
     schema_of,
 )
 from memwatch._torch.storages import address_of
+from memwatch._torch.symbolic_sizes import size_hint
 from memwatch.encoding.values import Value, leaves
 from memwatch.planner import Effect, Graph, OpSpec, cuda_block_sizes
 from memwatch.replay.batch_norms import written_once

@@ -20,3 +20,21 @@ def test_recording_leaks_and_summary_need_no_drawing_and_no_solver(fresh_python)
         print("done")
     """)
     assert done.stdout == "done\n", done.stderr
+
+
+def test_recording_imports_no_sympy(fresh_python):
+    """Sympy is large, and only the backend needs it: every recording would pay for its import."""
+    done = fresh_python("""
+        import sys
+        import torch
+
+        had_sympy = "sympy" in sys.modules  # some versions of torch import it with torch
+        import memwatch
+
+        with memwatch.profile() as prof:
+            torch.ones(100, requires_grad=True).exp().sum().backward()
+        prof.summary(color=False)
+        assert had_sympy or "sympy" not in sys.modules
+        print("done")
+    """)
+    assert done.stdout == "done\n", done.stderr
