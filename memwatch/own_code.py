@@ -1,9 +1,9 @@
 """Whose code a source file is: the program's own, an installed package's, torch's, Python's or memwatch's.
 
 The answer decides which line a report names and whether a holder is something that the user can edit. It comes
-from the folders that Python and torch really live in, never from a word in a path: a program may well keep its
-code in a folder named `torch`. The recorder asks while the program runs, when those folders are known, and
-stores the answer; a capture that is read elsewhere needs no paths.
+from the folders that Python and torch really live in, and from the setting `own_code`, never from a word in a path: a
+program may well keep its code in a folder named `torch`. The recorder asks while the program runs, when those folders
+are known, and stores the answer; a capture that is read elsewhere needs no paths.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import sysconfig
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
+from memwatch.settings import own_code_folders
 from memwatch.signal_handlers import pass_on, suppress
 
 if TYPE_CHECKING:
@@ -148,13 +149,14 @@ def is_memwatch_code(file: str) -> bool:
 
 
 def _folders() -> list[tuple[str, CodeOwner]]:
-    """Return the folders whose files are not the program's, each with a separator at its end."""
+    """Return the folders whose files have a known owner, each with a separator at its end."""
     on_path = (entry for entry in sys.path if os.path.basename(entry.rstrip(os.sep)) in _PACKAGE_FOLDERS)
     compiled = filter(None, [os.environ.get(_COMPILED)])
     return [
         *_fixed_folders(),
         *((folder, CodeOwner.INSTALLED) for folder in _spellings(on_path)),
         *((folder, CodeOwner.TORCH) for folder in _spellings(compiled)),
+        *((folder, CodeOwner.PROGRAM) for folder in _spellings(own_code_folders())),
     ]
 
 

@@ -17,10 +17,11 @@ from memwatch.cli.child import reach_forks
 from memwatch.cli.files import make_room
 from memwatch.cli.next_step import command_line
 from memwatch.cli.output import say
-from memwatch.cli.recording import leave_summary, plain_options, recording_of
+from memwatch.cli.recording import fill_options, leave_summary, plain_options, recording_of
 from memwatch.errors import MemwatchError
 from memwatch.job import JobPlace, named_for
 from memwatch.output_files import OutputError
+from memwatch.settings import project_settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,13 +35,14 @@ def record_this_process(given: Mapping[str, Any]) -> None:
     """Begin to record, and arrange for the end. A process that cannot be recorded runs on as it would have.
 
     Args:
-        given: the options of `memwatch run`, by name.
+        given: the options of `memwatch run` that MEMWATCH sets, by name. pyproject.toml may set the others.
     """
     options = argparse.Namespace(**given)
     if threading.current_thread() is not threading.main_thread():
         say(f"process {os.getpid()} is not recorded: it imports torch first in another thread")
         return
     try:
+        fill_options(options, project_settings())
         capture = _file(options.output)
         recording = recording_of(options, capture)
         recording.__enter__()

@@ -65,15 +65,12 @@ def _is_left_out(words: list[str]) -> bool:
 
 
 def _read(text: str) -> dict[str, Any]:
-    """Return the options that the variable names, with the names that `memwatch run` has for them.
+    """Return the options that the variable sets, with the names that `memwatch run` has for them.
 
     Raises:
         ValueError: an option does not exist, or its value means nothing.
     """
-    options: dict[str, Any] = {
-        "output": None, "limit": None, "every": None, "first": None, "no_stacks": False, "replay": False,
-        "children": False, "html": False, "quiet": False,
-    }  # fmt: skip
+    options: dict[str, Any] = {}
     for word in filter(None, (part.strip() for part in text.split(","))):
         if word == "1":
             continue
@@ -84,11 +81,11 @@ def _read(text: str) -> dict[str, Any]:
     return options
 
 
-def _switch(name: str, *, reverse: bool = False) -> Callable[[dict[str, Any], str], None]:
+def _switch(name: str) -> Callable[[dict[str, Any], str], None]:
     def read(options: dict[str, Any], value: str) -> None:
         if value not in _SWITCHES:
             raise ValueError(f"{VARIABLE}: {value!r} is neither 1 nor 0")
-        options[name] = _SWITCHES[value] is not reverse
+        options[name] = _SWITCHES[value]
 
     return read
 
@@ -112,7 +109,7 @@ def _limit(options: dict[str, Any], value: str) -> None:
     from memwatch.sizes import parse_bytes
 
     parse_bytes(value.rpartition("=")[2])
-    options["limit"] = [*(options["limit"] or ()), value]
+    options["limit"] = [*options.get("limit", ()), value]
 
 
 _READERS: Final[dict[str, Callable[[dict[str, Any], str], None]]] = {
@@ -120,7 +117,7 @@ _READERS: Final[dict[str, Callable[[dict[str, Any], str], None]]] = {
     "limit": _limit,
     "every": _count("every"),
     "first": _count("first"),
-    "stacks": _switch("no_stacks", reverse=True),
+    "stacks": _switch("stacks"),
     "replay": _switch("replay"),
     "children": _switch("children"),
     "html": _switch("html"),

@@ -18,6 +18,7 @@ from memwatch.cli.numbers import positive, share
 from memwatch.cli.output import add_json, emit, emit_json, emit_path
 from memwatch.device_names import is_host
 from memwatch.progress import working
+from memwatch.settings import project_settings
 from memwatch.sizes import format_bytes
 from memwatch.words.storages import short_site
 
@@ -48,6 +49,8 @@ def execute(options: argparse.Namespace) -> int:
     from memwatch.reading import compare_peaks, sites_at_peak
     from memwatch.report.records import difference_record
 
+    growth = project_settings().get("limits.growth")
+    allowed = growth if options.fail_above is None else options.fail_above
     make_room(options.output, inputs=[options.old, options.new], force=options.force)
     with working("memwatch diff"):
         # the one is gone when the other is read: long runs need gigabytes
@@ -61,7 +64,7 @@ def execute(options: argparse.Namespace) -> int:
         emit_path(options.output)
     else:
         emit(_as_text(compared, options.rows))
-    return int(options.fail_above is not None and compared.growth_ratio > options.fail_above)
+    return int(allowed is not None and compared.growth_ratio > allowed)
 
 
 def _write_page(compared: Comparison, options: argparse.Namespace) -> None:

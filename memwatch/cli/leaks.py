@@ -18,11 +18,14 @@ from typing import TYPE_CHECKING, Final
 from memwatch.cli.output import emit, say
 from memwatch.cli.program import hide_own_frames
 from memwatch.cli.program_arguments import PROGRAM_USAGE, add_program, chosen_program
+from memwatch.settings import FILE, project_settings
+from memwatch.sizes import format_bytes
 
 if TYPE_CHECKING:
     import argparse
 
     from memwatch.leaks import Leak
+    from memwatch.settings import Settings
 
 _NONE: Final = (
     "no leaks: only top-level names, models and optimizers hold what the run made; "
@@ -44,7 +47,7 @@ def execute(options: argparse.Namespace) -> int | BaseException:
     from memwatch.words.leaks import GREW_BY_STEP
 
     found: list[Leak] = []
-    program = chosen_program(options)
+    program, settings = chosen_program(options), project_settings()  # the program may change the folder
     try:
         run = program.load()
     except SyntaxError as error:
@@ -66,15 +69,43 @@ def execute(options: argparse.Namespace) -> int | BaseException:
     except BaseException as error:
         return hide_own_frames(error)
     told = {leak.cause for leak in found}
-    growing = [leak for leak in steps.leaks if leak.cause not in told]
+    found = _counted(found, settings)
+    growing = _counted([leak for leak in steps.leaks if leak.cause not in told], settings)
     parts = [str(TensorLeakError(found))] if found else []
     if growing:
         parts.append("\n".join([GREW_BY_STEP, *map(str, growing)]))
     if not parts:
-        say(_NONE)
+        if not told and not steps.leaks:
+            say(_NONE)
         return 0
     emit(_wrapped("\n".join(parts), line_width(None)))
     return 1
+
+
+def _counted(leaks: list[Leak], settings: Settings) -> list[Leak]:
+    """Return the leaks that the settings do not ignore, and print how many they ignore and why."""
+    from memwatch.leaks.ignoring import matches
+
+    smallest_bytes = settings.get("limits.leak") or 0
+    counted = []
+    ignored: dict[str, list[Leak]] = {}
+    for leak in leaks:
+        rules = (
+            f"{pattern}: {reason}"
+            for pattern, reason in settings.ignore_leaks.items()
+            if matches(leak, pattern)
+        )
+        rule = next(rules, None)
+        if rule is None and leak.nbytes < smallest_bytes:
+            rule = f"smaller than {format_bytes(smallest_bytes)}"
+        if rule is None:
+            counted.append(leak)
+        else:
+            ignored.setdefault(rule, []).append(leak)
+    for rule, covered in ignored.items():
+        nbytes = format_bytes(sum(leak.nbytes for leak in covered))
+        say(f"ignored {len(covered)} leak{'s'[: len(covered) != 1]} of {nbytes}, as {FILE} asks ({rule})")
+    return counted
 
 
 def _wrapped(text: str, width: int) -> str:

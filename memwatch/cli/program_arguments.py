@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Final
 
 from memwatch.cli.program import Form, Program
+from memwatch.settings import own_code_folders, project_settings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,7 +44,13 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Name
 
 
 def chosen_program(options: argparse.Namespace) -> Program:
-    """Return the program that was named; exit with a usage error if there is none."""
+    """Return the program that was named; exit with a usage error if there is none.
+
+    Raises:
+        SettingsError: the settings of the project are wrong, which stops every verb that runs a program.
+    """
+    project_settings()
+    own_code_folders()  # now, because the program may change the working directory
     words = options.program[1:] if options.program[:1] == ["--"] else options.program
     if not words:
         options.usage_error("name a program: SCRIPT, -m MODULE or -c COMMAND")

@@ -5,7 +5,7 @@ The summary lets `memwatch merge` read a few kilobytes from each of thousands of
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.errors import MemwatchError
 
@@ -15,6 +15,21 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from memwatch.profile import Profile
+    from memwatch.settings import Settings
+
+_DEFAULTS: Final = {
+    "output": None, "limit": None, "every": None, "first": None, "stacks": True, "replay": False,
+    "children": False, "html": False, "live": False, "quiet": False,
+}  # fmt: skip
+"""The options of `memwatch run` that settings may set, each with its value where neither sets it."""
+
+
+def fill_options(options: argparse.Namespace, settings: Settings) -> None:
+    """Set each option of `memwatch run` that was not given to its value in the settings, or to its default."""
+    for name, default in _DEFAULTS.items():
+        if getattr(options, name, None) is None:
+            value = settings.get("limits.live" if name == "limit" else f"run.{name}")
+            setattr(options, name, default if value is None else value)
 
 
 def recording_of(options: argparse.Namespace, capture: str | os.PathLike[str]) -> Profile:
@@ -23,7 +38,7 @@ def recording_of(options: argparse.Namespace, capture: str | os.PathLike[str]) -
 
     return profile(
         capture,
-        stacks=not options.no_stacks,
+        stacks=options.stacks,
         replay=options.replay,
         limit_bytes=_limits(options.limit),
         schedule=Sampled(options.every or 0, options.first or 0) if options.every or options.first else None,

@@ -1,7 +1,8 @@
 """Run a program and record its memory.
 
 The program runs as `python` would run it: same arguments, output, exit code and tracebacks. memwatch writes the
-capture while the program runs, so a killed program leaves a readable file.
+capture while the program runs, so a killed program leaves a readable file. The table `[tool.memwatch.run]` of
+pyproject.toml sets defaults.
 
     memwatch run train.py --epochs 1
     memwatch run -o mlp.memwatch --html -m package.train
@@ -10,6 +11,7 @@ capture while the program runs, so a killed program leaves a readable file.
 
 from __future__ import annotations
 
+import argparse
 import atexit
 import contextlib
 import functools
@@ -29,12 +31,12 @@ from memwatch.cli.numbers import positive, size_of_device
 from memwatch.cli.output import say
 from memwatch.cli.program import hide_own_frames
 from memwatch.cli.program_arguments import PROGRAM_USAGE, add_program, chosen_program
-from memwatch.cli.recording import leave_summary, plain_options, recording_of
+from memwatch.cli.recording import fill_options, leave_summary, plain_options, recording_of
 from memwatch.errors import MemwatchError
 from memwatch.job import JobPlace, named_for
+from memwatch.settings import project_settings
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Callable
 
     from memwatch.cli.program import Program
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this verb."""
+    switch = argparse.BooleanOptionalAction  # None if it is not given: then pyproject.toml decides
     own = (
         "[-o FILE] [-f] [-q] [--html[=PATH]] [--no-stacks] [--replay] [--children] [--limit [DEVICE=]SIZE] "
         "[--every N] [--first N] [--live]"
@@ -55,21 +58,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the capture, which may hold {rank}, {pid} and {host}; default NAME.PID.memwatch, here",
     )
     parser.add_argument("-f", "--force", action="store_true", help="replace files that exist")
-    parser.add_argument("-q", "--quiet", action="store_true", help="do not print the next command")
+    parser.add_argument("-q", "--quiet", action=switch, help="do not print the next command")
     parser.add_argument(
         "--html",
-        action="store_true",
+        action=switch,
         help="write the page too, to PATH with --html=PATH; default CAPTURE.html",
     )
     parser.add_argument(
-        "--no-stacks", action="store_true", help="record no call stacks: faster, but without lines"
+        "--stacks", action=switch, help="record call stacks (the default), or none: faster, but without lines"
     )
     parser.add_argument(
-        "--replay", action="store_true", help="record the data that `memwatch plan` and `replay` need"
+        "--replay", action=switch, help="record the data that `memwatch plan` and `replay` need"
     )
     parser.add_argument(
         "--children",
-        action="store_true",
+        action=switch,
         help="also record the worker processes and Python programs that it starts, each in a file beside this one",
     )
     parser.add_argument(
@@ -91,7 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--live",
-        action="store_true",
+        action=switch,
         help="show the memory on the terminal while the program runs; the program's own output comes afterwards",
     )
     add_program(parser)
@@ -103,6 +106,7 @@ def execute(options: argparse.Namespace) -> int | BaseException:
     from memwatch.live.beside import live_view
 
     program, place = chosen_program(options), JobPlace.here()
+    fill_options(options, project_settings())
     capture = named_for(place, options.output or _default_name(program, place))
     page: Path | None = None
     if options.html:  # beside the capture it has that one's name

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 import pytest
@@ -27,8 +26,9 @@ class IgnoreRule:
 
     def matches(self, leak: Leak) -> bool:
         """Return True if the cause, the kind, the holder, the site, the tensor or a line of the path matches."""
-        texts = (leak.cause, leak.kind, leak.holder, leak.site or "", leak.tensor, *leak.path)
-        return any(self.pattern in text or fnmatchcase(text, self.pattern) for text in texts)
+        from memwatch.leaks.ignoring import matches
+
+        return matches(leak, self.pattern)
 
 
 def parse_rule(rule: object) -> IgnoreRule:

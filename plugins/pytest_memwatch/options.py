@@ -1,4 +1,4 @@
-"""The settings of a session: its command-line options, and the ini keys that replace them."""
+"""The settings of a session: its command-line options, else its ini keys, else the settings of the project."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from memwatch.errors import MemwatchError
+from memwatch.settings import own_code_folders, project_settings
 from memwatch.sizes import parse_bytes
 from pytest_memwatch.ignore import IgnoreRule, parse_rules
 
@@ -50,7 +51,7 @@ class Settings:
         runs: measured runs of the body, where the marker does not say; None for 2, and more if only containers grew.
         top: how many tests the summary lists, and lines for each; 0 for all.
         stack_depth: frames shown for each allocation.
-        ignore: rules of the ini file.
+        ignore: rules of the ini file and of the project's settings.
         leaks_min_bytes: leaks of fewer bytes do not count.
     """
 
@@ -83,6 +84,11 @@ def read_settings(config: pytest.Config) -> Settings:
     if config.getoption("no_memwatch"):
         return Settings(enabled=False, leaks="off")
     option: Callable[[str], Any] = config.getoption
+    try:
+        project = project_settings()
+        own_code_folders()  # now, because a test may change the working directory
+    except MemwatchError as error:
+        raise pytest.UsageError(str(error)) from None
     reports = ("memwatch_html", "memwatch_json", "memwatch_save", "memwatch_compare")
     settings = Settings(
         measure=bool(
@@ -92,11 +98,15 @@ def read_settings(config: pytest.Config) -> Settings:
         ),
         leaks=_leak_mode(option("memwatch_leaks") or config.getini("memwatch_leaks") or "marked"),
         leaks_min_bytes=_size(
-            "leaks-min-bytes", option("memwatch_leaks_min_bytes") or config.getini("memwatch_leaks_min_bytes")
+            "leaks-min-bytes",
+            option("memwatch_leaks_min_bytes") or config.getini("memwatch_leaks_min_bytes"),
+            project.get("limits.leak"),
         )
         or 0,
         limit_bytes=_size(
-            "limit-peak", option("memwatch_limit_peak") or config.getini("memwatch_limit_peak")
+            "limit-peak",
+            option("memwatch_limit_peak") or config.getini("memwatch_limit_peak"),
+            project.get("limits.test_peak"),
         ),
         html=_path(config, option("memwatch_html")),
         json=_path(config, option("memwatch_json")),
@@ -107,7 +117,7 @@ def read_settings(config: pytest.Config) -> Settings:
         runs=None if option("memwatch_runs") is None else _count("runs", option("memwatch_runs"), 1),
         top=_count("top", option("memwatch_top"), 0),
         stack_depth=_count("stack-depth", option("memwatch_stack_depth"), 1),
-        ignore=parse_rules(config.getini("memwatch_ignore")),
+        ignore=(*parse_rules(config.getini("memwatch_ignore")), *parse_rules(project.ignore_leaks)),
     )
     if settings.compare_fail is not None and settings.compare is None:
         raise pytest.UsageError("--memwatch-compare-fail needs a baseline: add --memwatch-compare[=NAME]")
@@ -120,9 +130,9 @@ def _leak_mode(mode: str) -> str:
     return mode
 
 
-def _size(option: str, size: str | None) -> int | None:
+def _size(option: str, size: str | None, default_bytes: int | None = None) -> int | None:
     try:
-        return parse_bytes(size) if size else None
+        return parse_bytes(size) if size else default_bytes
     except MemwatchError as error:
         raise pytest.UsageError(f"--memwatch-{option}={size}: {error}") from error
 
