@@ -12,7 +12,12 @@ from memwatch.analysis.texts import TEXT
 from memwatch.words.storages import site_name
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from memwatch.analysis.derived_tables import DerivedTables
+
+    Site = tuple[str, str, str]
+    """Category, module and site: the index of a row."""
 
 _NAMED: Final = ("parameter", "buffer", "gradient", "optimizer state")
 """Categories whose names mean the same in both captures; of the others, op and function name the site."""
@@ -26,11 +31,13 @@ class PeakSites:
         device: the device of the figures.
         peak_bytes: most live bytes.
         sites: what was alive at the peak. One row per (category, module, site); columns `bytes` and `count`.
+        lines: the line that made most of the bytes of each site, as `file:line`; empty where no line is known.
     """
 
     device: str
     peak_bytes: int
     sites: pd.DataFrame
+    lines: Mapping[Site, str]
 
 
 @dataclass(frozen=True)
@@ -44,12 +51,14 @@ class Comparison:
         sites: what was alive at either peak. One row per (category, module, site), largest change
             first; columns `old_bytes`, `new_bytes`, `delta_bytes` (bytes), `old_count`,
             `new_count` (storages).
+        new_lines: the line that made most of the bytes of each site of the new capture, as `file:line`.
     """
 
     device: str
     old_peak_bytes: int
     new_peak_bytes: int
     sites: pd.DataFrame
+    new_lines: Mapping[Site, str]
 
     @property
     def growth_ratio(self) -> float:
@@ -65,7 +74,8 @@ def peak_sites(tables: DerivedTables) -> PeakSites:
     A site is the name of a parameter, gradient or state, else an op and the function that called it. It is no
     line: an edit moves the lines below it, and all of them would look changed.
     """
-    return PeakSites(tables.facts.device, tables.facts.curve.peak_bytes, _by_site(tables))
+    sites, lines = _by_site(tables)
+    return PeakSites(tables.facts.device, tables.facts.curve.peak_bytes, sites, lines)
 
 
 def compare(old: PeakSites, new: PeakSites) -> Comparison:
@@ -83,10 +93,10 @@ def compare(old: PeakSites, new: PeakSites) -> Comparison:
     sites["delta_bytes"] = sites["new_bytes"] - sites["old_bytes"]
     sites = sites[["old_bytes", "new_bytes", "delta_bytes", "old_count", "new_count"]]
     order = sites["delta_bytes"].abs().sort_values(ascending=False, kind="stable").index
-    return Comparison(new.device, old.peak_bytes, new.peak_bytes, sites.loc[order])
+    return Comparison(new.device, old.peak_bytes, new.peak_bytes, sites.loc[order], new.lines)
 
 
-def _by_site(tables: DerivedTables) -> pd.DataFrame:
+def _by_site(tables: DerivedTables) -> tuple[pd.DataFrame, dict[Site, str]]:
     peak = tables.at_peak
     functions = tables.facts.places.functions(
         tables.part("storages", ["stack"], peak.index.to_numpy())["stack"].to_numpy()
@@ -99,7 +109,9 @@ def _by_site(tables: DerivedTables) -> pd.DataFrame:
     keys = [peak["category"], peak["module"], pd.Series(site, index=peak.index, name="site", dtype=TEXT)]
     groups = peak["nbytes"].groupby(keys, sort=False)
     counted: pd.DataFrame = pd.concat({"bytes": groups.sum(), "count": groups.size()}, axis=1)
-    return counted
+    by_line = peak["nbytes"].groupby([*keys, peak["line"]], sort=False).sum().sort_values(kind="stable")
+    lines = {(category, module, name): line for category, module, name, line in by_line.index}  # the largest is last
+    return counted, lines
 
 
 def _site(op_name: str, line: str, function: str) -> str:

@@ -1,15 +1,18 @@
 """Compare the peaks of two captures, site by site.
 
 A site is a place in the program that made memory alive at the peak. If the peak grew by more than `--fail-above`, the
-exit code is 1. With `-o`, memwatch writes a page and prints its path.
+exit code is 1. With `-o`, memwatch writes a page and prints its path. `--format github` is for a workflow of GitHub: a
+table for a comment, and annotations of the lines that grew.
 
     memwatch diff before.memwatch after.memwatch
     memwatch diff -o diff.html before.memwatch after.memwatch
     memwatch diff --fail-above 5% main.memwatch branch.memwatch
+    memwatch diff --format github main.memwatch branch.memwatch > comment.md
 """
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,7 +42,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-o", "--output", type=Path, metavar="PATH", help="write the page of the comparison here"
     )
     parser.add_argument("-f", "--force", action="store_true", help="replace the page if it exists")
-    add_json(parser)
+    formats = parser.add_mutually_exclusive_group()
+    add_json(formats)
+    formats.add_argument(
+        "--format",
+        choices=("text", "github"),
+        default="text",
+        help="github: Markdown on standard output, and on standard error an annotation of each line that grew, "
+        "if the peak grew by more than allowed",
+    )
     parser.add_argument("-n", "--rows", type=positive, default=15, help="sites to list (default %(default)s)")
     add_device(parser)
 
@@ -60,6 +71,8 @@ def execute(options: argparse.Namespace) -> int:
         _write_page(compared, options)
     if options.json:
         emit_json(difference_record(compared))
+    elif options.format == "github":
+        _print_for_github(compared, options.rows, allowed)
     elif options.output is not None:
         emit_path(options.output)
     else:
@@ -73,6 +86,16 @@ def _write_page(compared: Comparison, options: argparse.Namespace) -> None:
     names = [path.name for path in (options.old, options.new)]
     old, new = names if names[0] != names[1] else map(str, (options.old, options.new))
     diff_page(compared, options.output, old=old, new=new, force=options.force)
+
+
+def _print_for_github(compared: Comparison, rows: int, allowed: float | None) -> None:
+    """Print Markdown for a comment, and workflow commands where redirected output does not swallow them."""
+    from memwatch.report.github import error_annotations, markdown, repository_root
+
+    root = repository_root()
+    emit(markdown(compared, rows=rows, root=root, allowed_ratio=allowed))
+    for line in error_annotations(compared, root=root, allowed_ratio=allowed):
+        sys.stderr.write(f"{line}\n")
 
 
 def _as_text(compared: Comparison, rows: int) -> str:

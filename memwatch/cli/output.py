@@ -36,7 +36,7 @@ def emit_path(path: str | os.PathLike[str]) -> None:
     emit(f"{visible(text) if sys.stdout is not None and sys.stdout.isatty() else text}\n")
 
 
-def add_json(parser: argparse.ArgumentParser) -> None:
+def add_json(parser: argparse._ActionsContainer) -> None:
     """Add the option `--json`; docs/json.md has the fields."""
     parser.add_argument("--json", action="store_true", help="print JSON; sizes in bytes")
 

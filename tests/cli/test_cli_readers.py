@@ -9,6 +9,7 @@ import re
 import sqlite3
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -89,6 +90,21 @@ def test_diff_adds_up_and_fails_only_above_the_share(narrow, wide, capsys):
         assert main(["diff", "--fail-above", f"{growth / 2}%", *map(str, words)]) == code
     for allowed, code in ((growth + 0.01, 0), (growth - 0.01, 1)):
         assert main(["diff", "--fail-above", f"{allowed}%", str(narrow), str(wide)]) == code
+
+
+def test_diff_for_github_prints_markdown_and_annotations_apart(narrow, wide, monkeypatch, capsys):
+    """The table goes to standard output and the commands to standard error; the exit code is the same."""
+    monkeypatch.chdir(Path(__file__).parent)
+    words = ["diff", "--format", "github", "--fail-above", "1%"]
+    assert main([*words, str(narrow), str(wide)]) == 1
+    out, err = capsys.readouterr()
+    assert out.startswith("### Memory peak: ")
+    assert "more than the allowed 1 %" in out
+    line = re.escape("file=tests/cli/conftest.py,line=")
+    assert all(re.match(rf"::error {line}\d+,title=\+", each) for each in err.splitlines())
+    assert err
+    assert main([*words, str(wide), str(narrow)]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_diff_shows_its_figures_whole_in_a_narrow_terminal(narrow, wide, monkeypatch, capsys):

@@ -1,0 +1,144 @@
+"""A comparison of two captures for GitHub: a table in its Markdown, and annotations at the lines that grew."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from memwatch.device_names import is_host
+from memwatch.sizes import format_bytes
+from memwatch.visible_text import visible
+from memwatch.words.storages import short_site
+
+if TYPE_CHECKING:
+    from memwatch.analysis.compare import Comparison
+
+MOST_ANNOTATIONS: Final = 10
+"""GitHub shows this many errors of one step, and drops the others."""
+_MOST_SITES: Final = 3
+"""Sites that an annotation names. Guess: a line makes one or two kinds of tensors."""
+_NOT_IN_CODE_SPAN: Final = re.compile(r"[`|\\]")
+
+
+def markdown(compared: Comparison, *, rows: int, root: Path, allowed_ratio: float | None = None) -> str:
+    """Return the comparison in GitHub's Markdown: a heading, and a table of the sites that changed.
+
+    Args:
+        compared: the comparison.
+        rows: most sites to list.
+        root: the folder of the repository; files in it are named relative to it.
+        allowed_ratio: the growth that the user allows, if any.
+    """
+    lines = [f"### Memory peak: {_headline(compared)}", ""]
+    if allowed_ratio is not None and compared.growth_ratio > allowed_ratio:
+        lines += [f"The peak grew by more than the allowed {100 * allowed_ratio:g} %.", ""]
+    changed = compared.sites[compared.sites["delta_bytes"] != 0]
+    if changed.empty:
+        return "\n".join([*lines, "No site changed.", ""])
+    shown = changed.head(rows)
+    lines += [
+        "| Change | Old | New | Category | Module | Site | Line |",
+        "| ---: | ---: | ---: | --- | --- | --- | --- |",
+    ]
+    for site, old, new, delta in zip(
+        shown.index, shown["old_bytes"], shown["new_bytes"], shown["delta_bytes"], strict=True
+    ):
+        category, module, name = site
+        place = _place(compared.new_lines.get(site, ""), root)
+        words = (module, short_site(name), "" if place is None else ":".join(map(str, place)))
+        cells = (_signed(delta), format_bytes(old), format_bytes(new), category, *map(_code, words))
+        lines.append(f"| {' | '.join(cells)} |")
+    rest = changed["delta_bytes"].iloc[rows:]
+    if len(rest):
+        lines += ["", f"{len(rest):,} more sites: {_signed(rest.sum())}"]
+    return "\n".join([*lines, ""])
+
+
+def error_annotations(compared: Comparison, *, root: Path, allowed_ratio: float | None = None) -> list[str]:
+    """Return a workflow command for each line that grew, the largest growth first.
+
+    If the peak did not grow by more than the user allows, there are none. GitHub cannot show a line outside the
+    repository, so such a line has no annotation.
+    """
+    if compared.growth_ratio <= (allowed_ratio or 0.0):
+        return []
+    by_place: defaultdict[tuple[str, int], list[tuple[int, str]]] = defaultdict(list)
+    sites = compared.sites["delta_bytes"]
+    for (category, module, name), delta in zip(sites.index.tolist(), sites.tolist(), strict=True):
+        place = _place(compared.new_lines.get((category, module, name), ""), root)
+        if place is not None and not os.path.isabs(place[0]):
+            by_place[place].append((delta, f"{category}, {short_site(name)}"))
+    grown = {place: sum(delta for delta, _ in parts) for place, parts in by_place.items()}
+    largest = sorted((place for place in grown if grown[place] > 0), key=lambda place: -grown[place])
+    return [
+        _annotation(place, grown[place], by_place[place], compared) for place in largest[:MOST_ANNOTATIONS]
+    ]
+
+
+def repository_root() -> Path:
+    """Return the folder of the repository that contains the working directory; without one, the working directory."""
+    here = Path.cwd()
+    return next((folder for folder in (here, *here.parents) if (folder / ".git").exists()), here)
+
+
+def _headline(compared: Comparison) -> str:
+    grown = compared.new_peak_bytes - compared.old_peak_bytes
+    share = f" ({100 * compared.growth_ratio:+.1f} %)" if compared.old_peak_bytes else ""
+    where = "" if is_host(compared.device) else f" on {_code(compared.device)}"
+    sizes = f"{format_bytes(compared.old_peak_bytes)} → {format_bytes(compared.new_peak_bytes)}"
+    return f"{sizes}, {_signed(grown)}{share}{where}"
+
+
+def _annotation(
+    place: tuple[str, int], grown_bytes: int, parts: list[tuple[int, str]], compared: Comparison
+) -> str:
+    file, line = place
+    title = f"{_signed(grown_bytes)} at the memory peak"
+    named = [f"{_signed(delta)} {what}" for delta, what in sorted(parts, key=lambda part: -part[0]) if delta]
+    more = [f"{len(named) - _MOST_SITES} more"] if len(named) > _MOST_SITES else []
+    sizes = f"{format_bytes(compared.old_peak_bytes)} -> {format_bytes(compared.new_peak_bytes)}"
+    message = f"The peak went from {sizes}. This line: {'; '.join([*named[:_MOST_SITES], *more])}"
+    properties = f"file={_property(file)},line={line},title={_property(title)}"
+    return f"::error {properties}::{_data(visible(message))}"
+
+
+def _place(line: str, root: Path) -> tuple[str, int] | None:
+    """Return the file of a line, relative to the repository, and its number; None where no line is known."""
+    file, _, number = line.rpartition(":")
+    if not file or not number.isdecimal():
+        return None
+    path = os.path.realpath(file)
+    within = os.path.relpath(path, os.path.realpath(root))
+    return (within if not within.startswith(os.pardir + os.sep) else path), int(number)
+
+
+def _data(text: str) -> str:
+    """Return text as the message of a workflow command."""
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    """Return text as a value before the message of a workflow command."""
+    return _data(text).replace(":", "%3A").replace(",", "%2C")
+
+
+def _code(text: str) -> str:
+    """Return text as code in a cell of a table, so that nothing in it is markup, a mention or the end of the cell.
+
+    A code span has no escapes, and readers differ in how they treat a backslash before `|`. Text with such
+    characters is an HTML element with the characters as numbers.
+    """
+    shown = visible(text).strip()
+    if not shown:
+        return ""
+    if not _NOT_IN_CODE_SPAN.search(shown):
+        return f"`{shown}`"
+    numbers = re.sub(r"[^\w ./-]|_", lambda match: f"&#{ord(match[0])};", shown)
+    return f"<code>{numbers}</code>"
+
+
+def _signed(nbytes: int) -> str:
+    return f"{'+' if nbytes > 0 else ''}{format_bytes(nbytes)}"
