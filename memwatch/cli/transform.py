@@ -1,11 +1,13 @@
-"""Write a capture in another program's format: csv, json, speedscope, chrome, memory_viz or parquet.
+"""Write a capture in another program's format: csv, json, speedscope, chrome, pprof, memory_viz or parquet.
 
 `speedscope` is for https://www.speedscope.app, `chrome` for chrome://tracing and https://ui.perfetto.dev, `memory_viz`
 for torch's own viewer, also https://pytorch.org/memory_viz: a pickle, in a file beside the capture if -o names none.
+`pprof` is the heap at the peak and all allocations by call stack, for `go tool pprof` and dashboards: also such a file.
 `parquet` adds all tables to a dataset, a folder with parts by host and rank, which Dask, DuckDB and pandas read.
 
     memwatch transform train.4242.memwatch csv --table storages -o storages.csv
     memwatch transform train.4242.memwatch speedscope > peak.json
+    memwatch transform train.4242.memwatch pprof && go tool pprof -http : train.4242.pb.gz
     memwatch transform train.rank0.4242.memwatch parquet -o dataset
 """
 
@@ -24,7 +26,8 @@ if TYPE_CHECKING:
 
 MEMORY_VIZ = "memory_viz"
 PARQUET = "parquet"
-FORMATS = ("csv", "json", "speedscope", "chrome", MEMORY_VIZ, PARQUET)
+PPROF = "pprof"
+FORMATS = ("csv", "json", "speedscope", "chrome", PPROF, MEMORY_VIZ, PARQUET)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,6 +50,8 @@ def execute(options: argparse.Namespace) -> int:
     """Write the file, or print it; return 0."""
     if options.format == MEMORY_VIZ:
         return _write_snapshot(options)
+    if options.format == PPROF:
+        return _write_pprof(options)
     if options.format == PARQUET:
         return _write_dataset(options)
     from memwatch.report.export import export
@@ -72,6 +77,17 @@ def _write_snapshot(options: argparse.Namespace) -> int:
     reading = load(options.capture)
     snapshot = memory_viz(reading.capture, [reading.on(device) for device in reading.devices])
     write_whole(target, pickle.dumps(snapshot), force=options.force)
+    emit_path(target)
+    return 0
+
+
+def _write_pprof(options: argparse.Namespace) -> int:
+    """Write the profile for pprof and print its path; return 0."""
+    from memwatch.report.pprof import pprof
+
+    target = options.output or options.capture.with_suffix(".pb.gz")
+    make_room(target, inputs=[options.capture], force=options.force)
+    write_whole(target, pprof(read(options.capture, options.device)), force=options.force)
     emit_path(target)
     return 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import json
 import re
@@ -225,3 +226,19 @@ def test_a_reader_that_leaves_early_is_no_error(narrow):
         shell = ["bash", "-c", f"set -o pipefail; {words} {pipe}"]
         done = subprocess.run(shell, capture_output=True, text=True, timeout=120, check=False)
         assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_profile_for_pprof_lies_beside_the_capture_and_is_not_overwritten(narrow, tmp_path, capsys):
+    """It is a gzip file whose path is printed; an existing file stays without -f."""
+    capture = tmp_path / "a.memwatch"
+    capture.write_bytes(narrow.read_bytes())
+    target = tmp_path / "a.pb.gz"
+    assert main(["transform", str(capture), "pprof"]) == 0
+    assert capsys.readouterr().out == f"{target}\n"
+    content = target.read_bytes()
+    assert gzip.decompress(content)
+    target.write_bytes(b"mine")
+    assert main(["transform", str(capture), "pprof"]) == 1
+    assert target.read_bytes() == b"mine"
+    assert main(["transform", "-f", str(capture), "pprof", "-o", str(target)]) == 0
+    assert target.read_bytes() == content
