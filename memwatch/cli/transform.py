@@ -3,10 +3,12 @@
 `speedscope` is for https://www.speedscope.app, `chrome` for chrome://tracing and https://ui.perfetto.dev, `memory_viz`
 for torch's own viewer, also https://pytorch.org/memory_viz: a pickle, in a file beside the capture if -o names none.
 `pprof` is the heap at the peak and all allocations by call stack, for `go tool pprof` and dashboards: also such a file.
+With `--into`, `chrome` adds memory counters and findings to a trace of torch.profiler.
 `parquet` adds all tables to a dataset, a folder with parts by host and rank, which Dask, DuckDB and pandas read.
 
     memwatch transform train.4242.memwatch csv --table storages -o storages.csv
     memwatch transform train.4242.memwatch speedscope > peak.json
+    memwatch transform train.4242.memwatch chrome --into trace.json.gz -o both.json.gz
     memwatch transform train.4242.memwatch pprof && go tool pprof -http : train.4242.pb.gz
     memwatch transform train.rank0.4242.memwatch parquet -o dataset
 """
@@ -27,7 +29,8 @@ if TYPE_CHECKING:
 MEMORY_VIZ = "memory_viz"
 PARQUET = "parquet"
 PPROF = "pprof"
-FORMATS = ("csv", "json", "speedscope", "chrome", PPROF, MEMORY_VIZ, PARQUET)
+CHROME = "chrome"
+FORMATS = ("csv", "json", "speedscope", CHROME, PPROF, MEMORY_VIZ, PARQUET)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,13 +44,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TABLE",
         help=f"the table of the csv: {', '.join(sorted(DERIVED_BY_NAME))} (default %(default)s)",
     )
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="the file; default standard output")
+    parser.add_argument(
+        "--into",
+        type=Path,
+        metavar="TRACE",
+        help="chrome: add counters and findings to a trace that torch.profiler wrote in the same run",
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="the file; default standard output, or with --into and -f the trace itself",
+    )
     parser.add_argument("-f", "--force", action="store_true", help="replace the file if it exists")
     add_device(parser)
 
 
 def execute(options: argparse.Namespace) -> int:
     """Write the file, or print it; return 0."""
+    if options.into is not None:
+        return _add_to_trace(options)
     if options.format == MEMORY_VIZ:
         return _write_snapshot(options)
     if options.format == PPROF:
@@ -62,6 +79,21 @@ def execute(options: argparse.Namespace) -> int:
         emit(text)
     else:
         write_whole(options.output, text, force=options.force)
+    return 0
+
+
+def _add_to_trace(options: argparse.Namespace) -> int:
+    """Write the trace with the capture's counters and findings, and print its path; return 0."""
+    from memwatch.report.into_trace import into_trace, read_trace, trace_bytes
+
+    if options.format != CHROME:
+        options.usage_error(f"--into is for chrome, not for {options.format}")
+    trace, target = options.into, options.output or options.into
+    replaces_trace = options.force and target.exists() and trace.exists() and target.samefile(trace)
+    make_room(target, inputs=[options.capture, *([] if replaces_trace else [trace])], force=options.force)
+    merged = into_trace(read(options.capture, options.device), read_trace(trace), trace)
+    write_whole(target, trace_bytes(merged, compressed=target.suffix == ".gz"), force=options.force)
+    emit_path(target)
     return 0
 
 

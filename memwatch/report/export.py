@@ -102,7 +102,7 @@ def speedscope(reading: Reading) -> str:
 def chrome_trace(reading: Reading) -> str:
     """Return ops and live bytes for chrome://tracing and https://ui.perfetto.dev (the Trace Event Format)."""
     return _dump(
-        {"displayTimeUnit": "ms", "traceEvents": [*_op_events(reading.ops), *_counter_events(reading)]}
+        {"displayTimeUnit": "ms", "traceEvents": [*_op_events(reading.ops), *counter_events(reading)]}
     )
 
 
@@ -142,20 +142,30 @@ def _op_events(ops: pd.DataFrame) -> list[dict[str, Any]]:
     ]
 
 
-def _counter_events(reading: Reading) -> list[dict[str, Any]]:
+def counter_events(
+    reading: Reading, *, name: str = "live bytes", process: int = 0, entry_us: float = 0.0
+) -> list[dict[str, Any]]:
+    """Return the live bytes by category after each event of the timeline, as counters of the Trace Event Format.
+
+    Args:
+        reading: a profile.
+        name: the name of the counter.
+        process: the process that viewers show it with.
+        entry_us: when the recording began, on the clock of the trace.
+    """
     curves = live_by_category(reading, np.arange(len(reading.timeline)))
-    shown = [name for name in CATEGORIES if curves[name].any()]
+    shown = [category for category in CATEGORIES if curves[category].any()]
     times_ns = reading.timeline["time_ns"].tolist()
     return [
         {
             "ph": "C",
-            "pid": 0,
+            "pid": process,
             "tid": 0,
-            "name": "live bytes",
-            "ts": time_ns / 1000,
+            "name": name,
+            "ts": entry_us + time_ns / 1000,
             "args": dict(zip(shown, live, strict=True)),
         }
-        for time_ns, *live in zip(times_ns, *(curves[name].tolist() for name in shown), strict=True)
+        for time_ns, *live in zip(times_ns, *(curves[category].tolist() for category in shown), strict=True)
     ]
 
 
