@@ -20,15 +20,22 @@ if TYPE_CHECKING:
 class Memwatch:
     """Measures and checks parts of a test; the value of the fixture `memwatch`."""
 
-    def __init__(self, *, enabled: bool, warmup: int, runs: int | None) -> None:
+    def __init__(
+        self, *, enabled: bool, warmup: int, runs: int | None, extra_info: dict[str, Any] | None = None
+    ) -> None:
         self._profiles: list[Profile] = []
+        self._extra_info = extra_info
         self._enabled = enabled
         self._warmup = warmup
         self._runs = runs
 
     @contextmanager
     def profile(self, **options: Any) -> Iterator[Profile]:
-        """Profile a block of the test; the options are those of `memwatch.profile`."""
+        """Profile a block of the test; the options are those of `memwatch.profile`.
+
+        If the test also uses the fixture `benchmark` of pytest-benchmark, its `extra_info` gets the highest peak of the
+        blocks so far.
+        """
         import memwatch
 
         profile = memwatch.profile(**options)
@@ -37,6 +44,13 @@ class Memwatch:
                 yield profile
         finally:
             self._profiles.append(profile)
+        if self._extra_info is not None:
+            highest = self._highest()
+            self._extra_info |= {
+                "memwatch_device": highest.device,
+                "memwatch_peak_bytes": highest.peak_bytes,
+                "memwatch_peak_increase_bytes": self.peak_increase_bytes,
+            }
 
     def assert_no_leaks(
         self,
@@ -79,12 +93,15 @@ class Memwatch:
     @property
     def peak_bytes(self) -> int:
         """The highest peak of the `profile()` blocks so far, bytes."""
-        return max(self._known(), key=lambda profile: profile.peak_bytes).peak_bytes
+        return self._highest().peak_bytes
 
     @property
     def peak_increase_bytes(self) -> int:
         """The highest peak increase of the `profile()` blocks so far, bytes."""
         return max(profile.peak_increase_bytes for profile in self._known())
+
+    def _highest(self) -> Profile:
+        return max(self._known(), key=lambda profile: profile.peak_bytes)
 
     def _known(self) -> list[Profile]:
         if not self._profiles:
@@ -98,7 +115,20 @@ class Memwatch:
 def memwatch_fixture(request: pytest.FixtureRequest) -> Memwatch:
     """Measure or check parts of the test: .profile(), .assert_no_leaks(), .peak_bytes."""
     settings = request.config.stash[SETTINGS]
-    return Memwatch(enabled=settings.enabled, warmup=settings.warmup, runs=settings.runs)
+    return Memwatch(
+        enabled=settings.enabled,
+        warmup=settings.warmup,
+        runs=settings.runs,
+        extra_info=_extra_info(request),
+    )
+
+
+def _extra_info(request: pytest.FixtureRequest) -> dict[str, Any] | None:
+    """Return the dictionary that pytest-benchmark saves with the times of the test, if the test uses it."""
+    if "benchmark" not in request.fixturenames:
+        return None
+    extra_info = getattr(request.getfixturevalue("benchmark"), "extra_info", None)
+    return extra_info if isinstance(extra_info, dict) else None
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import memwatch
 INI = """
 [pytest]
 asyncio_default_fixture_loop_scope = function
-addopts = -p no:timeout -p no:anyio -p no:unraisableexception
+addopts = -p no:timeout -p no:anyio -p no:benchmark -p no:unraisableexception
 """
 
 
