@@ -134,7 +134,12 @@ def project_settings() -> Settings:
     Raises:
         SettingsError: the table is wrong; the message names the file, the key and what is allowed.
     """
-    return _settings_of(os.getcwd())
+    try:
+        folder = os.getcwd()
+    except OSError as error:  # the folder was deleted
+        pass_on(error)
+        return Settings(None, {})
+    return _settings_of(folder)
 
 
 @functools.cache
@@ -145,7 +150,7 @@ def own_code_folders() -> tuple[str, ...]:
     """
     try:
         return tuple(project_settings().get("own_code") or ())
-    except (SettingsError, OSError) as error:
+    except SettingsError as error:
         pass_on(error)
         if sys.stderr is not None:
             sys.stderr.write(f"memwatch: {visible(str(error))}; memwatch uses no settings\n")

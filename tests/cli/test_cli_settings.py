@@ -232,6 +232,16 @@ def test_a_program_with_a_profile_runs_on_without_a_wrong_table(project, command
     )
 
 
+def test_a_program_in_a_deleted_folder_has_no_settings(command):
+    """It records as before, and prints nothing."""
+    code = (
+        "import os, torch, memwatch\nos.mkdir('gone')\nos.chdir('gone')\nos.rmdir('../gone')\n"
+        "with memwatch.profile() as p:\n    torch.ones(9)\nprint(p.peak_bytes)\n"
+    )
+    done = command(sys.executable, "-c", code)
+    assert (done.stdout, done.stderr) == ("36\n", "")
+
+
 def test_the_page_of_the_settings_lists_every_key():
     """The table of the documentation is the table of the code."""
     page = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
