@@ -147,6 +147,23 @@ def test_a_folder_of_own_code_is_the_programs_own(project, command, tmp_path):
     assert command(sys.executable, "program.py").stdout == "INSTALLED\n"
 
 
+def test_findings_are_about_a_package_only_if_it_is_own_code(project, command, tmp_path):
+    """A variable that an installed package holds for too long is something to change only for its owner."""
+    package = tmp_path / "site-packages" / "layers"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(
+        "import torch\ndef run():\n    big = torch.ones(1024, 1024)\n    total = big.sum()\n"
+        "    return total + torch.ones(2048, 2048).sum()\n"
+    )
+    program = "import sys; sys.path.insert(0, 'site-packages')\nimport layers\nlayers.run()\n"
+    for settings, found in (("", []), ("[tool.memwatch]\nown_code = ['site-packages/layers']\n", ["drag"])):
+        project(settings, program=program)
+        command(sys.executable, "-m", "memwatch", "run", "-q", "-f", "-o", "a.memwatch", "program.py")
+        reading = memwatch.load(tmp_path / "a.memwatch")
+        assert [str(each.kind) for each in reading.findings] == found
+        assert reading.peak_bytes > 20 << 20
+
+
 def test_memwatch_in_the_environment_uses_the_table(project, command):
     """MEMWATCH=1 is a run without options; an option in the variable wins."""
     activate = "import memwatch.cli.activation as a; a.activate()\n"
