@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import memwatch
-from memwatch.settings import KEYS
+from memwatch.settings import KEYS, Settings, SettingsError, project_settings
 
 ROOT = Path(__file__).parents[2]
 LEAKING = """
@@ -247,6 +247,20 @@ def test_a_program_with_a_profile_runs_on_without_a_wrong_table(project, command
     assert re.fullmatch(
         r"memwatch: .*pyproject.toml: .* has no key 'own_cod'.*; memwatch uses no settings", line
     )
+
+
+def test_a_python_without_a_parser_says_what_to_install(project, monkeypatch):
+    """Python 3.10 has none of its own; only a project that has settings needs it."""
+    for parser in ("tomllib", "tomli"):
+        monkeypatch.setitem(sys.modules, parser, None)
+    monkeypatch.chdir(project("[project]\nname = 'x'\n"))
+    assert project_settings() == Settings(None, {})
+    inner = Path("inner")
+    inner.mkdir()
+    (inner / "pyproject.toml").write_text("[tool.memwatch]\n")
+    monkeypatch.chdir(inner)
+    with pytest.raises(SettingsError, match="Python 3.10 needs tomli for it; pip install tomli"):
+        project_settings()
 
 
 def test_a_program_in_a_deleted_folder_has_no_settings(command):
