@@ -259,7 +259,7 @@ def test_a_python_without_a_parser_says_what_to_install(project, monkeypatch):
     inner.mkdir()
     (inner / "pyproject.toml").write_text("[tool.memwatch]\n")
     monkeypatch.chdir(inner)
-    with pytest.raises(SettingsError, match="Python 3.10 needs tomli for it; pip install tomli"):
+    with pytest.raises(SettingsError, match=r"Python 3\.10 needs tomli for it; pip install tomli"):
         project_settings()
 
 
