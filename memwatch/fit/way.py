@@ -7,7 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.errors import OptionError
-from memwatch.fit.lines import LINES
+from memwatch.words.way_lines import LINES
 from memwatch.sizes import format_bytes
 from memwatch.words import fit as words
 
