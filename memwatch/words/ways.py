@@ -11,7 +11,7 @@ FUSED: Final = "let one kernel update each parameter (fused=True)"
 GRADIENTS: Final = "free the gradients right after the optimizer's step"
 BOTH: Final = "{first}, and {other}"
 
-FIRST_AND_LAST: Final = "{first} ... {last}"
+FIRST_AND_LAST: Final = "{first}, {second} ... {last}"
 """Modules by name, from the first to the last of them."""
 
 ROUNDING: Final = "a fused step rounds a little differently"

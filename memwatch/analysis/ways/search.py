@@ -28,6 +28,9 @@ _NO_GAIN_RATIO: Final = 0.01
 """A block whose checkpoint lowers the peak by less than this share of the whole fall is not worth its time."""
 
 
+_MOST_NAMES: Final = 4
+
+
 class _Setting(NamedTuple):
     """A setting of the optimizer, and the bytes per event that would not be alive with it."""
 
@@ -166,9 +169,10 @@ class _Search:
 
 
 def _told(names: list[str]) -> str:
-    if len(names) < 3:
+    """Return some names as a reader says them; the second one shows whether modules are left out between them."""
+    if len(names) < _MOST_NAMES:
         return ", ".join(names)
-    return words.FIRST_AND_LAST.format(first=names[0], last=names[-1])
+    return words.FIRST_AND_LAST.format(first=names[0], second=names[1], last=names[-1])
 
 
 def _as_expression(names: list[str]) -> str:
