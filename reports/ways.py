@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import subprocess
 import sys
 import time
@@ -29,7 +30,7 @@ def made(name: str, lines: str = "") -> Program:
     torch.manual_seed(0)
     gc.collect()
     program = PROGRAMS[name]()
-    exec(lines, {"model": program.model, "optimizer": program.optimizers[0]})  # noqa: S102  # the lines of a way
+    exec(lines, {"model": program.model, "optimizer": program.optimizers[0]})  # the lines of a way
     program.step()
     return program
 
@@ -78,9 +79,11 @@ def table(rows: list[dict[str, Any]]) -> str:
     lines = [head, "|---|---|---|---:|---:|---:|---:|---:|---:|"]
     for row in rows:
         error = row["predicted_bytes"] / row["measured_bytes"] - 1
-        sizes = (f"{row[key] / 2**20:.2f} MiB" for key in ("plain_bytes", "predicted_bytes", "measured_bytes"))
+        sizes = (
+            f"{row[key] / 2**20:.2f} MiB" for key in ("plain_bytes", "predicted_bytes", "measured_bytes")
+        )
         ratio = row["predicted_time_ratio"]
-        told = "not known" if ratio != ratio else f"{ratio:.2f} x"
+        told = "not known" if math.isnan(ratio) else f"{ratio:.2f} x"
         cells = [row["program"], row["way"], row["basis"], *sizes, f"{error * 100:+.2f} %", told]
         lines.append(f"| {' | '.join(cells)} | {row['measured_time_ratio']:.2f} x |")
     return "\n".join(lines)
@@ -106,7 +109,7 @@ def main() -> None:
     rows = []
     for name in PROGRAMS:
         command = [sys.executable, __file__, name]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=_HERE)  # noqa: S603
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=_HERE)
         rows += json.loads(done.stdout.splitlines()[-1])
         print(name, flush=True)
     simulated = [row for row in rows if row["basis"] == "simulated"]

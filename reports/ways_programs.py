@@ -21,7 +21,9 @@ class Program(NamedTuple):
     step: Callable[[], object]
 
 
-def _trained(model: nn.Module, loss: Callable[[], Tensor], *, micro_batches: int = 1, **options: bool) -> Program:
+def _trained(
+    model: nn.Module, loss: Callable[[], Tensor], *, micro_batches: int = 1, **options: bool
+) -> Program:
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3, **options)
 
     def step() -> None:
@@ -62,7 +64,8 @@ def t5() -> Program:
     from transformers import T5Config, T5ForConditionalGeneration
 
     config = T5Config(
-        vocab_size=512, d_model=128, d_kv=32, d_ff=256, num_layers=4, num_heads=4, decoder_start_token_id=0, use_cache=False
+        vocab_size=512, d_model=128, d_kv=32, d_ff=256, num_layers=4, num_heads=4, decoder_start_token_id=0,
+        use_cache=False,
     )  # fmt: skip
     model = T5ForConditionalGeneration(config)
     ids, labels = torch.randint(0, 512, (8, 96)), torch.randint(0, 512, (8, 64))
@@ -74,7 +77,8 @@ def vit() -> Program:
     from transformers import ViTConfig, ViTForImageClassification
 
     config = ViTConfig(
-        hidden_size=128, num_hidden_layers=6, num_attention_heads=4, intermediate_size=512, image_size=64, patch_size=8
+        hidden_size=128, num_hidden_layers=6, num_attention_heads=4, intermediate_size=512, image_size=64,
+        patch_size=8,
     )  # fmt: skip
     model = ViTForImageClassification(config)
     images, labels = torch.randn(16, 3, 64, 64), torch.randint(0, 2, (16,))
@@ -153,7 +157,11 @@ class _GraphNet(nn.Module):
 def gnn() -> Program:
     """A graph network that passes messages."""
     model = _GraphNet()
-    x, edges, labels = torch.randn(1_000, 64), torch.randint(0, 1_000, (2, 4_000)), torch.randint(0, 7, (1_000,))
+    x, edges, labels = (
+        torch.randn(1_000, 64),
+        torch.randint(0, 1_000, (2, 4_000)),
+        torch.randint(0, 7, (1_000,)),
+    )
     return _trained(model, lambda: functional.cross_entropy(model(x, edges), labels))
 
 
@@ -161,10 +169,13 @@ class _Gan(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.generator = nn.Sequential(
-            *(nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.GELU()) for _ in range(5)), nn.Linear(64, 128)
+            *(nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.GELU()) for _ in range(5)),
+            nn.Linear(64, 128),
         )
         self.discriminator = nn.Sequential(
-            nn.Linear(128, 64), *(nn.Sequential(nn.Linear(64, 64), nn.LeakyReLU(0.2)) for _ in range(4)), nn.Linear(64, 1)
+            nn.Linear(128, 64),
+            *(nn.Sequential(nn.Linear(64, 64), nn.LeakyReLU(0.2)) for _ in range(4)),
+            nn.Linear(64, 1),
         )
 
 
@@ -178,7 +189,9 @@ def gan() -> Program:
     def step() -> None:
         of_discriminator.zero_grad()
         fake = model.generator(torch.randn(2_048, 64))
-        loss = functional.softplus(-model.discriminator(real)) + functional.softplus(model.discriminator(fake.detach()))
+        loss = functional.softplus(-model.discriminator(real)) + functional.softplus(
+            model.discriminator(fake.detach())
+        )
         loss.mean().backward()
         of_discriminator.step()
         of_generator.zero_grad()

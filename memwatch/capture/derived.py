@@ -173,7 +173,11 @@ DERIVED: Final = (
         ("way", "text", "the change in a few words"),
         ("kind", "text", "`checkpoint`, `foreach` or `fused`; two kinds are joined by ` + `"),
         ("peak_bytes", "int", "most live bytes at one instant with the change"),
-        ("time_ratio", "float", "duration of the ops with the change, relative to that without; NaN if not known"),
+        (
+            "time_ratio",
+            "float",
+            "duration of the ops with the change, relative to that without; NaN if not known",
+        ),
         (
             "basis",
             "text",

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from memwatch.analysis.facts.facts import Facts
     from memwatch.analysis.saved_tensors import SavedTensors
+    from memwatch.capture.packed import IntArray
 
 _LEAST_SHARE: Final = 1 / 50
 """A block that saves less than this of all saved bytes is left alone."""
@@ -75,19 +76,23 @@ class SavingModules:
 
     def _divide(self, module: int, most_bytes: float) -> Iterator[int]:
         below = [each for child in self._children.get(module, ()) for each in self._divide(child, most_bytes)]
-        if self._is_called[module] and self._nbytes[module] and (self._nbytes[module] <= most_bytes or not below):
+        if (
+            self._is_called[module]
+            and self._nbytes[module]
+            and (self._nbytes[module] <= most_bytes or not below)
+        ):
             yield module
         else:
             yield from below
 
 
-def _saved_bytes(facts: Facts, saved: SavedTensors, count: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def _saved_bytes(facts: Facts, saved: SavedTensors, count: int) -> IntArray:
     """Return the bytes that each module saved, without its children, parameters and buffers; a storage counts once."""
     packs = np.flatnonzero((saved.storage != NONE) & ~saved.of_region & (saved.used_op != NONE))
     _, first = np.unique(saved.storage[packs], return_index=True)
     packs = packs[first]
     lasting = facts.categories.category.isin(["parameter", "buffer"])
     packs = packs[~np.isin(saved.storage[packs], facts.allocations.storage[lasting])]
-    nbytes = np.zeros(count + 1, dtype=np.int64)
+    nbytes: IntArray = np.zeros(count + 1, dtype=np.int64)
     np.add.at(nbytes, saved.module.codes[packs], saved.nbytes[packs])
     return nbytes[:count]

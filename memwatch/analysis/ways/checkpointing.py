@@ -19,11 +19,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from memwatch.analysis.facts.coded import Grouped
-from memwatch.capture.schema import ACCESSES, BACKWARD, IN_BACKWARD, NONE
+from memwatch.capture.schema import ACCESSES, IN_BACKWARD, NONE
 from memwatch.device_names import is_host
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from numpy.typing import NDArray
 
     from memwatch.analysis.facts.facts import Facts
     from memwatch.analysis.saved_tensors import SavedTensors
@@ -241,10 +243,10 @@ class Checkpointing:
         rows = self._row_of_storage[written]
         return bool(self._is_buffer[rows[rows != NONE]].any())
 
-    def _is_of_call(self, packs: IntArray, start_op: int, end_op: int) -> IntArray:
+    def _is_of_call(self, packs: IntArray, start_op: int, end_op: int) -> NDArray[np.bool_]:
         """Return which of some saved tensors an op of the call saved, and no checkpoint."""
         op = self._saved.op[packs]
-        is_of_call: IntArray = (op >= start_op) & (op < end_op) & ~self._saved.of_region[packs]
+        is_of_call: NDArray[np.bool_] = (op >= start_op) & (op < end_op) & ~self._saved.of_region[packs]
         return is_of_call
 
     def _event_without(self, row: int, packs: IntArray) -> int:

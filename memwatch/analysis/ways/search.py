@@ -164,7 +164,9 @@ class _Search:
         ):
             if rows:
                 spared = self._checkpointing.bytes_of(np.array(rows))
-                found.append(_Setting(kind, text, spared, decision, LINES[kind].format(optimizer="optimizer")))
+                found.append(
+                    _Setting(kind, text, spared, decision, LINES[kind].format(optimizer="optimizer"))
+                )
         return found
 
 

@@ -71,18 +71,11 @@ def findings_record(reading: Reading, *, rows: int | None = None) -> list[Findin
 
 def ways_record(reading: Reading, *, rows: int | None = None) -> list[WayRecord]:
     """Return the changes that would lower the peak, the lowest peak first."""
-    return [
-        {
-            "way": str(way.way),
-            "kind": str(way.kind),
-            "peak_bytes": int(way.peak_bytes),
-            "time_ratio": None if math.isnan(way.time_ratio) else float(way.time_ratio),
-            "basis": str(way.basis),
-            "decision": str(way.decision),
-            "lines": str(way.lines),
-        }
-        for way in (reading.ways if rows is None else reading.ways.head(rows)).itertuples()
-    ]
+    found: list[Any] = reading.ways[:rows].to_dict("records")
+    for way in found:
+        if math.isnan(way["time_ratio"]):
+            way["time_ratio"] = None  # JSON has no NaN
+    return found
 
 
 def live_record(reading: Reading, event: int | None = None, *, rows: int = 20) -> LiveRecord:

@@ -77,7 +77,9 @@ class WayRecord(TypedDict):
     way: Annotated[str, "the change in a few words"]
     kind: Annotated[str, "`checkpoint`, `foreach` or `fused`; two kinds are joined by ` + `"]
     peak_bytes: Annotated[int, "most live bytes at one instant with the change"]
-    time_ratio: Annotated[float | None, "duration of the ops, relative to that without the change; null if not known"]
+    time_ratio: Annotated[
+        float | None, "duration of the ops, relative to that without the change; null if not known"
+    ]
     basis: Annotated[str, "`simulated` or `estimated`"]
     decision: Annotated[str, "what to decide or to know first; empty if there is nothing"]
     lines: Annotated[str, "the lines of Python that make the change"]
