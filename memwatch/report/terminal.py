@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Final
 
 from rich.padding import Padding
@@ -330,7 +329,7 @@ def _ways(reading: Reading, rows: int, line: int) -> list[RenderableType]:
     rows_of = Table.grid(padding=(0, GAP, 0, 0))
     for way in found.head(most).itertuples():
         share = f"{(1 - way.peak_bytes / reading.peak_bytes) * 100:.0f} %"
-        told = [str(way.way), _time(float(way.time_ratio)), str(way.basis), str(way.decision)]
+        told = [str(way.way), ways.time_text(float(way.time_ratio)), str(way.basis), str(way.decision)]
         peak = Text(ways.FALL.format(peak=format_bytes(int(way.peak_bytes)), share=share), no_wrap=True)
         rows_of.add_row(peak, Text("; ".join(filter(None, told)), overflow="fold"))
     parts: list[RenderableType] = [rows_of]
@@ -341,10 +340,6 @@ def _ways(reading: Reading, rows: int, line: int) -> list[RenderableType]:
     if len(found) > 1:
         parts.append(Text(ways.MORE_LINES, style="dim"))
     return parts
-
-
-def _time(ratio: float) -> str:
-    return ways.TIME_UNKNOWN if math.isnan(ratio) else ways.TIME.format(ratio=ratio)
 
 
 def _looks(reading: Reading) -> Text:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 CHECKPOINT: Final = "checkpoint {count} modules: {names}"
@@ -26,3 +27,8 @@ FALL: Final = "{peak} ({share} less)"
 LINES_OF_FIRST: Final = "The lines for the first of them:"
 MORE_LINES: Final = "For the lines of the others: prof.ways.lines"
 MORE_WAYS: Final = "{count:,} more: --rows, or prof.ways"
+
+
+def time_text(ratio: float) -> str:
+    """Return what a change does to the duration of the ops; NaN is not known."""
+    return TIME_UNKNOWN if math.isnan(ratio) else TIME.format(ratio=ratio)
