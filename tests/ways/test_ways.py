@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 
@@ -187,6 +188,7 @@ def test_of_a_long_recording_the_iterations_around_the_peak_are_simulated(monkey
             net.layers[0](many)
 
     step()
+    gc.collect()  # the programs of other tests
     with memwatch.profile(holders=False) as prof:
         for _ in range(6):
             step()
