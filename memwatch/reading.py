@@ -162,6 +162,13 @@ class Reading:
         return self._tables.findings
 
     @property
+    def ways(self) -> pd.DataFrame:
+        """The changes that would lower the peak, simulated from this recording; the lowest peak first."""
+        from memwatch.analysis.tables.ways import ways
+
+        return ways(self._tables.ways)
+
+    @property
     def meta(self) -> dict[str, Any]:
         """What was recorded where: versions, argv, threads, interceptor."""
         return self.capture.meta

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from memwatch.analysis.findings.finding import Finding
+    from memwatch.analysis.ways.way import Way
     from memwatch.capture import Capture
     from memwatch.capture.packed import IntArray
 
@@ -108,6 +109,13 @@ class DerivedTables:
         from memwatch.analysis.findings.search import find  # many rules, which a live view never asks
 
         return find(self.facts, self._holders, self._saved_tensors)
+
+    @cached_property
+    def ways(self) -> list[Way]:
+        """The changes that would lower the peak, simulated; the lowest peak first."""
+        from memwatch.analysis.ways.search import find_ways
+
+        return find_ways(self.facts, self._saved_tensors)
 
     def live_at(self, event: int) -> pd.DataFrame:
         """Return the rows of `storages` that were alive just after timeline row `event`."""

@@ -167,6 +167,24 @@ DERIVED: Final = (
         ("end_live_bytes", "int", "live bytes when it ended"),
         ("recorded", "bool", "whether all its ops were recorded"),
     ),
+    Table.of(
+        "ways",
+        "One row per change that would lower the peak by 5 % or more, the lowest peak first.",
+        ("way", "text", "the change in a few words"),
+        ("kind", "text", "`checkpoint`, `foreach` or `fused`; two kinds are joined by ` + `"),
+        ("peak_bytes", "int", "most live bytes at one instant with the change"),
+        (
+            "time_ratio",
+            "float",
+            "duration of the ops with the change, relative to that without; NaN if not known",
+        ),
+        (
+            "basis",
+            "text",
+            "`simulated` (the recorded allocations and frees, with the change) or `estimated` (some were not recorded)",
+        ),
+        ("decision", "text", "what you have to decide or to know first; empty if there is nothing"),
+        ("lines", "text", "the lines of Python that make the change"),
+    ),
 )
-
 DERIVED_BY_NAME: Final = {table.name: table for table in DERIVED}

@@ -20,6 +20,7 @@ from memwatch.report.records import (
     holders_record,
     live_record,
     summary_record,
+    ways_record,
 )
 from memwatch.report.records.schema import (
     DifferenceRecord,
@@ -27,6 +28,7 @@ from memwatch.report.records.schema import (
     HeldStorageRecord,
     LiveRecord,
     SummaryRecord,
+    WayRecord,
 )
 
 _Arguments = ParamSpec("_Arguments")
@@ -45,7 +47,7 @@ def server(reading: Reading) -> MCPServer:
     """
     tools = _Tools(reading)
     served = MCPServer("memwatch", instructions=_INSTRUCTIONS, version=__version__, log_level="WARNING")
-    for tool in (tools.summary, tools.live_set, tools.findings, tools.holders, tools.diff):
+    for tool in (tools.summary, tools.live_set, tools.findings, tools.ways, tools.holders, tools.diff):
         annotations = ToolAnnotations(read_only_hint=True, open_world_hint=False)
         served.add_tool(_telling_errors(tool), annotations=annotations)
     return served
@@ -87,6 +89,13 @@ class _Tools:
         An empty answer means that no change is known that would lower it by 5 % or more.
         """
         return findings_record(self._on(device))
+
+    def ways(self, device: str = "") -> list[WayRecord]:
+        """List changes of the program whose peak was simulated, such as checkpoints, with the lines that make them.
+
+        An empty answer means that no such change is known that would lower the peak by 5 % or more.
+        """
+        return ways_record(self._on(device))
 
     def holders(self, matching: str = "", rows: int = 20, device: str = "") -> list[HeldStorageRecord]:
         """List who holds the storages at the peak, filtered by a text in their name, module, line, op or holder.

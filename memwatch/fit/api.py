@@ -14,7 +14,6 @@ from memwatch._torch.fake import pretended, reads_values
 from memwatch._torch.versions import require_known_torch
 from memwatch.device_names import is_host
 from memwatch.fit.estimate import EstimatedTrial, is_estimate
-from memwatch.fit.lines import LOADED
 from memwatch.fit.live_bytes import device_of
 from memwatch.fit.live_trial import LiveTrial
 from memwatch.fit.names import expressions_of, variables_of
@@ -28,6 +27,7 @@ from memwatch.report.facts import bytes_by, peak_instant
 from memwatch.sizes import format_bytes, parse_bytes
 from memwatch.words import fit as words
 from memwatch.words.storages import short_op
+from memwatch.words.way_lines import LOADED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

@@ -7,9 +7,9 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.errors import OptionError
-from memwatch.fit.lines import LINES
 from memwatch.sizes import format_bytes
 from memwatch.words import fit as words
+from memwatch.words.way_lines import LINES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

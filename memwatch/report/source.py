@@ -122,6 +122,10 @@ class Reading(Protocol):
         """Findings, largest first."""
 
     @property
+    def ways(self) -> pd.DataFrame:
+        """Changes that would lower the peak, simulated."""
+
+    @property
     def notes(self) -> Sequence[tuple[str, str]]:
         """What memwatch could not see or did differently: a kind and a sentence each."""
 

@@ -26,6 +26,7 @@ from memwatch.report.plan.places import Places
 from memwatch.report.plan.terminal import plan_parts
 from memwatch.sizes import format_bytes
 from memwatch.words import summary as words
+from memwatch.words import ways
 from memwatch.words.allocators import reserved_at_peak_text
 from memwatch.words.findings import holder_at
 from memwatch.words.places import short_place
@@ -102,8 +103,10 @@ def _parts(reading: Reading, rows: int, line: int) -> list[RenderableType]:
         parts += _made_of(reading, rows, line)
     if reading.findings:
         parts += ["", words.FINDINGS, *_findings(reading, rows)]
-    elif (reading.at_peak["holder"] != "").any():
-        parts += ["", words.NO_FINDING.format(share=f"{LEAST_RATIO * 100:.0f} %")]
+    if len(reading.ways):
+        parts += ["", ways.HEADING, *_ways(reading, rows, line)]
+    elif not reading.findings and (reading.at_peak["holder"] != "").any():
+        parts += ["", ways.NO_WAY.format(share=f"{LEAST_RATIO * 100:.0f} %")]
     return parts
 
 
@@ -316,6 +319,26 @@ def _findings(reading: Reading, rows: int) -> list[RenderableType]:
     if len(reading.findings) > rows:
         more = words.MORE_FINDINGS.format(count=len(reading.findings) - rows)
         parts.append(Text(more, style="dim"))
+    return parts
+
+
+def _ways(reading: Reading, rows: int, line: int) -> list[RenderableType]:
+    """Return a row for each change that would lower the peak, and the lines that make the first of them."""
+    most = max(rows // 2, 2)
+    found = reading.ways
+    rows_of = Table.grid(padding=(0, GAP, 0, 0))
+    for way in found.head(most).itertuples():
+        share = f"{(1 - way.peak_bytes / reading.peak_bytes) * 100:.0f} %"
+        told = [str(way.way), ways.time_text(float(way.time_ratio)), str(way.basis), str(way.decision)]
+        peak = Text(ways.FALL.format(peak=format_bytes(int(way.peak_bytes)), share=share), no_wrap=True)
+        rows_of.add_row(peak, Text("; ".join(filter(None, told)), overflow="fold"))
+    parts: list[RenderableType] = [rows_of]
+    if len(found) > most:
+        parts.append(Text(ways.MORE_WAYS.format(count=len(found) - most), style="dim"))
+    lines = Text(str(found["lines"].iloc[0]).rstrip(), overflow="fold")
+    parts += [Text(ways.LINES_OF_FIRST), Padding(lines, (0, 0, 0, INDENT))]
+    if len(found) > 1:
+        parts.append(Text(ways.MORE_LINES, style="dim"))
     return parts
 
 

@@ -44,6 +44,7 @@ class HandMade:
     steps: pd.DataFrame
     uses: pd.DataFrame = field(default_factory=lambda: table("uses", {}))
     findings: list = field(default_factory=list)
+    ways: pd.DataFrame = field(default_factory=lambda: table("ways", {}))
     notes: list = field(default_factory=list)
     meta: dict = field(default_factory=dict)
     stacks: dict = field(default_factory=dict)

@@ -33,12 +33,12 @@ def find_optimizer(peak: Moment) -> list[Candidate]:
     many = Holder(HolderKind.OPTIMIZER, OPTIMIZER_STEP, line, evidence=books)
     one = Holder(HolderKind.OPTIMIZER, LOOP_STEP, line, evidence=books)
     return [
-        *alive_then(FindingKind.OPTIMIZER, many, _foreach_temporaries(peak.facts), peak),
-        *alive_then(FindingKind.FUSED, one, _loop_temporaries(peak.facts), peak),
+        *alive_then(FindingKind.OPTIMIZER, many, foreach_temporaries(peak.facts), peak),
+        *alive_then(FindingKind.FUSED, one, loop_temporaries(peak.facts), peak),
     ]
 
 
-def _foreach_temporaries(facts: Facts) -> list[int]:
+def foreach_temporaries(facts: Facts) -> list[int]:
     """Return the temporaries of each foreach op but its largest: one at a time is needed anyway.
 
     What is left is an estimate. A loop over parameters may make two for the largest where a foreach op works in place,
@@ -52,7 +52,7 @@ def _foreach_temporaries(facts: Facts) -> list[int]:
     return [row for group in many for row in group]
 
 
-def _loop_temporaries(facts: Facts) -> list[int]:
+def loop_temporaries(facts: Facts) -> list[int]:
     """Return what a loop over parameters makes in the steps of an optimizer that has a fused step too."""
     rows = np.flatnonzero(_temporary(facts) & ~_is_foreach(facts))
     stacks, of_row = np.unique(facts.made_by.stack[rows], return_inverse=True)

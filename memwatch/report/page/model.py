@@ -37,6 +37,7 @@ from memwatch.report.text import visible
 from memwatch.sizes import format_bytes
 from memwatch.words import summary as words_of_summary
 from memwatch.words.allocators import reserved_at_peak_text
+from memwatch.words.ways import time_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -121,6 +122,7 @@ def page_model(reading: Reading, extras: Extras | None = None, *, source: bool =
         "notes": [[visible(kind), hide(text)] for kind, text in reading.notes],
         "findings": [_finding(finding, reading, hide) for finding in reading.findings],
         "together_peak_bytes": _together(reading),
+        "ways": _ways(reading, hide),
         "plan": plan,
         "leaks": leak_model(extras.leaks, hide) if extras.leaks else None,
         "blocks": {**blocks, "words": words.pack()},
@@ -198,6 +200,8 @@ def _headline(reading: Reading) -> str:
         line_share=f"{100 * lines.iloc[0] / all_bytes:.0f} %", line=lines.index[0],
     )  # fmt: skip
     lowered_bytes = getattr(next(iter(reading.findings), None), "predicted_peak_bytes", None)
+    if lowered_bytes is None and len(reading.ways):
+        lowered_bytes = int(reading.ways["peak_bytes"].iloc[0])
     if lowered_bytes is None:
         return text
     return text + words_of_summary.HEADLINE_CHANGE.format(nbytes=format_bytes(lowered_bytes))
@@ -247,6 +251,20 @@ def _finding(finding: Finding, reading: Reading, hide: Callable[[str], str]) -> 
         "storages": pack_ints(storages, delta=True),
         "modules": [hide(module) for module in modules[:MODULES_SHOWN] if module],
     }
+
+
+def _ways(reading: Reading, hide: Callable[[str], str]) -> list[dict[str, Any]]:
+    """Return the changes that would lower the peak; `lines` are code, and stay as they are."""
+    found: list[Any] = reading.ways.to_dict("records")
+    return [
+        {
+            **{name: hide(way[name]) for name in ("kind", "way", "basis", "decision")},
+            "peak_bytes": way["peak_bytes"],
+            "time": time_text(way["time_ratio"]),
+            "lines": way["lines"],
+        }
+        for way in found
+    ]
 
 
 def _together(reading: Reading) -> int | None:

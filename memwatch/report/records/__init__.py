@@ -8,6 +8,7 @@ from memwatch.report.records.reading import (
     live_record,
     summary_record,
     tree_record,
+    ways_record,
 )
 
 __all__ = [
@@ -18,4 +19,5 @@ __all__ = [
     "plan_record",
     "summary_record",
     "tree_record",
+    "ways_record",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.errors import MemwatchError
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
         StorageRecord,
         SummaryRecord,
         TreeRecord,
+        WayRecord,
     )
     from memwatch.report.source import Finding, Reading
 
@@ -47,6 +49,7 @@ def summary_record(reading: Reading, *, rows: int = 8) -> SummaryRecord:
         "storages": holders_record(reading, rows=rows),
         "num_storages": len(peak),
         "findings": findings_record(reading, rows=rows),
+        "ways": ways_record(reading, rows=rows),
         "notes": [{"kind": kind, "text": text} for kind, text in reading.notes],
     }
 
@@ -64,6 +67,15 @@ def holders_record(reading: Reading, *, rows: int = 20, matching: str = "") -> l
 def findings_record(reading: Reading, *, rows: int | None = None) -> list[FindingRecord]:
     """Return what would lower the peak, largest first."""
     return [_finding(finding) for finding in reading.findings[:rows]]
+
+
+def ways_record(reading: Reading, *, rows: int | None = None) -> list[WayRecord]:
+    """Return the changes that would lower the peak, the lowest peak first."""
+    found: list[Any] = reading.ways[:rows].to_dict("records")
+    for way in found:
+        if math.isnan(way["time_ratio"]):
+            way["time_ratio"] = None  # JSON has no NaN
+    return found
 
 
 def live_record(reading: Reading, event: int | None = None, *, rows: int = 20) -> LiveRecord:

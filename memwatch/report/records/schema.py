@@ -71,6 +71,20 @@ class FindingRecord(TypedDict):
     storages: Annotated[list[int], "the storages concerned"]
 
 
+class WayRecord(TypedDict):
+    """One change of the program that was simulated: the peak would be lower with it."""
+
+    way: Annotated[str, "the change in a few words"]
+    kind: Annotated[str, "`checkpoint`, `foreach` or `fused`; two kinds are joined by ` + `"]
+    peak_bytes: Annotated[int, "most live bytes at one instant with the change"]
+    time_ratio: Annotated[
+        float | None, "duration of the ops, relative to that without the change; null if not known"
+    ]
+    basis: Annotated[str, "`simulated` or `estimated`"]
+    decision: Annotated[str, "what to decide or to know first; empty if there is nothing"]
+    lines: Annotated[str, "the lines of Python that make the change"]
+
+
 class NoteRecord(TypedDict):
     """A limit of the recording."""
 
@@ -90,7 +104,8 @@ class SummaryRecord(TypedDict):
     evidence_bytes: Annotated[dict[str, int], "bytes by how their holders are known"]
     storages: Annotated[list[HeldStorageRecord], "the largest, as many as `-n` says"]
     num_storages: Annotated[int, "how many were live at the peak"]
-    findings: Annotated[list[FindingRecord], "changes that would lower the peak, largest first"]
+    findings: Annotated[list[FindingRecord], "memory that the program could free or not make, largest first"]
+    ways: Annotated[list[WayRecord], "changes of the program that were simulated, the lowest peak first"]
     notes: Annotated[list[NoteRecord], "limits of the recording"]
 
 

@@ -1,0 +1,1 @@
+"""Ways: changes of a program that would lower its peak, each simulated from one recording."""

@@ -1,0 +1,303 @@
+"""What would be alive if some modules were checkpointed: the recorded events, with a recomputation put in.
+
+A checkpoint (`torch.utils.checkpoint`, not reentrant) changes a recording at three places:
+
+1. What autograd saved inside the module dies in the forward, after its last use there.
+2. What the module reads from outside stays alive until the module's backward is over: the checkpoint keeps it.
+3. When the backward first asks for a saved tensor of the module, the forward of the module runs again, up to the
+   last tensor that it saves. What autograd saved is alive again from there on, and dies as it did before.
+
+The first two change the bytes of recorded events. The third puts events in between two recorded ones: those of the
+module's forward. `Simulation` adds all of this up for any set of modules, so each call is looked at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from memwatch.analysis.facts.coded import Grouped
+from memwatch.capture.schema import ACCESSES, IN_BACKWARD, NONE
+from memwatch.device_names import is_host
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from memwatch.analysis.facts.facts import Facts
+    from memwatch.analysis.saved_tensors import SavedTensors
+    from memwatch.capture.packed import IntArray
+
+_RNG_STATE_BYTES: Final = 5_056
+"""The state of the host's random numbers, which each checkpoint keeps (torch 2.13: `torch.get_rng_state().nbytes`)."""
+_LAST: Final = np.iinfo(np.int64).max
+"""An op after all others."""
+_MOST_OPS: Final = 50_000
+"""Ops that are simulated, of a recording of any length."""
+_WRITTEN: Final = ACCESSES.index("write")
+_OUTPUT: Final = ACCESSES.index("output")
+
+
+class Gap(NamedTuple):
+    """A piece of memory that only autograd kept: from one event on it would be gone, up to another."""
+
+    row: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class CheckpointedCall:
+    """What a checkpoint around one call of a module would change.
+
+    Attributes:
+        gaps: what autograd would no longer keep from the forward to the backward.
+        inputs: what the checkpoint keeps: allocations from outside that the call reads.
+        begin_event: the event at which the call begins.
+        again_event: the event before which the module's forward runs again.
+        over_event: the event at which the backward of the call is over.
+        again_most_bytes: the most bytes that the forward has alive when it runs again, beside what is alive then.
+        again_ns: the time that its ops take.
+        writes_buffers: whether it writes buffers, such as running statistics.
+    """
+
+    gaps: tuple[Gap, ...]
+    inputs: tuple[int, ...]
+    begin_event: int
+    again_event: int
+    over_event: int
+    again_most_bytes: int
+    again_ns: int
+    writes_buffers: bool
+
+
+class Checkpointing:
+    """Simulates checkpoints around the module calls of a recording.
+
+    Args:
+        facts: what the capture shows.
+        saved: what autograd saved.
+    """
+
+    def __init__(self, facts: Facts, saved: SavedTensors) -> None:
+        self._facts, self._saved = facts, saved
+        tables = facts.capture.tables
+        self._ops, self._uses, self._unpacks = tables["ops"], tables["uses"], tables["unpacks"]
+        self._calls = tables["calls"]
+        self._calls_by_module = Grouped(self._calls["module"])
+        self._uses_by_op, self._uses_by_storage = Grouped(self._uses["op"]), Grouped(self._uses["storage"])
+        self._packs_by_op, self._packs_by_storage = Grouped(saved.saved_op), Grouped(saved.storage)
+        self._allocations_by_op = Grouped(facts.allocations.op)
+        self._in_backward = np.isin(self._ops["phase"], IN_BACKWARD)
+        self._row_of_storage = self._rows_of_storages()
+        self._is_lasting = facts.categories.category.isin(["parameter", "buffer"])
+        self._is_buffer = facts.categories.category.isin(["buffer"])
+        self._known: dict[int, list[CheckpointedCall]] = {}
+        self._first_op, self._end_op = self._ops_around_peak()
+        self._events = slice(self._event_of(self._first_op), self._event_of(self._end_op) + 1)
+        self._elsewhere_bytes = self._most_where_nothing_changes()
+        within = slice(self._first_op, self._end_op)
+        self.ops_ns = max(int((self._ops["end_ns"][within] - self._ops["start_ns"][within]).sum()), 1)
+        self._rng_bytes = _RNG_STATE_BYTES if is_host(facts.device) else 0
+        self._first_unpack = np.full(len(saved), NONE, dtype=np.int64)
+        read = self._unpacks["released"] == 0
+        self._first_unpack[self._unpacks["pack"][read][::-1]] = self._unpacks["op"][read][::-1]
+
+    def _ops_around_peak(self) -> tuple[int, int]:
+        """Return the first op of the iterations around the peak that are simulated, and the op after their last.
+
+        They are as many whole iterations as have `_MOST_OPS` together, and at least the one of the peak.
+        """
+        count = len(self._ops["start_ns"])
+        ends = np.searchsorted(self._ops["start_ns"], np.sort(self._facts.kept_across.ends_ns))
+        bounds = np.unique(np.concatenate([[0], ends, [count]]))
+        first = int(np.searchsorted(bounds, max(self._facts.op_at_peak, 0), side="right")) - 1
+        first, last = min(first, len(bounds) - 2), min(first, len(bounds) - 2) + 1
+        while True:
+            lower, upper = max(first - 1, 0), min(last + 1, len(bounds) - 1)
+            if (lower, upper) == (first, last) or bounds[upper] - bounds[lower] > _MOST_OPS:
+                return int(bounds[first]), int(bounds[last])
+            first, last = lower, upper
+
+    def _most_where_nothing_changes(self) -> int:
+        """Return the most bytes of the iterations that are not simulated, and that have no backward.
+
+        Those with a backward are taken to be like the ones around the peak: they have the same changes.
+        """
+        ends_ns = np.sort(self._facts.kept_across.ends_ns)
+        time_ns, live = self._facts.curve.time_ns, self._facts.curve.live_bytes
+        if self._events.stop - self._events.start >= len(live):
+            return 0
+        trains = np.zeros(len(ends_ns) + 1, dtype=bool)
+        trains[np.searchsorted(ends_ns, self._ops["start_ns"][self._in_backward])] = True
+        is_other = ~trains[np.searchsorted(ends_ns, time_ns)]
+        is_other[self._events] = False
+        return int(live[is_other].max(initial=0))
+
+    def calls_of(self, module: int) -> list[CheckpointedCall]:
+        """Return what a checkpoint around each call of a module would change; calls without a backward are left out."""
+        if module not in self._known:
+            self._known[module] = self._found(module)
+        return self._known[module]
+
+    def _found(self, module: int) -> list[CheckpointedCall]:
+        rows = np.sort(self._calls_by_module.within(module, module + 1))
+        starts = self._calls["start_op"][rows]
+        rows = rows[(starts >= self._first_op) & (starts < self._end_op)]
+        spans = zip(self._calls["start_op"][rows].tolist(), self._calls["end_op"][rows].tolist(), strict=True)
+        calls = (self._of_call(start, end) for start, end in spans if start < end)
+        return [call for call in calls if call is not None]
+
+    def bytes_of(self, rows: IntArray) -> IntArray:
+        """Return, per event, the bytes of some allocations that are alive."""
+        allocations = self._facts.allocations
+        change = np.zeros(len(self._facts.curve.live_bytes) + 1, dtype=np.int64)
+        nbytes, death = allocations.nbytes[rows].astype(np.int64), allocations.death_event[rows]
+        np.add.at(change, allocations.birth_event[rows], nbytes)
+        np.subtract.at(change, np.where(death == NONE, len(change) - 1, death), nbytes)
+        return np.cumsum(change)[:-1]
+
+    def writes_buffers(self, module: int) -> bool:
+        """Return True if the calls of a module write buffers, such as running statistics."""
+        return any(call.writes_buffers for call in self.calls_of(module))
+
+    def peak_bytes(self, calls: Sequence[CheckpointedCall], spared: IntArray | None = None) -> int:
+        """Return the most bytes that would be alive at one instant if all of these calls were checkpointed.
+
+        Args:
+            calls: the calls.
+            spared: bytes per event that another change would not have alive.
+        """
+        allocations, live = self._facts.allocations, self._facts.curve.live_bytes
+        change = np.zeros(len(live) + 1, dtype=np.int64)
+
+        def alive(start: int, end: int, nbytes: int) -> None:
+            if start < end:
+                change[start] += nbytes
+                change[end] -= nbytes
+
+        kept_until: dict[int, int] = {}  # the event up to which checkpoints keep an allocation
+        for call in calls:
+            alive(call.begin_event, call.over_event, self._rng_bytes)
+            for row in call.inputs:
+                kept_until[row] = max(kept_until.get(row, 0), call.over_event)
+        gone_bytes = []  # what each call's first backward op finds gone, though no recorded event says so
+        for call in calls:
+            gone_bytes.append(0)
+            for row, start, end in call.gaps:
+                from_event, nbytes = max(start, kept_until.get(row, 0)), int(allocations.nbytes[row])
+                alive(from_event, end, -nbytes)
+                gone_bytes[-1] += nbytes if from_event == end else 0
+        for row, until in kept_until.items():
+            death = int(allocations.death_event[row])
+            if death != NONE:
+                alive(death, until, int(allocations.nbytes[row]))
+        changed = live + np.cumsum(change)[:-1]
+        if spared is not None:
+            changed -= spared
+        # the forward runs again between two recorded events
+        again = [
+            int(changed[call.again_event - 1]) - gone + call.again_most_bytes
+            for call, gone in zip(calls, gone_bytes, strict=True)
+        ]
+        return max([int(changed[self._events].max()), self._elsewhere_bytes, *again])
+
+    def _of_call(self, start_op: int, end_op: int) -> CheckpointedCall | None:
+        if self._in_backward[start_op]:
+            return None  # an existing checkpoint calls the module again
+        packs = self._packs_by_op.within(start_op, end_op + 1)
+        packs = packs[self._is_of_call(packs, start_op, end_op)]
+        unpacked = self._first_unpack[packs]
+        unpacked = unpacked[unpacked >= end_op]
+        if not len(unpacked):
+            return None
+        facts, allocations = self._facts, self._facts.allocations
+        again_op, last_op = int(unpacked.min()), int(self._saved.saved_op[packs].max())
+        begin, end, cut = self._event_of(start_op), self._event_of(end_op), self._event_of(last_op)
+        again = self._event_of(again_op)
+        released = self._saved.released_op[packs]
+        over = self._event_of(_LAST if (released == NONE).any() else int(released.max()))
+        made = self._allocations_by_op.within(start_op, end_op)
+        made = made[allocations.counted[made]]
+        kept = made[np.isin(allocations.storage[made], self._saved.storage[packs])]
+        kept = kept[facts.are_alive_at(kept, end - 1)]
+        free = ((row, self._event_without(row, packs)) for row in kept.tolist())
+        duration_ns = self._ops["end_ns"][start_op:last_op] - self._ops["start_ns"][start_op:last_op]
+        return CheckpointedCall(
+            gaps=tuple(Gap(row, start, again) for row, start in free if start <= again),
+            inputs=tuple(self._inputs(start_op, end_op).tolist()),
+            begin_event=begin,
+            again_event=again,
+            over_event=over,
+            again_most_bytes=self._most_again(made, kept, begin, cut) + self._rng_bytes,
+            again_ns=int(duration_ns.sum()),
+            writes_buffers=self._writes_buffers(start_op, end_op),
+        )
+
+    def _writes_buffers(self, start_op: int, end_op: int) -> bool:
+        uses = self._uses_by_op.within(start_op, end_op)
+        written = self._uses["storage"][uses[self._uses["access"][uses] == _WRITTEN]]
+        rows = self._row_of_storage[written]
+        return bool(self._is_buffer[rows[rows != NONE]].any())
+
+    def _is_of_call(self, packs: IntArray, start_op: int, end_op: int) -> NDArray[np.bool_]:
+        """Return which of some saved tensors an op of the call saved, and no checkpoint."""
+        op = self._saved.op[packs]
+        is_of_call: NDArray[np.bool_] = (op >= start_op) & (op < end_op) & ~self._saved.of_region[packs]
+        return is_of_call
+
+    def _event_without(self, row: int, packs: IntArray) -> int:
+        """Return the event from which on only autograd keeps an allocation, and only for the nodes of one call.
+
+        Args:
+            row: the allocation.
+            packs: what autograd saved in the call.
+        """
+        storage = int(self._facts.allocations.storage[row])
+        used = self._uses["op"][self._uses_by_storage.within(storage, storage + 1)]
+        last = int(used[~self._in_backward[used]].max(initial=int(self._facts.allocations.op[row]))) + 1
+        others = np.setdiff1d(self._packs_by_storage.within(storage, storage + 1), packs)
+        released = self._saved.released_op[others]
+        return self._event_of(_LAST if (released == NONE).any() else int(released.max(initial=last)))
+
+    def _inputs(self, start_op: int, end_op: int) -> IntArray:
+        """Return the allocations that a call reads from outside, but for parameters and buffers."""
+        allocations = self._facts.allocations
+        uses = self._uses_by_op.within(start_op, end_op)
+        storages = np.unique(self._uses["storage"][uses[self._uses["access"][uses] != _OUTPUT]])
+        rows = self._row_of_storage[storages]
+        rows = rows[rows != NONE]
+        inputs: IntArray = rows[
+            (allocations.op[rows] < start_op) & ~self._is_lasting[rows] & allocations.counted[rows]
+        ]
+        return inputs
+
+    def _most_again(self, made: IntArray, kept: IntArray, begin: int, cut: int) -> int:
+        """Return the most bytes of a forward that runs again: what it saved stays, the rest dies as it did."""
+        allocations = self._facts.allocations
+        change = np.zeros(cut - begin + 1, dtype=np.int64)
+        birth, death = allocations.birth_event[made], allocations.death_event[made]
+        nbytes = allocations.nbytes[made].astype(np.int64)
+        is_born = (birth >= begin) & (birth < cut)
+        np.add.at(change, birth[is_born] - begin, nbytes[is_born])
+        dies = is_born & (death != NONE) & (death < cut) & ~np.isin(made, kept)
+        np.subtract.at(change, death[dies] - begin, nbytes[dies])
+        return int(np.cumsum(change).max(initial=0))
+
+    def _event_of(self, op: int) -> int:
+        """Return the first event at or after the start of an op."""
+        starts_ns = self._ops["start_ns"]
+        if op >= len(starts_ns):
+            return len(self._facts.curve.live_bytes) - 1
+        return int(np.searchsorted(self._facts.curve.time_ns, starts_ns[op]))
+
+    def _rows_of_storages(self) -> IntArray:
+        """Return, for each storage, its first allocation; -1 for none."""
+        storage = self._facts.allocations.storage
+        rows = np.flatnonzero(storage != NONE)
+        found = np.full(int(storage.max(initial=NONE)) + 1, NONE, dtype=np.int64)
+        found[storage[rows[::-1]]] = rows[::-1]
+        return found

@@ -1,0 +1,191 @@
+"""The search for ways: changes that are simulated on one recording, those that lower the peak most first."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from memwatch.analysis.findings.finding import LEAST_RATIO
+from memwatch.analysis.findings.optimizer import foreach_temporaries, loop_temporaries
+from memwatch.analysis.ways.blocks import SavingModules
+from memwatch.analysis.ways.checkpointing import Checkpointing
+from memwatch.analysis.ways.way import Way
+from memwatch.capture.schema import NONE
+from memwatch.words import ways as words
+from memwatch.words.way_lines import LINES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from memwatch.analysis.facts.facts import Facts
+    from memwatch.analysis.saved_tensors import SavedTensors
+    from memwatch.analysis.ways.checkpointing import CheckpointedCall
+    from memwatch.capture.packed import IntArray
+
+_NO_GAIN_RATIO: Final = 0.01
+"""A block whose checkpoint lowers the peak by less than this share of the whole fall is not worth its time."""
+
+
+_MOST_NAMES: Final = 4
+
+
+class _Setting(NamedTuple):
+    """A setting of the optimizer, and the bytes per event that would not be alive with it."""
+
+    kind: str
+    text: str
+    spared: IntArray
+    decision: str
+    lines: str
+
+
+class _Checkpoint(NamedTuple):
+    """A checkpoint around each of some modules, and what it would change at their calls."""
+
+    kind: str
+    text: str
+    calls: list[CheckpointedCall]
+    decision: str
+    lines: str
+
+
+def find_ways(facts: Facts, saved: SavedTensors) -> list[Way]:
+    """Return the changes that would lower the peak, the lowest peak first; none where uses were not recorded."""
+    if facts.capture.lacks("uses") or not facts.capture.rows("ops"):
+        return []
+    return _Search(facts, saved).ways()
+
+
+class _Search:
+    """Simulates the ways of one recording."""
+
+    def __init__(self, facts: Facts, saved: SavedTensors) -> None:
+        self._facts = facts
+        self._checkpointing = Checkpointing(facts, saved)
+        self._saving = SavingModules(facts, saved)
+        self._tree = facts.places.module_tree
+        self._least_bytes = max(int(facts.curve.peak_increase_bytes * LEAST_RATIO), 1)
+
+    def ways(self) -> list[Way]:
+        """Return the ways that lower the peak by enough; of two together, those that do so further than either."""
+        settings, checkpoints = self._settings(), self._checkpoints()
+        most_bytes = self._facts.curve.peak_bytes - self._least_bytes
+        alone = [self._way(checkpoint, None) for checkpoint in checkpoints]
+        alone += [self._way(None, setting) for setting in settings]
+        found = [way for way in alone if way.peak_bytes <= most_bytes]
+        lowest = min((way.peak_bytes for way in alone), default=most_bytes)
+        together = [self._way(checkpoint, setting) for checkpoint in checkpoints for setting in settings]
+        found += [way for way in together if way.peak_bytes <= min(most_bytes, lowest - self._least_bytes)]
+        return sorted(found, key=lambda way: way.peak_bytes)
+
+    def _way(self, checkpoint: _Checkpoint | None, setting: _Setting | None) -> Way:
+        calls = [] if checkpoint is None else checkpoint.calls
+        spared = None if setting is None else setting.spared
+        again_ns = sum(call.again_ns for call in calls)
+        changes = [change for change in (checkpoint, setting) if change is not None]
+        texts = [change.text for change in changes]
+        return Way(
+            kind=" + ".join(change.kind for change in changes),
+            text=texts[0] if len(texts) == 1 else words.BOTH.format(first=texts[0], other=texts[1]),
+            peak_bytes=self._checkpointing.peak_bytes(calls, spared),
+            time_ratio=math.nan if setting is not None else 1 + again_ns / self._checkpointing.ops_ns,
+            basis="simulated" if setting is None else "estimated",
+            decision="; ".join(change.decision for change in changes if change.decision),
+            lines="\n".join(change.lines for change in changes),
+        )
+
+    def _checkpoints(self) -> list[_Checkpoint]:
+        """Return the best set of blocks, without those that bring nothing, and every second one of them.
+
+        A set of other blocks takes the place of those that repeat only where it lowers the peak by enough: the lines
+        for those that repeat are the shortest.
+        """
+        best: list[int] = []
+        lowest = self._facts.curve.peak_bytes
+        for blocks in self._saving.blocks():
+            modules = [module for module in blocks if self._checkpointing.calls_of(module)]
+            peak_bytes = self._peak_of(modules)
+            if peak_bytes < lowest - (self._least_bytes if best else 0):
+                best, lowest = modules, peak_bytes
+        best = self._without_idle(best, lowest)
+        sets = [best, best[::2]] if len(best) > 1 else [best]
+        return [self._checkpoint(modules) for modules in sets if modules]
+
+    def _without_idle(self, modules: list[int], lowest: int) -> list[int]:
+        """Return the modules without those that the peak does not need: the last to run are asked about first."""
+        allowed = lowest + int((self._facts.curve.peak_bytes - lowest) * _NO_GAIN_RATIO)
+        kept = list(modules)
+        for module in reversed(modules):
+            fewer = [each for each in kept if each != module]
+            if self._peak_of(fewer) <= allowed:
+                kept = fewer
+        return kept
+
+    def _peak_of(self, modules: list[int]) -> int:
+        return self._checkpointing.peak_bytes(
+            [call for module in modules for call in self._checkpointing.calls_of(module)]
+        )
+
+    def _checkpoint(self, modules: list[int]) -> _Checkpoint:
+        names = [self._tree.names[module] for module in modules]
+        template = words.CHECKPOINT if len(names) > 1 else words.CHECKPOINT_ONE
+        keeps = any(self._checkpointing.writes_buffers(module) for module in modules)
+        return _Checkpoint(
+            kind="checkpoint",
+            text=template.format(count=len(names), names=_told(names)),
+            calls=[call for module in modules for call in self._checkpointing.calls_of(module)],
+            decision=words.BUFFERS if keeps else "",
+            lines="\n".join(self._lines("checkpoint, buffers" if keeps else "checkpoint", modules)),
+        )
+
+    def _lines(self, key: str, modules: list[int]) -> Iterator[str]:
+        """Yield the lines for the modules of each model."""
+        by_root: dict[int, list[str]] = {}
+        for module in modules:
+            root = module
+            while self._tree.parents[root] != NONE:
+                root = self._tree.parents[root]
+            name, prefix = self._tree.names[module], self._tree.prefixes[root]
+            by_root.setdefault(root, []).append(name.removeprefix(prefix).removeprefix("."))
+        for root, names in by_root.items():
+            model = self._tree.names[root]
+            yield LINES[key].format(
+                model=model if model.isidentifier() else "model", names=_as_expression(names)
+            )
+
+    def _settings(self) -> list[_Setting]:
+        """Return the settings of the optimizer whose temporaries were recorded."""
+        found = []
+        for kind, text, decision, rows in (
+            ("foreach", words.FOREACH, "", foreach_temporaries(self._facts)),
+            ("fused", words.FUSED, words.ROUNDING, loop_temporaries(self._facts)),
+        ):
+            if rows:
+                spared = self._checkpointing.bytes_of(np.array(rows))
+                found.append(
+                    _Setting(kind, text, spared, decision, LINES[kind].format(optimizer="optimizer"))
+                )
+        return found
+
+
+def _told(names: list[str]) -> str:
+    """Return some names as a reader says them; the second one shows whether modules are left out between them."""
+    if len(names) < _MOST_NAMES:
+        return ", ".join(names)
+    return words.FIRST_AND_LAST.format(first=names[0], second=names[1], last=names[-1])
+
+
+def _as_expression(names: list[str]) -> str:
+    """Return an expression for some names: short where they are numbered, as those of an `nn.ModuleList` are."""
+    stems = {name.rpartition(".")[0] for name in names}
+    numbers = [name.rpartition(".")[2] for name in names]
+    if len(stems) == 1 and len(names) > 3 and all(number.isdecimal() for number in numbers):
+        first, second, last = int(numbers[0]), int(numbers[1]), int(numbers[-1])
+        step = second - first
+        if step > 0 and [int(number) for number in numbers] == list(range(first, last + 1, step)):
+            stem = stems.pop()
+            through = f"range({first}, {last + 1}" + (f", {step})" if step > 1 else ")")
+            return f'[f"{stem + "." if stem else ""}{{number}}" for number in {through}]'
+    return repr(tuple(names))

@@ -1,0 +1,32 @@
+"""A way: a change of the program, with the peak that it would have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Basis = Literal["simulated", "estimated"]
+
+
+@dataclass(frozen=True)
+class Way:
+    """A change of the program, with the peak that it would have.
+
+    Attributes:
+        kind: what is changed, as in `memwatch fit`: `checkpoint`, `foreach`, `fused`; several are joined by ` + `.
+        text: the change in a few words.
+        peak_bytes: the most live bytes with it.
+        time_ratio: duration of the ops with it, relative to that without; NaN where that is not known.
+        basis: `simulated` (the recorded allocations and frees, with the change) or `estimated` (what the changed
+            program makes in place of something was not recorded).
+        decision: what you have to decide, empty if the results stay the same in every bit.
+        lines: the lines of Python that make the change.
+    """
+
+    kind: str
+    text: str
+    peak_bytes: int
+    time_ratio: float
+    basis: Basis
+    decision: str
+    lines: str

@@ -1,0 +1,34 @@
+"""The words for what would lower the peak: the changes that memwatch simulates from one recording."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+CHECKPOINT: Final = "checkpoint {count} modules: {names}"
+CHECKPOINT_ONE: Final = "checkpoint the module {names}"
+FOREACH: Final = "let the optimizer update one parameter at a time (foreach=False)"
+FUSED: Final = "let one kernel update each parameter (fused=True)"
+GRADIENTS: Final = "free the gradients right after the optimizer's step"
+BOTH: Final = "{first}, and {other}"
+
+FIRST_AND_LAST: Final = "{first}, {second} ... {last}"
+"""Modules by name, from the first to the last of them."""
+
+ROUNDING: Final = "a fused step rounds a little differently"
+BUFFERS: Final = "the lines keep the modules' buffers, such as running statistics, from being updated twice"
+"""What you have to decide or to know before you take a way."""
+
+HEADING: Final = "What would lower the peak"
+NO_WAY: Final = "memwatch knows no change that would lower the peak by {share} or more"
+TIME: Final = "ops take {ratio:.2f} x the time"
+TIME_UNKNOWN: Final = "duration not known"
+FALL: Final = "{peak} ({share} less)"
+LINES_OF_FIRST: Final = "The lines for the first of them:"
+MORE_LINES: Final = "For the lines of the others: prof.ways.lines"
+MORE_WAYS: Final = "{count:,} more: --rows, or prof.ways"
+
+
+def time_text(ratio: float) -> str:
+    """Return what a change does to the duration of the ops; NaN is not known."""
+    return TIME_UNKNOWN if math.isnan(ratio) else TIME.format(ratio=ratio)

@@ -1,0 +1,124 @@
+"""Write `ways.md`: each way that `prof.ways` names, applied to twelve programs, and the peak that they then have.
+
+Each program runs in a process of its own, once as it is and once for each way, with the lines of that way. The peak is
+that of two steps after a first one. The duration is the shortest of five steps without memwatch, relative to the
+program's own.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from ways_programs import PROGRAMS, Program
+
+import memwatch
+
+_HERE = Path(__file__).parent
+_STEPS = 5
+
+
+def made(name: str, lines: str = "") -> Program:
+    """Return a program, changed by some lines, after its first step."""
+    torch.manual_seed(0)
+    gc.collect()
+    program = PROGRAMS[name]()
+    exec(lines, {"model": program.model, "optimizer": program.optimizers[0]})  # the lines of a way
+    program.step()
+    return program
+
+
+def recorded(program: Program, *, holders: bool = False) -> memwatch.Profile:
+    """Return the profile of two steps."""
+    with memwatch.profile(holders=holders) as prof:
+        program.step()
+        program.step()
+    return prof
+
+
+def shortest_step_s(program: Program) -> float:
+    """Return the duration of the shortest of some steps, in seconds."""
+    times = []
+    for _ in range(_STEPS):
+        start = time.perf_counter()
+        program.step()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def measured(name: str) -> list[dict[str, Any]]:
+    """Return a row for each way of a program."""
+    torch.set_num_threads(1)
+    prof, plain_s = recorded(made(name)), shortest_step_s(made(name))
+    rows = []
+    for way in prof.ways.itertuples():
+        changed = recorded(made(name, way.lines)).peak_bytes
+        rows.append({
+            "program": name,
+            "way": way.way,
+            "basis": way.basis,
+            "plain_bytes": prof.peak_bytes,
+            "predicted_bytes": way.peak_bytes,
+            "measured_bytes": changed,
+            "predicted_time_ratio": way.time_ratio,
+            "measured_time_ratio": shortest_step_s(made(name, way.lines)) / plain_s,
+        })  # fmt: skip
+    return rows
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Return the rows as Markdown."""
+    head = "| Program | Way | Basis | Peak before | Predicted | Measured | Error | Time, predicted | Time, measured |"
+    lines = [head, "|---|---|---|---:|---:|---:|---:|---:|---:|"]
+    for row in rows:
+        error = row["predicted_bytes"] / row["measured_bytes"] - 1
+        sizes = (
+            f"{row[key] / 2**20:.2f} MiB" for key in ("plain_bytes", "predicted_bytes", "measured_bytes")
+        )
+        ratio = row["predicted_time_ratio"]
+        told = "not known" if math.isnan(ratio) else f"{ratio:.2f} x"
+        cells = [row["program"], row["way"], row["basis"], *sizes, f"{error * 100:+.2f} %", told]
+        lines.append(f"| {' | '.join(cells)} | {row['measured_time_ratio']:.2f} x |")
+    return "\n".join(lines)
+
+
+_TEXT = """# Ways: predicted and measured peaks
+
+`prof.ways` simulates changes of a program on one recording. `reports/ways.py` applies each of them to the program, by
+the lines that it prints, and measures the peak again. torch {torch}, one thread, on the host.
+
+{table}
+
+In {exact} of {count} rows the basis is `simulated`; there the largest error is {worst:.2f} %. A row with the basis
+`estimated` replaces memory whose sizes were not recorded: the temporaries of another kind of optimizer step.
+"""
+
+
+def main() -> None:
+    """Measure all programs, or print the rows of the one that is named."""
+    if len(sys.argv) > 1:
+        print(json.dumps(measured(sys.argv[1])))
+        return
+    rows = []
+    for name in PROGRAMS:
+        command = [sys.executable, __file__, name]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=_HERE)
+        rows += json.loads(done.stdout.splitlines()[-1])
+        print(name, flush=True)
+    simulated = [row for row in rows if row["basis"] == "simulated"]
+    worst = max(abs(row["predicted_bytes"] / row["measured_bytes"] - 1) for row in simulated) * 100
+    text = _TEXT.format(
+        torch=torch.__version__, table=table(rows), exact=len(simulated), count=len(rows), worst=worst
+    )
+    (_HERE / "ways.md").write_text(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,204 @@
+"""What would lower the peak: each way is applied to the program, by its own lines, and the peak is measured again."""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+from ways import made, recorded
+
+import memwatch
+
+_LARGEST_ERROR_RATIO = {"simulated": 0.02, "estimated": 0.05}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def gpt():
+    """The profile of two steps of a GPT."""
+    return recorded(made("gpt"))
+
+
+@pytest.mark.parametrize(
+    "name", ["gpt", "unet", "convolutions", "gnn", "gan", "accumulation", "lora", "optimizer_bound"]
+)
+def test_the_lines_of_a_way_give_the_peak_that_it_promises(name):
+    """reports/ways.py does the same for twelve programs."""
+    prof = recorded(made(name))
+    assert len(prof.ways)
+    for way in prof.ways.itertuples():
+        measured_bytes = recorded(made(name, way.lines)).peak_bytes
+        assert way.peak_bytes <= prof.peak_bytes - 0.05 * prof.peak_increase_bytes
+        assert abs(way.peak_bytes / measured_bytes - 1) <= _LARGEST_ERROR_RATIO[way.basis], way.way
+
+
+def test_the_lowest_peak_comes_first_and_fewer_blocks_take_less_time(gpt):
+    """Of a GPT all blocks but the last are checkpointed, which is computed again at once; or every second."""
+    assert list(gpt.ways["kind"]) == ["checkpoint", "checkpoint"]
+    assert list(gpt.ways["way"]) == [
+        "checkpoint 5 modules: blocks.0, blocks.1 ... blocks.4",
+        "checkpoint 3 modules: blocks.0, blocks.2, blocks.4",
+    ]
+    assert gpt.ways["peak_bytes"].is_monotonic_increasing
+    assert 1.5 > gpt.ways["time_ratio"][0] > gpt.ways["time_ratio"][1] > 1
+
+
+def test_checkpoints_leave_the_results_as_they_are(gpt):
+    """A way without a decision changes no bit, dropout included."""
+    assert not gpt.ways["decision"].any()
+    plain, changed = made("gpt"), made("gpt", gpt.ways["lines"][0])
+    for program in (plain, changed):
+        torch.manual_seed(1)
+        program.step()
+    for one, other in zip(plain.model.parameters(), changed.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_batch_statistics_are_updated_once():
+    """The lines keep the buffers of a module that runs twice in a step, and the way says so."""
+    ways = recorded(made("convolutions")).ways
+    assert ways["decision"].str.contains("buffers").all()
+    plain, changed = made("convolutions"), made("convolutions", ways["lines"][0])
+    for one, other in zip(plain.model.buffers(), changed.model.buffers(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_setting_of_the_optimizer_has_no_known_duration():
+    """Its ops were not recorded."""
+    (way,) = recorded(made("optimizer_bound")).ways.itertuples()
+    assert way.kind == "foreach"
+    assert math.isnan(way.time_ratio)
+
+
+def test_every_view_shows_the_ways(gpt, tmp_path):
+    """The summary has the lines of the first; the record has all."""
+    text = gpt.summary(width=120)
+    assert "What would lower the peak" in text
+    assert "checkpoint 5 modules: blocks.0, blocks.1 ... blocks.4" in text
+    assert "block.forward = partial(checkpoint, block.forward, use_reentrant=False)" in text
+    gpt.save(tmp_path / "gpt.memwatch")
+    from memwatch.report.records import summary_record
+
+    record = json.loads(json.dumps(summary_record(memwatch.load(tmp_path / "gpt.memwatch"))))
+    assert [way["peak_bytes"] for way in record["ways"]] == list(gpt.ways["peak_bytes"])
+
+
+class _Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)) for _ in range(4)
+        )
+
+    def forward(self, x, *, again=False):
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=False) if again else layer(x)
+        return x
+
+
+def _ways_of(step):
+    step()
+    with memwatch.profile(holders=False) as prof:
+        step()
+    return prof.ways
+
+
+def test_a_program_that_checkpoints_already_gets_no_such_advice():
+    """Its twin, which does not, gets it."""
+    net, x = _Net(), torch.randn(512, 64)
+
+    def step(*, again):
+        net.zero_grad()
+        net(x, again=again).square().mean().backward()
+
+    assert "checkpoint" in set(_ways_of(lambda: step(again=False))["kind"])
+    assert "checkpoint" not in set(_ways_of(lambda: step(again=True))["kind"])
+
+
+def test_a_program_without_backward_gets_no_such_advice():
+    """Nothing is saved for a backward."""
+    net, x = _Net(), torch.randn(512, 64)
+
+    def step():
+        with torch.no_grad():
+            net(x)
+
+    assert not len(_ways_of(step))
+
+
+def test_a_way_that_brings_less_than_a_twentieth_is_not_told():
+    """Parameters and gradients are nearly all of the peak of a wide layer with one row of input."""
+    net = nn.Sequential(nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 1024))
+    x = torch.randn(1, 1024)
+
+    def step():
+        net.zero_grad()
+        functional.mse_loss(net(x), x).backward()
+
+    assert not len(_ways_of(step))
+
+
+def test_a_model_of_another_name_and_a_second_model_are_called_by_their_names():
+    """The lines name the variable that holds the model, where memwatch saw it."""
+    student, teacher, x = _Net(), _Net(), torch.randn(512, 64)
+
+    def step():
+        for net in (student, teacher):
+            net.zero_grad()
+        (student(x) - teacher(x)).square().mean().backward()
+
+    step()
+    with memwatch.profile() as prof:
+        step()
+    before_bytes, lines = prof.peak_bytes, prof.ways["lines"][0]
+    exec(lines, {"student": student, "teacher": teacher, "model": None})
+    with memwatch.profile(holders=False) as prof_after:
+        step()
+    assert prof_after.peak_bytes == pytest.approx(prof.ways["peak_bytes"][0], rel=0.02)
+    assert prof_after.peak_bytes < before_bytes
+
+
+def test_of_a_long_recording_the_iterations_around_the_peak_are_simulated(monkeypatch, tmp_path):
+    """A validation without gradients has a peak of its own, which checkpoints do not lower."""
+    from memwatch.analysis.ways import checkpointing
+
+    net, x, many = _Net(), torch.randn(512, 64), torch.randn(2_200, 64)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    def step():
+        optimizer.zero_grad()
+        net(x).square().mean().backward()
+        optimizer.step()
+
+    def validate():
+        with torch.no_grad():
+            net.layers[0](many)
+
+    step()
+    gc.collect()  # the programs of other tests
+    with memwatch.profile(holders=False) as prof:
+        for _ in range(6):
+            step()
+        validate()
+    path = tmp_path / "run.memwatch"
+    prof.save(path)
+    whole = memwatch.load(path).ways
+    monkeypatch.setattr(checkpointing, "_MOST_OPS", 60)
+    part = memwatch.load(path).ways
+    with memwatch.profile(holders=False) as alone:
+        validate()
+    assert whole["peak_bytes"][0] == alone.peak_bytes
+    assert list(part["peak_bytes"]) == list(whole["peak_bytes"])
