@@ -3,9 +3,9 @@
 import torch
 from torch import nn
 
-model = nn.Sequential(*[nn.Sequential(nn.Linear(256, 256), nn.ReLU()) for _ in range(6)])
+model = nn.Sequential(*[nn.Sequential(nn.Linear(128, 512), nn.GELU(), nn.Linear(512, 128)) for _ in range(6)])
 optimizer = torch.optim.AdamW(model.parameters())
-batch = torch.randn(512, 256)
+batch = torch.randn(512, 128)
 
 for _ in range(3):
     optimizer.zero_grad()
