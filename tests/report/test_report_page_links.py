@@ -249,6 +249,22 @@ def test_own_lines_stand_beside_their_bytes(shown, reading):
     assert "model" in hottest[3]
 
 
+def test_your_lines_are_lines_of_your_own_code(shown, reading):
+    """The frames of pytest, which called this program, and of torch are not listed; callers count what they called."""
+    assert any(
+        "site-packages" in frame[0]
+        for frame in reading.stack(int(reading.at_peak.join(reading.storages["stack"])["stack"].max()))
+    )
+    lines = shown.js(
+        "return [...document.querySelectorAll('#source tr[data-line]')].map((row) => row.dataset.line)"
+    )
+    files = shown.js(
+        "return [...document.querySelectorAll('#source .file summary code')].map((file) => file.textContent)"
+    )
+    assert files == [__file__]
+    assert {line.rpartition(":")[0] for line in lines} == {__file__}
+
+
 def test_the_life_of_a_storage_leads_to_its_instants(shown, reading):
     """From the dialog to its birth and its death: it is alive in the first live set and not in the second."""
     timeline = reading.timeline

@@ -112,15 +112,15 @@ export class StorageDialog {
   #stack(stack: number): HTMLElement[] {
     const frames = this.#parts.stacks.of(stack);
     if (!frames.length) return [];
-    const own = frames.filter(({ user }) => user);
-    const all = own.length && own.length < frames.length ? [el("details", {}, el("summary", { text: `All ${frames.length} frames` }), this.#frames(frames))] : [];
-    return [el("h3", { text: "Made at" }), this.#frames(own.length ? own : frames), ...all];
+    const callers = frames.filter(({ callsTorch }) => callsTorch);
+    const all = callers.length && callers.length < frames.length ? [el("details", {}, el("summary", { text: `All ${frames.length} frames` }), this.#frames(frames))] : [];
+    return [el("h3", { text: "Made at" }), this.#frames(callers.length ? callers : frames), ...all];
   }
 
   #frames(frames: StackFrame[]): HTMLElement {
-    const item = ({ file, line, name, user }: StackFrame) => {
-      const code = user ? this.#parts.sources.text(`${file}:${line}`).trim() : "";
-      return el("li", { class: user ? "user" : "" }, el("code", { title: `${file}:${line}`, text: shortLine(`${file}:${line}`) }), ` ${name}`, code ? el("pre", { text: code }) : null);
+    const item = ({ file, line, name, isOwn }: StackFrame) => {
+      const code = isOwn ? this.#parts.sources.text(`${file}:${line}`).trim() : "";
+      return el("li", { class: isOwn ? "user" : "" }, el("code", { title: `${file}:${line}`, text: shortLine(`${file}:${line}`) }), ` ${name}`, code ? el("pre", { text: code }) : null);
     };
     return el("ol", { class: "stack" }, ...frames.map(item));
   }
