@@ -1,5 +1,4 @@
 // Puts the page together from the model in the document and the state in the URL.
-import { drawComposition } from "./composition.ts";
 import { listenToFolds } from "./folds.ts";
 import { modelOf } from "./model.ts";
 import { Page } from "./page.ts";
@@ -10,7 +9,6 @@ const model = modelOf(state.get().device);
 state.listen((_, changed) => {
   if (changed.has("device")) location.reload(); // the state of the other device is in the address already
 });
-drawComposition(model);
 listenToFolds();
 await new Page(model).start();
 document.documentElement.dataset.ready = "yes";
