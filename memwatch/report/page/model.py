@@ -119,8 +119,7 @@ def page_model(reading: Reading, extras: Extras | None = None, *, source: bool =
             "layers": "" if layers is None else visible(str(layers)),
         },
         "notes": [[visible(kind), hide(text)] for kind, text in reading.notes],
-        "findings": [_finding(finding, reading, hide) for finding in reading.findings],
-        "together_peak_bytes": _together(reading),
+        **findings_model(reading, hide),
         "plan": plan,
         "leaks": leak_model(extras.leaks, hide) if extras.leaks else None,
         "blocks": {**blocks, "words": words.pack()},
@@ -140,7 +139,7 @@ def _plan(
 def _hider(reading: Reading, extras: Extras, *, source: bool) -> Callable[[str], str]:
     if source:
         return visible
-    hide_paths = PathHider(_files(reading) | leak_files(extras.leaks))
+    hide_paths = PathHider(files_of(reading) | leak_files(extras.leaks))
     return lambda text: visible(hide_paths(text))
 
 
@@ -233,6 +232,14 @@ def _steps(reading: Reading) -> list[dict[str, Any]]:
     ]
 
 
+def findings_model(reading: Reading, hide: Callable[[str], str]) -> dict[str, Any]:
+    """Return what the section of the findings shows beside the peak."""
+    return {
+        "findings": [_finding(finding, reading, hide) for finding in reading.findings],
+        "together_peak_bytes": _together(reading),
+    }
+
+
 def _finding(finding: Finding, reading: Reading, hide: Callable[[str], str]) -> dict[str, Any]:
     storages = sorted(finding.storages)
     modules = reading.part("storages", ["module"], storages)["module"].unique().tolist()
@@ -287,7 +294,8 @@ def _death_ops(reading: Reading, death_event: pd.Series[int]) -> NDArray[np.int6
     return np.where(death_event < 0, -1, op[death_event])
 
 
-def _files(reading: Reading) -> set[str]:
+def files_of(reading: Reading) -> set[str]:
+    """Return the source files that texts of a reading may name."""
     frames = (
         frame
         for stack in reading.part("storages", ["stack"])["stack"].unique()
