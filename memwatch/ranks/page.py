@@ -57,7 +57,7 @@ def ranks_model(ranks: Job, *, source: bool = True) -> dict[str, Any]:
         ranks: the job.
         source: whether file paths and source lines may be in the page.
     """
-    hide = _hider(ranks, source=source)
+    hide, worst = _hider(ranks, source=source), ranks.worst_reading
     return {
         "totals": asdict(totals(ranks)),
         "peak_at": _peak_at(ranks, hide, source=source),
@@ -69,7 +69,7 @@ def ranks_model(ranks: Job, *, source: bool = True) -> dict[str, Any]:
         "differing": len(ranks.differences) if ranks.are_ranks else 0,
         "chart": _chart(ranks),
         "worst_page": "",
-        "worst_findings": None if ranks.worst_reading is None else findings_model(ranks.worst_reading, hide),
+        "worst_findings": worst and findings_model(worst, hide, source=source),
     }
 
 

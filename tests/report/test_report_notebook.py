@@ -33,6 +33,8 @@ CELLS = (
     "with memwatch.profile(replay=True) as step_profile:\n    step(torch.ones(512, 64))",
     "memwatch.plan(step_profile, budget='60%')",
     "with memwatch.profile() as drag:\n    idle = torch.ones(100000)\n    torch.ones(300000) * 2\ndrag.findings",
+    "import pathlib, tempfile\npage = pathlib.Path(tempfile.mkdtemp()) / 'cells.html'",
+    "step_profile.report(page)\nprint(page.read_text())",
 )
 
 
@@ -121,6 +123,25 @@ def test_a_plan_names_the_lines_of_cells_and_shares_of_work(executed):
     )
     assert "(cost" not in said
     assert ".py" not in said
+
+
+def test_the_page_names_the_cells_and_shows_their_lines(executed, browser, tmp_path):
+    """Tables, icicle and lines of the page name a cell as the notebook does, with its source."""
+    page = tmp_path / "page.html"
+    page.write_text(executed[16][0]["text"], encoding="utf-8")
+    browser.open(page)
+    assert "Cell In[12], line 3" in browser.column(6)
+    files = browser.js(
+        "return [...document.querySelectorAll('#source .file code:first-child')].map((f) => f.textContent)"
+    )
+    assert files[0] == "Cell In[12]"
+    browser.click("#panel .to-line")
+    assert "step(torch.ones(512, 64))" in browser.text("#source tr[aria-current] .code")
+    assert "torch.nn.functional.gelu(x @ each)" in browser.text("#source-body")
+    browser.go("by=line")
+    cells = browser.js("return [...document.querySelectorAll('#flame bdi')].map((cell) => cell.textContent)")
+    assert "Cell In[12], line 3" in cells
+    assert not any(".py" in cell for cell in cells)
 
 
 def test_findings_show_as_text(executed):

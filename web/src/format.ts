@@ -56,20 +56,36 @@ export const whole = (number: number): string => WITH_COMMAS.format(number);
 export const orNone = (number: number): string => (number < 0 ? "" : whole(number));
 export const counted = (count: number, noun: string): string => `${whole(count)} ${noun}${count === 1 ? "" : "s"}`;
 
+let cells: Record<string, string> = {};
+
+// From now on, lines of a notebook's cells are called as the notebook does: `Cell In[3], line 2`.
+export const nameCells = (found: Record<string, string>): void => void (cells = found);
+
+export const fileName = (file: string): string => (Object.hasOwn(cells, file) ? cells[file] : file);
+
+function cellLine(line: string): string | null {
+  const place = placeOf(line);
+  return place && Object.hasOwn(cells, place.file) ? `${cells[place.file]}, line ${place.number}` : null;
+}
+
 // Shortens a long path but keeps its end, the file and the line.
 export function shortLine(line: string): string {
+  const cell = cellLine(line);
+  if (cell) return cell;
   const parts = line.split("/");
   return parts.length > 2 ? `…/${parts.slice(-2).join("/")}` : line;
 }
 
 // Returns file and line without the folders, for a narrow place; of a package's `__init__.py` the package, too.
 export function fileLine(line: string): string {
+  const cell = cellLine(line);
+  if (cell) return cell;
   const parts = line.split("/");
   return parts.slice(parts.at(-1)!.startsWith("__") ? -2 : -1).join("/");
 }
 
 // Shortens the long paths in a text, each as `shortLine` does.
-export const shortPaths = (text: string): string => text.replace(/(?:\/[^\s/():]+)+(?=\/[^\s/():]+\/[^\s/():]+:\d)/g, "…");
+export const shortPaths = (text: string): string => text.replace(/(?<![\w.])(?:\/[^\s/():]+)+:\d+/g, shortLine);
 
 // Returns file and number of a `file:line`.
 export function placeOf(line: string): { file: string; number: number } | null {

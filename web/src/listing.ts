@@ -1,6 +1,6 @@
 // The section of the program's own lines, with the bytes of each and a heat in the margin.
 import { $, el, link } from "./dom.ts";
-import { bytes, percent, placeOf } from "./format.ts";
+import { bytes, fileName, percent, placeOf } from "./format.ts";
 import type { Frame } from "./frame.ts";
 import type { Finding } from "./model.ts";
 import { isPicked, pick } from "./pick.ts";
@@ -40,7 +40,7 @@ export class Listing {
     const body = el("tbody");
     const isOpen = this.#opened.has(file) || (index < OPEN_FILES && !this.#closed.has(file));
     const head = el("thead", {}, el("tr", {}, ...["", "Made here", "With calls", "Line", "Code"].map((text, at) => (at ? el("th", { scope: "col", class: at < 4 ? "number" : "", text }) : el("td", {})))));
-    const box = el("details", { class: "file", open: isOpen }, el("summary", {}, el("code", { text: file }), ` ${bytes(own)}, ${percent(own, total)}${all > own ? `; ${bytes(all)} with calls` : ""}`), el("table", { class: "listing", "aria-label": file }, head, body));
+    const box = el("details", { class: "file", open: isOpen, "data-file": file }, el("summary", {}, el("code", { text: fileName(file) }), ` ${bytes(own)}, ${percent(own, total)}${all > own ? `; ${bytes(all)} with calls` : ""}`), el("table", { class: "listing", "aria-label": fileName(file) }, head, body));
     if (isOpen) body.append(...rows());
     box.addEventListener("toggle", () => {
       if (box.open && !body.childElementCount) body.append(...rows());
@@ -76,8 +76,8 @@ export class Listing {
   // Brings a line into view, and opens its file.
   reveal(line: string): void {
     const find = () => $("source-body").querySelector<HTMLElement>(`tr[data-line="${CSS.escape(line)}"]`);
-    for (const box of find() ? [] : $("source-body").querySelectorAll("details")) {
-      if (!line.startsWith(`${box.querySelector("code")!.textContent}:`)) continue;
+    for (const box of find() ? [] : $("source-body").querySelectorAll<HTMLDetailsElement>("details.file")) {
+      if (placeOf(line)?.file !== box.dataset.file) continue;
       box.open = true;
       box.dispatchEvent(new Event("toggle")); // the browser's own comes later
     }
