@@ -159,3 +159,20 @@ def test_the_line_that_made_a_storage_is_in_view(shown):
     )
     assert {cell.partition(":")[0] for cell in cells if ":" in cell} == {"train.py"}
     assert shown.js(CUT_OFF, "#flame [data-level$=line] bdi", ".d3-flame-graph-label") == []
+
+
+def test_a_comparison_is_not_cut_off(shown, training_script):
+    """The bar says what was born and what died, whole, in a window of a usual width."""
+    shown.go(f"at={len(training_script.timeline) // 2}&than=peak")
+    assert "died" in shown.text("#compared")
+    assert shown.js(CUT_OFF, "#compared", "#instant") == []
+
+
+def test_names_in_the_icicle_have_no_backticks(shown):
+    """Texts mark names by backticks, which are code elsewhere on the page; a label of a cell has plain text only."""
+    shown.go("by=holder")
+    labels = shown.js(
+        "return [...document.querySelectorAll('#flame g.frame')].map((cell) => cell.getAttribute('aria-label'))"
+    )
+    assert any(label.startswith("held by parameter 0.weight") for label in labels)
+    assert not any("`" in label for label in labels)

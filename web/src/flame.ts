@@ -68,7 +68,7 @@ export class Flame {
 
   // d3-flame-graph adds fields to the data it draws, so it gets a copy.
   #copy(cell: Cell): Cell {
-    const name = isLine(cell) ? fileLine(cell.name) : cell.level === "op_name" ? shortOp(cell.name) : short(cell.name);
+    const name = isLine(cell) ? fileLine(cell.name) : cell.level === "op_name" ? shortOp(cell.name) : short(cell.name).replaceAll("`", ""); // no code in these labels
     return { ...cell, name, children: cell.children.map((each) => this.#copy(each)) };
   }
 

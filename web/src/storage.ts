@@ -105,7 +105,7 @@ export class StorageDialog {
       ...(life.dead < ops ? [at("freed", (events, storage) => events.row[events.death[storage] < 0 ? events.count - 1 : events.death[storage]])] : []),
     ];
     const lengths = frame.has("lag_ns") ? LIFE.map((phase): [string, number] => [phase, frame.number(`${phase}_ns`, row)]).filter(([, length]) => length > 0) : [];
-    const legend = lengths.flatMap(([phase, length]) => [swatch({ "data-phase": phase }), `${phase} ${duration(length)} `]);
+    const legend = lengths.flatMap(([phase, length]) => [el("span", { class: "nowrap" }, swatch({ "data-phase": phase }), `${phase} ${duration(length)}`), " "]);
     return [el("p", { class: "muted life" }, describe(life, frame.number("nbytes", row)), " ", ...legend), el("p", { class: "links" }, "Show what was live when it was ", ...steps)];
   }
 
