@@ -176,3 +176,16 @@ def test_names_in_the_icicle_have_no_backticks(shown):
     )
     assert any(label.startswith("held by parameter 0.weight") for label in labels)
     assert not any("`" in label for label in labels)
+
+
+def test_the_title_of_a_storage_shows_names_as_code(shown):
+    """As everywhere on the page: no backticks, a name is code."""
+    shown.go("storage=0")
+    assert "`" not in shown.text("#storage-body") + shown.text("#storage-title")
+    names = shown.js("return [...document.querySelectorAll('#panel tbody tr')].map((row) => row.dataset.key)")
+    titles = []
+    for name in names[:8]:
+        shown.go(f"storage={name}")
+        titles.append(shown.text("#storage-title"))
+    assert not any("`" in title for title in titles)
+    assert any(title.endswith(" output") for title in titles)

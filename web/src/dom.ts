@@ -10,7 +10,7 @@ export type Child = Node | string | null | undefined;
 
 // Shows what stands between backticks as code, as memwatch's texts mean it.
 const MARKED = /`([^`]+)`/;
-const marked = (text: string): Node[] => text.split(MARKED).map((part, index) => (index % 2 ? codeOf(part) : document.createTextNode(part)));
+export const marked = (text: string): Node[] => text.split(MARKED).map((part, index) => (index % 2 ? codeOf(part) : document.createTextNode(part)));
 
 function codeOf(text: string): HTMLElement {
   const node = document.createElement("code");

@@ -1,7 +1,7 @@
 // The dialog of one storage: what it is, its life, who holds it, its findings, and the call stack that allocated it.
 import { describe, drawBiography, lifeOf } from "./biography.ts";
 import type { Detail } from "./detail.ts";
-import { $, type Child, el, link, swatch } from "./dom.ts";
+import { $, el, link, marked, swatch, type Child } from "./dom.ts";
 import { bytes, duration, shortLine, shortOp, shortPaths, whole } from "./format.ts";
 import type { Findings } from "./findings.ts";
 import type { Frame } from "./frame.ts";
@@ -50,7 +50,7 @@ export class StorageDialog {
     const life = lifeOf(frame, row, shown.ops);
     const figures = { "data-born": life.born, "data-first": life.first, "data-last": life.last, "data-dead": life.dead, "data-uses": shown.uses.join(" ") };
     const chart = el("div", { class: "plot biography", role: "img", "aria-label": describe(life, frame.number("nbytes", row)), ...figures });
-    $("storage-title").textContent = frame.text("name", row) || "Storage";
+    $("storage-title").replaceChildren(...marked(frame.text("name", row) || "Storage"));
     $("storage-body").replaceChildren(
       this.#facts(shown),
       ...this.#findings(frame.number("id", row)),
