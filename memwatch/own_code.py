@@ -22,7 +22,7 @@ from memwatch.settings import own_code_folders
 from memwatch.signal_handlers import pass_on, suppress
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from types import CodeType
 
 _PACKAGE_FOLDERS: Final = ("site-packages", "dist-packages")
@@ -57,6 +57,9 @@ class CodeOwner(IntEnum):
         return self <= CodeOwner.INSTALLED
 
 
+_OWNER_OF_PACKAGE: Final = {"memwatch": CodeOwner.MEMWATCH, "torch": CodeOwner.TORCH}
+"""The owners of commands that are neither the program's nor just any package's."""
+
 _WITHOUT_FILE: Final = (
     ("<frozen", CodeOwner.PYTHON),
     ("<eval_with_key>", CodeOwner.TORCH),  # what torch.fx and torch.compile write
@@ -82,6 +85,8 @@ def code_owner(file: str) -> CodeOwner:
             ]  # the innermost folder decides: torch lies in site-packages, that in Python's
         if _is_installed_elsewhere(path):
             return CodeOwner.INSTALLED
+        if os.path.dirname(path) in _script_folders() and path in _launchers():
+            return _launchers()[path]
     return CodeOwner.PROGRAM
 
 
@@ -178,13 +183,48 @@ def _is_installed_elsewhere(path: str) -> bool:
 @functools.cache
 def _tops_installed_in(folder: str) -> frozenset[str]:
     """Return the names of the folders and files that an installer's lists say it put into a folder."""
-    tops: set[str] = set()
+    return frozenset(_file_of(row).split("/", 1)[0] for _, row in _rows_of_lists(folder))
+
+
+@functools.cache
+def _script_folders() -> frozenset[str]:
+    """Return the folders into which an installer puts the commands of packages, such as `torchrun`."""
+    schemes = (sysconfig.get_default_scheme(), sysconfig.get_preferred_scheme("user"))
+    folders = [sysconfig.get_path("scripts", scheme) for scheme in schemes]
+    return frozenset(path.rstrip(os.sep) for path in _spellings(folders))
+
+
+@functools.cache
+def _launchers() -> dict[str, CodeOwner]:
+    """Return the files outside its folder that an installer's lists name, with their owner.
+
+    Programs of the user may lie in a folder of commands too, such as /usr/local/bin: no list names them.
+    """
+    found: dict[str, CodeOwner] = {}
+    for folder, owner in _fixed_folders():
+        if owner is CodeOwner.INSTALLED:
+            for package, row in _rows_of_lists(folder):
+                if row.startswith(".."):
+                    path = os.path.normpath(os.path.join(folder, _file_of(row)))
+                    found[path] = _OWNER_OF_PACKAGE.get(package, CodeOwner.INSTALLED)
+    return found
+
+
+def _rows_of_lists(folder: str) -> Iterator[tuple[str, str]]:
+    """Yield each row of the lists in a folder, with the package that it belongs to."""
     with suppress(OSError):  # a zip file, or a folder that is gone
         names = [name for name in os.listdir(folder) if name.endswith(_INSTALLED_LISTS)]
         for name in names:
-            with open(os.path.join(folder, name, _LIST), encoding="utf-8", errors="replace") as rows:
-                tops.update(row.split(",", 1)[0].split("/", 1)[0].strip('"') for row in rows)
-    return frozenset(tops)
+            with (
+                suppress(FileNotFoundError),  # distributions of Linux leave the list out
+                open(os.path.join(folder, name, _LIST), encoding="utf-8", errors="replace") as rows,
+            ):
+                package = name.split("-", 1)[0]
+                yield from ((package, row) for row in rows)
+
+
+def _file_of(row: str) -> str:
+    return row.split(",", 1)[0].strip('"')
 
 
 @functools.cache

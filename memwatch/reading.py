@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from memwatch.analysis.facts.reserved import ReservedBytes
     from memwatch.analysis.findings.finding import Finding
     from memwatch.encoding.replay_inputs import ReplayInputs
+    from memwatch.own_code import CodeOwner
     from memwatch.report.plot import Plot
 
 _UNFINISHED = (
@@ -228,6 +229,10 @@ class Reading:
             File, line, function, and whether the code is the program's or a package's: not torch's or Python's.
         """
         return list(self._tables.facts.call_stacks.frames(stack))
+
+    def code_owners(self, stack: int) -> list[CodeOwner]:
+        """Return whose code each frame of a call stack is, in the order of `stack()`."""
+        return self._tables.facts.call_stacks.owners(stack)
 
     def save(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
         """Write the capture to one file; refuse to overwrite without `force`."""

@@ -25,6 +25,7 @@ from memwatch.leaks.groups import largest_first, leak_of, leaks_of
 from memwatch.leaks.growth import grown_classes
 from memwatch.leaks.hook_growth import leaks_of_hooks, next_hook_number
 from memwatch.leaks.kinds import LeakKind
+from memwatch.leaks.leak import Leaks
 from memwatch.leaks.ledger import Change, Ledger
 from memwatch.leaks.new_storage_mode import NewStorageMode
 from memwatch.leaks.new_storages import NODE_BYTES, NewStorages, behind
@@ -101,12 +102,12 @@ def find_leaks(
         **kwargs: its keyword arguments.
 
     Returns:
-        Leaks, largest first, bytes and counts per call; empty if there are none.
+        A list of leaks, largest first, bytes and counts per call; empty if there are none.
 
     Raises:
         RunsError: ``warmup`` is negative, or ``runs`` is neither positive nor "auto".
     """
-    return find_growth(fn, args, kwargs, schedule_of(warmup, runs))
+    return Leaks(find_growth(fn, args, kwargs, schedule_of(warmup, runs)))
 
 
 def find_growth(

@@ -9,7 +9,7 @@ from memwatch._torch import missing
 from memwatch.device_names import CPU
 from memwatch.edges import EdgeKind
 from memwatch.errors import MemwatchError
-from memwatch.html_text import ShownAsText
+from memwatch.html_text import ShownAsText, preformatted
 from memwatch.leaks.kinds import DrawError, LeakKind
 from memwatch.leaks.new_storages import NODE_BYTES
 from memwatch.words import leaks as words
@@ -153,6 +153,15 @@ class Leak(ShownAsText):
             raise DrawError(words.NO_GRAPHVIZ.format(target=path, leak=self)) from error
 
         draw_leak(self, path)
+
+
+class Leaks(list[Leak]):
+    """A list of leaks, which a notebook shows as their texts."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        return preformatted("\n\n".join(map(str, self)) or words.NO_LEAKS)
 
 
 class TensorLeakError(MemwatchError, AssertionError):

@@ -19,6 +19,7 @@ from memwatch.leaks.cut import holder_of
 from memwatch.leaks.diagnose import Diagnosis, diagnose
 from memwatch.leaks.exemptions import Exemptions
 from memwatch.leaks.groups import largest_first, leak_of
+from memwatch.leaks.leak import Leaks
 from memwatch.leaks.new_storage_mode import NewStorageMode
 from memwatch.leaks.new_storages import NewStorages, storages_behind, tensors_among
 from memwatch.leaks.places import growth
@@ -168,7 +169,7 @@ class LeakWatch:
         """The holders that had more at each of the last marks, largest first; bytes and counts of all together."""
         looks = [look.diagnosis for look in self._looks]
         if len(looks) < 2:
-            return []
+            return Leaks()
         grown = growth(looks, (), every_run=True)
         end_s = looks[-1].time_s
         leaks = [
@@ -182,7 +183,7 @@ class LeakWatch:
             )
             for each in grown
         ]
-        return largest_first(leaks)
+        return Leaks(largest_first(leaks))
 
     @property
     def growth(self) -> pd.DataFrame:

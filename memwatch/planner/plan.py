@@ -126,7 +126,7 @@ class Plan(ShownAsText):
         moved = f", {format_bytes(self.moved_bytes)} moved out and back" if self.moved_bytes else ""
         timed = self.extra_time_ratio
         time = "" if timed is None else f" ({100 * timed:.1f}% of the measured time)"
-        return f"extra cost {100 * self.extra_cost_ratio:.1f}%{time}{moved}"
+        return f"extra cost {100 * self.extra_cost_ratio:.1f}% of the program's work{time}{moved}"
 
     def save(self, path: str | PathLike[str], *, force: bool = True) -> None:
         """Write the plan as JSON; `load_plan` reads it, to train with it or to replay it beside its recording.

@@ -78,12 +78,16 @@ def describe_moves(graph: Graph, schedule: Schedule) -> list[str]:
     steps = list(schedule)
     copies = schedule.copies().tolist()
     following = _next_first_runs(graph, schedule)
+    total = graph.total_cost
+    # a share, because only the maker of a graph knows the unit of its costs
+    shares = 100 * graph.op_cost / total if total else None
     lines = []
     for position, (kind, target) in enumerate(steps):
         before = following[position]
         where = f"before {before}" if before else "at the end"
         if kind == StepKind.COMPUTE and copies[position]:
-            lines.append(f"recompute {graph.op_names[target]} (cost {graph.op_cost[target]:g}) {where}")
+            cost = "" if shares is None else f" ({shares[target]:.1f}% of the program's work)"
+            lines.append(f"recompute {graph.op_names[target]}{cost} {where}")
         elif kind != StepKind.COMPUTE:
             size = format_bytes(int(graph.buffer_nbytes[target]))
             verb = "offload" if kind == StepKind.OFFLOAD else "reload"

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pandas as pd
 
-from memwatch.capture.errors import CaptureError
 from memwatch.capture.schema import CATEGORIES
 from memwatch.ranks.figures import category_spreads, totals
 from memwatch.ranks.summary import told_what
-from memwatch.reading import load
 from memwatch.report.page.files import refuse_existing, write_whole
+from memwatch.report.page.model import files_of, findings_model
 from memwatch.report.page.privacy import PathHider, file_of
 from memwatch.report.page.render import render
 from memwatch.report.text import visible
@@ -43,21 +42,12 @@ def write_page(ranks: Job, path: str | os.PathLike[str], *, source: bool, force:
     beside = target.with_name(f"{target.stem}.{ranks.worst.replace(' ', '')}{target.suffix or '.html'}")
     targets = [target, beside] if ranks.worst_path else [target]
     refuse_existing(*targets, inputs=ranks.ranks["path"], force=force)
-    has_worst = bool(ranks.worst_path) and _write_worst(ranks.worst_path, beside, source=source, force=force)
     model = ranks_model(ranks, source=source)
-    model["worst_page"] = beside.name if has_worst else ""
+    if ranks.worst_reading is not None:
+        ranks.worst_reading.report(beside, source=source, force=force)
+        model["worst_page"] = beside.name
     write_whole(target, render("ranks.html.j2", model, script="ranks.js"), force=force)
     return target
-
-
-def _write_worst(capture: str, page: Path, *, source: bool, force: bool) -> bool:
-    """Write the page of one capture; return False where its tables cannot be read."""
-    try:
-        reading = load(capture)
-    except CaptureError:
-        return False
-    reading.report(page, source=source, force=force)
-    return True
 
 
 def ranks_model(ranks: Job, *, source: bool = True) -> dict[str, Any]:
@@ -67,7 +57,7 @@ def ranks_model(ranks: Job, *, source: bool = True) -> dict[str, Any]:
         ranks: the job.
         source: whether file paths and source lines may be in the page.
     """
-    hide = _hider(ranks, source=source)
+    hide, worst = _hider(ranks, source=source), ranks.worst_reading
     return {
         "totals": asdict(totals(ranks)),
         "peak_at": _peak_at(ranks, hide, source=source),
@@ -78,6 +68,8 @@ def ranks_model(ranks: Job, *, source: bool = True) -> dict[str, Any]:
         "differences": _differences(ranks, hide, source=source),
         "differing": len(ranks.differences) if ranks.are_ranks else 0,
         "chart": _chart(ranks),
+        "worst_page": "",
+        "worst_findings": worst and findings_model(worst, hide, source=source),
     }
 
 
@@ -85,7 +77,8 @@ def _hider(ranks: Job, *, source: bool) -> Callable[[str], str]:
     if source:
         return visible
     lines = [*ranks.sites["line"], *ranks.ranks["peak_line"].dropna()]
-    hide = PathHider({file_of(line) for line in lines} | set(ranks.ranks["path"]))
+    files = set() if ranks.worst_reading is None else files_of(ranks.worst_reading)
+    hide = PathHider(files | {file_of(line) for line in lines} | set(ranks.ranks["path"]))
     hosts = sorted({str(host) for host in ranks.ranks["host"].dropna()}, key=len, reverse=True)
     aliases = {host: f"host-{number}" for number, host in enumerate(hosts, start=1)}
     pattern = re.compile("|".join(rf"\b{re.escape(host)}\b" for host in hosts)) if hosts else None

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from memwatch.capture.errors import CaptureError
 from memwatch.device_names import kind_of
 from memwatch.ranks import tables
 from memwatch.ranks.notes import notes
+from memwatch.reading import load
 from memwatch.words.ranks import TWIN
 
 if TYPE_CHECKING:
@@ -21,7 +23,9 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
+    from memwatch.analysis.findings.finding import Finding
     from memwatch.ranks.member import Member
+    from memwatch.reading import Reading
 
 
 class Ranks:
@@ -91,6 +95,19 @@ class Ranks:
     def worst_path(self) -> str:
         """The capture of the worst process; empty if it was gathered, not read from a file."""
         return self._members[self.worst].path if self.worst else ""
+
+    @cached_property
+    def worst_reading(self) -> Reading | None:
+        """The recording of the worst process; None if it was gathered, or if its tables cannot be read."""
+        try:
+            return load(self.worst_path) if self.worst_path else None
+        except CaptureError:
+            return None
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What would lower the peak of the worst process; empty where its recording is not there."""
+        return [] if self.worst_reading is None else self.worst_reading.findings
 
     @property
     def peak_bytes(self) -> int:

@@ -9,6 +9,8 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
+    from memwatch.reading import Reading
+
 
 class Job(Protocol):
     """Many processes as users read them; see `Ranks`."""
@@ -52,6 +54,10 @@ class Job(Protocol):
     @property
     def worst_path(self) -> str:
         """Its capture, empty where there is none."""
+
+    @property
+    def worst_reading(self) -> Reading | None:
+        """The recording of that process, None where its tables cannot be read."""
 
     @property
     def peak_bytes(self) -> int:

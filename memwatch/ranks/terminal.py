@@ -11,9 +11,10 @@ from rich.text import Text
 from memwatch.ranks.figures import category_spreads, totals
 from memwatch.ranks.summary import told_what
 from memwatch.report.console import CATEGORY_STYLE, clip, head, name, to_text
+from memwatch.report.terminal import finding_parts
 from memwatch.sizes import format_bytes
 from memwatch.words.places import place_in_file
-from memwatch.words.ranks import IDLE, UNKNOWN_FIGURES
+from memwatch.words.ranks import FINDINGS, IDLE, UNKNOWN_FIGURES
 from memwatch.words.storages import made_name
 
 if TYPE_CHECKING:
@@ -40,6 +41,9 @@ def summary(ranks: Job, *, rows: int = 8, width: int | None = None, color: bool 
     if ranks.are_ranks and len(differing := ranks.differences):
         parts += ["", Text("Differences at the peaks", style="bold"), _differences(differing, rows)]
         parts += _more(len(differing) - rows, "things differ")
+    if ranks.worst_reading is not None and (findings := ranks.worst_reading.findings):
+        heading = FINDINGS.format(process=ranks.worst)
+        parts += ["", Text(heading, style="bold"), *finding_parts(findings, rows)]
     for kind, text in ranks.notes:
         parts += ["", Text.assemble((f"{kind}: ", "bold"), clip(text, 800))]
     return to_text(*parts, width=width, color=color)

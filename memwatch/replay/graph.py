@@ -6,7 +6,6 @@ The workspace of a call is the bytes that it takes from the allocator and gives 
 from __future__ import annotations
 
 import dataclasses
-import pathlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
 
@@ -21,6 +20,7 @@ from memwatch.planner import Effect, Graph, OpSpec
 from memwatch.replay.cost import cost
 from memwatch.replay.overloads import overload_of
 from memwatch.replay.program import Call, Program, pinned, read_program
+from memwatch.words.places import place_in_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -224,5 +224,5 @@ def namer_of(recorded: Recorded) -> Callable[[Name], str]:
 
 def _op_words(call: Call) -> str:
     space, name, _ = call.name.rsplit(".", 2)
-    place = f", {pathlib.PurePath(call.line).name}" if call.line else ""
+    place = f", {place_in_file(call.line)}" if call.line else ""
     return f"{name if space == 'aten' else f'{space}::{name}'} (op {call.op}{place})"

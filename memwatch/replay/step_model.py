@@ -11,7 +11,6 @@ import dataclasses
 import re
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final
 
 from torch import fx
@@ -33,6 +32,7 @@ from memwatch.replay.moves import Move
 from memwatch.replay.op_workspace import Workspaces
 from memwatch.replay.step_parts import DONE, KEPT, LEAVE, GraphRun, Part, holders
 from memwatch.replay.torchs_order import torchs_order
+from memwatch.words.places import place_in_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -108,7 +108,7 @@ class StepModel:
             return text
         file, line = lines[-1]
         of = "the backward of " if any(spec.name == name for spec in part.late) else ""
-        return f"{text} ({of}{PurePath(file).name}:{line})"
+        return f"{text} ({of}{place_in_file(f'{file}:{line}')})"
 
     def _read(self, run: GraphRun, prefix: str) -> Part:
         workspaces = Workspaces(run.size_of, self._device)

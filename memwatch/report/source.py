@@ -9,10 +9,11 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
+    from memwatch.own_code import CodeOwner
     from memwatch.words.allocators import ReservedBytes
 
 Frame = tuple[str, int, str, bool]
-"""One stack frame: file, line, function, and whether it is the program's own code."""
+"""One stack frame: file, line, function, and whether its code is the program's or a package's."""
 
 
 class Finding(Protocol):
@@ -151,6 +152,9 @@ class Reading(Protocol):
 
     def stack(self, stack_id: int) -> Sequence[Frame]:
         """Return the frames of a call stack, innermost first."""
+
+    def code_owners(self, stack_id: int) -> Sequence[CodeOwner]:
+        """Return whose code each of these frames is."""
 
 
 def retention_edges(path: Sequence[str] | str) -> list[str]:

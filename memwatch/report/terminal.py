@@ -32,14 +32,14 @@ from memwatch.words.findings import holder_at
 from memwatch.words.places import short_place
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     import pandas as pd
     from rich.console import RenderableType
 
     from memwatch.planner.plan import Plan
     from memwatch.report.plan.figures import Replayed
-    from memwatch.report.source import Reading
+    from memwatch.report.source import Finding, Reading
 
 BAR_WIDTH: Final = 30
 FIGURES_WIDTH: Final = 20
@@ -102,7 +102,7 @@ def _parts(reading: Reading, rows: int, line: int) -> list[RenderableType]:
     if len(reading.at_peak):
         parts += _made_of(reading, rows, line)
     if reading.findings:
-        parts += ["", words.FINDINGS, *_findings(reading, rows)]
+        parts += ["", words.FINDINGS, *finding_parts(reading.findings, rows)]
     if len(reading.ways):
         parts += ["", ways.HEADING, *_ways(reading, rows, line)]
     elif not reading.findings and (reading.at_peak["holder"] != "").any():
@@ -306,18 +306,23 @@ def _recomputed(reading: Reading) -> list[Text]:
     return [text.append(words.INSTEAD.format(nbytes=instead))]
 
 
-def _findings(reading: Reading, rows: int) -> list[RenderableType]:
-    """Return a headline for each finding, and what to do under it."""
+def finding_parts(findings: Sequence[Finding], rows: int) -> list[RenderableType]:
+    """Return a headline for each finding, and what to do under it.
+
+    Args:
+        findings: largest first.
+        rows: most findings that are shown.
+    """
     parts: list[RenderableType] = []
-    for finding in list(reading.findings)[:rows]:
+    for finding in findings[:rows]:
         held = holder_at(finding.holder, short_place(finding.site), getattr(finding, "remark", ""))
         headline = Table.grid(padding=(0, GAP, 0, 0))
         told = Text(clip(f"{finding.kind}: {held}"), style="bold", overflow="fold")
         headline.add_row(Text(format_bytes(finding.nbytes), no_wrap=True), told)
         parts.append(headline)
         parts.append(Padding(Text(clip(finding.advice), overflow="fold"), (0, 0, 0, INDENT)))
-    if len(reading.findings) > rows:
-        more = words.MORE_FINDINGS.format(count=len(reading.findings) - rows)
+    if len(findings) > rows:
+        more = words.MORE_FINDINGS.format(count=len(findings) - rows)
         parts.append(Text(more, style="dim"))
     return parts
 

@@ -86,6 +86,7 @@ BESIDE: Final = "  and {objects} per call"
 MORE_OBJECTS: Final = "{count} more objects of type {name}"
 MORE_OBJECT: Final = "1 more object of type {name}"
 ADVICE: Final = "  advice: {advice}"
+NO_LEAKS: Final = "No leaks found"
 TOTAL: Final = "{size} of tensors leaked ({count} in {groups})"
 NOTE: Final = "note: {sentence}"
 MAY_BE_FILLING: Final = (

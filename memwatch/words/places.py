@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import sys
 from pathlib import Path, PurePath
 from typing import Final
@@ -14,6 +15,7 @@ CELL: Final = "{cell}, line {line}"
 """A line of a notebook's cell, which IPython calls `Cell In[3]`."""
 FORMER_MODULE: Final = "{name} (former)"
 """The name of a module that was removed from its parent or replaced."""
+_PATH_AND_LINE: Final = re.compile(r"(?<![\w.])(?:/[^\s/():]+)+:\d+")
 _PACKAGES: Final = ("site-packages", "dist-packages")
 
 
@@ -21,7 +23,7 @@ def place(file: str | None, line: int | None) -> str:
     """Return ``file.py:12``, the file relative to the current directory where it lies inside; a cell by its name."""
     if file is None:
         return "?"
-    cell = _notebook_cell(file)
+    cell = cell_name(file)
     if cell:
         return CELL.format(cell=cell, line=line) if line else cell
     try:
@@ -47,8 +49,13 @@ def short_place(site: str) -> str:
         IPython calls it (`Cell In[3], line 4`), and any other file without its folders.
     """
     file, _, line = site.rpartition(":")
-    cell = _notebook_cell(file)  # its number changes when the same cell runs again
+    cell = cell_name(file)  # its number changes when the same cell runs again
     return CELL.format(cell=cell, line=line) if cell else _short_path(site, os.getcwd())
+
+
+def short_places(text: str) -> str:
+    """Return a text in which each absolute path with a line is written as `short_place` does."""
+    return _PATH_AND_LINE.sub(lambda match: short_place(match[0]), text)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -62,7 +69,7 @@ def _short_path(site: str, folder: str) -> str:
     return path.name if at is None else str(PurePath(*path.parts[at:]))
 
 
-def _notebook_cell(file: str) -> str:
+def cell_name(file: str) -> str:
     """Return what the running IPython calls a cell, given the name it compiled the cell by; empty for other files."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+FINDINGS: Final = "Findings in {process}: what to change, and how far its peak would fall"
 RANK: Final = "rank {rank}"
 RESTARTED_RANK: Final = "rank {rank} (restart {restart})"
 CHILD: Final = "process {pid} of rank {rank}"

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import sys
+import sysconfig
 import textwrap
 
 import pytest
@@ -14,6 +15,8 @@ import torch
 
 import memwatch
 from memwatch.own_code import CodeOwner, code_owner
+
+SCRIPTS = sysconfig.get_path("scripts")
 
 PROGRAM = """
     import torch
@@ -106,6 +109,10 @@ def test_what_an_installer_put_elsewhere_is_no_program_code(tmp_path, monkeypatc
         (__file__, CodeOwner.PROGRAM),
         ("<stdin>", CodeOwner.PROGRAM),
         (os.path.join(os.path.dirname(torch.__file__) + "_tools", "x.py"), CodeOwner.INSTALLED),
+        (os.path.join(SCRIPTS, "memwatch"), CodeOwner.MEMWATCH),
+        (os.path.join(SCRIPTS, "torchrun"), CodeOwner.TORCH),
+        (os.path.join(SCRIPTS, "pytest"), CodeOwner.INSTALLED),
+        (os.path.join(SCRIPTS, "train"), CodeOwner.PROGRAM),  # no installer has it in its list
     ],
 )
 def test_every_file_has_one_owner(file, owner):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -226,6 +227,38 @@ def test_the_page_holds_the_figures_and_leads_to_the_worst_rank(captures, tmp_pa
     assert (tmp_path / "ranks.rank1.html").read_text().startswith("<!")
     assert ("test_ranks_merge.py" in text) == source
     assert json_for_script(ranks.worst)[1:-1] in text
+
+
+def work(rows, *, is_kept):
+    """Read a batch, then make something larger; the batch is kept for nothing, or not."""
+    batch = torch.ones(rows, 1000)
+    total = batch.sum()
+    if not is_kept:
+        del batch
+    return torch.ones(3 * rows, 1000).mul(2).sum() + total
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+@pytest.mark.parametrize("source", [True, False])
+def test_a_merge_shows_the_findings_of_the_worst_rank(tmp_path, monkeypatch, capsys, is_kept, source):
+    """Text and page say what to change in the rank with the highest peak; where there is nothing, they don't."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    paths = [str(tmp_path / f"run.rank{rank}.memwatch") for rank in range(2)]
+    for rank, path in enumerate(paths):
+        monkeypatch.setenv("RANK", str(rank))
+        with memwatch.profile(path):
+            work(100 + 100 * rank, is_kept=is_kept)
+    words = [] if source else ["--no-source"]
+    assert main(["merge", *words, "-o", str(tmp_path / "ranks.html"), *paths]) == 0
+    said, page = capsys.readouterr().out, unescape((tmp_path / "ranks.html").read_text())
+    findings = memwatch.load(paths[1]).findings
+    assert len(findings) == is_kept
+    assert ("Findings in rank 1" in said) is is_kept
+    assert ("drag: `batch`, local variable of `work`" in said) is is_kept
+    assert ('id="findings"' in page) is is_kept
+    assert ("Findings in rank 1" in page) is is_kept
+    assert ("`del` it after its last use" in page) is is_kept
+    assert ("test_ranks_merge.py" in page) is source
 
 
 def test_the_summary_fits_the_terminal(captures, capsys, monkeypatch):

@@ -12,6 +12,7 @@ from memwatch.analysis.facts.reserved import ReservedBytes
 from memwatch.analysis.texts import TEXT
 from memwatch.capture.derived import DERIVED_BY_NAME, PANDAS_DTYPE
 from memwatch.capture.schema import CATEGORIES
+from memwatch.own_code import CodeOwner
 
 
 def _index_dtype(index):
@@ -99,6 +100,9 @@ class HandMade:
 
     def stack(self, stack_id: int) -> list:
         return self.stacks.get(stack_id, [])
+
+    def code_owners(self, stack_id: int) -> list:
+        return [CodeOwner.PROGRAM if user else CodeOwner.TORCH for *_, user in self.stack(stack_id)]
 
 
 def empty() -> HandMade:

@@ -180,6 +180,13 @@ def test_source_lines_come_from_unchanged_python_files_only(tmp_path):
     assert CodeReader(started).line(str(script), 2) == ""
 
 
+def test_a_shared_text_names_no_file_by_its_short_name_either():
+    """Advice names files as a person does; two files of one name are not told apart, other words stay."""
+    hide = PathHider(["/home/me/job/train.py", "/home/me/a/net.py", "/home/me/b/net.py"])
+    told = hide("used at job/train.py:7, train.py:12 and net.py:3 of pretrain.py:1; see train.py")
+    assert told == "used at file-3:7, file-3:12 and (file):3 of pretrain.py:1; see train.py"
+
+
 def test_the_bundle_is_built_from_its_sources():
     """Whoever changes web/ builds the page again (`make page`); the digest that the build wrote tells."""
     web = Path(__file__).parents[2] / "web"

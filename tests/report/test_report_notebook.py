@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 from html import unescape
 
@@ -26,6 +27,14 @@ CELLS = (
     "%%memwatch --nonsense\n1",
     "more = []\nmemwatch.find_leaks(lambda: more.append(torch.ones(500)), warmup=1, runs=2)",
     "prof.plot.timeline();",
+    "memwatch.find_leaks(lambda: None)",
+    "weights = [torch.randn(64, 64, requires_grad=True) for _ in range(6)]",
+    "def step(x):\n    for each in weights:\n        x = torch.nn.functional.gelu(x @ each)\n    x.sum().backward()",
+    "with memwatch.profile(replay=True) as step_profile:\n    step(torch.ones(512, 64))",
+    "memwatch.plan(step_profile, budget='60%')",
+    "with memwatch.profile() as drag:\n    idle = torch.ones(100000)\n    torch.ones(300000) * 2\ndrag.findings",
+    "import pathlib, tempfile\npage = pathlib.Path(tempfile.mkdtemp()) / 'cells.html'",
+    "step_profile.report(page)\nprint(page.read_text())",
 )
 
 
@@ -89,6 +98,57 @@ def test_leaks_in_a_list_show_their_text(executed):
         "retained: 1.95 KiB in 1 tensor on each call, kept alive by global `more`"
         in shown["data"]["text/plain"]
     )
+
+
+def test_leaks_alone_show_as_text_and_stay_a_list(executed):
+    """A notebook shows the list as its leaks are printed, and says that there are none; code sees a list."""
+    (shown,) = executed[7]
+    assert text_of(shown["data"]["text/html"]).startswith("retained: 1.95 KiB in 1 tensor on each call")
+    (none,) = executed[9]
+    assert text_of(none["data"]["text/html"]) == "No leaks found"
+    assert none["data"]["text/plain"] == "[]"
+    leaks = memwatch.find_leaks(lambda: None)
+    assert isinstance(leaks, list)
+    assert leaks == []
+    assert leaks[:1] == [*leaks] == []
+    assert pickle.loads(pickle.dumps(leaks)) == []
+
+
+def test_a_plan_names_the_lines_of_cells_and_shares_of_work(executed):
+    """The file that IPython compiled a cell by is in no move, and the cost of an op has a unit."""
+    (shown,) = executed[13]
+    said = text_of(shown["data"]["text/html"])
+    assert re.search(
+        r"recompute gelu \(op \d+, Cell In\[12\], line 3\) \([0-9.]+% of the program's work\)", said
+    )
+    assert "(cost" not in said
+    assert ".py" not in said
+
+
+def test_the_page_names_the_cells_and_shows_their_lines(executed, browser, tmp_path):
+    """Tables, icicle and lines of the page name a cell as the notebook does, with its source."""
+    page = tmp_path / "page.html"
+    page.write_text(executed[16][0]["text"], encoding="utf-8")
+    browser.open(page)
+    assert "Cell In[12], line 3" in browser.column(6)
+    files = browser.js(
+        "return [...document.querySelectorAll('#source .file code:first-child')].map((f) => f.textContent)"
+    )
+    assert files[0] == "Cell In[12]"
+    browser.click("#panel .to-line")
+    assert "step(torch.ones(512, 64))" in browser.text("#source tr[aria-current] .code")
+    assert "torch.nn.functional.gelu(x @ each)" in browser.text("#source-body")
+    browser.go("by=line")
+    cells = browser.js("return [...document.querySelectorAll('#flame bdi')].map((cell) => cell.textContent)")
+    assert "Cell In[12], line 3" in cells
+    assert not any(".py" in cell for cell in cells)
+
+
+def test_findings_show_as_text(executed):
+    """The list shows each finding as its line, where the cell has its number."""
+    (shown,) = executed[14]
+    assert "Cell In[" in shown["data"]["text/plain"]
+    assert ".py" not in shown["data"]["text/plain"]
 
 
 def test_a_figure_shows_in_the_notebook(executed):

@@ -63,8 +63,10 @@ def test_the_first_sentence_says_what_the_peak_is_made_of(shown, training):
 
 
 def test_the_categories_add_up_to_the_peak(shown, training):
-    """The legend splits the peak without a rest."""
-    sizes = shown.js("return [...document.querySelectorAll('#legend b')].map((b) => Number(b.dataset.bytes))")
+    """The legend splits the peak without a rest, and the bar above it shows the same parts."""
+    sizes = shown.js(
+        "return [...document.querySelectorAll('#key button')].map((b) => Number(b.dataset.bytes))"
+    )
     assert sum(sizes) == training.peak_bytes
 
 

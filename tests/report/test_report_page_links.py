@@ -226,6 +226,17 @@ def test_findings_storages_lines_and_modules_lead_to_each_other(shown, reading):
     assert shown.live_bytes() == reading.peak_bytes
 
 
+def test_a_finding_can_be_read_without_a_click(browser, page, reading):
+    """The first findings are open; names are shown as code, and the line without its outer folders."""
+    browser.open(page)
+    assert browser.js("return document.querySelector('.finding').open")
+    place, site = browser.text(".finding summary > code:last-child"), reading.findings[0].site
+    assert site.endswith(f"/{place}")
+    assert "`" not in browser.text(".finding") + browser.text(".totals")
+    assert "`" in reading.findings[0].holder
+    assert browser.js("return [...document.querySelectorAll('.finding span code')].length") > 0
+
+
 def test_a_finding_leads_to_the_instant_at_which_it_is_largest(shown, reading):
     """There all bytes that the finding is about are alive, as many as they ever are at once."""
     finding, timeline = reading.findings[0], reading.timeline
@@ -247,6 +258,22 @@ def test_own_lines_stand_beside_their_bytes(shown, reading):
     hottest = max(told, key=lambda row: row[1])
     assert hottest[2] == "5"
     assert "model" in hottest[3]
+
+
+def test_your_lines_are_lines_of_your_own_code(shown, reading):
+    """The frames of pytest, which called this program, and of torch are not listed; callers count what they called."""
+    assert any(
+        "site-packages" in frame[0]
+        for frame in reading.stack(int(reading.at_peak.join(reading.storages["stack"])["stack"].max()))
+    )
+    lines = shown.js(
+        "return [...document.querySelectorAll('#source tr[data-line]')].map((row) => row.dataset.line)"
+    )
+    files = shown.js(
+        "return [...document.querySelectorAll('#source .file summary code')].map((file) => file.textContent)"
+    )
+    assert files == [__file__]
+    assert {line.rpartition(":")[0] for line in lines} == {__file__}
 
 
 def test_the_life_of_a_storage_leads_to_its_instants(shown, reading):

@@ -1,9 +1,9 @@
 // The columns of the page's tables, and what a click in a cell leads to.
 import { lifeOf, lifeParts, lifeWords } from "./biography.ts";
 import type { Colouring } from "./colouring.ts";
-import { bar, el, link, partsBar, swatch } from "./dom.ts";
+import { bar, el, fromEnd, link, partsBar, swatch } from "./dom.ts";
 import type { Findings } from "./findings.ts";
-import { bytes, duration, orNone, percent, shortLine, shortOp, whole } from "./format.ts";
+import { bytes, duration, fileLine, orNone, percent, shortOp, whole } from "./format.ts";
 import type { Frame } from "./frame.ts";
 import type { ModuleTree } from "./modules.ts";
 import { pick } from "./pick.ts";
@@ -54,9 +54,9 @@ const module = (frame: Frame): TableColumn => ({
 function line(frame: Frame, { revealLine }: Links): TableColumn {
   const cell = (row: number) => {
     const [line, own] = [frame.text("line", row), frame.has("own_line") ? frame.text("own_line", row) : ""];
-    if (!own) return clip(line, shortLine(line));
+    if (!own) return fromEnd(clip(line, fileLine(line)));
     const reveal = () => (pick("line", own), revealLine(own));
-    return link(shortLine(own), reveal, { class: "link clip to-line", title: (own === line ? own : `${own}, in ${line}`).slice(0, TITLE_CHARS) });
+    return fromEnd(link(fileLine(own), reveal, { class: "link clip to-line", title: (own === line ? own : `${own}, in ${line}`).slice(0, TITLE_CHARS) }));
   };
   return { name: frame.has("own_line") ? "own_line" : "line", label: "Line", cell };
 }
@@ -85,10 +85,10 @@ export function liveColumns(frame: Frame, total: number, ops: number, colouring:
     { name: "share", sort: false, label: "Share", number: true, cell: (row) => el("span", { class: "share" }, bar(frame.number("nbytes", row) / (total || 1), paint(row)), percent(frame.number("nbytes", row), total)) },
     { name: "category", label: "Category", cell: (row) => el("span", { title: frame.text("rule", row) }, swatch({ "data-category": frame.text("category", row) }), frame.text("category", row)) },
     ...(holdersKnown(frame) ? [{ name: "holder", label: "Held at the peak by", cell: (row: number) => unfolding(frame.text("holder", row)) }] : []),
-    text(frame, "tensor", "Tensor"),
+    line(frame, links),
     module(frame),
     op(frame, "Op"),
-    line(frame, links),
+    text(frame, "tensor", "Tensor"),
     { name: "op", label: "Life", cell: life },
     ...(frame.has("phase") ? [lifePhase(frame)] : []),
   ];
@@ -99,9 +99,9 @@ export function savedColumns(frame: Frame, links: Links): TableColumn[] {
   return [
     { name: "op_name", label: "For the backward of", cell: (row) => (frame.number("storage", row) < 0 ? clip(name(row)) : link(name(row), () => links.openStorage(frame.number("storage", row)), { class: "link clip", title: frame.text("op_name", row).slice(0, TITLE_CHARS) })) },
     size(frame, "nbytes", "Bytes"),
-    text(frame, "tensor", "Tensor"),
-    module(frame),
     line(frame, links),
+    module(frame),
+    text(frame, "tensor", "Tensor"),
     { name: "at_peak", label: "At the peak", cell: (row) => (frame.number("at_peak", row) ? "yes" : "no") },
     opNumber(frame, "saved_op", "Saved at op", links),
     opNumber(frame, "used_op", "Read at op", links),

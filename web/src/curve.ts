@@ -11,8 +11,6 @@ import type { PageModel } from "./model.ts";
 import { state } from "./state.ts";
 import { type Mark, type Range, Timeline, listenToKeys } from "./timeline.ts";
 
-const MOST_STEP_LABELS = 12;
-
 export class Curve {
   readonly #model: PageModel;
   readonly #data: Data;
@@ -66,7 +64,7 @@ export class Curve {
     const { peak, totals, steps } = this.#model;
     const { decoded } = this.#data;
     const x = (event: number, time: number) => (axis === "events" ? event : decoded ? decoded.timeOf(event) : time);
-    const lines = axis === "time" && steps.length > 1 ? steps.map((step): Mark => ({ x: step.time_ns, label: steps.length <= MOST_STEP_LABELS ? `step ${step.name}` : "", kind: "step" })) : [];
+    const lines = axis === "time" && steps.length > 1 ? steps.map((step): Mark => ({ x: step.time_ns, label: `step ${step.name}`, kind: "step" })) : [];
     const marks: Mark[] = [...lines, { x: x(peak.event, peak.time_ns), label: `peak ${bytes(totals.peak_bytes)}`, kind: "peak" }];
     const { event, than, isPeak } = this.#instant;
     if (than !== null && than !== peak.event && decoded) marks.push({ x: x(than, 0), label: `compared with event ${whole(than)}`, kind: "than" });

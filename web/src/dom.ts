@@ -10,7 +10,7 @@ export type Child = Node | string | null | undefined;
 
 // Shows what stands between backticks as code, as memwatch's texts mean it.
 const MARKED = /`([^`]+)`/;
-const marked = (text: string): Node[] => text.split(MARKED).map((part, index) => (index % 2 ? codeOf(part) : document.createTextNode(part)));
+export const marked = (text: string): Node[] => text.split(MARKED).map((part, index) => (index % 2 ? codeOf(part) : document.createTextNode(part)));
 
 function codeOf(text: string): HTMLElement {
   const node = document.createElement("code");
@@ -33,6 +33,13 @@ export function el<K extends keyof HTMLElementTagNameMap>(tag: K, attributes: At
 
 export const button = (text: string, onclick: (event: Event) => void, more: Attributes = {}) => el("button", { type: "button", text, onclick, ...more });
 export const link = (text: string, onclick: (event: Event) => void, more: Attributes = {}) => button(text, onclick, { class: "link", ...more });
+
+// Lets a text that is too long lose its beginning: the end, such as the number of a line, is what one looks for.
+export function fromEnd<E extends Element>(node: E): E {
+  node.classList.add("from-end");
+  node.replaceChildren(el("bdi", { text: node.textContent }));
+  return node;
+}
 
 export interface Part {
   from: number; // shares of the whole, 0 to 1

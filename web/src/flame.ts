@@ -2,8 +2,8 @@
 import flamegraph from "d3-flame-graph/src/flamegraph.js";
 import { select } from "d3-selection";
 import type { Colouring } from "./colouring.ts";
-import { $, colorOf, named } from "./dom.ts";
-import { bytes, counted, percent, shortLine, shortOp } from "./format.ts";
+import { $, colorOf, fromEnd, named } from "./dom.ts";
+import { bytes, counted, fileLine, percent, shortOp } from "./format.ts";
 import type { Query } from "./query.ts";
 import type { Cell } from "./tree.ts";
 
@@ -24,6 +24,7 @@ interface Drawn {
 }
 
 const depth = (cell: Cell): number => 1 + Math.max(0, ...cell.children.map(depth));
+const isLine = ({ level }: Cell): boolean => level === "line" || level === "own_line";
 const short = (text: string) => (text.length > LABEL_CHARS ? `${text.slice(0, LABEL_CHARS)}…` : text);
 
 export class Flame {
@@ -67,7 +68,7 @@ export class Flame {
 
   // d3-flame-graph adds fields to the data it draws, so it gets a copy.
   #copy(cell: Cell): Cell {
-    const name = cell.level === "line" || cell.level === "own_line" ? shortLine(cell.name) : cell.level === "op_name" ? shortOp(cell.name) : short(cell.name);
+    const name = isLine(cell) ? fileLine(cell.name) : cell.level === "op_name" ? shortOp(cell.name) : short(cell.name).replaceAll("`", ""); // no code in these labels
     return { ...cell, name, children: cell.children.map((each) => this.#copy(each)) };
   }
 
@@ -122,6 +123,9 @@ export class Flame {
     const cells = select(this.#box).selectAll<SVGGElement, Drawn>("g.frame");
     // the box of a hidden label would still be laid out and painted: there are hundreds
     cells.select("foreignObject").attr("display", (d) => ((d.x1 - d.x0) * this.#width < LABELLED_PX ? "none" : null));
+    cells.filter((d) => isLine(d.data)).select<HTMLElement>(".d3-flame-graph-label").each(function () {
+      fromEnd(this);
+    });
     cells
       .attr("tabindex", 0)
       .attr("role", "button")

@@ -1,4 +1,4 @@
-// The one instant that the whole page shows: its event, what it is compared with, and the bar that says and moves it.
+// The instant that the curve, the icicle, the live set and the lines show: its event, what it is compared with, and the bar that says and moves it.
 import type { Detail } from "./detail.ts";
 import { $ } from "./dom.ts";
 import { bytes, duration, shortOp, signedBytes, whole } from "./format.ts";
@@ -74,6 +74,7 @@ export function tell(model: PageModel, { instant, phases, detail, liveBytes, cha
   const compared = $("compared");
   compared.hidden = than === null;
   compared.textContent = than === null ? "" : `· ${than <= event ? "since" : "until"} ${instant.nameOf(than)}: ${signedBytes(changes?.born ?? 0)} born, ${signedBytes(-(changes?.died ?? 0))} died`;
+  $("instant").title = $("instant").textContent!; // one line shows it, and may cut it off
 }
 
 // The op's name is known where something that it made was recorded.

@@ -1,21 +1,47 @@
-// What the colours mean, with the bytes of each group at the instant; a click picks a group out.
+// What the colours mean, with the bytes of each group at the instant as a bar and in words; a click picks a group out.
 import type { Colouring } from "./colouring.ts";
-import { $, el, swatch } from "./dom.ts";
-import { bytes, signedBytes } from "./format.ts";
+import { $, el, partsBar, swatch } from "./dom.ts";
+import { bytes, percent, signedBytes } from "./format.ts";
 import type { Frame } from "./frame.ts";
+import type { PageModel } from "./model.ts";
 import { isPicked, pick } from "./pick.ts";
 
-export function showLegend(colouring: Colouring, live: Frame): void {
-  const sums = colouring.groups.map(() => 0);
-  const isChange = live.has("change");
-  for (let row = 0; row < live.rows; row++) {
-    const isLess = isChange && ["died", "shrunk"].includes(live.text("change", row));
-    sums[colouring.of(live, row)] += live.number("nbytes", row) * (isLess ? -1 : 1);
+export class Legend {
+  readonly #categories: Set<string>;
+
+  constructor({ overview }: PageModel) {
+    this.#categories = new Set(Object.keys(overview.live_bytes).filter((name) => overview.live_bytes[name].some((nbytes) => nbytes > 0)));
   }
-  const shown = colouring.groups.map((name, group) => ({ name, group, sum: sums[group] })).filter(({ sum }) => sum !== 0);
-  $("key").replaceChildren(
-    ...shown.map(({ name, group, sum }) =>
-      el("li", {}, el("button", { type: "button", class: "quiet", "data-group": name, "data-bytes": sum, "aria-pressed": String(isPicked("group", name)), onclick: () => pick("group", name, { toggle: true }) }, swatch(colouring.paint(group)), el("span", { class: "clip", text: name, title: name }), el("b", { text: isChange ? signedBytes(sum) : bytes(sum) }))),
-    ),
-  );
+
+  // Shows every group that the run or its peak has: what is under the legend stays in its place at any instant.
+  show(colouring: Colouring, live: Frame, peak: Frame): void {
+    const isChange = live.has("change");
+    const [now, atPeak] = [sums(colouring, live), sums(colouring, peak)];
+    const isKnown = (group: number) => now[group] !== 0 || (colouring.isCategory ? this.#categories.has(colouring.groups[group]) : atPeak[group] !== 0);
+    const shown = colouring.groups.map((name, group) => ({ name, group, sum: now[group] })).filter(({ group }) => isKnown(group));
+    const all = shown.reduce((total, { sum }) => total + sum, 0);
+    const words = (sum: number) => (isChange ? [el("b", { text: signedBytes(sum) })] : [el("b", { text: bytes(sum) }), el("span", { class: "muted", text: percent(sum, all) })]);
+    const item = ({ name, group, sum }: (typeof shown)[number]) =>
+      el("button", { type: "button", class: "quiet", "data-group": name, "data-bytes": sum, "aria-pressed": String(isPicked("group", name)), onclick: () => pick("group", name, { toggle: true }) }, swatch(colouring.paint(group)), el("span", { class: "clip", text: name, title: name }), ...words(sum));
+    $("key").replaceChildren(...shown.map((each) => el("li", {}, item(each))));
+    this.#drawBar(isChange ? [] : shown.map(({ group, sum }) => ({ share: sum / (all || 1), paint: colouring.paint(group) })));
+  }
+
+  // What was born and what died between two instants are no parts of a whole: there is no bar then.
+  #drawBar(shares: { share: number; paint: Record<string, string> }[]): void {
+    let from = 0;
+    const parts = shares.map(({ share, paint }) => ({ from, to: (from += share), paint }));
+    $("composition").classList.toggle("empty", !parts.length);
+    $("composition").replaceChildren(partsBar(parts));
+  }
+}
+
+function sums(colouring: Colouring, frame: Frame): number[] {
+  const found = colouring.groups.map(() => 0);
+  const isChange = frame.has("change");
+  for (let row = 0; row < frame.rows; row++) {
+    const isLess = isChange && ["died", "shrunk"].includes(frame.text("change", row));
+    found[colouring.of(frame, row)] += frame.number("nbytes", row) * (isLess ? -1 : 1);
+  }
+  return found;
 }

@@ -1,6 +1,6 @@
 // The section of the program's own lines, with the bytes of each and a heat in the margin.
 import { $, el, link } from "./dom.ts";
-import { bytes, percent } from "./format.ts";
+import { bytes, fileName, percent, placeOf } from "./format.ts";
 import type { Frame } from "./frame.ts";
 import type { Finding } from "./model.ts";
 import { isPicked, pick } from "./pick.ts";
@@ -25,21 +25,22 @@ export class Listing {
     const found = this.#sources.bytesOf(frame);
     const total = frame.sum("nbytes");
     const most = Math.max(1, ...[...found.values()].map(({ own }) => own));
-    const files = [...this.#sources.excerpts(found.keys())].map(([file, lines]) => ({ file, lines, own: lines.reduce<number>((sum, number) => sum + (found.get(`${file}:${number}`)?.own ?? 0), 0) }));
-    files.sort((a, b) => b.own - a.own || (a.file < b.file ? -1 : 1));
+    const ofFile = this.#sources.bytesOf(frame, (line) => placeOf(line)?.file ?? line);
+    const files = [...this.#sources.excerpts(found.keys())].map(([file, lines]) => ({ file, lines, made: ofFile.get(file) ?? NONE }));
+    files.sort((a, b) => b.made.own - a.made.own || b.made.all - a.made.all || (a.file < b.file ? -1 : 1));
     $("source-title").textContent = `Your lines ${when}`;
     $("source-body").replaceChildren(
-      ...files.map(({ file, lines, own }, index) => this.#file(file, own, total, index, () => lines.map((number) => this.#line(file, number, found, most)))),
+      ...files.map(({ file, lines, made }, index) => this.#file(file, made, total, index, () => lines.map((number) => this.#line(file, number, found, most)))),
     );
     if (!files.length) $("source-body").append(el("p", { class: "muted", text: "No line of the program's own code made what is shown." }));
   }
 
   // A file's lines are made when it is opened.
-  #file(file: string, own: number, total: number, index: number, rows: () => Node[]): HTMLElement {
+  #file(file: string, { own, all }: LineBytes, total: number, index: number, rows: () => Node[]): HTMLElement {
     const body = el("tbody");
     const isOpen = this.#opened.has(file) || (index < OPEN_FILES && !this.#closed.has(file));
     const head = el("thead", {}, el("tr", {}, ...["", "Made here", "With calls", "Line", "Code"].map((text, at) => (at ? el("th", { scope: "col", class: at < 4 ? "number" : "", text }) : el("td", {})))));
-    const box = el("details", { class: "file", open: isOpen }, el("summary", {}, el("code", { text: file }), ` ${bytes(own)}, ${percent(own, total)}`), el("table", { class: "listing", "aria-label": file }, head, body));
+    const box = el("details", { class: "file", open: isOpen, "data-file": file }, el("summary", {}, el("code", { text: fileName(file) }), ` ${bytes(own)}, ${percent(own, total)}${all > own ? `; ${bytes(all)} with calls` : ""}`), el("table", { class: "listing", "aria-label": fileName(file) }, head, body));
     if (isOpen) body.append(...rows());
     box.addEventListener("toggle", () => {
       if (box.open && !body.childElementCount) body.append(...rows());
@@ -75,8 +76,8 @@ export class Listing {
   // Brings a line into view, and opens its file.
   reveal(line: string): void {
     const find = () => $("source-body").querySelector<HTMLElement>(`tr[data-line="${CSS.escape(line)}"]`);
-    for (const box of find() ? [] : $("source-body").querySelectorAll("details")) {
-      if (!line.startsWith(`${box.querySelector("code")!.textContent}:`)) continue;
+    for (const box of find() ? [] : $("source-body").querySelectorAll<HTMLDetailsElement>("details.file")) {
+      if (placeOf(line)?.file !== box.dataset.file) continue;
       box.open = true;
       box.dispatchEvent(new Event("toggle")); // the browser's own comes later
     }

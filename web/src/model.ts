@@ -30,6 +30,7 @@ export interface PageModel {
   steps: { name: string; op: number; time_ns: number }[];
   saved: { nbytes: number; held_anyway_bytes: number; share_ratio: number | null; tensors: number; listed: number; layers: string };
   findings: Finding[];
+  cells: Record<string, string>; // what a notebook calls the files of its cells
   plan: PlanModel | null;
   blocks: {
     words: string;

@@ -10,7 +10,7 @@ import { Flame } from "./flame.ts";
 import { bytes, percent, whole } from "./format.ts";
 import type { Frame } from "./frame.ts";
 import { Instant, listenToInstant, tell } from "./instant.ts";
-import { showLegend } from "./legend.ts";
+import { Legend } from "./legend.ts";
 import { Listing } from "./listing.ts";
 import type { LiveSets } from "./live.ts";
 import type { PageModel } from "./model.ts";
@@ -33,6 +33,7 @@ export class Page {
   readonly #curve: Curve;
   readonly #flame = new Flame((path) => state.set({ cell: path, tab: "live" }));
   readonly #search = new Search();
+  readonly #legend: Legend;
   readonly #categories: string[];
   #colouring: Colouring;
   #live!: Frame; // the live set of the instant, or what changed between two
@@ -53,6 +54,7 @@ export class Page {
     this.#curve = new Curve(model, this.#data, this.#instant);
     this.#categories = model.categories.map(({ name }) => name);
     this.#colouring = new Colouring("category", this.#categories);
+    this.#legend = new Legend(model);
   }
 
   async start(): Promise<void> {
@@ -145,7 +147,7 @@ export class Page {
   #pick(): void {
     const lineage = (name: string) => this.#modules.lineage(name);
     this.#shown = pickedRows(this.#live, { storagesOf: (index) => this.#findings.storagesOf(index), lineage, colouring: () => this.#colouring });
-    showLegend(this.#colouring, this.#live);
+    this.#legend.show(this.#colouring, this.#live, this.#sets.peak);
     this.#listing.show(this.#live, this.#when);
     this.#findings.show(this.#live, this.#when);
   }

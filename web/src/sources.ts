@@ -22,15 +22,16 @@ export class Sources {
     return this.#texts.get(line) ?? "";
   }
 
-  // Returns the bytes of each line that has some, by `file:line`.
-  bytesOf(frame: Frame): Map<string, LineBytes> {
+  // Returns the bytes of each line that has some, by `file:line`, or of each group of lines, such as a file.
+  bytesOf(frame: Frame, groupOf = (line: string) => line): Map<string, LineBytes> {
     const found = new Map<string, LineBytes>();
-    const at = (line: string) => found.get(line) ?? found.set(line, { own: 0, all: 0 }).get(line)!;
+    const at = (group: string) => found.get(group) ?? found.set(group, { own: 0, all: 0 }).get(group)!;
     for (let row = 0; row < frame.rows; row++) {
       const nbytes = frame.number("nbytes", row);
       const own = frame.text("own_line", row);
-      if (own) at(own).own += nbytes;
-      for (const line of new Set([...this.#stacks.ownLines(frame.number("stack", row)), ...(own ? [own] : [])])) at(line).all += nbytes;
+      if (own) at(groupOf(own)).own += nbytes;
+      const lines = [...this.#stacks.ownLines(frame.number("stack", row)), ...(own ? [own] : [])];
+      for (const group of new Set(lines.map(groupOf))) at(group).all += nbytes;
     }
     return found;
   }

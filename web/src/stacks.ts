@@ -6,8 +6,13 @@ export interface StackFrame {
   file: string;
   line: number;
   name: string;
-  user: boolean;
+  isOwn: boolean; // the program's own code
+  callsTorch: boolean; // that, or an installed package's
 }
+
+// As in memwatch.own_code.
+const PROGRAM = 0;
+const INSTALLED = 1;
 
 export class Stacks {
   readonly #columns: Record<string, Float64Array>;
@@ -28,10 +33,10 @@ export class Stacks {
 
   // Returns the frames of a stack, innermost first.
   of(stack: number): StackFrame[] {
-    const { parent, file, line, function: name, user } = this.#columns;
+    const { parent, file, line, function: name, owner } = this.#columns;
     const frames: StackFrame[] = [];
     for (let node = this.#innermost.get(stack) ?? -1; node >= 0; node = parent[node]) {
-      frames.push({ file: this.#words.texts[file[node]], line: line[node], name: this.#words.texts[name[node]], user: user[node] === 1 });
+      frames.push({ file: this.#words.texts[file[node]], line: line[node], name: this.#words.texts[name[node]], isOwn: owner[node] === PROGRAM, callsTorch: owner[node] <= INSTALLED });
     }
     return frames;
   }
@@ -40,7 +45,7 @@ export class Stacks {
   ownLines(stack: number): string[] {
     let lines = this.#own.get(stack);
     if (!lines) {
-      lines = [...new Set(this.of(stack).filter(({ user }) => user).map(({ file, line }) => `${file}:${line}`))];
+      lines = [...new Set(this.of(stack).filter(({ isOwn }) => isOwn).map(({ file, line }) => `${file}:${line}`))];
       this.#own.set(stack, lines);
     }
     return lines;

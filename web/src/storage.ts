@@ -1,7 +1,7 @@
 // The dialog of one storage: what it is, its life, who holds it, its findings, and the call stack that allocated it.
 import { describe, drawBiography, lifeOf } from "./biography.ts";
 import type { Detail } from "./detail.ts";
-import { $, type Child, el, link, swatch } from "./dom.ts";
+import { $, el, link, marked, swatch, type Child } from "./dom.ts";
 import { bytes, duration, shortLine, shortOp, shortPaths, whole } from "./format.ts";
 import type { Findings } from "./findings.ts";
 import type { Frame } from "./frame.ts";
@@ -50,7 +50,7 @@ export class StorageDialog {
     const life = lifeOf(frame, row, shown.ops);
     const figures = { "data-born": life.born, "data-first": life.first, "data-last": life.last, "data-dead": life.dead, "data-uses": shown.uses.join(" ") };
     const chart = el("div", { class: "plot biography", role: "img", "aria-label": describe(life, frame.number("nbytes", row)), ...figures });
-    $("storage-title").textContent = frame.text("name", row) || "Storage";
+    $("storage-title").replaceChildren(...marked(frame.text("name", row) || "Storage"));
     $("storage-body").replaceChildren(
       this.#facts(shown),
       ...this.#findings(frame.number("id", row)),
@@ -105,22 +105,22 @@ export class StorageDialog {
       ...(life.dead < ops ? [at("freed", (events, storage) => events.row[events.death[storage] < 0 ? events.count - 1 : events.death[storage]])] : []),
     ];
     const lengths = frame.has("lag_ns") ? LIFE.map((phase): [string, number] => [phase, frame.number(`${phase}_ns`, row)]).filter(([, length]) => length > 0) : [];
-    const legend = lengths.flatMap(([phase, length]) => [swatch({ "data-phase": phase }), `${phase} ${duration(length)} `]);
+    const legend = lengths.flatMap(([phase, length]) => [el("span", { class: "nowrap" }, swatch({ "data-phase": phase }), `${phase} ${duration(length)}`), " "]);
     return [el("p", { class: "muted life" }, describe(life, frame.number("nbytes", row)), " ", ...legend), el("p", { class: "links" }, "Show what was live when it was ", ...steps)];
   }
 
   #stack(stack: number): HTMLElement[] {
     const frames = this.#parts.stacks.of(stack);
     if (!frames.length) return [];
-    const own = frames.filter(({ user }) => user);
-    const all = own.length && own.length < frames.length ? [el("details", {}, el("summary", { text: `All ${frames.length} frames` }), this.#frames(frames))] : [];
-    return [el("h3", { text: "Made at" }), this.#frames(own.length ? own : frames), ...all];
+    const callers = frames.filter(({ callsTorch }) => callsTorch);
+    const all = callers.length && callers.length < frames.length ? [el("details", {}, el("summary", { text: `All ${frames.length} frames` }), this.#frames(frames))] : [];
+    return [el("h3", { text: "Made at" }), this.#frames(callers.length ? callers : frames), ...all];
   }
 
   #frames(frames: StackFrame[]): HTMLElement {
-    const item = ({ file, line, name, user }: StackFrame) => {
-      const code = user ? this.#parts.sources.text(`${file}:${line}`).trim() : "";
-      return el("li", { class: user ? "user" : "" }, el("code", { title: `${file}:${line}`, text: shortLine(`${file}:${line}`) }), ` ${name}`, code ? el("pre", { text: code }) : null);
+    const item = ({ file, line, name, isOwn }: StackFrame) => {
+      const code = isOwn ? this.#parts.sources.text(`${file}:${line}`).trim() : "";
+      return el("li", { class: isOwn ? "user" : "" }, el("code", { title: `${file}:${line}`, text: shortLine(`${file}:${line}`) }), ` ${name}`, code ? el("pre", { text: code }) : null);
     };
     return el("ol", { class: "stack" }, ...frames.map(item));
   }

@@ -4,7 +4,7 @@ import { axisOf, bytesAxis, frameOf, keepWidth, label, layerOver, onKeys, stride
 import type { Colouring } from "./colouring.ts";
 import type { Axis } from "./detail.ts";
 import { $, colorOf, named } from "./dom.ts";
-import { bytes, duration, whole } from "./format.ts";
+import { TIME_STEPS_NS, bytes, duration, timeTicks, whole } from "./format.ts";
 import type { Points } from "./layers.ts";
 
 const CLICK_SLOP_PX = 4;
@@ -84,7 +84,7 @@ export class Timeline {
       ...frameOf(this.box, HEIGHT_PX),
       cursor: { drag: { x: true, y: false, setScale: false }, points: { show: false } },
       scales: { x: { time: false, range: () => this.range }, y: { range: (_, __, max) => [0, (max || 1) * HEADROOM] } },
-      axes: [axisOf({ values: (_, ticks) => ticks.map((x) => (this.axis === "events" ? whole(x) : duration(x))), space: 90, size: 34 }), bytesAxis()],
+      axes: [this.#axis(), bytesAxis()],
       series: [{}, ...series],
       hooks: {
         setSelect: [(plot) => this.#selected(plot)],
@@ -92,6 +92,11 @@ export class Timeline {
         draw: [(plot) => this.#drawMarks(plot)],
       },
     };
+  }
+
+  #axis(): uPlot.Axis {
+    if (this.axis === "events") return axisOf({ values: (_, ticks) => ticks.map(whole), space: 90, size: 34 });
+    return axisOf({ incrs: TIME_STEPS_NS, values: (_, ticks, __, ___, step) => timeTicks(ticks, step), space: 90, size: 34 });
   }
 
   // A click picks an instant, a drag zooms; a drag of the instant's own mark, or with Shift, moves the instant.

@@ -10,6 +10,7 @@ from memwatch.own_code import CodeOwner
 
 if TYPE_CHECKING:
     from memwatch.capture import Capture
+    from memwatch.capture.packed import IntArray
 
 
 class Call(NamedTuple):
@@ -34,9 +35,7 @@ class CallStacks:
 
     def frames(self, stack: int) -> list[Call]:
         """Return the frames of a call stack, innermost first."""
-        start = np.searchsorted(self._numbers, stack)
-        rows = self._order[start : np.searchsorted(self._numbers, stack, side="right")]
-        columns = self._columns
+        rows, columns = self._rows(stack), self._columns
         return list(
             map(
                 Call,
@@ -46,6 +45,14 @@ class CallStacks:
                 (columns["owner"][rows] <= CodeOwner.INSTALLED).tolist(),
             )
         )
+
+    def owners(self, stack: int) -> list[CodeOwner]:
+        """Return whose code each frame of a call stack is, innermost first."""
+        return [CodeOwner(owner) for owner in self._columns["owner"][self._rows(stack)].tolist()]
+
+    def _rows(self, stack: int) -> IntArray:
+        start = np.searchsorted(self._numbers, stack)
+        return self._order[start : np.searchsorted(self._numbers, stack, side="right")]
 
     @property
     def has_program_code(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from memwatch.html_text import ShownAsText
 from memwatch.words import findings as words
 from memwatch.words.places import short_place
 
@@ -16,7 +17,7 @@ LEAST_RATIO: Final = 0.05
 
 
 @dataclass(frozen=True)
-class Finding:
+class Finding(ShownAsText):
     """One thing to change, and what it would bring.
 
     Attributes:

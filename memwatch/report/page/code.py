@@ -1,7 +1,7 @@
 """Source text of the program's own lines, read when the page is written.
 
-Only Python files are read: a capture from elsewhere may name any file of this machine, and none of its secrets must
-get into a page. Files changed since the run are not read, because their lines may have moved.
+Only Python files and cells of this notebook are read: a capture from elsewhere may name any file of this machine, and
+none of its secrets must get into a page. Files changed since the run are not read, because their lines may have moved.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import linecache
 import os
 import stat
 from typing import Final
+
+from memwatch.words.places import cell_name
 
 LINE_CHARACTERS: Final = 200
 
@@ -28,7 +30,8 @@ class CodeReader:
     def indented(self, file: str, number: int) -> str:
         """Return one line as it is written, or empty text if the file changed or cannot be read."""
         if file not in self._trusted:
-            self._trusted[file] = self._is_unchanged(file)
+            # IPython keeps the text of each cell of this session, under a name that changes with the text
+            self._trusted[file] = bool(cell_name(file)) or self._is_unchanged(file)
         if not self._trusted[file]:
             return ""
         return linecache.getline(file, number).expandtabs(4).rstrip()[:LINE_CHARACTERS]

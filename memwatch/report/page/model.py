@@ -37,6 +37,7 @@ from memwatch.report.text import visible
 from memwatch.sizes import format_bytes
 from memwatch.words import summary as words_of_summary
 from memwatch.words.allocators import reserved_at_peak_text
+from memwatch.words.places import cell_name, short_place, short_places
 from memwatch.words.ways import time_text
 
 if TYPE_CHECKING:
@@ -86,7 +87,8 @@ def page_model(reading: Reading, extras: Extras | None = None, *, source: bool =
 
     Returns:
         A dict of plain JSON values: `title`, `facts`, `totals`, `devices`, `peak`, `overview`, `categories`, `holders`,
-        `steps`, `notes`, `findings`, `saved`, `plan`, `leaks`, and `blocks` (packed tables, see `columns`).
+        `steps`, `notes`, `findings`, `saved`, `plan`, `leaks`, `cells` (what a notebook calls its files), and `blocks`
+        (packed tables, see `columns`).
     """
     extras = extras or Extras()
     hide = _hider(reading, extras, source=source)
@@ -97,6 +99,7 @@ def page_model(reading: Reading, extras: Extras | None = None, *, source: bool =
         reading.meta if source else {key: value for key, value in reading.meta.items() if key in PUBLIC_META}
     )
     code = CodeReader(float(reading.meta.get("started_s", 0.0))) if source else None
+    cells = {file: name for file in sorted(files_of(reading)) if (name := cell_name(file))} if source else {}
     blocks = _blocks(reading, words, code)
     plan = _plan(reading, extras, words, hide)
     return {
@@ -120,11 +123,11 @@ def page_model(reading: Reading, extras: Extras | None = None, *, source: bool =
             "layers": "" if layers is None else visible(str(layers)),
         },
         "notes": [[visible(kind), hide(text)] for kind, text in reading.notes],
-        "findings": [_finding(finding, reading, hide) for finding in reading.findings],
-        "together_peak_bytes": _together(reading),
+        **findings_model(reading, hide, source=source),
         "ways": _ways(reading, hide),
         "plan": plan,
         "leaks": leak_model(extras.leaks, hide) if extras.leaks else None,
+        "cells": {visible(file): visible(name) for file, name in cells.items()},
         "blocks": {**blocks, "words": words.pack()},
     }
 
@@ -142,7 +145,7 @@ def _plan(
 def _hider(reading: Reading, extras: Extras, *, source: bool) -> Callable[[str], str]:
     if source:
         return visible
-    hide_paths = PathHider(_files(reading) | leak_files(extras.leaks))
+    hide_paths = PathHider(files_of(reading) | leak_files(extras.leaks))
     return lambda text: visible(hide_paths(text))
 
 
@@ -237,14 +240,31 @@ def _steps(reading: Reading) -> list[dict[str, Any]]:
     ]
 
 
-def _finding(finding: Finding, reading: Reading, hide: Callable[[str], str]) -> dict[str, Any]:
+def findings_model(reading: Reading, hide: Callable[[str], str], *, source: bool) -> dict[str, Any]:
+    """Return what the section of the findings shows beside the peak.
+
+    Args:
+        reading: the profile.
+        hide: what each text passes through.
+        source: whether lines may be named.
+    """
+    return {
+        "findings": [_finding(finding, reading, hide, source=source) for finding in reading.findings],
+        "together_peak_bytes": _together(reading),
+    }
+
+
+def _finding(
+    finding: Finding, reading: Reading, hide: Callable[[str], str], *, source: bool
+) -> dict[str, Any]:
     storages = sorted(finding.storages)
     modules = reading.part("storages", ["module"], storages)["module"].unique().tolist()
     texts = {name: hide(str(getattr(finding, name))) for name in ("kind", "holder", "site", "advice")}
-    edges = [hide(edge) for edge in retention_edges(finding.path)]
+    edges = [hide(short_places(edge) if source else edge) for edge in retention_edges(finding.path)]
     predicted_bytes = getattr(finding, "predicted_peak_bytes", None)
     return {
         **texts,
+        "place": hide(short_place(finding.site)) if source and finding.site else texts["site"],
         "nbytes": int(finding.nbytes),
         "path": edges,
         "predicted_peak_bytes": predicted_bytes,
@@ -305,7 +325,8 @@ def _death_ops(reading: Reading, death_event: pd.Series[int]) -> NDArray[np.int6
     return np.where(death_event < 0, -1, op[death_event])
 
 
-def _files(reading: Reading) -> set[str]:
+def files_of(reading: Reading) -> set[str]:
+    """Return the source files that texts of a reading may name."""
     frames = (
         frame
         for stack in reading.part("storages", ["stack"])["stack"].unique()

@@ -5,11 +5,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 
 import jinja2
+from markupsafe import Markup, escape
 
 from memwatch._version import __version__
 from memwatch.report.meta import format_duration
@@ -18,6 +20,7 @@ from memwatch.sizes import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+_BETWEEN_BACKTICKS: Final = re.compile(r"`([^`]+)`")
 ASSETS: Final = files("memwatch.report.page") / "assets"
 _ESCAPES: Final = {ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}
 
@@ -72,7 +75,7 @@ def render(
         lstrip_blocks=True,
     )
     environment.filters |= {"bytes": format_bytes, "duration": format_duration, "percent": _percent}
-    environment.filters["json_for_script"] = json_for_script
+    environment.filters |= {"json_for_script": json_for_script, "marked": marked}
     return environment.get_template(template).render(
         model=model,
         others=others,
@@ -82,6 +85,14 @@ def render(
         data=json_for_script(model),
         licences=asset("licences.txt"),
         version=__version__,
+    )
+
+
+def marked(text: str) -> Markup:
+    """Return a text as HTML in which what stands between backticks is code, as `dom.ts` shows it."""
+    parts = (escape(part) for part in _BETWEEN_BACKTICKS.split(text))
+    return Markup("").join(
+        Markup("<code>{}</code>").format(part) if index % 2 else part for index, part in enumerate(parts)
     )
 
 

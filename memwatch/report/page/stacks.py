@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypedDict
 
+from memwatch.own_code import CodeOwner
 from memwatch.report.page.columns import Packed, Words, pack_ints
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from memwatch.report.source import Frame, Reading
+    from memwatch.report.source import Reading
+
+_OwnedFrame = tuple[str, int, str, CodeOwner]
+"""File, line, function, and whose code it is."""
 
 
 class Stacks(TypedDict):
@@ -19,19 +23,20 @@ class Stacks(TypedDict):
     file: Packed
     line: Packed
     function: Packed
-    user: Packed
+    owner: Packed
+    """Whose code it is, as a number of `CodeOwner`."""
     stack: Packed
     node: Packed
 
 
 def pack_stacks(reading: Reading, stack_ids: Iterable[int], words: Words) -> Stacks:
     """Return the stacks with these ids."""
-    nodes: dict[tuple[int, Frame], int] = {}
+    nodes: dict[tuple[int, _OwnedFrame], int] = {}
     innermost: dict[int, int] = {}
     for stack_id in known(stack_ids):
         node = -1
-        for file, line, function, user in reversed(reading.stack(stack_id)):
-            node = nodes.setdefault((node, (file, line, function, bool(user))), len(nodes))
+        for frame in reversed(_frames(reading, stack_id)):
+            node = nodes.setdefault((node, frame), len(nodes))
         innermost[stack_id] = node
     frames = [frame for _, frame in nodes]
     return Stacks(
@@ -39,20 +44,25 @@ def pack_stacks(reading: Reading, stack_ids: Iterable[int], words: Words) -> Sta
         file=pack_ints(words.codes(frame[0] for frame in frames), kind="text"),
         line=pack_ints([frame[1] for frame in frames]),
         function=pack_ints(words.codes(frame[2] for frame in frames), kind="text"),
-        user=pack_ints([frame[3] for frame in frames]),
+        owner=pack_ints([frame[3] for frame in frames]),
         stack=pack_ints(list(innermost), delta=True),
         node=pack_ints(list(innermost.values()), delta=True),
     )
 
 
 def own_lines(reading: Reading, stack_ids: Iterable[int]) -> set[tuple[str, int]]:
-    """Return file and number of each line of the program's own code on these stacks."""
+    """Return file and number of each line of the program's own code on these stacks, packages' left out."""
     return {
         (file, line)
         for stack_id in known(stack_ids)
-        for file, line, _, user in reading.stack(stack_id)
-        if user
+        for file, line, _, owner in _frames(reading, stack_id)
+        if owner is CodeOwner.PROGRAM
     }
+
+
+def _frames(reading: Reading, stack_id: int) -> list[_OwnedFrame]:
+    owners = reading.code_owners(stack_id)
+    return [(*frame[:3], owner) for frame, owner in zip(reading.stack(stack_id), owners, strict=True)]
 
 
 def known(stack_ids: Iterable[int]) -> list[int]:

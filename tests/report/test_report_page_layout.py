@@ -1,0 +1,191 @@
+"""What a reader sees of the page at usual widths: nothing moves, and what matters is not cut off."""
+
+from __future__ import annotations
+
+import importlib.util
+import textwrap
+
+import pytest
+
+from memwatch.report import html
+
+WIDTHS = (1400, 1000)
+HEIGHT = 1200
+
+PROGRAM = """
+    import torch
+    from torch import nn
+
+    import memwatch
+
+    def train():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 8))
+        optimizer = torch.optim.AdamW(model.parameters())
+        with memwatch.profile() as prof:
+            for _ in range(20):
+                model(torch.ones(256, 64)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                prof.step()
+        return prof
+"""
+
+LISTEN = """
+    window.written = [];
+    const write = CanvasRenderingContext2D.prototype.fillText;
+    CanvasRenderingContext2D.prototype.fillText = function (text, ...more) {
+      window.written.push(text);
+      return write.call(this, text, ...more);
+    };
+"""
+"""Keeps all texts that are drawn from now on: those of a chart are in no element."""
+
+PLACES = """
+    const tops = ["timeline", "icicle"].map((id) => document.getElementById(id).getBoundingClientRect().top);
+    return [...tops, document.querySelector("header").offsetHeight];
+"""
+
+CUT_OFF = """
+    return [...document.querySelectorAll(arguments[0])].flatMap((node) => {
+      const box = node.closest(arguments[1]).getBoundingClientRect();
+      const range = document.createRange();
+      range.selectNodeContents(node);
+      const text = range.getBoundingClientRect();
+      return text.width && text.right > box.right + 0.5 ? [node.textContent] : [];
+    });
+"""
+"""Returns the texts of some elements whose end lies outside a box around them."""
+
+
+@pytest.fixture(scope="module")
+def training_script(tmp_path_factory):
+    """Train by a file in a deep folder, as most programs lie in one."""
+    folder = tmp_path_factory.mktemp("home") / "projects" / "language_models" / "experiments"
+    folder.mkdir(parents=True)
+    file = folder / "train.py"
+    file.write_text(textwrap.dedent(PROGRAM))
+    spec = importlib.util.spec_from_file_location("train_in_a_deep_folder", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.train()
+
+
+@pytest.fixture(scope="module")
+def page(training_script, tmp_path_factory):
+    return html(training_script, tmp_path_factory.mktemp("layout") / "layout.html")
+
+
+@pytest.fixture(params=WIDTHS)
+def shown(request, browser, page):
+    """The page in a window of a usual width."""
+    before = browser.driver.get_window_size()
+    browser.driver.set_window_size(request.param, HEIGHT)
+    browser.open(page)
+    yield browser
+    browser.driver.set_window_size(before["width"], before["height"])
+
+
+def test_choosing_an_instant_moves_nothing(shown, training_script):
+    """Bar, curve and icicle stay where they are: the pointer must stay on what was clicked."""
+    last = len(training_script.timeline) - 1
+    before = shown.js(PLACES)
+    for fragment in (
+        "at=1",
+        f"at={last // 3}",
+        f"at={last}",
+        f"at={last // 2}&than=peak",
+        f"than={last // 4}",
+    ):
+        shown.go(fragment)
+        assert shown.js(PLACES) == before, fragment
+
+
+def test_one_legend_follows_the_instant_and_the_totals_stay(shown, training_script):
+    """The page has one legend, under the curve; its bar has the same parts. The head says what the peak was."""
+    drawn = "[...document.querySelectorAll('main .legend')].filter((each) => each.getClientRects().length)"
+    legends = shown.js(f"return {drawn}.map((each) => each.id)")
+    assert legends == ["key"]
+    peak = shown.text("#peak-bytes")
+    for fragment, event in (("", training_script.peak_event), ("at=9", 9)):
+        if fragment:
+            shown.go(fragment)
+        sizes = shown.js(
+            "return [...document.querySelectorAll('#key button')].map((b) => Number(b.dataset.bytes))"
+        )
+        live = int(training_script.timeline["live_bytes"].iloc[event])
+        assert sum(sizes) == live
+        widths = shown.js(
+            "return [...document.querySelectorAll('#composition rect')].map((r) => Number(r.getAttribute('width')))"
+        )
+        assert widths == pytest.approx([100 * nbytes / live for nbytes in sizes])
+    assert shown.text("#peak-bytes") == peak
+    said = shown.text("#help")
+    assert "Everything on the page shows one instant" not in said
+    assert "The totals at the head" in said
+
+
+def test_the_axis_of_time_has_one_unit_and_steps_have_names(shown):
+    """The zero has the unit of the others, and the line of a step says which step begins there."""
+    shown.js(LISTEN)
+    shown.js("document.getElementById('theme').click()")
+    texts = shown.js("return window.written")
+    shown.js("document.getElementById('theme').click()")
+    units = {text.split()[1] for text in texts if text.endswith((" s", " ms", " µs", " ns"))}
+    assert len(units) == 1
+    assert any(text == f"0 {unit}" for text in texts for unit in units)
+    assert "step 0" in texts
+    assert sum(text.startswith("step ") for text in texts) >= 5
+
+
+def test_the_slider_has_a_name_and_says_where_it_is(shown):
+    scrub = shown.driver.find_element("id", "scrub")
+    assert scrub.accessible_name
+    assert scrub.get_attribute("title")
+    assert "peak" in scrub.get_attribute("aria-valuetext")
+
+
+def test_the_line_that_made_a_storage_is_in_view(shown):
+    """File and line are readable in the table without scrolling, and in the icicle, where they fit, without folders."""
+    lines = shown.js(
+        "return [...document.querySelectorAll('#panel .to-line')].map((line) => line.textContent)"
+    )
+    assert {line.partition(":")[0] for line in lines} == {"train.py"}
+    assert shown.js(CUT_OFF, "#panel .to-line bdi", "td") == []
+    assert shown.js(CUT_OFF, "#panel .to-line bdi", ".scroll") == []
+    shown.go("by=line")
+    cells = shown.js(
+        "return [...document.querySelectorAll('#flame [data-level$=line] bdi')].map((cell) => cell.textContent)"
+    )
+    assert {cell.partition(":")[0] for cell in cells if ":" in cell} == {"train.py"}
+    assert shown.js(CUT_OFF, "#flame [data-level$=line] bdi", ".d3-flame-graph-label") == []
+
+
+def test_a_comparison_is_not_cut_off(shown, training_script):
+    """The bar says what was born and what died, whole, in a window of a usual width."""
+    shown.go(f"at={len(training_script.timeline) // 2}&than=peak")
+    assert "died" in shown.text("#compared")
+    assert shown.js(CUT_OFF, "#compared", "#instant") == []
+
+
+def test_names_in_the_icicle_have_no_backticks(shown):
+    """Texts mark names by backticks, which are code elsewhere on the page; a label of a cell has plain text only."""
+    shown.go("by=holder")
+    labels = shown.js(
+        "return [...document.querySelectorAll('#flame g.frame')].map((cell) => cell.getAttribute('aria-label'))"
+    )
+    assert any(label.startswith("held by parameter 0.weight") for label in labels)
+    assert not any("`" in label for label in labels)
+
+
+def test_the_title_of_a_storage_shows_names_as_code(shown):
+    """As everywhere on the page: no backticks, a name is code."""
+    shown.go("storage=0")
+    assert "`" not in shown.text("#storage-body") + shown.text("#storage-title")
+    names = shown.js("return [...document.querySelectorAll('#panel tbody tr')].map((row) => row.dataset.key)")
+    titles = []
+    for name in names[:8]:
+        shown.go(f"storage={name}")
+        titles.append(shown.text("#storage-title"))
+    assert not any("`" in title for title in titles)
+    assert any(title.endswith(" output") for title in titles)
