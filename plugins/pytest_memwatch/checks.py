@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from pytest_memwatch.markers import Allowance, GrowthCheck, PeakLimit, has_peak_mark, leak_mark, peak_limit
+from pytest_memwatch.markers import (
+    Allowance,
+    FindingsCheck,
+    GrowthCheck,
+    PeakLimit,
+    findings_check,
+    has_peak_mark,
+    leak_mark,
+    peak_limit,
+)
 
 if TYPE_CHECKING:
     from pytest_memwatch.options import Settings
@@ -25,6 +34,7 @@ class Checks:
         single_pass: run the body once and report tensors that it leaves behind.
         allowed: the marker that allows the test to leak.
         limit: the most that the body may add at its peak.
+        findings: which avoidable memory fails the test.
         measured: whether to measure the peak for the report.
         asked: whether the test asks for a check of its peak by itself.
     """
@@ -33,13 +43,14 @@ class Checks:
     single_pass: bool = False
     allowed: Allowance | None = None
     limit: PeakLimit | None = None
+    findings: FindingsCheck | None = None
     measured: bool = False
     asked: bool = False
 
     @property
     def profiled(self) -> bool:
         """Whether the body runs under `memwatch.profile()`."""
-        return self.measured or self.limit is not None
+        return self.measured or self.limit is not None or self.findings is not None
 
     @property
     def idle(self) -> bool:
@@ -61,6 +72,7 @@ def checks_for(item: pytest.Item, settings: Settings) -> Checks:
         single_pass=settings.leaks == "all" and mark is None and growth is None,
         allowed=allowed,
         limit=peak_limit(item, settings),
+        findings=findings_check(item, settings.findings),
         measured=settings.measure,
         asked=has_peak_mark(item),
     )

@@ -9,5 +9,9 @@ class PeakError(MemwatchError, AssertionError):
     """The body of a test added more memory than its limit, or than its baseline, allows."""
 
 
+class FindingsError(MemwatchError, AssertionError):
+    """The body of a test held memory that it could free or avoid."""
+
+
 class FixtureError(MemwatchError):
     """The `memwatch` fixture was asked for a peak before anything was measured."""

@@ -10,12 +10,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.sizes import format_bytes
 from pytest_memwatch.caches import kept_by_cache, made_by_machinery
-from pytest_memwatch.errors import PeakError
+from pytest_memwatch.errors import FindingsError, PeakError
 from pytest_memwatch.folding import LEAK_SECTION
 from pytest_memwatch.lines import LineSearch, with_lines
 from pytest_memwatch.measure import Measurement, describe
 from pytest_memwatch.verdict import (
+    FINDINGS_SECTION,
     PEAK_SECTION,
+    finding_data,
+    findings_section,
+    findings_sentence,
     leak_data,
     leak_section,
     leak_sentence,
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
     import weakref
     from collections.abc import Iterator
 
+    from memwatch.analysis.findings.finding import Finding
     from memwatch.leaks import Leak
     from memwatch.leaks.known_causes import KnownCauses
     from memwatch.leaks.schedule import Runs
@@ -55,7 +60,7 @@ class Examination:
         self, checks: Checks, settings: Settings, arguments: dict[str, Any], saved_bytes: int | None
     ) -> None:
         self.checks = checks
-        self.measurement = Measurement() if checks.profiled else None
+        self.measurement = Measurement(holders=checks.findings is not None) if checks.profiled else None
         self.leaks: list[Leak] = []
         self.data: dict[str, Any] = {"failed": None}
         self.sections: list[tuple[str, str]] = []
@@ -183,11 +188,18 @@ class Examination:
         too_high = self._peak_failure()
         if too_high and self.measurement is not None:
             self.sections.append((PEAK_SECTION, peak_section(self.data)))
+        avoidable = self._avoidable()
+        if avoidable:
+            self.sections.append((FINDINGS_SECTION, findings_section(avoidable, self.data)))
         if real:
             self._fail_for_leaks(real)
         if too_high:
             self.data["failed"], self.sentence = "peak", too_high
             self.error = PeakError(too_high)
+            raise self.error
+        if avoidable:
+            self.data["failed"], self.sentence = "findings", findings_sentence(avoidable)
+            self.error = FindingsError(self.sentence)
             raise self.error
 
     def _note_figures(self, measurement: Measurement) -> None:
@@ -225,6 +237,26 @@ class Examination:
         self.data["leaks"] = [leak_data(leak) for leak in real]
         tolerated = growth is not None and sum(leak.nbytes for leak in real) <= growth.max_bytes
         return [] if tolerated else real
+
+    def _avoidable(self) -> list[Finding]:
+        """Note the findings of the reading with the highest peak, and return those that count against the test."""
+        check, reading = self.checks.findings, self.reading
+        if check is None or reading is None:
+            return []
+        found = []
+        for finding in reading.findings:
+            if finding.nbytes < check.min_bytes or (
+                check.kinds is not None and finding.kind not in check.kinds
+            ):
+                continue
+            rule = next((rule for rule in self._settings.ignore if rule.matches_finding(finding)), None)
+            if rule is None:
+                found.append(finding)
+            else:
+                known = {"pattern": rule.pattern, "reason": rule.reason}
+                self.data.setdefault("ignored_findings", []).append({**finding_data(finding), **known})
+        self.data["findings"] = [finding_data(finding) for finding in found]
+        return found
 
     def _peak_failure(self) -> str:
         """Return a sentence that says how the peak is too high; empty if it is not."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
+    from memwatch.analysis.findings.finding import Finding
     from memwatch.leaks import Leak
 
 
@@ -29,6 +31,11 @@ class IgnoreRule:
         from memwatch.leaks.ignoring import matches
 
         return matches(leak, self.pattern)
+
+    def matches_finding(self, finding: Finding) -> bool:
+        """Return True if the kind, the holder, the site or a line of the path of a finding matches."""
+        texts = (str(finding.kind), finding.holder, finding.site, *finding.path.splitlines())
+        return any(self.pattern in text or fnmatchcase(text, self.pattern) for text in texts)
 
 
 def parse_rule(rule: object) -> IgnoreRule:

@@ -1,9 +1,10 @@
-"""The three markers. Each is a function: its docstring is the marker's help, its signature checks the arguments."""
+"""The four markers. Each is a function: its docstring is the marker's help, its signature checks the arguments."""
 
 from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -50,6 +51,17 @@ class PeakLimit:
 
 
 @dataclass(frozen=True)
+class FindingsCheck:
+    """Check for avoidable memory: findings of these kinds, of `min_bytes` or more, fail the test.
+
+    Where `kinds` is None, all kinds count.
+    """
+
+    min_bytes: int = 0
+    kinds: frozenset[str] | None = None
+
+
+@dataclass(frozen=True)
 class Allowance:
     """The test may leak."""
 
@@ -89,6 +101,25 @@ def limit_peak_memory(limit: int | str | Callable[..., Any], device: object = No
     )
 
 
+def no_findings(min_bytes: int | str = "1 MiB", kinds: object = None) -> FindingsCheck:
+    """Fail the test if its body holds memory that it could free or avoid, and whose absence would lower its peak.
+
+    Findings of fewer than `min_bytes` (bytes, or text such as "64 KiB") do not count. `kinds` lists the kinds that
+    count, such as ["graph", "drag"]; without it all do.
+    """
+    least = parse_bytes(min_bytes)
+    if kinds is None:
+        return FindingsCheck(least)
+    from memwatch.analysis.findings.kinds import FindingKind
+
+    known = {kind.value for kind in FindingKind}
+    listed: list[Any] = [kinds] if isinstance(kinds, str) or not isinstance(kinds, Iterable) else list(kinds)
+    for kind in listed:
+        if kind not in known:
+            raise ValueError(f"kinds={kind!r}: choose of {', '.join(sorted(known))}")
+    return FindingsCheck(least, frozenset(listed))
+
+
 def allow_tensor_leaks(*, reason: str) -> Allowance:
     """Do not check this test for leaks; `reason` says why and is shown in the report."""
     if not isinstance(reason, str) or not reason.strip():
@@ -97,11 +128,13 @@ def allow_tensor_leaks(*, reason: str) -> Allowance:
 
 
 _MARKERS: Final[dict[str, Callable[..., Any]]] = {
-    marker.__name__: marker for marker in (no_tensor_leaks, limit_peak_memory, allow_tensor_leaks)
+    marker.__name__: marker
+    for marker in (no_tensor_leaks, limit_peak_memory, no_findings, allow_tensor_leaks)
 }
 _SIGNATURES: Final = {
     "no_tensor_leaks": 'no_tensor_leaks(warmup=1, runs="auto", ignore=(), max_bytes=0)',
     "limit_peak_memory": "limit_peak_memory(limit, device=None)",
+    "no_findings": 'no_findings(min_bytes="1 MiB", kinds=None)',
     "allow_tensor_leaks": "allow_tensor_leaks(reason=...)",
 }
 
@@ -168,6 +201,15 @@ def leak_mark(item: pytest.Item) -> GrowthCheck | Allowance | None:
 def has_peak_mark(item: pytest.Item) -> bool:
     """Return True if a test limits its peak by itself."""
     return item.get_closest_marker("limit_peak_memory") is not None
+
+
+def findings_check(item: pytest.Item, mode: str) -> FindingsCheck | None:
+    """Return the check that a test's closest marker asks for, or the one of all tests; None if there is none."""
+    mark = item.get_closest_marker("no_findings") if mode != "off" else None
+    if mark is not None:
+        check: FindingsCheck = read_mark(mark)
+        return check
+    return no_findings() if mode == "all" else None
 
 
 def peak_limit(item: pytest.Item, settings: Settings) -> PeakLimit | None:

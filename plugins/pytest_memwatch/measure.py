@@ -19,13 +19,17 @@ if TYPE_CHECKING:
 class Measurement:
     """Profiles a block. Only one profile can be open, so it pauses while the block has a profile of its own.
 
+    Args:
+        holders: whether to look who holds the memory.
+
     Attributes:
         readings: the finished profiles, those that the block opened itself included.
         own: how many of them the block opened itself.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, holders: bool = False) -> None:
         self.readings: list[Profile] = []
+        self._holders = holders
         self.own = 0
         self._open: Profile | None = None
         self._restore: Callable[[], None] | None = None
@@ -45,7 +49,7 @@ class Measurement:
     def _resume(self) -> None:
         import memwatch
 
-        self._open = memwatch.profile(holders=False)
+        self._open = memwatch.profile(holders=self._holders)
         self._open.__enter__()
 
     def owns(self, profile: Profile) -> bool:

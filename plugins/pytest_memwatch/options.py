@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-LEAK_MODES: Final = ("marked", "all", "off")
+MODES: Final = ("marked", "all", "off")
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,7 @@ class Settings:
         enabled: False after `--no-memwatch`.
         measure: whether every test is measured and reported.
         leaks: "marked", "all" or "off".
+        findings: the same, for avoidable memory.
         limit_bytes: peak limit of tests without a marker, bytes.
         html: folder for one page per failing test.
         json: file for the results.
@@ -58,6 +59,7 @@ class Settings:
     enabled: bool = True
     measure: bool = False
     leaks: str = "marked"
+    findings: str = "marked"
     limit_bytes: int | None = None
     html: Path | None = None
     json: Path | None = None
@@ -82,7 +84,7 @@ def read_settings(config: pytest.Config) -> Settings:
         pytest.UsageError: a value is wrong; the message names the option and says what to write.
     """
     if config.getoption("no_memwatch"):
-        return Settings(enabled=False, leaks="off")
+        return Settings(enabled=False, leaks="off", findings="off")
     option: Callable[[str], Any] = config.getoption
     try:
         project = project_settings()
@@ -96,7 +98,10 @@ def read_settings(config: pytest.Config) -> Settings:
             or config.getini("memwatch")
             or any(option(name) is not None for name in reports)
         ),
-        leaks=_leak_mode(option("memwatch_leaks") or config.getini("memwatch_leaks") or "marked"),
+        leaks=_mode("leaks", option("memwatch_leaks") or config.getini("memwatch_leaks") or "marked"),
+        findings=_mode(
+            "findings", option("memwatch_findings") or config.getini("memwatch_findings") or "marked"
+        ),
         leaks_min_bytes=_size(
             "leaks-min-bytes",
             option("memwatch_leaks_min_bytes") or config.getini("memwatch_leaks_min_bytes"),
@@ -124,9 +129,9 @@ def read_settings(config: pytest.Config) -> Settings:
     return settings
 
 
-def _leak_mode(mode: str) -> str:
-    if mode not in LEAK_MODES:
-        raise pytest.UsageError(f"--memwatch-leaks={mode}: choose one of {', '.join(LEAK_MODES)}")
+def _mode(option: str, mode: str) -> str:
+    if mode not in MODES:
+        raise pytest.UsageError(f"--memwatch-{option}={mode}: choose one of {', '.join(MODES)}")
     return mode
 
 
@@ -191,6 +196,11 @@ _OPTIONS: Final[dict[str, dict[str, Any]]] = {
         "metavar": "SIZE",
         "help": "Do not count leaks of fewer bytes than SIZE, such as 1KiB.",
     },
+    "--memwatch-findings": {
+        "metavar": "{marked,all,off}",
+        "help": "Which tests fail for memory that they could free or avoid: those with the marker no_findings (marked, "
+        "the default), all of them, or none (off).",
+    },
     "--memwatch-limit-peak": {
         "metavar": "SIZE",
         "help": "Fail each test whose body adds more than SIZE at its peak.",
@@ -247,6 +257,7 @@ _INI_KEYS: Final[dict[str, dict[str, Any]]] = {
         "help": "like --memwatch-leaks-min-bytes: a size such as 1 KiB",
         "default": "",
     },
+    "memwatch_findings": {"help": "like --memwatch-findings: marked, all or off", "default": ""},
     "memwatch_limit_peak": {"help": "like --memwatch-limit-peak: a size such as 64 MiB", "default": ""},
     "memwatch_ignore": {
         "help": "leaks that do not count, one rule a line, `pattern: reason`",

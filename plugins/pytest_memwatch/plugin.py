@@ -131,7 +131,7 @@ def pytest_runtest_makereport(
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_report_teststatus(report: pytest.CollectReport | pytest.TestReport) -> Status | None:
-    """Show the letters L (leak) and P (peak)."""
+    """Show the letters L (leak), P (peak) and A (avoidable memory)."""
     return status(report)
 
 

@@ -43,11 +43,11 @@ def write_json(path: Path, results: Results, ignore: tuple[IgnoreRule, ...], fre
     `causes` (what one edit would end, with `cause`, `tests`, `nbytes`, `count`, `kind`, `holder`, `reference`, `site`,
     `tensor`, `advice`, `path`, `ignore`, a rule that tolerates it, and `freed` and `told`: how many of the tensors that
     single passes told were freed before the session ended) and
-    `tests`, one object per test with `nodeid`, `outcome`, `duration_s`, `failed` ("leak", "peak" or null);
+    `tests`, one object per test with `nodeid`, `outcome`, `duration_s`, `failed` ("leak", "peak", "findings" or null);
     figures in bytes (`peak_bytes`, `baseline_bytes`, `peak_increase_bytes`, `limit_bytes`, `saved_bytes`);
-    `top` (the lines that allocated most), `leaks`, `ignored`, `small` (below the least size), `kept` (by caches),
-    `emptied` (freed by fixtures before the next test), `machinery` (cycles of tools), `allowed` and `page`. Keys of
-    figures that were not measured are absent.
+    `top` (the lines that allocated most), `findings`, `ignored_findings`, `leaks`, `ignored`, `small` (below the
+    least size), `kept` (by caches), `emptied` (freed by fixtures before the next test), `machinery` (cycles of
+    tools), `allowed` and `page`. Keys of figures that were not measured are absent.
     """
     from memwatch._version import __version__
 

@@ -19,6 +19,7 @@ Status = tuple[str, str, tuple[str, dict[str, bool]]]
 _STATUS: Final[dict[str, Status]] = {
     "leak": ("failed", "L", ("LEAK", {"red": True})),
     "peak": ("failed", "P", ("PEAK", {"red": True})),
+    "findings": ("failed", "A", ("AVOIDABLE", {"red": True})),
 }
 
 
@@ -99,8 +100,10 @@ def _comparison(results: Results, baseline: str) -> list[str]:
 def _failures(results: Results) -> list[str]:
     leaked = [node for node, row in results.items() if row["failed"] == "leak"]
     peaked = [node for node, row in results.items() if row["failed"] == "peak"]
+    avoidable = [node for node, row in results.items() if row["failed"] == "findings"]
     parts = [f"{counted(len(leaked), 'test')} with leaked tensors"] * bool(leaked)
     parts += [f"{counted(len(peaked), 'test')} above the limit of the peak"] * bool(peaked)
+    parts += [f"{counted(len(avoidable), 'test')} with avoidable memory"] * bool(avoidable)
     return ["Failed for their memory: " + ", ".join(parts)] if parts else []
 
 

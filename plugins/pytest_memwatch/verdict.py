@@ -7,16 +7,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.sizes import format_bytes
 from memwatch.words.leaks import MARK_FOR_LINES, failure_sentence, sizes_of
+from memwatch.words.places import short_place
 from memwatch.words.storages import short_op
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from memwatch.analysis.findings.finding import Finding
     from memwatch.edges import Edge
     from memwatch.leaks import Leak
 
 _TYPED: Final = ("edges", "cut", "cuts", "cycle_length", "branch")
 PEAK_SECTION = "memwatch peak memory"
+FINDINGS_SECTION = "memwatch avoidable memory"
 
 
 def leak_sentence(leaks: Sequence[Leak]) -> str:
@@ -46,6 +49,26 @@ def peak_section(figures: dict[str, Any]) -> str:
     added, before = (format_bytes(figures[key]) for key in ("peak_increase_bytes", "baseline_bytes"))
     title = f"{added} at the peak ({figures['device']}); not counted: {before} alive at entry"
     return "\n".join([f"{title} (fixtures and earlier tests)", *top_lines(figures["top"])])
+
+
+def findings_sentence(findings: Sequence[Finding]) -> str:
+    """Return one sentence: how much memory the body could avoid, and who holds the largest part."""
+    first = findings[0]
+    more = f", and {len(findings) - 1} more" if len(findings) > 1 else ""
+    where = f" at {short_place(first.site)}" if first.site else ""
+    return f"Avoidable memory: {format_bytes(first.nbytes)}, {first.kind}: {first.holder}{where}{more}"
+
+
+def findings_section(findings: Sequence[Finding], figures: dict[str, Any]) -> str:
+    """Return a description of every finding, with the peak as it is and as it would be."""
+    peak = f"The peak is {format_bytes(figures['peak_bytes'])} ({figures['device']})."
+    return "\n\n".join([peak, *(f"{format_bytes(each.nbytes)}  {each.kind}: {each}" for each in findings)])
+
+
+def finding_data(finding: Finding) -> dict[str, Any]:
+    """Return a finding as plain data, for the report object and the JSON file."""
+    names = ("nbytes", "holder", "site", "advice", "predicted_peak_bytes")
+    return {"kind": str(finding.kind), **{name: getattr(finding, name) for name in names}}
 
 
 def top_lines(rows: Sequence[dict[str, Any]], indent: str = "  ") -> list[str]:

@@ -1,0 +1,108 @@
+"""The marker `no_findings`: a test fails for memory that it could free or avoid, and its corrected twin passes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytest_plugins = "pytester"
+
+KEPT_GRAPHS = """
+import pytest, torch
+from torch import nn
+
+def micro_batch(net, entropy_of, detach):
+    hidden = net(torch.randn(2048, 64))
+    entropy = entropy_of(hidden)
+    hidden.square().mean().backward()
+    return entropy.detach() if detach else entropy
+
+def step(detach):
+    net, entropy_of = (
+        nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(3))) for _ in range(2)
+    )
+    output_lst = []
+    for _ in range(4):
+        output_lst.append(micro_batch(net, entropy_of, detach))
+    return sum(entropy.sum().item() for entropy in output_lst)
+
+@pytest.mark.no_findings(kinds=["graph"])
+def test_that_keeps_graphs():
+    step(detach=False)
+
+@pytest.mark.no_findings(kinds=["graph"])
+def test_that_detaches():
+    step(detach=True)
+"""
+
+
+def test_a_kept_graph_fails_the_test_and_a_detached_output_passes(pytester):
+    """The shape of verl #6696: a list keeps an output of every micro-batch, with a graph that no backward needs."""
+    pytester.makepyfile(test_verl=KEPT_GRAPHS)
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-v", "--memwatch-json=out.json")
+    result.assert_outcomes(failed=1, passed=1)
+    result.stdout.fnmatch_lines([
+        "*test_that_keeps_graphs AVOIDABLE*",
+        "*memwatch avoidable memory*",
+        "The peak is * MiB (cpu).",
+        "*graph: *`output_lst`*",
+        "Failed for their memory: 1 test with avoidable memory",
+    ])  # fmt: skip
+    tests = {row["nodeid"]: row for row in json.loads((pytester.path / "out.json").read_text())["tests"]}
+    (found,) = tests["test_verl.py::test_that_keeps_graphs"]["findings"]
+    assert found["kind"] == "graph"
+    assert found["predicted_peak_bytes"] < tests["test_verl.py::test_that_keeps_graphs"]["peak_bytes"]
+    assert tests["test_verl.py::test_that_detaches"]["findings"] == []
+
+
+def test_small_findings_and_other_kinds_do_not_count(pytester):
+    """What a marker does not ask for does not fail the test."""
+    pytester.makepyfile(
+        test_verl=KEPT_GRAPHS.replace('kinds=["graph"]', 'kinds=["graph"], min_bytes="1 GiB"')
+    )
+    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=2)
+    pytester.makepyfile(test_verl=KEPT_GRAPHS.replace('kinds=["graph"]', 'kinds=["optimizer"]'))
+    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=2)
+
+
+def test_the_option_chooses_the_tests(pytester):
+    """`off` switches the marker off; `all` checks tests without it."""
+    pytester.makepyfile(test_verl=KEPT_GRAPHS)
+    off = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--memwatch-findings=off")
+    off.assert_outcomes(passed=2)
+    unmarked = KEPT_GRAPHS.replace('@pytest.mark.no_findings(kinds=["graph"])\n', "")
+    pytester.makepyfile(test_verl=unmarked)
+    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=2)
+    every = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--memwatch-findings=all")
+    every.assert_outcomes(failed=1, passed=1)
+
+
+def test_a_rule_with_a_reason_excuses_a_finding(pytester):
+    """The rules for leaks serve for findings too."""
+    pytester.makepyfile(test_verl=KEPT_GRAPHS)
+    pytester.makepyprojecttoml(
+        '[tool.memwatch]\nignore_leaks = {"`output_lst`" = "the scores need the graphs"}\n'
+    )
+    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ('min_bytes="much"', "*no_findings: *much*usage: no_findings(min_bytes=*"),
+        ('kinds=["grph"]', "*no_findings: kinds='grph': choose of *graph*"),
+    ],
+)
+def test_a_wrong_argument_stops_the_run_with_the_usage(pytester, arguments, told):
+    """No test runs, and one line says what to write."""
+    pytester.makepyfile(f"import pytest\n@pytest.mark.no_findings({arguments})\ndef test_it():\n    pass\n")
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
+    result.stderr.fnmatch_lines([told])
+
+
+def test_a_wrong_mode_is_told(pytester):
+    """As with leaks."""
+    pytester.makepyfile("def test_it():\n    pass\n")
+    result = pytester.runpytest_subprocess("--memwatch-findings=some")
+    result.stderr.fnmatch_lines(["*--memwatch-findings=some: choose one of marked, all, off*"])
