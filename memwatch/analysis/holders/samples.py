@@ -122,27 +122,45 @@ class HolderSamples:
         if is_seen:
             return found
         return (
-            self._in_objects(allocation, op) or found or self._since_it_was_on_a_stack(allocation, op, alive)
+            self._in_objects(allocation, op, alike=True)
+            or found
+            or self._on_stack_later(rows, allocation, op)
+            or self._since_it_was_on_a_stack(allocation, op, alive)
+            or (self._in_objects(allocation, op, alike=False) if self._is_held(allocation) else [])
         )
 
-    def _in_objects(self, allocation: int, op: int) -> list[Holder]:
+    def _is_held(self, allocation: int) -> bool:
+        return bool(self._facts.categories.category[allocation] == "held")
+
+    def _on_stack_later(self, rows: IntArray, allocation: int, op: int) -> list[Holder]:
+        """Return the evaluation stack on which other samples saw what the nearest one looked for in vain.
+
+        The first sample that finds no variable does not ask gc. The next one does, and the stack had the value before.
+        """
+        is_on_stack = self._rows.with_kind(HolderKind.EVALUATION_STACK)[rows]
+        if not len(rows) or not is_on_stack.all() or self._is_held(allocation):
+            return []
+        placed = (self._lasting.of_itself(each, allocation, op, op) for each in self._rows.seen_in(rows[:1]))
+        return [holder for holder in placed if holder is not None]
+
+    def _in_objects(self, allocation: int, op: int, *, alike: bool) -> list[Holder]:
         """Return the objects and containers that hold a twin: few samples look into objects of packages.
 
         A value is on an evaluation stack for a moment, and in an object, as of a loader, from then on.
+
+        Args:
+            allocation: the piece of memory.
+            op: the op.
+            alike: whether only a twin of the same size and module may speak for it.
         """
-        return [
-            holder
-            for holder in self._twins.holders(allocation, op, alike=True)
-            if holder.is_inside and holder.kind is not HolderKind.EVALUATION_STACK
-        ]
+        return self._twins.holders(allocation, op, alike=alike, inside=True)
 
     def _since_it_was_on_a_stack(self, allocation: int, op: int, alive: NDArray[np.bool_]) -> list[Holder]:
         """Return who held a twin of the same age, for what is held and was looked for in vain at an earlier op only.
 
         There it was a value that no variable had yet, as the first of two in one statement.
         """
-        is_held = self._facts.categories.category[allocation] == "held"
-        if not is_held or (self._sample_ops[alive] > op).any():
+        if not self._is_held(allocation) or (self._sample_ops[alive] > op).any():
             return []
         return self._twins.holders(allocation, op)
 
@@ -159,7 +177,7 @@ class HolderSamples:
         ops = self._sample_ops[np.searchsorted(self._samples, samples)]
         gone: list[Holder] = []
         passing: list[Holder] = []
-        outlasts = self._facts.categories.category[allocation] == "held"
+        outlasts = self._is_held(allocation)
         for at in np.argsort(np.abs(ops - 1 - op), kind="stable").tolist():
             found = self._rows.seen_in(rows[self._table["sample"][rows] == samples[at]])
             if not found and passing:
