@@ -107,7 +107,11 @@ class HolderSamples:
             # no sample tells of it, nor of another that the same calls made
             return self._twins.of_other_calls(allocation)
         if len(rows) and is_small(facts, allocation):  # most samples leave out what is so small
-            return self._own(rows, np.unique(self._table["sample"][rows]), allocation, op)
+            found = self._own(rows, np.unique(self._table["sample"][rows]), allocation, op)
+            is_on_stack = bool(found) and all(each.kind is HolderKind.EVALUATION_STACK for each in found)
+            if is_on_stack and self._is_held(allocation):  # it was there when it was made
+                return self._in_objects(allocation, op, alike=False) or found
+            return found
         alive, telling = self._telling_samples(allocation, op)
         if not telling.any() and self._may_ask_twins(allocation, op, seen=bool(alive.any())):
             holders = self._twins.holders(allocation, op)
