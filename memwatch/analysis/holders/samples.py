@@ -17,7 +17,7 @@ from memwatch.analysis.holders.holder import object_holder
 from memwatch.analysis.holders.kinds import HolderKind
 from memwatch.analysis.holders.lasting import LastingReferences
 from memwatch.analysis.holders.sample_rows import SampleRows
-from memwatch.analysis.holders.twins import Twins
+from memwatch.analysis.holders.twins import Twins, is_in_object
 from memwatch.capture.schema import NONE
 
 if TYPE_CHECKING:
@@ -157,7 +157,9 @@ class HolderSamples:
             op: the op.
             alike: whether only a twin of the same size and module may speak for it.
         """
-        return self._twins.holders(allocation, op, alike=alike, inside=True)
+        # what does not outlast calls may lie in a variable as the nearest twin does
+        found = self._twins.holders(allocation, op, alike=alike, inside=self._is_held(allocation))
+        return [holder for holder in found if is_in_object(holder)]
 
     def _since_it_was_on_a_stack(self, allocation: int, op: int, alive: NDArray[np.bool_]) -> list[Holder]:
         """Return who held a twin of the same age, for what is held and was looked for in vain at an earlier op only.
