@@ -121,7 +121,9 @@ class HolderSamples:
         if len(rows) and known.any():
             found = self._own(rows, self._samples[known], allocation, op)
         else:
-            found = self._twins.on_stack(allocation, op)
+            # a twin that lasts was on a stack for a moment, and in an object from then on
+            lasting = self._in_objects(allocation, op, alike=False) if self._is_held(allocation) else []
+            found = lasting or self._twins.on_stack(allocation, op)
         is_seen = any(holder.inference is not Inference.SAME_CALL for holder in found)
         if is_seen:
             return found
