@@ -75,3 +75,37 @@ def test_the_variable_that_keeps_a_graph_without_a_backward_is_named(program, va
 @pytest.mark.parametrize("program", [train, train_once])
 def test_what_a_backward_still_reads_is_told_as_saved(program):
     assert set(holders_of_relu(program)) == {"saved by relu in `1`"}
+
+
+def skip_some_backwards(net, prof):
+    """The forward of each step has one line; in most steps no backward follows, and the losses are kept."""
+    losses = []
+    with prof:
+        for step in range(6):
+            loss = net(torch.randn(ROWS, 64)).square().mean()
+            losses.append(loss)
+            if step == 0:
+                loss.backward()
+        losses.clear()
+
+
+def validate_after_training(net, prof):
+    """The forward of the validation has a line of its own."""
+    losses = []
+    with prof:
+        net(torch.randn(ROWS, 64)).square().mean().backward()
+        for _ in range(5):
+            losses.append(net(torch.randn(ROWS, 64)).square().mean())
+        del losses
+
+
+@pytest.mark.parametrize(
+    ("program", "has_no_grad"), [(skip_some_backwards, False), (validate_after_training, True)]
+)
+def test_no_grad_is_advised_only_where_no_backward_needs_the_forward(program, has_no_grad):
+    torch.manual_seed(0)
+    prof = memwatch.profile()
+    program(model(), prof)
+    (finding,) = (each for each in prof.findings if each.kind == "graph")
+    assert ("torch.no_grad()" in str(finding)) is has_no_grad, str(finding)
+    assert ".detach()" in str(finding)
