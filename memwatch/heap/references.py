@@ -61,8 +61,10 @@ _KEEPERS: Final = (queue.Queue, asyncio.Queue, concurrent.futures.Future, UserDi
 _NUMBERS_AND_TEXT: Final = class_ids(int, float, str, bool, bytes)
 _LEAVES: Final = (
     str, bytes, int, float, complex, type(None), ModuleType, CodeType, BuiltinFunctionType, torch.dtype,
-    torch.device, torch.Size, torch.UntypedStorage, threading.Thread, torch.optim.Optimizer,
-)  # fmt: skip  # an optimizer's state is known by its role: it needs no search
+    torch.device, torch.Size, torch.UntypedStorage, threading.Thread,
+)  # fmt: skip
+_OF_OPTIMIZERS: Final = ("param_groups", "state")
+"""Attributes of an optimizer whose tensors are known by their role: they need no search."""
 
 
 def step_of(cls: type, *, deep: bool) -> Callable[[Any], Iterator[Chain]] | None:
@@ -77,7 +79,7 @@ def step_of(cls: type, *, deep: bool) -> Callable[[Any], Iterator[Chain]] | None
     step = _step_of(cls)
     if step is _module and not deep:
         return _module_itself
-    if step is _object and (is_tool_class(cls) or not (deep or _is_program_class(cls))):
+    if step in (_object, _optimizer) and (is_tool_class(cls) or not (deep or _is_program_class(cls))):
         return None
     return step
 
@@ -135,6 +137,14 @@ def _module_itself(value: Any) -> Iterator[Chain]:
     tables = {id(attributes.get(name)) for name in _TABLES}
     for held in list(attributes.values()):
         if id(held) not in tables and (id(type(held)) not in OFTEN_EMPTY or held):
+            yield attributes, held
+
+
+def _optimizer(value: Any) -> Iterator[Chain]:
+    # A program's own optimizer may keep lists of its own beside `state`.
+    attributes = instance_dict(value) or {}
+    for name, held in list(dict.items(attributes)):
+        if name not in _OF_OPTIMIZERS and (id(type(held)) not in OFTEN_EMPTY or held):
             yield attributes, held
 
 
@@ -320,6 +330,7 @@ DEFINITIONS: Final = (_function, _class)
 """Steps of what a module defines: most of a module's variables are functions and classes, which hold no tensor."""
 _STEPS: Final[tuple[tuple[type, Callable[[Any], Iterator[Chain]]], ...]] = (
     (nn.Module, _module),
+    (torch.optim.Optimizer, _optimizer),
     (dict, _mapping),
     *((base, _sequence) for base in _SEQUENCES),
     (FunctionType, _function),

@@ -101,6 +101,9 @@ MADE_AT: Final = ", at {line}"
 UNSEEN_GROWTH: Final = "memory that no recorded step made"
 
 GRADIENTS: Final = "`.grad` of the parameters"
+GRAPH_OF_TRAINED_FORWARD: Final = (
+    "keep `.item()` or `.detach()` of its result; the loss needs the same forward"
+)
 GRAPH_WITHOUT_BACKWARD: Final = "the autograd graph of a forward without backward"
 GRAPH_AFTER_BACKWARD: Final = "the autograd graph of a forward whose backward has run"
 OPTIMIZER_STEP: Final = "the optimizer's step, which works on all parameters at once,"

@@ -68,6 +68,7 @@ ROLES: Final[dict[str, str]] = {
 AUTOCAST_COPY: Final = "autocast's cache of converted weights, as a copy of `{name}`"
 SAVED: Final = "saved by {op}"
 SAVED_FOR_MODULE: Final = "saved by {op} in `{module}`"
+KEPT_BY_GRAPH: Final = "{saved}, and kept by the autograd graph of {root}"
 SOME_OP: Final = "an op"
 REGION_INPUT: Final = "a checkpoint, which runs its region again from it in backward"
 REGION_INPUT_OF: Final = "a checkpoint called by `{module}`, which runs its region again from it in backward"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 pytest.importorskip("transformers")
@@ -9,16 +11,40 @@ pytest.importorskip("transformers")
 import patterns_transformers
 import patterns_transformers_generation
 from truth_checks import (
+    RIGHT_RATIO,
     programs_of,
+    run,
     test_a_second_run_shows_the_same,  # noqa: F401
     test_findings_name_a_line_of_the_program,  # noqa: F401
     test_the_peak_is_that_of_a_plain_run,  # noqa: F401
     test_what_is_said_of_the_peak_is_true,  # noqa: F401
 )
+from truth_facts import PATTERNS
+from truth_score import score
 
 import memwatch
+from memwatch.record.holders.schedule import SamplingCosts
 
 PROGRAMS = programs_of(patterns_transformers, patterns_transformers_generation)
+
+
+@pytest.mark.words
+@pytest.mark.parametrize(
+    ("name", "ratio"),
+    [
+        ("gpt2_that_searches_beams", 0.0),
+        ("gpt2_that_searches_beams", 1.0),
+        ("mistral_with_a_sliding_window", 0.8),
+        ("mistral_with_a_sliding_window", 1.0),
+    ],
+)
+def test_what_is_said_of_the_peak_is_true_with_any_share_of_the_samples(name, ratio, monkeypatch):
+    """A fast machine takes more samples than a busy one. More samples never make an answer worse."""
+    chance = random.Random(1)
+    monkeypatch.setattr(SamplingCosts, "is_affordable", lambda self: chance.random() < ratio)
+    found = score(PATTERNS[name], run(name))
+    assert found.false == []
+    assert found.right_ratio >= RIGHT_RATIO, "\n".join(found.wrong)
 
 
 def test_a_callback_records_a_training(tmp_path):

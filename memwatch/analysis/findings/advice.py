@@ -27,6 +27,7 @@ def advise(
     last_used: str,
     made_at: str,
     *,
+    is_trained: bool,
     peak_bytes: int,
     alone_bytes: int,
     together_bytes: int,
@@ -39,11 +40,13 @@ def advise(
         holder: who holds them.
         last_used: `file:line` of their last use, empty if unknown.
         made_at: `file:line` that made most of them, empty if unknown.
+        is_trained: whether a backward reads what the same lines saved at another time.
         peak_bytes: the peak.
         alone_bytes: what it would fall to if this alone were done.
         together_bytes: what it would fall to if all were done.
     """
-    advice = _what_to_do(kind, holder)
+    is_needed = kind is FindingKind.GRAPH and is_trained
+    advice = words.GRAPH_OF_TRAINED_FORWARD if is_needed else _what_to_do(kind, holder)
     if kind in (FindingKind.DRAG, FindingKind.OUTPUT) and last_used and not holder.foreign:
         advice = words.LAST_USED.format(advice=advice, site=last_used)
     if kind is FindingKind.GRAPH and made_at not in ("", short_place(holder.site)):

@@ -126,6 +126,17 @@ def _last_used(candidate: Candidate, facts: Facts) -> str:
     return "" if op == NONE else short_own_place(facts.op_line(op), facts.own_line(op))
 
 
+def _is_trained(candidate: Candidate, facts: Facts) -> bool:
+    """Return True if a backward reads what one of the lines saved at another time: `no_grad` would end the training."""
+    tables, allocations = facts.capture.tables, facts.allocations
+    packs, unpacks = tables["packs"], tables["unpacks"]
+    read = np.isin(packs["pack"], unpacks["pack"][unpacks["released"] == 0])
+    rows = np.flatnonzero(np.isin(allocations.storage, packs["storage"][read]) & (allocations.op != NONE))
+    stacks = facts.made_by.stack
+    kept = stacks[np.array(candidate.allocations, dtype=np.int64)]
+    return bool(np.isin(stacks[rows], kept[kept != NONE]).any())
+
+
 def _made_at(candidate: Candidate, facts: Facts) -> str:
     """Return the line that made most of the bytes."""
     rows = candidate.allocations
@@ -159,6 +170,7 @@ def _finding(candidate: Candidate, facts: Facts, alone_bytes: int, together_byte
         holder,
         _last_used(candidate, facts),
         _made_at(candidate, facts),
+        is_trained=candidate.kind is FindingKind.GRAPH and _is_trained(candidate, facts),
         peak_bytes=facts.curve.peak_bytes,
         alone_bytes=alone_bytes,
         together_bytes=together_bytes,

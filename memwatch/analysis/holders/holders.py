@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
@@ -16,6 +17,7 @@ from memwatch.analysis.holders.kinds import HolderKind
 from memwatch.analysis.holders.regions import Regions
 from memwatch.analysis.holders.samples import HolderSamples
 from memwatch.analysis.holders.unseen import Unseen
+from memwatch.analysis.saved_tensor_outcomes import SavedTensorOutcome, SavedTensorOutcomes
 from memwatch.capture.schema import GRADIENT_PREFIX, NONE
 from memwatch.words import holders as words
 
@@ -178,7 +180,7 @@ class Holders:
             return by_role
         packs = self._packs_at_event(allocation, event)
         if packs:
-            return self._saved(allocation, op, packs[0])
+            return self._graph_root(allocation, op, packs) or self._saved(allocation, op, packs[0])
         checkpoint = self._checkpoint(allocation, op)
         if checkpoint is not None and checkpoint.inference is None:
             return checkpoint
@@ -234,6 +236,25 @@ class Holders:
             evidence=_BOOKS if rule is None else HolderEvidence.INFERRED,
             inference=rule,
         )
+
+    @cached_property
+    def _outcomes(self) -> SavedTensorOutcomes:
+        return SavedTensorOutcomes(self._facts, self._saved_tensors)
+
+    def _graph_root(self, allocation: int, op: int, packs: list[int]) -> Holder | None:
+        """Return the program's variable whose graph keeps an allocation that no backward needs; None for others.
+
+        While a backward is still to read it, nobody would let go of the variable.
+        """
+        if any(self._outcomes.at(pack, op) is SavedTensorOutcome.NEEDED for pack in packs):
+            return None
+        roots = self.graph_roots(allocation, op)
+        root = next((root for root in roots if root.is_likely and not root.foreign), None)
+        if root is None:
+            return None
+        saved = self._saved(allocation, op, packs[0])
+        text = words.KEPT_BY_GRAPH.format(saved=saved.words, root=root.words)
+        return dataclasses.replace(root, words=text, subject=(*saved.subject, *root.subject))
 
     def _saved(self, allocation: int, op: int, pack: int) -> Holder:
         saved = self._saved_tensors

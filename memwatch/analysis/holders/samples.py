@@ -17,7 +17,7 @@ from memwatch.analysis.holders.holder import object_holder
 from memwatch.analysis.holders.kinds import HolderKind
 from memwatch.analysis.holders.lasting import LastingReferences
 from memwatch.analysis.holders.sample_rows import SampleRows
-from memwatch.analysis.holders.twins import Twins
+from memwatch.analysis.holders.twins import Twins, is_in_object
 from memwatch.capture.schema import NONE
 
 if TYPE_CHECKING:
@@ -107,7 +107,11 @@ class HolderSamples:
             # no sample tells of it, nor of another that the same calls made
             return self._twins.of_other_calls(allocation)
         if len(rows) and is_small(facts, allocation):  # most samples leave out what is so small
-            return self._own(rows, np.unique(self._table["sample"][rows]), allocation, op)
+            found = self._own(rows, np.unique(self._table["sample"][rows]), allocation, op)
+            is_on_stack = bool(found) and all(each.kind is HolderKind.EVALUATION_STACK for each in found)
+            if is_on_stack and self._is_held(allocation):  # it was there when it was made
+                return self._in_objects(allocation, op, alike=False) or found
+            return found
         alive, telling = self._telling_samples(allocation, op)
         if not telling.any() and self._may_ask_twins(allocation, op, seen=bool(alive.any())):
             holders = self._twins.holders(allocation, op)
@@ -117,32 +121,54 @@ class HolderSamples:
         if len(rows) and known.any():
             found = self._own(rows, self._samples[known], allocation, op)
         else:
-            found = self._twins.on_stack(allocation, op)
+            # a twin that lasts was on a stack for a moment, and in an object from then on
+            lasting = self._in_objects(allocation, op, alike=False) if self._is_held(allocation) else []
+            found = lasting or self._twins.on_stack(allocation, op)
         is_seen = any(holder.inference is not Inference.SAME_CALL for holder in found)
         if is_seen:
             return found
         return (
-            self._in_objects(allocation, op) or found or self._since_it_was_on_a_stack(allocation, op, alive)
+            self._in_objects(allocation, op, alike=True)
+            or found
+            or self._on_stack_later(rows, allocation, op)
+            or self._since_it_was_on_a_stack(allocation, op, alive)
+            or (self._in_objects(allocation, op, alike=False) if self._is_held(allocation) else [])
         )
 
-    def _in_objects(self, allocation: int, op: int) -> list[Holder]:
+    def _is_held(self, allocation: int) -> bool:
+        return bool(self._facts.categories.category[allocation] == "held")
+
+    def _on_stack_later(self, rows: IntArray, allocation: int, op: int) -> list[Holder]:
+        """Return the evaluation stack on which other samples saw what the nearest one looked for in vain.
+
+        The first sample that finds no variable does not ask gc. The next one does, and the stack had the value before.
+        """
+        is_on_stack = self._rows.with_kind(HolderKind.EVALUATION_STACK)[rows]
+        if not len(rows) or not is_on_stack.all() or self._is_held(allocation):
+            return []
+        placed = (self._lasting.of_itself(each, allocation, op, op) for each in self._rows.seen_in(rows[:1]))
+        return [holder for holder in placed if holder is not None]
+
+    def _in_objects(self, allocation: int, op: int, *, alike: bool) -> list[Holder]:
         """Return the objects and containers that hold a twin: few samples look into objects of packages.
 
         A value is on an evaluation stack for a moment, and in an object, as of a loader, from then on.
+
+        Args:
+            allocation: the piece of memory.
+            op: the op.
+            alike: whether only a twin of the same size and module may speak for it.
         """
-        return [
-            holder
-            for holder in self._twins.holders(allocation, op, alike=True)
-            if holder.is_inside and holder.kind is not HolderKind.EVALUATION_STACK
-        ]
+        # what does not outlast calls may lie in a variable as the nearest twin does
+        found = self._twins.holders(allocation, op, alike=alike, inside=self._is_held(allocation))
+        return [holder for holder in found if is_in_object(holder)]
 
     def _since_it_was_on_a_stack(self, allocation: int, op: int, alive: NDArray[np.bool_]) -> list[Holder]:
         """Return who held a twin of the same age, for what is held and was looked for in vain at an earlier op only.
 
         There it was a value that no variable had yet, as the first of two in one statement.
         """
-        is_held = self._facts.categories.category[allocation] == "held"
-        if not is_held or (self._sample_ops[alive] > op).any():
+        if not self._is_held(allocation) or (self._sample_ops[alive] > op).any():
             return []
         return self._twins.holders(allocation, op)
 
@@ -159,7 +185,7 @@ class HolderSamples:
         ops = self._sample_ops[np.searchsorted(self._samples, samples)]
         gone: list[Holder] = []
         passing: list[Holder] = []
-        outlasts = self._facts.categories.category[allocation] == "held"
+        outlasts = self._is_held(allocation)
         for at in np.argsort(np.abs(ops - 1 - op), kind="stable").tolist():
             found = self._rows.seen_in(rows[self._table["sample"][rows] == samples[at]])
             if not found and passing:

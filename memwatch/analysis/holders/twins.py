@@ -69,24 +69,27 @@ class Twins:
         same: IntArray = rows[sizes[self._table["storage"][rows]] == sizes[allocation]]
         return same
 
-    def holders(self, allocation: int, op: int, *, alike: bool = False) -> list[Holder]:
+    def holders(self, allocation: int, op: int, *, alike: bool = False, inside: bool = False) -> list[Holder]:
         """Return the holders of a twin, as they would hold an allocation while an op runs.
 
         Args:
             allocation: the piece of memory.
             op: the op.
             alike: whether only a twin of the same size and module may speak for it.
+            inside: whether only an object or a container may hold it, and no variable alone.
         """
         made = self._facts.allocations.op
         # all ops of a backward have its one call stack
         alike = alike or self._facts.op_phase(int(made[allocation])) in IN_BACKWARD
         is_held = self._is_held(allocation)
         objects: list[Holder] = []
-        for rows in self._nearest(allocation, op, alike=alike):
+        for rows in self._nearest(allocation, op, alike=alike, inside=inside):
             age = int(self._table["op"][rows[0]]) - 1 - int(made[self._table["storage"][rows[0]]])
             seen = self._rows.seen_in(rows)
             placed = [self._placed(holder, rows, allocation, op, age) for holder in seen]
-            kept = [holder for holder in placed if holder is not None]
+            kept = [
+                holder for holder in placed if holder is not None and (is_in_object(holder) or not inside)
+            ]
             if kept:
                 return sorted(kept, key=lambda holder: holder.order)
             objects += filter(None, map(object_holder, seen) if is_held else ())
@@ -138,10 +141,12 @@ class Twins:
         holder = self._lasting.of_twin(seen, allocation, op)
         return [] if holder is None else [holder]
 
-    def _nearest(self, allocation: int, op: int, *, alike: bool) -> Iterator[IntArray]:
+    def _nearest(self, allocation: int, op: int, *, alike: bool, inside: bool) -> Iterator[IntArray]:
         """Yield the rows of one twin in one sample at a time, those that fit best first."""
         rows = self.rows(allocation)
         rows = rows[~self._rows.is_graph[rows]]
+        if inside:  # what was seen on a stack, again and again, would leave none to ask
+            rows = rows[~self._rows.with_kind(HolderKind.EVALUATION_STACK)[rows]]
         allocations, generation = self._facts.allocations, self._births.generation(allocation, op)
         storages, seen_ops = self._table["storage"][rows], self._table["op"][rows] - 1
         seen_at = [
@@ -176,3 +181,8 @@ class Twins:
         paths = self._rows.paths
         kept = [number for number, path in paths.items() if HolderPath(path).ends_in_container]
         return np.isin(self._table["path"], kept)
+
+
+def is_in_object(holder: Holder) -> bool:
+    """Return True if a container or an object holds the memory, not a variable alone or an evaluation stack."""
+    return holder.is_inside and holder.kind is not HolderKind.EVALUATION_STACK

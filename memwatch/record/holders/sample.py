@@ -76,7 +76,10 @@ class Sample:
         self._smallest_bytes = state.least_bytes(device)
         self._holder_counts: dict[int, int] = {}
         self._deep = False
+        self._view_counts: dict[int, int] = {}
+        self._of_views: list[tuple[int, int]] = []
         self._told_now: dict[int, list[Told]] = {}
+        self._told_of_views: dict[int, list[Told]] = {}
         self._graphs = GraphWalk()
         self._saved = state.saved.living_by_sequence()
         self._told_of_graph: set[tuple[int, int]] = set()
@@ -101,6 +104,8 @@ class Sample:
             self._search_further(fresh, frame, spaces)
         if self._is_much(self._in_containers):
             ask_again_who_refers(state, self._in_containers, frame)
+        for number, path in self._of_views:
+            state.append(number, path)
 
     # Each search ends with the method that makes it: what it has in its queues would refer to the program's
     # objects while gc is asked who does.
@@ -146,6 +151,8 @@ class Sample:
                 self._held(chain)
         for chain in search.rest():
             self._held(chain)
+        for number, told in self._told_of_views.items():
+            self._told_now.setdefault(number, []).extend(told)
         self._state.told.update(self._told_now)
         self._root = None
         return search.capsules
@@ -211,13 +218,25 @@ class Sample:
             alive.__class__ is WatchedStorage and alive.device == device and alive.number not in told
             for _, alive in pairs
         ]
-        numbers = list(dict.fromkeys([alive.number for _, alive in compress(pairs, is_simple)]))
-        numbers = self._with_place(numbers)
+        simple = [alive.number for _, alive in compress(pairs, is_simple)]
+        numbers = list(dict.fromkeys(simple))
+        of_views = self._views_in(compress(pairs, is_simple)) if len(numbers) < len(simple) else set()
+        numbers = self._with_place([number for number in numbers if number not in of_views])
         for tensor, alive in compress(pairs, map(not_, is_simple)):
             if (number := self._counted(alive, tensor)) != NONE:
                 numbers.append(number)
-        if numbers:
-            self._state.append_all(numbers, self._path((*chain, pairs[0][0])))
+        of_views = {number for number in of_views if self._counted_view(number) != NONE}
+        if numbers or of_views:
+            path = self._path((*chain, pairs[0][0]))
+            self._state.append_all(numbers, path)
+            self._of_views += [(number, path) for number in of_views]
+
+    def _views_in(self, held: Iterable[tuple[Tensor, Any]]) -> set[int]:
+        """Return the storages of which some items show parts only."""
+        whole: dict[int, bool] = {}
+        for tensor, alive in held:
+            whole[alive.number] = whole.get(alive.number, False) or not _is_view_of(tensor, alive)
+        return {number for number, is_whole in whole.items() if not is_whole}
 
     def _with_place(self, numbers: list[int]) -> list[int]:
         """Count a holder of many storages, as `_counted` does for one; return those that have not too many."""
@@ -251,10 +270,15 @@ class Sample:
             number = self._wanted(part, key)
             if number != NONE:
                 path = self._path(chain) if path is None else path
-                self._state.append(number, path)
+                is_view = _is_view_of(part, self._live.get(key))
+                if is_view:
+                    self._of_views.append((number, path))
+                else:
+                    self._state.append(number, path)
                 if self._deep:
                     self._state.ways.learn(chain)
-                    self._told_now.setdefault(number, []).append(Told(path, function_of(chain[0])))
+                    told_now = self._told_of_views if is_view else self._told_now
+                    told_now.setdefault(number, []).append(Told(path, function_of(chain[0])))
         if id(type(tensor)) in _PLAIN:
             if type(tensor) is Parameter or not requires_grad(tensor):
                 return  # a parameter's gradient is known by its role, and neither has a graph
@@ -286,6 +310,8 @@ class Sample:
                 return NONE
         elif self._state.told and (told := self._state.told.get(number)) and told[0].on_stack:
             self._state.told[number] = []  # it is searched for again, where it leaves the variable
+        if _is_view_of(tensor, alive):
+            return self._counted_view(number)
         count = self._holder_counts.get(number, 0)
         self._holder_counts[number] = count + 1
         if not self._is_in_library:
@@ -294,6 +320,14 @@ class Sample:
             return number
         self._left_out[number] = self._left_out.get(number, 0) + 1
         return NONE
+
+    def _counted_view(self, number: int) -> int:
+        """Count a view of a part of a storage, apart from what has the whole; -1 where there are enough of them."""
+        self._holder_counts.setdefault(number, 0)
+        count = self._view_counts.get(number, 0)
+        self._view_counts[number] = count + 1
+        most = _MAX_IN_LIBRARIES if self._is_in_library else _MAX_HOLDERS
+        return number if count < most else NONE
 
     def _met(self, tensor: Tensor, key: int) -> WatchedStorage | WatchedTensor | None:
         """Number a large storage that no op of this thread has touched, as another thread's that waits in a queue."""
@@ -421,6 +455,11 @@ def _item_of(chain: Chain) -> tuple[type, int, int] | None:
         return None
     position = position_in(items, type(items), chain[-1])
     return None if position is None else (type(items), len(items), position)
+
+
+def _is_view_of(tensor: Tensor, alive: WatchedStorage | WatchedTensor | None) -> bool:
+    """Return True for a tensor that shows a part of its storage: a slice, whose buffer another name may have."""
+    return alive is not None and tensor_bytes(tensor) < alive.nbytes
 
 
 def _parts(tensor: Tensor) -> Sequence[tuple[Tensor, int]]:
