@@ -1,6 +1,6 @@
 """Print the peak by category, storage, module, line and holder.
 
-The first line is the peak. The findings at the end are changes that would lower it.
+The first line is the peak. The findings and the changes at the end would lower it.
 
     memwatch summary train.4242.memwatch
     memwatch summary --json train.4242.memwatch
@@ -8,20 +8,24 @@ The first line is the peak. The findings at the end are changes that would lower
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from memwatch.cli.files import add_device, read
 from memwatch.cli.next_step import command_line, memwatch_command
 from memwatch.cli.numbers import positive
 from memwatch.cli.output import add_json, emit, emit_json
 from memwatch.progress import working
-from memwatch.words.summary import NEXT_COMMAND
+from memwatch.words.summary import FIT_COMMAND, NEXT_COMMAND
 
 if TYPE_CHECKING:
     import argparse
 
     from memwatch.reading import Reading
+
+_LEAST_FALL_RATIO: Final = 0.1
+"""A change that lowers the peak by less is not worth the minutes that `memwatch fit` takes: a guess."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,4 +61,17 @@ def _text(reading: Reading, options: argparse.Namespace) -> str:
     verb = "plan" if reading.capture.rows("arguments") else "report"
     device = () if options.device is None else ("--device", options.device)
     command = command_line(*memwatch_command(), verb, *device, options.capture)
-    return reading.summary(following=NEXT_COMMAND.format(command=command), **_rows(options))
+    following = "\n".join([NEXT_COMMAND.format(command=command), *_to_measure(reading)])
+    return reading.summary(following=following, **_rows(options))
+
+
+def _to_measure(reading: Reading) -> list[str]:
+    """Return a line with the command that measures changes of the recorded script, if one would help."""
+    argv = [str(word) for word in reading.meta.get("argv", ())]
+    if not len(reading.ways) or not argv or not argv[0].endswith(".py"):
+        return []
+    lowest_bytes = int(reading.ways["peak_bytes"].iloc[0])
+    if lowest_bytes > (1 - _LEAST_FALL_RATIO) * reading.peak_bytes:
+        return []
+    limit = f"{math.ceil(lowest_bytes / 2**20)}MiB"
+    return [FIT_COMMAND.format(command=command_line(*memwatch_command(), "fit", "--limit", limit, *argv))]

@@ -25,6 +25,7 @@ NOTES: Final = "Limits of this recording"
 MORE_NOTES: Final = "{count:,} more: --rows, or prof.notes"
 NEXT_CALL: Final = 'Next: prof.report("peak.html"), a page with every storage and its holder'
 NEXT_COMMAND: Final = "Next: {command}"
+FIT_COMMAND: Final = "To measure such changes within a limit: {command}"
 NEXT_TO_KEEP: Final = "Next: the same with -o FILE, which keeps it for `memwatch report` and the other verbs"
 
 KNOWN_BY: Final = "How the holders are known: {evidence}"

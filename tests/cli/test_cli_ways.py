@@ -1,0 +1,51 @@
+"""The summary ends with the command that measures the changes which it names, if they lower the peak by much."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from memwatch.cli import main
+
+TRAINING = """
+import torch
+from torch import nn
+
+model = nn.Sequential(*[{block} for _ in range(6)])
+batch = torch.randn(512, 128)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(2):
+    optimizer.zero_grad()
+    model(batch).square().mean().backward()
+    optimizer.step()
+"""
+MLP = "nn.Sequential(nn.Linear(128, 512), nn.GELU(), nn.Linear(512, 128))"
+
+
+def summary_of(block, folder, capsys):
+    """Return the summary of a recorded script."""
+    (folder / "train.py").write_text(TRAINING.format(block=block))
+    command = [sys.executable, "-m", "memwatch", "run", "-o", "train.memwatch", "train.py", "--epochs", "2"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert main(["summary", str(Path(folder) / "train.memwatch")]) == 0
+    return capsys.readouterr().out
+
+
+def test_a_summary_ends_with_the_command_that_measures_its_ways(tmp_path, capsys):
+    """The limit is the lowest peak that was simulated, and the script has its arguments."""
+    told = summary_of(MLP, tmp_path, capsys)
+    assert "What would lower the peak" in told
+    last = " ".join(told.partition("To measure such changes within a limit: ")[2].split())
+    assert last.endswith("memwatch fit --limit 10MiB train.py --epochs 2")
+
+
+@pytest.mark.parametrize("block", ["nn.Linear(128, 128)"])
+def test_a_summary_without_ways_ends_with_the_page(block, tmp_path, capsys):
+    """Checkpoints of layers that save their inputs alone lower nothing."""
+    told = summary_of(block, tmp_path, capsys)
+    assert "fit --limit" not in told
+    assert "memwatch knows no change that would lower the peak" in told
