@@ -68,8 +68,8 @@ KEYS: Final = (
     Key(
         "ignore_leaks",
         Kind.REASONS,
-        "Leaks that do not count for `memwatch leaks` and for pytest. A pattern is the name of a cause, or text of the "
-        "holder, the line, the tensor or the path.",
+        "Leaks that `memwatch leaks` and pytest ignore, and findings that `no_findings` ignores. A pattern is the name of "
+        "a cause, or text of the holder, the line, the tensor or the path.",
     ),
     Key(
         "limits.live",
@@ -94,12 +94,12 @@ KEYS: Final = (
     Key("run.output", Kind.FILE_NAME, "The capture. It may hold `{rank}`, `{pid}` and `{host}`."),
     Key("run.stacks", Kind.SWITCH, "Whether to record call stacks."),
     Key("run.replay", Kind.SWITCH, "Whether to record the data that `memwatch plan` and `replay` need."),
-    Key("run.children", Kind.SWITCH, "Whether to record the processes that the program starts too."),
-    Key("run.html", Kind.SWITCH, "Whether to write the page too."),
+    Key("run.children", Kind.SWITCH, "Whether to record child processes as well."),
+    Key("run.html", Kind.SWITCH, "Whether to write the page of `memwatch report` as well."),
     Key("run.live", Kind.SWITCH, "Whether to show the memory while the program runs."),
-    Key("run.quiet", Kind.SWITCH, "Whether to print no next command."),
-    Key("run.every", Kind.COUNT, "Record the ops of one step in this many, as with `--every`."),
-    Key("run.first", Kind.COUNT, "Record this many steps at the beginning, as with `--first`."),
+    Key("run.quiet", Kind.SWITCH, "`true` leaves out the commands to type next."),
+    Key("run.every", Kind.COUNT, "Record the ops of every N-th step, as with `--every`."),
+    Key("run.first", Kind.COUNT, "Record the ops of the first N steps, as with `--first`."),
 )
 """All settings. docs/settings.md lists the same; a test compares them."""
 

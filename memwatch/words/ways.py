@@ -25,7 +25,7 @@ TIME: Final = "ops take {ratio:.2f} x the time"
 TIME_UNKNOWN: Final = "duration not known"
 FALL: Final = "{peak} ({share} less)"
 LINES_OF_FIRST: Final = "The lines for the first of them:"
-MORE_LINES: Final = "For the lines of the others: prof.ways.lines"
+MORE_LINES: Final = "The lines of the others: prof.ways, or memwatch summary --json"
 MORE_WAYS: Final = "{count:,} more: --rows, or prof.ways"
 
 
