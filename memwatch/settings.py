@@ -68,8 +68,8 @@ KEYS: Final = (
     Key(
         "ignore_leaks",
         Kind.REASONS,
-        "Leaks that `memwatch leaks` and pytest ignore, and findings that `no_findings` ignores. A pattern is the name of "
-        "a cause, or text of the holder, the line, the tensor or the path.",
+        "Leaks that `memwatch leaks` and pytest ignore, and findings that `no_findings` ignores. A pattern is the name "
+        "of a cause, or text of the holder, the line, the tensor or the path.",
     ),
     Key(
         "limits.live",

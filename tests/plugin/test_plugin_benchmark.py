@@ -40,9 +40,10 @@ def test_it(memwatch, benchmark):
 """
 
 
-def test_extra_info_has_the_peak_of_the_profiled_blocks(pytester):
+def test_extra_info_has_the_peak_of_the_profiled_blocks(pytester, monkeypatch):
     """pytest-benchmark writes it to its JSON; a test that profiles nothing has nothing there."""
     pytest.importorskip("pytest_benchmark")
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # in a worker of xdist it measures nothing
     pytester.makepyfile(SOURCE)
     pytester.runpytest_subprocess("-p", "no:cacheprovider", "--benchmark-json=out.json").assert_outcomes(
         passed=4
