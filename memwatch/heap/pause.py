@@ -9,17 +9,28 @@ import gc
 import os
 import sys
 import threading
+import weakref
 from types import MethodType
 from typing import Final
 
 HAS_THREE_GENERATIONS: Final = sys.version_info < (3, 14)
 
 
-class _Pause:
-    """Counts overlapping users; the first switches automatic collection off, the last restores it."""
+class GcPause:
+    """One pause of the collection. It ends with `resume_gc`, or when nobody holds it any more.
+
+    A signal's handler may raise between the pause and the `try` that would end it. Then the caller's frame goes, and
+    the pause with it. Without this, a Ctrl-C at that point would switch collection off for the rest of the process.
+    """
+
+    __slots__ = ("__weakref__",)
+
+
+class _Pauses:
+    """The pauses that overlap. The first switches automatic collection off, the last restores it."""
 
     def __init__(self) -> None:
-        self.depth = 0
+        self.alive: list[weakref.ref[GcPause]] = []
         self.was_enabled = False
         self.renew_lock()
 
@@ -27,26 +38,41 @@ class _Pause:
         """Have a lock that no thread of a parent process holds."""
         self.lock = threading.RLock()  # a signal's handler may pause amid a pause
 
-
-_PAUSE: Final = _Pause()
-os.register_at_fork(after_in_child=_PAUSE.renew_lock)
-
-
-def pause_gc() -> None:
-    """Switch automatic collection off until the matching :func:`resume_gc`."""
-    with _PAUSE.lock:
-        _PAUSE.depth += 1  # first, and last below: a handler in between finds a pause that is another's
-        if _PAUSE.depth == 1:
-            _PAUSE.was_enabled = gc.isenabled()
-            gc.disable()
+    def drop(self, pause: GcPause | None = None) -> None:
+        """Drop a pause, and all that nobody holds; if none is left, restore automatic collection."""
+        left = [ref for ref in self.alive if (held := ref()) is not None and held is not pause]
+        if self.alive and not left and self.was_enabled:
+            gc.enable()  # before the list is empty: a handler in between finds a pause, and changes nothing
+        self.alive[:] = left
 
 
-def resume_gc() -> None:
-    """Undo one :func:`pause_gc`."""
-    with _PAUSE.lock:
-        if _PAUSE.depth == 1 and _PAUSE.was_enabled:
-            gc.enable()
-        _PAUSE.depth -= 1
+_PAUSES: Final = _Pauses()
+os.register_at_fork(after_in_child=_PAUSES.renew_lock)
+
+
+def pause_gc() -> GcPause:
+    """Switch automatic collection off until `resume_gc` is called with the result; keep the result until then."""
+    with _PAUSES.lock:
+        _PAUSES.drop()
+        pause = GcPause()
+        if not _PAUSES.alive:
+            _PAUSES.was_enabled = gc.isenabled()
+        _PAUSES.alive.append(weakref.ref(pause))
+        gc.disable()
+    return pause
+
+
+def resume_gc(pause: GcPause) -> None:
+    """End a pause."""
+    with _PAUSES.lock:
+        _PAUSES.drop(pause)
+
+
+def is_gc_paused() -> bool:
+    """Return True if a pause is on."""
+    with _PAUSES.lock:
+        _PAUSES.drop()
+        return bool(_PAUSES.alive)
 
 
 def stop_calling(owner: object) -> None:

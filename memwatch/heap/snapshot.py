@@ -123,7 +123,9 @@ class Snapshot:
         young: NDArray[np.int64] | None = None,
         old: NDArray[np.int64] | None = None,
     ) -> None:
-        pause_gc()  # a collection now would run the program's finalizers, and take longer than the snapshot
+        pause = (
+            pause_gc()
+        )  # a collection now would run the program's finalizers, and take longer than the snapshot
         try:
             self._list(extra, young_only=roots is not None)
             self.young = self._young_ids(old) if young is None else young
@@ -131,7 +133,7 @@ class Snapshot:
             self.roots += [Root(RootKind.CALLER, entries)] if (entries := list(held)) else []
             self._build(deep=deep, all_roots=roots is None)
         finally:
-            resume_gc()
+            resume_gc(pause)
 
     def _list(self, extra: Iterable[object], *, young_only: bool) -> None:
         """List the objects that gc shows."""

@@ -17,7 +17,7 @@ from memwatch._torch.storages import device_of
 from memwatch.heap.autograd import autograd_edges
 from memwatch.heap.classes import of_classes
 from memwatch.heap.packs import seen_through
-from memwatch.heap.pause import age_everything, pause_gc, resume_gc, stop_calling
+from memwatch.heap.pause import GcPause, age_everything, pause_gc, resume_gc, stop_calling
 from memwatch.heap.tensors import (
     TypeFilter,
     is_simulated,
@@ -138,10 +138,11 @@ class YoungWatch:
         """Watch; `at_collection` is called with "start" and "stop" if gc runs in the block."""
         self._promoted: list[weakref.ref[Any]] = []
         self._at_collection: Callable[[str], None] | None = at_collection
+        self._pause: GcPause | None = None
 
     def start(self) -> None:
         """Hold gc still; the block does not begin yet."""
-        pause_gc()
+        self._pause = pause_gc()
 
     def begin(self) -> None:
         """Begin the block: what is there now is old."""
@@ -153,7 +154,9 @@ class YoungWatch:
         stop_calling(self)
         self._promoted.clear()
         self._at_collection = None
-        resume_gc()
+        if self._pause is not None:
+            resume_gc(self._pause)
+            self._pause = None
 
     @raises_later
     def _before_collection(self, phase: str, _info: dict[str, int]) -> None:

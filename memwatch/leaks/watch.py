@@ -147,7 +147,7 @@ class LeakWatch:
             label = label or str(self._marks)
             self._forget_old(recent_objects())
             collect()
-            pause_gc()
+            pause = pause_gc()
             try:
                 self._list_storages()
                 if self._old is None:
@@ -155,7 +155,7 @@ class LeakWatch:
                 else:
                     self._looks.append(_Look(label, self._look()))
             finally:
-                resume_gc()
+                resume_gc(pause)
             self._marks += 1
             self._look_for_lines()
 

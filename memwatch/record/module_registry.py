@@ -148,7 +148,7 @@ class ModuleRegistry:
             frame: the innermost call.
             owner: whose calls are searched: the program's, or those of installed packages.
         """
-        pause_gc()  # a collection now would run the program's finalizers in the middle of its call
+        pause = pause_gc()  # a collection now would run the program's finalizers in the middle of its call
         try:
             sightings = find_modules(frame, owner)
             everything = {id(module): module for module in modules}
@@ -161,7 +161,7 @@ class ModuleRegistry:
                     everything[id(each.holder)] = each.holder
             self._register(everything, sightings)
         finally:
-            resume_gc()
+            resume_gc(pause)
 
     def learn_from_heap(self, without: nn.Module | None = None) -> None:
         """Register all modules of the process, once a block, where no variable leads to the one in question.

@@ -133,11 +133,11 @@ class Session:
         try:
             # What the scan makes lives long. If gc met it in many collections, a full one would soon be due: in a step,
             # for hundreds of milliseconds where much is alive.
-            pause_gc()
+            pause = pause_gc()
             try:
                 baseline.scan(self.storages, self.context)
             finally:
-                resume_gc()
+                resume_gc(pause)
             self._start_ticks = ticks()
             self._started_s = time.time()
             self._process.sample()
@@ -231,8 +231,7 @@ class Session:
             if self._steps is not None:
                 self._steps.end(failed=failed)
                 self.storages.wake()
-            pause_gc()  # see `start`
-            ends.callback(resume_gc)
+            ends.callback(resume_gc, pause_gc())  # see `start`
             with disable_torch_function():
                 self.context.look_again()
         self._process.sample()

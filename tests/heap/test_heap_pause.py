@@ -11,27 +11,26 @@ import torch
 
 import memwatch
 from memwatch.heap import pause
-from memwatch.heap.pause import pause_gc, resume_gc
+from memwatch.heap.pause import is_gc_paused, pause_gc, resume_gc
 
 
 def test_the_last_of_two_pauses_switches_collection_on():
     """Whichever of them began first."""
     assert gc.isenabled()
-    pause_gc()
-    thread = threading.Thread(target=pause_gc)
+    first, others = pause_gc(), []
+    thread = threading.Thread(target=lambda: others.append(pause_gc()))
     thread.start()
     thread.join()
-    resume_gc()
+    resume_gc(first)
     assert not gc.isenabled()
-    resume_gc()
+    resume_gc(others[0])
     assert gc.isenabled()
 
 
 def test_what_the_program_switched_off_stays_off():
     gc.disable()
     try:
-        pause_gc()
-        resume_gc()
+        resume_gc(pause_gc())
         assert not gc.isenabled()
     finally:
         gc.enable()
@@ -39,10 +38,10 @@ def test_what_the_program_switched_off_stays_off():
 
 def test_a_look_for_holders_leaves_the_pause_of_a_check_on(monkeypatch):
     """A check in another thread needs collection off beyond the look."""
-    seen = []
+    seen, pauses = [], []
 
     def take(self, frame):
-        pause_gc()  # as a check in another thread that begins amid the look
+        pauses.append(pause_gc())  # as a check in another thread that begins amid the look
         seen.append(gc.isenabled())
 
     monkeypatch.setattr("memwatch.record.holders.sample.Sample.take", take)
@@ -52,8 +51,21 @@ def test_a_look_for_holders_leaves_the_pause_of_a_check_on(monkeypatch):
     assert seen
     assert not any(seen)
     assert not gc.isenabled()
-    for _ in seen:
-        resume_gc()
+    for each in pauses:
+        resume_gc(each)
+    assert gc.isenabled()
+
+
+def test_a_pause_that_an_exception_cut_short_does_not_last():
+    """Ctrl-C may come between the pause and the `try` that would end it."""
+
+    def search():
+        pause_gc()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        search()
+    assert not is_gc_paused()
     assert gc.isenabled()
 
 
@@ -71,15 +83,14 @@ def test_a_handler_may_pause_amid_a_pause(function, monkeypatch):
             return getattr(gc, name)
 
     def handler(number, frame):
-        pause_gc()
-        resume_gc()
+        resume_gc(pause_gc())
 
     before = signal.signal(signal.SIGUSR1, handler)
     try:
         monkeypatch.setattr(pause, "gc", Interrupted())
-        pause_gc()
+        paused = pause_gc()
         assert not gc.isenabled()
-        resume_gc()
+        resume_gc(paused)
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert gc.isenabled()

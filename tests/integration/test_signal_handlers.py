@@ -25,6 +25,7 @@ from torch.utils.checkpoint import checkpoint
 
 import memwatch
 from memwatch._torch.modules import module_call
+from memwatch.heap.pause import is_gc_paused
 from memwatch.record import module_registry
 from memwatch.record.holders.sample import Sample
 from memwatch.record.saved.disguise import put_on
@@ -90,9 +91,9 @@ def test_no_exception_of_an_alarm_is_lost(error_class, handled, swallowed):
                     model(torch.ones(2, 4)).sum().backward()
             except error_class:
                 caught += 1
-    assert caught == len(rung) == ALARMS // len(ERRORS)
     assert swallowed == []
     assert notes(prof) == []
+    assert caught == len(rung) == ALARMS // len(ERRORS)
 
 
 class Square(torch.autograd.Function):
@@ -145,6 +146,7 @@ def test_no_exception_is_lost_at_any_line(options, handled, swallowed, tmp_path)
     assert reached == shots.fired > SHOTS // 2
     assert swallowed == []
     assert notes(prof) == []
+    assert not is_gc_paused()
     assert module_call() is plain
     assert prof.summary()
 
@@ -436,3 +438,38 @@ def test_no_frame_runs_when_the_last_pack_goes():
         sys.setprofile(None)
     assert called == []
     assert ("saved_tensors" in vars(torch.autograd.function.BackwardCFunction)) is covered
+
+
+@pytest.mark.usefixtures("recorder")
+def test_what_a_handler_raises_while_a_saved_tensor_is_noted_reaches_the_program(
+    handled, swallowed, monkeypatch
+):
+    """Of a sparse tensor both recorders ask Python, where a handler may run."""
+    import memwatch.record.native.recorder
+    import memwatch.record.python.packs
+    from memwatch.record.saved import tensors
+
+    original, left = tensors.saved_storage, [1]
+
+    def interrupted(*arguments):
+        if left:
+            left.pop()
+            signal.raise_signal(SIGNAL)
+        return original(*arguments)
+
+    for module in list(sys.modules.values()):
+        if getattr(module, "saved_storage", None) is original:
+            monkeypatch.setattr(module, "saved_storage", interrupted)
+
+    def handler(number, frame):
+        raise TimeoutError("of the program")
+
+    handled(handler)
+    sparse = torch.eye(3).to_sparse()
+    x = torch.ones(3, 3, requires_grad=True)
+    with memwatch.profile() as prof:
+        with pytest.raises(TimeoutError, match="of the program"):
+            torch.sparse.mm(sparse, x)
+        torch.sparse.mm(sparse, x).sum().backward()
+    assert left == swallowed == []
+    assert notes(prof) == []

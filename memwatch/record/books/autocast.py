@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from memwatch.heap.pause import pause_gc, resume_gc
+from memwatch.heap.pause import GcPause, pause_gc, resume_gc
 from memwatch.record.harmless import Harmless
 from memwatch.record.roles import AUTOCAST_COPY
 from memwatch.record.tables.watched import Watched
@@ -46,16 +46,15 @@ class AutocastBook:
             with self._harmless:
                 self._storages.record_deaths()
         finally:  # also at an interrupt: autocast must not stay switched on
-            paused = False
+            pause: GcPause | None = None
             with self._harmless:
-                pause_gc()  # what gc frees was not the cache's
-                paused = True
+                pause = pause_gc()  # what gc frees was not the cache's
             try:
                 result = leave(*args, **kwargs)
             finally:
-                if paused:
+                if pause is not None:
                     with self._harmless:
-                        resume_gc()
+                        resume_gc(pause)
         with self._harmless:
             for gone in tuple(self._storages.dead):
                 if isinstance(gone, Watched):

@@ -151,10 +151,10 @@ class HolderSampler:
         """
         with uninterrupted():
             self._is_sampling = True
-            pause_gc()  # a collection now would run the program's finalizers inside an op
+            pause = pause_gc()  # a collection now would run the program's finalizers inside an op
             try:
                 with disable_torch_function():
                     yield
             finally:
-                resume_gc()
+                resume_gc(pause)
                 self._is_sampling = False

@@ -152,6 +152,10 @@ class PackCallbacks(Protocol):
         """The class of the errors that the program asked for; others do not stop a pack."""
 
     @property
+    def raised_by_handler(self) -> Callable[[BaseException], bool]:
+        """Tells that a signal handler of the program raised an exception: it stops a pack too."""
+
+    @property
     def could_not_record(self) -> Callable[[str, Exception], None]:
         """Note that a saved tensor could not be looked into."""
 

@@ -32,6 +32,7 @@ from memwatch.record.saved.tensors import saved_storage
 from memwatch.record.tables.operands import Operands
 from memwatch.record.tables.storages import Storages
 from memwatch.record.tables.watched import WatchedStorage, WatchedTensor
+from memwatch.signal_handlers import raised_by_handler
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -163,6 +164,7 @@ class _Callbacks:
     """What C++ asks; see `memwatch.record.native.callbacks.PackCallbacks`."""
 
     passed_on: type[Exception] = MemwatchError
+    raised_by_handler = staticmethod(raised_by_handler)
 
     def __init__(self, storages: Storages, could_not_record: Callable[[str, Exception], None]) -> None:
         self._storages, self.could_not_record = storages, could_not_record

@@ -123,6 +123,21 @@ class CallContext {
   py::object context_;
 };
 
+/// Tell whether a signal handler of the program raised an exception while code of memwatch ran.
+inline bool is_by_handler(const py::object& raised_by_handler, const py::error_already_set& error) {
+  if (error.trace()) {  // before Python 3.12 an exception has its traceback only once Python has caught it
+    PyException_SetTraceback(error.value().ptr(), error.trace().ptr());
+  }
+  try {
+    return raised_by_handler(error.value()).cast<bool>();
+  } catch (py::error_already_set& own) {
+    if (own.matches(PyExc_MemoryError)) {  // memory has run out: nobody can tell
+      return false;
+    }
+    throw;
+  }
+}
+
 /// What the recorder of ops asks: of the session, and where tensors are not plain.
 struct OpCallbacks {
   OpCallbacks() = default;
@@ -141,19 +156,8 @@ struct OpCallbacks {
         passed_on(callbacks.attr("passed_on")),
         raised_by_handler(callbacks.attr("raised_by_handler")) {}
 
-  /// Tell whether a signal handler of the program raised an exception while code of memwatch ran.
   bool is_by_handler(const py::error_already_set& error) const {
-    if (error.trace()) {  // before Python 3.12 an exception has its traceback only once Python has caught it
-      PyException_SetTraceback(error.value().ptr(), error.trace().ptr());
-    }
-    try {
-      return raised_by_handler(error.value()).cast<bool>();
-    } catch (py::error_already_set& own) {
-      if (own.matches(PyExc_MemoryError)) {  // memory has run out: nobody can tell
-        return false;
-      }
-      throw;
-    }
+    return memwatch::is_by_handler(raised_by_handler, error);
   }
 
   py::object string_id, flush_due, op_failed, backward_begins, could_not_record, storages_of, made, resized,
@@ -169,9 +173,14 @@ struct PackCallbacks {
         inplace_error(callbacks.attr("inplace_error")),
         detached_error(callbacks.attr("detached_error")),
         could_not_record(callbacks.attr("could_not_record")),
-        passed_on(callbacks.attr("passed_on")) {}
+        passed_on(callbacks.attr("passed_on")),
+        raised_by_handler(callbacks.attr("raised_by_handler")) {}
 
-  py::object describe, inplace_error, detached_error, could_not_record, passed_on;
+  bool is_by_handler(const py::error_already_set& error) const {
+    return memwatch::is_by_handler(raised_by_handler, error);
+  }
+
+  py::object describe, inplace_error, detached_error, could_not_record, passed_on, raised_by_handler;
 };
 
 /// The kind of an op that Python hands on.

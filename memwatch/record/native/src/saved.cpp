@@ -108,7 +108,8 @@ void SavedTensors::hold_or_alias(Pack& pack, const at::Tensor& tensor) const {
   }
 }
 
-/// As `append`; what fails there costs the row, unless the program asked for it: its limit, an interrupt, an exit.
+/// As `append`; what fails there costs the row, unless the program asked for it: its limit, an interrupt, an exit, an
+/// exception of a signal handler.
 void SavedTensors::append_if_possible(Pack& pack, const at::Tensor& tensor, const py::object& object) {
   const PackCallbacks callbacks = callbacks_;  // the block may end meanwhile
   py::object raised;
@@ -116,7 +117,7 @@ void SavedTensors::append_if_possible(Pack& pack, const at::Tensor& tensor, cons
     append(pack, tensor, object);
     return;
   } catch (py::error_already_set& error) {
-    if (!error.matches(PyExc_Exception) || error.matches(callbacks.passed_on)) {
+    if (!error.matches(PyExc_Exception) || error.matches(callbacks.passed_on) || callbacks.is_by_handler(error)) {
       throw;
     }
     raised = error.value();
@@ -127,6 +128,10 @@ void SavedTensors::append_if_possible(Pack& pack, const at::Tensor& tensor, cons
   count_loss();
   try {
     callbacks.could_not_record("a saved tensor", raised);
+  } catch (py::error_already_set& error) {
+    if (callbacks.is_by_handler(error)) {
+      throw;
+    }
   } catch (const std::exception&) {
     PyErr_Clear();
   }
