@@ -25,9 +25,9 @@ from memwatch.planner.errors import BudgetError
 from memwatch.progress import working
 from memwatch.report.facts import bytes_by, peak_instant
 from memwatch.sizes import format_bytes, parse_bytes
+from memwatch.way_lines import LOADED
 from memwatch.words import fit as words
 from memwatch.words.storages import short_op
-from memwatch.words.way_lines import LOADED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

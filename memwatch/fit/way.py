@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.errors import OptionError
 from memwatch.sizes import format_bytes
+from memwatch.way_lines import LINES
 from memwatch.words import fit as words
-from memwatch.words.way_lines import LINES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

@@ -81,10 +81,13 @@ def summary(
         PlanMismatchError: the result belongs to another plan.
     """
     line = line_width(width)
-    counts = range(ROWS, FEWEST_ROWS - 1, -1) if rows is None else (rows,)
+    counts = [*range(ROWS, FEWEST_ROWS - 1, -1), FEWEST_ROWS] if rows is None else [rows]
     text = ""
-    for count in counts:
-        parts = _parts(reading, count, line)
+    for number, count in enumerate(counts):
+        is_short = (
+            rows is None and number == len(counts) - 1
+        )  # nothing else fits: leave out code that has a place
+        parts = _parts(reading, count, line, short=is_short)
         if plan is not None:
             parts += ["", *plan_parts(plan, result, Places(reading), count, line)]
         if len(reading.notes):
@@ -97,14 +100,14 @@ def summary(
     return text
 
 
-def _parts(reading: Reading, rows: int, line: int) -> list[RenderableType]:
+def _parts(reading: Reading, rows: int, line: int, *, short: bool) -> list[RenderableType]:
     parts: list[RenderableType] = [_headline(reading), ""]
     if len(reading.at_peak):
         parts += _made_of(reading, rows, line)
     if reading.findings:
         parts += ["", words.FINDINGS, *finding_parts(reading.findings, rows)]
     if len(reading.ways):
-        parts += ["", ways.HEADING, *_ways(reading, rows, line)]
+        parts += ["", *(_lowest_way(reading, line) if short else _ways(reading, max(rows // 2, 2)))]
     elif not reading.findings and (reading.at_peak["holder"] != "").any():
         parts += ["", ways.NO_WAY.format(share=f"{LEAST_RATIO * 100:.0f} %")]
     return parts
@@ -327,9 +330,16 @@ def finding_parts(findings: Sequence[Finding], rows: int) -> list[RenderableType
     return parts
 
 
-def _ways(reading: Reading, rows: int, line: int) -> list[RenderableType]:
+def _lowest_way(reading: Reading, line: int) -> list[RenderableType]:
+    """Return the change with the lowest peak in one line: for a screen on which nothing else fits."""
+    way = reading.ways.iloc[0]
+    share = f"{(1 - way['peak_bytes'] / reading.peak_bytes) * 100:.0f} %"
+    peak = ways.FALL.format(peak=format_bytes(int(way["peak_bytes"])), share=share)
+    return [ways.HEADING_SHORT.format(count=len(reading.ways)), head(f"{peak}  {way['way']}", line)]
+
+
+def _ways(reading: Reading, most: int) -> list[RenderableType]:
     """Return a row for each change that would lower the peak, and the lines that make the first of them."""
-    most = max(rows // 2, 2)
     found = reading.ways
     rows_of = Table.grid(padding=(0, GAP, 0, 0))
     for way in found.head(most).itertuples():
@@ -337,11 +347,11 @@ def _ways(reading: Reading, rows: int, line: int) -> list[RenderableType]:
         told = [str(way.way), ways.time_text(float(way.time_ratio)), str(way.basis), str(way.decision)]
         peak = Text(ways.FALL.format(peak=format_bytes(int(way.peak_bytes)), share=share), no_wrap=True)
         rows_of.add_row(peak, Text("; ".join(filter(None, told)), overflow="fold"))
-    parts: list[RenderableType] = [rows_of]
+    parts: list[RenderableType] = [ways.HEADING, rows_of]
     if len(found) > most:
         parts.append(Text(ways.MORE_WAYS.format(count=len(found) - most), style="dim"))
-    lines = Text(str(found["lines"].iloc[0]).rstrip(), overflow="fold")
-    parts += [Text(ways.LINES_OF_FIRST), Padding(lines, (0, 0, 0, INDENT))]
+    code = Text(str(found["lines"].iloc[0]).rstrip(), overflow="fold")
+    parts += [Text(ways.LINES_OF_FIRST), Padding(code, (0, 0, 0, INDENT))]
     if len(found) > 1:
         parts.append(Text(ways.MORE_LINES, style="dim"))
     return parts

@@ -26,6 +26,7 @@ TIME_UNKNOWN: Final = "duration not known"
 FALL: Final = "{peak} ({share} less)"
 LINES_OF_FIRST: Final = "The lines for the first of them:"
 MORE_LINES: Final = "The lines of the others: prof.ways, or memwatch summary --json"
+HEADING_SHORT: Final = "What would lower the peak ({count:,} in prof.ways and in memwatch summary --json)"
 MORE_WAYS: Final = "{count:,} more: --rows, or prof.ways"
 
 

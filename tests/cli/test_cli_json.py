@@ -134,5 +134,5 @@ def test_every_tool_says_that_it_only_reads(narrow):
             return (await client.list_tools()).tools
 
     tools = asyncio.run(ask())
-    assert {tool.name for tool in tools} == {"summary", "live_set", "findings", "holders", "diff"}
+    assert {tool.name for tool in tools} == {"summary", "live_set", "findings", "ways", "holders", "diff"}
     assert all(tool.annotations.read_only_hint and tool.description for tool in tools)

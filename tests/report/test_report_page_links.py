@@ -272,8 +272,9 @@ def test_your_lines_are_lines_of_your_own_code(shown, reading):
     files = shown.js(
         "return [...document.querySelectorAll('#source .file summary code')].map((file) => file.textContent)"
     )
-    assert files == [__file__]
-    assert {line.rpartition(":")[0] for line in lines} == {__file__}
+    of_xdist = "<string>"  # the code that starts its workers
+    assert [file for file in files if file != of_xdist] == [__file__]
+    assert {line.rpartition(":")[0] for line in lines} - {of_xdist} == {__file__}
 
 
 def test_the_life_of_a_storage_leads_to_its_instants(shown, reading):

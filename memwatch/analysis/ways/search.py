@@ -13,8 +13,8 @@ from memwatch.analysis.ways.blocks import SavingModules
 from memwatch.analysis.ways.checkpointing import Checkpointing
 from memwatch.analysis.ways.way import Way
 from memwatch.capture.schema import NONE
+from memwatch.way_lines import LINES
 from memwatch.words import ways as words
-from memwatch.words.way_lines import LINES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
