@@ -82,8 +82,9 @@ def test_each_counter_lies_in_the_op_that_allocated(both, merged):
     for size in SIZES:
         (row,) = [row for row in range(1, len(lives)) if lives[row] - lives[row - 1] == size]
         ts = counters_in(merged)[row]["ts"]
-        # measured: inside the op in 120 of 120 cases; the ops are 20 ms apart, so half a millisecond is still one op
-        assert any(start - 500 <= ts <= end + 500 for start, end in starts), size
+        # Measured: inside the op in 120 of 120 cases on a quiet machine. On a busy one a thread may lose the processor
+        # between two reads of the clocks. The ops are 20 ms apart, so a quarter of that still tells them apart.
+        assert any(start - 5_000 <= ts <= end + 5_000 for start, end in starts), size
 
 
 def test_the_peak_and_the_findings_are_instants_at_the_peak(both, merged):
