@@ -1,4 +1,4 @@
-"""What one capture tells of a device: facts, tables and findings, each computed once when asked for.
+"""The facts, tables, findings and ways of one device in a capture. Each is computed once, when it is asked for.
 
 Tables are imported when one is asked for: pandas takes longer to import than all that a live view needs.
 """

@@ -333,9 +333,13 @@ def finding_parts(findings: Sequence[Finding], rows: int) -> list[RenderableType
 def _lowest_way(reading: Reading, line: int) -> list[RenderableType]:
     """Return the change with the lowest peak in one line: for a screen on which nothing else fits."""
     way = reading.ways.iloc[0]
-    share = f"{(1 - way['peak_bytes'] / reading.peak_bytes) * 100:.0f} %"
-    peak = ways.FALL.format(peak=format_bytes(int(way["peak_bytes"])), share=share)
+    peak = _lowered(reading, int(way["peak_bytes"]))
     return [ways.HEADING_SHORT.format(count=len(reading.ways)), head(f"{peak}  {way['way']}", line)]
+
+
+def _lowered(reading: Reading, peak_bytes: int) -> str:
+    share = f"{(1 - peak_bytes / reading.peak_bytes) * 100:.0f} %"
+    return ways.FALL.format(peak=format_bytes(peak_bytes), share=share)
 
 
 def _ways(reading: Reading, most: int) -> list[RenderableType]:
@@ -343,9 +347,8 @@ def _ways(reading: Reading, most: int) -> list[RenderableType]:
     found = reading.ways
     rows_of = Table.grid(padding=(0, GAP, 0, 0))
     for way in found.head(most).itertuples():
-        share = f"{(1 - way.peak_bytes / reading.peak_bytes) * 100:.0f} %"
         told = [str(way.way), ways.time_text(float(way.time_ratio)), str(way.basis), str(way.decision)]
-        peak = Text(ways.FALL.format(peak=format_bytes(int(way.peak_bytes)), share=share), no_wrap=True)
+        peak = Text(_lowered(reading, int(way.peak_bytes)), no_wrap=True)
         rows_of.add_row(peak, Text("; ".join(filter(None, told)), overflow="fold"))
     parts: list[RenderableType] = [ways.HEADING, rows_of]
     if len(found) > most:

@@ -9,7 +9,6 @@ CHECKPOINT: Final = "checkpoint {count} modules: {names}"
 CHECKPOINT_ONE: Final = "checkpoint the module {names}"
 FOREACH: Final = "let the optimizer update one parameter at a time (foreach=False)"
 FUSED: Final = "let one kernel update each parameter (fused=True)"
-GRADIENTS: Final = "free the gradients right after the optimizer's step"
 BOTH: Final = "{first}, and {other}"
 
 FIRST_AND_LAST: Final = "{first}, {second} ... {last}"

@@ -202,3 +202,21 @@ def test_of_a_long_recording_the_iterations_around_the_peak_are_simulated(monkey
         validate()
     assert whole["peak_bytes"][0] == alone.peak_bytes
     assert list(part["peak_bytes"]) == list(whole["peak_bytes"])
+
+
+def test_a_module_that_was_replaced_is_not_named():
+    """The lines would not find it. Its place has another module, and the way names this one."""
+    net, x = _Net(), torch.randn(512, 64)
+
+    def step():
+        net.zero_grad()
+        net(x).square().mean().backward()
+
+    step()
+    with memwatch.profile(holders=False) as prof:
+        step()
+        net.layers[1] = nn.Sequential(nn.Linear(64, 512), nn.GELU(), nn.Linear(512, 64))
+        step()
+    assert len(prof.ways)
+    for lines in prof.ways["lines"]:
+        exec(lines, {"net": net, "model": net})

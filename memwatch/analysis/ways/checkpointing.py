@@ -8,7 +8,7 @@ A checkpoint (`torch.utils.checkpoint`, not reentrant) changes a recording at th
    last tensor that it saves. What autograd saved is alive again from there on, and dies as it did before.
 
 The first two change the bytes of recorded events. The third puts events in between two recorded ones: those of the
-module's forward. `Simulation` adds all of this up for any set of modules, so each call is looked at once.
+module's forward. `Checkpointing` looks at each call once, and adds these changes up for any set of modules.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LAST: Final = np.iinfo(np.int64).max
 _MOST_OPS: Final = 10_000
 """Ops that are simulated, of a recording of any length.
 
-Of a GPT with six blocks, 50,000 ops took 1.6 s of the 2.9 s of a summary; these take a fifth of that.
+Of 60 steps of a GPT with six blocks, 50,000 ops take 1.0 s of the 2.1 s of a summary, and these 0.2 s of 1.0 s.
 """
 _WRITTEN: Final = ACCESSES.index("write")
 _OUTPUT: Final = ACCESSES.index("output")

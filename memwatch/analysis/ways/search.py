@@ -15,6 +15,7 @@ from memwatch.analysis.ways.way import Way
 from memwatch.capture.schema import NONE
 from memwatch.way_lines import LINES
 from memwatch.words import ways as words
+from memwatch.words.places import FORMER_MODULE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,10 +26,11 @@ if TYPE_CHECKING:
     from memwatch.capture.packed import IntArray
 
 _NO_GAIN_RATIO: Final = 0.01
-"""A block whose checkpoint lowers the peak by less than this share of the whole fall is not worth its time."""
-
-
+"""A block whose checkpoint lowers the peak by less than this share of the whole fall is not worth its time. A guess."""
 _MOST_NAMES: Final = 4
+"""From this many modules on, the text names three of them. A guess."""
+_FORMER: Final = FORMER_MODULE.format(name="")
+"""In the name of a module that was replaced: `get_submodule` does not find it."""
 
 
 class _Setting(NamedTuple):
@@ -105,7 +107,8 @@ class _Search:
         best: list[int] = []
         lowest = self._facts.curve.peak_bytes
         for blocks in self._saving.blocks():
-            modules = [module for module in blocks if self._checkpointing.calls_of(module)]
+            there = (module for module in blocks if _FORMER not in self._tree.names[module])
+            modules = [module for module in there if self._checkpointing.calls_of(module)]
             peak_bytes = self._peak_of(modules)
             if peak_bytes < lowest - (self._least_bytes if best else 0):
                 best, lowest = modules, peak_bytes
@@ -114,7 +117,7 @@ class _Search:
         return [self._checkpoint(modules) for modules in sets if modules]
 
     def _without_idle(self, modules: list[int], lowest: int) -> list[int]:
-        """Return the modules without those that the peak does not need: the last to run are asked about first."""
+        """Drop each module whose checkpoint does not lower the peak, beginning with the last to run."""
         allowed = lowest + int((self._facts.curve.peak_bytes - lowest) * _NO_GAIN_RATIO)
         kept = list(modules)
         for module in reversed(modules):
