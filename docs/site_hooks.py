@@ -1,4 +1,4 @@
-"""Hooks of the site's generator: the reports and tests that the pages link to are files of the site too."""
+"""Hooks of the site's generator: pages may link to reports, which become pages too, and to source files, which do not."""
 
 from __future__ import annotations
 
@@ -14,19 +14,30 @@ if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
-LINK = re.compile(r"\]\(\.\./((?:reports|tests)/[^)#]+)")
+REPORT_LINK = re.compile(r"\]\(\.\./(reports/[^)#]+)")
+SOURCE_LINK = re.compile(r"\[([^\[\]]+)\]\([^)#]+\.py(?:#[^)]*)?\)")
+"""A link to a script or a test. They are in the source tree and not on the site, so a page shows the link's text alone."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the reports, and what the pages in this folder link to beside them."""
-    reports = [*ROOT.glob("reports/*.md"), *ROOT.glob("reports/*.py")]
+    """Add the reports, and the pictures of reports that a page shows."""
     pages = Path(__file__).parent.glob("*.md")
-    linked = {ROOT / link for page in pages for link in LINK.findall(page.read_text(encoding="utf-8"))}
-    for file in sorted({*reports, *linked}):
+    linked = {ROOT / link for page in pages for link in REPORT_LINK.findall(page.read_text(encoding="utf-8"))}
+    pictures = {path for path in linked if path.suffix in {".png", ".svg"}}
+    beside = {path for page in ROOT.glob("reports/*.md") for path in _pictures_of(page)}
+    for file in sorted({*ROOT.glob("reports/*.md"), *pictures, *beside}):
         files.append(File.generated(config, str(file.relative_to(ROOT)), abs_src_path=str(file)))
     return files
 
 
+def _pictures_of(report: Path) -> set[Path]:
+    names = re.findall(r"\]\(([^):#]+\.(?:png|svg))\)", report.read_text(encoding="utf-8"))
+    return {report.parent / name for name in names}
+
+
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Let links to them lead to where they are in the site."""
-    return LINK.sub(r"](\1", markdown) if "/" not in page.file.src_uri else markdown
+    """Let links to reports lead to their pages on the site, and turn links to source files into their text."""
+    if page.file.src_uri.startswith("reports/"):
+        page.meta["search"] = {"exclude": True}  # their tables of figures would hide the guides among the results
+    markdown = SOURCE_LINK.sub(r"\1", markdown)
+    return REPORT_LINK.sub(r"](\1", markdown) if "/" not in page.file.src_uri else markdown
