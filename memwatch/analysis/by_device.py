@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 class UnknownDeviceError(MemwatchError):
-    """A device was asked for that had no bytes in the block, or that names several."""
+    """The block had no bytes on the device that the caller named, or several devices match the name."""
 
 
 class ByDevice:
-    """The tables of each device of one capture, computed when they are asked for.
+    """The tables of each device of one capture, computed on first use.
 
     Attributes:
         source: the capture.
@@ -41,9 +41,9 @@ class ByDevice:
 
     @property
     def main(self) -> str:
-        """The accelerator with most bytes at its peak, of those that the block used; if it used none, `cpu`.
+        """Among the accelerators that the block used, the one with the highest peak; `cpu` if it used none.
 
-        Tensors of another device that only lie there while the block runs are not what it is about.
+        A device whose tensors only existed while the block ran does not count as used.
         """
         accelerators = [name for name in self.names if name != CPU]
         if CPU not in self.names:
@@ -67,7 +67,7 @@ class ByDevice:
         raise UnknownDeviceError(f"{device!r} {problem} devices that had bytes: {', '.join(self.names)}")
 
     def tables(self, device: str = "") -> DerivedTables:
-        """Return the tables of a device, of the main one by default.
+        """Return the tables of a device, by default of the main device.
 
         Raises:
             UnknownDeviceError: the device had no bytes.

@@ -25,13 +25,16 @@ _NAMED: Final = ("parameter", "buffer", "gradient", "optimizer state")
 
 @dataclass(frozen=True)
 class PeakSites:
-    """What a comparison needs of a capture: little, so that the capture may go before the other one is read.
+    """The figures of one capture that a comparison needs.
+
+    They are small, so two captures need not be in memory at once.
 
     Attributes:
         device: the device of the figures.
         peak_bytes: most live bytes.
-        sites: what was alive at the peak. One row per (category, module, site); columns `bytes` and `count`.
-        lines: the line that made most of the bytes of each site, as `file:line`; empty where no line is known.
+        sites: the storages that were alive at the peak. One row per (category, module, site); columns `bytes` and
+            `count`.
+        lines: the line that allocated most bytes of each site, as `file:line`; "" if unknown.
     """
 
     device: str
@@ -47,11 +50,10 @@ class Comparison:
     Attributes:
         device: the device of all figures, by its name in the new capture.
         old_peak_bytes: most live bytes of the old capture.
-        new_peak_bytes: most live bytes of the new one.
-        sites: what was alive at either peak. One row per (category, module, site), largest change
-            first; columns `old_bytes`, `new_bytes`, `delta_bytes` (bytes), `old_count`,
-            `new_count` (storages).
-        new_lines: the line that made most of the bytes of each site of the new capture, as `file:line`.
+        new_peak_bytes: most live bytes of the new capture.
+        sites: the storages that were alive at either peak. One row per (category, module, site), largest change
+            first; columns `old_bytes`, `new_bytes`, `delta_bytes` (bytes), `old_count`, `new_count` (storages).
+        new_lines: the line that allocated most bytes of each site of the new capture, as `file:line`.
     """
 
     device: str
@@ -69,10 +71,10 @@ class Comparison:
 
 
 def peak_sites(tables: DerivedTables) -> PeakSites:
-    """Return the sites of a capture's peak, as seen by a device.
+    """Return the sites of a capture's peak, for one device.
 
-    A site is the name of a parameter, gradient or state, else an op and the function that called it. It is no
-    line: an edit moves the lines below it, and all of them would look changed.
+    A site is the name of a parameter, gradient or state. For other storages it is an op and the function that called
+    it. It is not a line, because an edit moves the lines below it, and all of them would seem to have changed.
     """
     sites, lines = _by_site(tables)
     return PeakSites(tables.facts.device, tables.facts.curve.peak_bytes, sites, lines)

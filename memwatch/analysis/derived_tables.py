@@ -1,6 +1,7 @@
-"""The facts, tables, findings and ways of one device in a capture. Each is computed once, when it is asked for.
+"""The facts, tables, findings and ways of one device in a capture, each computed on first use.
 
-Tables are imported when one is asked for: pandas takes longer to import than all that a live view needs.
+The modules of the tables are imported on first use too: pandas alone takes longer to import than everything that a
+live view needs.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ class DerivedTables:
 
     @cached_property
     def findings(self) -> list[Finding]:
-        """What would lower the peak, largest first."""
+        """The changes that would lower the peak, largest first."""
         from memwatch.analysis.findings.search import find  # many rules, which a live view never asks
 
         return find(self.facts, self._holders, self._saved_tensors)

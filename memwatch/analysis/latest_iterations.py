@@ -30,10 +30,12 @@ class Iteration(NamedTuple):
 
 
 def latest_iterations(facts: Facts, count: int) -> list[Iteration]:
-    """Return the latest iterations, at most `count`, the earliest of them first; none before the first has ended.
+    """Return the latest iterations, at most `count`, the earliest first.
 
-    They are those of the table `steps` where the program or a schedule marks steps. Else they end as the glossary says
-    of an iteration: with the optimizer's steps, with backwards, or with calls of the root module.
+    The result is empty until the first has ended.
+
+    They come from the table `steps` if the program or a schedule marks steps. Otherwise they end with optimizer
+    steps, with backwards, or with calls of the root module, as the glossary defines an iteration.
     """
     if facts.capture.rows("step_curve"):
         steps = facts.steps

@@ -1,4 +1,7 @@
-"""What is alive after the last event of a program that may still run, without the tables: a live view asks often."""
+"""The storages that are alive after the last event of a program that may still run.
+
+A live view asks for them often, so this module does without the tables.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +27,14 @@ class LiveStorage(NamedTuple):
 
 
 class LiveNow(NamedTuple):
-    """The curve up to the last event, and what is alive after it.
+    """The curve up to the last event, and the storages that are alive after it.
 
     Attributes:
-        time_ns: when each event was, since the block was entered.
-        live_bytes: what was alive after it.
-        categories: what is alive now by category, largest first.
+        time_ns: time of each event, since the block was entered.
+        live_bytes: live bytes after each event.
+        categories: bytes that are alive now by category, largest first.
         largest: the largest storages that are alive now, largest first.
-        storages: how many are alive now.
+        storages: number of storages that are alive now.
     """
 
     time_ns: IntArray
@@ -42,11 +45,11 @@ class LiveNow(NamedTuple):
 
 
 def live_now(facts: Facts, count: int) -> LiveNow:
-    """Return the curve so far and what is alive after its last event.
+    """Return the curve so far and the storages that are alive after its last event.
 
     Args:
-        facts: what the capture shows.
-        count: of how many of the largest storages more is said than their bytes.
+        facts: the facts of the capture.
+        count: how many of the largest storages get a name and a line, not only their bytes.
     """
     curve = facts.curve
     alive = np.flatnonzero(facts.alive_at(len(curve.time_ns) - 1))

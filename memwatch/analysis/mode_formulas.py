@@ -1,9 +1,9 @@
 """Data: the ops that ATen computes in another way while any TorchDispatchMode is on, torch 2.13.
 
-ATen's `isTensorSubclassLike` is true for every tensor while a mode is on, and formulas that ask it avoid
-in-place ops and data-dependent shapes. The set was found with PyTorch's op database: every sample of its 702
-entries ran forward and backward, plainly and under an empty mode, and the ops of every autograd node were
-compared in the profiler's event tree (`reports/opinfo.py --formulas` repeats it).
+While a mode is on, ATen's `isTensorSubclassLike` is true for every tensor. Formulas that check it then avoid in-place
+ops and data-dependent shapes. The set was found with PyTorch's op database: every sample of its 702 entries ran
+forward and backward, once plainly and once under an empty mode. The ops of every autograd node were compared in the
+profiler's event tree (`reports/opinfo.py --formulas` repeats it).
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def unrecorded(facts: Facts) -> ObserverEffect | None:
 
 
 def unrecorded_steps(facts: Facts) -> str:
-    """Return a sentence about the steps of which no op was recorded, empty where there are none."""
+    """Return a sentence about the steps whose ops were not recorded, or "" if all were recorded."""
     count, lost = len(facts.steps), int((~facts.steps.recorded).sum())
     if not lost:
         return ""

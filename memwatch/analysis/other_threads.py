@@ -1,4 +1,4 @@
-"""What other threads than the block's made: what the logs in those threads heard, and what nobody heard."""
+"""Report the memory of other threads than the block's: the part that was recorded, and the part that was not."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 def other_threads(facts: Facts) -> list[str]:
-    """Return a sentence about the threads that were heard, and one about those that may have made what was not."""
-    return [*_heard(facts), *_unheard(facts)]
+    """Return a sentence about the recorded threads, and one about threads whose allocations may be missing."""
+    return [*_recorded_threads(facts), *_unrecorded_threads(facts)]
 
 
 def unrecorded_code_ran(facts: Facts, allocation: int) -> bool:
     """Return True if code whose ops are not recorded ran during the life of an allocation, or may have.
 
-    That is another thread, and what `torch.compile` made.
+    Other threads and functions compiled by `torch.compile` are such code.
     """
     if facts.capture.meta.get("threads_unheard", 0):
         return True
@@ -61,12 +61,12 @@ def _theirs(facts: Facts) -> NDArray[np.bool_]:
 
 
 def _at_peak_bytes(facts: Facts) -> int:
-    """Return how much of what the threads that were heard made counts at the peak."""
+    """Return how many bytes of the recorded other threads count at the peak."""
     alive = _theirs(facts) & facts.alive_at(facts.curve.peak_event)
     return int(facts.allocations.nbytes[alive].sum())
 
 
-def _heard(facts: Facts) -> list[str]:
+def _recorded_threads(facts: Facts) -> list[str]:
     allocations, theirs = facts.allocations, _theirs(facts)
     if not theirs.any():
         return []
@@ -78,8 +78,11 @@ def _heard(facts: Facts) -> list[str]:
     return [text]
 
 
-def _unheard(facts: Facts) -> list[str]:
-    """Say which threads nobody heard; of those before the block, what they made, or that they may run the program's."""
+def _unrecorded_threads(facts: Facts) -> list[str]:
+    """Describe the unrecorded threads.
+
+    Threads from before the block have storages, or they may run the program's code.
+    """
     meta, allocations = facts.capture.meta, facts.allocations
     started, before = int(meta.get("threads_unheard", 0)), int(meta.get("threads_before", 0))
     sentences = []
@@ -106,10 +109,12 @@ def _unheard(facts: Facts) -> list[str]:
 
 
 def _what_they_free(facts: Facts) -> str:
-    """Say when a free by a thread that nobody heard is noticed late; of the block's own storages it is known at once.
+    """Describe when memwatch notices the frees of an unrecorded thread late.
 
-    The recorder in Python notes it before the next op of the block's thread. Of what a thread made that was heard, no
-    storage is known, so only the next allocation at its address ends it.
+    Frees of the block's storages are known at once.
+
+    The Python recorder notes them before the next op of the block's thread. Memory of a recorded thread has no known
+    storage, so such a block ends only with the next allocation at its address.
     """
     at_peak = _at_peak_bytes(facts)
     if at_peak:

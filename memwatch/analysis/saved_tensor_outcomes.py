@@ -1,4 +1,4 @@
-"""What became of saved tensors: some wait for a backward that never comes, some outlive the one that came."""
+"""Find saved tensors that wait for a backward that never comes, and those that outlive their backward."""
 
 from __future__ import annotations
 
@@ -70,10 +70,13 @@ class SavedTensorOutcomes:
         return SavedTensorOutcome.NEVER_READ
 
     def _given_up(self, facts: Facts) -> NDArray[np.bool_]:
-        """Return what was still saved when the block ended, and never read though iterations had ended since.
+        """Return the tensors that were still saved at the end.
 
-        The backward of a graph may run after the block. That of a graph which is two iterations old does not: a step
-        has changed the weights, or other backwards have run in its place. Younger graphs of the same calls are alike.
+        No backward read them, though iterations had ended since.
+
+        The backward of a graph may run after the block. A graph that is two iterations old gets no backward any more:
+        a step has changed the weights, or other backwards have run instead. Younger graphs of the same calls are
+        treated alike.
         """
         packs, stacks = facts.capture.tables["packs"], np.append(facts.capture.tables["ops"]["stack"], NONE)
         is_open = (self._saved.released_op == NONE) & (self._last_read == NONE) & ~self._node_ran

@@ -1,4 +1,4 @@
-"""Saved tensors: what autograd saved for backward, by which op, and when it let go."""
+"""The tensors that autograd saved for backward. Each has the op that saved it, and the time of its release."""
 
 from __future__ import annotations
 

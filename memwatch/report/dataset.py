@@ -1,7 +1,10 @@
-"""Readings as a dataset of Parquet files, which Dask, DuckDB, Spark and pandas read: for whole captures of many hosts.
+"""Write readings to a dataset of Parquet files, for captures of many hosts.
 
-Each table is a folder, with a folder for each host in it and one for each rank in that (Hive's layout), so that a
-reader takes the ranks that it asks for. Each process has a file of its own, and a capture is added to what is there.
+Dask, DuckDB, Spark and pandas can read it.
+
+Each table is a folder. It has one folder for each host, with one folder for each rank inside (Hive's layout), so a
+reader loads only the ranks that it needs. Each process has its own file, and a new capture adds files to the
+dataset.
 """
 
 from __future__ import annotations
@@ -34,14 +37,14 @@ def write_dataset(reading: Reading, folder: Path, *, force: bool = False) -> lis
 
     Args:
         reading: a profile.
-        folder: the dataset; it is made if it does not exist.
-        force: whether files of the same process may be replaced.
+        folder: the dataset; it is created if it does not exist.
+        force: whether to replace files of the same process.
 
     Returns:
         The files written, one for each table.
 
     Raises:
-        DatasetError: pyarrow is not installed, files exist, or the folder cannot be written.
+        DatasetError: pyarrow is missing, a file exists already, or the folder cannot be written.
     """
     if importlib.util.find_spec(_ENGINE) is None:
         raise DatasetError("Parquet needs pyarrow, which is not installed: pip install 'memwatch[parquet]'")

@@ -1,4 +1,4 @@
-"""An estimate as text for a terminal: the peak first, what is counted and what is modelled, then the summary."""
+"""Show an estimate as text for a terminal: the peak, its counted and modelled parts, then the summary."""
 
 from __future__ import annotations
 
@@ -31,18 +31,20 @@ def estimate_text(
     width: int | None = None,
     color: bool | None = None,
 ) -> str:
-    """Return the figures of an estimate, each with what it rests on.
+    """Return the figures of an estimate, each with its source.
 
     Args:
         tensor_bytes: the peak of tensors.
-        rounding_bytes: what the peak grows by in whole blocks.
+        rounding_bytes: bytes that the peak gains because the allocator hands out whole blocks.
         block_bytes: the size of a block.
-        reserved_bytes: what a caching allocator takes from the device for these, None where there is none.
-        workspace_bytes: what kernels take at the peak beside tensors, None where that is not known.
-        workspace_rests_on: how it is known.
-        not_counted: what is in none of the figures.
-        device: where they are.
-        run: which rank ran, and how far.
+        reserved_bytes: bytes that a caching allocator takes from the device for these tensors. None if the device
+            has
+            no such allocator.
+        workspace_bytes: bytes of the kernels' own buffers at the peak. None if unknown.
+        workspace_rests_on: the source of `workspace_bytes`.
+        not_counted: the kinds of memory that no figure includes.
+        device: the device of the tensors.
+        run: the rank that ran, and how far it got.
         notes: sentences that follow.
         width: characters in a line; by default the terminal's, or COLUMNS.
         color: whether to colour; by default only on a terminal.

@@ -43,7 +43,7 @@ def export(reading: Reading, format_name: str, *, table: str = "at_peak") -> str
         The text of the file.
 
     Raises:
-        ExportError: there is no such format or table.
+        ExportError: the format or the table does not exist.
     """
     if format_name not in FORMATS:
         raise ExportError(f"{format_name!r} is not an export format; choose one of {', '.join(FORMATS)}")
@@ -56,7 +56,7 @@ def csv(reading: Reading, table: str = "at_peak") -> str:
     """Return one derived table as CSV; its first column is the index.
 
     Raises:
-        ExportError: there is no such table.
+        ExportError: the table does not exist.
     """
     out = io.StringIO()
     _table(reading, table).to_csv(out, lineterminator="\n", index_label="index")

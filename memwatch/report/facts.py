@@ -88,12 +88,18 @@ class SavedForBackward:
 
 
 def is_recorded(reading: Reading, what: str) -> bool:
-    """Return False for what the source of a reading cannot know, as `uses` where a memory snapshot was imported."""
+    """Return False for facts that the source of a reading does not record.
+
+    A memory snapshot has no uses, for example.
+    """
     return what not in reading.meta.get(NOT_RECORDED, ())
 
 
 def evidence_bytes(reading: Reading) -> dict[str, int]:
-    """Return the bytes at the peak by how their holders are known; empty where holders were not asked for."""
+    """Return the bytes at the peak by how their holders are known.
+
+    The result is empty if holders were not recorded.
+    """
     sums = reading.at_peak.groupby("holder_evidence")["nbytes"].sum()
     return {evidence: int(sums[evidence]) for evidence in EVIDENCE if evidence in sums}
 
@@ -110,7 +116,7 @@ def evidence_text(nbytes: Mapping[str, int]) -> str:
 
 
 def peak_instant(reading: Reading) -> PeakInstant:
-    """Return an event at which live bytes are at their maximum, the one that `at_peak` is of."""
+    """Return the event at which live bytes are at their maximum, and which the table `at_peak` describes."""
     event = reading.peak_event
     row = reading.part("timeline", ["time_ns", "op", "storage"], [event]).iloc[0]
     if not reading.peak_bytes:
@@ -165,7 +171,7 @@ def saved_for_backward(reading: Reading) -> SavedForBackward:
 
 @dataclass(frozen=True, slots=True)
 class Recomputed:
-    """What backward computes again in place of keeping it from forward on."""
+    """The tensors that backward computes again because forward did not keep them."""
 
     at_peak_bytes: int
     """Bytes at the peak that were computed again."""
@@ -176,7 +182,7 @@ class Recomputed:
 
 
 def recomputed(reading: Reading) -> Recomputed | None:
-    """Return how much is computed again in backward; None where nothing is."""
+    """Return how much backward computes again, or None if it computes nothing again."""
     phase = reading.part("ops", ["phase"], coded=True)["phase"]
     if not (phase == "recompute").any():
         return None

@@ -27,12 +27,12 @@ def ways_text(
     width: int | None = None,
     color: bool | None = None,
 ) -> str:
-    """Return the ways that were tried, the one that is kept, and the lines that keep it.
+    """Return the table of tried ways, the chosen way, and the lines that apply it.
 
     Args:
         ways: one row for each way, in the columns of `Fit.ways`.
         limit_bytes: the limit.
-        code: lines of Python for the way that is kept.
+        code: lines of Python for the chosen way.
         notes: sentences that follow.
         width: characters in a line; by default the terminal's, or COLUMNS.
         color: whether to colour; by default only on a terminal.

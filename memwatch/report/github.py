@@ -60,8 +60,9 @@ def markdown(compared: Comparison, *, rows: int, root: Path, allowed_ratio: floa
 def error_annotations(compared: Comparison, *, root: Path, allowed_ratio: float | None = None) -> list[str]:
     """Return a workflow command for each line that grew, the largest growth first.
 
-    If the peak did not grow by more than the user allows, there are none. GitHub cannot show a line outside the
-    repository, so such a line has no annotation.
+    The list is empty if the peak grew by no more than the user allows. GitHub shows lines of the repository only,
+    so a
+    line of another file has no annotation.
     """
     if compared.growth_ratio <= (allowed_ratio or 0.0):
         return []
@@ -106,7 +107,7 @@ def _annotation(
 
 
 def _place(line: str, root: Path) -> tuple[str, int] | None:
-    """Return the file of a line, relative to the repository, and its number; None where no line is known."""
+    """Return the file of a line, relative to the repository, and the line's number, or None if the line is unknown."""
     file, _, number = line.rpartition(":")
     if not file or not number.isdecimal():
         return None

@@ -27,15 +27,15 @@ _EVENTS: Final = "traceEvents"
 
 
 class TraceError(MemwatchError):
-    """A file is no trace of torch.profiler, or one of another time than the capture."""
+    """The file does not hold a trace of torch.profiler, or the trace is from another time than the capture."""
 
 
 def read_trace(path: Path) -> dict[str, Any]:
     """Return the trace in a file, which may be compressed with gzip.
 
     Raises:
-        TraceError: the file is no trace that `torch.profiler` wrote.
-        OSError: it cannot be read.
+        TraceError: `torch.profiler` did not write this file.
+        OSError: the file cannot be read.
     """
     content = path.read_bytes()
     try:

@@ -22,10 +22,13 @@ _NUMBERED: Final = re.compile(r"(?:(.*)\.)?\d+")
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """Equal modules that are numbered under one parent, as the blocks of a transformer are.
+    """Equal modules with numbers under one parent, such as the blocks of a transformer.
 
-    Equal are modules of one class with parameters of as many bytes. Modules without parameters are no layers that
-    a model has more of, and of unequal ones, as the linear layers of an MLP, no single figure is true.
+    Two modules are equal if they have the same class and equally many bytes of parameters. Modules without
+    parameters
+    are left out, because a larger model does not have more of them. Unequal modules, such as the linear layers of
+    an
+    MLP, are left out because one figure cannot describe them.
     """
 
     name: str
@@ -62,7 +65,7 @@ def repeated_layers(reading: Reading) -> Layers | None:
         reading: a profile.
 
     Returns:
-        The layers, or None where no two equal numbered modules save anything.
+        The layers. None if fewer than two equal numbered modules save something.
     """
     modules, saved_bytes = reading.modules, _only_for_backward(reading)
     parameter_bytes = _parameter_bytes(reading)
@@ -96,7 +99,7 @@ def _only_for_backward(reading: Reading) -> Counter[str]:
 
 
 def _parameter_bytes(reading: Reading) -> Counter[str]:
-    """Return the bytes of parameters and buffers by module, those of its children included."""
+    """Return the bytes of parameters and buffers of each module, including those of its children."""
     return _with_children(reading.modules.index, reading.modules["parameter_bytes"].tolist())
 
 

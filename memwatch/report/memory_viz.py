@@ -1,9 +1,9 @@
-"""A reading as a memory snapshot in the format of torch's viewer, `_memory_viz` and https://pytorch.org/memory_viz.
+"""Write a reading as a memory snapshot for torch's viewer, `_memory_viz` and https://pytorch.org/memory_viz.
 
-An imported snapshot is written as it was. Of other captures the viewer sees every allocation and free, with its call
-and its category. memwatch does not record the allocator's segments, and the viewer draws blocks only inside of
-segments; so each allocation stands in a segment of its own, which comes and goes with it: what is reserved equals what
-is allocated.
+An imported snapshot is written unchanged. For other captures the viewer shows every allocation and free, with its
+call and category. The viewer draws a block only inside a segment, but memwatch does not record the allocator's
+segments. Each allocation therefore gets a segment of its own with the same lifetime, and the file's reserved bytes
+equal its allocated bytes.
 """
 
 from __future__ import annotations

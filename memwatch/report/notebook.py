@@ -17,7 +17,7 @@ _FORMAT: Final = (
     "font-family: Menlo, 'DejaVu Sans Mono', Consolas, monospace\">{code}</pre>"
 )
 
-# middle tones, which can be read on white and on black; the default colours are those of the page
+# These middle tones are readable on white and on black. The other colours are those of the page.
 _THEME: Final = TerminalTheme(
     (255, 255, 255),
     (0, 0, 0),

@@ -1,4 +1,7 @@
-"""What is said where memory ran out: what was asked for, what was live then, and what would have left room."""
+"""The report for the moment when memory ran out.
+
+It shows the request, the live memory, and the changes that would have left room.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +33,14 @@ def breakdown(
     *,
     elsewhere: bool,
 ) -> str:
-    """Return the breakdown of the moment at which memory ran out, as lines of text.
+    """Return the report for the moment at which memory ran out, as lines of text.
 
     Args:
-        reading: the block, as the device sees it that ran out.
-        failure: what is known from the error.
-        files: what was written.
-        elsewhere: whether memory ran out on a device on which the block had none: the reading is of another.
+        reading: the block, for the device that ran out.
+        failure: the facts in the error.
+        files: the files that were written.
+        elsewhere: whether the block had no memory on the device that ran out. The reading is then of another
+            device.
     """
     event, op = _moment(reading, failure)
     live = reading.held_at(event)
@@ -86,9 +90,9 @@ def _moment(reading: Reading, failure: Failure) -> tuple[int, pd.Series[str] | N
 
 
 def _is_of(op: pd.Series[str], failure: Failure, *, is_last: bool) -> bool:
-    """Return whether an op that failed did so with this error: the program may have caught the error of another.
+    """Return whether an op failed with this error. The program may have caught the errors of other ops.
 
-    The line of a backward op is that of its forward.
+    A backward op has the line of its forward op.
     """
     return is_last or op["phase"] == "backward" or not {op["line"], op["own_line"]}.isdisjoint(failure.lines)
 

@@ -61,16 +61,16 @@ class Plot:
         return _with_sizes(axes, "y")
 
     def peak(self, by: str = "category", ax: Axes | None = None, *, rows: int = 12, **options: Any) -> Axes:
-        """Draw what the peak is made of as bars, largest first.
+        """Draw the parts of the peak as bars, largest first.
 
         Args:
             by: a column of `at_peak`: `category`, `module`, `line`, `holder_kind`, `phase`, ...
             ax: the axes to draw into; new ones by default.
-            rows: most bars; the rest is one bar.
+            rows: the largest number of bars; the last bar shows the rest.
             options: passed to `Axes.barh`.
 
         Raises:
-            MemwatchError: matplotlib is not installed, or the column is unknown.
+            MemwatchError: matplotlib is missing, or the column is unknown.
         """
         peak = self._reading.at_peak
         if by not in peak:
@@ -87,7 +87,7 @@ class Plot:
         return _with_sizes(axes, "x")
 
     def steps(self, ax: Axes | None = None, **options: Any) -> Axes:
-        """Draw the peak of each iteration, and what was live at its end.
+        """Draw the peak of each iteration, and the live bytes at its end.
 
         Args:
             ax: the axes to draw into; new ones by default.

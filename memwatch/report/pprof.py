@@ -1,9 +1,11 @@
-"""A reading as a profile of pprof: the heap at the peak and all allocations, by call stack.
+"""Write a reading as a profile of pprof: the heap at the peak and all allocations, by call stack.
 
-The format is a gzipped message of https://github.com/google/pprof/blob/main/proto/profile.proto. It has four values in
-each sample, with the names that Go's heap profiles use, so pprof and the dashboards that read such profiles know them.
-The library of protobuf needs a compiled schema and is no dependency of memwatch, so this file writes the few kinds of
-fields that the format has.
+The format is a gzipped message of https://github.com/google/pprof/blob/main/proto/profile.proto. Each sample has
+four
+values with the names of Go's heap profiles, so pprof and the dashboards that read such profiles know them. This
+file
+writes the few field types of the format itself: the protobuf library would be one more dependency, and it needs a
+compiled schema.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class Finding(Protocol):
 
     @property
     def holder(self) -> str:
-        """What keeps the memory alive, in words."""
+        """The reference that keeps the memory alive, in words."""
 
     @property
     def site(self) -> str:
@@ -37,7 +37,7 @@ class Finding(Protocol):
 
     @property
     def advice(self) -> str:
-        """What to change, in one sentence."""
+        """The change to make, in one sentence."""
 
     @property
     def storages(self) -> Sequence[int]:
@@ -49,7 +49,7 @@ class Finding(Protocol):
 
     @property
     def predicted_peak_bytes(self) -> int:
-        """What the peak would fall to if this alone were done."""
+        """The peak after this change alone."""
 
 
 class Reading(Protocol):
@@ -73,7 +73,7 @@ class Reading(Protocol):
 
     @property
     def reserved(self) -> ReservedBytes | None:
-        """What the allocator of the device held at the peak, None where it keeps nothing."""
+        """The bytes that the device's allocator reserved at the peak. None if the allocator does not cache memory."""
 
     @property
     def device(self) -> str:
@@ -128,7 +128,7 @@ class Reading(Protocol):
 
     @property
     def notes(self) -> Sequence[tuple[str, str]]:
-        """What memwatch could not see or did differently: a kind and a sentence each."""
+        """Limits and side effects of this recording: a kind and a sentence each."""
 
     @property
     def meta(self) -> Mapping[str, Any]:

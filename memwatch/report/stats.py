@@ -45,8 +45,8 @@ def stats(reading: Reading, *, top: int = 5) -> dict[str, Any]:
 
     Returns:
         A dict of plain JSON values; sizes are in bytes. A bin of the histogram is `[from_bytes, to_bytes,
-        count, nbytes]`, for sizes with `from_bytes <= size < to_bytes`; bins grow by a factor of four. What an
-        imported memory snapshot does not know is None.
+        count, nbytes]`, for sizes with `from_bytes <= size < to_bytes`; bins grow by a factor of four. Figures that
+        an imported memory snapshot does not have are None.
     """
     at, saved = peak_instant(reading), saved_for_backward(reading)
     is_saved_known = is_recorded(reading, "saved tensors")
@@ -98,7 +98,7 @@ def _reserved(reading: Reading) -> dict[str, int | None]:
 
 
 class _Made:
-    """What was allocated in the block; one column at a time, for a long run has millions of rows."""
+    """The allocations of the block. Columns are loaded one at a time, because a long run has millions of rows."""
 
     def __init__(self, reading: Reading) -> None:
         lives = reading.part("storages", ("counted", "birth_event"))
@@ -122,7 +122,10 @@ class _Made:
         return int((self._column(column) == text).sum())
 
     def top(self, column: str, most: int) -> list[dict[str, Any]]:
-        """Return the texts of a column under which most bytes were allocated; of equal ones those that came first."""
+        """Return the values of a column with the most allocated bytes.
+
+        Equal values keep the order of their first allocation.
+        """
         values = self._column(column)
         codes, texts = values.codes, values.categories
         sums, largest, first = (np.zeros(len(texts), dtype=np.int64) for _ in range(3))

@@ -63,7 +63,7 @@ def summary(
     rows: int | None = None,
     following: str | None = None,
 ) -> str:
-    """Return a screenful of text: what the peak is made of, and how a plan lowers it.
+    """Return a screenful of text: the parts of the peak, and how a plan lowers it.
 
     Args:
         reading: a profile, from `memwatch.profile` or `memwatch.load`.
@@ -72,7 +72,8 @@ def summary(
         width: characters in a line; by default the terminal's, or COLUMNS.
         color: whether to colour; by default only on a terminal, and never with NO_COLOR.
         rows: most rows in each table; by default as many as fit a screen.
-        following: the line that says what to do next; by default a call in Python, "" for none.
+        following: the last line, with the next step for the user. By default it is a call in Python; "" leaves it
+            out.
 
     Returns:
         The text, ending with a newline.
@@ -181,10 +182,11 @@ def _other_devices(reading: Reading) -> Text:
 
 
 def _table(*headings: str) -> Table:
-    """Return a table without lines; a column whose heading ends in `>` holds numbers, aligned right.
+    """Return a table without lines. If a heading ends in `>`, its column holds numbers, aligned right.
 
-    In a narrow terminal names are cut and numbers are not: rich narrows the columns that may wrap first, so the
-    columns of names may, and each of their cells says that it is cut instead.
+    In a narrow terminal names are cut and numbers are not. rich narrows only columns that may wrap, so the columns
+    of
+    names may wrap, and each of their cells asks to be cut instead.
     """
     table = Table(box=None, pad_edge=False, header_style="dim", expand=False)
     for heading in headings:

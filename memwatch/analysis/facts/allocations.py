@@ -1,12 +1,12 @@
-"""Join storages with the allocator's blocks: one row for each piece of memory, whether or not a tensor named it.
+"""Join storages with the allocator's blocks: one row for each piece of memory, with or without a tensor.
 
-The recorder numbers each storage that it sees. Here the storage is matched to the block at its address. A block
-without a storage is memory that no tensor named: workspace inside an op, or memory that was allocated where memwatch
+The recorder numbers each storage that it sees. This module matches the storage to the block at its address. A block
+without a storage is memory that no tensor names: workspace inside an op, or memory that was allocated where memwatch
 did not record. A storage without a block was alive at entry, lies in memory from another allocator, or was made while
-no allocator events were recorded. For these the birth and death from the recorder count.
+no allocator events were recorded. Its birth and death come from the recorder.
 
-The recorder may number one block twice, for a gradient that autograd wrapped again during backward, or for a second
-storage over the same memory (DLPack). Two storages that were first seen on one block are one storage, and keep the
+The recorder may number one block twice: for a gradient that autograd wrapped again during backward, or for a second
+storage over the same memory (DLPack). If two storages were first seen on one block, they are one storage and keep the
 lower number. No allocator reports the resize of a fake storage, so the recorded resizes begin and end its blocks.
 """
 
@@ -126,13 +126,13 @@ class Allocations:
     """
 
     named: int
-    storage: IntArray  # the recorder's storage it belongs to, -1 for memory that no tensor named
+    storage: IntArray  # the recorder's storage that it belongs to; -1: no tensor named the memory
     nbytes: IntArray
     device: IntArray
     address: IntArray
     origin: IntArray
-    thread: IntArray  # string id of the name of the thread that allocated it, -1 for the one that recorded
-    op: IntArray  # op that made it, -1 if none
+    thread: IntArray  # string id of the name of the thread that allocated it; -1: the thread that recorded
+    op: IntArray  # the op that made it; -1: none
     birth_ns: IntArray
     death_ns: IntArray
     counted: NDArray[np.bool_]
@@ -153,7 +153,7 @@ class Allocations:
         return later
 
     def rows_of(self, storages: Sequence[int] | IntArray) -> IntArray:
-        """Return all rows of some storages: their first blocks, and those that they got by resizes."""
+        """Return all rows of some storages: their first blocks, and the blocks that resizes gave them."""
         return np.flatnonzero((self.storage != NONE) & np.isin(self.storage, storages))
 
 
@@ -163,17 +163,17 @@ class _Match:
 
     births: Columns  # the recorded table, in the order of the storages
     blocks: Blocks
-    block_of: IntArray  # per storage, -1 for none
-    owner: IntArray  # per block, -1 for memory that no tensor named
-    resized: IntArray  # blocks that a storage got later, by a resize
-    died_ns: IntArray  # per storage, when its memory was let go of; LIVES if that was not seen
+    block_of: IntArray  # the block of each storage; -1: none
+    owner: IntArray  # the storage of each block; -1: no tensor named the memory
+    resized: IntArray  # blocks that a resize gave to a storage
+    died_ns: IntArray  # when the memory of each storage was released; LIVES if the release was not recorded
 
 
 def join_allocations(capture: Capture) -> tuple[Capture, Allocations]:
     """Join the storages of a capture with the allocator's events.
 
     Returns:
-        The capture, in which storages that proved to be the same memory have one number, and every allocation.
+        The capture, in which storages on the same memory share one number, and every allocation.
     """
     capture, named, parts = _matched(in_order(capture))
     storages, unnamed = parts
@@ -211,7 +211,7 @@ def _matched(capture: Capture) -> tuple[Capture, int, tuple[dict[str, Any], dict
     resized = _match_resizes(capture, blocks, owner)
     blocks = end_blocks(blocks, owner, capture.tables["resizes"], died_ns)
     match = _Match(births, blocks, block_of, owner, resized, died_ns)
-    if capture.meta.get("estimate"):  # recorded without the allocator's events, so there are no other blocks
+    if capture.meta.get("estimate"):  # without the allocator's events, so all blocks have storages
         first_ns, later = until_resized(capture.tables["resizes"], births, died_ns)
         return capture, len(order), (_named_allocations(capture, replace(match, died_ns=first_ns)), later)
     return capture, len(order), (_named_allocations(capture, match), _unnamed_allocations(capture, match))
@@ -268,12 +268,15 @@ def _unnamed_allocations(capture: Capture, match: _Match) -> dict[str, Any]:
 
 
 def _named_allocations(capture: Capture, match: _Match) -> dict[str, Any]:
-    """Return the columns of the recorder's storages: from their block if they have one, else from what was seen."""
+    """Return the columns of the recorder's storages.
+
+    They come from a storage's block, or from the recorder if it has none.
+    """
     births, blocks = match.births, match.blocks
     named, matched = len(match.block_of), match.block_of != NONE
     start_ns = _start_ns(capture)
-    heard = matched.copy()  # whether the birth was heard, too
-    heard[matched] = blocks.birth_order[match.block_of[matched]] != NONE
+    logged = matched.copy()  # whether the log has the birth too
+    logged[matched] = blocks.birth_order[match.block_of[matched]] != NONE
     columns = {name: births[name].copy() for name in ("nbytes", "device", "address", "op")}
     death_ns = np.where(match.died_ns == LIVES, NONE, match.died_ns)
     birth_ns = births["time_ns"].copy()
@@ -285,8 +288,8 @@ def _named_allocations(capture: Capture, match: _Match) -> dict[str, Any]:
         death_ns[matched], thread[matched] = blocks.death_ns[block], blocks.thread[block]
         seen_late = matched & (columns["op"] == NONE) & (thread == NONE)
         columns["op"][seen_late] = _op_at(capture.tables["ops"], birth_ns[seen_late])
-    at_entry = ~heard & (births["origin"] == BASELINE) & (births["time_ns"] <= start_ns)
-    origin = np.where(heard & (births["origin"] == BASELINE), UNOBSERVED, births["origin"])
+    at_entry = ~logged & (births["origin"] == BASELINE) & (births["time_ns"] <= start_ns)
+    origin = np.where(logged & (births["origin"] == BASELINE), UNOBSERVED, births["origin"])
     origin = np.where((origin == UNOBSERVED) & (thread != NONE), BY_THREAD, origin)
     real = _is_real(births)
     reported = _covered(capture, births["time_ns"]) & real & (births["nbytes"] > 0)
@@ -294,7 +297,8 @@ def _named_allocations(capture: Capture, match: _Match) -> dict[str, Any]:
     reported &= has_events | np.isin(births["device"], _ids(capture, CPU))
     is_estimate = capture.meta.get("estimate")
     elsewhere = ~matched & ~at_entry & (reported | (births["origin"] == BASELINE))
-    if is_estimate:  # nobody hears of the birth of a fake tensor: what an op met first was made in the block
+    # No allocator reports the birth of a fake tensor. If an op met it first, it was made in the block.
+    if is_estimate:
         origin = np.where(elsewhere & ~real, UNOBSERVED, origin)
         elsewhere &= real
         weighs = (~real | (births["origin"] == BY_OP)) & ~np.isin(births["device"], _ids(capture, META))
@@ -315,7 +319,7 @@ def _named_allocations(capture: Capture, match: _Match) -> dict[str, Any]:
 
 
 def _mark_unrecorded(capture: Capture, columns: dict[str, Any]) -> None:
-    """Set the origin of what was made in steps that are not recorded; no op is known of it."""
+    """Set the origin of allocations from steps whose ops are not recorded."""
     if not capture.rows("step_curve"):
         return
     lost = np.isin(columns["origin"], (UNOBSERVED, WORKSPACE))
@@ -334,7 +338,7 @@ def _ids(capture: Capture, text: str) -> list[int]:
 
 
 def _is_real(births: Columns) -> NDArray[np.bool_]:
-    """Return True for real storages; meta and fake ones have no address and no allocator events."""
+    """Return True for real storages. Meta and fake storages have neither an address nor allocator events."""
     return np.not_equal(births["address"], 0)
 
 

@@ -1,7 +1,7 @@
-"""What was live at entry as the allocator of an accelerator counted it: in whole blocks, and all memory.
+"""The live bytes at entry as the allocator of an accelerator counts them: in whole blocks, with all memory.
 
-The recorder numbers the storages that Python shows. Their blocks are larger, and C++ may hold more, as the workspace of
-a library does. Where the allocator said at entry what it had handed out, the baseline is that, to the byte.
+The recorder numbers the storages that Python shows. Their blocks are larger, and C++ may hold further memory, such as
+the workspace of a library. If the allocator reported its allocated bytes at entry, the baseline equals that figure.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _WITHOUT_NUMBER: Final = (
 
 
 def as_counted_at_entry(capture: Capture, allocations: Allocations) -> Allocations:
-    """Return the allocations with what was live at entry in blocks, and a row for what no storage shows.
+    """Return the allocations with live bytes at entry in whole blocks. Memory without a storage gets one row.
 
     Args:
         capture: the recorded tables.
@@ -50,9 +50,9 @@ def as_counted_at_entry(capture: Capture, allocations: Allocations) -> Allocatio
 def _counted(
     allocations: Allocations, here: NDArray[np.bool_], rounding: int, counted_bytes: int
 ) -> Allocations:
-    """Return the allocations with blocks rounded up; what is more than the allocator counted is left out.
+    """Return the allocations with blocks rounded up. Blocks beyond the allocator's count are left out.
 
-    A block without a storage, of which the free was heard alone, may have been made in an unheard thread since.
+    If only the free of a block without a storage was recorded, an unobserved thread may have made it after entry.
     """
     rounded: IntArray = -(-allocations.nbytes // rounding) * rounding
     nbytes = np.where(here, rounded, allocations.nbytes)
@@ -60,7 +60,7 @@ def _counted(
         return replace(allocations, nbytes=nbytes)
     by_storage = here & (allocations.storage != NONE)
     counted = allocations.counted & ~(here & ~by_storage)
-    if nbytes[by_storage].sum() > counted_bytes:  # its blocks are no multiples of that
+    if nbytes[by_storage].sum() > counted_bytes:  # blocks of this device are not multiples of `rounding`
         nbytes = allocations.nbytes
     return replace(allocations, nbytes=nbytes, counted=counted)
 

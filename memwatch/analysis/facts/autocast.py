@@ -1,4 +1,4 @@
-"""Copies of parameters that autocast's cache held: which storage is a copy of which parameter."""
+"""The copies of parameters in autocast's cache, each with the parameter that it copies."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
 """Biographies: the life of every allocation in four phases.
 
-lag: allocated, not yet used. use: from the first to the last use. drag: from the last use to the free.
-void: never used at all. The words are those of heap profiling (Röjemo & Runciman, ICFP 1996).
+lag: allocated, not yet used. use: from the first to the last use. drag: from the last use to the free. void: never
+used at all. The words are those of heap profiling (Röjemo & Runciman, ICFP 1996).
 
-A kernel uses its workspace for as long as that lives. What no recorded op used is not void where nobody saw who might:
-memory that no tensor names, and what another thread made, whose ops are not recorded.
+A kernel uses its workspace during the workspace's whole life. An allocation without a recorded use counts as void
+only if memwatch would have recorded a use. That excludes memory without a tensor, and memory of other threads, whose
+ops are not recorded.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ class Biographies:
     """Per allocation: when it was first and last used, as events of the live curve, and how long each phase was."""
 
     used: NDArray[np.bool_]
-    known: NDArray[np.bool_]  # False where nobody saw the uses: no phase is told then
-    lag_known: NDArray[np.bool_]  # False where a step before the first use was not recorded
-    drag_known: NDArray[np.bool_]  # False where one after the last use was not
+    known: NDArray[np.bool_]  # False if the uses were not recorded; then no phase is known
+    lag_known: NDArray[np.bool_]  # False if a step before the first use was not recorded
+    drag_known: NDArray[np.bool_]  # False if a step after the last use was not recorded
     _curve: LiveCurve
     _times_ns: Callable[[IntArray | slice], _Times]
 
@@ -100,11 +101,11 @@ def write_biographies(
     """Return the biography of every allocation.
 
     Args:
-        capture: what was recorded.
+        capture: the recorded tables.
         allocations: every piece of memory.
         curve: the live curve.
         bounds: first and last op that used each allocation, -1 if none.
-        spans_unrecorded: returns which stretches of time have a part in a step that was not recorded.
+        spans_unrecorded: takes starts and ends of stretches of time; returns which of them touch an unrecorded step.
     """
     used = bounds.first_op != NONE
     if not capture.rows("ops"):
@@ -145,11 +146,11 @@ def _times(
     """Return the times of some allocations.
 
     Args:
-        capture: what was recorded.
+        capture: the recorded tables.
         allocations: every piece of memory.
         bounds: first and last op that used each allocation.
         used: which allocations an op used.
-        rows: the allocations that are asked for.
+        rows: the wanted allocations.
     """
     ops, uses = capture.tables["ops"], used[rows]
     birth, in_kernel = allocations.birth_ns[rows], allocations.origin[rows] == WORKSPACE

@@ -1,10 +1,10 @@
-"""Blocks: every stretch of memory the allocator handed out, from allocation to free.
+"""Blocks: every stretch of memory that the allocator handed out, from allocation to free.
 
-The allocator's events are paired by address. A free on the host without its allocation is dropped: c10 remembers
-the size of a block until it sees its free, so a block that it did not see is freed with the size of an older one at
-that address. The allocator of an accelerator knows its blocks: such a free tells of one that was there at entry. An
-allocation at an address that is still held means that the free was missed, so the older block ends
-there.
+The allocator's events are paired by address. On the host, a free without its allocation is dropped. c10 remembers the
+size of a block until it sees the block's free. If c10 did not see the allocation, it frees the block with the size of
+an older block at that address. The allocator of an accelerator knows its blocks, so such a free belongs to a block
+that existed at entry. If an address is allocated while its block is still alive, the log missed the free, and the
+older block ends at this event.
 """
 
 from __future__ import annotations
@@ -33,16 +33,14 @@ class Blocks:
     address: IntArray
     nbytes: IntArray
     device: IntArray
-    thread: IntArray  # string id of the name of the thread that allocated, -1 for the one that recorded
-    birth_ns: IntArray  # 0: it was there at entry
+    thread: IntArray  # string id of the name of the thread that allocated; -1: the thread that recorded
+    birth_ns: IntArray  # 0: it existed at entry
     death_ns: IntArray  # -1: never freed
-    birth_order: (
-        IntArray  # position among the allocator's events, which settles equal times; -1: there at entry
-    )
+    # Positions among the allocator's events, which order events of the same time. -1: it existed at entry.
+    birth_order: IntArray
     death_order: IntArray
-    freed: NDArray[
-        np.bool_
-    ]  # whether the free was heard; else the block ends where its address is allocated again
+    # Whether the log has the free. If not, the block ends when its address is allocated again.
+    freed: NDArray[np.bool_]
 
     def __len__(self) -> int:
         """Count the blocks."""

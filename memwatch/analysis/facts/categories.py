@@ -1,14 +1,14 @@
-"""Decide for what purpose the program holds each piece of memory: its category, and the rule that chose it.
+"""Decide for which purpose the program holds each piece of memory: its category, and the rule that chose it.
 
 The rules are tried in order, and the first one that applies decides. Temporaries of an optimizer's step are
-temporaries. Only what the optimizer keeps in its state is optimizer state, and so is a tensor that a step makes for
-its state and drops before a sample sees it there, as in LBFGS. What stays alive across iterations is *held*, whoever
-holds it: data, averaged weights, caches. A category that was inferred is marked as inferred.
+temporaries. Only tensors that stay in the optimizer's state are optimizer state. This includes a tensor that a step
+makes for its state and drops before a sample finds it there, as in LBFGS. Memory that stays alive across iterations
+is *held*: data, averaged weights, caches. A category that was inferred is marked as inferred.
 
 An argument of a module is an input of the program unless another model computed it. A Lightning module that calls its
-layers itself gives each layer the result of the one before, and none of these calls is inside another. An input counts
-as held if an iteration passes after its use in which nothing uses it: a batch that was fetched ahead is dropped after
-its turn, an item of a list stays.
+layers itself passes the result of each layer to the next, and no call is inside another. An input counts as held if a
+whole iteration after its use does not use it. A prefetched batch is dropped after its turn and stays an input; an
+item of a list stays alive and is held.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _STATE: Final = ROLES.index("optimizer state")
 
 
 def like_state(capture: Capture, allocations: Allocations, kept: KeptAcross) -> NDArray[np.bool_]:
-    """Return what was made last, by calls of whose earlier results those that were kept were an optimizer's state."""
+    """Return the latest allocation of each call site whose earlier kept allocations were optimizer state."""
     roles, found = capture.tables["roles"], kept.like_others.copy()
     storages = roles["storage"][roles["role"] == _STATE]
     if not found.any() or not len(storages):
@@ -123,7 +123,7 @@ def _is_idle_after_use(
     used = is_wanted[uses["storage"]] & (uses["access"] != _OUTPUT)
     died = allocations.death_ns[rows] != NONE
     death_ns = np.where(died, allocations.death_ns[rows], np.iinfo(np.int64).max)
-    # of each storage the iterations in which it is used, and then that in which it dies
+    # for each storage: the iterations that use it, then the iteration in which it dies
     of = np.concatenate([uses["storage"][used], storages])
     iteration = np.searchsorted(
         ends_ns, np.concatenate([capture.tables["ops"]["start_ns"][uses["op"][used]], death_ns])
@@ -142,7 +142,7 @@ _OF_MODELS: Final = (ROLES.index("parameter"), ROLES.index("buffer"))
 
 
 class DerivedInputs:
-    """Follows storages back to what they were computed from."""
+    """Follows storages back to the tensors from which they were computed."""
 
     def __init__(self, capture: Capture) -> None:
         births, uses, roles = (capture.tables[table] for table in ("births", "uses", "roles"))
@@ -156,16 +156,15 @@ class DerivedInputs:
                 column[order] for column in (self._ops, self._storages, self._access)
             )
         written = np.flatnonzero(self._access == _WRITE)
-        written = written[
-            self._module[self._ops[written]] == NONE
-        ]  # what a module writes into its argument is not all
+        # A module may write a part of its argument only, so its writes say nothing about the rest.
+        written = written[self._module[self._ops[written]] == NONE]
         written = written[np.argsort(self._storages[written], kind="stable")]
         self._written, self._written_by = self._storages[written], self._ops[written]
         owned = roles["storage"][np.isin(roles["role"], _OF_MODELS)]
         self._is_derived: dict[int, bool] = dict.fromkeys(owned.tolist(), True)
 
     def __contains__(self, storage: int) -> bool:
-        """Return True for a storage that a module's op made, or an op from what such an op made, or wrote there."""
+        """Return True for a storage that a module's op made or wrote, or that an op made from such a storage."""
         waiting, met = [storage], set()
         while waiting:
             one = waiting.pop()
@@ -272,7 +271,7 @@ class Categories(NamedTuple):
 
 
 class _Assigned(NamedTuple):
-    """The category of all allocations of one kind; the fields have the names of those of `Categories`."""
+    """The category of all allocations of one kind; the fields have the names of the fields of `Categories`."""
 
     category: str
     rule: str
@@ -394,11 +393,11 @@ def _codes_of_traits(capture: Capture, allocations: Allocations, kept: KeptAcros
 
 
 def _by_itself(traits: _Traits, outlived: tuple[str, str] | None) -> tuple[str, str]:
-    """Return category and rule of an allocation that is in no role, and that no checkpoint computed again.
+    """Return category and rule of an allocation that has no role and that no checkpoint recomputed.
 
     Args:
-        traits: what is known of it.
-        outlived: category and rule of what lives on after a role.
+        traits: the known facts about it.
+        outlived: category and rule of an allocation that outlives its role.
     """
     category, rule = _without_role(traits)
     if category in ("temporary", "input", "held") and traits.is_seen:
@@ -422,10 +421,10 @@ def _all_unknown(count: int) -> Categories:
 
 
 def _by_role(role: str, unsure: PastRole | None, *, is_state: bool, is_idle: bool) -> tuple[str, str]:
-    """Return category and rule of a storage in a role, or perhaps in it no more.
+    """Return category and rule of a storage in a role, or of a storage that may have left its role.
 
-    What is given to a module, and written and kept across iterations, is state of the program's, as a cache is; what
-    lies idle in some of these is data that the program holds.
+    If the program gives a storage to a module, writes to it and keeps it across iterations, it is state of the
+    program, such as a cache. If it is idle during some of these iterations, it is data that the program holds.
     """
     if role == "input" and (is_state or is_idle):
         return "held", _WRITTEN_INPUT if is_state else _IDLE_INPUT
@@ -455,7 +454,7 @@ def _outlived_roles(
 
 
 def _without_role(traits: _Traits) -> tuple[str, str]:
-    """Return category and rule of an allocation that is no parameter, buffer, state, gradient or input."""
+    """Return category and rule of an allocation that is not a parameter, buffer, state, gradient or input."""
     if traits.origin == WORKSPACE:
         return "workspace", "allocated and freed within one op; no tensor names it"
     if not traits.is_seen:
@@ -477,7 +476,7 @@ def _saved_rule(traits: _Traits) -> str:
 
 
 def _of_one_iteration(traits: _Traits) -> tuple[str, str]:
-    """Return category and rule of what has no role, is not needed in backward, nor in another iteration."""
+    """Return category and rule of an allocation without a role, which neither backward nor another iteration needs."""
     if traits.origin in _INPUT_RULES:
         return "input", _INPUT_RULES[traits.origin]
     if traits.origin == UNRECORDED:
@@ -511,11 +510,12 @@ def _unnamed_rule(traits: _Traits) -> str:
 
 
 def _roles(capture: Capture, over: Container[tuple[int, str]]) -> dict[int, tuple[str, str, str, int]]:
-    """Return, per storage, its strongest role, and the role that names its holder, with its name and module.
+    """Return, per storage, its strongest role and the role that names its holder, with its name and module.
 
     Roles that are over are left out.
 
-    With `gradient_as_bucket_view` a bucket is what the gradients lie in: it is theirs, and the reducer keeps it.
+    With `gradient_as_bucket_view` the gradients lie in a bucket. The bucket counts as gradients, and its holder is
+    the reducer.
     """
     strength = {role: rank for rank, role in enumerate(_STRENGTH)}
     rows = capture.tables["roles"]

@@ -34,7 +34,7 @@ class Coded(Sequence[Any]):
         return len(self.codes)
 
     def __getitem__(self, rows: Any) -> Any:
-        """Return the value of a row, or those of several as an array."""
+        """Return the value of one row, or an array with the values of several rows."""
         return self.values[self.codes[rows]]
 
     def __iter__(self) -> Iterator[Any]:
@@ -65,7 +65,7 @@ class Coded(Sequence[Any]):
         return self.that(set(wanted).__contains__)
 
     def that(self, is_wanted: Callable[[Any], bool]) -> NDArray[np.bool_]:
-        """Return which rows have a value for which a function returns True; it is asked once for each value."""
+        """Return the rows whose value passes a test. The test runs once for each distinct value."""
         known = np.array([*map(is_wanted, self.values.tolist())], dtype=bool)
         found: NDArray[np.bool_] = known[self.codes]
         return found
@@ -85,9 +85,9 @@ class Grouped:
 
 
 def different_rows(columns: list[IntArray]) -> tuple[IntArray, IntArray]:
-    """Return the first row of each combination of values (at least -1), and the number of each row's combination.
+    """Return the first row of each combination of values (at least -1), and the combination's number for each row.
 
-    A sort of one number a row for each column: of a long run that is a fraction of what a sort of whole rows takes.
+    Each column is sorted as single numbers. For a long run this takes a fraction of the time of sorting whole rows.
     """
     number = np.zeros(len(columns[0]), dtype=np.int64)
     for column in columns:

@@ -1,4 +1,4 @@
-"""Which ops communicate between processes, and what they work on."""
+"""Find the ops that communicate between processes, and the storages that they read and write."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def _named(capture: Capture, beginnings: tuple[str, ...]) -> NDArray[np.bool_]:
 def communicated_in_backward(
     capture: Capture, collective: NDArray[np.bool_], named: int
 ) -> NDArray[np.bool_]:
-    """Return which storages a collective took while a backward ran, as buckets made before the block.
+    """Return the storages that a collective used during a backward, such as buckets made before the block.
 
-    What a collective only reads is what it is without that: a gradient in flight is no buffer.
+    A storage that collectives only read does not become a buffer: a gradient in flight stays a gradient.
     """
     taken = np.zeros(named, dtype=bool)
     uses, phase = capture.tables["uses"], capture.tables["ops"]["phase"]
@@ -59,10 +59,11 @@ def communicated_in_backward(
 
 
 def received_into(capture: Capture, collective: NDArray[np.bool_], named: int) -> NDArray[np.bool_]:
-    """Return which storages processes received into.
+    """Return the storages into which a process received data.
 
-    torch's schemas do not say which arguments of a collective it writes. A receive has no others; and what was made
-    with undefined contents and is first used by a collective is what that writes, for there is nothing in it to send.
+    torch's schemas do not mark the arguments that a collective writes. A receive only writes. For the other
+    collectives, a storage with undefined contents that a collective uses first is an output, because there is nothing
+    in it to send.
     """
     received = np.zeros(named, dtype=bool)
     if not collective.any():

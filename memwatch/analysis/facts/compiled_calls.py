@@ -41,7 +41,7 @@ def compiled_call_of_node(capture: Capture, sequence: IntArray) -> IntArray:
 def compiled_backward_at(capture: Capture, time_ns: IntArray) -> IntArray:
     """Return, for each time, the row of `compiled_nodes` whose backward was running; -1 if none was.
 
-    A compiled backward runs ops as well. What it allocates besides is born just before one of them, or just after.
+    A compiled backward runs ops too. Its other allocations are born just before or just after one of these ops.
     """
     ops, found = capture.tables["ops"], np.full(len(time_ns), NONE, dtype=np.int64)
     if not len(capture.tables["compiled_nodes"]["first"]) or not len(ops["start_ns"]):

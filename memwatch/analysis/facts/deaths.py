@@ -1,9 +1,8 @@
-"""Deaths: when the memory of each block was given back, whichever thread freed it.
+"""Deaths: when the memory of each block was freed, whichever thread freed it.
 
-A free that a log heard is exact. But c10 tells a free only to the log of the thread that frees, so another thread may
-free a block unheard. Then the storage's weak reference tells the death: the recorder in C++ notes when it came, the
-one in Python notes it before its next op. The next allocation at the same address is the latest that a free can have
-been.
+A free in a log is exact. But c10 reports a free only to the log of the freeing thread, so another thread may free a
+block without a record. The death of the storage's weak reference then gives the time: the C++ recorder notes it at
+once, the Python recorder before its next op. The free cannot be later than the next allocation at the same address.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ if TYPE_CHECKING:
     from memwatch.capture.packed import Columns, IntArray
 
 LIVES: Final = np.iinfo(np.int64).max
-"""The time of a death that was not seen."""
+"""The time of a death that was not recorded."""
 _CLOCKS_DIFFER_NS: Final = 5_000
-"""kineto's clock differs from the recorder's by less; a heard free counts if no death was seen earlier than that."""
+"""The clocks of kineto and of the recorder differ by less. A logged free counts unless a death is this much earlier."""
 
 
 def deaths_seen(capture: Capture, storages: int) -> IntArray:
@@ -36,14 +35,14 @@ def deaths_seen(capture: Capture, storages: int) -> IntArray:
 
 
 def part_from_successors(block_of: IntArray, seen_ns: IntArray, died_ns: IntArray) -> IntArray:
-    """Return the block of each storage; -1 for one that was first seen when all earlier ones on the block were dead.
+    """Return the block of each storage; -1 if all earlier storages on the block were dead when it was first seen.
 
-    Such a storage lies in memory that another thread allocated at the same address, and that no log heard of.
+    Such a storage lies in memory that an unobserved thread allocated at the same address.
 
     Args:
-        block_of: the block at the address of each storage, -1 for none, shape (storages,).
+        block_of: the block at the address of each storage, -1 if there is none, shape (storages,).
         seen_ns: when each storage was first seen, nanoseconds.
-        died_ns: when each storage died, nanoseconds, `LIVES` if that was not seen.
+        died_ns: when each storage died, nanoseconds, `LIVES` if its death was not recorded.
     """
     counts = np.bincount(block_of + 1, minlength=1)
     counts[0] = 0  # no block
@@ -65,16 +64,16 @@ def part_from_successors(block_of: IntArray, seen_ns: IntArray, died_ns: IntArra
 
 
 def last_deaths(capture: Capture, births: Columns, canonical: IntArray, died_ns: IntArray) -> IntArray:
-    """Return, per storage, when the last of those died that are the same memory; `LIVES` if one did not.
+    """Return, per storage, the last death among the storages on the same memory; `LIVES` if one of them lives.
 
-    A storage that backward made may be watched by its first tensor alone, and then no death of it is seen. It does not
-    count where the same memory got a number again.
+    If backward made a storage, the recorder may watch its first tensor only, and then its death is not recorded. Such
+    a storage does not count if the recorder numbered the same memory again.
 
     Args:
         capture: the recorded tables.
         births: the table, in the order of the storages.
         canonical: the first storage on the same memory, per storage.
-        died_ns: when each storage died, nanoseconds, `LIVES` if that was not seen.
+        died_ns: when each storage died, nanoseconds, `LIVES` if its death was not recorded.
     """
     again = canonical != np.arange(len(canonical))
     if not again.any():
@@ -95,21 +94,21 @@ def end_blocks(blocks: Blocks, storage_of: IntArray, resizes: Columns, died_ns: 
     """Return the blocks, each ended when it was freed.
 
     Args:
-        blocks: blocks that end with the free that a log heard, or with the next allocation at the address.
-        storage_of: the storage that lies in each block, -1 for none; a resized storage lies in several in turn.
+        blocks: blocks that end with a recorded free, or with the next allocation at the address.
+        storage_of: the storage that lies in each block, -1 if none; a resized storage lies in several in turn.
         resizes: the recorded table, with the storages' canonical numbers.
-        died_ns: when each storage died, nanoseconds, `LIVES` if that was not seen.
+        died_ns: when each storage died, nanoseconds, `LIVES` if its death was not recorded.
     """
     owned = storage_of != NONE
     seen_ns = np.full(len(blocks), LIVES, dtype=np.int64)
     seen_ns[owned] = died_ns[storage_of[owned]]
     seen_ns = np.minimum(seen_ns, _left_by_resize(blocks, storage_of, resizes))
-    heard_ns = np.where(blocks.death_ns == NONE, LIVES, blocks.death_ns)
-    unheard = seen_ns < heard_ns - np.where(blocks.freed, _CLOCKS_DIFFER_NS, 0)
+    logged_ns = np.where(blocks.death_ns == NONE, LIVES, blocks.death_ns)
+    unlogged = seen_ns < logged_ns - np.where(blocks.freed, _CLOCKS_DIFFER_NS, 0)
     return replace(
         blocks,
-        death_ns=np.where(unheard, seen_ns, blocks.death_ns),
-        death_order=np.where(unheard, NONE, blocks.death_order),
+        death_ns=np.where(unlogged, seen_ns, blocks.death_ns),
+        death_order=np.where(unlogged, NONE, blocks.death_order),
     )
 
 

@@ -1,8 +1,8 @@
-"""Devices: which ones a capture is about, and the capture as one of them sees it.
+"""List the devices of a capture, and narrow a capture to one device.
 
-Every figure is about one device. What follows from a capture is therefore computed of a *narrowed* one, which has the
-storages, saved tensors and allocator events of that device alone. Ops keep their numbers; storages and saved tensors
-are numbered anew, for the tables of analysis have a row for each number.
+Every figure is about one device. It is computed from a *narrowed* capture, which has the storages, saved tensors and
+allocator events of that device alone. Ops keep their numbers. Storages and saved tensors get new numbers, because the
+tables of analysis have one row for each number.
 """
 
 from __future__ import annotations
@@ -31,11 +31,13 @@ def devices_of(capture: Capture) -> list[str]:
 
 
 def narrowed(capture: Capture, device: str) -> Capture:
-    """Return the capture as one device sees it; tensors on the meta device stay, for the notes tell of them.
+    """Return the part of the capture that concerns one device.
+
+    Tensors on the meta device stay, because notes name them.
 
     Args:
         capture: the recorded tables.
-        device: the name of a device, as `cpu` or `cuda:0`.
+        device: the name of a device, such as `cpu` or `cuda:0`.
     """
     if set(devices_of(capture)) <= {device}:
         return capture
@@ -46,8 +48,8 @@ def narrowed(capture: Capture, device: str) -> Capture:
     numbers = {"pack": np.sort(packs["pack"][of_device]), "storage": storages}
     tables = dict(capture.tables)
     events = tables["allocator"]
-    heard = np.array([name == device for name in capture.text(events["device"])], dtype=bool)
-    tables["allocator"] = _rows(events, heard)
+    here = np.array([name == device for name in capture.text(events["device"])], dtype=bool)
+    tables["allocator"] = _rows(events, here)
     return replace(capture, tables={name: _narrowed(columns, numbers) for name, columns in tables.items()})
 
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class Facts:
-    """What one capture shows of a device; all columns "per allocation" have the order of `allocations`."""
+    """The facts about one device in a capture. All columns "per allocation" have the order of `allocations`."""
 
     def __init__(self, capture: Capture, device: str) -> None:
         self.device = device
@@ -56,7 +56,7 @@ class Facts:
 
     @property
     def capture(self) -> Capture:
-        """The recorded tables, in which storages that proved to be the same memory have one number."""
+        """The recorded tables, in which storages on the same memory share one number."""
         return self._joined[0]
 
     @property
@@ -88,7 +88,7 @@ class Facts:
 
     @cached_property
     def reserved(self) -> ReservedBytes | None:
-        """What the allocator held, None where it keeps nothing."""
+        """The bytes that the allocator reserved, or None if it does not cache memory."""
         alive = self.alive_at(self.curve.peak_event)
         return reserved_bytes(self.capture, self.device, self.allocations, self.curve, alive)
 
@@ -124,11 +124,11 @@ class Facts:
 
     @cached_property
     def categories(self) -> Categories:
-        """What every allocation is for: at the peak, if it is alive then."""
+        """The purpose of every allocation: at the peak if it is alive then, else during its life."""
         return self.categories_at(self.curve.peak_event)
 
     def categories_at(self, event: int) -> Categories:
-        """Return what every allocation is for at an event; for what is not alive then, what it was for in its life."""
+        """Return the purpose of every allocation at an event. Other allocations get the purpose of their whole life."""
         if event in self._categories_at:
             return self._categories_at[event]
         alive = set(self.allocations.storage[self.alive_at(event)].tolist())
@@ -141,12 +141,15 @@ class Facts:
 
     @cached_property
     def role_times(self) -> RoleTimes:
-        """When each storage was in which role."""
+        """The times at which each storage had each role."""
         return RoleTimes(self.capture, self.allocations)
 
     @cached_property
     def kept_across(self) -> KeptAcross:
-        """What is alive across iterations; across passes of a plain loop, what something keeps."""
+        """The allocations that stay alive across iterations.
+
+        In a plain loop: those that something keeps across its passes.
+        """
         capture, allocations = self.capture, self.allocations
         bounds = boundaries(capture, self.places)
         if len(bounds.ends_ns) or capture.rows("calls"):
@@ -165,7 +168,7 @@ class Facts:
 
     @cached_property
     def recomputes(self) -> Recomputes:
-        """What checkpoints computed again in backward."""
+        """The tensors that checkpoints computed again in backward."""
         return Recomputes(self.capture)
 
     @cached_property
@@ -211,7 +214,7 @@ class Facts:
     def op_at(self, event: int) -> int:
         """Return the op that was running at an event or, between ops, the one before; -1 before the first."""
         op = self._op_at.get(event)
-        if op is None:  # of each of 100,000 storages it is asked at the peak
+        if op is None:  # computed once and kept: a peak may have 100,000 storages, and each calls this
             starts_ns, now_ns = self._op_starts_ns, self.curve.time_ns[event]
             op = self._op_at[event] = int(np.searchsorted(starts_ns, now_ns, side="right")) - 1
         return op

@@ -1,9 +1,9 @@
 """Find the forward op of each autograd node, and the storages that a backward reads.
 
-An op made a node if autograd's newest sequence number moved while it ran. A view did too, and is recorded for that
-reason alone. A backward with `create_graph=True` makes nodes for another backward. Their newest number is recorded
-apart, because an op in backward carries the number of the node that runs. A backward reads what autograd saved, and
-what the program's own code passed on.
+An op made a node if autograd's newest sequence number moved while it ran. The same holds for a view; memwatch records
+views only for this purpose. A backward with `create_graph=True` makes nodes for another backward. Their newest number
+is recorded separately, because an op in backward carries the number of the node that runs. A backward reads the
+tensors that autograd saved, and the tensors that the program's own code passed on.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _AT_ONCE: Final = 1 << 20
 
 @dataclass(frozen=True)
 class Makers:
-    """What made each of some nodes: an op, by its number, or a view, by its row of `views`; -1 where it is not that."""
+    """The maker of each of some nodes: the number of an op, or the row of a view in `views`. The other one is -1."""
 
     op: IntArray
     view: IntArray
@@ -47,14 +47,14 @@ def maker_of_node(capture: Capture) -> IntArray:
 
 
 def forward_makers(capture: Capture, start: int = 0, end: int | None = None) -> Makers:
-    """Return what made the node that each backward op among some runs, of these and the views between them.
+    """Return the forward op or view that made the node of each backward op in a range of ops.
 
-    No op nor view of a backward is told: what that made is put down to what made the node that it ran, and so is what a
-    backward of a backward runs. What is recomputed in backward has a place of its own.
+    The result never names an op or view of a backward. If a backward made the node (`create_graph=True`), the search
+    goes on from the node that this backward ran. A recomputed op has a place of its own.
 
     Args:
-        capture: what was recorded.
-        start: the first of these ops.
+        capture: the recorded tables.
+        start: the first op of the range.
         end: the op after the last one; None for the end of the capture.
     """
     end = capture.rows("ops") if end is None else end
@@ -77,7 +77,7 @@ def forward_makers(capture: Capture, start: int = 0, end: int | None = None) -> 
 
 
 class _Nodes:
-    """The nodes whose makers are among some ops, and the views between them, in the order in which these ran."""
+    """The nodes that a range of ops and the views between them made, in the order in which these ran."""
 
     def __init__(self, capture: Capture, start: int, end: int) -> None:
         ops, nodes, views = (capture.tables[name] for name in ("ops", "nodes", "views"))
@@ -92,10 +92,10 @@ class _Nodes:
             [views["sequence"][seen], ops["sequence"][forward], nodes["sequence"][inside]]
         )
         is_op = np.arange(len(op)) >= len(seen)
-        order = np.lexsort((is_op, op))  # what is equal stays in its order
+        order = np.lexsort((is_op, op))  # a stable sort
         self._op, self._sequence, self._is_op = op[order], sequence[order], is_op[order]
         has_place = (views["stack"][seen] != NONE) | (views["module"][seen] != NONE)
-        view = np.where(has_place, seen, NONE)  # what was made before the block has no place
+        view = np.where(has_place, seen, NONE)  # views from before the block have no place
         self._view = np.append(view, np.full(len(op) - len(seen), NONE))[order]
 
     def first_with(self, sequence: IntArray) -> Makers:
@@ -122,13 +122,13 @@ class _Nodes:
 
 
 def _nodes_run(capture: Capture, start: int, end: int) -> IntArray:
-    """Return the number of the node that each op among some runs, -1 for those of no backward."""
+    """Return the number of the node that each op in a range runs; -1 for ops outside a backward."""
     ops = capture.tables["ops"]
     return np.where(ops["phase"][start:end] == BACKWARD, ops["sequence"][start:end], NONE)
 
 
 def _is_given_memory(capture: Capture, start: int, end: int) -> NDArray[np.bool_]:
-    """Return whether each op is given any tensor: one that is not makes no node, and the newest may be a view's."""
+    """Return whether each op has a tensor argument. An op without one makes no node, so the newest may be a view's."""
     uses, given = capture.tables["uses"], np.zeros(end, dtype=bool)
     for first in range(0, len(uses["op"]), _AT_ONCE):
         part = slice(first, first + _AT_ONCE)

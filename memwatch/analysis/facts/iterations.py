@@ -1,15 +1,16 @@
-"""Find where one iteration ends and the next begins, and what stays alive from one into the next.
+"""Find where one iteration ends and the next begins, and the memory that stays alive from one into the next.
 
-The program's own marks (`prof.step()`) are the best sign. Without them an iteration ends with the optimizer's step; in
-a program without optimizer, with a backward; in a program without backward, with a call of the outermost module, as in
-generation. Ops between two such calls belong to neither iteration: they may end the one or prepare the other. If a
+The program's own marks (`prof.step()`) are the best sign. Without them an iteration ends with the optimizer's step.
+Without an optimizer it ends with a backward. Without a backward it ends with a call of the outermost module, as in
+generation. Ops between two such calls belong to neither iteration: they may end one or prepare the other. If a
 program has none of these signs, the passes of its outermost loop are its iterations (`passes.py`).
 
-Two kinds of memory are found here. A copy that is made between two iterations and outlives the next whole iteration
-without being used is kept for later, such as the best weights so far. A program that trains may also call a model many
-times without gradients between two iterations: a validation, a prediction, a rollout. What outlives one of these calls
-and is used after the next, or outlives two of them, is kept by the program, as a list of predictions is. A call that
-most iterations make, such as that of a teacher, belongs to these iterations.
+This module finds two kinds of memory. First, a copy that is made between two iterations and outlives the next whole
+iteration without being used is kept for later, such as the best weights so far. Second, a program that trains may
+also call a model many times without gradients between two iterations: a validation, a prediction, a rollout. The
+program keeps memory that outlives one of these calls and is used after the next, or that outlives two of them, such
+as a list of predictions. A call that most iterations make, such as the call of a teacher, belongs to these
+iterations.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ _FEWEST_CALLS: Final = 3
 
 
 class Evaluations(NamedTuple):
-    """Calls of a model in loops that evaluate, in order, but for the first of each loop.
+    """Calls of a model in loops that evaluate, in order, without the first call of each loop.
 
     Attributes:
-        ends_ns: when the call before it ends, in unix time.
-        starts_ns: when it starts.
-        loops_ns: when each loop starts, and then when it ends, in order.
-        last_ns: when the last two calls of each loop start, and then when the loop ends, in order.
+        ends_ns: when the previous call ends, in unix time.
+        starts_ns: when the call starts.
+        loops_ns: the start and the end of each loop, in order.
+        last_ns: the starts of the last two calls of each loop, and the loop's end, in order.
     """
 
     ends_ns: IntArray
@@ -52,7 +53,7 @@ class Evaluations(NamedTuple):
     last_ns: IntArray
 
     def are_made_last(self, times_ns: IntArray) -> NDArray[np.bool_]:
-        """Return which times lie in the last two calls of a loop: no later ones tell what is kept of these."""
+        """Return which times lie in the last two calls of a loop. No later call shows whether their memory is kept."""
         return _are_within(self.last_ns, times_ns)
 
 
@@ -159,11 +160,11 @@ class KeptAcross(NamedTuple):
     """Per allocation: whether it is alive across iterations.
 
     Attributes:
-        needed: alive across at least one boundary and used after that, or alive across two.
-        by_itself: alive across two boundaries, and autograd saved it across none of them.
-        like_others: made too late to be alive across two, by calls whose earlier results mostly were kept.
-        lasting: no iteration tells, but what no call's return ends was seen to keep it.
-        are_told: whether a step, a backward or a call of a module tells where any iteration ends.
+        needed: alive across at least one boundary and used after it, or alive across two.
+        by_itself: alive across two boundaries, and autograd saved it across neither of them.
+        like_others: made too late to be alive across two boundaries, by calls whose earlier results were mostly kept.
+        lasting: the program has no sign of iterations, but a sample found a holder that outlives every call.
+        are_told: whether the program has a sign of iterations: a step, a backward, or a call of a module.
         ends_ns: when iterations end, or the passes of a loop.
     """
 
@@ -176,7 +177,7 @@ class KeptAcross(NamedTuple):
 
 
 def boundaries(capture: Capture, places: Places) -> Boundaries:
-    """Return when iterations end; nothing where no step, backward or module call tells."""
+    """Return when iterations end. The result is empty if the program has no step, backward or module call."""
     if capture.rows("step_curve"):
         return at(step_curve(capture).end_ns)
     steps = capture.tables["steps"]
@@ -232,12 +233,14 @@ def _last_use_ns(capture: Capture, last_op: IntArray) -> IntArray:
 def _like_others(
     capture: Capture, allocations: Allocations, needed: NDArray[np.bool_], is_last: NDArray[np.bool_]
 ) -> NDArray[np.bool_]:
-    """Return the latest allocations that resemble those which earlier iterations kept; their own end is not recorded.
+    """Return the latest allocations that resemble kept allocations of earlier iterations.
+
+    Their own end is not recorded.
 
     An allocation resembles an earlier one if the same calls made memory of the same size. The size matters because an
-    op may make several results of which the program keeps some. An earlier allocation with a role, such as a gradient,
-    says nothing about one without a role. The role "input of a module" is an exception: a module may be given the
-    cache that it made itself.
+    op may make several results of which the program keeps some. An earlier allocation with a role, such as a
+    gradient, is no evidence about an allocation without a role. The role "input of a module" is an exception: a
+    module may receive the cache that it made itself.
     """
     roles = capture.tables["roles"]
     needed = needed & ~np.isin(allocations.storage, roles["storage"][roles["role"] != _INPUT])
@@ -255,7 +258,10 @@ def _like_others(
 def _is_often(
     groups: IntArray, is_last: NDArray[np.bool_], needed: NDArray[np.bool_]
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return whether most that each one's group made before was kept, and whether it made any; -1 is no group."""
+    """Return whether most earlier allocations of each one's group were kept, and whether there were any.
+
+    Group -1 is empty.
+    """
     size = int(groups.max(initial=0)) + 2
     made = np.bincount(groups[~is_last] + 1, minlength=size)
     kept = np.bincount(groups[~is_last & needed] + 1, minlength=size)
@@ -284,10 +290,10 @@ def _saved_across(capture: Capture, allocations: Allocations, bounds: Boundaries
 
 
 def _ends_of_steps(capture: Capture, places: Places) -> IntArray:
-    """Return when optimizer steps end that the line of the last one runs: a GAN has two in each iteration.
+    """Return when optimizer steps of the last step's line end. A GAN has two optimizer steps in each iteration.
 
-    Where a library's line calls all steps, the program's own line tells them apart. Steps that hooks make within a
-    backward, one for each parameter, end with it.
+    If a library's line calls all steps, the program's own line separates them. Steps that hooks make within a
+    backward, one for each parameter, end with the backward.
     """
     steps, ops = capture.tables["steps"], capture.tables["ops"]
     order = np.argsort(steps["end_op"], kind="stable")

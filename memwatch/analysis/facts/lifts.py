@@ -1,7 +1,8 @@
-"""What torch made below every op and handed to Python: its line is known, though no op made it.
+"""Find the lines of storages that torch made below every op and handed to Python.
 
-`torch.tensor(list)` passes it through an op that makes no bytes, which the recorder notes in `lifts`. `torch.load`, a
-deep copy and a worker of a `DataLoader` give a storage to an empty tensor by the op `set_`, where it is first seen.
+`torch.tensor(list)` passes its storage through an op that makes no bytes; the recorder notes it in `lifts`.
+`torch.load`, a deep copy and a worker of a `DataLoader` give a storage to an empty tensor with the op `set_`, which
+is the first to see it.
 """
 
 from __future__ import annotations

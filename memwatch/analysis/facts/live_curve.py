@@ -24,7 +24,7 @@ class LiveCurve:
     """The live curve as columns, one row per event; row 0 is the entry of the block."""
 
     time_ns: IntArray
-    allocation: IntArray  # what was allocated or freed, -1 for row 0
+    allocation: IntArray  # the row that was allocated or freed, -1 for row 0
     live_bytes: IntArray
     baseline_bytes: int
     peak_event: int
@@ -35,7 +35,7 @@ class LiveCurve:
 
     @property
     def delta_bytes(self) -> IntArray:
-        """What each event added to the live bytes, negative for a free; 0 for row 0."""
+        """The bytes that each event adds to the live bytes, negative for a free; 0 for row 0."""
         delta = np.zeros(len(self.live_bytes), dtype=np.int64)
         np.subtract(self.live_bytes[1:], self.live_bytes[:-1], out=delta[1:])
         return delta
@@ -92,10 +92,10 @@ def trace_live_curve(capture: Capture, allocations: Allocations) -> tuple[Alloca
 
 
 def _peak(capture: Capture, live_bytes: IntArray, time_ns: IntArray) -> int:
-    """Return the event of the peak: of several that are as high, the first amid which roles were looked at.
+    """Return the event of the peak. Of several equally high events, it is the first during which roles were sampled.
 
-    Of these it is the first amid which holders were searched for too, if there is any. Each step of most programs comes
-    to the same peak, and the best known of them speaks for all.
+    If holders were searched for during some of these, the first of those is taken. Each step of most programs reaches
+    the same peak, so the event with the most evidence represents all of them.
     """
     highest = np.flatnonzero(live_bytes == live_bytes.max())
     ops, looks = capture.tables["ops"], capture.tables["role_looks"]
@@ -110,16 +110,18 @@ def _peak(capture: Capture, live_bytes: IntArray, time_ns: IntArray) -> int:
 
 
 def _position(order: IntArray, time_ns: IntArray, is_death: NDArray[np.bool_]) -> IntArray:
-    """Return sort keys that keep the allocator's own order; events that it did not report come between, by time.
+    """Return sort keys that keep the allocator's own order.
+
+    Events that it did not report are placed between, by time.
 
     Args:
         order: positions among the allocator's events, -1 for none.
         time_ns: times of the events.
-        is_death: whether each is a death. A block whose free was not heard ends with the event that allocates its
-            address again, just before it.
+        is_death: whether each is a death. A block whose free was not recorded ends just before the event that
+            allocates its address again.
 
     Returns:
-        Of an event at position p of the allocator's 4p, or just below; of one between it and the next 4p + 2.
+        4p, or just below, for an event at position p of the allocator's; 4p + 2 for an event between it and the next.
     """
     reported = order != NONE
     if not reported.any():

@@ -31,7 +31,7 @@ _ALLOC: Final = "alloc"
 def imported_stacks(capture: Capture, storages: int) -> IntArray:
     """Return the stack of the call that allocated each storage, -1 where none was imported, shape (storages,)."""
     stacks = np.full(storages, NONE, dtype=np.int64)
-    for name in ("blocks", "history"):  # the history says which call was the last at an address; it wins
+    for name in ("blocks", "history"):  # the history has the last call at each address, so it wins
         rows = capture.tables[name]
         chosen = rows["storage"] != NONE
         if name == "history":

@@ -27,7 +27,7 @@ _QUOTED: Final = re.compile("`(.*)`")
 
 
 def owning_modules(tree: ModuleTree, categories: Categories, made: MadeBy) -> Coded:
-    """Return a module per allocation: the owner of what a module owns, else the module whose op made it."""
+    """Return a module per allocation: the module that owns it, or else the module whose op made it."""
     modules, kinds = made.module_name.codes.copy(), categories.category.codes
     known, number_of = _by_suffix(tree.names), {name: number for number, name in enumerate(tree.names)}
     columns = (categories.category, categories.role_name, categories.role_module)
@@ -37,7 +37,7 @@ def owning_modules(tree: ModuleTree, categories: Categories, made: MadeBy) -> Co
     ):
         if category in _OWNED:
             named = _owner_in(role_name) if owner == NONE else tree.names[owner]
-            # a leaf that no module owns has none; its gradient is of where it was computed
+            # A leaf outside all modules has no module. Its gradient gets the module that computed it.
             unowned = _AS_MADE if category == "gradient" and named not in known else NONE
             owner_of_kind[kind] = number_of.get(known.get(named, ""), unowned)
         elif category == "communication":
@@ -51,7 +51,7 @@ def owning_modules(tree: ModuleTree, categories: Categories, made: MadeBy) -> Co
 
 
 def _by_suffix(names: Sequence[str]) -> dict[str, str]:
-    """Return modules by what FSDP may call them: the whole name, or what follows its root's, if that is one's alone."""
+    """Return modules by the names that FSDP may use: the whole name, or the unique part after the root's name."""
     known: dict[str, str] = {}
     for name in names:
         for at in (at for at, sign in enumerate(name) if sign == "."):

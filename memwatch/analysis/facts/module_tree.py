@@ -1,7 +1,8 @@
 """The tree of modules, and their qualified names.
 
-A program with one model reads the names that torch gives its modules, as `blocks.0.mlp`. Where two models take
-part, or one that does not, each of its names begins with what the program calls that model, as `generator.0`.
+In a program with one model, modules have the names that torch gives them, such as `blocks.0.mlp`. If there are two
+models, or if a model is not called as a whole, each name begins with the program's name for the model, as in
+`generator.0`.
 
 Some modules of torch wrap a module of the program and add a part to its name: `blocks.0._checkpoint_wrapped_module`.
 Users do not see this part in a state dict. Here the wrapper and the wrapped module share the name `blocks.0`.
@@ -29,10 +30,10 @@ _WRAPPED_BY_CLASS: Final = {("DistributedDataParallel", "module"), ("DataParalle
 
 
 class ModuleTree(NamedTuple):
-    """Per module: its qualified name, its class, the module that holds it, and what its parameters' names begin with.
+    """Per module: its qualified name, its class, the module that holds it, and the prefix of its parameters' names.
 
-    The last is the name, but for the root of a program's only model: there it is empty. `wrapped` has the modules
-    that share the name of the wrapper that holds them.
+    The prefix is the module's name. For the root of a program's only model it is empty. `wrapped` has the modules
+    that share the name of their wrapper.
     """
 
     names: list[str]
@@ -43,7 +44,7 @@ class ModuleTree(NamedTuple):
 
     @property
     def parents_first(self) -> list[int]:
-        """The modules in an order in which each stands behind the module that holds it."""
+        """The modules in an order in which each comes after the module that holds it."""
         return _parents_first(self.parents)
 
 
@@ -95,9 +96,9 @@ def _wrapped(local: list[str], classes: list[str], parents: list[int], former: l
 
 
 def _places(capture: Capture, op: int) -> tuple[list[str], list[str], list[int], list[bool]]:
-    """Return, per module, its name, its class, its parent, and whether it was there only before.
+    """Return, per module, its name, its class, its parent, and whether another module has replaced it.
 
-    Of modules that have one name in one parent, each replaced the one before.
+    If several modules had one name in one parent, each replaced the previous one.
     """
     rows = capture.tables["modules"]
     count = int(rows["module"].max()) + 1 if len(rows["module"]) else 0
@@ -121,7 +122,7 @@ def _places(capture: Capture, op: int) -> tuple[list[str], list[str], list[int],
 
 
 def _parents_first(parents: list[int]) -> list[int]:
-    """Return all modules in an order in which each stands behind the module that holds it."""
+    """Return all modules in an order in which each comes after the module that holds it."""
     children: dict[int, list[int]] = {}
     for number, parent in enumerate(parents):
         children.setdefault(parent, []).append(number)

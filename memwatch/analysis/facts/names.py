@@ -1,4 +1,4 @@
-"""What allocations are called, in every text, table and page: by their role, by their way, or by who made them."""
+"""Name allocations for every text, table and page: by their role, by their path between modules, or by their maker."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class _Kind(NamedTuple):
-    """What decides a name, as numbers. Allocations that agree in all of them are called the same."""
+    """The numbers that decide a name. Allocations that agree in all of them have the same name."""
 
     role_name: int
     op_name: int
@@ -38,14 +38,14 @@ class _Kind(NamedTuple):
 
 
 class Names(NamedTuple):
-    """What the names of allocations are made of."""
+    """The parts from which the names of allocations are made."""
 
     strings: Texts
     thread: IntArray
     step: IntArray  # that made it, if it was not recorded, else -1
     made: MadeBy
     roles: Categories
-    recorded: Coded  # the names of the roles, with those of the modules
+    recorded: Coded  # the names of the roles, with the modules' names
     way: Purposes
     tree: ModuleTree
     has_ops: bool

@@ -1,4 +1,7 @@
-"""Which allocations are what a module returned, and which were saved for a backward: what people call them by."""
+"""Find the allocations that a module returned, and those that were saved for a backward.
+
+Users know them by these words.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +31,10 @@ class Purposes(NamedTuple):
 
 
 def purposes(capture: Capture, allocations: Allocations, places: Places) -> Purposes:
-    """Return what is known of the way of each allocation: who gave it to whom.
+    """Return the known path of each allocation: the module that made it, and the code that used it.
 
-    What a module made in its forward and code outside of it read has left the module: it is its output.
+    If a module's forward made an allocation and code outside the module read it, the allocation is the module's
+    output.
     """
     named = allocations.named
     output_of, saved_by, saved_in = (np.full(named + 1, NONE, dtype=np.int32) for _ in range(3))
@@ -68,7 +72,7 @@ def _is_inside(module: int, other: int, parents: list[int]) -> bool:
 
 
 def _saved(capture: Capture, named: int) -> tuple[IntArray, IntArray]:
-    """Return the name of the op whose node first saved each storage, and the module in which it ran."""
+    """Return the name of the op whose node first saved each storage, and the module of the op."""
     packs, ops = capture.tables["packs"], capture.tables["ops"]
     by, inside = (np.full(named, NONE, dtype=np.int32) for _ in range(2))
     known = (packs["storage"] != NONE) & (packs["sequence"] != NONE)

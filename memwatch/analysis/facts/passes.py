@@ -31,7 +31,7 @@ _SCRIPT: Final = "__main__"
 
 
 def starts_of_passes(capture: Capture, call_stacks: CallStacks) -> IntArray:
-    """Return when the passes of the outermost loop begin, but for the first, in unix time."""
+    """Return when the passes of the outermost loop begin, in unix time, without the first pass."""
     ops = capture.tables["ops"]
     unique, which = np.unique(ops["stack"], return_inverse=True)
     frames = [call_stacks.frames(stack)[::-1] if stack != NONE else [] for stack in unique.tolist()]

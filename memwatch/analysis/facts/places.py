@@ -35,10 +35,10 @@ class _Lines(NamedTuple):
 
 @dataclass(frozen=True)
 class Places:
-    """Per stack: lines and function. Per op: the stack and module that reports name for it.
+    """The lines and the function of each stack, and for each op the stack and module that reports name.
 
-    The line of a stack is that of the innermost frame which is not torch's; it may lie in an installed package, and
-    then the program's own line is another.
+    The line of a stack is the line of the innermost frame outside torch. If this frame lies in an installed package,
+    the program's own line is a different one.
     """
 
     line_of_stack: list[str]
@@ -96,10 +96,10 @@ def find_places(capture: Capture, op: int) -> Places:
 
 
 def _below_engine(capture: Capture) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return which stacks show autograd's engine, and which of them code that it called and that is not torch's.
+    """Return which stacks show autograd's engine, and which of these show code that it called outside torch.
 
-    What a Function's backward or a hook makes is on its own line. The number of a Function's node may be told of the op
-    that came next.
+    An allocation in a Function's backward or in a hook belongs to the line of that code. The number of a Function's
+    node may otherwise lead to the op after it.
     """
     stacks = capture.tables["stacks"]
     calls_engine = np.array([file.endswith(CALLS_ENGINE) for file in capture.strings], dtype=bool)
@@ -118,13 +118,14 @@ def runs_in_backward(capture: Capture) -> NDArray[np.bool_]:
 
 
 def _stack_of_region(capture: Capture, is_of_engine: NDArray[np.bool_]) -> IntArray:
-    """Return, for each op, the call in forward of the innermost region that ran it again; -1 where none is known.
+    """Return, for each op, the forward call of the innermost region that recomputed it; -1 if unknown.
 
-    Where a region is of torch's own modules alone, that is the program's line which computed it.
+    If a region has modules of torch only, this is the program's line that computed the region.
 
     Args:
-        capture: what was recorded.
-        is_of_engine: which stacks show no code between autograd's engine and what torch runs: no call of a forward.
+        capture: the recorded tables.
+        is_of_engine: which stacks show no code between autograd's engine and torch's functions, so no call of a
+            forward.
     """
     runs, found = capture.tables["recomputes"], np.full(capture.rows("ops"), NONE, dtype=np.int64)
     is_known = (runs["stack"] != NONE) & ~np.append(is_of_engine, False)[runs["stack"]]
@@ -144,7 +145,10 @@ def _innermost_callers(capture: Capture, owner: CodeOwner) -> IntArray:
 
 
 def _lines_of_stacks(capture: Capture) -> _Lines:
-    """Return the lines and the function of each stack; one that shows torch's own frames only has the innermost."""
+    """Return the lines and the function of each stack.
+
+    A stack with frames of torch alone has only the innermost line.
+    """
     stacks, strings = capture.tables["stacks"], capture.strings
     callers = _innermost_callers(capture, CodeOwner.INSTALLED)
     rows = np.where(callers == NONE, _innermost_callers(capture, CodeOwner.MEMWATCH), callers)

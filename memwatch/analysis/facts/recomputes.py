@@ -20,7 +20,7 @@ _SAVED_BY_POLICY: Final = ROLES.index("selective checkpoint")
 
 
 class Recomputes:
-    """The rows of the recorded table `recomputes`, one for each time that a region ran again."""
+    """The rows of the recorded table `recomputes`, one for each time that a region was recomputed."""
 
     def __init__(self, capture: Capture) -> None:
         runs, phase = capture.tables["recomputes"], capture.tables["ops"]["phase"]
@@ -88,7 +88,7 @@ def _last_reads(capture: Capture) -> dict[int, int]:
     kept = np.isin(births["storage"], recomputed) & (births["op"] != NONE)
     made = np.full(int(births["storage"].max(initial=NONE)) + 1, NONE, dtype=np.int64)
     made[births["storage"][kept]] = births["op"][kept]
-    taken = tables["role_ends"]  # what a selective checkpoint had saved since the forward
+    taken = tables["role_ends"]  # tensors that a selective checkpoint had saved in forward
     again = (taken["role"] == _SAVED_BY_POLICY) & np.isin(taken["storage"], recomputed)
     made[taken["storage"][again]] = np.minimum(taken["op"][again], len(phase) - 1)
     is_read = (uses["access"] != ACCESSES.index("output")) & (made[uses["storage"]] != NONE)
@@ -103,7 +103,10 @@ def _last_reads(capture: Capture) -> dict[int, int]:
 
 
 def _ends_of_nodes(phase: IntArray, sequence: IntArray) -> IntArray:
-    """Return, for each op, the last one that its node of backward runs right after it; the op itself outside any."""
+    """Return, for each op, the last op that its node of backward runs right after it.
+
+    Outside nodes, return the op itself.
+    """
     ops = np.arange(len(phase))
     is_last = np.append((np.diff(sequence) != 0) | (np.diff(phase) != 0), True)[: len(ops)]
     lasts = ops[is_last | (sequence == NONE) | (phase != BACKWARD)]

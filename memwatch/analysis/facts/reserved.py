@@ -1,8 +1,8 @@
-"""What the allocator of an accelerator held at the peak: its segments, and the largest hole in them.
+"""The memory that an accelerator's allocator reserved at the peak: its segments, and the largest hole in them.
 
-Each of the allocator's events carries what is reserved after it. A rise tells of a new segment, which begins with the
-block of that event. Which segments are given back no event tells; those that are there at the end are known. So the
-segments at the peak are known if the ones that are left come to the bytes that were reserved then.
+Each allocator event has the reserved bytes after it. If they rise, there is a new segment, which begins with the
+event's block. No event shows which segment was given back, but the segments at the end of the block are known. So the
+segments at the peak are known if the remaining ones add up to the bytes that were reserved at the peak.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ _LESS: Final = ("segment_free", "segment_unmap")
 
 @dataclass(frozen=True)
 class ReservedBytes:
-    """What an allocator held of a device, handed out or not.
+    """The bytes that an allocator reserved on a device, in use or free.
 
     Attributes:
-        at_peak_bytes: when most bytes were live.
-        most_bytes: at most.
-        at_end_bytes: when the block ended.
-        live_at_peak_bytes: of what it held at the peak, what was live.
-        largest_free_bytes: the largest stretch at the peak that no live block took, None where that is not known.
-            A freed block that a stream still used counts as free.
+        at_peak_bytes: reserved bytes when most bytes were live.
+        most_bytes: the highest number of reserved bytes.
+        at_end_bytes: reserved bytes when the block ended.
+        live_at_peak_bytes: the live part of the bytes reserved at the peak.
+        largest_free_bytes: the largest stretch at the peak without a live block, or None if unknown. A freed block
+            that a stream still used counts as free.
     """
 
     at_peak_bytes: int
@@ -49,17 +49,17 @@ class ReservedBytes:
 
     @property
     def free_at_peak_bytes(self) -> int:
-        """What was reserved at the peak and not live."""
+        """The bytes that were reserved at the peak and not live."""
         return self.at_peak_bytes - self.live_at_peak_bytes
 
 
 def reserved_bytes(
     capture: Capture, device: str, allocations: Allocations, curve: LiveCurve, alive: NDArray[np.bool_]
 ) -> ReservedBytes | None:
-    """Return what the allocator of a device held; None where it keeps nothing, or did not say.
+    """Return the bytes that a device's allocator reserved. None if it does not cache memory, or did not report them.
 
     Args:
-        capture: what one device sees of the recorded tables.
+        capture: the recorded tables, narrowed to the device.
         device: its name.
         allocations: every piece of memory.
         curve: the live curve.
@@ -89,9 +89,9 @@ def reserved_bytes(
 
 
 def _imported(capture: Capture, device: str, curve: LiveCurve) -> ReservedBytes | None:
-    """Return what a memory snapshot tells: its segments at the end, and what its history says of those before.
+    """Return the reserved bytes in a memory snapshot. They come from its segments at the end and from its history.
 
-    Sizes of blocks are what was asked for, so the holes between them are not known.
+    A snapshot has the requested sizes of blocks, not their rounded sizes, so the holes between them are unknown.
     """
     history, segments = (_of_device(capture, name, device) for name in ("history", "segments"))
     action = np.array(capture.text(history["action"]), dtype=object)
@@ -121,11 +121,11 @@ def _order_of_peak(events: Columns, curve: LiveCurve) -> int:
 
 
 def _segments_at(at: int, after: IntArray, address: IntArray, ends: dict[int, int]) -> dict[int, int]:
-    """Return sizes of segments by address: those of the end without what came later, and what came before and is gone.
+    """Return the sizes of segments by address at an event. Later segments are left out; released segments are added.
 
     Args:
         at: position in `after`.
-        after: what was reserved after each event, at entry first.
+        after: reserved bytes after each event, the figure at entry first.
         address: the block of each event.
         ends: the segments at the end.
     """

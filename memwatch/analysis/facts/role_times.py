@@ -27,12 +27,13 @@ class InRole(Enum):
     """Whether a storage is in a role while an op runs."""
 
     KNOWN = "known"
-    LATER = "later"  # it was seen in it only later
-    EARLIER = "earlier"  # it was seen in it before, and at the next look it was in it no more
-    BETWEEN = "between"  # it was seen in it before and after, and no look was just then
-    UNCONFIRMED = (
-        "unconfirmed"  # it was seen in it before; at the next look it was not alive, or could not be told
+    LATER = "later"  # the first sample that found it in the role is later
+    EARLIER = "earlier"  # an earlier sample found it in the role, and the next sample did not
+    BETWEEN = (
+        "between"  # an earlier and a later sample found it in the role, and none was taken during this op
     )
+    # An earlier sample found it in the role. At the next sample it was dead, or the sample could not decide.
+    UNCONFIRMED = "unconfirmed"
     ENDED = "ended"
 
 
@@ -43,11 +44,11 @@ class Stretch(NamedTuple):
     """One stretch of time in a role, in ops.
 
     Attributes:
-        first_op: the first op at which it is known.
-        known_op: the last op by which torch's books tell it, whatever the looks do.
-        last_op: the last op at which a look found it.
-        end_op: the op by which it is over.
-        row: which row of `roles` begins it.
+        first_op: the first op during which the storage was known to have the role.
+        known_op: the last op by which torch's own records give it the role, whatever samples found.
+        last_op: the last op during which a sample found it in the role.
+        end_op: the op by which the role is over.
+        row: the row of `roles` that begins the stretch.
     """
 
     first_op: int
@@ -58,12 +59,12 @@ class Stretch(NamedTuple):
 
 
 class PastRole(NamedTuple):
-    """A role that a storage was in.
+    """A role that a storage had.
 
     Attributes:
-        state: ENDED if it was in it no more; EARLIER, BETWEEN or UNCONFIRMED if that is not known.
-        end_op: the op by which it was over.
-        row: which row of `roles` begins it.
+        state: ENDED if the storage had left the role; EARLIER, BETWEEN or UNCONFIRMED if that is unknown.
+        end_op: the op by which the role was over.
+        row: the row of `roles` that begins it.
     """
 
     state: InRole
@@ -77,10 +78,10 @@ class PastRole(NamedTuple):
 
 
 class RoleTimes:
-    """When each storage was in which role.
+    """The times at which each storage had each role.
 
     Args:
-        capture: what was recorded.
+        capture: the recorded tables.
         allocations: every piece of memory; the first rows are the storages, by their number.
     """
 
@@ -116,9 +117,11 @@ class RoleTimes:
         ]
 
     def _known_until(self, stretch: Stretch, role: str) -> int:
-        """Return the last op at which a role is known but for looks: of a gradient, the op amid which it was seen.
+        """Return the last op at which a role is known without samples.
 
-        A gradient that was seen when backward had ended may be taken out before the next op.
+        For a gradient this is the op that first showed it.
+
+        A gradient that was seen when backward had ended may be removed before the next op.
         """
         first, phase = stretch.first_op, self._phase
         is_amid = role == "gradient" and first < len(phase) and phase[first] in IN_BACKWARD
@@ -126,9 +129,8 @@ class RoleTimes:
 
     def at(self, storage: int, role: str, op: int) -> InRole:
         """Return whether a storage is in a role while an op runs, or between it and the next."""
-        if (
-            op != self._asked_op
-        ):  # of all that is alive at a peak it is asked when it is sorted and when it is told
+        # Cached for one op: everything that is alive at a peak is sorted and then reported, and both need the answer.
+        if op != self._asked_op:
             self._asked_op = op
             self._asked.clear()
         key = storage, role
@@ -154,11 +156,11 @@ class RoleTimes:
         return InRole.EARLIER if op < stretch.end_op else InRole.ENDED
 
     def past_at(self, op: int, alive: Collection[int]) -> dict[tuple[int, str], PastRole]:
-        """Return, by storage and role, the roles that were over when an op runs, or may have been.
+        """Return, by storage and role, the roles that were over when an op ran, or may have been.
 
         Args:
             op: the op.
-            alive: the storages that are asked about.
+            alive: the storages of interest.
         """
         rows = np.flatnonzero(np.isin(self._begun["storage"], list(alive)))
         is_lasting = self._are_lasting(rows)
@@ -178,9 +180,9 @@ class RoleTimes:
         return found
 
     def _are_lasting(self, rows: IntArray) -> NDArray[np.bool_]:
-        """Return which rows begin the only stretch of a storage in a role, one without an end.
+        """Return which rows begin the only stretch of a storage in a role, without a recorded end.
 
-        So do those of most parameters. Of a large model they are many, and are looked up together.
+        This is true for most parameters. A large model has many, so they are looked up together.
         """
         keys = self._begun["storage"][rows].astype(np.int64) * len(ROLES) + self._begun["role"][rows]
         ended = [storage * len(ROLES) + ROLES.index(role) for storage, role in self._ends]
@@ -247,11 +249,14 @@ class _Looks:
         return self._of_role[role]
 
     def are_at(self, role: str) -> bool:
-        """Return True if any look was at a role: torch's own books alone tell of the others, and of what FSDP moves."""
+        """Return True if any sample covered a role.
+
+        The other roles, and FSDP's moves, are known from torch's own records only.
+        """
         return bool(self._at(role).op)
 
     def saw(self, storage: int, role: str, stretch: Stretch, op: int) -> bool:
-        """Return True if a look found a storage in a role while an op ran, in which no reference changes."""
+        """Return True if a sample found a storage in a role while an op ran. References do not change during an op."""
         if not stretch.first_op <= op < stretch.end_op:
             return False
         looks = self._at(role)
@@ -280,7 +285,7 @@ class _Looks:
     def _found_by_any(
         self, looks: _LooksAtRole, chosen: list[int], storages: IntArray, rows: IntArray
     ) -> NDArray[np.bool_]:
-        """Return for which storages `_found` is true of some look."""
+        """Return the storages for which `_found` is true of any sample."""
         chosen.sort(key=looks.time_ns.__getitem__)
         times_ns = np.array([looks.time_ns[row] for row in chosen], dtype=np.int64)
         least = np.minimum.accumulate(np.array([looks.least_bytes[row] for row in chosen], dtype=np.int64))
@@ -307,9 +312,9 @@ class _LooksAtRole(NamedTuple):
 
 
 def _stretches(role: str, starts: list[tuple[int, int]], ends: list[tuple[int, int]]) -> list[Stretch]:
-    """Pair starts and ends in their order; what is seen again in its role was in it until then.
+    """Pair starts and ends in order. If a storage is seen in its role again, it had the role until then.
 
-    A gradient may have been in flight in the op before the one by which it was seen; the others change between ops.
+    A gradient may have been in flight during the op before the one that showed it. Other roles change between ops.
     """
     found: list[Stretch] = []
     waiting = sorted(ends)

@@ -38,7 +38,7 @@ class StepCurve:
         return len(self.start_ns)
 
     def at(self, time_ns: IntArray) -> IntArray:
-        """Return the step in which each time lies; -1 before the first, and after the last that is known."""
+        """Return the step at each time; -1 before the first step, and after the last known step."""
         step = np.searchsorted(self.start_ns, time_ns, side="right") - 1
         known = step >= 0
         known[known] = np.asarray(time_ns)[known] <= self.end_ns[step[known]]
@@ -59,7 +59,7 @@ class StepCurve:
 
 
 def step_curve(capture: Capture, device: str = "") -> StepCurve:
-    """Return the curve of the steps of a device; their times are those of any device."""
+    """Return the curve of the steps of a device. The steps have the same times on all devices."""
     rows = capture.tables["step_curve"]
     steps, first = np.unique(rows["step"], return_index=True)
     here = np.array([name == device for name in capture.text(np.asarray(rows["device"]))], dtype=bool)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class UseBounds(NamedTuple):
-    """Per allocation: the first and the last op that used it, -1 if none did. To be made by an op is no use."""
+    """Per allocation: the first and the last op that used it, -1 if none did. The op that made it does not count."""
 
     first_op: IntArray
     last_op: IntArray

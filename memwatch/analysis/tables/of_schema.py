@@ -25,14 +25,17 @@ def table(
     *,
     coded: bool = False,
 ) -> pd.DataFrame:
-    """Return a DataFrame with the columns and dtypes that the schema gives table `name`; others are left out.
+    """Return a DataFrame with the columns and dtypes that the schema defines for table `name`.
+
+    Other columns are dropped.
 
     Args:
         name: the table.
-        columns: the columns, or functions that make them: a column of a long run is large, and not made in vain.
+        columns: the columns, or functions that compute them. A column of a long run is large, so it is computed only
+            if it is wanted.
         index: the index.
-        wanted: the columns that are wanted, to be read alone: they may share the memory of facts. By default all.
-        coded: whether a text of which many rows have the same is a category of pandas, a number in each row.
+        wanted: the columns to return, for reading only: they may share memory with the facts. By default all.
+        coded: whether a text column with many equal values becomes a category of pandas, with one number per row.
     """
     copy = None if wanted is None else False
     frame: pd.DataFrame = pd.DataFrame(

@@ -78,7 +78,7 @@ def _memory(facts: Facts) -> _Memory:
     after = np.searchsorted(curve.time_ns, recorded["end_ns"], side="right")
     live = curve.live_bytes[np.maximum(after - 1, 0)]
     before = curve.live_bytes[np.maximum(first - 1, 0)]
-    # The last row of `origin` stands for the first event, which is no allocation's.
+    # The last row of `origin` stands for the first event, which belongs to no allocation.
     origin = np.append(facts.allocations.origin, UNOBSERVED)
     workspace = np.cumsum(np.where(origin[curve.allocation] == WORKSPACE, curve.delta_bytes, 0))
     has_events = after > first

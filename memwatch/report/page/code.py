@@ -39,7 +39,7 @@ class CodeReader:
     def _is_unchanged(self, file: str) -> bool:
         try:
             status = os.stat(file)
-        except (OSError, ValueError):  # the file does not exist, or the name is no path
+        except (OSError, ValueError):  # the file does not exist, or the name is not a path
             return False
         is_python = file.endswith((".py", ".pyw")) and stat.S_ISREG(status.st_mode)
         if is_python:

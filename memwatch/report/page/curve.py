@@ -73,7 +73,10 @@ def live_by_category(reading: Reading, events: NDArray[np.int64]) -> dict[str, N
 
 
 def _of_storage(storages: pd.DataFrame) -> NDArray[np.int8]:
-    """Return the index into CATEGORIES of each row; a last one, of `unknown`, is for -1, which is no storage."""
+    """Return the index into CATEGORIES of each row.
+
+    Rows without a storage (-1) get the last index, which is `unknown`.
+    """
     codes = pd.Categorical(storages["category"], categories=CATEGORIES).codes
     unknown = np.int8(CATEGORIES.index("unknown"))
     return np.append(np.where(codes < 0, unknown, codes), unknown)

@@ -1,8 +1,8 @@
-"""Every allocation and free, with its storage, packed for the page: it needs them when a user zooms or clicks.
+"""Pack every allocation and free for the page, which needs them when a user zooms or clicks.
 
-Storages are numbered in the order of their births, those alive at entry first. An event is then one small number: 0
-is the birth of the next storage, k the death of the k-th storage before that, -1 a change of bytes that belongs to no
-known storage. The size of an event is written only where it differs from the storage's.
+Storages are numbered by birth; storages that were alive at entry come first. Each event is then one small number:
+0 is the birth of the next storage. k is the death of the storage born k births earlier. -1 is a change of bytes
+without a known storage. An event's size is written only if it differs from its storage's size.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ KEPT_STORAGES: Final = 300_000
 
 
 class Detail(TypedDict):
-    """Blocks that the page decodes when a user first asks for more than the overview."""
+    """Blocks that the page decodes when a user first zooms in."""
 
     tick_ns: int
     sites: Block

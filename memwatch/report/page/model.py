@@ -1,4 +1,4 @@
-"""The page as plain data. What the page shows is decided here; template and script only lay it out."""
+"""The page as plain data. This module decides the contents of the page; template and script only lay them out."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ SAVED_ROWS: Final = 20_000
 
 @dataclass(frozen=True)
 class Extras:
-    """What a page shows beside the reading; `html` describes each field."""
+    """The contents of a page beside the reading; `html` describes each field."""
 
     plan: Plan | None = None
     tradeoff: Sequence[Plan] | None = None
@@ -174,7 +174,7 @@ def _devices(reading: Reading) -> list[dict[str, Any]]:
 def _peak(at: PeakInstant, hide: Callable[[str], str], *, source: bool, has_times: bool) -> dict[str, Any]:
     when = f", {format_duration(at.time_ns)} after entry" if has_times and at.is_any else ""
     whole = hide(str(at))
-    short = hide(at.short()) if source else whole  # what hides a path knows whole paths
+    short = hide(at.short()) if source else whole  # `hide` knows whole paths only
     return {
         "event": at.event,
         "time_ns": at.time_ns,
@@ -320,7 +320,7 @@ def _blocks(reading: Reading, words: Words, code: CodeReader | None) -> dict[str
 
 
 def _death_ops(reading: Reading, death_event: pd.Series[int]) -> NDArray[np.int64]:
-    """Return the op that ran, or had run, when each storage died; -1 for what is alive at the end."""
+    """Return the last op that had started when each storage died; -1 for storages that are alive at the end."""
     op = reading.part("timeline", ["op"])["op"].to_numpy()
     return np.where(death_event < 0, -1, op[death_event])
 

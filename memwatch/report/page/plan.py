@@ -34,18 +34,19 @@ def plan_model(
     words: Words,
     hide: Callable[[str], str],
 ) -> dict[str, Any]:
-    """Return what the page shows of a plan.
+    """Return the part of the page that shows a plan.
 
     Args:
         reading: the recording that was planned.
         plan: the plan.
-        tradeoff: plans for other budgets; None searches for them.
+        tradeoff: plans for other budgets. If None, this function searches for them.
         replayed: result of a replay of the plan.
         words: the texts of the page.
         hide: rewrites texts for the page.
 
     Returns:
-        `figures`, `replayed`, `moves`, `tradeoff` and `curves` (a packed table, None without a program).
+        `figures`, `replayed`, `moves`, `tradeoff` and `curves` (a packed table, or None if the plan has no
+            program).
 
     Raises:
         PlanMismatchError: the result belongs to another plan.

@@ -31,7 +31,7 @@ PUBLIC_META: Final = frozenset(
 
 
 class PathHider:
-    """Rewrites texts so that they hold no path of the capture and no absolute path."""
+    """Removes the paths of the capture and all absolute paths from texts."""
 
     def __init__(self, files: Iterable[str]) -> None:
         known = sorted({file for file in files if file}, key=lambda file: (-len(file), file))

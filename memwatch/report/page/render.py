@@ -32,7 +32,7 @@ def asset(name: str) -> str:
 
 
 def json_for_script(value: object) -> str:
-    """Return JSON in which an HTML parser finds no markup; it may stand inside a script element."""
+    """Return JSON without HTML markup, so that it is safe inside a script element."""
     return json.dumps(value, ensure_ascii=True, separators=(",", ":"), allow_nan=False).translate(_ESCAPES)
 
 
@@ -89,7 +89,7 @@ def render(
 
 
 def marked(text: str) -> Markup:
-    """Return a text as HTML in which what stands between backticks is code, as `dom.ts` shows it."""
+    """Return a text as HTML. Text between backticks becomes code, as in `dom.ts`."""
     parts = (escape(part) for part in _BETWEEN_BACKTICKS.split(text))
     return Markup("").join(
         Markup("<code>{}</code>").format(part) if index % 2 else part for index, part in enumerate(parts)

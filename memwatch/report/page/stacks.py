@@ -66,5 +66,5 @@ def _frames(reading: Reading, stack_id: int) -> list[_OwnedFrame]:
 
 
 def known(stack_ids: Iterable[int]) -> list[int]:
-    """Return the different ids, without that of no stack."""
+    """Return the different ids of known stacks."""
     return sorted({int(stack_id) for stack_id in stack_ids if stack_id >= 0})

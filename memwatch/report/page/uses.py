@@ -1,6 +1,6 @@
-"""Which ops used what is alive at the peak, for the chart of a storage's life.
+"""List the ops that used each storage that is alive at the peak, for the chart of a storage's life.
 
-Of all other storages the page knows the first and the last use.
+For all other storages the page has only the first and the last use.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Write the pages that users ask for: of a reading, of a list of leaks, of two captures."""
+"""Write the pages for a reading, for a list of leaks, and for two captures."""
 
 from __future__ import annotations
 
@@ -105,13 +105,13 @@ def leak_page(
 def diff_page(
     compared: Comparison, path: str | os.PathLike[str], *, old: str, new: str, force: bool = False
 ) -> Path:
-    """Write the HTML page of two captures: both peaks, and the sites of which they differ.
+    """Write the HTML page that compares two captures: both peaks, and the sites that differ.
 
     Args:
         compared: from `memwatch.analysis.compare.compare`.
         path: the file to write.
-        old: what the old capture is called on the page.
-        new: what the new one is called.
+        old: the old capture's name on the page.
+        new: the new capture's name on the page.
         force: whether an existing file may be replaced.
 
     Returns:

@@ -1,1 +1,1 @@
-"""What a plan does, in figures and words: the part that terminal and page share."""
+"""The figures and words of a plan that the terminal and the page share."""

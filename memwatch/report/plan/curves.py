@@ -24,16 +24,18 @@ NONE: Final = -1
 
 
 def plan_curves(plan: Plan, places: Places, bins: int = BINS) -> pd.DataFrame | None:
-    """Return live bytes of program and plan while each step runs, above what is live before the first.
+    """Return the live bytes of program and plan during each step.
+
+    Bytes that are live before the first step are left out.
 
     Args:
         plan: the plan.
         places: names of the ops.
-        bins: most rows. Of more steps, each row shows the highest of an equal stretch.
+        bins: the largest number of rows. If there are more steps, each row shows the highest of equally many steps.
 
     Returns:
-        A frame with the step, its live bytes and what it does, for the program and for the plan. None for a plan
-        that was read from a file, which holds no program.
+        A frame with the step, its live bytes and its action, for the program and for the plan. None for a plan
+        that was read from a file, because the file does not hold the program.
     """
     graph = plan.graph
     if graph is None:

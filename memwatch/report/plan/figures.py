@@ -25,7 +25,7 @@ class Replayed(Protocol):
 
     @property
     def identical(self) -> bool | None:
-        """Whether the results are bitwise equal; None where there is nothing to compare."""
+        """Whether the results are bitwise equal. None if there is nothing to compare."""
 
     @property
     def max_abs_diff(self) -> float:
@@ -54,7 +54,7 @@ class PlanMismatchError(MemwatchError):
 
 @dataclass(frozen=True, slots=True)
 class PlanFigures:
-    """Peak increases (bytes) of program and plan, the bound, and what the plan costs, by FLOPs and by measured time."""
+    """Peak increases of program and plan, and their lower bound, in bytes. The plan's cost, in FLOPs and in time."""
 
     program_bytes: int
     plan_bytes: int
@@ -114,7 +114,7 @@ def peak_words(replayed: Replayed) -> str:
 
 
 def check_words(replayed: Replayed) -> str:
-    """Return a phrase that says whether the results were equal."""
+    """Return a phrase about the comparison of the results."""
     if replayed.identical is None:
         return "made-up inputs of the recorded shapes, nothing to compare"
     if replayed.identical:

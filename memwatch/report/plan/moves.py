@@ -1,4 +1,4 @@
-"""What a plan does differently from the program, by module: ops computed again or reordered, buffers moved."""
+"""The differences between a plan and the program, by module: recomputed ops, reordered ops, moved buffers."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _OPS_NAMED: Final = 4
 
 @dataclass
 class ModuleMoves:
-    """The moves of a plan in one module, or in several modules that it treats alike.
+    """The moves of a plan in one module, or in several modules that the plan treats alike.
 
     Attributes:
-        modules: qualified names; for ops outside of any module their line, empty where that is unknown.
-        in_module: whether these are modules.
-        recomputed: op -> how often it is computed again, in all these modules together.
-        cost_ratio: cost of the recomputes as a share of the program's cost, None where the plan has no graph.
-        moved: how many buffers are moved out and back.
+        modules: qualified names. An op outside of all modules has its line instead, or "" if the line is unknown.
+        in_module: whether `modules` are names of modules.
+        recomputed: op -> number of recomputes, summed over these modules.
+        cost_ratio: cost of the recomputes as a share of the program's cost. None if the plan has no graph.
+        moved: number of buffers that are moved out and back.
         moved_bytes: bytes that are moved.
-        earlier, later: how many ops run earlier or later than in the program.
+        earlier, later: number of ops that run earlier or later than in the program.
         steps: each move in words, in the order of the plan.
     """
 
@@ -58,7 +58,7 @@ class ModuleMoves:
         """Return the moves in one sentence."""
         parts = []
         if self.recomputed:
-            # an op that only reserves memory computes nothing: a reader looks for those that fill it
+            # An op that only reserves memory computes nothing. A reader looks for the ops that fill it.
             computing = Counter({op: count for op, count in self.recomputed.items() if not _reserves(op)})
             computing = computing or self.recomputed
             named = [

@@ -1,4 +1,4 @@
-"""What less memory costs: plans of one program for several budgets."""
+"""Plans of one program for several budgets, to show what each step to less memory costs."""
 
 from __future__ import annotations
 

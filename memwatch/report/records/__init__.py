@@ -1,4 +1,4 @@
-"""What the verbs print, as plain values for programs: `--json`, and the answers of `memwatch mcp`."""
+"""The output of the verbs as plain values for programs: `--json`, and the answers of `memwatch mcp`."""
 
 from memwatch.report.records.difference import difference_record
 from memwatch.report.records.plan import plan_record

@@ -32,7 +32,7 @@ _HELD: Final = (*_STORAGE, "phase", "holder", "holder_kind", "holder_evidence")
 
 
 class UnknownEventError(MemwatchError):
-    """An event was asked for that the timeline does not have."""
+    """The timeline does not have the event that the caller named."""
 
 
 def summary_record(reading: Reading, *, rows: int = 8) -> SummaryRecord:
@@ -79,10 +79,10 @@ def ways_record(reading: Reading, *, rows: int | None = None) -> list[WayRecord]
 
 
 def live_record(reading: Reading, event: int | None = None, *, rows: int = 20) -> LiveRecord:
-    """Return what was live just after an event of the timeline; by default after that of the peak.
+    """Return the live storages just after an event of the timeline; by default the event of the peak.
 
     Raises:
-        UnknownEventError: the timeline has no such event.
+        UnknownEventError: the timeline does not have this event.
     """
     count = len(reading.part("timeline", ()))
     event = peak_instant(reading).event if event is None else event

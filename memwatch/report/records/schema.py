@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-# pydantic, by which the server of the Model Context Protocol checks answers, needs this one before Python 3.12
+# pydantic checks the answers of the MCP server. Before Python 3.12 it accepts only this TypedDict.
 from typing_extensions import TypedDict
 
 
