@@ -1,4 +1,4 @@
-"""What all tests share: pytest's own testing fixture, and the check that memwatch keeps nothing of theirs."""
+"""Shared by all tests: pytest's own testing fixture, and the check that memwatch keeps none of their objects."""
 
 from __future__ import annotations
 
@@ -110,10 +110,11 @@ def shell_memwatch(fresh_python):
 
 @pytest.fixture(autouse=True, scope="module")
 def _memwatch_keeps_nothing(request):
-    """After each file of tests memwatch is off, and nothing that watches holds a tensor of the tests.
+    """Check after each file of tests that memwatch is off and holds no tensor of the tests.
 
-    What was there before the file is frozen: a block looks at all objects when it begins, and every collection does.
-    Most tests make few objects, beside the hundreds of thousands of torch, of libraries and of other tests.
+    Objects from before the file are frozen, because a block looks at all objects when it begins, and so does every
+    collection. Most tests make few objects, beside the hundreds of thousands of torch, of libraries and of other
+    tests.
     """
     gc.collect()
     if request.path.parent.name in _SEARCH_WHOLE_HEAP:

@@ -34,7 +34,7 @@ def run() -> None:
 
 
 def clean_up() -> None:
-    """Leave nothing to the next test: no tensor, no cached segment, no limit, no stream that is held."""
+    """Leave no tensor, cached segment, limit or held stream to the next test."""
     gc.collect()
     pretend.record_history(False)
     for device in range(torch.accelerator.device_count()):

@@ -1,4 +1,4 @@
-"""When a device has no memory left: the error, and what memwatch adds to it."""
+"""When a device has no memory left: the error, and the note that memwatch adds to it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def make(nbytes):
 
 
 def run_out(native):
-    """Hold 6 of 20 MiB in three pieces, and ask for 8 MiB where 14 are free."""
+    """Hold 6 of 20 MiB in three pieces, then allocate 8 MiB while 14 are free."""
     os.environ["MEMWATCH_NATIVE"] = native
     pretend.set_limit(0, 20 * MIB)
     held = [make(4 * MIB) for _ in range(5)]
@@ -51,7 +51,7 @@ def test_the_error_says_why_though_enough_was_free(native):
 
 @NATIVE
 def test_an_op_that_fails_otherwise_says_nothing_of_memory(native):
-    """The allocator counts how often memory ran out; other errors are none of its."""
+    """The allocator counts how often memory ran out, so other errors are distinguished from it."""
     os.environ["MEMWATCH_NATIVE"] = native
     tensor = make(16).float()
     with memwatch.profile() as prof, pytest.raises(RuntimeError):

@@ -89,7 +89,7 @@ NATIVE = pytest.mark.parametrize("native", ["1", "0"])
 
 @NATIVE
 def test_blocks_are_rounded_as_the_allocator_rounds_them(native):
-    """A tensor of one byte takes 512, and one that fills no segment takes all of it."""
+    """A tensor of one byte takes 512 bytes. A tensor that almost fills a segment takes the whole segment."""
     prof = observed(lambda: [make(1), make(513), make(19 * MIB + 512 * KIB)], native)
     assert prof.device == FIRST
     assert prof.peak_increase_bytes == 512 + 1024 + 20 * MIB
@@ -97,7 +97,7 @@ def test_blocks_are_rounded_as_the_allocator_rounds_them(native):
 
 @NATIVE
 def test_what_was_there_at_entry_counts_as_the_allocator_counts_it(native):
-    """Rounded up, freed or kept, and with what no tensor of Python's shows."""
+    """Blocks are rounded up, whether they are freed or kept, and memory without a Python tensor counts."""
     kept, freed = make(1000), [make(3), make(MIB + 1)]
     held_by_c = pretend.take(0, 5000)
     freed_by_c = pretend.take(0, 7000)
@@ -153,7 +153,7 @@ def test_a_training_step(native, intercept):
 
 @NATIVE
 def test_memory_of_a_kernel_is_workspace(native):
-    """What an op takes and gives back itself has a row, as the op's workspace."""
+    """Memory that an op allocates and frees itself has a row as the op's workspace."""
     tensor = make(MIB)
     prof = observed(lambda: torch.ops.pretend.copy_with_workspace(tensor, 3 * MIB), native)
     workspace = prof.storages.query("origin == 'workspace'")

@@ -32,7 +32,7 @@ def recorded(program):
 
 
 def test_the_measured_peak_is_the_allocators():
-    """What a replay is measured by is what the device counts."""
+    """A replay measures its peak with the device's counters."""
     start = torch.rand(PAGE // 4, device=DEVICE)
     before = pretend.stats(DEVICE)["allocated_bytes.all.current"]
     pretend.reset_peaks()
@@ -55,7 +55,7 @@ def test_a_plan_counts_and_reaches_the_peak_of_the_device():
 
 
 def test_offloaded_buffers_go_to_pinned_memory():
-    """What is moved out leaves the device, and comes back with the same bytes."""
+    """An offloaded buffer leaves the device and comes back with the same bytes."""
     start = torch.rand(PAGE // 4, device=DEVICE)
     prof, _ = recorded(lambda: chain(start))
     planned = plan(prof, budget="85%", recompute=False, offload=True)

@@ -1,4 +1,4 @@
-"""What the summary, the page's model and the command line say of the devices, with the figures of their counters."""
+"""The devices in the summary, in the page's model and on the command line, with the figures of their counters."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def recorded():
 
 
 def test_the_summary_has_a_line_for_each_device():
-    """And one for what the allocator of the device of the tables holds."""
+    """A further line shows the reserved bytes of the device that the tables describe."""
     lines = recorded().summary(width=200, color=False).splitlines()
     assert lines[0] == "Peak 3.00 MiB = 0 B at entry + 3.00 MiB increase (pretend:0)"
     assert any(line.startswith("Peak 2.00 MiB") and line.endswith("(cpu)") for line in lines)
@@ -67,7 +67,7 @@ def test_page_and_statistics_have_the_same_figures():
 
 
 def test_a_file_tells_the_same():
-    """What was reserved is in the capture."""
+    """The capture holds the reserved bytes."""
     prof = recorded()
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder, "devices.memwatch")
@@ -78,7 +78,7 @@ def test_a_file_tells_the_same():
 
 
 def test_a_copy_by_way_of_pinned_memory_counts_where_it_lies():
-    """A block that moves a tensor to pinned memory and back: the device's peak is that of its counters."""
+    """A block moves a tensor to pinned memory and back. The device's peak equals its counter."""
     tensor = make(MIB)
     pretend.reset_peaks()
     with memwatch.profile() as prof:

@@ -1,4 +1,4 @@
-"""The memory history of the device, in torch's format: imported, it tells what the allocator counted."""
+"""The memory history of the device in torch's format: imported, it gives the allocator's figures."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def make(nbytes, device="pretend:0"):
 
 
 def imported():
-    """Return the reading of what was recorded since the history began, and the snapshot itself."""
+    """Return the snapshot since the history began, and the reading of it."""
     snapshot = pretend.snapshot()
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder, "snapshot.pickle")
@@ -56,7 +56,7 @@ def test_reserved_and_free_bytes_are_those_of_the_counters():
 
 
 def test_memory_that_ran_out_is_told():
-    """How much was asked for, and how much the device had left."""
+    """The note has the size of the request and the free bytes of the device."""
     pretend.record_history(True)
     pretend.set_limit(0, 10 * MIB)
     kept = make(KIB)

@@ -1,4 +1,4 @@
-"""What streams, segments and pinned memory do to a device's figures."""
+"""The effect of streams, segments and pinned memory on a device's figures."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def free_blocks():
 
 
 def test_the_largest_free_block_at_the_peak_is_known():
-    """Every second tensor dies: of what is free at the peak only so much is in one piece."""
+    """Every second tensor dies, so the free memory at the peak is in many pieces."""
     with memwatch.profile() as prof:
         held = [make(4 * MIB) for _ in range(10)]
         del held[::2]

@@ -100,7 +100,7 @@ def test_every_table_and_column_that_disagrees_is_read_or_refused(path, tables, 
 
 
 def test_what_was_changed_is_noted(path, tables, chunks):
-    """A use of a storage that is not there is left out, a missing module is none, and the notes say so."""
+    """A use of an unknown storage is left out, an unknown module becomes "no module", and the notes report both."""
     whole = load(path)
     uses, ops = tables["uses"], tables["ops"]
     capture = checked(
@@ -146,7 +146,7 @@ def test_every_entry_of_where_it_was_recorded_may_be_wrong(path, tables, chunks,
 
 
 def test_a_job_is_merged_though_a_rank_has_lost_its_place(path, tmp_path):
-    """What a file says of its process is checked where the summary alone is read, too."""
+    """A file's facts about its process are checked even if only the summary is read."""
     broken = tmp_path / "broken.memwatch"
     shutil.copy(path, broken)
     with contextlib.closing(sqlite3.connect(broken)) as database, database:
@@ -157,12 +157,11 @@ def test_a_job_is_merged_though_a_rank_has_lost_its_place(path, tmp_path):
 
 
 def test_a_whole_capture_has_no_note_of_damage(path):
-    """What memwatch itself recorded agrees with itself."""
     assert [note.kind for note in load(path).notes if note.kind == "damaged"] == []
 
 
 def test_ops_without_their_numbers_are_refused(path, tables, tmp_path):
-    """Nothing that refers to them could be told: one sentence names the column and the file."""
+    """Other tables refer to ops by number, so the file is useless. One sentence names the column and the file."""
     whole = load(path)
     columns = {each: list(table.values()) for each, table in tables.items()}
     columns["ops"][0] = columns["ops"][0][::-1] // 2

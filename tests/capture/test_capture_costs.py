@@ -1,4 +1,4 @@
-"""What a long run costs its readers: few bytes for an op in the file, and no table that nobody asked for."""
+"""The cost of a long run for its readers: few bytes per op in the file, and tables only on demand."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_an_op_takes_few_bytes_of_the_file(path):
 
 @pytest.mark.parametrize("table", ["ops", "storages", "timeline"])
 def test_a_part_of_a_table_is_that_part_of_the_whole(path, table):
-    """Columns and rows that are asked for alone have the values, the order and the types of the whole table."""
+    """Single columns and rows have the values, the order and the types of the whole table."""
     reading = memwatch.load(path)
     whole = getattr(memwatch.load(path), table)
     for column in whole.columns:
@@ -45,7 +45,7 @@ def test_a_part_of_a_table_is_that_part_of_the_whole(path, table):
 
 
 def test_texts_for_people_make_no_whole_table(path, tmp_path):
-    """The summary, `stats` and the page ask for the columns that they show: a long run has gigabytes of others."""
+    """The summary, `stats` and the page read only the columns that they show. A long run has gigabytes of others."""
     reading = memwatch.load(path)
     reading.summary()
     stats(reading)

@@ -12,12 +12,12 @@ PAGE = Path(__file__).parents[2] / "docs" / "tables.md"
 
 
 def test_the_page_is_fresh():
-    """docs/tables.md is what `python -m memwatch.capture.docs` writes now."""
+    """docs/tables.md equals the output of `python -m memwatch.capture.docs`."""
     assert PAGE.read_text(encoding="utf-8") == tables_page()
 
 
 def test_every_column_is_described_once():
-    """No table has two columns of a name; each says what it means; sizes and times tell their unit."""
+    """Column names are unique within a table. Each column is described, and sizes and times have a unit."""
     for table in (*RECORDED, *DERIVED):
         assert table.doc
         assert len(set(table.names)) == len(table.names)

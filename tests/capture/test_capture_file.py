@@ -68,7 +68,7 @@ def recorded(tmp_path_factory):
 
 
 def test_a_file_reads_as_the_profile_did(recorded, tmp_path):
-    """Recording into a file, saving and loading change no table, no total and no text."""
+    """Recording into a file, saving and loading keep every table, total and text."""
     first = memwatch.load(recorded)
     first.save(tmp_path / "again.memwatch")
     second = memwatch.load(tmp_path / "again.memwatch")
@@ -156,7 +156,7 @@ def test_wrong_values_are_refused(change, recorded, tmp_path):
 
 
 def test_a_newer_format_asks_for_an_upgrade(recorded, tmp_path):
-    """A file of a later memwatch is told from a damaged one."""
+    """A file of a later memwatch is distinguished from a damaged one."""
     path = tmp_path / "newer.memwatch"
     path.write_bytes(recorded.read_bytes())
     with sqlite3.connect(path) as database:

@@ -35,7 +35,10 @@ def work(ops):
 
 @pytest.mark.parametrize("native", ["1", "0"], ids=["native", "python"])
 def test_a_full_disk_does_not_stop_the_program_and_loses_no_row(native, tmp_path, monkeypatch):
-    """What does not fit into the file is in memory; the user is warned, the notes say so, no tensor lives longer."""
+    """Rows that do not fit into the file stay in memory.
+
+    A warning and a note report it, and every tensor dies on time.
+    """
     monkeypatch.setenv("MEMWATCH_NATIVE", native)
     monkeypatch.setattr(flush_pace, "FLUSH_OPS", 200)
     path = tmp_path / "full.memwatch"
@@ -74,7 +77,7 @@ def test_rows_go_into_the_file_in_the_end_when_there_is_room_again(tmp_path, mon
 
 
 def test_a_file_that_cannot_be_begun_leaves_nothing(tmp_path):
-    """Entering the block raises, torch is as it was, and there is no half-written file."""
+    """Entering the block raises, torch is unchanged, and no half-written file is left."""
     path = tmp_path / "none.memwatch"
     with files_up_to(0), pytest.raises(CaptureError, match=r"cannot write .*none\.memwatch"):
         memwatch.profile(path).__enter__()

@@ -11,7 +11,7 @@ HEADER = Path(__file__).parents[2] / "memwatch" / "record" / "native" / "src" / 
 
 
 def test_the_header_is_fresh():
-    """The header is what `python -m memwatch.capture.header` (`make schema`) writes now."""
+    """The header equals the output of `python -m memwatch.capture.header` (`make schema`)."""
     assert HEADER.read_text(encoding="utf-8") == schema_header()
 
 

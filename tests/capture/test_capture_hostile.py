@@ -99,7 +99,7 @@ def test_one_hostile_file_does_not_end_a_merge(hostile, good, tmp_path, capsys):
 
 
 def test_many_equal_rows_are_read_if_memwatch_saved_them(tmp_path):
-    """The file of an imported snapshot, where every row is like the others, is made as long as its reader asks for."""
+    """In the file of an imported snapshot all rows of a column may be equal. It is made as long as its rows claim."""
     rows = 3 << 20
     empty = Capture.from_columns({}, ["cpu"], {"complete": True}, [])
     columns = {"history": [np.zeros(rows, dtype=np.int64)] * len(empty.tables["history"])}
@@ -203,7 +203,7 @@ def test_a_plan_that_is_nested_deeply_is_no_plan(text, good, tmp_path, capsys):
 
 @pytest.mark.parametrize("words", [["summary"], ["merge"], ["report", "-f"], ["stats"]])
 def test_a_file_name_with_escape_sequences_is_printed_without_them(words, good, tmp_path, capsys):
-    """On the line that says what to type next, in errors and in tables; the shell reads the name as it is."""
+    """This holds for the "Next:" line, for errors and for tables. The shell gets the name unchanged."""
     path = tmp_path / f"a'{ESCAPE.replace('/', '')}.memwatch"
     shutil.copy(good, path)
     assert main([*words, str(path)]) == 0
@@ -320,7 +320,7 @@ def test_functions_within_functions_without_end_are_read(good, tmp_path):
 
 
 def test_a_name_of_megabytes_is_cut_and_a_note_says_so(good, tmp_path):
-    """It would be repeated in every row that has it. Arguments of ops are no names and stay whole."""
+    """The name would be repeated in every row. Arguments of ops are not names and stay whole."""
     path = tmp_path / "x.memwatch"
     for number, name in enumerate(load(good).strings):
         if name.isidentifier():

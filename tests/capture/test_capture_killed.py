@@ -72,7 +72,10 @@ def test_a_killed_run_loses_no_more_than_its_last_rows(tmp_path):
 
 
 def test_a_run_killed_before_its_first_flush_reads_as_an_unfinished_one(tmp_path):
-    """No row was written yet: every reading works, and says that the block has not ended and nothing is known of it."""
+    """The file has no row.
+
+    Every reading works, and reports that the block has not ended and that nothing is known of it.
+    """
     path = tmp_path / "early.memwatch"
     if (child := os.fork()) == 0:
         with memwatch.profile(path):

@@ -109,7 +109,7 @@ def test_a_file_that_exists_stays_as_it_is(run, tmp_path):
 
 
 def test_a_program_that_fails_ends_as_it_does_plainly(run, tmp_path):
-    """The traceback is that of the program, the exit code too, and the recording is whole."""
+    """Traceback and exit code are the program's, and the recording is whole."""
     (tmp_path / "bad.py").write_text(TRAIN + "raise ValueError('mine')\n")
     plain, done = run("bad.py", told=None), run("bad.py", told="out=bad.memwatch,quiet=1")
     assert (done.returncode, done.stderr) == (plain.returncode, plain.stderr)

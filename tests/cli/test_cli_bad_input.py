@@ -1,4 +1,4 @@
-"""What a newcomer types wrong: the message repeats it, and says what to type instead."""
+"""Typical mistakes of newcomers: the message repeats the wrong input and names the right one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WRONG = {
 @pytest.mark.words
 @pytest.mark.parametrize("wrong", WRONG)
 def test_wrong_input_is_one_line_with_the_next_step(narrow, tmp_path, capsys, monkeypatch, wrong):
-    """Exit code 1, no traceback, no file, and no advice that leads nowhere."""
+    """Exit code 1, without a traceback, a file, or advice that leads nowhere."""
     line, told = WRONG[wrong]
     (tmp_path / "train.py").write_text("print('ran')\n")
     monkeypatch.chdir(tmp_path)

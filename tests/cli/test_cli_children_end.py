@@ -72,13 +72,13 @@ def test_workers_of_a_pool_write_what_they_recorded_before_they_are_ended(shell_
 
 
 def test_what_waits_in_c_is_ended_too_by_the_same_signal(fresh_python):
-    """A main thread that runs no Python does not keep its process from being ended."""
+    """The process ends even if its main thread does not run Python."""
     done = fresh_python(ARRANGED + BLOCKED)
     assert (done.returncode, done.stdout) == (-signal.SIGTERM, "written\n")
 
 
 def test_a_program_s_own_handler_is_left_alone(fresh_python):
-    """One that was there before stays; one that comes later may call the handler before it, and goes on."""
+    """An earlier handler stays. A later handler may call the earlier one, and the program goes on."""
     done = fresh_python(ARRANGED + OWN)
     assert (done.returncode, done.stdout) == (0, "own\n")
     done = fresh_python(ARRANGED + LATER)

@@ -52,7 +52,7 @@ def test_a_verb_is_about_the_device_that_is_named(two, capsys, device, nbytes):
 
 
 def test_the_summary_begins_with_every_device(two, capsys):
-    """Before any table stand the peaks of all devices, first that of the one which the tables are about."""
+    """The peaks of all devices come before any table, first the device that the tables describe."""
     assert main(["summary", two]) == 0
     head = capsys.readouterr().out.partition("\n\n")[0].splitlines()
     assert head[0].startswith(f"Peak {format_bytes(THERE_BYTES)} ")
@@ -65,7 +65,7 @@ def test_the_summary_begins_with_every_device(two, capsys):
 
 @pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb[0])
 def test_an_unknown_device_is_one_line(verb, two, capsys):
-    """Exit code 1, with the device that was asked for and those that there are."""
+    """Exit code 1, with the wanted device and the existing ones."""
     assert main([verb[0], two, *verb[1:], "--device", "xpu"]) == 1
     told = capsys.readouterr()
     assert told.out == ""

@@ -37,7 +37,7 @@ def assert_fields(record, kind):
 
 
 def test_the_page_of_documentation_is_made_of_the_records():
-    """docs/json.md is what `python -m memwatch.report.records.docs` writes now."""
+    """docs/json.md equals the output of `python -m memwatch.report.records.docs`."""
     assert (Path(__file__).parents[2] / "docs" / "json.md").read_text() == json_page()
 
 
@@ -68,8 +68,6 @@ def test_totals_as_json_have_the_fields_that_are_promised(narrow, capsys):
 
 
 def test_a_tree_as_json_adds_up_at_every_branch(narrow, capsys):
-    """The bytes of the children are those of their parent."""
-
     def check(branch):
         assert_fields(branch, schema.TreeRecord)
         children = branch["children"]

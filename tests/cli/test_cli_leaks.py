@@ -40,7 +40,7 @@ def test_a_program_that_keeps_only_its_own_names_is_clean(shell_memwatch):
 
 
 def test_what_outlives_the_program_is_named(shell_memwatch, tmp_path):
-    """Loops that gc cannot free and tensors parked elsewhere are told with kind and holder; exit code 1."""
+    """Cycles that gc cannot free and tensors parked elsewhere are reported with kind and holder; exit code 1."""
     (tmp_path / "program.py").write_text(TRAINING + HOOK + PARKED)
     done = shell_memwatch("leaks", "program.py")
     assert (done.returncode, done.stderr) == (1, "")

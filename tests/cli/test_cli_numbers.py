@@ -33,7 +33,7 @@ WRONG = (
 
 @pytest.mark.parametrize("line", WRONG)
 def test_a_wrong_number_is_wrong_usage(line, narrow, tmp_path, capsys):
-    """The usage of the verb and one line; the program does not run, and no file is written."""
+    """The output is the usage of the verb and one line. The program does not run, and no file is written."""
     program = tmp_path / "train.py"
     program.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     verb, *words = line.format(program=program, capture=narrow).split()
@@ -75,7 +75,7 @@ def test_a_size_of_thousands_of_digits_is_no_size(text):
 
 
 def test_a_program_without_tensors_has_no_peak_to_place(shell_memwatch, tmp_path):
-    """No instant is said to be the peak where nothing was ever live."""
+    """The summary names no instant as the peak."""
     done = shell_memwatch("run", "-q", "-o", "a.memwatch", "--html", "-c", "print(1)")
     assert done.returncode == 0
     done = shell_memwatch("summary", "a.memwatch")

@@ -1,4 +1,4 @@
-"""Outputs of verbs: no input, no other output and no device is replaced, and nothing runs before that is known."""
+"""Outputs of verbs replace no input, no other output and no device. Paths are checked before the program runs."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_a_block_that_fails_leaves_the_old_file(tmp_path):
 
 
 def test_of_processes_that_create_one_name_one_wins_and_keeps_it(tmp_path):
-    """The others fail, and what they take away at their end is their own file or nothing."""
+    """The others fail and remove only their own files."""
     for number in range(30):
         target = tmp_path / f"{number}.memwatch"
         ready, go = os.pipe()

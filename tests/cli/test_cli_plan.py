@@ -16,7 +16,7 @@ from memwatch.report import plan_summary
 
 @pytest.fixture(scope="module")
 def replayable(tmp_path_factory):
-    """A training step in a file, with what a replay needs."""
+    """Record a training step into a file, with the arguments that a replay needs."""
     torch.set_num_threads(1)
     path = tmp_path_factory.mktemp("plan") / "step.memwatch"
     layers = [torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU()) for _ in range(4)]
@@ -60,7 +60,7 @@ def test_a_budget_out_of_reach_is_a_finding(replayable, capsys):
 
 @pytest.mark.parametrize("budget", ["fish", "-5%", "nan%", "12 parsecs", "1e999"])
 def test_a_budget_that_is_none_is_named(replayable, budget, capsys):
-    """What cannot be read as a size or a share is wrong usage; the error repeats it, with what would do."""
+    """A budget that is neither a size nor a share is wrong usage. The error repeats it and gives examples."""
     with pytest.raises(SystemExit, match="2"):
         main(["plan", str(replayable), f"--budget={budget}"])
     line = capsys.readouterr().err.splitlines()[-1]

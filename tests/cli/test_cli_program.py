@@ -80,7 +80,7 @@ def test_a_program_sees_the_names_arguments_and_path_of_python(form, target, pro
     ],
 )
 def test_a_program_that_is_not_there_is_named(form, target, programs, command):
-    """What cannot be found is one clear error of memwatch, not of the program."""
+    """One clear error comes from memwatch, not from the program."""
     (programs / "empty").mkdir()
     (programs / "plain.py").write_text("")
     done = command(sys.executable, "-c", RUN, form, target)
@@ -90,7 +90,7 @@ def test_a_program_that_is_not_there_is_named(form, target, programs, command):
 
 @pytest.mark.parametrize("verb", ["run", "leaks"])
 def test_a_capture_in_place_of_a_program_is_refused_in_a_sentence(verb, tmp_path, capsys):
-    """Who gives a capture to a verb that runs programs is told which verbs read captures."""
+    """The error names the verbs that read captures."""
     capture = tmp_path / "run.memwatch"
     with memwatch.profile(capture):
         torch.ones(8)

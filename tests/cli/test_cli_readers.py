@@ -46,7 +46,7 @@ def test_rows_limit_what_is_listed(narrow, capsys):
 
 
 def test_a_tree_splits_by_any_text_column(narrow, capsys):
-    """`--by` names the levels; a column that is none is wrong usage."""
+    """`--by` names the levels. A name that is not a column is wrong usage."""
     assert main(["tree", "--by", "op_name", str(narrow)]) == 0
     assert "aten." in capsys.readouterr().out
     with pytest.raises(SystemExit) as ended:
@@ -138,7 +138,7 @@ def test_diff_tells_sites_by_name_where_lines_moved(tmp_path, capsys):
     ],
 )
 def test_diff_shortens_ops_and_leaves_names_whole(site, shown):
-    """The dots of a parameter's name are no namespace and no overload."""
+    """The dots in a parameter's name do not mark a namespace or an overload."""
     assert short_site(site) == shown
 
 
@@ -177,7 +177,7 @@ WRONG = [
 
 @pytest.mark.parametrize("words", WRONG)
 def test_wrong_usage_exits_2(words, capsys):
-    """Wrong usage says what is wrong behind the verb's usage."""
+    """The message follows the usage of the verb."""
     with pytest.raises(SystemExit) as ended:
         main(words.split())
     said = capsys.readouterr().err
@@ -187,7 +187,7 @@ def test_wrong_usage_exits_2(words, capsys):
 
 
 def test_the_command_alone_says_what_to_type(capsys):
-    """Without a verb a few lines of 80 columns name verbs that there are; the exit code is that of wrong usage."""
+    """A few lines of 80 columns name existing verbs. The exit code means wrong usage."""
     assert main([]) == 2
     lines = capsys.readouterr().err.splitlines()
     named = [words[1] for words in map(str.split, lines) if words[:1] == ["memwatch"]]

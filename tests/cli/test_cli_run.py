@@ -34,7 +34,7 @@ ENDINGS = {
 
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_a_program_ends_as_it_would_have_ended(ending, shell_memwatch, command, tmp_path):
-    """Exit code, output, warnings and traceback are those of `python`, to the letter; the file is good."""
+    """Exit code, output, warnings and traceback are those of `python`, letter for letter, and the file is good."""
     code = ENDINGS[ending]
     (tmp_path / "program.py").write_text(f"import torch\n{code}\n" if "torch" in code else f"{code}\n")
     plain = command(sys.executable, "program.py")
@@ -46,7 +46,7 @@ def test_a_program_ends_as_it_would_have_ended(ending, shell_memwatch, command, 
 
 @pytest.mark.parametrize("words", [["program.py"], ["-m", "program"], ["-c", "import program"]])
 def test_the_options_behind_the_program_are_its_own(words, shell_memwatch, tmp_path):
-    """What follows the program goes to it, also where memwatch has an option of that name."""
+    """Words after the program go to it, even if memwatch has an option of the same name."""
     (tmp_path / "program.py").write_text("import sys, torch\nprint(sys.argv[1:])\ntorch.ones(1000).exp()\n")
     done = shell_memwatch("run", "-o", "a.memwatch", *words, "-o", "b", "-q", "--html=x", "-m", "--", "")
     assert done.stdout == "['-o', 'b', '-q', '--html=x', '-m', '--', '']\n"
@@ -79,7 +79,7 @@ def test_the_page_is_written_where_it_was_asked_for(shell_memwatch, tmp_path):
 
 
 def test_files_that_exist_are_kept(shell_memwatch, tmp_path):
-    """Nothing is written over without -f, and the program is not even started."""
+    """Without -f no file is replaced, and the program does not even start."""
     for name, options in (("a.memwatch", []), ("b.html", ["--html=b.html"])):
         (tmp_path / name).write_text("precious")
         done = shell_memwatch("run", "-o", "a.memwatch", *options, "-c", "print('started')")
@@ -144,7 +144,7 @@ def test_a_full_disk_costs_the_file_not_what_was_recorded(shell_memwatch, tmp_pa
 
 
 def test_each_device_may_have_a_limit_of_its_own(shell_memwatch):
-    """The one that is exceeded stops the program; a limit of all devices goes with no other."""
+    """The device that exceeds its limit stops the program. A limit for all devices excludes further limits."""
     code = "import torch; torch.ones(1 << 20)"
     within = shell_memwatch("run", "--limit", "cpu=16MiB", "--limit", "cuda:0=1KiB", "-c", code)
     above = shell_memwatch("run", "--limit", "cpu=1MiB", "-c", code)
@@ -155,7 +155,7 @@ def test_each_device_may_have_a_limit_of_its_own(shell_memwatch):
 
 
 def test_a_rank_that_is_started_again_keeps_what_it_left(shell_memwatch, tmp_path):
-    """What torchrun's second try writes lies beside what the first left; a page has its rank once in its name."""
+    """The second try of torchrun writes beside the files of the first. A page has its rank once in its name."""
     for restart, made in (("0", "a.rank1"), ("1", "a.rank1.restart1")):
         place = {"RANK": "1", "WORLD_SIZE": "2", "TORCHELASTIC_RESTART_COUNT": restart}
         done = shell_memwatch("run", "-q", "-o", "a.memwatch", "--html", "-c", "1", **place)

@@ -53,7 +53,7 @@ def run_pytest(command, *words):
 
 
 def test_run_takes_its_defaults_from_the_table(project, shell_memwatch):
-    """The switches, counts and the file of the table are those of a run without options."""
+    """The table's switches, counts and file apply to a run without options."""
     folder = project(
         "[tool.memwatch.run]\noutput = 'a.memwatch'\nstacks = false\nreplay = true\nquiet = true\nhtml = true\n",
         train=TRAIN,
@@ -214,7 +214,7 @@ WRONG = {
 
 @pytest.mark.parametrize("settings", WRONG)
 def test_a_wrong_table_is_one_line_with_the_file_and_the_key(project, shell_memwatch, tmp_path, settings):
-    """Every verb that runs a program ends with wrong usage, and says what is allowed."""
+    """Every verb that runs a program ends with wrong usage and lists the allowed keys."""
     project(settings, train=TRAIN)
     done = shell_memwatch("run", "train.py", whole_end=True)
     assert (done.returncode, done.stdout) == (2, "")

@@ -58,7 +58,7 @@ def shell(tmp_path_factory):
     environment = tmp_path_factory.mktemp("environment")
     venv.create(environment, with_pip=False)
     (packages,) = environment.glob("lib/python*/site-packages")
-    # the entry point of pytest's plugin is found where memwatch is installed; the code is that of these tests
+    # pytest finds the entry point where memwatch is installed; the code is the code of this tree
     paths = [str(ROOT), str(ROOT / "plugins"), sysconfig.get_paths()["purelib"]]
     (packages / "a.pth").write_text("\n".join(paths))
     for name, module in (("memwatch", "memwatch"), ("pytest", "pytest")):
@@ -132,7 +132,7 @@ def test_the_verb_prints_the_guide(capsys):
 
 
 def test_every_verb_that_the_guide_names_exists():
-    """Commands in a sentence are no blocks that run, but their verbs are known."""
+    """Commands inside a sentence are not run by a test, so their verbs are checked here."""
     from memwatch.cli.main import VERBS
 
     verbs = set(re.findall(r"`memwatch ([a-z]+)", GUIDE.read_text(encoding="utf-8")))

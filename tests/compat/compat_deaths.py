@@ -1,4 +1,4 @@
-"""The order in which memory is handed out and freed, in a plain program and in an observed one."""
+"""Compare the order of allocations and frees in a plain program and in an observed one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def plain_order(function: Callable[[], Any]) -> list[int]:
 
 
 def observed_order(prof: memwatch.Profile) -> list[int]:
-    """Return the allocations and frees of a profiled block, in the form of `plain_order`: those of its own thread."""
+    """Return the allocations and frees of a profiled block's own thread, in the form of `plain_order`."""
     rows = prof.capture.tables["allocator"]
     own = rows["thread"] == NONE  # torch's profiler hears no other
     return _order(zip(rows["address"][own].tolist(), rows["nbytes"][own].tolist(), strict=True))

@@ -52,7 +52,7 @@ class _Missing(dict):  # type: ignore[type-arg]
 
 
 def _names(node: Any, parent: str) -> list[str]:
-    """List the ops below a node; one that dispatches to itself again counts once."""
+    """List the ops below a node. An op that dispatches to itself again counts once."""
     names = []
     for child in node.children:
         if child.tag != _EventType.TorchOp:

@@ -39,7 +39,7 @@ Program = Callable[[], Any]
 
 @dataclass
 class Outcome:
-    """What one run of a program showed."""
+    """The observable results of one run of a program."""
 
     result: Any
     error: Any
@@ -161,18 +161,18 @@ def check(
 def check_sampled(
     program: Program, intercept: str, *, formula: str = "", deep_every: int = _DEEP_EVERY
 ) -> int:
-    """Assert that a program runs the same with a holder sample after every op as plainly; return the number of samples.
+    """Assert that a program with a holder sample after every op runs as plainly; return the number of samples.
 
     Args:
         program: the program.
         intercept: how memwatch intercepts the ops.
-        formula: what ATen does differently under any mode in this program, where the report cannot know.
-        deep_every: of so many samples one searches the heap.
+        formula: a change that ATen makes under any mode in this program, if the report cannot know it.
+        deep_every: one of this many samples searches the heap.
     """
     forget()
     run(program)  # first-time effects: lazy imports, warnings given once, caches
     plain, again = run(program), run(program)
-    # not when a result was freed: on an accelerator that is up to the thread in which its backward ran
+    # except when a result was freed: on an accelerator this depends on the thread of its backward
     assert _shown(plain) == _shown(again), "the program does not repeat plainly: it cannot be compared"
     prof = memwatch.profile(intercept=intercept)
     with sample_every_op(deep_every=deep_every) as count:
@@ -245,10 +245,10 @@ def unnoticed(
     """Turn a program into a test that it does not notice memwatch, once for each way to intercept.
 
     Args:
-        program: the program; it takes nothing and returns everything that is to be compared.
+        program: the program; it takes no arguments and returns everything to compare.
         deaths: whether storages must die in the plain program's order; a collection of intercepts limits it to those.
-        raises: the program is meant to raise.
-        formula: what ATen does differently under any mode in this program, where the report cannot know.
+        raises: whether the program raises on purpose.
+        formula: a change that ATen makes under any mode in this program, if the report cannot know it.
     """
     if program is None:
         return functools.partial(unnoticed, deaths=deaths, raises=raises, formula=formula)

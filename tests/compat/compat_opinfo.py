@@ -92,15 +92,16 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 def compare(op: Any, intercept: str, count: int, device: str = "cpu", *, sampled: bool = False) -> str:
-    """Run an entry's samples plainly and under one profile; say `equal`, `different`, or why there is no answer.
+    """Run an entry's samples plainly and under one profile. Return `equal`, `different`, or why there is no answer.
 
-    `as under any mode` means: not as plainly, but as under an empty dispatch mode, so the difference is ATen's.
+    `as under any mode` means that the result differs from the plain one, but equals that under an empty dispatch
+    mode, so the difference is ATen's.
 
     Args:
         op: the entry.
         intercept: how memwatch intercepts the ops.
-        count: of so many samples of the entry at most.
-        device: where they lie.
+        count: the largest number of samples to run.
+        device: their device.
         sampled: whether memwatch takes a holder sample after every op.
     """
     samples = list(programs(op, count, device))

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 
 class NamedProgram(NamedTuple):
-    """A program of a file `test_compat_*.py`, with what `compat_harness.unnoticed` was told of it."""
+    """A program of a file `test_compat_*.py`, with the arguments of its `compat_harness.unnoticed`."""
 
     name: str
     program: Any

@@ -140,7 +140,8 @@ def check(programs: tuple[Callable[[], Any], ...]) -> None:
             with memwatch.profile(intercept=intercept) as prof:
                 observed = run()
             if observed != plain and intercept == "mode":
-                with EmptyMode():  # what any mode changes, as the version counters of collectives
+                # under an empty mode too, because any mode changes the version counters of collectives
+                with EmptyMode():
                     plain_or_moded = run()
             else:
                 plain_or_moded = plain
@@ -202,5 +203,5 @@ if __name__ == "__main__":
         ranks.discard(number)
         if status:
             for each in ranks:
-                os.kill(each, signal.SIGKILL)  # it would wait for the one that failed
+                os.kill(each, signal.SIGKILL)  # it would wait for the failed rank
             sys.exit(1)

@@ -1,4 +1,4 @@
-"""What an op raises reaches the program as it was: the class and the words."""
+"""An op's exception reaches the program with its class and its words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Custom operators: written in Python, mutating, defined inside the block, and odd in what they return."""
+"""Custom operators: written in Python, mutating, defined inside the block, and with odd results."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def _cast() -> tuple[list[object], list[weakref.ref]]:
     "options", [{}, {"stacks": False}, {"allocator": False}, {"holders": False}], ids=str
 )
 def test_objects_die_inside_the_block_as_they_do_outside(intercept, options):
-    """What plainly dies by its last reference dies so in the block; what plainly needs the gc needs it there."""
+    """Objects that die with their last reference do so in the block. Objects that need gc need it there too."""
     _cast()
     gc.collect()
     gc.disable()
@@ -155,7 +155,7 @@ async def _coroutine():
 
 @pytest.mark.parametrize("make", [_generator, _coroutine])
 def test_a_look_leaves_nothing_in_a_suspended_call(make):
-    """What a suspended call holds dies when the call binds its variable anew."""
+    """The values of a suspended call die when the call binds its variable anew."""
     with memwatch.profile() as prof:
         call = make()
         value = call.send(None)
@@ -170,7 +170,7 @@ def test_a_look_leaves_nothing_in_a_suspended_call(make):
 
 
 def test_a_look_leaves_nothing_in_a_running_call():
-    """What a running call holds dies when the call unbinds its variable."""
+    """The values of a running call die when the call unbinds its variable."""
 
     def lives_after_sample() -> bool:
         value = torch.full((500, 500), 1.0)

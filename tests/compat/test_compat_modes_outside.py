@@ -103,7 +103,7 @@ OUTSIDE = {
 @pytest.mark.parametrize("intercept", INTERCEPTS, indirect=True)
 @pytest.mark.parametrize("name", OUTSIDE)
 def test_context_that_was_open_before_the_block(name, intercept):
-    """What the program opened before the block works in it as it did, and is left as it was."""
+    """A context that the program opened before the block works in it and is left unchanged."""
 
     def program():
         if name in ("no grad", "inference mode"):
@@ -161,12 +161,12 @@ def test_graph_made_in_the_block_and_run_after_it(intercept):
 @pytest.mark.parametrize("intercept", INTERCEPTS, indirect=True)
 @pytest.mark.parametrize("replay", [False, True])
 def test_tensors_of_symbolic_size_may_be_alive_before_the_block(intercept, replay):
-    """What dynamo's fake tensors weigh is a symbol: they count as nothing, and the block opens."""
+    """The size of dynamo's fake tensors is a symbol. They count as 0 bytes, and the block opens."""
     from torch._dynamo.source import ConstantSource
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    fakes = [  # as of two compiled functions, neither of which knows the other's symbols
+    fakes = [  # as in two compiled functions, which do not know each other's symbols
         FakeTensorMode(shape_env=ShapeEnv()).from_tensor(torch.ones(7, 5), source=ConstantSource(name))
         for name in ("x", "y")
     ]

@@ -1,4 +1,7 @@
-"""What observing changed is said, by name and in bytes; under the key nothing but Python's own numbers."""
+"""memwatch reports each change that observing made, by name and in bytes.
+
+Under the key only Python's own counts change.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +81,10 @@ def test_python_numbers_at_the_peak_are_told(monkeypatch):
 
 @pytest.mark.parametrize("intercept", ["key", "key-python", "mode"], indirect=True)
 def test_a_block_with_forward_mode_ad_says_that_its_peak_may_be_lower(intercept):
-    """Aliases are kept where autograd keeps the tensors with their tangents; without forward mode nothing is said."""
+    """Aliases stay alive because autograd keeps the tensors with their tangents.
+
+    Without forward mode there is no note.
+    """
 
     def step():
         net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))

@@ -83,7 +83,7 @@ def test_compiled_checkpoint_with_dropout():
 
 
 class Doubling(TorchDispatchMode):
-    """Double the sine of a subclass; note what it is asked."""
+    """Double the sine of a subclass, and record the ops that arrive."""
 
     def __init__(self):
         super().__init__()
@@ -98,7 +98,7 @@ class Doubling(TorchDispatchMode):
 
 @pytest.mark.parametrize("intercept", INTERCEPTS, indirect=True)
 def test_the_programs_mode_sees_ops_of_subclasses_first(intercept):
-    """A mode that was entered before the block is asked about the op itself, not about what the subclass runs."""
+    """A mode that was entered before the block gets the op itself, not the ops that the subclass runs."""
     pair = TwoTensor(torch.ones(2), torch.ones(2))
     with Doubling() as plain:
         expected = pair.sin() + 1
@@ -169,7 +169,7 @@ def test_classes_of_the_program_are_not_kept(intercept):
 
 @pytest.mark.parametrize("intercept", INTERCEPTS, indirect=True)
 def test_a_trace_in_another_thread_is_left_alone(intercept):
-    """What is switched on in this thread is neither switched off nor on there."""
+    """A mode that this thread enters stays off in the other thread, and the other way round."""
     state = []
 
     def trace():

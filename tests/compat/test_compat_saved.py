@@ -1,4 +1,4 @@
-"""What a program sees of saved tensors: in custom Functions, and with hooks of its own on one of them."""
+"""Saved tensors from the program's view: in custom Functions, and with the program's own hooks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class FusedLinear(Function):
 
 
 class Enclosing(Function):
-    """Make graphs inside a forward, between the node and what it saves."""
+    """Make graphs inside a forward, between the node and the tensors that it saves."""
 
     @staticmethod
     def forward(ctx, x, weight, scale):
@@ -123,7 +123,7 @@ def test_function_whose_saved_tensors_were_freed_raises():
 
 @pytest.mark.parametrize("intercept", INTERCEPTS, indirect=True)
 def test_backward_after_the_block_finds_the_parameters_too(intercept):
-    """What was packed in the block is given as it was saved; with the last of it torch is as it was."""
+    """Tensors packed in the block are returned as they were saved. After the last one torch is unchanged."""
     before = list(disguise._worn)  # a program before may have left a graph for good, and the packs in it
     weight, scale = fused_parameters()
     with memwatch.profile(intercept=intercept):

@@ -38,5 +38,5 @@ def test_a_traced_function_runs_first_inside_the_block(intercept):
         y = traced(x)
     assert torch.equal(y, x.reshape(2, 2, 6))
     assert not prof.ops["failed"].any()
-    others = ("observer", "threads")  # of what another test has left: a worker of torch's compiler
+    others = ("observer", "threads")  # threads that other tests left: a worker of torch's compiler
     assert [kind for kind, _ in prof.notes if kind not in others] == []

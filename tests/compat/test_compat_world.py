@@ -161,7 +161,7 @@ def test_environment_of_exceptions():
 
 @unnoticed
 def test_recursion_error():
-    """The error is the same; its words tell in which call the limit was hit, so they are not compared."""
+    """The error is the same. Its text names the call that hit the limit, so the texts are not compared."""
 
     def deeper(x):
         return deeper(x + 1)

@@ -1,7 +1,7 @@
 """Tests that need a CUDA device: `make gpu` runs them from a bare checkout with the machine's own Python and torch.
 
-Where there is no device they are collected and skipped. What a device does without one to try it on is tested in
-`tests/accelerator` and under FakeTensorMode.
+Without a device they are collected and skipped. `tests/accelerator` and FakeTensorMode test the parts that need no
+real device.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import pytest
 import torch
 
 TESTS = Path(__file__).resolve().parents[1]
-# the programs are those of other tests
+# the programs are shared with other tests
 sys.path += [str(TESTS), *(str(TESTS / folder) for folder in ("compat", "integration"))]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip the tests of this folder where there is no device."""
+    """Skip the tests of this folder if there is no device."""
     if not torch.cuda.is_available():
         reason = f"torch {torch.__version__} finds no CUDA device here"
         for item in items:

@@ -1,4 +1,4 @@
-"""What CUDA's caching allocator itself says of a function, read by code that shares nothing with memwatch."""
+"""The events that CUDA's caching allocator itself records for a function, read by code independent of memwatch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is special about CUDA's allocator: workspaces, reserved memory, graphs, expandable segments, no memory left."""
+"""Special cases of CUDA's allocator: workspaces, reserved memory, graphs, expandable segments, no memory left."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_the_workspace_of_cublas_is_told_from_tensors(on_cuda):
 
 
 def test_the_workspace_of_a_convolution_is_told_from_tensors(on_cuda):
-    """What cuDNN takes within an op is in the peak, whatever algorithm it chooses."""
+    """The workspace of cuDNN within an op is in the peak, whichever algorithm it chooses."""
     convolution = torch.nn.Conv2d(64, 64, 3, padding=1)
     images = torch.randn(8, 64, 64, 64, requires_grad=True)
     convolution(images).sum().backward()
@@ -47,7 +47,7 @@ def test_the_workspace_of_a_convolution_is_told_from_tensors(on_cuda):
 
 
 def test_reserved_memory_is_among_the_facts(on_cuda):
-    """What the allocator holds and has not handed out is told by device."""
+    """Reserved bytes that are not in use are reported by device."""
     held = torch.empty(64 * MIB, dtype=torch.uint8)
     del held
     with memwatch.profile() as prof:
@@ -72,7 +72,7 @@ def test_no_memory_left_is_told_with_what_was_live(on_cuda):
 
 
 def test_a_tensor_that_another_stream_uses_is_freed_when_the_program_frees_it(on_cuda):
-    """The allocator keeps its block for the stream; the program's memory is what the curve is about."""
+    """The allocator keeps the block for the stream. The curve shows the memory of the program."""
     other = torch.cuda.Stream()
     with memwatch.profile() as prof:
         large = torch.empty(32 * MIB, dtype=torch.uint8)

@@ -53,7 +53,7 @@ def test_views_keep_their_history_with_a_sample_after_every_op(on_cuda, repeatab
 @pytest.mark.parametrize("intercept", ["key", "mode"])
 @pytest.mark.parametrize("file", ["backward", "functions", "inplace", "saved"])
 def test_programs_are_bit_equal_with_a_sample_after_every_op(on_cuda, repeatable, file, intercept):
-    """Programs written for the CPU: those that do not run on the device are left out."""
+    """The programs were written for the CPU. Programs that do not run on the device are left out."""
     from compat_harness import check_sampled, run
     from compat_programs import all_programs
 

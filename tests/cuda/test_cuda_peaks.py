@@ -1,4 +1,4 @@
-"""The peak on a CUDA device is that of the caching allocator: its own counter, and its own history of events."""
+"""The peak on a CUDA device equals the caching allocator's own counter and its own history of events."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def test_a_size_takes_a_block_of_a_segment(nbytes, block, segment):
 
 
 def test_what_is_free_is_taken_again_and_joined():
-    """The smallest free block that is large enough; two neighbours that are free serve one that needs both."""
+    """The allocator takes the smallest free block that is large enough, and joins two free neighbours."""
     allocator = CachingAllocator()
     for number in range(4):
         allocator.allocate(number, 4 * MIB)

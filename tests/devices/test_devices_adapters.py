@@ -1,4 +1,4 @@
-"""Adapters: what memwatch asks of each kind of device, and that nothing else names one."""
+"""Adapters: the questions that memwatch has for each kind of device. No other code names a kind."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_random_states_are_put_back():
 
 
 class Backend(SimpleNamespace):
-    """What a backend of PrivateUse1 registers as `torch.NAME`."""
+    """The module that a backend of PrivateUse1 registers as `torch.NAME`."""
 
     def __init__(self, *, initialized):
         states = {torch.device("cpu"): torch.zeros(1, dtype=torch.uint8)}
@@ -82,7 +82,7 @@ def test_a_backend_is_asked_once_it_runs(monkeypatch, initialized, names):
 
 
 def test_a_backend_without_statistics_counts_nothing():
-    """A device whose allocator tells nothing is 0 bytes, and no error; its bytes go to plain memory."""
+    """A device whose allocator reports no figures counts 0 bytes without an error."""
     adapter = adapter_of("nothing:0")
     assert adapter.names == []
     assert adapter.allocated_bytes("nothing:0") == adapter.reserved_bytes("nothing:0") == 0
@@ -91,7 +91,7 @@ def test_a_backend_without_statistics_counts_nothing():
 
 
 def test_growth_of_one_device_is_not_set_off_by_another():
-    """What one device gave back does not hide what another got."""
+    """Bytes that one device gave back do not hide bytes that another one got."""
     assert most_growth_bytes({"cpu": 100, "cuda:0": 0}, {"cpu": 20, "cuda:0": 60, "cuda:1": 5}) == 60
 
 

@@ -36,7 +36,7 @@ exec(compile(pathlib.Path(sys.argv[0]).read_text(), pathlib.Path(sys.argv[0]).ab
 
 @dataclass(frozen=True)
 class Command:
-    """A command of a page, and what the page says it prints."""
+    """A command of a page, and the output that the page shows."""
 
     words: str
     shown: str
@@ -51,12 +51,12 @@ def has_programs(page: Path) -> bool:
 def follow(
     page: Path, folder: Path, run: Callable[..., CompletedProcess[str]]
 ) -> list[tuple[Command, CompletedProcess[str]]]:
-    """Do what a page says in a folder; return each command with what became of it.
+    """Follow a page in a folder; return each command with its result.
 
     Args:
         page: the page.
         folder: an empty folder, in which the commands run.
-        run: runs code with arguments in a process of its own, where nothing else is alive (`fresh_python`).
+        run: runs code with arguments in a fresh process (`fresh_python`).
     """
     done = []
     for language, title, text in _BLOCK.findall(page.read_text(encoding="utf-8")):
@@ -80,7 +80,7 @@ def _run(words: str, run: Callable[..., CompletedProcess[str]]) -> CompletedProc
 
 
 def _mend(file: Path, text: str) -> None:
-    """Replace the lines of a file that begin with `-` in a diff by those that begin with `+`; others stay."""
+    """Apply a diff to a file: lines with `-` are replaced by lines with `+`."""
     lines = text.splitlines(keepends=True)
     old, new = ("".join(line[1:] for line in lines if line[0] in (sign, " ")) for sign in "-+")
     before = file.read_text(encoding="utf-8")

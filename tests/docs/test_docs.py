@@ -42,7 +42,6 @@ def test_every_link_leads_to_a_file(page):
 
 
 def test_every_page_is_in_the_contents_of_the_site():
-    """A page that nobody links to is read by nobody."""
     listed = set(re.findall(r"([\w/]+\.md)", (ROOT / "mkdocs.yml").read_text(encoding="utf-8")))
     assert {str(page.relative_to(DOCS)) for page in PAGES} == listed
 

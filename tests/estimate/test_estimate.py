@@ -72,7 +72,7 @@ def test_a_resize_frees_and_makes_memory_of_fake_tensors():
 
 
 def test_what_is_made_of_values_counts():
-    """torch.tensor is no op: its result is met by the op that reads it."""
+    """`torch.tensor` is not an op. The op that reads its result is the first to see it."""
     assert estimate("import torch; a = torch.tensor([1.0, 2.0]); b = a + 1").tensor_bytes == 16
 
 
@@ -119,7 +119,7 @@ def test_an_error_of_the_program_is_its_own(raised):
 
 
 def test_no_file_of_values_is_written(tmp_path):
-    """A checkpoint of a real run is not replaced by one without values."""
+    """A checkpoint of a real run must not be replaced by one without values."""
     path = tmp_path / "model.pt"
     found = estimate(f"import torch; torch.save(torch.ones(3), {str(path)!r})")
     assert not path.exists()
@@ -127,7 +127,7 @@ def test_no_file_of_values_is_written(tmp_path):
 
 
 def test_a_loader_reads_its_data_in_order_here():
-    """Its workers could not send fake tensors; each index is drawn once though there are no values."""
+    """Its workers could not send fake tensors. Each index is drawn once although the tensors have no values."""
     found = estimate("""
         import torch
         from torch.utils.data import DataLoader, Dataset
@@ -145,7 +145,7 @@ def test_a_loader_reads_its_data_in_order_here():
 
 
 def test_everything_is_put_back():
-    """Nothing of the pretended job is left in the process."""
+    """The process keeps nothing of the simulated job."""
 
     def state():
         functions = [torch.save, DataLoader.__init__, torch.multiprocessing.spawn, sys.excepthook]
@@ -157,7 +157,7 @@ def test_everything_is_put_back():
 
 
 def test_a_job_finds_its_ranks():
-    """The environment, the arguments of the program and `spawn` lead to the rank that was asked for."""
+    """The environment, the arguments of the program and `spawn` lead to the wanted rank."""
     program = """
         import os, torch
         from torch import distributed

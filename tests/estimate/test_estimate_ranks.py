@@ -1,4 +1,4 @@
-"""The estimate of a rank is what a real rank has, to the byte of its tensors."""
+"""The estimate of a rank equals the tensors of a real rank, to the byte."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What kernels take beside tensors is estimated by running them once, at their sizes or at smaller ones."""
+"""The memory of kernels is estimated by running them once, at their real size or at smaller sizes."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def estimate(program, **options):
 
 @pytest.mark.parametrize("most_bytes", [16 << 20, 128 << 10], ids=["at their sizes", "at smaller sizes"])
 def test_tensors_and_workspace_are_what_a_real_run_takes(most_bytes, monkeypatch, one_thread):
-    """To the byte: convolutions and batch norms copy their operands, and these copies grow as products of lengths.
+    """Convolutions and batch norms copy their operands. The estimate of these copies is exact to the byte.
 
-    What a convolution takes at smaller sizes is scaled. A processor without AVX-512 pads otherwise at those, and
-    copies more with each thread: with one it is 0.84 %.
+    The workspace of a convolution is measured at smaller sizes and scaled. A processor without AVX-512 pads
+    differently at those, and copies more with each thread: with one thread the difference is 0.84 %.
     """
     with memwatch.profile(stacks=False, holders=False) as prof:
         train_convolutions()
@@ -50,7 +50,7 @@ def test_tensors_and_workspace_are_what_a_real_run_takes(most_bytes, monkeypatch
 
 
 def train_recurrent():
-    """What oneDNN keeps of each layer for its backward is 15 times its output; of the last pass nothing is kept."""
+    """The LSTM of oneDNN keeps 15 times the output of each layer for its backward, but nothing in the last pass."""
     net = nn.LSTM(24, 40, num_layers=2, bidirectional=True)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     for _ in range(2):
@@ -87,7 +87,7 @@ def test_a_result_whose_size_cannot_be_told_is_named(monkeypatch):
 
 
 def test_an_op_that_is_not_run_is_named():
-    """What an op of others does beside its results is not known: it is not run, and the text says so."""
+    """The side effects of a foreign op are unknown, so memwatch does not run it, and the text names it."""
 
     @torch.library.custom_op("memwatch_test::unknown", mutates_args=())
     def unknown(x: torch.Tensor) -> torch.Tensor:

@@ -132,7 +132,7 @@ def memory_bank():
 
 
 def predictions_gathered():
-    """What torch.cat gathers has to wait for it."""
+    """Gather predictions for torch.cat; they have to wait for it."""
     model, predictions = net(), []
     with torch.no_grad():
         for _ in range(6):

@@ -6,7 +6,7 @@ ran: list[str] = []
 
 
 class Watchful(type):
-    """A class that notices when it is asked about."""
+    """A class that records every question about it."""
 
     def __instancecheck__(cls, instance):
         ran.append("__instancecheck__")

@@ -55,7 +55,7 @@ def test_every_holding_program_is_told_who_holds(name):
 
 @pytest.mark.parametrize("name", sorted(CASES.keys() - OTHERWISE_DIFFERENT))
 def test_the_predicted_peak_is_the_measured_peak_of_the_mended_twin(name):
-    """What the peak would fall to with all findings mended is what the allocator measures on the mended program."""
+    """The predicted peak with all findings mended equals the measured peak of the mended program."""
     program, _, twin = CASES[name]
     held = profiled(program)
     predicted = held.findings[0].together_peak_bytes - held.baseline_bytes
@@ -64,7 +64,7 @@ def test_the_predicted_peak_is_the_measured_peak_of_the_mended_twin(name):
 
 @pytest.mark.parametrize("program", drag_realistic.SILENT)
 def test_what_a_loop_needs_in_its_next_pass_is_no_finding(program):
-    """A memory bank, and what one op gathers, has to be kept."""
+    """A memory bank must be kept, and so must the tensors that one op gathers."""
     assert [str(finding) for finding in profiled(program).findings] == []
 
 
@@ -73,7 +73,10 @@ def inputs():
 
 
 def test_lists_that_wait_are_named_in_thunder_1337():
-    """The stage-by-stage order costs 2.75 MiB, the path-by-path order 0.75; the lists t1s, t2s, t3s are told of."""
+    """The stage-by-stage order costs 2.75 MiB, the path-by-path order 0.75.
+
+    The findings name the lists t1s, t2s, t3s.
+    """
     t0s, a = inputs()
     with memwatch.profile() as slow:
         memory_peak_inefficient_func(t0s, a)
@@ -100,7 +103,7 @@ def test_inputs_held_by_the_caller_are_named_where_they_count():
 
 
 def test_a_finding_lowers_the_peak():
-    """Nothing is told that would not lower the peak, alone or together with the rest."""
+    """Each finding lowers the peak, alone or together with the others."""
     for program, _, _ in CASES.values():
         prof = profiled(program)
         for finding in prof.findings:
@@ -109,7 +112,7 @@ def test_a_finding_lowers_the_peak():
 
 
 def test_holders_can_be_switched_off():
-    """Without holders nothing is looked at: no variable is named."""
+    """Without holders memwatch takes no samples, so no variable is named."""
     with memwatch.profile(holders=False) as prof:
         drag_programs.comprehension_keeps()
     assert prof.capture.rows("holders") == 0

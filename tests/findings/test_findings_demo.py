@@ -1,4 +1,4 @@
-"""On the demo every byte at the peak has a holder, and what is saved for backward is told by module and op."""
+"""In the demo every byte at the peak has a holder, and saved tensors are reported by module and op."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def profiled():
 
 
 def test_every_byte_of_the_demos_peak_has_a_holder(profiled):
-    """No row of at_peak is without a holder, and hardly a byte is held by C++ alone."""
+    """Every row of at_peak has a holder, and C++ alone holds almost nothing."""
     peak = profiled.at_peak
     assert (peak["holder"] != "").all()
     assert set(peak["holder_kind"]) >= {"autograd node", "module parameter", "optimizer state"}

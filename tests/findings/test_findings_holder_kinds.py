@@ -1,4 +1,4 @@
-"""What a holder is follows from the kinds of its references; no word decides."""
+"""The kinds of a holder's references decide its kind. Words never do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told of loops is true of the pass that runs: what it made itself, what the last one left, what it reads."""
+"""Findings about loops describe the pass that runs: its own memory, memory left by the last pass, and its reads."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_what_a_pass_made_itself_is_not_of_the_last_pass():
 
 
 def test_what_the_last_pass_left_is_of_the_last_pass():
-    """Its last use was before this pass began; without it the peak is the one that the finding foretells."""
+    """The last use was before this pass began. Without this memory the peak equals the predicted one."""
 
     def run(*, drops):
         with memwatch.profile() as prof:
@@ -85,7 +85,10 @@ def test_averaged_weights_do_not_wait_for_the_next_pass():
 
 
 def test_what_a_module_is_called_with_does_not_wait_in_its_call():
-    """Torch passes it on as `*args`, which is no container of the program's: nobody could make it later."""
+    """The argument is passed on as `*args`.
+
+    This tuple is not a container of the program, so no edit could delay it.
+    """
 
     class Unpacked(nn.Linear):
         def forward(self, x):
@@ -100,7 +103,7 @@ def test_what_a_module_is_called_with_does_not_wait_in_its_call():
 
 
 def test_the_site_of_a_finding_stands_before_what_is_remarked_of_its_holder():
-    """So the line is that of the holder, and not of the rule by which it is inferred."""
+    """The reported line is the holder's, not the line of the rule that inferred it."""
     for finding in distill(drops=False).findings:
         assert finding.holder.endswith(finding.remark)
         named = finding.holder.removesuffix(finding.remark)
@@ -144,7 +147,7 @@ def net_with_steps(*, zero_first, warmup=0):
 
 @pytest.mark.parametrize("steps", [1, 3])
 def test_gradients_of_a_warm_up_before_the_block_are_found_alive_in_its_forward(steps):
-    """Without them the peak would be that of the program that zeroes its gradients before the forward."""
+    """Without them the peak equals that of a program that zeroes its gradients before the forward."""
 
     def profiled(*, zero_first):
         _, step = net_with_steps(zero_first=zero_first, warmup=1)
@@ -161,7 +164,7 @@ def test_gradients_of_a_warm_up_before_the_block_are_found_alive_in_its_forward(
 
 
 def test_gradients_from_before_the_block_that_are_read_in_it_or_after_it_are_not_found():
-    """A block that adds to gradients, one that only evaluates, and one that begins with the optimizer's step."""
+    """The blocks add to gradients, only evaluate, or begin with the optimizer's step."""
     net, step = net_with_steps(zero_first=True, warmup=1)
     x = torch.randn(WIDE // 2, WIDE)
     with memwatch.profile() as adds:

@@ -17,7 +17,7 @@ class Batch:
 
 
 def test_a_step_of_the_programs_own_is_no_forward_that_gradients_outlive():
-    """While a loop goes over gradients, those that it has passed are not told as kept in forward."""
+    """While a loop goes over gradients, the passed ones are not reported as kept in forward."""
     net = nn.Sequential(nn.Linear(211, 503), nn.ReLU(), nn.Linear(503, 307))
     moved = {}
     with memwatch.profile() as prof:
@@ -32,7 +32,7 @@ def test_a_step_of_the_programs_own_is_no_forward_that_gradients_outlive():
 
 
 def test_objects_of_one_list_are_one_finding():
-    """What attributes of many items keep is told once, with the item left open."""
+    """Memory in attributes of many items is reported once, for any item."""
     net, kept = nn.Linear(211, 307), []
     with torch.no_grad(), memwatch.profile() as prof:
         for _ in range(5):

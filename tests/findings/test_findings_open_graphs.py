@@ -34,7 +34,7 @@ def without_graph(model, batch):
 
 
 def test_graphs_that_a_list_keeps_are_told_with_the_forward_that_made_them():
-    """The list is named, the line of the forward too, and the peak is what it is without the graphs."""
+    """The finding names the list and the forward's line. Its predicted peak equals the peak without the graphs."""
     kept, prof, mended = [], memwatch.profile(), memwatch.profile()
     train(prof, 5, validate=with_graph, kept=kept)
     (finding,) = prof.findings

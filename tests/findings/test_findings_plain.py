@@ -155,8 +155,8 @@ STYLES = {
 
 
 EVERY_STYLE = ("MLP", "transformer")
-# Without AVX-512 no kernel's workspace makes the peak: autocast's copies of the experts are 5.3 % of it, if a weight
-# has one state alone. That is told, and true.
+# Without AVX-512 no kernel's workspace makes the peak. Autocast's copies of the experts are then 5.3 % of it if a
+# weight has one state alone, and the finding about them is true.
 OF_AUTOCAST = {} if torch.cpu._is_avx512_supported() else {"MoE": "autocast with Adam"}
 RUNS = [
     (name, style)
@@ -168,11 +168,11 @@ RUNS = [
 
 @pytest.mark.parametrize(("name", "style"), RUNS)
 def test_plain_training_has_no_findings(name, style):
-    """Nothing is told of a training loop as the tutorials have it, whether iterations are marked or not."""
+    """A training loop as in the tutorials has no findings, with and without step marks."""
     torch.manual_seed(0)
     make, batch = MODELS[name]
     make_optimizer, step = STYLES[style]
-    # oneDNN has no LSTM in bfloat16 for a processor without AVX-512: there the program itself fails, torch's own runs
+    # On a processor without AVX-512 oneDNN has no LSTM in bfloat16, and the program itself fails
     uses_onednn = name != "LSTM" or style != "autocast" or torch.cpu._is_avx512_supported()
     with torch.backends.mkldnn.flags(enabled=uses_onednn), memwatch.profile() as prof:
         model = make()
@@ -207,7 +207,7 @@ def test_a_foreach_step_is_told_of_where_its_temporaries_make_the_peak():
     many, one = train(foreach=True), train(foreach=False)
     (finding,) = (finding for finding in many.findings if finding.kind == "optimizer")
     assert "foreach=False" in finding.advice
-    assert "fall to about" in finding.advice  # what the loop makes was not recorded
+    assert "fall to about" in finding.advice  # the allocations of the loop were not recorded
     assert finding.predicted_peak_bytes < many.peak_bytes
     assert kinds(one) <= {"fused"}
     assert many.peak_increase_bytes > one.peak_increase_bytes
@@ -255,7 +255,7 @@ def test_a_step_of_an_optimizer_without_a_fused_one_is_no_finding():
 
 
 def test_a_small_saving_of_a_foreach_step_is_told_of_too():
-    """What saves 5 % of the peak is a finding, whatever its kind."""
+    """A change of any kind is a finding if it saves 5 % of the peak."""
     model = nn.Sequential(*[nn.Linear(256, 256, bias=False) for _ in range(12)])
     optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
     activations = [torch.ones(3 * 2**20)]
@@ -284,7 +284,7 @@ def test_a_converted_copy_that_autograd_saves_too_is_told_of():
 
 
 def test_every_byte_at_the_peak_has_a_holder():
-    """No row of at_peak is without a holder; what C++ alone holds is explained by what made it."""
+    """If C++ alone holds a row of at_peak, the op that made it explains it."""
     torch.manual_seed(0)
     model = Transformer()
     optimizer = torch.optim.AdamW(model.parameters())

@@ -1,4 +1,4 @@
-"""Whatever holds a tensor, looking for it runs no code of the program: no property, no repr, no finalizer."""
+"""A search for holders runs no code of the program: no property, repr or finalizer."""
 
 from __future__ import annotations
 

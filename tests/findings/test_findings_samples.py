@@ -1,4 +1,4 @@
-"""Samples leave the program alone: they run none of its code and let nothing live longer; they come in time."""
+"""Samples leave the program alone: they run none of its code, prolong no life, and come in time."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_samples_run_no_code_of_the_objects_they_meet(base):
 
 
 def test_samples_run_no_torch_function():
-    """A tensor subclass in a variable is not asked."""
+    """A sample does not call a tensor subclass in a variable."""
     held = torch.ones(WIDE, WIDE).as_subclass(HostileTensor)
     ran.clear()
     with memwatch.profile():
@@ -87,7 +87,7 @@ def test_samples_run_no_unpack_hook_and_no_node_property():
 
 
 def test_samples_prolong_no_life():
-    """What the program drops dies at once, whatever a sample saw: in frames, generators, exceptions, closures."""
+    """A dropped value dies at once, though a sample saw it in a frame, generator, exception or closure."""
 
     def rows():
         table = torch.ones(2 * WIDE, WIDE)
@@ -198,7 +198,7 @@ def with_a_config(config, depth):
 
 
 def test_what_many_calls_pass_on_hides_nothing():
-    """What a search did not reach within its limit is gone on with when all calls were searched."""
+    """If a search reaches its limit, it goes on once all calls have been searched."""
     config = branching(5)
     leaf = config
     while leaf["rest"]:
@@ -274,7 +274,7 @@ def test_what_is_too_small_to_be_searched_for_is_not_said_to_be_held_by_anyone()
 
 @pytest.mark.parametrize("base_bytes", [1 << 20, 3 << 30])
 def test_what_is_live_before_the_block_does_not_make_samples_rare(base_bytes):
-    """A small program's findings are right in a large process; `base` is never written, so it takes no memory."""
+    """The findings of a small program are right in a large process. `base` is never written, so it takes no memory."""
     base = torch.empty(base_bytes // 4)
     with memwatch.profile() as prof:
         with_a_table([], [])

@@ -1,4 +1,4 @@
-"""Who keeps a graph that no backward needs: the variable is named. What waits for backward is told as saved."""
+"""A variable that keeps a graph which no backward needs is named. Tensors that wait for backward count as saved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a holder is known: what is told as seen is what a look at the peak sees; the rest is inferred, or not seen."""
+"""The evidence of a holder: "seen" means that a sample at the peak found it. The rest is inferred or not seen."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ def test_of_peaks_that_are_as_high_the_first_that_was_looked_at_is_told(monkeypa
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_every_holder_says_how_it_is_known(program):
-    """What is inferred says so in its words, and nothing else does."""
+    """Exactly the inferred holders have a text that marks them as inferred."""
     peak = profiled(program).at_peak
     assert set(peak["holder_evidence"]) <= set(EVIDENCE)
     inferred = peak["holder"].str.contains("(inferred: ", regex=False)
@@ -236,7 +236,7 @@ def test_every_holder_says_how_it_is_known(program):
 
 @pytest.mark.parametrize("program", [decode, decode_to_a_cat, generate])
 def test_a_cache_that_every_token_replaces_is_named(program):
-    """The tensor that the last token replaced, which no sample saw, is told like those before it."""
+    """No sample saw the tensor that the last token replaced. It is reported like the earlier ones."""
     prof = profiled(program)
     peak = prof.at_peak
     caches = peak[(peak["op_name"] == "aten.cat.default") & (peak["holder_kind"] != "running op")]
@@ -280,7 +280,7 @@ def test_what_iterations_share_is_held_and_what_one_makes_is_not():
 
 
 def test_a_gradient_is_no_attribute_of_the_program():
-    """`.grad` has a kind of its own, so the figures of attributes are those of the program's objects."""
+    """`.grad` has its own kind, so figures about attributes count only the program's objects."""
     peak = profiled(train).at_peak
     gradients = peak[peak["category"] == "gradient"]
     assert len(gradients)

@@ -1,4 +1,4 @@
-"""What C++ has, and Python does not show: said where the counts of references tell it, and never of what Python has."""
+"""Holders in C++ that Python does not show. Reference counts prove them; Python objects are never reported so."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def many_looks(count=8):
 
 
 def holders_of_large(prof):
-    """Return the holders at the peak of what has the large size, and how they are known."""
+    """Return the holders of the large storages at the peak, with their evidence."""
     rows = prof.at_peak[prof.at_peak["nbytes"] == LARGE_BYTES]
     return list(zip(rows["holder"], rows["holder_evidence"], strict=True))
 
@@ -61,7 +61,7 @@ def test_an_array_that_took_memory_over_is_told_where_it_lies_now():
 
 
 def test_an_argument_is_one_where_a_comprehension_has_a_variable_of_that_name():
-    """Both are told of the same function and line."""
+    """The argument and the variable have the same function and line."""
 
     def step(x, others):
         return [more(x) for x in others] + [more(x)]
@@ -84,7 +84,7 @@ def group(tmp_path):
 
 
 def test_the_result_of_each_collective_is_told_by_its_future(group):
-    """A future makes the list of its tensors anew whenever it is asked."""
+    """A future makes the list of its tensors anew at each request."""
 
     def begun():
         work = dist.all_reduce(torch.full(LARGE, 1.0), async_op=True)

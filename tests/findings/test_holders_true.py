@@ -92,13 +92,14 @@ def use_up(kept):
 
 @pytest.mark.parametrize(("run", "category"), [(collect, "held"), (use_up, "temporary")])
 def test_what_a_plain_loop_keeps_in_a_container_is_held(run, category):
-    """A list has what earlier passes made; a variable has it until the next pass, and no rule speaks of iterations."""
+    """A list holds tensors of earlier passes. A variable holds its tensor until the next pass."""
     kept = []
     with memwatch.profile() as prof:
         run(kept)
     made = prof.at_peak[(prof.at_peak["op_name"] == "aten.mul.Tensor") & (prof.at_peak["nbytes"] > WIDE)]
     told = made[made["category"] == category]
-    assert told["nbytes"].sum() >= made["nbytes"].sum() - WIDE * WIDE * 4  # what runs now is in no list yet
+    # the tensor of the running pass is not in the list yet
+    assert told["nbytes"].sum() >= made["nbytes"].sum() - WIDE * WIDE * 4
     assert not told["rule"].str.contains("into the next iteration|a later iteration").any()
 
 
@@ -114,7 +115,7 @@ def test_what_waits_in_a_list_for_its_use_is_not_held():
 
 
 def test_the_largest_of_a_kind_stands_behind_a_colon():
-    """A holder's words are no noun in every case: "by saved by" is no English."""
+    """A holder's text is not always a noun: "by saved by" would not be English."""
     net = nn.Sequential(nn.Linear(WIDE, WIDE), nn.Tanh(), nn.Linear(WIDE, 2 * WIDE), nn.Tanh())
     with memwatch.profile() as prof:
         net(torch.ones(8 * WIDE, WIDE)).sum().backward()
@@ -131,7 +132,7 @@ def test_a_module_is_known_by_the_end_of_its_name_that_is_its_alone():
 
 
 def test_a_loop_over_one_line_is_not_said_to_be_one_call_into_c():
-    """Where nobody looked, what the passes before made is not seen: Python went on between two of them."""
+    """Without a sample, tensors of earlier passes count as not seen, because Python ran between two passes."""
     net, x = nn.Linear(64, WIDE), torch.ones(500, 64)
     with memwatch.profile(holders=False) as prof, torch.no_grad():
         through_module = [net(x) for _ in range(4)]

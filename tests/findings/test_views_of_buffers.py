@@ -1,4 +1,4 @@
-"""Of a buffer, the name that has all of it is told before a slice. A slice that alone keeps it is told itself."""
+"""The name of a whole buffer comes before the name of a slice. A slice that alone keeps the buffer is named itself."""
 
 from __future__ import annotations
 

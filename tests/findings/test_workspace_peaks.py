@@ -45,7 +45,7 @@ def test_a_kernel_uses_its_workspace():
 
 
 def test_of_memory_that_no_tensor_names_no_use_is_known():
-    """Compiled code and C++ may use what they allocate: nobody saw it, so nobody says void."""
+    """Compiled code and C++ may use the memory that they allocate, so it does not count as void."""
     with memwatch.profile() as prof:
         convolve(prof)
     unnamed = prof.storages[prof.storages["category"] == "unknown"]

@@ -1,4 +1,7 @@
-"""A wrapper of torch's adds no part to a module's name, and what one op made is not told of what another one did."""
+"""A wrapper of torch adds no part to a module's name.
+
+The holder of one op's result is not inferred from another op's.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ class Blocks(nn.Module):
 
 
 class Wrapper(nn.Module):
-    """A wrapper of the program's own: the name of what it holds is a part of the program's names."""
+    """A wrapper of the program's own. The name of the wrapped module is a part of the program's names."""
 
     def __init__(self, module):
         super().__init__()
@@ -124,7 +127,7 @@ def test_what_another_op_of_the_line_made_does_not_tell_who_holds_a_result(layer
 
 
 def test_what_the_same_op_of_the_line_made_still_tells():
-    """The twin of the test above: items of a list that one op makes are held as those that were seen."""
+    """The twin of the test above: if one op makes all items of a list, the others are held as the seen ones are."""
     with memwatch.profile() as prof:
         kept = [torch.full((ROWS, WIDTH), 1.0) * number for number in range(8)]
         torch.stack(kept).sum()

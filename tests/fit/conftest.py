@@ -14,5 +14,5 @@ def _one_thread(one_thread):
 
 @pytest.fixture(autouse=True)
 def two_steps(monkeypatch):
-    """Run each way for as few steps as show its peak; which of two ways is faster is no subject of these tests."""
+    """Run each way for as few steps as show its peak. These tests do not compare times."""
     monkeypatch.setattr(live_trial, "_MOST_STEPS", 2)

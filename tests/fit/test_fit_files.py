@@ -113,7 +113,7 @@ def contents(folder: Path) -> dict[str, str]:
 
 @pytest.mark.usefixtures("_overlays")
 def test_no_file_of_the_user_changes(folder, fit):
-    """Each run begins with the files of the user, and what the runs wrote and deleted is dropped."""
+    """Each run begins with the user's files. Its own writes and deletions are dropped."""
     (folder / "train.py").write_text(TRAIN.format(before=WRITES))
     before = contents(folder)
     done = fit("train.py")

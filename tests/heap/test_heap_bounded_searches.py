@@ -88,7 +88,7 @@ def test_a_search_is_bounded_and_says_so():
     root = Root(RootKind.FRAME, [Held(EdgeKind.LOCAL, "long", long), Held(EdgeKind.LOCAL, "short", [[near]])])
     for deep in (False, True):
         search = ReferenceSearch(set(), deep=deep, barren=set())
-        # What lies in a long container hides nothing else.
+        # A long container does not hide other objects.
         assert [chain[-1] is near for chain in search.tensors(root)] == [True]
         assert search.cut_count == 1
         assert [chain[-1] is far for chain in search.rest()] == ([True] if deep else [])
@@ -111,7 +111,7 @@ KINDS_OF_ITEMS = {
 @pytest.mark.parametrize("deep", [False, True])
 @pytest.mark.parametrize("kind", KINDS_OF_ITEMS)
 def test_one_of_many_items_that_holds_a_tensor_is_found(kind, deep):
-    """Idle items are passed over many at a time, and never one that leads to a tensor."""
+    """The search skips many idle items at a time, but never an item that leads to a tensor."""
     item, wanted = KINDS_OF_ITEMS[kind], torch.zeros(3)
     many = [item(None) for _ in range(250)]
     many[130] = item(wanted)
@@ -152,7 +152,7 @@ def test_a_class_attribute_is_named_whether_or_not_its_dictionary_is_on_the_way(
 
 
 def test_what_lies_on_an_evaluation_stack_is_the_top_of_its_referrers():
-    """A list that no variable names holds its items; a tensor that nothing but the stack holds has no referrer."""
+    """A list without a name holds its items. A tensor that only the stack holds has no referrer."""
     found = []
 
     def look(values, wanted):
@@ -260,7 +260,7 @@ def test_a_container_that_a_collection_changes_while_it_is_named_is_named(kind, 
 
 
 def test_a_tuple_that_is_being_filled_is_named():
-    """A tuple that C code fills has gaps for what is still to come, and gc shows it: they are not looked at."""
+    """A tuple that C code fills has empty places, which gc shows. The search skips them."""
     found = []
 
     def the_tensor_of_five():
@@ -290,7 +290,7 @@ def test_what_a_tool_keeps_is_not_looked_into(tool, request):
 
 
 def test_a_way_that_a_search_found_is_gone_again_by_its_names():
-    """What lies now where a deep search found a tensor is found without one, and nothing where the way has ended."""
+    """After a deep search has found a path, a look along its names finds the tensor that is there now, or none."""
 
     class Cache:
         def __init__(self):
@@ -328,7 +328,7 @@ def test_a_search_looks_into_queues_and_futures():
 
 
 def test_rows_of_numbers_do_not_hide_what_lies_among_them():
-    """Of a long list of short ones the plain rows are passed over; a row with a tensor, or of a subclass, is not."""
+    """In a long list of short lists, plain rows are skipped. A row with a tensor, or of a subclass, is not."""
 
     class Row(list):
         pass
@@ -344,7 +344,7 @@ def test_rows_of_numbers_do_not_hide_what_lies_among_them():
 
 
 def test_the_search_for_the_names_of_leaves_follows_no_more_than_it_may():
-    """What a variable holds itself is named whatever the limit; what lies behind it costs references."""
+    """The value of a variable is named whatever the limit. Objects behind it count against the limit."""
     leaf, behind = torch.ones(3, requires_grad=True), [torch.ones(3, requires_grad=True)]
     idle = [[index] for index in range(200)]
     names, followed = names_of_tensors([leaf, behind[0]], sys._getframe(), most_ways=0)

@@ -27,7 +27,7 @@ def _fresh():
 
 
 def test_retained_bytes_count_what_only_one_reference_keeps():
-    """A tensor with two holders is retained by neither alone; a private one by its list."""
+    """If a tensor has two holders, neither retains it. A list retains a tensor that only it holds."""
     shared, private = torch.randn(100), torch.randn(50)
     BIG["first"], BIG["second"] = [shared, private], [shared]
     del shared, private
@@ -75,7 +75,7 @@ def test_a_frozen_heap_does_not_hold_the_snapshot():
 
 
 def test_reading_autograd_edges_changes_nothing():
-    """No hook is added, no unpack hook is called, no warning is given."""
+    """The read adds no hook, calls no unpack hook and gives no warning."""
     calls = []
     x = torch.randn(4, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t.detach(), lambda t: calls.append(1) or t):
@@ -128,7 +128,7 @@ def test_why_alive_shows_a_loop_when_no_root_reaches_the_tensor():
 
 
 def test_why_alive_refuses_what_is_no_tensor():
-    """The error says what it was given."""
+    """The error repeats the argument."""
     with pytest.raises(NotATensorError, match="list"):
         why_alive([])
 
@@ -182,7 +182,7 @@ def test_one_search_names_the_references_of_a_training_step():
 
 
 def test_a_second_snapshot_leaves_the_calls_as_it_found_them():
-    """The first one's look at the variables of a call is no reference of the program's to the second."""
+    """The first snapshot's read of a call's variables is not a reference of the program for the second."""
 
     def numbers():
         for _ in range(2):

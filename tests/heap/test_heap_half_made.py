@@ -11,7 +11,7 @@ import memwatch
 
 
 def exhausted_product():
-    """Return an iterator that keeps a result of two places, of which one was never filled."""
+    """Return an iterator that keeps a result with two places; one of them was never filled."""
     product = itertools.product([torch.ones(2048)], [])
     assert next(product, None) is None
     return product

@@ -9,7 +9,6 @@ from memwatch.heap.ids import ids_of
 
 @pytest.mark.parametrize("objects", [[], [None], [object(), "text", (), []]], ids=len)
 def test_ids_are_those_of_id(objects):
-    """Each object's id is what `id` returns, in the order of the objects."""
     assert ids_of(objects).tolist() == list(map(id, objects))
 
 

@@ -1,4 +1,4 @@
-"""While looking for holders has no time left, births are not told, but for those looked at whatever it costs."""
+"""While the time budget of samples is used up, births are not reported to the sampler, except those of a new peak."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from whatever there is at entry."""
 
 @pytest.fixture
 def told(monkeypatch):
-    """Return the sizes of the births that the sampler is told of."""
+    """Return the sizes of the births that are reported to the sampler."""
     heard = []
     born = HolderSampler.born
 
@@ -32,7 +32,7 @@ def told(monkeypatch):
 
 @pytest.fixture
 def may_look(monkeypatch):
-    """Return a list that is not empty while there is time to look; without, there is none for long."""
+    """Return a list. While it has items, there is time for samples; while it is empty, there is none for long."""
     found = []
     monkeypatch.setattr(SamplingCosts, "is_affordable", lambda costs: bool(found))
     monkeypatch.setattr(SamplingCosts, "affordable_at_ticks", property(lambda costs: ticks() + LONG_TICKS))
@@ -54,7 +54,7 @@ def chains(elements):
 
 
 def test_births_are_not_told_while_there_is_no_time_to_look(told, may_look):
-    """A program at its peak all the time would be asked about at every op."""
+    """A program that is always at its peak would otherwise report every op."""
     with memwatch.profile():
         chains(LOW)
         chains(HIGH)
@@ -65,7 +65,7 @@ def test_births_are_not_told_while_there_is_no_time_to_look(told, may_look):
 
 
 def test_a_climb_is_told_though_there_is_no_time(told, may_look):
-    """What makes a new peak is looked at whatever it costs."""
+    """A new peak is sampled at any cost."""
     with memwatch.profile():
         chains(LOW)
         chains(HIGH)
@@ -88,7 +88,7 @@ def test_births_are_told_again_once_there_is_time(told, may_look, monkeypatch):
 
 
 def test_a_limit_is_heard_though_births_are_not_told(told, may_look):
-    """What nobody looks at counts for it all the same."""
+    """Births that are not sampled count for the limit."""
     kept = []
 
     def program():

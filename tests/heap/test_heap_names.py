@@ -75,7 +75,7 @@ CASES: dict[str, tuple[object, str]] = {}
 
 
 def build():
-    """Make one holder of each kind; return a weak reference to what each holds, and the holders."""
+    """Make one holder of each kind; return a weak reference to each held object, and the holders."""
     held, words = {}, {}
 
     def case(name, holder, tensor, expected):
@@ -220,7 +220,7 @@ EDGES = {
 
 @pytest.mark.parametrize("name", EDGES)
 def test_a_reference_has_a_kind_and_an_identifier(named, name):
-    """The last edge of the path says which name, key, cell or C++ edge holds the tensor."""
+    """The last edge of the path names the variable, key, cell or C++ edge that holds the tensor."""
     found, _ = named
     assert found[name], "no path was found"
     assert (found[name][-1].edge.kind, found[name][-1].edge.name) == EDGES[name], found[name]
@@ -253,7 +253,7 @@ def test_kinds_keep_their_numbers():
 
 @pytest.mark.parametrize("kind", EdgeKind, ids=lambda kind: kind.name)
 def test_every_kind_has_words(kind):
-    """Each kind of reference can be told, with an owner and without."""
+    """Each kind of reference has a text with an owner and a text without one."""
     owner = Vertex(VertexKind.OBJECT, "Model")
     assert edge_words.edge_phrase(Edge(kind, "name", 3, owner))
     assert edge_words.edge_phrase(Edge(kind))

@@ -36,7 +36,7 @@ class ReadingMode(TorchDispatchMode):
 
 
 def gradient_while_read(read):
-    """Return the gradient of a program in which a view's base is changed in place, while the view is read."""
+    """Return the gradient of a program that changes the base of a view in place while the view is read."""
     torch.manual_seed(0)
     weight = torch.randn(10, dtype=torch.cfloat, requires_grad=True)
     with ReadingMode(read) as mode:
@@ -205,7 +205,7 @@ def test_no_other_line_asks_torch():
 
 
 def reads_a_state(node):
-    """Return True for a field of an `AutogradState`, by the name of what it is read from."""
+    """Return True if an expression reads a field of an `AutogradState`, judged by the name before the dot."""
     value = node.value
     if isinstance(value, ast.Call):
         return isinstance(value.func, ast.Name) and value.func.id == "autograd_state"

@@ -2,16 +2,16 @@
 
     python failing_allocations.py KIND RECORDER INTERCEPT [--every K] [--first N]
 
-KIND says whose allocations fail:
+KIND selects the allocations that fail:
 
 - `torch`: blocks of torch's CPU allocator;
-- `native`: what the C++ recorder takes from the C library;
-- `objects`: objects of Python that the C++ recorder makes;
+- `native`: memory that the C++ recorder takes from the C library;
+- `objects`: Python objects that the C++ recorder makes;
 - `lines`: each line of memwatch's own Python code that makes objects raises MemoryError.
 
 Each run is a fork of a process that has run the step before. For `torch` the program must end as it does without
 memwatch when the same allocation fails. For the others it must not notice. In all cases the block can be left and the
-summary can be made. The last line of the output is JSON: how many allocations failed, and what differs.
+summary can be made. The last line of the output is JSON: how many allocations failed, and the differences.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def in_fork(act):
 
 
 def recorded(program, failing, kind, number, options):
-    """Run the step in a block; return how it ended, and what became of the block."""
+    """Run the step in a block; return how the step and the block ended."""
     found = {"outcome": None}
     stage = "entering"
     try:

@@ -76,7 +76,7 @@ def _selected(ctx, op, *args, **kwargs):
 
 
 def selectively(block, x):
-    """Run a block in a region of which a policy saves the products."""
+    """Run a block in a region whose policy saves the products."""
     return again(block, x, context_fn=functools.partial(create_selective_checkpoint_contexts, _selected))
 
 

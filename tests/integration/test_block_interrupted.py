@@ -1,4 +1,4 @@
-"""A signal's handler that raises, as that of Ctrl-C, raises in the program, wherever memwatch is just then."""
+"""A signal handler that raises, such as the one for Ctrl-C, raises in the program, whatever memwatch is doing."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_no_interrupt_is_lost(intercept, native, alarm, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("native", ["1", "0"])
 def test_storages_that_other_threads_resize_die_once(native, monkeypatch):
-    """Several threads may come to tell of deaths at once; each death is told once, and nobody's call fails."""
+    """Several threads may report deaths at once. Each death is reported once, and every call succeeds."""
     monkeypatch.setenv("MEMWATCH_NATIVE", native)
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
@@ -114,7 +114,7 @@ def test_storages_that_other_threads_resize_die_once(native, monkeypatch):
 
 
 def test_an_address_may_be_in_use_again_before_its_death_is_told():
-    """While another thread tells of deaths, a new storage where a dead one lay is a storage of its own."""
+    """While another thread reports deaths, a new storage at the address of a dead one is a storage of its own."""
     ledger = PythonLedger()
     storages = Storages(Strings(), new_op_counter(), ledger)
     ledger._writing = True  # as that thread does

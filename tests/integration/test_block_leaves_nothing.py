@@ -199,7 +199,7 @@ def test_a_profile_can_be_entered_again():
 
 
 def test_reading_too_early_and_wrong_options_say_what_to_do():
-    """What cannot work is refused with the next step, before anything is switched on."""
+    """The error has the next step, and comes before anything is switched on."""
     before = block_state()
     with pytest.raises(memwatch.MemwatchError, match="after its `with` block"):
         _ = memwatch.profile().peak_bytes
@@ -261,7 +261,7 @@ def test_a_decorated_coroutine_function_is_recorded_whole():
 
 
 def test_a_generator_is_not_decorated():
-    """Of a function that runs in pieces nothing would be recorded: it is an error that says what to do."""
+    """A generator runs in pieces, so the decorator would record nothing. The error says what to do instead."""
 
     async def batches():
         yield torch.ones(3)
@@ -274,7 +274,7 @@ def test_a_generator_is_not_decorated():
 
 
 def test_a_first_import_inside_the_block_keeps_nothing_of_it(fresh_python):
-    """Torch loads parts of itself at first use, inside the block here; what they keep of ours is no recorder."""
+    """Torch loads parts of itself at first use, here inside the block. They must not keep an object of the recorder."""
     code = """
     import gc, memwatch, torch
     from memwatch.record.session import Session
@@ -331,7 +331,10 @@ def test_kernels_that_could_not_be_registered_leave_none_on_the_key(monkeypatch)
 
 
 def test_another_tool_may_stand_in_for_module_calls_too(monkeypatch):
-    """One that was there before a block sees every call; one that comes inside stays, and sees later blocks' calls."""
+    """A tool from before the block sees every call.
+
+    A tool that comes inside stays, and sees the calls of later blocks.
+    """
     seen = []
 
     def standing_on(beneath, name):

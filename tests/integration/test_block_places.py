@@ -16,7 +16,7 @@ from memwatch.errors import MemoryLimitError, MemwatchError
 @pytest.mark.parametrize("native", ["1", "0"])
 @pytest.mark.parametrize("intercept", ["key", "mode"])
 def test_a_block_cannot_be_left_in_another_thread(native, intercept, monkeypatch):
-    """What is on is on in one thread: elsewhere the block says so and stays open."""
+    """A block is active in one thread. In another thread it raises an error and stays open."""
     monkeypatch.setenv("MEMWATCH_NATIVE", native)
     errors = []
 
@@ -95,7 +95,7 @@ def test_threads_under_a_debugger_keep_their_variables(monkeypatch):
 
 
 def test_parameters_of_models_that_are_gone_are_forgotten():
-    """What a step costs does not grow with the models there were."""
+    """The cost of a step does not grow with the number of dead models."""
     with memwatch.profile() as prof:
         for _ in range(20):
             torch.nn.Linear(4, 4)(torch.ones(2, 4)).sum().backward()

@@ -27,7 +27,7 @@ class Counting(TorchDispatchMode):
 
 @pytest.fixture(autouse=True)
 def unchanged():
-    """Nothing of torch's state differs after the test."""
+    """Check that the test changes no state of torch."""
     torch.set_num_threads(1)
     with memwatch.profile(), Counting():
         torch.ones(1)
@@ -46,7 +46,7 @@ def batches(prof, count=3):
 
 @pytest.mark.parametrize("intercept", ["key", "mode"])
 def test_a_block_records_while_its_generator_is_suspended(intercept):
-    """What the caller does between two items is inside the block; after the last item it is not."""
+    """The caller's code between two items is inside the block. Its code after the last item is not."""
     prof = memwatch.profile(intercept=intercept)
     for batch in batches(prof):
         batch.add(1)

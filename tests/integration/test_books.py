@@ -1,7 +1,9 @@
-"""What torch's own books say of memory: buckets of DDP, groups of FSDP2, autocast's cache; truth by construction.
+"""Memory in torch's own records: buckets of DDP, groups of FSDP2, autocast's cache.
 
-One process: a gloo group of one for DDP, and rank 0 of four imagined ranks for FSDP2, whose buffers are as large as
-those of four real ones.
+The expected figures are computed.
+
+There is one process: a gloo group of one for DDP, and rank 0 of four simulated ranks for FSDP2, whose buffers are as
+large as those of four real ones.
 """
 
 from __future__ import annotations
@@ -82,12 +84,12 @@ def left_over():
 
 
 def made_here(sizes, left_over):
-    """Give the sizes without those that were there before the test."""
+    """Return the sizes without those from before the test."""
     return sorted((Counter(sizes) - left_over).elements())
 
 
 def test_buckets_of_ddp_are_communication(alone):
-    """The bucket that the reducer makes, and the one that replaces it, are told with their owner and exact size."""
+    """The reducer's bucket and its replacement are reported with their owner and exact size."""
     with memwatch.profile() as prof:
         train(DistributedDataParallel(net()), 3)
     buckets = of_category(prof, "communication")
@@ -108,7 +110,7 @@ def test_what_a_process_group_still_has_is_no_bucket():
 
 
 def test_many_buckets_are_counted(alone):
-    """Each bucket of a reducer has its number, and its size is that of the logger."""
+    """Each bucket of a reducer has its number, and its size equals the logger's."""
     with memwatch.profile() as prof:
         model = DistributedDataParallel(
             net(), bucket_cap_mb=LAYER_BYTES / (1 << 20), find_unused_parameters=True
@@ -138,7 +140,7 @@ def test_a_bucket_that_gradients_are_views_of_is_theirs_and_held_by_the_reducer(
 
 
 def test_buckets_made_before_the_block_are_known_by_the_collective(alone):
-    """Nobody saw the reducer being made; that a collective works on its bucket in backward says what it is."""
+    """The reducer was made before the block. A collective that works on its bucket in backward reveals it."""
     model = DistributedDataParallel(net())
     with memwatch.profile() as prof:
         train(model)
@@ -301,7 +303,7 @@ def test_flat_parameters_that_are_gathered(left_over, rank_of_four):
 
 
 def test_what_a_collective_makes_is_communication(rank_of_four):
-    """A functional collective's result is told by the op that made it."""
+    """The op of a functional collective reveals its result."""
     from torch.distributed import _functional_collectives as functional
 
     with memwatch.profile() as prof:
@@ -323,7 +325,10 @@ def cast_bytes(cache, **options):
 
 
 def test_weights_in_the_cache_of_autocast_are_held_by_it():
-    """What dies as the region ends was in the cache: it names the weight. Without the cache nothing is named so."""
+    """A copy that dies when the region ends was in the cache, and the report names its weight.
+
+    Without a cache it does not.
+    """
     prof = cast_bytes(cache=True)
     held = prof.at_peak[prof.at_peak["holder_kind"] == "autocast cache"]
     assert held["nbytes"].tolist() == [LAYER_BYTES // 2] * 3
@@ -341,7 +346,7 @@ def test_a_block_without_distributed_training_changes_nothing_of_it():
 
 
 def test_a_reducer_whose_logger_says_nothing_has_memory_and_no_named_part(alone, monkeypatch):
-    """Without the sizes of the buckets nobody knows which of the reducer's storages is one."""
+    """Without the sizes of the buckets, none of the reducer's storages can be named as one."""
     monkeypatch.setattr(ddp, "bucket_sizes", lambda model: [])
     with memwatch.profile() as prof:
         model = DistributedDataParallel(net(), find_unused_parameters=True)
@@ -354,7 +359,10 @@ def test_a_reducer_whose_logger_says_nothing_has_memory_and_no_named_part(alone,
 
 
 def test_whole_parameters_are_not_there_only_for_backward(rank_of_four):
-    """What FSDP2 keeps whole from forward to backward is weights: the summary's share of saved tensors omits it."""
+    """FSDP2 keeps whole parameters from forward to backward.
+
+    They are weights, so the share of saved tensors omits them.
+    """
     model = shard(net(), reshard_after_forward=False)
     given = torch.ones(1, WIDTH)
     with memwatch.profile() as prof:

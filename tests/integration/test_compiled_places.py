@@ -1,4 +1,4 @@
-"""What is said of memory that compiled code makes and reads, of which no op tells."""
+"""Memory that compiled code makes and reads without a recorded op."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _compiled_anew():
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_what_the_backward_of_a_compiled_function_makes_is_on_the_line_of_its_call(backend):
-    """As in eager mode, the line and the module are those of the forward, not of `backward()`."""
+    """As in eager mode, line and module are those of the forward, not of `backward()`."""
     net = nn.Sequential(nn.Linear(IN, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 7))
     compiled = torch.compile(net, backend=backend)
     compiled(torch.randn(ROWS, IN)).mean().backward()
@@ -39,7 +39,7 @@ def test_what_the_backward_of_a_compiled_function_makes_is_on_the_line_of_its_ca
 
 
 def test_nothing_is_told_unused_that_compiled_code_may_read():
-    """No op reads it, for what compiled code reads is not recorded."""
+    """No recorded op reads it, because the reads of compiled code are not recorded."""
 
     def wave(x):
         return torch.sin(x) * x

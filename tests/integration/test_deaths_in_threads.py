@@ -18,7 +18,7 @@ ROUNDS = 3
 
 @pytest.fixture
 def worker():
-    """A thread that ran before the block: its frees are heard by no log."""
+    """Return a thread that ran before the block: no log has its frees."""
     worker = Worker()
     yield worker
     worker.end()
@@ -65,7 +65,7 @@ def test_what_another_thread_dropped_is_gone_before_the_next_allocation(worker, 
 
 @pytest.mark.parametrize("intercept", NATIVE, indirect=True)
 def test_a_death_is_as_of_when_it_came(worker, intercept):
-    """What the worker dropped has ended before the thread of the block goes on, not at its next op."""
+    """Memory that the worker dropped has ended before the block's thread goes on, not at its next op."""
     with memwatch.profile(intercept=intercept) as prof:
         _drop(worker, SimpleNamespace(), [])
         prof.step()
@@ -76,7 +76,7 @@ def test_a_death_is_as_of_when_it_came(worker, intercept):
 
 @pytest.mark.parametrize("intercept", WAYS, indirect=True)
 def test_what_an_unheard_thread_frees_late_is_told(worker, intercept):
-    """The Python recorder hears of it at the next op; of what new threads made, nobody hears such a free."""
+    """The Python recorder notices it at the next op. Memory of new threads is not noticed so."""
     with memwatch.profile(intercept=intercept) as prof:
         shared = SimpleNamespace()
 

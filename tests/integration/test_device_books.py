@@ -1,4 +1,4 @@
-"""What the recorder keeps by device while the program runs: live bytes, limits, and samples of holders."""
+"""The recorder's figures by device while the program runs: live bytes, limits, and samples of holders."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def make(nbytes, device):
 
 @BOTH_RECORDERS
 def test_a_limit_is_of_each_device(recorder, fake):
-    """Two devices may each hold almost as much as the limit; the one that goes above it is named."""
+    """Two devices may each hold almost as much as the limit. The device that exceeds it is named."""
     with memwatch.profile(limit_bytes=100 * KIB):
         kept = [make(90 * KIB, "cpu"), make(90 * KIB, "cuda"), make(90 * KIB, "cuda:1")]
     with (
@@ -55,7 +55,7 @@ def test_a_limit_of_one_device_leaves_the_others(recorder, fake):
 
 
 def test_a_limit_of_no_device_is_refused():
-    """The name that is none stands in the error."""
+    """The error repeats the unknown name."""
     with pytest.raises(memwatch.MemwatchError, match="'the gpu'"):
         memwatch.profile(limit_bytes={"the gpu": 1})
     with pytest.raises(memwatch.MemwatchError, match="'much'"):
@@ -72,7 +72,7 @@ def test_a_meta_tensor_is_above_no_limit(recorder, fake):
 @BOTH_RECORDERS
 @pytest.mark.parametrize(("first", "then"), [("cpu", "cuda:0"), ("cuda:0", "cpu"), ("cuda:0", "cuda:1")])
 def test_each_device_is_sampled_at_its_own_peak(recorder, fake, first, then):
-    """What another device holds, or held, takes no part in when holders are looked for."""
+    """The memory of another device does not influence when holders are sampled."""
 
     def much():
         large = make(4096 * KIB, first)

@@ -1,7 +1,7 @@
 """Every figure is about one device: curves, peaks, tables and findings of programs that use several.
 
-Tensors of accelerators are fake here, which an estimate counts with the bytes that real ones would take. What each
-device should show is counted by the test itself, from sizes that it knows.
+Tensors of accelerators are fake here. An estimate counts them with the bytes of real ones. The test computes the
+expected figures of each device from known sizes.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def test_meta_tensors_count_on_no_device(fake):
 
 
 def test_another_device_is_refused_with_the_known_ones(fake):
-    """The error of an unknown device says which one was asked for, and which there are."""
+    """The error names the wanted device and the existing ones."""
     with memwatch.profile() as prof:
         kept = floats(KIB, "cuda:0"), floats(KIB, "cuda:1"), floats(KIB, "cpu")
     del kept

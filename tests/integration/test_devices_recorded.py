@@ -1,7 +1,7 @@
 """Captures with allocator events of two devices.
 
-No accelerator is needed: a program runs on the host, and some of its storages, with their blocks, are then said to lie
-on another device. What each device should show is known from the program's sizes.
+No accelerator is needed. A program runs on the host, and some of its storages, with their blocks, are then assigned
+to another device. The program's sizes give the expected figures.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def moved(capture, chosen):
 
 @pytest.fixture(scope="module")
 def recorded():
-    """Two chains of ops beside each other, one of which is moved to the accelerator."""
+    """Record two independent chains of ops, and move one of them to the accelerator."""
     with memwatch.profile(replay=True) as prof:
         kept = [torch.zeros(64 * KIB), torch.zeros(16 * KIB)]
         for _ in range(3):
@@ -71,7 +71,7 @@ def test_a_plan_is_of_the_device_of_its_reading(recorded, device, nbytes):
 
 
 def test_a_plan_of_a_capture_is_of_the_accelerator(recorded):
-    """Where no device is named it is the one that a profile is about."""
+    """Without a named device it is the device that the profile describes."""
     assert memwatch.plan(recorded, order="program").program_peak_increase_bytes == 4 * 256 * KIB
 
 

@@ -1,4 +1,4 @@
-"""When the allocator's blocks end, by all that was heard of them."""
+"""The ends of the allocator's blocks, from all recorded events."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def _column(*values):
 
 
 def test_a_storage_on_memory_that_was_given_back_is_another():
-    """What is first seen on a block after all that lay there died lies in memory that no log heard of."""
+    """If all earlier storages on a block are dead when a storage is first seen, no log has the block of the new one."""
     block_of = _column(0, 0, 0, 1)
     seen_ns, died_ns = _column(10, 20, 40, 15), _column(30, 25, LIVES, LIVES)
     assert part_from_successors(block_of, seen_ns, died_ns).tolist() == [0, 0, -1, 1]
@@ -22,7 +22,7 @@ def test_a_storage_on_memory_that_was_given_back_is_another():
 
 
 def test_a_block_ends_with_what_was_heard_first():
-    """A free that was heard is exact; else the storage's death counts, and the address in use again at the latest."""
+    """A logged free is exact. Otherwise the storage's death counts, and at the latest the next use of the address."""
     none = _column(-1, -1, -1, -1)
     blocks = Blocks(
         address=_column(1, 2, 3, 4), nbytes=_column(8, 8, 8, 8), device=_column(0, 0, 0, 0), thread=none,

@@ -1,11 +1,11 @@
-"""A pretend accelerator: `torch.device("pretend:0")` and `"pretend:1"`, with memory from malloc.
+"""A simulated accelerator: `torch.device("pretend:0")` and `"pretend:1"`, with memory from malloc.
 
 Its caching allocator follows the rules of CUDA's: blocks of 512 bytes, segments of 2 and 20 MiB, frees that wait for
-streams, a profiler that hears of each allocation and free, statistics, a memory history. Kernels run on the host. What
-it counts is what memwatch is tested against.
+streams, a profiler that receives each allocation and free, statistics, a memory history. Kernels run on the host. The
+tests compare memwatch with the counters of this allocator.
 
-The first use of anything in here loads it. To import this alone does not: pytest collects the tests in processes that
-must not have an accelerator.
+The device is loaded on first use, not on import. pytest collects the tests in processes that must not have an
+accelerator.
 """
 
 from __future__ import annotations

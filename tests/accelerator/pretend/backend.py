@@ -53,7 +53,7 @@ def memory_snapshot() -> list[dict]:
 
 
 class _Module(ModuleType):
-    """What a backend registers as `torch.NAME`."""
+    """The module that a backend registers as `torch.NAME`."""
 
     is_available = staticmethod(lambda: True)
     is_initialized = staticmethod(lambda: True)
