@@ -1,10 +1,10 @@
-"""A process that has imported torch and memwatch, and runs every program that it is asked for in a fork of itself.
+"""A process that has imported torch and memwatch, and runs every requested program in a fork of itself.
 
-A process of its own takes seconds to import torch. A fork has the modules, and is as fresh otherwise: no block was open
-in it, no kernel is registered, torch has loaded nothing on first use.
+A fresh process needs seconds to import torch. A fork has the modules already. Otherwise it is as fresh: no block was
+open in it, no kernel is registered, torch has loaded nothing on first use.
 
-A fork ends as every process of Python does up to the last exit handler, and there: to take the modules of torch down as
-well would copy the memory that they lie in, 0.3 s each time. Programs whose very end is tested ask for the whole of it.
+A fork runs the exit handlers of Python and then ends at once. To take down the modules of torch would copy their
+memory, 0.3 s each time. Programs that test the very end of a process ask for a full exit.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ShortEnd:
 
 
 END = ShortEnd()
-atexit.register(END)  # before the handlers of what is imported now
+atexit.register(END)  # before the handlers of the following imports
 
 import torch  # noqa: E402
 
@@ -45,14 +45,14 @@ TIME_LIMIT_S = 60
 
 
 def next_program() -> dict:
-    """Serve requests, a line of JSON each; return one in every fork, and leave when there are no more."""
+    """Serve requests, one line of JSON each. Return one in every fork, and leave after the last."""
     for line in sys.stdin:
         child = os.fork()
         if child == 0:
             return json.loads(line)
         _, status = os.waitpid(child, 0)
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(child, signal.SIGKILL)  # what the program may have left running
+            os.killpg(child, signal.SIGKILL)  # processes that the program left running
         sys.stdout.write(f"{os.waitstatus_to_exitcode(status)}\n")
         sys.stdout.flush()
     sys.exit(0)
@@ -75,7 +75,7 @@ def become(program: dict) -> dict:
 
 
 def run(program: dict, end: ShortEnd) -> None:
-    """Run a program as `python -c` does. One that an error ends, or a signal, ends wholly."""
+    """Run a program as `python -c` does. If an error or a signal ends the program, the fork exits fully."""
     code = compile(program["code"], "<string>", "exec")
     ended_with = 0
     try:

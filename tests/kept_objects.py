@@ -16,7 +16,7 @@ _OF_THE_GRAPH = {"Pack"}  # autograd holds it in place of a saved tensor for as 
 
 
 def assert_memwatch_keeps_nothing():
-    """Assert that no block left anything on, and that no object that watches, of those not frozen, holds a tensor."""
+    """Assert that every block is off, and that no unfrozen object of memwatch holds a tensor."""
     assert torch.nn.Module._call_impl is _CALL
     assert "Fake" not in str(torch._C._dispatch_tls_local_include_set())
     assert "Fake" not in str(torch._C._dispatch_tls_local_exclude_set())
@@ -27,7 +27,7 @@ def assert_memwatch_keeps_nothing():
     watchers = _of_classes(objects, (number for number, cls in classes.items() if _watches(cls)))
     assert [obj for obj in watchers if type(obj).__name__ == "Session"] == []
     tensors = set(map(id, _of_classes(objects, map(id, _TENSORS))))
-    # what we may hold is looked at, not who holds each tensor: that would search the heap once per tensor
+    # start from memwatch's objects: to start from the tensors would search the heap once per tensor
     ours = [obj for obj in watchers if type(obj).__name__ not in _OF_THE_GRAPH]
     assert [
         type(obj).__name__ for obj in ours if not tensors.isdisjoint(map(id, gc.get_referents(obj)))

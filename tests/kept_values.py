@@ -35,5 +35,5 @@ class Kept(int):
 
 
 def forget() -> None:
-    """Drop all values: those of another test are compared with nothing."""
+    """Drop all values, so that a test does not compare itself with another one."""
     _VALUES.clear()

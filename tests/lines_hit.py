@@ -72,7 +72,7 @@ class Shots:
         return self._count
 
     def _shoot(self, function, at):
-        """Call a function with the signal at a line; return the exception, None if none came."""
+        """Call a function with the signal at a line; return its exception or None."""
         self._count, self._at = 0, at
         before = self.fired
         try:

@@ -155,7 +155,7 @@ def _searched_strings(tree: ast.Module) -> list[tuple[int, str]]:
 
 
 def _is_position_of_value(function: ast.Attribute) -> bool:
-    """Return True for `PHASES.index`, the position of a value in a tuple of them, which is no text."""
+    """Return True for `PHASES.index`: the position of a value in a tuple is not a text."""
     return function.attr == "index" and isinstance(function.value, ast.Name) and function.value.id.isupper()
 
 

@@ -50,7 +50,7 @@ def peak_increase_bytes(events: list[tuple[int, int]]) -> int:
 
 
 def seeded(make: Callable[[], Callable[[], Any]]) -> Callable[[], Any]:
-    """Build the program anew with the same seed; its model and data belong to what was there before."""
+    """Build the program anew with the same seed. Its model and data existed before the block."""
     torch.manual_seed(0)
     program = make()
     torch.manual_seed(1)

@@ -134,7 +134,7 @@ def test_a_script_that_writes_nothing_gets_no_note(folder, fit):
 
 @pytest.mark.parametrize("write", ['open("run/log.txt", "a")', 'torch.save(net.state_dict(), "run/last.pt")'])
 def test_where_the_kernel_refuses_overlays_a_write_is_an_error(folder, fresh_python, write):
-    """No run changes a file then. The script's own error names the file, and a line says what to do."""
+    """Every file stays as it is. The script's own error names the file, and a line says what to do."""
     (folder / "train.py").write_text(TRAIN.format(before=f"net = nn.Linear(2, 2)\n{write}"))
     before = contents(folder)
     done = fresh_python(_WITHOUT_OVERLAYS + _RUN, "fit", "--limit", "550KiB", "train.py")
@@ -146,7 +146,7 @@ def test_where_the_kernel_refuses_overlays_a_write_is_an_error(folder, fresh_pyt
 
 @pytest.mark.usefixtures("_overlays")
 def test_an_error_of_the_script_is_its_own(folder, fit):
-    """Nothing is refused where overlays hold the changes, so no line speaks of it."""
+    """Overlays hold the changes, so every write succeeds and no line mentions it."""
     (folder / "train.py").write_text(TRAIN.format(before='open("/proc/1/mem", "rb").read(1)'))
     done = fit("train.py")
     assert done.returncode == 1
@@ -173,7 +173,6 @@ def test_without_any_protection_the_script_does_not_run(folder, fresh_python):
 
 
 def test_in_place_the_script_writes(folder, fit):
-    """The user may ask for it, in a copy of the folder."""
     (folder / "train.py").write_text(TRAIN.format(before='open("run/log.txt", "a").write("a line")'))
     done = fit("--in-place", "train.py")
     assert (done.returncode, done.stderr) == (0, "")

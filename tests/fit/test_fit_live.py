@@ -144,7 +144,7 @@ def wide(optimizer, batch=4, **options):
 )
 @pytest.mark.words
 def test_an_unreachable_limit_says_what_stands_in_the_way(limit, words):
-    """It is what lives before the step, or the optimizer's step; the lowest measurement is named."""
+    """The message names memory from before the step, or the optimizer's step, and the lowest measurement."""
     model, step = wide(torch.optim.SGD, lr=0.1, foreach=True, weight_decay=0.1)
     with pytest.raises(memwatch.BudgetError) as raised:
         memwatch.fit(step, model, limit, ways=("checkpoint",))
@@ -165,7 +165,7 @@ def only_sleep_takes_time(monkeypatch):
 
 
 class Slow(nn.Linear):
-    """A layer that takes some milliseconds: to compute it again is told from noise."""
+    """A layer that takes some milliseconds, so that a recompute is longer than the noise."""
 
     def forward(self, x):
         time.sleep(0.005)
@@ -296,7 +296,6 @@ def test_what_is_not_known_is_said():
 
 @pytest.mark.words
 def test_the_table_names_the_way_and_its_lines(capsys):
-    """It is printed, unless it is asked not to be."""
     model, step = wide(torch.optim.SGD, lr=0.1)
     fit = memwatch.fit(step, model, "1 GiB")
     assert capsys.readouterr().out == fit.summary()
@@ -320,7 +319,7 @@ def test_what_cannot_be_run_is_estimated():
         loss.backward()
         optimizer.step()
 
-    gc.collect()  # an estimate counts all tensors that are alive, those of the tests before too
+    gc.collect()  # an estimate counts all living tensors, including those of earlier tests
     before = fingerprint(model.state_dict().values())
     plain = memwatch.fit(step, model, "1 GiB", quiet=True).peak_bytes
     runs_out = True
@@ -336,7 +335,7 @@ def test_what_cannot_be_run_is_estimated():
 
 @pytest.mark.parametrize(("reads", "error"), [(True, memwatch.BudgetError), (False, KeyError)])
 def test_only_a_step_that_reads_values_has_no_estimate(reads, error):
-    """Any other error of a step that fake tensors stand in for is told, not taken for that."""
+    """Any other error of a step with fake tensors is reported as it is."""
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
@@ -368,7 +367,7 @@ def small_blocks():
 
 
 def test_the_compile_backend_is_a_way_for_a_container_of_torchs_own():
-    """Of an `nn.Sequential` dynamo compiles the forward and not the call; its steps stay under the limit."""
+    """Of an `nn.Sequential` dynamo compiles the forward, not the call. Its steps stay under the limit."""
     model, step = small_blocks()
     limit = int(fit_programs.peak_of(step) * 0.7)
     fit = memwatch.fit(step, model, limit, ways=("backend",), quiet=True)
@@ -382,7 +381,7 @@ def test_the_compile_backend_is_a_way_for_a_container_of_torchs_own():
 
 
 def test_the_compile_backend_is_a_way_for_a_script():
-    """The steps in which the backend measures and plans again come before those that are counted."""
+    """The first steps, in which the backend measures and plans, are not counted."""
     model, step = small_blocks()
     limit = int(fit_programs.peak_of(step) * 0.7)
 

@@ -55,7 +55,7 @@ def test_a_script_is_fitted(fit):
 
 @pytest.mark.words
 def test_a_limit_that_no_way_keeps_is_a_finding(fit):
-    """The message says what stands in the way; without a limit the usage is wrong."""
+    """The message names the obstacle. Without a limit the usage is wrong."""
     done = fit("--ways", "checkpoint", "--limit", "10KiB", "train.py")
     assert done.returncode == 1
     assert "are alive before the step begins" in done.stderr

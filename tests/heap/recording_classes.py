@@ -97,10 +97,10 @@ def methods(
     """Return methods that record their calls, for the body of a class.
 
     Args:
-        label: what to call the class in the record.
-        base: the class whose methods are called then, where it has them.
+        label: the name of the class in the record.
+        base: the class whose methods are called afterwards, if it has them.
         names: names of the methods.
-        honest: whether equality, hash, truth and length are those of the base too, and no method is added.
+        honest: whether equality, hash, truth and length are those of the base, without added methods.
     """
     found = {name: None if name in _DEFAULTS and not honest else _of_base(base, name) for name in names}
     return {
@@ -111,7 +111,10 @@ def methods(
 
 
 def _of_base(base: type, name: str) -> Any:
-    """Return a method of a class; None if it has none, or where torch says by a function of C that it calls none."""
+    """Return a method of a class.
+
+    None if it has none, or if it has the C function that torch takes for "no method".
+    """
     if not any(name in vars(each) for each in base.__mro__):
         return None
     method = getattr(base, name)
@@ -152,9 +155,9 @@ def metaclass(
     """Return a metaclass whose methods record their calls.
 
     Args:
-        label: what to call it in the record.
-        base: the metaclass to derive it from.
-        honest: whether its methods answer as those of `type`.
+        label: its name in the record.
+        base: its base metaclass.
+        honest: whether its methods return the results of `type`.
         raises: names of methods that raise after they have recorded their call.
     """
     names = methods(label, base, METACLASS_METHODS, honest=honest)

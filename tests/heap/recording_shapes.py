@@ -63,7 +63,7 @@ def slotted(tensor: torch.Tensor) -> Any:
 
 @shape
 def equal_to_all(tensor: torch.Tensor) -> Any:
-    """Of a class that says it is equal to every class, inside of it and as an entry of containers."""
+    """Hold a tensor in an object that is equal to every class, inside it and beside it in containers."""
     cls = _class("EqualToAll", meta=metaclass("EqualMeta"))
     obj = cls()
     object.__setattr__(obj, "held", [cls(), (tensor,), {"k": cls()}])
@@ -431,7 +431,7 @@ def module_list(tensor: torch.Tensor) -> Any:
 
 
 class SizesByCode(torch.Tensor):
-    """A tensor that is asked by code of its class for its sizes, its layout and its device."""
+    """A tensor whose class computes sizes, layout and device with its own code."""
 
     @staticmethod
     def __new__(cls, inner: torch.Tensor) -> Any:
@@ -468,7 +468,7 @@ def wrapper_with_sizes_by_code(tensor: torch.Tensor) -> Any:
 
 @functools.cache
 def optimizer_class(base: type, *, wraps: bool) -> Any:
-    """Return a subclass of an optimizer; one that wraps keeps its groups and its state behind properties."""
+    """Return a subclass of an optimizer. If `wraps`, its groups and its state are properties."""
     label = f"Of{base.__name__}"
     own = {name: _kept_elsewhere(label, name) for name in ("param_groups", "state")} if wraps else {}
     return _class(label, base, metaclass(f"MetaOf{label}", honest=True), **own)

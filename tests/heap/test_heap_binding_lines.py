@@ -1,4 +1,4 @@
-"""A global variable of a running script is told with the line that binds it, not with where the script stands."""
+"""A global variable of a running script is reported with the line that binds it, not with the running line."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ with memwatch.profile() as prof:
     ],
 )
 def test_the_last_line_that_bound_a_name_is_told(name, at, line):
-    """Of several lines that bind a name it is the last one before the line at which the module stands."""
+    """If several lines bind a name, it is the last one before the running line of the module."""
     text = "a = 1\nwhile a:\n    print(b)\n    b = a\n    a = 0\nprint(elsewhere)\ndef f(): ...\n"
     assert binding_line(compile(text, "script.py", "exec"), name, at) == line
 

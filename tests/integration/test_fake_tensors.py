@@ -67,7 +67,7 @@ def test_a_real_program_is_told_nothing_of_it():
 
 @pytest.mark.parametrize("intercept", ["auto", "mode", "auto-python", "mode-python"], indirect=True)
 def test_a_block_entered_under_a_fake_mode_is_an_estimate(intercept):
-    """Its peak is that of the real program, but for the few bytes of steps that an optimizer counts in real tensors."""
+    """Its peak equals the real program's, except for the few bytes of step counts, which are real tensors."""
     with memwatch.profile(intercept="mode") as real:
         train()
     with FakeTensorMode(), memwatch.profile(intercept=intercept) as fake:

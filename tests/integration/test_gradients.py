@@ -1,4 +1,4 @@
-"""Gradients are told as what they are, also where the program drops them before any op runs after backward."""
+"""Gradients are reported as gradients even if the program drops them before the first op after backward."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_dropped_before_the_next_op(intercept):
 
 @BOTH
 def test_added_up_before_the_peak(intercept):
-    """What `.grad` holds at the peak is told by torch's own books where one of the peaks as high was looked at."""
+    """Several peaks are equally high. A sample at one of them finds `.grad` in torch's own records."""
     rows = gradient_rows(train(intercept), SECOND_WEIGHT_BYTES)
     assert list(rows["holder"]) == ["`2.weight` .grad"]
     assert list(rows["holder_evidence"]) == ["structure"]
@@ -60,7 +60,7 @@ def test_on_its_way_at_the_peak(intercept):
 
 @BOTH
 def test_a_backward_that_fails(intercept):
-    """What a backward added up before it raised is known as gradients at the op that follows."""
+    """If a backward raises, its accumulated gradients are known at the next op."""
 
     def refuse(gradient):
         raise ValueError("not this one")

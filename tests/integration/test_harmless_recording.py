@@ -1,4 +1,4 @@
-"""The program never meets what goes wrong in code of ours, nor pays for what is known already; its classes may go."""
+"""Errors in memwatch's code never reach the program, and known facts cost nothing. The program's classes can die."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def test_a_class_made_for_one_trial_is_let_go():
 
 
 def test_optimizers_of_unnamed_parameters_are_searched_for_once(monkeypatch):
-    """An optimizer that is made anew in each iteration, for a tensor of no module, costs one search, not one each.
+    """If each iteration makes an optimizer anew for a tensor outside all modules, there is one search in all.
 
-    A plain tensor in a variable costs none: its backward has it named.
+    A plain tensor in a variable needs no search: its backward names it.
     """
     searches, search = [], module_registry.find_modules
     with memwatch.profile():
@@ -81,7 +81,7 @@ def test_tables_of_modules_may_change_while_they_are_read():
 
 
 def test_a_module_that_cannot_be_noted_runs(monkeypatch):
-    """What is raised while a module is looked into is noted once; the module is called, and the optimizer steps."""
+    """An error while memwatch examines a module is noted once. The module is called, and the optimizer steps."""
     model, optimizer = nn.Linear(4, 4), None
     with memwatch.profile() as prof:
         monkeypatch.setattr(module_registry.ModuleRegistry, "meet", fail)
@@ -99,7 +99,7 @@ def test_a_module_that_cannot_be_noted_runs(monkeypatch):
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_a_checkpoint_that_cannot_be_noted_runs(monkeypatch, reentrant):
-    """What is raised while a region is noted changes nothing of the backward."""
+    """An error while memwatch notes a region does not change the backward."""
     monkeypatch.setattr(recompute.Recomputes, "_begin", fail)
     x = torch.ones(4, requires_grad=True)
     with memwatch.profile() as prof:
@@ -109,7 +109,7 @@ def test_a_checkpoint_that_cannot_be_noted_runs(monkeypatch, reentrant):
 
 
 def test_regions_that_run_again_in_two_threads_leave_the_context_as_it_was():
-    """Of two threads that run a region again at once one has the context, and the other takes nothing from it."""
+    """If two threads recompute a region at once, one has the context, and the other leaves it alone."""
     with memwatch.profile() as prof:
         context = prof._session.context
         recomputes, before = context.recomputes, (context.top, context.recomputing, context.thread)
@@ -165,7 +165,7 @@ def test_autocast_ends_whatever_is_raised_when_its_cache_is_read(monkeypatch):
 
 
 def test_storages_born_since_a_number_are_found_from_the_youngest(monkeypatch):
-    """They are told in the order of their births; where there are none, nothing is looked at."""
+    """They are returned in the order of their births. If there are none, nothing is searched."""
     with memwatch.profile() as prof:
         storages = prof._session.storages
         kept = [torch.ones(4) for _ in range(3)]
@@ -218,7 +218,7 @@ class MuteError(Exception):
 
 
 def test_an_error_that_has_no_words_stays_ours(monkeypatch):
-    """What is raised by the text of an error never reaches the program."""
+    """An exception from the text of an error never reaches the program."""
 
     def raise_mute(*args, **kwargs):
         raise MuteError

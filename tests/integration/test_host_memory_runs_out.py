@@ -79,7 +79,7 @@ def test_an_allocator_without_memory_at_any_large_allocation_of_a_step(
 ):
     """Type, words and the program's state are those without memwatch, the note is there, and the next step runs.
 
-    In the 1 MiB that is spare the note has no room: it is made in what the block kept for it.
+    The spare 1 MiB has no room for the note, so it is made in the memory that the block reserved for it.
     """
     run = fresh_python(STEPS, intercept, spare, MEMWATCH_NATIVE=native)
     assert run.returncode == 0, run.stderr
@@ -117,6 +117,6 @@ with pytest.raises(MemoryError, match="no room"), memwatch.profile():  # no erro
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="3.10 prints notes")
 def test_an_error_keeps_its_type_and_has_a_note_where_memwatch_itself_has_no_room(fresh_python):
-    """What fails while a block ends or is told about is said in a note on the program's error."""
+    """A failure while a block ends or is reported becomes a note on the program's error."""
     run = fresh_python(NO_ROOM)
     assert run.returncode == 0, run.stderr

@@ -22,6 +22,6 @@ def test_few_ops_wait_and_many_are_written():
 
 
 def test_few_ops_wait_no_longer_than_was_said():
-    """What a killed run loses is bounded in time too."""
+    """A killed run loses the records of a bounded time only."""
     last = LastFlush([0], Clock())
     assert last.is_long_ago(0)

@@ -1,4 +1,4 @@
-"""What is used for one thing alone is imported there, so that a machine without it does all the rest."""
+"""A library with one purpose is imported for this purpose only, so a machine without it does everything else."""
 
 from __future__ import annotations
 

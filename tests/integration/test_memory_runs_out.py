@@ -1,4 +1,4 @@
-"""When memory runs out: the program's own error goes on as it is, and says what was live."""
+"""When memory runs out, the program's own error goes on unchanged and gets a note about the live memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def model_and_data():
 
 @pytest.fixture
 def no_garbage():
-    """What errors of earlier tests keep is gone, so that every block of the test begins with the same bytes."""
+    """Drop the objects that errors of earlier tests keep, so that every block begins with the same bytes."""
     gc.collect()
 
 
@@ -138,7 +138,7 @@ def work_in_pool():
 
 @pytest.mark.parametrize("work", [load, work_in_pool])
 def test_memory_that_ran_out_in_another_process_is_told_so(work):
-    """An error that was raised here again tells what a worker asked for, not what this process did."""
+    """An error that is raised here again reports the request of the worker, not of this process."""
     with pytest.raises(RuntimeError) as raised, memwatch.profile(holders=False):
         work()
     note = note_of(raised.value)
@@ -213,5 +213,5 @@ def test_gradients_count_for_a_limit_amid_their_backward(no_garbage, holders):
     ],
 )
 def test_what_was_asked_for_is_what_the_allocator_says(words, nbytes):
-    """Nothing is made up where it says nothing."""
+    """If the allocator gives no figure, there is none."""
     assert asked_bytes(RuntimeError(words)) == nbytes

@@ -1,4 +1,4 @@
-"""What modules are called and own: several models, parents that are never called, models that never run."""
+"""The names and the memory of modules: several models, parents that are never called, models that never run."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def owners(prof, category):
 
 
 class Adversaries:
-    """Two models in the attributes of an object that is no module, with a step of its own."""
+    """Two models in the attributes of a plain object, which has a step of its own."""
 
     def __init__(self):
         self.gen, self.disc = stack(), stack()
@@ -75,7 +75,7 @@ class Lightning(nn.Module):
 
 
 class Mixture(nn.Module):
-    """Hold experts in a plain list, which torch does not know as children, and a ParameterList, never called."""
+    """Hold experts in a plain list, which torch does not search, and in a ParameterList that is never called."""
 
     def __init__(self):
         super().__init__()
@@ -121,7 +121,7 @@ def test_two_models_are_told_apart_by_their_variables():
 
 
 def test_models_in_attributes_are_named_by_the_way_to_them():
-    """`pair.gen` is what the caller would write; both trees hold their own bytes."""
+    """The caller would write `pair.gen`. Both trees have their own bytes."""
     with memwatch.profile() as prof:
         pair = Adversaries()
         train(pair.step)
@@ -132,7 +132,7 @@ def test_models_in_attributes_are_named_by_the_way_to_them():
 
 
 def test_models_that_only_a_closure_has_are_named_by_its_variables():
-    """A function that was made with its models is all that the caller has: what its own code calls them is told."""
+    """The caller has only a function that was made with its models. The names come from the function's code."""
 
     def make():
         pair = Adversaries()
@@ -185,7 +185,7 @@ def test_what_a_plain_list_holds_belongs_to_its_module():
 
 
 def test_a_parent_that_no_variable_leads_to_is_found():
-    """Deep inside other objects lies the parent of what is called; it is found by who holds whom."""
+    """The parent of the called module lies deep inside other objects. A search along holders finds it."""
     with memwatch.profile() as prof:
         deep = {"a": {"b": {"c": {"d": {"e": Lightning()}}}}}
         deep["a"]["b"]["c"]["d"]["e"].net(torch.randn(4, 8)).sum().backward()
@@ -222,7 +222,7 @@ def test_parameters_that_are_converted_stay_parameters():
 
 
 def test_a_parameter_of_no_module_has_none():
-    """It is named by its variable, and without one by its place in the optimizer; no module has it."""
+    """Its variable names it, or else its place in the optimizer."""
     with memwatch.profile() as prof:
         weight = nn.Parameter(torch.randn(8, 8))
         train(lambda: (torch.randn(4, 8) @ weight).sum(), torch.optim.SGD([weight], lr=0.1))

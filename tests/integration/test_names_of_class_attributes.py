@@ -39,7 +39,7 @@ def test_a_module_in_a_class_attribute_has_the_path_of_the_attribute():
 
 
 def test_a_module_that_a_class_of_modules_shares_has_the_path_of_the_attribute():
-    """It is no child of any instance."""
+    """The module is not a child of any instance."""
     net = Shared()
     with memwatch.profile() as prof:
         net(torch.ones(5, 31)).sum().backward()

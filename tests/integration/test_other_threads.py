@@ -1,4 +1,4 @@
-"""Other threads than the block's: what they free dies then, and what they allocate counts or is told."""
+"""Other threads than the block's: their frees end memory at once, and their allocations count or are reported."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_what_another_thread_frees_dies_then(program, intercept):
 
 
 def _hand_over():
-    """Make five tensors in a thread that keeps them, and one that it hands here, while this thread has one more.
+    """Make five tensors in a thread that keeps them, and one that it passes to this thread, which has one more.
 
     The thread keeps its own until this one has run an op with all of them alive.
     """
@@ -115,7 +115,7 @@ def test_what_another_thread_allocates_counts_as_its_own(intercept):
     "options", [{"intercept": "mode-python"}, {"intercept": "mode", "allocator": False}], ids=str
 )
 def test_a_thread_that_cannot_be_heard_is_told(options, monkeypatch):
-    """Without a log in the thread its bytes are in no figure, and a note says so."""
+    """Without a log in the thread no figure has its bytes, and a note reports it."""
     way, _, recorder = options["intercept"].partition("-")
     monkeypatch.setenv("MEMWATCH_NATIVE", "0" if recorder else "1")
     with memwatch.profile(intercept=way, allocator=options.get("allocator", True)) as prof:
@@ -208,7 +208,6 @@ def test_what_another_thread_may_still_use_is_not_said_to_drag(uses_it, kinds):
 
 
 def test_a_program_without_threads_has_no_note_of_them():
-    """Nothing is said of threads where there is nothing to say."""
     with memwatch.profile() as prof:
         torch.ones(COUNT)
     assert not [text for kind, text in prof.notes if kind == "threads"]
@@ -263,7 +262,7 @@ def test_a_thread_that_outlives_the_block_keeps_no_recording(intercept):
 
 
 def test_the_threads_of_the_recorder_are_not_the_programs(tmp_path):
-    """What writes the file now and then is no thread that the program ran before the block."""
+    """The thread that writes the file is not a thread of the program."""
     others = threading.active_count() - 1  # of other tests and of libraries
     for each in ("first", "second"):  # the thread of the first may still be ending
         with memwatch.profile(tmp_path / f"{each}.mw") as prof:

@@ -1,4 +1,4 @@
-"""Where the work is done in an installed package, the program's own line is told beside the package's."""
+"""If an installed package does the work, the program's own line is reported beside the package's."""
 
 from __future__ import annotations
 
@@ -91,12 +91,12 @@ def test_the_summary_shows_the_own_line_first(trained):
 
 
 def test_a_parent_is_found_through_the_callers_of_a_library(trained):
-    """The model is called by a library; its name is that of the program's variable."""
+    """A library calls the model. Its name is the program's variable."""
     assert {"net.0", "net.2"} <= set(trained.at_peak["module"])
 
 
 def test_findings_are_about_the_own_line(trained):
-    """What the program can choose, such as its optimizer, is told at its own line; no finding names the library."""
+    """The user's choices, such as the optimizer, are reported at the user's line. No finding names the library."""
     assert [(finding.kind, finding.site) for finding in trained.findings] == [("optimizer", this_line())]
 
 

@@ -37,7 +37,10 @@ class _Recorder:
 @pytest.mark.parametrize("place", [_Place, _Inherits])
 @pytest.mark.parametrize("name", ["own", "static"])
 def test_a_replacement_of_the_programs_stays(place, name, monkeypatch):
-    """What the program put over ours in the block stays, and through it the original is called afterwards."""
+    """A function that the program puts over ours in the block stays.
+
+    Through it the original is called afterwards.
+    """
     monkeypatch.setattr(place, name, vars(_Place)[name])
     recorder, patches = _Recorder(), Patches()
     patches.put(place, name, recorder.called)
@@ -56,7 +59,7 @@ def test_a_replacement_of_the_programs_stays(place, name, monkeypatch):
 
 
 def test_an_inherited_function_is_put_back_by_removing_ours():
-    """A class that had no function of its own has none afterwards, and a running call ends with its original."""
+    """A class without a function of its own has none afterwards, and a running call ends with its original."""
     patches = Patches()
     recorder = _Recorder()
     patches.put_around(_Inherits, "own", recorder.entered)

@@ -1,4 +1,4 @@
-"""Profilers in other threads: each works, the recorder's log makes way for it, and a note says what is not heard."""
+"""Profilers in other threads: each works, the recorder's log gives way, and a note reports the missing events."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _profile_with_torch():
 
 @pytest.mark.parametrize("intercept", NATIVE, indirect=True)
 def test_a_profiler_in_a_thread_without_a_log_ends_nothing(intercept):
-    """A thread that ran before the block has no events to lose, so there is nothing to tell."""
+    """A thread from before the block has no events to lose, so there is no note."""
     worker = Worker()
     with memwatch.profile(intercept=intercept) as prof:
         worker.do(_profile_with_torch)

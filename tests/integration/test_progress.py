@@ -38,7 +38,6 @@ def test_long_work_shows_what_it_does_and_leaves_nothing(monkeypatch):
 
 
 def test_short_work_shows_nothing(monkeypatch):
-    """What is done at once writes nothing to a terminal."""
     terminal = put_terminal(monkeypatch)
     with progress.working("memwatch plan"):
         pass
@@ -55,7 +54,7 @@ def test_nothing_is_shown_where_there_is_no_terminal(monkeypatch):
 
 
 def test_a_summary_takes_no_random_number():
-    """Python's random numbers go on as if nothing had been printed, in a process that has not used rich before."""
+    """Python's random numbers continue as before, in a process that has not used rich yet."""
     program = (
         "import random, torch, memwatch\n"
         "with memwatch.profile() as prof:\n    x = torch.ones(3)\n"

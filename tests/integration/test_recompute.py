@@ -1,4 +1,4 @@
-"""What checkpointing computes again in backward: its phase, its modules and lines, its category."""
+"""Tensors that checkpointing computes again in backward: their phase, their modules and lines, their category."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _checkpoint_without_gradients():
     ],
 )  # fmt: skip
 def test_nothing_else_runs_again(program, intercept, recorder):
-    """Hooks that run modules, gradients of gradients and torch.func are what they were."""
+    """Hooks that run modules, gradients of gradients and torch.func are not recomputes."""
     with memwatch.profile(intercept=intercept, holders=False) as prof:
         program()
     assert set(prof.ops["phase"]) <= {"forward", "backward", "optimizer"}

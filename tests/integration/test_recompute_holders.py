@@ -1,4 +1,4 @@
-"""What is said of memory that checkpointing computed again: who keeps it, and what other choices would need."""
+"""Recomputed memory: its holders, and the memory that other checkpoints would need."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from memwatch.report.facts import recomputed
 
 @pytest.mark.parametrize("run", [again, again_reentrant], ids=["non-reentrant", "reentrant"])
 def test_a_variable_of_a_forward_that_has_returned_holds_nothing(run):
-    """What was computed again is kept by the checkpoint or by autograd, not by the forward's dead variables."""
+    """The checkpoint or autograd holds recomputed tensors, not the dead variables of the forward."""
     net = Net(run)
     with memwatch.profile() as prof:
         net(torch.randn(512, WIDTH, requires_grad=True)).sum().backward()
@@ -48,7 +48,7 @@ def test_the_input_of_a_region_is_kept_by_its_checkpoint():
 
 @pytest.mark.parametrize("intercept", ["key", "mode"])
 def test_what_a_compiled_function_saved_is_saved_until_its_backward_ends(intercept):
-    """Its saved tensors, and the line that calls it, are those of the call; no line is in code that torch wrote."""
+    """Its saved tensors and its line belong to the call. No line is in code that torch generated."""
     net = nn.Sequential(Block(), Block())
     compiled = torch.compile(net, backend="aot_eager")
     x = torch.randn(512, WIDTH, requires_grad=True)
@@ -92,7 +92,7 @@ def _two_steps(net):
 
 @pytest.mark.parametrize("run", [again, again_reentrant], ids=["non-reentrant", "reentrant"])
 def test_a_large_region_is_told_to_be_split(run):
-    """What the peak would fall to is what it is in the program with smaller regions, which has no such finding."""
+    """The predicted peak equals the peak of the program with smaller regions, which has no such finding."""
     smaller = _two_steps(Grouped(1, run))
     assert smaller.findings == []
     for per_group in (8, 2):
@@ -115,7 +115,7 @@ def test_the_summary_says_what_keeping_it_would_take():
             loss = net(x).sum()
         live = prof.live_at(len(prof.timeline) - 1)
         del loss
-        made = live["origin"] != "baseline"  # what other tests left may go meanwhile
+        made = live["origin"] != "baseline"  # tensors of other tests may die meanwhile
         return live.loc[made, "nbytes"].sum()
 
     with memwatch.profile() as prof:
@@ -138,7 +138,7 @@ def _plain():
 
 @pytest.mark.parametrize("holders", [True, False])
 def test_what_a_checkpoint_computed_again_is_its_until_backward_has_read_it(holders):
-    """Then torch has let go, and what is alive still is what the program keeps; it may even use it again."""
+    """Afterwards torch has released them. The program holds tensors that still live, and may even use them again."""
     kept, x = [], torch.randn(500, 64, requires_grad=True)
 
     def region(x):

@@ -1,4 +1,4 @@
-"""Roles end: what was a gradient, optimizer state, a parameter or a buffer is told as what it is at the peak."""
+"""Roles end: a tensor that was a gradient, optimizer state, a parameter or a buffer has the role of the peak."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def taken_out(intercept, *, peak_first):
 
 @BOTH
 def test_after_its_end_the_variable_that_keeps_it_holds(intercept):
-    """A look that finds the memory alive and in its role no more ends the role; the rule says what it was."""
+    """A sample that finds the memory alive outside its role ends the role. The rule names the old role."""
     kept = of_weight(taken_out(intercept, peak_first=False)).query("category != 'parameter'")
     assert kept["category"].tolist() == ["temporary"]  # it goes before another iteration
     assert kept["rule"].str.startswith("it was grad of weight until before op").all()
@@ -51,7 +51,7 @@ def test_after_its_end_the_variable_that_keeps_it_holds(intercept):
 
 @BOTH
 def test_before_its_end_the_role_holds(intercept):
-    """A peak at which a gradient was in its place is told by torch's books, though it is taken out later."""
+    """At the peak the gradient was in its place. torch's own records show it, although it is removed later."""
     gradient = of_weight(taken_out(intercept, peak_first=True)).query("category != 'parameter'")
     assert gradient["category"].tolist() == ["gradient"]
     assert gradient["holder_kind"].tolist() == ["gradient"]
@@ -85,7 +85,7 @@ def test_a_functional_call_ends_no_role():
 
 
 def test_memory_that_is_new_in_a_role_has_it_at_the_next_look():
-    """`parameter.data = ...` ends the role of the old memory, and begins that of the new."""
+    """`parameter.data = ...` ends the role of the old memory, and begins the role of the new memory."""
     net = nn.Linear(IN, OUT, bias=False)
     with memwatch.profile() as prof:
         net(torch.ones(4, IN))
@@ -169,7 +169,7 @@ def cleared_state(*, clear):
 @pytest.mark.usefixtures("no_look_in_the_block")
 @pytest.mark.words
 def test_a_role_that_nobody_looked_at_since_is_inferred():
-    """What left its role and died between two looks is not told as in it: only the look before says so."""
+    """A tensor that left its role and died between two samples is inferred. Only the earlier sample is evidence."""
     state = cleared_state(clear=True)
     assert state["holder_evidence"].tolist() == ["inferred"]
     assert "last found in this role before" in state["holder"].item()
@@ -179,7 +179,7 @@ def test_a_role_that_nobody_looked_at_since_is_inferred():
 @pytest.mark.usefixtures("no_look_in_the_block")
 @pytest.mark.words
 def test_a_later_look_makes_likely_what_was_before():
-    """What is in its role at the end of the block as before the peak was most likely in it at the peak."""
+    """A tensor with the same role before the peak and at the block's end most likely had it at the peak."""
     state = cleared_state(clear=False)
     assert (state["category"].tolist(), state["holder_evidence"].tolist()) == (
         ["optimizer state"],
@@ -232,7 +232,10 @@ def in_a_hook_of_backward(net, kept):
 @pytest.mark.parametrize("looks", ["all", "none"])
 @pytest.mark.words
 def test_a_gradient_that_was_taken_out_is_told_as_kept(take, looks, request):
-    """By the very next op, and amid the same backward, it is no gradient; without a look that is not claimed."""
+    """From the next op on, and during the same backward, it is not a gradient.
+
+    Without a sample this is not claimed.
+    """
     if looks == "none":
         request.getfixturevalue("no_look_in_the_block")
     found = gradient_kept_by_hand(take)

@@ -1,6 +1,6 @@
-"""What a signal handler of the program raises reaches the program, wherever memwatch is just then.
+"""An exception of the program's signal handler reaches the program, whatever memwatch is doing.
 
-`test_block_interrupted.py` has the handlers that raise a `BaseException`, as that of Ctrl-C does.
+`test_block_interrupted.py` has the handlers that raise a `BaseException`, such as the one for Ctrl-C.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def test_no_exception_is_lost_at_any_line(options, handled, swallowed, tmp_path)
 
 @pytest.mark.usefixtures("recorder")
 def test_a_block_is_off_after_its_entry_or_end_was_interrupted(handled, swallowed):
-    """A handler that raises while a block is entered or left leaves none open, and nothing of torch replaced."""
+    """After a handler raised on entry or exit, no block is open and torch's functions are its own again."""
     shots = Shots(ERRORS)
     handled(shots.handle)
     model, plain, off = nn.Linear(4, 4), module_call(), []
@@ -254,7 +254,10 @@ def run(act):
 
 
 def in_memwatch(act):
-    """Call a function from code that counts as memwatch's; return what becomes of its exception, None without one."""
+    """Call a function from code that counts as memwatch's.
+
+    Return its exception after memwatch's handling, or None.
+    """
     namespace = {"raised_by_handler": raised_by_handler}
     exec(compile(SOURCE, f"{FOLDER}made_by_a_test.py", "exec"), namespace)
     return namespace["run"](act)
@@ -385,11 +388,11 @@ def test_errors_of_memwatch_are_not_taken_for_a_handlers(twin, handled):
 
 
 class StoppedError(Exception):
-    """What another thread of the program raises in this one."""
+    """An exception that another thread of the program raises in this one."""
 
 
 def test_an_exception_of_the_program_that_a_thread_sends_is_recognised():
-    """One of a class of Python's own cannot be told from an error of memwatch."""
+    """An exception of one of Python's own classes cannot be distinguished from an error of memwatch."""
     send = ctypes.pythonapi.PyThreadState_SetAsyncExc
     here = ctypes.c_ulong(threading.get_ident())
     assert in_memwatch(functools.partial(send, here, ctypes.py_object(StoppedError))) is True
@@ -444,7 +447,7 @@ def test_no_frame_runs_when_the_last_pack_goes():
 def test_what_a_handler_raises_while_a_saved_tensor_is_noted_reaches_the_program(
     handled, swallowed, monkeypatch
 ):
-    """Of a sparse tensor both recorders ask Python, where a handler may run."""
+    """For a sparse tensor both recorders call Python, where a handler may run."""
     import memwatch.record.native.recorder
     import memwatch.record.python.packs
     from memwatch.record.saved import tensors

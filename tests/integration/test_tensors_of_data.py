@@ -96,13 +96,13 @@ class TimesTwo(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        return torch.tensor([2.0] * COUNT)  # the line of what backward gives
+        return torch.tensor([2.0] * COUNT)  # the line of the tensor that backward returns
 
 
 @pytest.mark.usefixtures("_recorder")
 @pytest.mark.parametrize("intercept", ["key", "mode"])
 def test_a_gradient_made_of_data_is_accumulated_as_without(intercept):
-    """What a backward makes of data before any op runs in it becomes the gradient in place, without a copy."""
+    """A tensor that a backward makes from data before its first op becomes the gradient without a copy."""
     x = torch.zeros(COUNT, requires_grad=True)
     y = TimesTwo.apply(x)
     seed = torch.ones(COUNT)
@@ -128,7 +128,7 @@ def test_memory_of_another_library_is_not_torchs(intercept):
 
 @pytest.mark.usefixtures("_recorder")
 def test_what_a_step_that_is_left_out_made_of_data_keeps_its_line():
-    """A list made a tensor in a step that is not recorded, and used in one that is."""
+    """A list becomes a tensor in a step that is not recorded, and a recorded step uses it."""
     with memwatch.profile(schedule=memwatch.schedule(wait=1, active=1)) as prof:
         for _ in range(3):
             table = torch.tensor(DATA)
@@ -172,7 +172,7 @@ def line_marked(mark):
 
 @pytest.mark.usefixtures("_recorder")
 def test_a_batch_that_waits_for_the_next_step_is_an_input():
-    """Giving a storage to a tensor writes nothing: a batch that came early is no state that the program keeps."""
+    """To give a storage to a tensor is not a write, so a batch that came early is not state of the program."""
     net = nn.Linear(101, 7)
     with memwatch.profile() as prof:
         waiting = []

@@ -1,4 +1,4 @@
-"""What threads allocate while the thread of the block waits for them: it is stored as it comes, and let go of."""
+"""Events of threads for which the block's thread waits: they are stored as they come and then dropped."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_what_a_thread_allocates_is_in_the_file_before_it_ends(tmp_path, monkeyp
 
 
 def test_without_a_file_a_window_of_other_threads_ends_too(monkeypatch):
-    """The thread of the block starts no op while it waits. What the timer cuts in two is one account."""
+    """The block's thread starts no op while it waits. The two parts that the timer makes add up to one account."""
     monkeypatch.setattr(session, "FLUSH_S", 0.02)
     before = {each for each in threading.enumerate() if isinstance(each, RepeatingThread)}
     with memwatch.profile() as prof:
@@ -138,7 +138,7 @@ def test_events_that_nobody_takes_are_given_up():
 
 
 def test_a_warm_pool_is_told_and_an_idle_thread_of_a_library_is_not():
-    """What a pool's old workers allocate does not count, so a note says what to do; inside the block it counts."""
+    """Allocations of a pool's old workers do not count, so a note says what to do. Inside the block they count."""
 
     def told(prof):
         return [text for kind, text in prof.notes if "start them, or the pool" in text]
@@ -167,7 +167,7 @@ def test_a_warm_pool_is_told_and_an_idle_thread_of_a_library_is_not():
     not sys.platform.startswith("linux"), reason="asks Linux for a thread's time on a processor"
 )
 def test_a_warm_pool_that_does_nothing_in_the_block_is_not_told():
-    """The workers of a pool, the program's or torch.compile's own, that were on no processor made nothing."""
+    """Workers that were on no processor allocated nothing, whether the pool is the program's or torch.compile's."""
     with ThreadPoolExecutor(1) as pool:
         pool.submit(torch.ones, 1).result()
         wait_until_idle(pool)

@@ -16,7 +16,7 @@ class Recorder:
 
 
 def test_a_timer_that_is_over_keeps_nothing_while_its_thread_is_still_ending(monkeypatch):
-    """What the function refers to goes at once, though the thread wakes up some time after it was told to stop."""
+    """The function's objects go at once, though the thread wakes up some time after it was stopped."""
     monkeypatch.setattr(timer, "_END_WITHIN_S", 0.0)
     recorder = Recorder()
     repeated = Timer(1000.0, recorder.flush)

@@ -1,4 +1,4 @@
-"""What the traceback of an error shows that leaves a block."""
+"""The traceback of an error that leaves a block."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the backward of a view makes has the line and the module of the view, not the line of `.backward()`."""
+"""Tensors from the backward of a view have the line and the module of the view, not the line of `.backward()`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Heads(nn.Module):
     def forward(self, x):
         heads = self.value(x[None]).view(1, ROWS, 4, 6)  # view of Heads
         heads = heads.transpose(1, 2)
-        weights = torch.rand(1, 4, ROWS, ROWS)  # makes no node, and is given no memory
+        weights = torch.rand(1, 4, ROWS, ROWS)  # makes no node and has no tensor argument
         return weights @ heads
 
 
@@ -64,7 +64,7 @@ class Biased(nn.Module):
 
 
 class Doubled(nn.Module):
-    """Its backward makes a graph, in which a view is: the backward of the sum expands."""
+    """A Function whose backward makes a graph with a view: the backward of the sum expands."""
 
     def forward(self, x):
         total = x.mul(x).sum(0)  # view of Doubled
@@ -126,7 +126,7 @@ def recorded(block, way, intercept):
 
 
 def made_by_backward(prof, op_name):
-    """Return lines and modules of what an op made in backward."""
+    """Return lines and modules of the tensors that an op made in backward."""
     made = prof.storages[prof.storages["op_name"] == op_name]
     phases = prof.ops["phase"].reindex(made["op"]).to_numpy()
     made = made[phases == "backward"]
@@ -150,7 +150,7 @@ def intercept(request, monkeypatch):
     ids=lambda value: value[0] if isinstance(value, tuple) else value.__name__,
 )
 def test_what_backward_of_a_view_makes_has_its_place(block, way, intercept):
-    """The view's line and module: an op after it that makes no node is not taken for its maker."""
+    """Line and module are the view's. A later op without a node is not taken for the maker."""
     made = made_by_backward(recorded(block(), way[1], intercept), BACKWARD_OF_VIEW[block.__name__])
     assert (line_of(f"# view of {block.__name__}"), "block") in made
     assert [place for place in made if not place[1] or place[0] == line_of("net(x).sum().backward()")] == []
@@ -158,7 +158,7 @@ def test_what_backward_of_a_view_makes_has_its_place(block, way, intercept):
 
 @pytest.mark.parametrize("name", sorted(VIEWS))
 def test_each_view_that_makes_a_node_is_noted(name, intercept):
-    """One row, in which its node is the newest."""
+    """There is one row, in which its node is the newest."""
     x, call = torch.randn(4, 6, requires_grad=True), CALLS[name]
     with memwatch.profile(intercept=intercept, holders=False) as prof:
         before = call(x).grad_fn._sequence_nr()
@@ -184,12 +184,12 @@ class Square(torch.autograd.Function):
 class Squared(nn.Module):
     def forward(self, x):
         h = Square.apply(x)
-        mask = x.detach()[:1] > 0  # neither makes a node: that of the Function is the newest
+        mask = x.detach()[:1] > 0  # neither makes a node, so the newest node is the Function's
         return h.sin() * mask
 
 
 def test_what_a_functions_own_backward_makes_is_on_its_line(intercept):
-    """Nothing that was seen made its node, so no other line is told as where its gradient comes from."""
+    """No recorded op made its node, so the gradient gets no other line."""
     made = made_by_backward(recorded(Squared(), WHOLE[1], intercept), "aten.mul.Tensor")
     assert (line_of("# the Function's own"), "") in made
     assert line_of("that of the Function is the newest") not in [line for line, _ in made]

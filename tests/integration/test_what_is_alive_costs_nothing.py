@@ -1,4 +1,4 @@
-"""Recording works for what happens, and not for what is merely alive: the same steps take the same lines of code."""
+"""Recording costs work for events, not for objects that are merely alive: equal steps run equally many lines."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def calls_in_first_steps(idle):
 
 @pytest.fixture(scope="module")
 def calls_beside_nothing():
-    calls_in_first_steps(None)  # what is done once in a process
+    calls_in_first_steps(None)  # work that is done once in a process
     return calls_in_first_steps(None)
 
 
@@ -167,7 +167,7 @@ def collections_of_a_block(kept):
 
 
 def test_what_a_block_keeps_of_idle_modules_makes_no_full_collection_due():
-    """With a few more collections than those of the program, a full one would fall into a step."""
+    """A few more collections than the program's own would move a full collection into a step."""
     alone = collections_of_a_block(None)
     beside = collections_of_a_block(MANY["modules"]())
     assert len(beside) <= len(alone) + 3
@@ -183,7 +183,7 @@ def test_what_lives_at_entry_is_written_before_the_first_step(tmp_path):
 
 @BOTH
 def test_a_backward_looks_at_the_leaves_of_its_own_graph(intercept, monkeypatch):
-    """Of all parameters that are known, those alone are asked for their gradients that the graph ends in."""
+    """Among all known parameters, only the leaves of this graph are checked for gradients."""
     asked = []
     grad_of = gradients._grad_of
     monkeypatch.setattr(
@@ -231,7 +231,7 @@ def test_an_optimizer_that_steps_within_a_backward(intercept):
 
 @BOTH
 def test_small_tensors_of_a_long_list_are_passed_over_together(intercept, monkeypatch):
-    """A search follows no reference to each of them, and does to what is large or has a graph: their list holds it."""
+    """A search follows only the references to tensors that are large or have a graph. The list holds the others."""
     met = []
     held = Sample._held
 
@@ -290,7 +290,7 @@ def test_a_summary_takes_few_lines_for_what_is_idle():
 
 @BOTH
 def test_a_backward_alone_is_no_reason_to_search_deep(intercept, monkeypatch):
-    """What autograd makes as it runs lies in no object of the program: the first forward alone is searched for it."""
+    """Tensors that autograd makes lie in no object of the program, so only the first forward is searched."""
     deep, net = [], nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(4)])
     search_deep = Sample._search_deep
     monkeypatch.setattr(
@@ -307,7 +307,7 @@ def test_a_backward_alone_is_no_reason_to_search_deep(intercept, monkeypatch):
 
 @BOTH
 def test_what_a_backward_left_is_searched_for_after_it(intercept):
-    """What a hook put into an object of the program is found once the backward is over."""
+    """A tensor that a hook put into an object of the program is found once the backward is over."""
     net = nn.Linear(256, 256)
     keeper = {"inner": [{"kept": []}]}
     net.weight.register_hook(lambda gradient: keeper["inner"][0]["kept"].append(gradient * 2))

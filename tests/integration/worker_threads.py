@@ -1,4 +1,4 @@
-"""A thread that works for the tests, and the sizes of what they make in it."""
+"""A thread that works for the tests, and the sizes of its tensors."""
 
 from __future__ import annotations
 

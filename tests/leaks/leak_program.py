@@ -1,4 +1,4 @@
-"""What one leak program is: a function that leaks, its clean twin, and what the checker must say."""
+"""A leak program: a function that leaks, its clean twin, and the expected report of the checker."""
 
 from __future__ import annotations
 

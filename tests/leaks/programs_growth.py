@@ -1,4 +1,4 @@
-"""Shapes of growth, and of what only looks like it. Each keeps its tensors behind a key of its own, its name."""
+"""Shapes of growth, and programs that only look like growth. Each keeps its tensors under its own name as key."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def clean_chain_of_retries():
 
 
 class Handler:
-    """What takes the place of a function, and calls it in the end."""
+    """An object that replaces a function, and calls it in the end."""
 
     def __init__(self, previous, batch):
         self.previous, self.batch = previous, batch

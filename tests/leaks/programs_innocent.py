@@ -1,4 +1,4 @@
-"""Programs that look like leaks and are none, by either question unless said otherwise."""
+"""Programs that look like leaks and are innocent, for both questions unless stated otherwise."""
 
 from __future__ import annotations
 

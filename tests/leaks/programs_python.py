@@ -277,7 +277,7 @@ THREADS = []
 
 def waits(batch, started):
     started.set()
-    RELEASE.wait()  # to the end of the tests, for what it lets go of would make up for what another test leaks
+    RELEASE.wait()  # to the end of the tests, because the memory that it releases would hide what another test leaks
     return batch
 
 

@@ -1,6 +1,6 @@
-"""Leaks beside, around and behind what does not grow: windows, slots, old objects, a layer in its own place.
+"""Leaks beside, around and behind objects that do not grow: windows, slots, old objects, a layer in its own place.
 
-Each ``leak_x`` has a ``clean_x`` with that one reference cut; the rows at the end say what the checker must find.
+Each ``leak_x`` has a ``clean_x`` with that one reference cut. The rows at the end have the expected reports.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ def hook_of_gradient_alone():
 
 
 class Service:
-    """Has a cached method, and one whose cache is its own."""
+    """A class with a method whose cache is global, and one whose cache is its own."""
 
     def __init__(self):
         self.weight = data()
@@ -258,7 +258,7 @@ def test_a_leak_is_gone_when_its_advice_is_taken():
 
 
 def test_calls_that_wait_in_an_executor(busy):
-    """A call that waits keeps its arguments; one whose future is cancelled keeps them no longer than the queue does."""
+    """A waiting call keeps its arguments. After its future is cancelled, they live until the queue drops it."""
     first = find_leaks(lambda: busy.submit(len, data()) and None)[0]
     assert first.advice == advice(Remedy.EXECUTOR), str(first)
     with concurrent.futures.ThreadPoolExecutor(1) as idle:
@@ -295,7 +295,10 @@ def test_torchs_wrapper_of_a_hook_is_looked_through():
 
 
 def test_a_hook_that_collects_is_removed_by_its_handle():
-    """What hooks of earlier calls collect grows too, and the handles end it, as they end what each call registers."""
+    """A collection that hooks of earlier calls fill grows too.
+
+    The handles end it, as they end the hooks of each call.
+    """
     handles = []
 
     def collecting():
@@ -385,7 +388,7 @@ def averaged(*, detach):
 
 
 def test_of_a_moving_average_with_its_graph_the_graph_alone_is_told():
-    """The newest value is none of what each call adds, and to detach it is all there is to do."""
+    """The newest value is not part of the growth, and to detach it is the whole remedy."""
     averaged(detach=False)
     [leak] = find_leaks(lambda: averaged(detach=False))
     with pytest.raises(TensorLeakError) as caught, check_leaks():

@@ -1,4 +1,4 @@
-"""Advice that is checked by taking it: of what C code or a running call holds, of loops; and of every rule."""
+"""Advice that is tested by following it: for holders in C code or in a running call, for cycles, for every rule."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ LOOPS = [
 
 
 def test_a_loop_is_gone_when_its_advice_is_taken():
-    """Each loop gets the advice of what it leads through, not of what hangs on it."""
+    """Each cycle gets the advice for the objects in it, not for the objects that it holds."""
     leaks = find_leaks(lambda: [leak() for _, leak, _ in LOOPS] and None)
     assert collections.Counter(leak.advice for leak in leaks) == {advice(remedy): 1 for remedy, _, _ in LOOPS}
     assert [str(leak) for leak in find_leaks(lambda: [mended() for _, _, mended in LOOPS] and None)] == []
@@ -141,7 +141,7 @@ def half_precision():
     ],
 )
 def test_a_context_that_stays_open_is_left_as_told(remedy, context):
-    """Torch keeps what was entered, and what it casts meanwhile; of what lies beneath the newest hooks C code alone."""
+    """Entered contexts stay in torch, with the tensors that it casts meanwhile. C code alone has the lower hooks."""
 
     def entered():
         context().__enter__()
@@ -159,7 +159,9 @@ def test_a_context_that_stays_open_is_left_as_told(remedy, context):
     def both_ways():
         return find_leaks(entered), in_one_pass()
 
-    with concurrent.futures.ThreadPoolExecutor(1) as executor:  # what a thread enters ends with it
+    with concurrent.futures.ThreadPoolExecutor(
+        1
+    ) as executor:  # a context that a thread enters ends with the thread
         by_calls, by_pass = executor.submit(both_ways).result()
         torch.clear_autocast_cache()
     assert {leak.advice for leak in by_calls} == {advice(remedy)}, [str(leak) for leak in by_calls]
@@ -198,7 +200,7 @@ def kept_by_a_name_of(call):
 
 
 def test_a_variable_of_a_running_call_is_deleted_as_told():
-    """One pass tells the first value of a name; after `del`, or None, nothing is left."""
+    """One pass reports the first value of a name. After `del`, or None, nothing is left."""
     latest = None
 
     def step(*, delete):
@@ -232,7 +234,7 @@ def test_an_argument_of_a_running_call_is_deleted_as_told():
 
 
 def test_of_a_sum_in_a_variable_of_a_running_call_the_graph_is_told():
-    """The variable has one value: to delete it is no help, to detach what is added is."""
+    """The variable has one value. To delete it does not help; to detach the added losses does."""
     total = torch.zeros(64)
 
     def add(*, detach):
@@ -265,7 +267,10 @@ OPEN_CONTEXTS = {
 
 
 def test_every_rule_of_advice_has_a_program_that_takes_it():
-    """Here, in the tests beside, or as the twin of a leak program; a rule without one may be no help at all."""
+    """The program is here, in the other advice tests, or the twin of a leak program.
+
+    An untested rule may not help at all.
+    """
     tables = [*LOOPS, *test_leaks_advice.RULES, *test_leaks_advice_taken.RULES]
     taken = {remedy for remedy, _, _ in tables} | set(REMEDIES.values())
     assert [

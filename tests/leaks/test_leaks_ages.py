@@ -1,4 +1,4 @@
-"""A dictionary that was empty before the runs is told like any other: gc knows it only once a tensor is in it."""
+"""A dictionary that was empty before the runs is reported like any other: gc tracks it only once it has a tensor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bytes per call are those that a call adds, by however many calls they were measured."""
+"""The reported bytes per call are those that a call adds, however many calls were measured."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def attribute_state():
 
 
 def state_beside_a_replaced_value():
-    """The replaced value is as large as the state, and is no leak."""
+    """The replaced value is as large as the state and does not leak."""
     global LAST  # noqa: PLW0603 - the program under test
     LAST = torch.ones(128, 128)
     global_state()

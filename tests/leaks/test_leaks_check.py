@@ -53,7 +53,7 @@ def test_a_tensor_parked_in_a_global_is_retained_even_if_a_second_pass_would_rep
 
 
 def test_names_bound_in_the_block_are_the_blocks_own():
-    """`y = ...` inside the block is no leak, nor is what y refers to."""
+    """After `y = ...` inside the block, neither y nor its value is a leak."""
     with check_leaks():
         y = WEIGHT.exp()
         several = [y, (WEIGHT * 2).sum()]
@@ -130,7 +130,7 @@ def test_exits_are_never_replaced(kind):
 
 
 def test_the_decorator_keeps_the_result_and_the_signature():
-    """What the function returns belongs to its caller."""
+    """The result of the function belongs to its caller."""
 
     @check_leaks()
     def forward(x, *, scale=2.0):
@@ -143,7 +143,7 @@ def test_the_decorator_keeps_the_result_and_the_signature():
 
 
 def test_the_decorator_finds_a_callers_list_that_grows():
-    """Arguments are no excuse: the list outlives the call."""
+    """An argument is checked too, because the list outlives the call."""
 
     @check_leaks()
     def forward(x, history):
@@ -173,7 +173,7 @@ def test_coroutines_are_checked_too():
 
 
 def test_a_block_in_a_coroutine_may_bind_names():
-    """What it binds is its own, though the coroutine is an object that something else refers to."""
+    """Its names are its own, although another object refers to the coroutine."""
 
     async def clean():
         with check_leaks():
@@ -291,7 +291,7 @@ def test_numbers_in_traced_code_are_no_error_in_a_checked_block():
 
 
 def test_the_tensor_beside_a_line_is_one_that_this_line_made():
-    """A graph keeps weights that another line made; the line of the loss is told with a tensor of its own."""
+    """A graph keeps weights that another line made. The line of the loss is reported with a tensor of its own."""
     kept = []
 
     def step():
@@ -305,7 +305,7 @@ def test_the_tensor_beside_a_line_is_one_that_this_line_made():
 
 
 def test_a_copy_has_the_line_that_asked_for_it():
-    """Python's own code is no place to edit: `copy.deepcopy` makes tensors, and so do threads' and wrappers' calls."""
+    """Users cannot edit Python's own code: `copy.deepcopy` makes tensors, and so do threads' and wrappers' calls."""
     kept = []
 
     def keep():

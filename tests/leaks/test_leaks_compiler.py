@@ -1,4 +1,4 @@
-"""What imports torch's compiler, pandas or lightning: later searches of the heap take at least twice as long."""
+"""Tests that import torch's compiler, pandas or lightning. Later searches of the heap take twice as long."""
 
 from __future__ import annotations
 

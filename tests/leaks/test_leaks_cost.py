@@ -1,4 +1,4 @@
-"""What a check costs in a process with many objects: not by how many there are, but by what the block left."""
+"""The cost of a check depends on the objects that the block left, not on all objects of the process."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_clean_check_looks_at_what_was_made_since_the_last_one(objects_seen):
 
 
 def test_a_cause_that_is_known_costs_no_look_at_all_objects(objects_seen):
-    """What holds a graph shares its storages with C++, and is told from what is older all the same."""
+    """The holder of a graph shares its storages with C++, and is still distinguished from older objects."""
     known = KnownCauses()
 
     def graph():
@@ -136,7 +136,7 @@ def test_collections_that_were_not_seen_have_the_heap_listed():
     "keep", [lambda value: value, lambda value: (1, value.numpy())], ids=["tensor", "array"]
 )
 def test_a_look_at_the_heap_takes_a_quarter_more_memory_at_most(keep):
-    """What it lists of an object is a few numbers, also where what gc does not show is looked for."""
+    """A snapshot stores a few numbers per object, also when it searches for objects that gc does not show."""
     gc.collect()
     resident_bytes = int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     tracemalloc.start()

@@ -122,7 +122,7 @@ def leaks_of(program):
 
 
 def cut(edge, objects):
-    """Do to some objects what a reference to cut asks for: delete the attribute, the submodule or the variable."""
+    """Cut a reference of some objects as the leak asks: delete the attribute, the submodule or the variable."""
     for obj in objects:
         if edge.kind is EdgeKind.ATTRIBUTE:
             is_owner = type(obj).__qualname__.replace("<locals>.", "") == edge.owner.name
@@ -162,7 +162,10 @@ def survivors_after(program, edges):
 
 @pytest.mark.parametrize(("program", "names", "count"), SEVERAL)
 def test_all_cuts_together_free_the_tensors_and_none_is_one_too_many(program, names, count):
-    """One edit frees nothing where several cycles keep a tensor; those that are named do, and each is needed."""
+    """If several cycles keep a tensor, one edit frees nothing.
+
+    The named edits free it together, and each is needed.
+    """
     leaks = leaks_of(program)
     edges = {(edge.name, edge.owner.name, edge.line): edge for leak in leaks for edge in leak.cuts}.values()
     assert {edge.name for edge in edges} == names
@@ -195,7 +198,7 @@ def test_the_references_to_cut_of_every_leak_program_free_its_tensors(program):
 
 
 def test_one_set_of_cuts_is_one_leak():
-    """What hangs on the cycles of one object is told once, whichever of them is nearest to a tensor."""
+    """Tensors on the cycles of one object are reported once, whichever cycle is nearest to them."""
     [leak] = find_leaks(lambda: Trainer() and None)
     assert leak.nbytes == 4 * (64 + 8 + 8)
     assert {edge.owner.name for edge in leak.cuts} == {"Part", "Validation"}
@@ -205,7 +208,7 @@ def test_one_set_of_cuts_is_one_leak():
 
 
 def test_a_reference_to_what_a_function_was_given_is_cut_first():
-    """Its caller has it too. A weak reference to what was just made would be dead at once."""
+    """The caller has the argument too. A weak reference to a new object would be dead at once."""
     [leak] = find_leaks(lambda: Trainer(parts=1) and None)
     assert (leak.cut.name, leak.cut.owner.name, leak.cut.of_argument) == ("trainer", "Part", True)
     assert leak.cuts == (leak.cut,)
@@ -341,7 +344,7 @@ SHOWN = []
 
 
 def test_a_function_that_closes_over_self_is_told_to_hold_it_weakly():
-    """To delete the name is no advice: a method needs it."""
+    """A method needs the name `self`, so "delete the name" would be wrong."""
     [leak] = find_leaks(lambda: View(weakly=False) and None)
     assert leak.advice == advice(Remedy.CLOSURE_OF_SELF)
     [leak] = find_leaks(lambda: SHOWN.append(View(weakly=False).show))
@@ -437,6 +440,6 @@ class Numbered:
 
 
 def test_methods_by_number_are_no_hooks_of_torch():
-    """There is no handle to remove."""
+    """They have no handle to remove."""
     [leak] = find_leaks(lambda: Numbered() and None)
     assert leak.advice == advice(Remedy.BOUND_METHOD)

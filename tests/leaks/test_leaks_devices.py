@@ -23,7 +23,7 @@ def survivor(key, device, nbytes, run):
 
 
 def test_one_reference_on_two_devices_is_two_leaks():
-    """Each has the bytes of its device on each call, and says which."""
+    """Each leak has the bytes of its device on each call, and names the device."""
     runs = [0, 1]
     kept = [
         survivor("cache", device, nbytes, run)

@@ -1,4 +1,4 @@
-"""leak.draw(): a picture by graphviz, or the leak as text and what is missing."""
+"""leak.draw(): a picture by graphviz. Without graphviz: the leak as text, and the missing program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the checker says agrees with who really frees: refcounting, gc, or nobody."""
+"""The checker's reports agree with the real fate of the tensors: freed by refcounting, by gc, or not at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is put in a place that was there before is no growth: slots of a list, of an array, and the blocks of a tee."""
+"""A tensor in a place that existed before is not growth: slots of a list, of an array, and the blocks of a tee."""
 
 from __future__ import annotations
 
@@ -114,7 +114,10 @@ def test_a_tensor_that_grows_in_a_box_is_told_by_one_pass():
 
 
 def test_an_array_of_objects_has_fixed_places():
-    """It fills up in the calls that are measured, and is then told from one that each call makes larger."""
+    """The array fills up during the measured calls.
+
+    It is distinguished from an array that each call makes larger.
+    """
     _, places = by_turns(ROWS)
     assert leaks_of_a_pass(lambda: fill(ROWS, places)) == []
     assert find_leaks(lambda: fill(ROWS, places)) == []
@@ -138,7 +141,7 @@ def test_what_one_end_of_a_tee_has_not_read_is_a_leak(pair):
 
 
 def test_one_more_model_of_a_list_is_told_by_one_pass():
-    """But not the first one, nor one that takes the place of another."""
+    """Neither the first model is reported, nor one that replaces another."""
 
     def replace():
         MODELS[0] = nn.Linear(8, 8)
@@ -154,7 +157,7 @@ def test_one_more_model_of_a_list_is_told_by_one_pass():
 
 
 def test_one_more_object_with_a_model_is_told_by_one_pass():
-    """Of a dictionary as of a list; an attribute beside another one is no entry."""
+    """This holds for dictionaries and lists. An attribute beside another one is not an entry."""
 
     def add():
         TABLE[len(TABLE)] = SimpleNamespace(model=nn.Linear(8, 8))

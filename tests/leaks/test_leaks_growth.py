@@ -72,7 +72,7 @@ def test_what_one_call_alone_adds_is_not_named():
 
 
 def test_one_measured_call_says_nothing_of_growth():
-    """It cannot tell growth from what the first use of an op makes once."""
+    """One call cannot distinguish growth from memory that the first use of an op allocates once."""
     (leak,) = find_leaks(park, runs=1)
     assert leak.beside == ()
 

@@ -1,4 +1,4 @@
-"""What a trial of programs nobody had seen before has shown: memory of growing state, and classes made per call."""
+"""Defects that a trial with unknown programs found: memory of growing state, and classes made per call."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_class_made_per_call_is_told_as_one():
 
 
 def test_one_more_layer_is_told_by_one_pass_but_a_replaced_one_is_not():
-    """A layer of another size takes the place of the one that it replaces."""
+    """A layer of another size replaces the old one."""
     with check_leaks():
         LAYERS[1] = nn.Linear(4, 9)
     with pytest.raises(TensorLeakError, match="submodule '2' of Sequential"), check_leaks():
@@ -81,7 +81,7 @@ def test_one_more_layer_is_told_by_one_pass_but_a_replaced_one_is_not():
 
 
 def test_what_a_growing_tensor_replaces_excuses_no_other_leak():
-    """The smaller one that died made room for the larger one alone, and not for an entry of any size."""
+    """The smaller tensor that died excuses only the larger one that replaced it, not an entry of any size."""
     ALL.append(torch.ones(3))
 
     def step():
@@ -96,7 +96,7 @@ def test_what_a_growing_tensor_replaces_excuses_no_other_leak():
 @pytest.mark.parametrize("sites", [True, False])
 @pytest.mark.parametrize("child_first", [True, False])
 def test_of_a_loop_the_same_reference_is_to_be_cut_wherever_it_was_entered(child_first, sites):
-    """The one that can be made weak, which a list of children cannot."""
+    """The cut is the reference that can be made weak; a list of children cannot."""
     with pytest.raises(TensorLeakError) as caught:
         check_leaks(sites=sites)(tree)(child_first=child_first)
     (leak,) = caught.value.leaks

@@ -39,11 +39,11 @@ def gc_state():
 @pytest.mark.parametrize("enabled", [True, False])
 @pytest.mark.parametrize("frozen", [False, True])
 def test_gc_is_left_as_it_was(enabled, frozen):
-    """Enabled, thresholds, debug flags, frozen objects, garbage and callbacks do not change, leak or no leak."""
+    """Thresholds, debug flags, frozen objects, garbage and callbacks do not change, with and without a leak."""
     threshold, debug = gc.get_threshold(), gc.get_debug()
-    marker = [threshold]  # the count of frozen objects is no measure: they die as others do
+    marker = [threshold]  # the count of frozen objects does not help, because frozen objects die like others
     try:
-        gc.collect()  # what imports left would otherwise be saved at any time
+        gc.collect()  # otherwise gc could free objects of the imports at any time
         gc.set_threshold(523, 7, 9)
         gc.set_debug(gc.DEBUG_SAVEALL)
         if frozen:
@@ -67,7 +67,7 @@ def test_gc_is_left_as_it_was(enabled, frozen):
 
 
 def test_a_clean_check_never_scans_the_heap(monkeypatch):
-    """Nothing survives: no snapshot, no collection, whatever the size of the heap."""
+    """Every tensor dies, so there is no snapshot and no collection, however large the heap is."""
     collections = []
     monkeypatch.setattr(Snapshot, "__init__", lambda *_: pytest.fail("the heap was scanned"))
     gc.callbacks.append(lambda phase, info: collections.append(info["generation"]))
@@ -88,7 +88,7 @@ def test_a_diagnosis_makes_no_garbage():
         with pytest.raises(TensorLeakError), check_leaks():
             park()
 
-    diagnose_twice()  # the first ones import, and let go of what earlier tests have left
+    diagnose_twice()  # the first calls import modules, and drop objects of earlier tests
     gc.collect()
     gc.disable()
     gc.set_debug(gc.DEBUG_SAVEALL)

@@ -28,13 +28,12 @@ def _one_thread():
 
 @pytest.mark.parametrize("program", INNOCENT + PARKS_ONCE, ids=lambda fn: fn.__name__)
 def test_no_further_call_adds_anything(program):
-    """Growth is what find_leaks reports, and there is none."""
     assert [str(leak) for leak in find_leaks(program)] == []
 
 
 @pytest.mark.parametrize("program", INNOCENT, ids=lambda fn: fn.__name__)
 def test_one_pass_leaves_nothing_behind(program):
-    """What a decorated function returns, and living models' state, is no leak, on the first call either."""
+    """Results of decorated functions and the state of living models are no leaks, not even on the first call."""
     check_leaks()(program)()
 
 

@@ -72,7 +72,7 @@ def gradient():
 
 
 def test_a_cause_is_searched_for_once(whole_heaps):
-    """The same leaks are told again with their kinds, bytes, causes and references, and no snapshot of the heap."""
+    """The second report has the same kinds, bytes, causes and references, and needs no snapshot of the heap."""
     known = KnownCauses()
 
     def all_leaks():
@@ -131,7 +131,7 @@ def test_a_cycle_of_what_the_block_made_needs_no_look_at_the_heap(whole_heaps):
 
 
 def test_a_known_holder_does_not_hide_another(whole_heaps):
-    """What a known way does not reach is searched for, and what nothing new holds is no leak."""
+    """A tensor that no known path reaches is searched for. A tensor without a new holder is not a leak."""
     known, other = KnownCauses(), []
     leaks_of(retained, known)
 

@@ -46,7 +46,7 @@ def patch_second(layer):
 
 
 def test_where_several_functions_may_have_put_it_there_no_line_is_named():
-    """Which of them did it is not known, and the file of the class is no place to edit."""
+    """It is unknown which of them did it, and the file of the class is no place to edit."""
     [leak] = find_leaks(lambda: patch_first(nn.Linear(8, 8)))
     assert leak.cut.line is None
     [line] = [line for line in leak.path if "patched_by_several" in line]
@@ -92,7 +92,7 @@ class Source:
 
 
 class Loader:
-    """Is kept by what it has."""
+    """An object that its own attribute keeps alive."""
 
     def __init__(self):
         self.batch = torch.ones(64)
@@ -107,7 +107,7 @@ def test_code_that_no_file_has_is_no_place():
 
 
 def test_a_queue_of_the_program_has_the_line_that_binds_its_name():
-    """What is inside is made in `queue.py`."""
+    """Its inner objects are made in `queue.py`."""
     [leak] = find_leaks(lambda: BATCHES.put(torch.ones(64)))
     with BATCHES.mutex:
         BATCHES.queue.clear()

@@ -1,4 +1,4 @@
-"""Thousands of tensors on one long graph are told by the loops nearest to some of them, and by one cause."""
+"""Thousands of tensors on one long graph are reported with the cycles nearest to some of them, as one cause."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def generations():
 @pytest.mark.skipif(not HAS_THREE_GENERATIONS, reason="gc has no middle generation")
 @pytest.mark.parametrize(("program", "kind"), [(ring, "cycle"), (hooked, "uncollectable")])
 def test_a_loop_of_young_objects_is_told_without_a_full_collection(program, kind, generations):
-    """What holds it is as young: the objects from before the calls need not be looked at to free it."""
+    """All holders are as young, so a collection of the young objects frees it."""
     [leak] = find_leaks(program)
     assert leak.kind == kind
     assert generations

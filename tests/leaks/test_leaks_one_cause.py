@@ -1,4 +1,4 @@
-"""What one edit ends is one leak with one cause, and what takes two edits is two."""
+"""Tensors that one edit frees are one leak with one cause. Two edits are two."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A check inside a profile tells what one outside tells: what memwatch itself packed is looked through."""
+"""A check inside a profile reports the same as one outside. It looks through the objects that memwatch packed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def leaks_of(program, *, sites):
 @pytest.mark.parametrize("backend", ["native", "python"])
 @pytest.mark.parametrize("program", [inputs_saved, output_saved, packed_by_the_program])
 def test_what_a_graph_keeps_is_found_inside_a_profile(program, backend, monkeypatch):
-    """With its bytes: those of the activations, not of the loss alone. Lines or none, it is the same."""
+    """The report has the bytes of the activations, not of the loss alone, with and without lines."""
     monkeypatch.setenv("MEMWATCH_NATIVE", str(int(backend == "native")))
     for sites in (False, True):
         outside = leaks_of(program, sites=sites)

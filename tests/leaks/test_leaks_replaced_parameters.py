@@ -1,4 +1,4 @@
-"""A parameter that took the place of another is no leak of the optimizer that steps it."""
+"""A parameter that replaced another one is not a leak of its optimizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands where it was while something else about it grows: replaced storage, graphs behind entries, long ways."""
+"""Values that stay in place while something behind them grows: replaced storage, graphs of entries, long paths."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def slid(*, detach):
 
 @pytest.mark.parametrize("fn", [averaged, slid])
 def test_of_entries_that_are_replaced_the_graph_alone_is_told(fn):
-    """No dictionary and no list grows, so neither is to be bounded, and the newest values are not counted."""
+    """Neither a dictionary nor a list grows, so none needs a bound, and the newest values are not counted."""
     fn(detach=False)
     fn(detach=False)
     leaks = find_leaks(lambda: fn(detach=False), runs=4)
@@ -105,7 +105,10 @@ def test_the_middle_of_a_long_way_through_a_graph_is_left_out_of_the_text():
     "add", [HELD.members.add, HELD.queue.append, lambda model: HELD.keys.setdefault(model, 0)]
 )
 def test_one_more_model_of_any_container_is_told_by_one_pass(add):
-    """A set, a deque, a dictionary's keys: but not the first one, which may be one that is being built."""
+    """This holds for a set, a deque and a dictionary's keys.
+
+    The first model is excused, because it may be under construction.
+    """
     assert leaks_of_one_pass(lambda: add(nn.Linear(8, 8))) == []
     (leak,) = leaks_of_one_pass(lambda: add(nn.Linear(8, 8)))
     assert leak.count == 2

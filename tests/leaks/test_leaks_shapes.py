@@ -1,4 +1,7 @@
-"""Growth is what calls add behind one holder, whatever the sizes; windows, averages and caches that fill are none."""
+"""Growth is memory that calls add behind one holder, of any size.
+
+Windows, averages and caches that fill do not grow.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +70,7 @@ def test_nothing_that_only_moves_on_is_accused():
 
 
 def test_one_pass_accuses_what_further_calls_accuse():
-    """Once windows are full, what check_leaks says of a pass is what find_leaks says of calls."""
+    """Once windows are full, check_leaks reports for a pass what find_leaks reports for calls."""
     for shape in [*programs.LEAKS, *programs.INNOCENT]:
         for _ in range(4):
             shape()
@@ -82,7 +85,7 @@ def test_a_window_that_fills_is_no_leak(most):
 
 
 def test_a_cache_that_fills_is_no_leak():
-    """So is one that gets its last key on the eleventh call."""
+    """This holds also if the cache gets its last key on the eleventh call."""
     assert find_leaks(programs.cache_of(11)) == []
 
 
@@ -95,14 +98,14 @@ def test_a_list_beside_a_window_of_the_same_sizes_is_a_leak():
 
 @pytest.mark.parametrize("nth", [2, 3, 4])
 def test_a_leak_on_every_nth_call_is_found(nth):
-    """It says how many calls there are to one that leaks, and what that one leaks."""
+    """The report says how many calls there are to one that leaks, and how much that one leaks."""
     (leak,) = find_leaks(programs.on_every(nth))
     assert (leak.every, leak.nbytes, leak.count) == (nth, 64, 1)
     assert f"64 B in 1 tensor on one call in {nth}," in str(leak)
 
 
 def test_a_cycle_on_every_other_call_is_found():
-    """Whatever holds the tensors, calls that leave nothing in between excuse nothing."""
+    """The calls in between leave nothing. They do not excuse the others, whatever holds the tensors."""
     (leak,) = find_leaks(programs.on_every(2, programs.ring))
     assert (leak.kind, leak.every) == ("cycle", 2)
 
@@ -173,7 +176,7 @@ class Session:
 
 
 def test_an_attribute_has_the_line_that_assigns_it():
-    """Neither the line of the class nor that of its first function."""
+    """It is neither the line of the class nor that of its first function."""
     session = Session()
     (leak,) = find_leaks(session.add)
     (edge,) = [edge for edge in leak.edges if edge.name == "outputs"]
@@ -197,7 +200,7 @@ class Settings:
 
 
 def test_a_class_attribute_has_the_line_that_assigns_it_or_none():
-    """The line of the first function of a class is no place to edit."""
+    """The line of the first function of a class would be no place to edit."""
     Registry.begin()
     for owner, line in ((Registry, Registry.begin.__func__.__code__.co_firstlineno + 2), (Settings, None)):
         (leak,) = leaks_of_one_pass(lambda owner=owner: owner.outputs.append(torch.ones(16)))

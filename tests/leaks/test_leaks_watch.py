@@ -39,7 +39,7 @@ def _fresh():
 
 
 def test_what_grows_from_mark_to_mark_is_told_by_its_holder():
-    """Requests of any size pile up in a list; the average beside it is replaced as often and is no leak."""
+    """Requests of any size pile up in a list. The average beside it is replaced as often and does not leak."""
     watch = memwatch.LeakWatch()
     for rows in (1, 9, 2, 5):
         watch.mark()
@@ -56,9 +56,9 @@ def test_what_grows_from_mark_to_mark_is_told_by_its_holder():
 
 
 def test_marks_are_set_every_so_many_calls_and_gc_goes_on():
-    """A decorated function is counted; between marks gc is as it was.
+    """A decorated function is counted. Between marks gc runs as usual.
 
-    From the mark that shows growth to the one that knows its line the function runs under a dispatch mode.
+    From the mark that shows growth to the mark that knows its line, the function runs under a dispatch mode.
     """
     watch = LeakWatch(every=2)
     noted = []
@@ -78,7 +78,7 @@ def test_marks_are_set_every_so_many_calls_and_gc_goes_on():
 
 
 def test_calls_that_fail_are_counted_and_their_errors_pass_through():
-    """What failing requests leave behind grows as well."""
+    """Memory that failing requests leave behind grows as well."""
     watch = LeakWatch(every=1)
 
     @watch
@@ -116,7 +116,7 @@ def test_an_async_function_is_counted_when_it_has_run():
 
 
 def test_a_class_whose_method_is_watched_is_in_its_own_file():
-    """The function within decorators has the place of the class, and of what it assigns."""
+    """The function inside decorators has the file of the class and of the attributes that it assigns."""
     watch = LeakWatch(every=1)
 
     class Service:

@@ -52,14 +52,14 @@ def all_twins(programs=PROGRAMS):
 
 @pytest.fixture(scope="module")
 def leaks():
-    """Return what further calls of all programs leak, and what one pass does."""
+    """Return the leaks of further calls of all programs, and the leaks of one pass."""
     torch.set_num_threads(1)
     all_leaks()  # so that every container is there
     return find_leaks(all_leaks, runs=2), leaks_of_one_pass(all_leaks)
 
 
 def of(program, leaks):
-    """Return the leaks that are the program's, by what must be said of them."""
+    """Return the leaks of one program, found by the kinds and names that it expects."""
     file = Path(sys.modules[program.leak.__module__].__file__).name
     mine = [leak for leak in leaks if leak.kind == program.kind and file in str(leak)]
     return [leak for leak in mine if all(word in leak.holder for word in program.words)]
@@ -82,7 +82,10 @@ def test_a_leak_is_told_with_its_holder_and_its_advice(program, leaks):
 
 
 def test_further_calls_and_one_pass_accuse_the_same_causes(leaks):
-    """Those that what other programs drop excuses in the common pass are accused in a pass of their own."""
+    """In the common pass, dropped memory of other programs excuses some.
+
+    Those are accused in a pass of their own.
+    """
     by_calls, by_pass = ({(leak.kind, leak.cause): leak for leak in found} for found in leaks)
     assert [str(by_pass[cause]) for cause in by_pass.keys() - by_calls.keys()] == []
     missing = {cause: by_calls[cause] for cause in by_calls.keys() - by_pass.keys()}
@@ -93,7 +96,7 @@ def test_further_calls_and_one_pass_accuse_the_same_causes(leaks):
 
 
 def test_every_twin_is_silent():
-    """By one pass of each, and by further calls of those that no other test calls again."""
+    """Each twin runs in one pass, and in further calls if no other test makes them."""
     for _ in range(4):  # windows are full, and every value has one to replace
         all_twins()
     accused = {program.name: leaks_of_one_pass(program.clean) for program in PROGRAMS}

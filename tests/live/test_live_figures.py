@@ -1,4 +1,4 @@
-"""What a live view shows is what the reading of the same file says."""
+"""A live view shows the figures of the reading of the same file."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_the_figures_are_those_of_the_reading(trained):
 
 
 def test_each_stretch_of_the_curve_has_its_highest_value(tmp_path):
-    """A stretch in which nothing happens shows what is alive in it, and a short spike is not lost."""
+    """A stretch without events shows the live bytes in it, and a short spike is kept."""
     path = tmp_path / "a.memwatch"
     with memwatch.profile(path):
         kept = torch.ones(1 << 16)
@@ -109,7 +109,7 @@ def test_a_new_recording_of_the_same_name_is_read_from_its_start(tmp_path):
 
 
 def _until(watch, is_so, kept):
-    """Run small ops until the view of what was flushed is as wanted."""
+    """Run small ops until the view of the flushed data has the wanted state."""
     for _ in range(600):
         kept.append(torch.ones(16))
         view = watch.look()
@@ -120,7 +120,7 @@ def _until(watch, is_so, kept):
 
 
 def test_a_killed_program_is_told(fresh_python, tmp_path):
-    """A recording without an end whose process is gone was killed; its figures are those of the last flush."""
+    """The recording has no end and its process is gone. The figures are those of the last flush."""
     fresh_python(
         """
         import memwatch, os, pathlib, signal, time, torch
@@ -162,7 +162,10 @@ def test_the_state_goes_by_the_end_and_by_the_process(meta, age_s, state):
 
 @pytest.mark.parametrize("start_s", [0.1, 3.0])
 def test_a_view_takes_no_more_than_its_share(start_s, monkeypatch):
-    """Of two processors readings take 2 % at most; so does all, once the start is paid back out of half of that."""
+    """Readings take at most 2 % of two processors.
+
+    So does the whole view once the start is paid back, from half of that.
+    """
     now = {"cpu": start_s, "time": 0.0}
     monkeypatch.setattr(pace.time, "process_time", lambda: now["cpu"])
     monkeypatch.setattr(pace.time, "monotonic", lambda: now["time"])

@@ -84,7 +84,7 @@ def test_a_view_beside_a_program_ends_with_it(trained):
 
 
 def test_without_a_terminal_a_line_is_printed(trained, capsys):
-    """A capture that has ended gives one line, with what is live and the peak."""
+    """A capture that has ended gives one line with the live bytes and the peak."""
     assert main(["live", str(trained)]) == 0
     (line,) = capsys.readouterr().out.splitlines()
     assert f"peak {format_bytes(memwatch.load(trained).peak_bytes)} on cpu" in line
@@ -92,7 +92,7 @@ def test_without_a_terminal_a_line_is_printed(trained, capsys):
 
 
 def test_what_cannot_be_shown_is_said_in_a_sentence(tmp_path, capsys):
-    """No file, and a file that is no capture."""
+    """The cases are a missing file and a file that is not a capture."""
     (tmp_path / "text").write_text("no capture")
     for name, words in (("none", "is not a file"), ("text", "is not a memwatch capture")):
         assert main(["live", str(tmp_path / name)]) == 1
@@ -108,7 +108,7 @@ def test_without_textual_the_pip_line_is_printed(trained, monkeypatch, capsys):
 
 
 def test_run_live_without_a_terminal_runs_nothing(shell_memwatch, tmp_path):
-    """There is nowhere to show it, and the sentence says what to do in a terminal."""
+    """The view has no place, and the sentence says what to do in a terminal."""
     done = shell_memwatch("run", "--live", "-o", "a.memwatch", "-c", "print('never')")
     assert (done.returncode, done.stdout) == (1, "")
     assert "--live needs a terminal" in done.stderr

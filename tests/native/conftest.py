@@ -1,4 +1,4 @@
-"""The samples of torch's op database are those of tests/compat."""
+"""The samples of torch's op database come from tests/compat."""
 
 import pathlib
 import sys

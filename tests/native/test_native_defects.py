@@ -1,4 +1,4 @@
-"""What goes wrong inside the recorder costs the recorder a row, and the program nothing."""
+"""An error inside the recorder costs the recorder a row, and the program nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _notes(prof):
 
 @pytest.mark.parametrize("intercept", ["key", "mode"])
 def test_an_exception_of_c_plus_plus_does_not_stop_an_op(intercept, monkeypatch):
-    """Not only torch's own: pybind11 throws others where Python answers with what C++ cannot take."""
+    """pybind11 throws exceptions of its own if Python returns a value that C++ cannot take."""
     monkeypatch.setattr(session.Session, "backward_begins", lambda session: "no bool")
     x = torch.ones(3, requires_grad=True)
     with memwatch.profile(intercept=intercept) as prof:
@@ -55,7 +55,7 @@ _MODULE = torch.nn.Identity()
 
 def _collecting(phase, info):
     if phase == "start" and _collecting.on:
-        _collecting.on = False  # what runs here makes objects too
+        _collecting.on = False  # the code that runs here makes objects too
         _deep(30)
         _collecting.on = True
 
@@ -71,7 +71,7 @@ def _place(levels):
 
 @pytest.mark.parametrize("intercept", ["key", "mode"])
 def test_what_runs_while_a_stack_is_walked_does_not_change_it(intercept):
-    """To ask for a frame may run gc, and gc what the program wants: calls of modules, whose stacks are walked too."""
+    """A request for a frame may run gc, and gc may run calls of modules, whose stacks are walked too."""
     threshold = gc.get_threshold()
     _collecting.on = True
     gc.callbacks.append(_collecting)

@@ -22,7 +22,7 @@ INTERCEPTS = pytest.mark.parametrize("intercept", ["key", "mode"])
 
 @INTERCEPTS
 def test_a_block_may_be_left_inside_an_op(intercept):
-    """What is recorded ends there; the op, and the program, go on."""
+    """The recording ends there. The op and the program go on."""
     library = torch.library.Library("memwatch_endings", "FRAGMENT")
     library.define("stop(Tensor x) -> Tensor")
     profiles = []
@@ -63,7 +63,7 @@ def test_a_signals_handler_may_end_the_block(intercept):
     before = signal.signal(signal.SIGALRM, end)
     callbacks = gc.callbacks[
         :
-    ]  # those of other tools are Python: handlers run in them, within torch's own C++
+    ]  # The stages of other tools are Python. Handlers run in them, within torch's own C++.
     gc.callbacks.clear()
     try:
         for _ in range(12):
@@ -133,7 +133,7 @@ def test_a_forked_child_is_left_alone(fresh_python):
 
 
 def test_a_window_that_cannot_begin_keeps_those_before(monkeypatch):
-    """Where torch's profiler does not start again, the block goes on without events, and a note says so."""
+    """If torch's profiler does not start again, the block goes on without events, and a note reports it."""
     monkeypatch.setenv("MEMWATCH_NATIVE", "0")
 
     def fail(**_options):
@@ -169,7 +169,7 @@ def test_a_forked_child_prints_nothing(native, fresh_python):
 
 
 def test_a_start_that_fails_keeps_nothing():
-    """The baseline is above the limit: no watch of its storages stays, and no session."""
+    """The baseline is above the limit. Neither a watch of its storages nor a session stays."""
     there = torch.ones(1000)
     for _ in range(3):
         with pytest.raises(MemoryLimitError), memwatch.profile(limit_bytes=1):
@@ -180,7 +180,10 @@ def test_a_start_that_fails_keeps_nothing():
 
 
 def test_forks_of_torchscript_may_outlive_the_block():
-    """Ops of other threads end after the block has: they are not recorded, and nothing they need is gone."""
+    """Ops of other threads end after the block.
+
+    They are not recorded, and everything that they need still exists.
+    """
 
     @torch.jit.script
     def work(x: torch.Tensor, times: int):

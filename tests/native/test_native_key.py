@@ -1,4 +1,4 @@
-"""Which overloads the kernels on the dispatch key are put on, and what that asks torch for."""
+"""The overloads that get a kernel on the dispatch key, and the questions to torch that this takes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _user_library():
 
 @pytest.mark.usefixtures("_user_library")
 def test_the_compiled_kernel_asks_for_the_overloads_alone_that_may_pass_it_by(monkeypatch):
-    """For each overload that is asked for torch makes an object, and for all of them that takes longer than a block."""
+    """A lookup of an overload makes an object in torch. For all overloads this takes longer than a block."""
     asked, overloads = [], key._overloads
     monkeypatch.setattr(key, "_overloads", lambda names: asked.extend(names) or overloads(names))
     monkeypatch.setattr(key, "kernel_library", lambda space, file: Passing(space))

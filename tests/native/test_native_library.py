@@ -1,4 +1,4 @@
-"""The native recorder is built by `memwatch build`, found by what it was built from, and never needed."""
+"""`memwatch build` builds the native recorder. memwatch finds it by its sources, and works without it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_building_again_says_where_it_is(shell_memwatch):
 
 @pytest.fixture
 def untold(monkeypatch):
-    """Be a process that was told nothing yet."""
+    """Reset the process to one that has printed no hint yet."""
     monkeypatch.setattr(unbuilt, "_told", [])
 
 
@@ -97,7 +97,7 @@ def test_run_tells_before_the_next_command(empty_cache, tmp_path, shell_memwatch
 
 
 def test_without_it_python_records(empty_cache):
-    """A block needs no library, and makes no folder for one."""
+    """A block needs no library and makes no folder for one."""
     assert library.load() is None
     assert recorder() == "python"
     assert not empty_cache.exists()
@@ -120,13 +120,13 @@ def test_the_same_sources_elsewhere_are_the_same_library(tmp_path, monkeypatch):
 
 
 def test_a_library_names_its_torch_and_its_python(empty_cache):
-    """So that a user can tell which of them to delete."""
+    """A user can see which libraries to delete."""
     name = library.path().name
     assert f"-torch{torch.__version__}-cp{sys.version_info.major}{sys.version_info.minor}-" in name
 
 
 def test_a_library_that_cannot_be_loaded_is_left_alone(empty_cache):
-    """A file that is damaged is no reason to fail."""
+    """A damaged file does not make memwatch fail."""
     empty_cache.mkdir()
     library.path().write_bytes(b"no library")
     assert library.load() is None
@@ -153,7 +153,7 @@ def test_the_cache_is_where_the_platform_has_its_caches(variables, expected, mon
 
 
 def test_without_a_home_no_library_of_the_current_folder_is_loaded(monkeypatch):
-    """A uid that no list of users knows has no home: then the cache is a folder that is not there."""
+    """A uid without an entry in the list of users has no home. The cache is then a folder that does not exist."""
     for name in ("MEMWATCH_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)
@@ -175,7 +175,7 @@ def test_no_place_to_write_is_told_before_anything_is_compiled(tmp_path, monkeyp
 def test_a_disk_that_fails_is_told_by_its_reason_and_leaves_nothing(
     failing, empty_cache, tmp_path, monkeypatch
 ):
-    """No temporary folder, no space and no right to rename are errors of one line, without a part of a library."""
+    """No temporary folder, a full disk and a refused rename are errors of one line, and no part of a library stays."""
     made = tmp_path / "made"
     made.touch()
     monkeypatch.setattr(library, "_compile", lambda folder: made)
@@ -199,14 +199,14 @@ def test_a_compiler_that_leaves_no_library_is_told(empty_cache, monkeypatch):
 
 
 def test_missing_headers_of_python_are_told_by_their_path(empty_cache, tmp_path, monkeypatch):
-    """The error says what to install, and does not blame the compiler."""
+    """The error names what to install, not the compiler."""
     monkeypatch.setattr(library.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
     with pytest.raises(MemwatchError, match=r"headers of Python are missing \(.*Python\.h\).*python3-dev"):
         library.build()
 
 
 def test_a_source_that_does_not_compile_is_told_by_its_first_error(empty_cache, sources, capfd):
-    """The error does not blame the compiler, and nothing is left in the cache; the others' libraries are."""
+    """The error does not blame the compiler. The cache keeps the other libraries and no part of this one."""
     empty_cache.mkdir()
     (empty_cache / "_recorder-of-another-torch.so").touch()
     for source in sources.glob("*.cpp"):
@@ -241,7 +241,7 @@ def test_a_library_is_written_beside_those_of_other_versions(empty_cache, source
 
 
 def test_no_compiler_is_one_line_and_exit_code_1(shell_memwatch, tmp_path):
-    """A machine without a compiler is told what to install; nothing else fails."""
+    """The line says what to install, and everything else works."""
     done = shell_memwatch("build", CXX="no-compiler", CC="no-compiler", MEMWATCH_CACHE=str(tmp_path))
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()

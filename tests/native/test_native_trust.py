@@ -20,7 +20,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a fil
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """Have a folder of our own with the libraries as the cache, and a process that was told nothing yet."""
+    """Use a folder of our own with the libraries as the cache, in a process that has printed no hint yet."""
     built = [each.path() for each in (library, kernels)]
     if not all(path.exists() for path in built):
         pytest.skip("not built: `memwatch build`")
@@ -122,7 +122,7 @@ def test_a_folder_of_the_user_s_own_group_is_trusted(cache):
 
 @pytest.mark.parametrize("part", [library, kernels])
 def test_nothing_is_built_where_others_may_write(part, cache, monkeypatch):
-    """It would not be loaded; the error says what to do."""
+    """A library in such a folder would not be loaded. The error says what to do."""
     for path in cache.iterdir():
         path.unlink()
     cache.chmod(0o777)

@@ -45,7 +45,7 @@ def rows(prof: memwatch.Profile) -> dict[str, list[tuple[object, ...]]]:
                 column = [stack_of(prof, number) for number in column.tolist()]
             columns.append(list(column) if isinstance(column, list) else column.tolist())
         found[table] = list(zip(*columns, strict=True))
-    for table in ("deaths", "unpacks"):  # those of one op come in the order of its clean-up
+    for table in ("deaths", "unpacks"):  # within one op they come in the order of its clean-up
         found[table].sort(key=lambda row: (row[1], row[0], row[-1]))
     return found
 

@@ -54,7 +54,7 @@ def site(wheel, tmp_path_factory):
 
 
 def use(site, tmp_path):
-    """Profile with the installed memwatch, where there is no compiler; return where it lies, recorder and notes."""
+    """Profile with the installed memwatch and without a compiler; return its folder, the recorder and the notes."""
     hidden = {"PATH": "", "CXX": "no-compiler", "MEMWATCH_CACHE": str(tmp_path / "cache")}
     done = subprocess.run(
         [site.parents[2] / "bin" / "python", "-I", "-c", PROGRAM],
@@ -64,7 +64,10 @@ def use(site, tmp_path):
 
 
 def test_it_is_of_this_platform_and_the_plain_one_of_any(wheel, tmp_path):
-    """An installer takes it only where its library can be loaded; without the variable nothing is compiled in."""
+    """An installer takes the wheel only if its library can be loaded.
+
+    Without the variable nothing is compiled in.
+    """
     python = f"cp{sys.version_info.major}{sys.version_info.minor}"
     assert f"-{python}-{python}-" in wheel.name
     assert wheel.name.endswith(f"{sysconfig.get_platform().replace('-', '_').replace('.', '_')}.whl")

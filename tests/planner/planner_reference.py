@@ -77,7 +77,7 @@ def reference_peak(graph: Graph, steps: Iterable[Step]) -> int:
 def _brought(
     program: Program, step: Step, present: dict[int, int], on_host: dict[int, int]
 ) -> dict[int, int]:
-    """Versions that a step brings, after a check that what it needs is present."""
+    """Return the versions that a step brings, after a check that its inputs are present."""
     if step.kind == StepKind.COMPUTE:
         for b, version in {**program.reads[step.target], **program.writes[step.target]}.items():
             if present.get(b) != version:

@@ -38,7 +38,7 @@ PROGRAMS = {
 
 @pytest.fixture
 def loader(monkeypatch) -> kernels._Loader:
-    """Have a process that has loaded no library and found no compiler."""
+    """Return a loader of a process that has loaded no library and found no compiler."""
     fresh = kernels._Loader()
     fresh._has_looked = True
     monkeypatch.setattr(kernels, "_loader", fresh)
@@ -87,7 +87,7 @@ class _SlowBuild:
 
 
 def test_a_plan_that_cannot_wait_for_the_compiler_is_found_in_python(loader, monkeypatch, capsys):
-    """The time limit covers the compiler: it is waited for as long as the limit allows, and that is said once."""
+    """The time limit covers the compiler. memwatch waits for it within the limit, and reports this once."""
     monkeypatch.setattr(library, "Build", _SlowBuild)
     plan = plan_graph(linear_graph(2), budget=3, time_limit_s=4)
     assert plan.peak_increase_bytes <= 3
@@ -96,7 +96,7 @@ def test_a_plan_that_cannot_wait_for_the_compiler_is_found_in_python(loader, mon
 
 
 def test_a_program_that_fits_compiles_nothing(loader, monkeypatch):
-    """The kernels are for searches; what needs no search is told without them."""
+    """The kernels serve searches, and this program needs none."""
 
     def build() -> None:
         raise AssertionError("the compiler was started")
@@ -108,7 +108,7 @@ def test_a_program_that_fits_compiles_nothing(loader, monkeypatch):
 
 
 def test_without_a_compiler_plans_are_found_in_python(loader, monkeypatch, tmp_path, capsys):
-    """What is missing is said once, with what to install."""
+    """One message names the missing program and how to install it."""
     monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.setenv("MEMWATCH_CACHE", str(tmp_path))
     for budget in (3, 3):

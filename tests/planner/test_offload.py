@@ -63,7 +63,7 @@ def test_the_bandwidth_decides():
 
 
 def test_without_recompute_an_effect_can_still_be_moved():
-    """What must not run again can be moved: offload reaches a budget that recompute cannot."""
+    """An op that must run once can have its buffers moved. Offload then reaches a budget that recompute cannot."""
     ops = [
         OpSpec("draw", (), {"noise": 8 * PAGE}, effect=Effect.UNKNOWN),
         OpSpec("use", ("noise",), {"y": PAGE}),
@@ -110,7 +110,7 @@ def test_copies_hide_behind_computing():
 
 
 def test_small_and_external_buffers_stay():
-    """Buffers under 4 KiB are never moved, nor what the program does not own."""
+    """Buffers under 4 KiB stay, and so do buffers that the program does not own."""
     graph = Graph.build(
         [("a", ["weight"], {"x": PAGE}, 1), ("b", ["x"], {"y": PAGE - 1}, 1)],
         external_nbytes={"weight": 100 * PAGE},

@@ -140,13 +140,13 @@ def test_options_of_a_wrong_type_or_range_are_refused(chain, name, value):
     ("budget", "share"), [(0.5, "'50%'"), ("0.5", "'50%'"), (0.125, "'12.5%'"), (0.0, "'0%'")]
 )
 def test_a_share_written_as_a_number_is_refused(chain, budget, share):
-    """Half a byte is no budget: the message says how half of the program's own is written."""
+    """Half a byte is not a budget. The message says how to write half of the program's peak."""
     with pytest.raises(SizeError, match=share):
         plan_graph(chain, budget=budget)
 
 
 def test_advice_names_the_options_that_the_caller_has(chain):
-    """What needs an option that is not there is told without it."""
+    """Advice that needs a missing option is left out."""
     with pytest.raises(BudgetError, match="allow recompute or offload") as caught:
         plan_graph(chain, budget=0, recompute=False)
     assert str(caught.value.for_options(["recompute"])).endswith("allow recompute")
@@ -232,7 +232,7 @@ def test_the_file_is_plain_json(chain, tmp_path):
 
 
 def test_the_same_seed_gives_the_same_plan_in_another_process(chain):
-    """Nothing depends on hash seeds, time or what was planned before."""
+    """Hash seeds, time and earlier plans have no influence."""
     code = (
         "import sys, random; sys.path.insert(0, sys.argv[1])\n"
         "from planner_recompute_graphs import training_chain; from memwatch.planner import plan_graph\n"

@@ -22,7 +22,10 @@ def graph() -> Graph:
 
 
 def test_each_byte_at_the_peak_counts_once():
-    """The op's own, what is kept, what ops that run once have made, and the rest; inputs of the program are no part."""
+    """The parts are the op's own bytes, kept bytes, results of ops that run once, and the rest.
+
+    Inputs are not a part.
+    """
     program = graph()
     found = at_peak(program, Schedule.from_order(np.arange(program.num_ops)), op_text)
     assert found is not None

@@ -35,7 +35,7 @@ def test_what_is_kept_waits_beside_the_last_large_op(count):
 
 
 def test_error_names_what_must_wait():
-    """A budget under the bound is impossible, and the error says why and what would help."""
+    """A budget under the bound is impossible. The error gives the reason and possible remedies."""
     graph = gradients_of_large_buffers(4)
     with pytest.raises(
         BudgetError, match=r"tensors that later ops need are alive beside the large ops.*allow offload"
@@ -45,7 +45,7 @@ def test_error_names_what_must_wait():
 
 
 def test_moves_go_below_the_bound_of_recompute():
-    """What waits can be moved out, so with offload only the working set counts."""
+    """Waiting buffers can be moved out, so with offload only the working set counts."""
     tight = gradients_of_large_buffers(3, small=2 * PAGE)
     assert lower_bound(tight, recompute=True) == 16 * PAGE
     assert lower_bound(tight, recompute=True, offload=True) == 12 * PAGE

@@ -47,7 +47,7 @@ def test_plans_of_any_program(graph, offload, order, seed):
 @given(programs(max_ops=10), st.booleans())
 @settings(max_examples=10, deadline=None)
 def test_the_same_seed_gives_the_same_plan(graph, offload):
-    """A copy of the program, of which nothing is remembered, gets the same plan."""
+    """A copy of the program, without any cached state, gets the same plan."""
     first, _ = plan_or_best(graph, 60, offload=offload, seed=5)
     again, _ = plan_or_best(graph.with_sizes(lambda nbytes: nbytes), 60, offload=offload, seed=5)
     assert first.schedule == again.schedule

@@ -1,4 +1,4 @@
-"""Recompute plans reach the published and proven optima, and never touch what must not run again."""
+"""Recompute plans reach the published and proven optima, and never recompute an op that must run once."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def test_feasible_close_to_the_bound_on_chains(length):
 def test_transformer_close_to_the_bound_needs_moves(transformer):
     """1.15 times the working set leaves no room for the kept gradients while the last softmax is reversed.
 
-    Whichever of the ops with 24 MiB of inputs and outputs runs last, 10.3 MiB must wait beside it from which
-    the gradients follow; moving them out is the only way.
+    Ops with 24 MiB of inputs and outputs must run. Whichever of them is last, 10.3 MiB from which the gradients
+    follow must wait beside it. Only moving them out helps.
     """
     budget = int(1.15 * working_set_bound(transformer))
     assert budget < lower_bound(transformer, recompute=True) == 35_958_784
@@ -102,7 +102,7 @@ def test_fcn8_meets_the_proven_optimum(budget, extra, order):
 
 
 def test_skips_of_a_unet_are_recomputed():
-    """Skip connections are what a U-Net holds: no order helps, recompute does."""
+    """A U-Net holds skip connections. No order helps, but recompute does."""
     graph = unet_step(6, random.Random(1))
     program = program_peak(graph).peak_bytes
     budget = int(0.6 * program)

@@ -51,7 +51,7 @@ def test_graph_kept_on_an_object_is_a_leak(session):
 
 
 def test_kept_by_caches_is_listed(session):
-    """What a cache took in one run is no leak but is told."""
+    """Tensors that a cache took in one run are reported, but not as a leak."""
     result = session(
         """
         import torch
@@ -120,9 +120,9 @@ def test_failing_tests_fail_for_their_own_reason(session):
 
 
 def test_what_grows_test_by_test_is_no_cache(session):
-    """Hooks that nobody removes and tensors that become larger are leaks, and the next tests see who made them.
+    """Hooks that stay and tensors that become larger are leaks, and the next tests show who made them.
 
-    What one test shows alone may be a first fill, as of the key-value cache, or scratch memory that is resized once.
+    Growth in one test alone may be a first fill, such as a key-value cache, or scratch memory that is resized once.
     """
     result = session(
         """

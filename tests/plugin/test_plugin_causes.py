@@ -51,7 +51,7 @@ def test_the_rule_of_a_cause_tolerates_it_in_every_test(session):
 
 
 def test_a_verbose_run_shows_every_test(session):
-    """With -v nothing is left out; what a test says of itself is never left out."""
+    """With -v every line is shown. The lines of a test about itself are always shown."""
     source = """
         import torch
         KEPT = []
@@ -65,7 +65,7 @@ def test_a_verbose_run_shows_every_test(session):
 
 
 def test_leaks_below_the_least_size_do_not_count(session):
-    """The option overrides the ini file; the summary says what was left out."""
+    """The option overrides the ini file, and the summary counts the omitted leaks."""
     source = """
         import torch
         KEPT = []
@@ -139,7 +139,7 @@ SHARED = """
 
 
 def test_a_suite_with_many_causes_has_a_report_of_120_lines(session):
-    """The cause that all tests share is told once, with the number of its tests; others get a line, then a count."""
+    """The common cause is reported once, with the number of its tests. Others get a line each, then a count."""
     result = session(SHARED, "--memwatch-leaks=all")
     result.assert_outcomes(failed=46)
     lines = result.stdout.lines
@@ -160,7 +160,7 @@ def test_a_suite_with_many_causes_has_a_report_of_120_lines(session):
 
 
 def test_one_test_with_many_causes_has_a_short_report(session):
-    """Its leaks are told as far as the lines suffice."""
+    """Its leaks are listed up to the limit of lines."""
     source = SHARED.partition("@pytest")[0] + "def test_all(): [Own(n) for n in range(26)]\n"
     result = session(source, "--memwatch-leaks=all")
     result.assert_outcomes(failed=1)

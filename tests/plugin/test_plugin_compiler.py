@@ -1,4 +1,4 @@
-"""Suites that import torch's compiler, as training does: no leak is told that is none, and limits hold.
+"""Suites that import torch's compiler, as training does: every reported leak is one, and limits hold.
 
 These tests come last: each search of the heap takes twice as long with the compiler.
 """
@@ -17,7 +17,7 @@ def _compiler():
 
 
 def test_clean_tests_pass(session):
-    """Caches that stop growing, gradients, optimizer state and returned values are no leaks."""
+    """The tests have caches that stop growing, gradients, optimizer state and returned values."""
     result = session(
         """
         import functools, pytest, torch
@@ -159,7 +159,7 @@ INNOCENT = """
 
 
 def test_innocent_suite_raises_no_alarm(session):
-    """What pytest, mock, fixtures, caches and lazily made constants hold is understood."""
+    """The tensors of pytest, mock, fixtures, caches and lazily made constants are not leaks."""
     result = session(INNOCENT, "--memwatch-leaks=all", "-v")
     result.assert_outcomes(
         passed=30, skipped=1, xfailed=1, warnings=result.parseoutcomes().get("warnings", 0)

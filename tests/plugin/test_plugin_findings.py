@@ -57,7 +57,6 @@ def test_a_kept_graph_fails_the_test_and_a_detached_output_passes(pytester):
 
 
 def test_small_findings_and_other_kinds_do_not_count(pytester):
-    """What a marker does not ask for does not fail the test."""
     pytester.makepyfile(
         test_verl=KEPT_GRAPHS.replace('kinds=["graph"]', 'kinds=["graph"], min_bytes="1 GiB"')
     )

@@ -12,7 +12,7 @@ LEAKING = """
 
 @pytest.mark.words
 def test_a_leak_beside_subtests_is_told_once(session):
-    """The reports of subtests are no report of the test: its leak is told by the cause, without a traceback."""
+    """The test's report has the leak with its cause and no traceback. Reports of subtests are separate."""
     result = session(
         """
         import torch
@@ -190,7 +190,7 @@ def test_max_bytes_tolerates_small_growth(session):
     ],
 )
 def test_ignore_rules_are_listed_with_their_reason(session, rule):
-    """What a rule matches passes, and the report says why."""
+    """A leak that a rule matches passes, and the report has the rule's reason."""
     result = session(
         LEAKING
         + f"""

@@ -15,7 +15,7 @@ KEPT: list[torch.Tensor] = []
 
 @pytest.fixture(scope="module")
 def leak():
-    """A leak of which nothing saw the line."""
+    """Return a leak without a known line."""
     [found] = memwatch.find_leaks(lambda: KEPT.append(torch.ones(64)))
     KEPT.clear()
     return dataclasses.replace(found, site=None)
@@ -33,7 +33,7 @@ def _tests_that_note(search, leaks, *, ops):
 
 @pytest.mark.parametrize(("ops", "tests"), [(0, MOST_TESTS), (MOST_OPS // 4, 4), (MOST_OPS, 1)])
 def test_a_line_is_looked_for_in_so_many_tests_and_ops(leak, ops, tests):
-    """A search ends after twenty tests or 20,000 ops; the same cause without a line starts none again."""
+    """A search ends after twenty tests or 20,000 ops. The same cause without a line does not start another."""
     search = LineSearch()
     assert not search.is_on
     search.learn([leak], noted_ops=None, may_have_grown=False)
@@ -41,7 +41,7 @@ def test_a_line_is_looked_for_in_so_many_tests_and_ops(leak, ops, tests):
 
 
 def test_a_line_that_is_found_ends_its_search_alone(leak):
-    """What is known of one cause ends the search for it; that for another goes on."""
+    """A line for one cause ends the search for this cause. The search for another cause goes on."""
     search = LineSearch()
     other = dataclasses.replace(leak, cause="cause-00000000")
     search.learn([leak, other], noted_ops=None, may_have_grown=False)
@@ -52,7 +52,7 @@ def test_a_line_that_is_found_ends_its_search_alone(leak):
 
 
 def test_growth_of_one_tensor_is_looked_for_from_the_first_larger_one(leak):
-    """A larger tensor in place of a smaller one starts a search, and one that grew starts it once more."""
+    """A larger tensor that replaces a smaller one starts a search. A tensor that grew starts it once more."""
     search = LineSearch()
     search.learn([], noted_ops=None, may_have_grown=True)
     assert _tests_that_note(search, [], ops=0) == MOST_TESTS
@@ -63,7 +63,10 @@ def test_growth_of_one_tensor_is_looked_for_from_the_first_larger_one(leak):
 
 
 def test_a_line_that_the_profile_of_the_test_saw_is_told(session):
-    """Of the first leak already, where one line made all of that size that the test left; of two lines none."""
+    """The first leak already has its line if one line made all leaked memory of its size.
+
+    With two lines it has none.
+    """
     result = session(
         """
         import torch

@@ -6,7 +6,7 @@ import pytest
 
 
 def test_marker_limits_what_the_body_adds(session):
-    """The limit is on the body alone: fixtures, and what was alive before, do not count."""
+    """Fixtures and memory from before the body do not count."""
     result = session(
         """
         import pytest, torch
@@ -111,7 +111,7 @@ def test_limit_of_one_device(session):
 
 
 def test_leak_and_limit_on_one_test(session):
-    """Both are checked; the peak is that of the first run, and a leak is reported first."""
+    """Both are checked. The peak is that of the first run, and the leak is reported first."""
     result = session(
         """
         import pytest, torch
@@ -182,7 +182,7 @@ def test_report_lists_tests_by_peak(session):
 
 
 def test_the_lines_of_a_peak_are_there_when_the_test_frees_more_than_it_makes(session):
-    """The figure is what the test made and had at once, and so are the lines, though more was alive at its start."""
+    """Figure and lines cover the memory that the test made and had at once, though more was alive at its start."""
     source = """
         import torch
         held = [torch.ones(100_000)]

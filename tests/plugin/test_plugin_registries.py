@@ -1,4 +1,4 @@
-"""Registries that fixtures empty: a test is judged after the next test's setup, by what is alive then."""
+"""Registries that fixtures empty: a test is judged after the next test's setup, by the tensors alive then."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_what_the_next_setup_frees_fails_no_test(session, pytester, options):
 
 
 def test_each_test_shows_one_letter(session):
-    """A test that waits for the next setup shows it before the next test, but after one that is skipped."""
+    """The letter of a waiting test comes before the next test's, but after that of a skipped test."""
     result = session(SUITE, "--memwatch-leaks=all")
     result.stdout.fnmatch_lines(["test_each_test_shows_one_letter.py .s.L.L. *"])
 

@@ -27,7 +27,7 @@ def nodeid_of(data, name):
 
 
 def test_json_holds_every_test(results, pytester):
-    """The file says for each test what was measured and found, as plain data with units."""
+    """For each test the file has the measurements and leaks, as plain data with units."""
     tests = results(SOURCE)
     assert list(tests) == ["test_allowed", "test_fails", "test_fine", "test_leak", "test_peak"]
     assert {name: test["failed"] for name, test in tests.items()} == {

@@ -227,7 +227,7 @@ OWN_PROFILES = """
 
 def test_the_measurement_steps_aside_for_profiles_of_the_body(session, results):
     """Only one profile can be open: the test's own take the place of the plugin's, and count as parts of it."""
-    gc.collect()  # what other tests left would die within one of these, and no increase be seen
+    gc.collect()  # otherwise memory of other tests would be freed during one of these, and hide an increase
     tests = results(OWN_PROFILES, "--memwatch")
     assert {test["outcome"] for test in tests.values()} == {"passed"}, tests
     added = {name: test["peak_increase_bytes"] for name, test in tests.items()}
@@ -253,7 +253,7 @@ def test_the_measurement_steps_aside_for_profiles_of_the_body(session, results):
 
 
 def test_without_a_measurement_own_profiles_are_let_alone(session):
-    """Without --memwatch nothing is measured, with it nothing of the stepping aside stays behind."""
+    """Without --memwatch nothing is measured. With it, no trace of the pauses stays behind."""
     session(OWN_PROFILES).assert_outcomes(passed=6)
     session(OWN_PROFILES, "--memwatch").assert_outcomes(passed=6)
     session(OWN_PROFILES, "--memwatch-leaks=all").assert_outcomes(passed=6)
@@ -297,7 +297,7 @@ def test_wrong_markers_are_usage_errors(session, marker, message):
     ],
 )
 def test_wrong_options_are_usage_errors(session, option, message):
-    """A wrong option value says what to write."""
+    """The error says what to write."""
     result = session("def test_a(): pass\n", option)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines([f"ERROR: {option.partition('=')[0]}{message}"])
@@ -345,7 +345,7 @@ def test_help_and_markers_are_complete(session):
 
 
 def test_loading_the_plugin_is_cheap():
-    """The plugin loads neither torch nor pandas: runs that do not use it pay nothing."""
+    """The plugin loads neither torch nor pandas, so runs without it cost nothing."""
     code = (
         "import sys, pytest_memwatch.plugin; print(sorted({'torch', 'pandas', 'numpy'} & set(sys.modules)))"
     )
@@ -354,7 +354,7 @@ def test_loading_the_plugin_is_cheap():
 
 
 def test_suites_without_torch_stay_without(pytester):
-    """--memwatch-leaks=all does not import torch on behalf of a suite that does not use it."""
+    """--memwatch-leaks=all does not import torch if the suite does not use it."""
     pytester.makepyfile("import sys\ndef test_a(): pass\ndef test_b(): assert 'torch' not in sys.modules\n")
     result = pytester.runpytest_subprocess("--memwatch-leaks=all", "-p", "no:cacheprovider")
     result.assert_outcomes(passed=2)

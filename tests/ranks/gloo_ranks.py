@@ -54,9 +54,9 @@ def steps_of(net):
 
 
 def check(make, folder, host):
-    """Record the steps into a file; the peak is the one of the allocator meanwhile, and so is what is gathered.
+    """Record the steps into a file. Its peak and the gathered peak equal the allocator's.
 
-    A thread of gloo that frees the last reference frees the memory first and waits for Python's lock then, so a round
+    A thread of gloo that drops the last reference frees the memory first and then waits for Python's lock. So a round
     may count a buffer a moment longer than it lives, never shorter.
     """
     steps = steps_of(make())
@@ -88,7 +88,7 @@ def tensor_parallel():
 
 
 def pipelined():
-    """Return a step in which each stage receives as much as a batch: one its input, the other its gradient."""
+    """Return a step in which each stage receives as much as a batch: an input in one, a gradient in the other."""
     net, batch = _net(), torch.randn(128, 32)
 
     def first():
@@ -108,7 +108,7 @@ def pipelined():
 
 
 def check_collectives(make, category, nbytes, folder):
-    """What a collective made or received into is counted for it, and its category stays what it is for."""
+    """Check that storages which a collective made or wrote count for it, and keep the category of their purpose."""
     step = make()
     step()
     with memwatch.profile(memwatch_file(folder, make)) as prof:

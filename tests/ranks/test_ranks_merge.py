@@ -1,4 +1,4 @@
-"""Captures of many ranks as one reading: what is told of them, whole, cut, missing or of another version."""
+"""Captures of many ranks as one reading: whole, cut, missing, or from another version."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def train(rows):
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
-    """Record a training for each rank, with what its launcher tells in the environment."""
+    """Record a training for each rank, with the environment of its launcher."""
     folder = tmp_path_factory.mktemp("ranks")
     torch.set_num_threads(1)
     readings = []
@@ -124,7 +124,7 @@ def test_a_summary_stands_for_the_tables(captures):
 
 
 def test_a_rank_that_is_missing_killed_or_cut_is_told(captures):
-    """A merge goes on with what is there, and says which rank left nothing, which did not end, which is damaged."""
+    """A merge goes on with the others, and names the rank without a file, the unfinished one and the damaged one."""
     assert kinds(memwatch.merge(captures[:1])) == ["missing"]
     change_meta(captures[0], complete=False)
     captures[1].write_bytes(captures[1].read_bytes()[:3000])
@@ -175,7 +175,7 @@ def test_two_captures_of_one_rank_are_told_apart(captures, tmp_path):
 
 
 def test_the_ranks_of_the_last_run_of_a_job_are_compared(captures, tmp_path):
-    """What a job left before torchrun started it again has its row, and the last run's ranks are compared."""
+    """Files from before torchrun's restart have their row. The ranks of the last run are compared."""
     again = [Path(shutil.copy(path, tmp_path / f"again.{path.name}")) for path in captures]
     for path in again:
         change_meta(path, restart=1)
@@ -189,7 +189,7 @@ def test_the_ranks_of_the_last_run_of_a_job_are_compared(captures, tmp_path):
 
 
 def test_captures_of_jobs_of_different_sizes_are_told(captures):
-    """Files of two runs in one merge: which are of which, by the number of ranks that each job had."""
+    """One merge has files of two runs. The number of ranks in each job separates them."""
     change_meta(captures[2], world_size=8)
     told = dict(memwatch.merge(captures).notes)
     assert "different sizes: 3 ranks (rank 0 and rank 1) and 8 ranks (rank 2)" in told["job"]
@@ -209,7 +209,7 @@ def test_what_a_rank_started_is_told_with_its_rank(captures):
 
 
 def test_a_fake_process_group_is_no_job_of_many(captures):
-    """Of imagined ranks none is missing."""
+    """No simulated rank is missing."""
     change_meta(captures[0], process_group="fake")
     assert kinds(memwatch.merge(captures[:1])) == ["missing"]
     assert "did not exist" in memwatch.merge(captures[:1]).notes[0][1]
@@ -217,7 +217,7 @@ def test_a_fake_process_group_is_no_job_of_many(captures):
 
 @pytest.mark.parametrize("source", [True, False])
 def test_the_page_holds_the_figures_and_leads_to_the_worst_rank(captures, tmp_path, source):
-    """`merge -o` writes the page, and beside it the page of the worst rank; without sources no path is in it."""
+    """`merge -o` writes the page, and the worst rank's page beside it. Without sources no path is in it."""
     page = tmp_path / "ranks.html"
     words = [] if source else ["--no-source"]
     assert main(["merge", *words, "-o", str(page), *map(str, captures)]) == 0
@@ -230,7 +230,7 @@ def test_the_page_holds_the_figures_and_leads_to_the_worst_rank(captures, tmp_pa
 
 
 def work(rows, *, is_kept):
-    """Read a batch, then make something larger; the batch is kept for nothing, or not."""
+    """Read a batch, then make something larger. If `is_kept`, the batch stays alive for nothing."""
     batch = torch.ones(rows, 1000)
     total = batch.sum()
     if not is_kept:
@@ -241,7 +241,7 @@ def work(rows, *, is_kept):
 @pytest.mark.parametrize("is_kept", [True, False])
 @pytest.mark.parametrize("source", [True, False])
 def test_a_merge_shows_the_findings_of_the_worst_rank(tmp_path, monkeypatch, capsys, is_kept, source):
-    """Text and page say what to change in the rank with the highest peak; where there is nothing, they don't."""
+    """Text and page say what to change in the rank with the highest peak, if there is a change."""
     monkeypatch.setenv("WORLD_SIZE", "2")
     paths = [str(tmp_path / f"run.rank{rank}.memwatch") for rank in range(2)]
     for rank, path in enumerate(paths):

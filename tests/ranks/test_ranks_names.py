@@ -29,7 +29,7 @@ def test_a_launcher_tells_the_place(names, monkeypatch):
 
 
 def test_without_a_launcher_there_is_no_rank(monkeypatch):
-    """A process alone has no rank, and neither has one whose environment is odd."""
+    """A single process has no rank, and neither has a process with odd variables."""
     monkeypatch.delenv("RANK", raising=False)
     assert not JobPlace.here().is_one_of_many
     monkeypatch.setenv("RANK", "first")
@@ -38,7 +38,7 @@ def test_without_a_launcher_there_is_no_rank(monkeypatch):
 
 
 def test_a_process_that_a_rank_started_is_no_rank(monkeypatch):
-    """A DataLoader worker inherits RANK: it belongs to the rank, and is told so."""
+    """A DataLoader worker inherits RANK. It is reported as belonging to the rank."""
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "8")
     monkeypatch.setenv(CHILDREN, json.dumps({"rank": 3, "pid": os.getpid() + 1}))

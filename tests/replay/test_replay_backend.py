@@ -286,7 +286,7 @@ def test_an_op_that_needs_more_than_the_budget_is_named_by_its_line():
     ],
 )
 def test_options_that_mean_nothing_are_refused(options, words):
-    """A misspelt option or budget is named, with what there is."""
+    """The error names the misspelt option or budget and lists the valid ones."""
     with pytest.raises(Exception, match=words) as caught:
         torch.compile(lambda x: x + 1, backend=backend(), options=options)(torch.ones(2))
     assert isinstance(caught.value.inner_exception, MemwatchError)
@@ -322,7 +322,7 @@ def chain(x):
 
 @pytest.mark.parametrize("budget", [0.0, 1.0])
 def test_a_region_with_a_budget_of_its_own_is_left_to_torch(budget, monkeypatch):
-    """Torch 2.15's region_activation_memory_budget says what to keep; memwatch plans nothing over its head."""
+    """Torch 2.15's region_activation_memory_budget decides what to keep. memwatch does not plan this region."""
     backend()
     monkeypatch.setattr(
         "memwatch.replay.step_planner.plan_graph", lambda *_, **__: pytest.fail("it was planned")

@@ -61,7 +61,7 @@ def results(model, call, x, dtype):
 
 
 class LargerLast(nn.Module):
-    """A product over the channels, and larger images whose channels lie last, as those of attention do."""
+    """A product over the channels, and larger images in channels-last layout, as attention produces them."""
 
     def __init__(self, mode):
         super().__init__()
@@ -104,7 +104,7 @@ def scaled(x):
 @pytest.mark.parametrize("place", [2, 3])
 @pytest.mark.parametrize("function", [attention, scaled])
 def test_numbers_that_are_made_of_a_symbolic_size_reach_the_backward(function, place):
-    """What the forward hands over besides tensors is as it was: the root of a head's size is no integer."""
+    """The forward passes other values than tensors unchanged: the root of a head's size is not an integer."""
     torch.manual_seed(0)
     model = nn.Sequential(*(Layer(function) for _ in range(2)))
     compiled = torch.compile(model, backend="memwatch", options={"budget": "70%", "time_limit_s": 2.0})
@@ -118,7 +118,7 @@ def test_numbers_that_are_made_of_a_symbolic_size_reach_the_backward(function, p
 
 @pytest.mark.parametrize("mode", ["nearest", "nearest-exact"])
 def test_gradients_lie_in_memory_as_those_of_eager_pytorch(mode):
-    """Of a gradient whose channels lie last, sums over it are rounded as such: the gradient of a bias shows it."""
+    """Sums over a channels-last gradient are rounded in that order, and the gradient of a bias shows it."""
     torch.manual_seed(0)
     model, x = nn.Sequential(LargerLast(mode), LargerLast(mode)), torch.randn(2, 8, 16, 16)
     wanted = [each.clone() for each in results(model, model, x, torch.float32)]
@@ -141,7 +141,8 @@ def test_a_checkpointed_region_drops_the_same_places_again():
 def test_a_whole_step_may_be_compiled(zeroes_in_step):
     """A compiled function calls backward and the optimizer: parameters follow those of eager PyTorch, in every bit.
 
-    torch compiles forward and update, each by itself; where the function begins with `zero_grad`, the update alone.
+    torch compiles forward and update separately. If the function begins with `zero_grad`, it compiles the update
+    alone.
     """
     x, trained = torch.randn(64, 32), []
     for is_compiled in (False, True):

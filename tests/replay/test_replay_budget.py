@@ -70,7 +70,7 @@ def assert_equal(found, wanted):
 
 
 def assert_keeps(model, call, of, budget, allowed_bytes):
-    """Check that results stay those of eager PyTorch, step by step, and that the peak ends within the budget."""
+    """Check that results equal those of eager PyTorch, step by step, and that the peak ends within the budget."""
     wanted = step(model, call)
     planned = of(compiled(model, budget))
     for _ in range(3):
@@ -79,7 +79,7 @@ def assert_keeps(model, call, of, budget, allowed_bytes):
 
 
 def test_graphs_of_one_callable_share_a_budget():
-    """What the first graph keeps for its backward counts while the second runs."""
+    """Tensors that the first graph keeps for its backward count while the second runs."""
     model, x = Broken(), torch.randn(256, 32)
     allowed = peak_of(model, lambda: model(x)) * 60 // 100
     for budget in ("60%", allowed):
@@ -104,7 +104,7 @@ def test_workspace_counts():
 
 
 def test_larger_shapes_are_planned_again_or_refused():
-    """The budget holds for the largest batch seen; one that cannot fit is refused before it runs."""
+    """The budget applies to the largest batch seen. A batch that cannot fit is refused before it runs."""
     model = layers(4)
     allowed = peak_of(model, lambda: model(torch.randn(128, 32)))
     planned = compiled(model, allowed)
@@ -162,7 +162,7 @@ def test_an_exception_ends_the_measuring():
 
 
 def test_no_budget_is_above_torchs_own_partition():
-    """What torch computes again for free is computed again at every budget."""
+    """Ops that torch recomputes at no cost are recomputed at every budget."""
 
     def masked(x):
         for _ in range(4):
@@ -179,7 +179,10 @@ def test_no_budget_is_above_torchs_own_partition():
 
 
 def test_no_fake_tensor_takes_part_in_a_step(monkeypatch):
-    """What is made while a graph is traced is real: ops on fake tensors would cost more than the planned graph."""
+    """Tensors that are made while a graph is traced are real.
+
+    Ops on fake tensors would cost more than the planned graph.
+    """
     model, x = layers(1), torch.ones(4, 32)
     planned = compiled(model, None)
     step(model, lambda: planned(x))
@@ -188,7 +191,7 @@ def test_no_fake_tensor_takes_part_in_a_step(monkeypatch):
 
 
 def test_an_output_that_the_loss_frees_counts_no_longer(caplog):
-    """The logits are gone when the backward begins: the plan says what a step takes."""
+    """The logits are dead when the backward begins, and the plan counts a step without them."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 128), nn.GELU(), nn.Linear(128, 32))
     x, labels = torch.randn(128, 8), torch.zeros(128, dtype=torch.long)
@@ -235,7 +238,7 @@ def test_bytes_reach_as_far_as_a_share():
 
 
 def test_sequences_that_take_turns_all_keep_the_budget():
-    """A step that calls the model twice and one that calls it once are planned each, whichever comes first."""
+    """A step that calls the model twice and a step that calls it once get a plan each, in either order."""
     model, x, y = layers(3), torch.randn(128, 32), torch.randn(128, 32)
     allowed = peak_of(model, lambda: model(x) - model(y)) * 60 // 100
     planned = compiled(model, allowed)
@@ -273,7 +276,10 @@ def test_a_settled_step_is_followed_until_it_changes(monkeypatch):
 
 
 def test_a_share_is_of_the_step_and_not_of_an_evaluation_before_it():
-    """A strict share that an evaluation alone cannot keep is told of, and refuses nothing before a step is measured."""
+    """If an evaluation alone cannot keep a strict share, there is a warning.
+
+    No call is refused before a step is measured.
+    """
     model, x = layers(4), torch.randn(128, 32)
     allowed = peak_of(model, lambda: model(x)) * 6 // 10
     wanted = step(model, lambda: model(x))
@@ -295,7 +301,7 @@ def test_a_share_is_of_the_step_and_not_of_an_evaluation_before_it():
 
 
 def test_code_before_the_first_graph_that_is_not_compiled_is_told():
-    """What such code keeps for its backward is in no budget, and that is said; a model before the callable is none."""
+    """No budget covers the tensors that such code keeps for its backward, and a warning reports it."""
     before, after, x = layers(1), nn.Linear(32, 4), torch.randn(8, 32)
     uncompiled = torch._dynamo.disable(before)
     planned = torch.compile(lambda x: after(uncompiled(x)), backend="memwatch", options={"budget": "90%"})
@@ -317,9 +323,11 @@ class Recurrent(nn.Module):
 
 
 def test_a_model_that_is_not_compiled_is_refused():
-    """Its budget would not be kept: an error if it is strict, else one warning; both say which code and why.
+    """Its budget would not be kept.
 
-    So it is after dynamo was reset, which forgets whom to call.
+    A strict budget is an error, another one a warning; both name the code and the reason.
+
+    The same happens after a reset of dynamo, which forgets its callbacks.
     """
     model, x = Recurrent(), torch.ones(3, 2, 8)
     for _ in range(2):
@@ -357,7 +365,10 @@ def test_a_distributed_model_keeps_the_budget():
 
 
 def test_inductor_keeps_the_budget():
-    """What inductor compiles keeps the budget by measurement; its results are close. Products need no C++ compiler."""
+    """Code from inductor keeps the budget by measurement, and its results are close.
+
+    Products need no C++ compiler.
+    """
     weight = nn.Parameter(torch.randn(32, 32) / 6)
     model, x = nn.Module(), torch.randn(64, 32)
     model.weight = weight

@@ -1,4 +1,4 @@
-"""Checkpoint policies keep their budget, and their results are those of the model, on eight types of blocks."""
+"""Checkpoint policies keep their budget, and their results equal the model's, for eight types of blocks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Training:
         x.square().mean().backward()
 
     def results(self, *args, **options):
-        """Return gradients and buffers after a step from the start, and what the generator draws next."""
+        """Return gradients and buffers after a step from the start, and the next number of the generator."""
         self.reset()
         torch.manual_seed(1)
         self.step(*args, **options)
@@ -74,7 +74,7 @@ def equal(some, others):
 
 @pytest.fixture(autouse=True)
 def quiet():
-    """Budgets below what checkpoints can reach are warned of; these tests ask for the peak."""
+    """Ignore warnings about budgets that checkpoints cannot reach. These tests look at the peak."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*the budget is")
         yield
@@ -82,9 +82,9 @@ def quiet():
 
 @pytest.mark.parametrize("name", BLOCKS)
 def test_policy_keeps_its_claim_and_is_not_above_plain_checkpoints(name):
-    """So it is for the program's own regions, which give what plain checkpoints give, and for an applied plan.
+    """The same holds for the program's own regions, which equal plain checkpoints, and for an applied plan.
 
-    With an applied plan gradients, statistics of batch norms and the generator are bitwise those of the model.
+    With an applied plan gradients, statistics of batch norms and the generator equal the model's in every bit.
     """
     training = Training(name)
     eager, plain = training.results(), training.results(is_plain=True)
@@ -179,7 +179,7 @@ def failing(is_strict):
 
 
 def test_first_pass_that_keeps_its_claim_or_ends_in_an_exception_is_silent():
-    """No profiler runs on after it, and a step whose backward never comes is not judged."""
+    """No profiler stays on afterwards, and a step without a backward is not judged."""
     training = Training("MLP")
     plan = at(training.plan(), 0.7)
     with warnings.catch_warnings(), memwatch.apply_plan(training.model, plan):
@@ -212,7 +212,7 @@ def test_budget_that_checkpoints_cannot_keep_is_warned_of_with_both_figures():
 
 
 def test_plan_of_no_training_step_says_so():
-    """A graph has no step, a forward alone has no backward: neither can drive training."""
+    """A graph has no step, and a forward alone has no backward. Neither can drive training."""
     plan = plan_graph(Graph.build([("a", (), {"x": 8}, 1.0)]), order="program", recompute=False)
     model = nn.Linear(2, 2)
     for use in (plan.checkpoint_contexts, lambda: memwatch.apply_plan(model, plan)):

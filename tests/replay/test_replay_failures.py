@@ -190,7 +190,7 @@ def test_shape_that_differs_stops_the_replay():
 
 
 def test_input_changed_after_recording_is_refused():
-    """The replay starts from the recorded inputs; one that the user changed since would prove nothing."""
+    """The replay starts from the recorded inputs. After a change of an input it would prove nothing."""
     x = torch.ones(8)
     planned = plan(record(lambda: torch.sum(x * 2)))
     assert replay(planned).identical
@@ -209,7 +209,7 @@ def test_next_step_of_the_program_does_not_disturb_a_replay():
 
 
 def test_impossible_budget_holds_a_plan_that_replays():
-    """`BudgetError` says what bound makes the budget impossible; its best plan can be executed."""
+    """`BudgetError` names the bound that makes the budget impossible. Its best plan can be executed."""
     _, _, step = training()
     step()
     prof = record(step)

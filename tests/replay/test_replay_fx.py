@@ -32,7 +32,7 @@ def test_views_are_folded_away():
 
 
 def test_mutation_orders_its_readers():
-    """An op that writes in place comes after the readers of the old bytes and before those of the new."""
+    """An op that writes in place comes after readers of the old bytes and before readers of the new ones."""
 
     def step(x):
         a = x + 1

@@ -1,4 +1,4 @@
-"""What a compiled step writes outside of autograd costs no memory beyond torch's own, and is written once, in time."""
+"""Writes of a compiled step outside autograd take no more memory than torch's own, and happen once, in time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def fresh_dynamo():
 
 
 class Contrast(nn.Module):
-    """An encoder, a copy of it that follows by momentum, and a queue of what that gave."""
+    """An encoder, a copy of it that follows by momentum, and a queue of the copy's results."""
 
     def __init__(self):
         super().__init__()
@@ -72,7 +72,7 @@ def both_sides(call):
 
 
 def step(model, call, x):
-    """Run one step; return the loss, the gradients, and what the forward wrote before the backward and after it."""
+    """Run one step; return the loss, the gradients, and the forward's writes before and after the backward."""
     model.zero_grad()
     loss = call(x).square().mean()
     written = [each.clone() for each in (*model.buffers(), *model.parameters())]

@@ -1,4 +1,4 @@
-"""Windows of the allocator's events, and what ends them."""
+"""Windows of the allocator's events, and the reasons for which they end."""
 
 from __future__ import annotations
 

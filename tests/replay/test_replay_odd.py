@@ -56,7 +56,7 @@ def quantized():
     [(sparse_gradients, "sparse_coo"), (sparse_product, "sparse_csr"), (quantized, "quantized")],
 )
 def test_what_cannot_be_replayed_is_named_when_planned(step, words):
-    """Storages that are no plain memory are refused with the op, its line and the kind of tensor."""
+    """Storages without plain memory are refused with the op, its line and the kind of tensor."""
     with pytest.raises(UnsupportedOpError, match=rf"op \d+ \(aten.*test_replay_odd.py:\d+\) uses a {words}"):
         plan(record(step))
 
@@ -71,7 +71,7 @@ def test_compiled_code_is_refused_by_name():
 
 
 def test_bytes_written_by_the_host_are_found_out():
-    """A result that numpy wrote to is not what the ops give; the replay says which op's result differs."""
+    """A result that numpy changed differs from the result of the ops. The replay names the op."""
 
     def step():
         y = torch.zeros(8)
@@ -86,6 +86,5 @@ def test_bytes_written_by_the_host_are_found_out():
 
 
 def test_block_without_ops_says_so():
-    """Nothing recorded is nothing to plan."""
     with pytest.raises(memwatch.MemwatchError, match="holds no arguments"):
         plan(record(lambda: None))

@@ -1,4 +1,7 @@
-"""The backend refuses no budget that a plan can keep, and a share is of what eager PyTorch takes, to the byte."""
+"""The backend accepts every budget that a plan can keep.
+
+A share refers to the peak of eager PyTorch, to the byte.
+"""
 
 from __future__ import annotations
 
@@ -115,7 +118,7 @@ def test_gradients_of_weights_and_of_the_input_may_come_one_after_the_other():
     torch.manual_seed(0)
     share = (
         65 if torch.cpu._is_avx512_supported() else 66
-    )  # else one op alone needs 65.3 % of what eager PyTorch takes
+    )  # otherwise one op alone needs 65.3 % of eager PyTorch's peak
     assert_reaches(Images(), torch.randn(2, 1, 32, 32), share)
 
 
@@ -132,6 +135,6 @@ class Averaged(nn.Module):
 
 
 def test_what_stays_between_two_graphs_is_planned_for():
-    """What eager PyTorch keeps there for its backward is alive while the second graph runs."""
+    """Tensors that eager PyTorch keeps there for its backward are alive while the second graph runs."""
     torch.manual_seed(0)
     assert_reaches(Averaged(), torch.randn(4, 3, 20, 20), 92)

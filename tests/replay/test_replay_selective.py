@@ -101,7 +101,7 @@ def test_memory_and_recomputation_follow_the_budget():
 
 
 def test_first_step_saves_already_where_the_blocks_of_the_model_are_the_regions():
-    """What is saved for nothing is saved: fewer products are computed again than with plain checkpoints."""
+    """Saved products are used: fewer products are computed again than with plain checkpoints."""
     model, loss = build(width=128)
     step(model, loss)
     model.zero_grad()

@@ -48,7 +48,7 @@ def test_plan_replays_at_its_peak(name):
 
 @pytest.mark.parametrize("name", ["gpt, AdamW plain", "resnet, BatchNorm, momentum SGD", "lstm", "u-net"])
 def test_program_peak_is_the_allocators(name):
-    """What the planner takes for the program's own peak is what the allocator saw without any recording."""
+    """The planner's figure for the program's own peak equals the allocator's without any recording."""
     step, prof = recorded(name)
     with measure_peak("cpu") as measured:
         step()
@@ -119,7 +119,7 @@ def test_one_plan_replays_twice_alike():
 
 
 def test_offloaded_buffers_come_back():
-    """A plan that may only move buffers out replays bitwise equal too, and says what it moved."""
+    """A plan that may only move buffers out replays with bitwise equal results too, and lists its moves."""
     _, prof = recorded("u-net")
     planned = plan(prof, budget="85%", recompute=False, offload=True)
     result = replay(planned)

@@ -195,7 +195,7 @@ def compressed():
     ("program", "kind"), [(sparse, "sparse_coo tensor"), (compressed, "sparse_csr tensor")]
 )
 def test_unsupported_tensor_is_named_when_planning(program, kind):
-    """What cannot be replayed is refused before anything runs, with the op, its line and the kind of tensor."""
+    """The plan is refused before anything runs, with the op, its line and the kind of tensor."""
     prof = record(program)
     with pytest.raises(UnsupportedOpError, match=kind) as caught:
         plan(prof)
@@ -204,7 +204,7 @@ def test_unsupported_tensor_is_named_when_planning(program, kind):
 
 
 def test_compiled_code_is_refused():
-    """What ran inside compiled code was not recorded op by op; the plan says so and how to record it."""
+    """Ops inside compiled code were not recorded. The error says so and how to record them."""
     compiled = torch.compile(lambda x: (x * 2).relu().sum(), backend="aot_eager")
     compiled(X)
     prof = record(lambda: compiled(X) + 1)

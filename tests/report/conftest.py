@@ -118,7 +118,7 @@ def leaked(_fork_server, tmp_path_factory):
 
 
 def find_program(name: str) -> str:
-    """Find a browser program, or fail and say which package has it."""
+    """Find a browser program, or fail and name its package."""
     found = shutil.which(name)
     if found is None:
         pytest.fail(f"{name} is not installed: apt-get install {DEBIAN_PACKAGES[name]}", pytrace=False)
@@ -126,7 +126,7 @@ def find_program(name: str) -> str:
 
 
 class Browser:
-    """Headless Chromium with the page in it, and what it asked for and complained about."""
+    """Headless Chromium with the page, its requests and its console errors."""
 
     def __init__(self, driver: webdriver.Chrome) -> None:
         self.driver = driver
@@ -202,7 +202,7 @@ class Browser:
         return [entry["message"] for entry in self.driver.get_log("browser")]
 
     def requests(self) -> set[str]:
-        """Return every address that was asked for since the page was opened."""
+        """Return the address of every request since the page was opened."""
         messages = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
         asked = {
             m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"

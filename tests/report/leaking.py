@@ -1,4 +1,4 @@
-"""A function that leaks in each of the three ways, and what is found of it, for the tests of the reports."""
+"""A function that leaks in each of the three ways, and its leaks, for the tests of the reports."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def _index_dtype(index):
 
 
 def table(name: str, columns: dict, index=None) -> pd.DataFrame:
-    """Make a derived table: missing columns get a neutral value, dtypes are those of the schema."""
+    """Make a derived table. Missing columns get a neutral value, and dtypes come from the schema."""
     neutral = {"int": -1, "text": "", "float": 0.0, "bool": True}
     rows = len(next(iter(columns.values()), []))
     spec = DERIVED_BY_NAME[name].columns
@@ -35,7 +35,7 @@ def table(name: str, columns: dict, index=None) -> pd.DataFrame:
 
 @dataclass
 class HandMade:
-    """What `memwatch.load` returns, from tables."""
+    """A reading as `memwatch.load` returns it, made from tables."""
 
     ops: pd.DataFrame
     storages: pd.DataFrame
@@ -106,7 +106,7 @@ class HandMade:
 
 
 def empty() -> HandMade:
-    """A block in which nothing happened."""
+    """Return the reading of a block without events."""
     timeline = table(
         "timeline", {"time_ns": [0], "op": [-1], "storage": [-1], "delta_bytes": [0], "live_bytes": [0]}
     )

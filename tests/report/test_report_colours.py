@@ -1,4 +1,4 @@
-"""The colours of the page can be told apart, with any kind of colour vision."""
+"""The colours of the page are distinct for people with any kind of colour vision."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def seen(light: np.ndarray) -> np.ndarray:
 
 
 def colours_of(kind: str) -> dict[str, str]:
-    """Return the colours of what the page tells apart in one picture; both themes have the same."""
+    """Return the colours that one picture of the page uses side by side; both themes have the same."""
     found = re.findall(rf"\[data-{kind}=\"?([\w ]+)\"?\]\{{--c: ?(#[0-9a-f]{{3,6}})\}}", STYLE)
     return {name: colour for name, colour in found if name not in NO_GROUPS}
 

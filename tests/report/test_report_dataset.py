@@ -25,7 +25,7 @@ def captures(tmp_path, monkeypatch):
 
 
 def test_each_rank_adds_its_tables(captures, tmp_path):
-    """A reader takes all ranks, or one; a capture is not written twice without -f."""
+    """A reader takes all ranks or one rank. Without -f a capture is not written twice."""
     pytest.importorskip("pyarrow")
     words = ["parquet", "-o", str(tmp_path / "dataset")]
     for capture in captures:

@@ -101,7 +101,7 @@ def test_rows_limit_the_table_and_the_rest_is_summed(tmp_path):
 
 
 def test_an_annotation_stands_at_each_line_that_grew(tmp_path):
-    """Sites of one line are one annotation, lines that shrank have none, and neither have files outside."""
+    """Sites of one line share one annotation. Lines that shrank and files outside the repository have none."""
     grown = f"{tmp_path}/a,b: 5%.py:7"
     compared = comparison(
         ("activation", "m", "x in f (a.py)", grown, 0, 1024),

@@ -63,7 +63,7 @@ def test_the_trace_keeps_everything_that_it_had(both, merged):
 
 
 def test_the_counters_are_those_of_the_timeline(both, merged):
-    """Their sums are the live bytes, and their times those of the timeline."""
+    """Their sums are the live bytes, and their times are the timeline's."""
     timeline = both[2].timeline
     counters = counters_in(merged)
     assert [sum(event["args"].values()) for event in counters] == timeline["live_bytes"].tolist()
@@ -100,7 +100,7 @@ def test_the_peak_and_the_findings_are_instants_at_the_peak(both, merged):
 
 
 def test_the_trace_itself_is_replaced_only_with_force(both, tmp_path, capsys):
-    """Without -f it stays as it is, whether it is named as the output or not."""
+    """Without -f the trace stays as it is, also if it is named as the output."""
     capture, original, _ = both
     trace = tmp_path / "trace.json.gz"
     trace.write_bytes(original.read_bytes())
@@ -123,7 +123,7 @@ def test_even_with_force_the_capture_is_never_replaced(both, capsys):
 
 
 def test_a_trace_of_another_time_is_refused(both):
-    """Counters that lie beside nothing would be read as if nothing had been allocated."""
+    """Counters beside another time's events would look as if nothing had been allocated."""
     trace = read_trace(both[1])
     trace["baseTimeNanoseconds"] += 3600 * 10**9
     with pytest.raises(TraceError, match=r"are of different times; record both in one run"):

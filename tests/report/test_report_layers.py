@@ -1,4 +1,4 @@
-"""What is saved for backward grows with the number of layers, and the report says how."""
+"""Saved tensors grow with the number of layers, and the report describes the growth."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def record(layers):
 
 
 def test_repeated_layers_are_found_and_foretell_the_share_of_twice_as_many():
-    """The share foretold for twice as many is the one that is measured with twice as many, within 3 %."""
+    """The predicted share for twice as many layers is the measured one within 3 %."""
     layers = repeated_layers(record(4))
     assert (layers.name, layers.class_name, layers.count) == ("1.*", "Block", 4)
     measured = saved_for_backward(record(8)).share_ratio
@@ -46,7 +46,7 @@ def test_the_summary_says_it():
 
 
 def test_a_model_of_one_layer_has_nothing_to_tell():
-    """Without modules that repeat there is no such sentence."""
+    """Without modules that repeat the sentence is missing."""
     model = nn.Linear(4, 4)
     with memwatch.profile() as prof:
         model(torch.ones(2, 4)).sum().backward()
@@ -55,7 +55,7 @@ def test_a_model_of_one_layer_has_nothing_to_tell():
 
 
 def test_unequal_modules_are_not_told_as_equal_ones():
-    """Numbered modules of one class that differ in size, or have no parameters, have no figure for each."""
+    """Numbered modules of one class that differ in size, or have no parameters, get no common figure."""
     model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 32), nn.ReLU(), nn.Linear(32, 1))
     with memwatch.profile() as prof:
         model(torch.ones(128, 64)).sum().backward()

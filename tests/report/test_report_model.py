@@ -1,4 +1,4 @@
-"""The page's model: what it says is what the reading says, without a browser."""
+"""The page's model, without a browser: its figures and texts equal the reading's."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_json_in_a_script_element_cannot_end_it(value):
 
 @given(st.text())
 def test_visible_text_has_no_control_characters(text):
-    """What is shown steers no terminal; text without controls is left alone."""
+    """The result cannot control a terminal. A text without control characters is unchanged."""
     assert visible(text).isprintable() or not any(
         ord(char) < 32 or 127 <= ord(char) < 160 for char in visible(text)
     )
@@ -181,7 +181,7 @@ def test_source_lines_come_from_unchanged_python_files_only(tmp_path):
 
 
 def test_a_shared_text_names_no_file_by_its_short_name_either():
-    """Advice names files as a person does; two files of one name are not told apart, other words stay."""
+    """Advice names files as a person does. Two files with one name are not distinguished, and other words stay."""
     hide = PathHider(["/home/me/job/train.py", "/home/me/a/net.py", "/home/me/b/net.py"])
     told = hide("used at job/train.py:7, train.py:12 and net.py:3 of pretrain.py:1; see train.py")
     assert told == "used at file-3:7, file-3:12 and (file):3 of pretrain.py:1; see train.py"

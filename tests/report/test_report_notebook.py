@@ -1,4 +1,4 @@
-"""What a notebook shows: texts with their colours, the magic of a cell, and figures of matplotlib."""
+"""The view in a notebook: texts with their colours, the magic of a cell, and figures of matplotlib."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_cell_shows_its_summary_and_leaves_its_profile(executed):
 
 
 def test_a_line_of_a_cell_is_called_as_the_notebook_shows_it(executed):
-    """By the number of the cell; its lines are counted from that of the magic, in the traceback of an error too."""
+    """The name has the cell's number. Lines count from the line of the magic, also in a traceback."""
     (printed,) = executed[3]
     assert "exp (forward) at Cell In[2], line 3," in printed["text"]
     assert ", line 3" in re.sub(r"\x1b\[[0-9;]*m", "", "".join(executed[4][0]["traceback"]))
@@ -193,7 +193,7 @@ def test_a_plot_of_the_peak_has_every_byte_of_it(steps):
 
 
 def test_a_plot_of_steps_has_the_figures_of_the_table(steps):
-    """One line for peaks, one for what was live at the ends; drawn into axes that are given."""
+    """One line shows peaks and one the live bytes at the ends. They are drawn into given axes."""
     given = steps.plot.peak()
     given.clear()
     peaks, ends = steps.plot.steps(ax=given).lines

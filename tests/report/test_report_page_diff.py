@@ -25,7 +25,10 @@ def captures(tmp_path_factory):
 
 
 def test_the_page_shows_what_the_text_says(browser, captures, tmp_path, capsys):
-    """Peaks, categories and sites are those of `memwatch diff`, largest change first; the search filters the sites."""
+    """Peaks, categories and sites equal those of `memwatch diff`, largest change first.
+
+    The search filters the sites.
+    """
     old, new = map(memwatch.load, captures)
     page = tmp_path / "diff.html"
     assert main(["diff", "-o", str(page), *map(str, captures)]) == 0
@@ -47,7 +50,6 @@ def test_the_page_shows_what_the_text_says(browser, captures, tmp_path, capsys):
 
 
 def test_an_existing_page_is_kept(captures, tmp_path, capsys):
-    """Without `-f` no file is replaced."""
     page = tmp_path / "diff.html"
     page.write_text("mine")
     assert main(["diff", "-o", str(page), *map(str, captures)]) == 1

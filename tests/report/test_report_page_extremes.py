@@ -1,4 +1,4 @@
-"""Pages of readings that no demo shows: nothing, hostile names, a million events, no sources."""
+"""Pages of unusual readings: an empty one, hostile names, a million events, no sources."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_page_of_nothing_is_small_and_works(quiet, tmp_path):
 
 
 def test_a_million_events_make_a_page_under_six_megabytes(quiet, tmp_path):
-    """The first chart needs the overview alone; the events are opened when an instant is asked for."""
+    """The first chart needs only the overview. The events are decoded when a user chooses an instant."""
     reading = report_readings.many_events(1_000_000)
     page = html(reading, tmp_path / "million.html")
     assert page.stat().st_size < MAX_MILLION_EVENTS_BYTES
@@ -91,7 +91,7 @@ def irregular(count: int):
 
 
 def test_a_million_events_without_any_pattern_fit_too(quiet, tmp_path):
-    """What cannot be packed is thinned: the page stays small, says so, and its maxima stay exact."""
+    """Events that cannot be packed are thinned. The page stays small and reports it, and its maxima stay exact."""
     reading = irregular(1_000_000)
     page = html(reading, tmp_path / "irregular.html")
     assert page.stat().st_size < MAX_MILLION_EVENTS_BYTES
@@ -129,7 +129,7 @@ def test_hostile_names_are_text(quiet, tmp_path):
         titles = quiet.js(
             "return [...document.querySelectorAll('#storage-body .stack code')].map((each) => each.title)"
         )
-        assert visible(f"{text}:7") in titles  # the end of it is what is shown
+        assert visible(f"{text}:7") in titles  # its end is visible
         assert op in shown
         path = quiet.js(SHADOW, "#storage-body .path li")
         assert bare(path) == bare([visible(f"root {text}"), "edge"])
@@ -186,7 +186,7 @@ def test_a_resized_storage_counts_at_each_instant_what_it_had_then(quiet, tmp_pa
 
 
 def test_a_page_without_sources_holds_no_path(quiet, training, tmp_path):
-    """`source=False` leaves no file path, command or source line in the page, packed or not; figures stay."""
+    """With `source=False` the page holds no file path, command or source line, packed or not. The figures stay."""
     page = html(training, tmp_path / "shared.html", source=False)
     text = unpacked(page.read_text(encoding="utf-8"))
     files = {line.rpartition(":")[0] for line in {*training.ops["line"], *training.storages["line"]} if line}

@@ -1,4 +1,4 @@
-"""What a reader sees of the page at usual widths: nothing moves, and what matters is not cut off."""
+"""The page at usual widths: nothing moves, and important texts are visible as a whole."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_choosing_an_instant_moves_nothing(shown, training_script):
 
 
 def test_one_legend_follows_the_instant_and_the_totals_stay(shown, training_script):
-    """The page has one legend, under the curve; its bar has the same parts. The head says what the peak was."""
+    """The page has one legend, under the curve, and its bar has the same parts. The head shows the peak."""
     drawn = "[...document.querySelectorAll('main .legend')].filter((each) => each.getClientRects().length)"
     legends = shown.js(f"return {drawn}.map((each) => each.id)")
     assert legends == ["key"]
@@ -126,7 +126,7 @@ def test_one_legend_follows_the_instant_and_the_totals_stay(shown, training_scri
 
 
 def test_the_axis_of_time_has_one_unit_and_steps_have_names(shown):
-    """The zero has the unit of the others, and the line of a step says which step begins there."""
+    """The zero has the unit of the other labels, and the line of a step names the step that begins there."""
     shown.js(LISTEN)
     shown.js("document.getElementById('theme').click()")
     texts = shown.js("return window.written")
@@ -146,7 +146,10 @@ def test_the_slider_has_a_name_and_says_where_it_is(shown):
 
 
 def test_the_line_that_made_a_storage_is_in_view(shown):
-    """File and line are readable in the table without scrolling, and in the icicle, where they fit, without folders."""
+    """File and line are readable in the table without scrolling.
+
+    The icicle shows them without folders if they fit.
+    """
     lines = shown.js(
         "return [...document.querySelectorAll('#panel .to-line')].map((line) => line.textContent)"
     )
@@ -162,7 +165,7 @@ def test_the_line_that_made_a_storage_is_in_view(shown):
 
 
 def test_a_comparison_is_not_cut_off(shown, training_script):
-    """The bar says what was born and what died, whole, in a window of a usual width."""
+    """At a usual width the bar shows all of its text about births and deaths."""
     shown.go(f"at={len(training_script.timeline) // 2}&than=peak")
     assert "died" in shown.text("#compared")
     assert shown.js(CUT_OFF, "#compared", "#instant") == []

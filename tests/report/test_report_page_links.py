@@ -1,4 +1,4 @@
-"""One instant for the whole page, and what leads from one part of it to another, in a real browser."""
+"""One instant for the whole page, and the links from one part of it to another, in a real browser."""
 
 from __future__ import annotations
 
@@ -136,7 +136,10 @@ def test_dragging_the_mark_moves_the_instant(shown, reading):
 
 
 def test_two_instants_are_compared(shown, reading):
-    """What was born and what died between two instants is listed with its bytes; the header and the icicle say it."""
+    """Births and deaths between two instants are listed with their bytes.
+
+    The header and the icicle show the sums.
+    """
     before, after = 6, reading.peak_event
     shown.go(f"at={before}")
     shown.click("#compare")
@@ -302,7 +305,7 @@ def test_a_holder_can_be_read_whole(shown, reading):
     holder = reading.at_peak["holder"].iloc[0]
     assert cell.text == holder.replace("`", "")
     names = [code.text for code in cell.find_elements("css selector", "code")]
-    assert names == holder.split("`")[1::2]  # what stands between backticks is shown as code
+    assert names == holder.split("`")[1::2]  # text between backticks is shown as code
     shown.js("arguments[0].focus()", cell)
     cell.send_keys(Keys.ENTER)
     assert cell.get_attribute("aria-expanded") == "true"

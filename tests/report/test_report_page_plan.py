@@ -78,7 +78,7 @@ def ink(browser, chart: str, name: str) -> bool:
 
 
 def test_the_plan_stands_beside_its_replay(shown, planned):
-    """Program, plan, measured peak, budget and bound are there in bytes and words, and what was compared."""
+    """Program, plan, measured peak, budget, bound and the compared results are there in bytes and words."""
     plan, result = planned.plan, planned.result
     for element, nbytes in {
         "#plan-program": plan.program_peak_increase_bytes,
@@ -95,7 +95,7 @@ def test_the_plan_stands_beside_its_replay(shown, planned):
 
 
 def test_the_curves_are_drawn_and_walked(shown, planned):
-    """Both curves, budget and bound are drawn; arrow keys say, step by step, what runs and what is live."""
+    """Both curves, budget and bound are drawn. Arrow keys announce each step and its live bytes."""
     for name in ("before", "after", "budget", "bound"):
         assert ink(shown, "#plan-curves", name), name
     curves = shown.driver.find_element("id", "plan-curves")
@@ -129,7 +129,7 @@ def test_the_theme_repaints_the_charts(shown):
 
 
 def test_moves_open_to_single_steps(shown):
-    """Each module's entry opens to the ops computed again, one by one."""
+    """Each module's entry opens to the recomputed ops, one by one."""
     entry = shown.driver.find_element("css selector", ".move summary")
     shown.js("arguments[0].focus()", entry)
     entry.send_keys(Keys.ENTER)
@@ -173,7 +173,7 @@ def test_leaks_have_a_section_on_the_page_of_a_profile(shown, leaked):
 
 
 def test_the_page_of_leaks_names_holder_path_and_advice(quiet, leaked, tmp_path):
-    """Every leak says what it holds, where it was made, its path and what to change; all fold at once."""
+    """Every leak has its bytes, the line that made it, its path and the change to make. All fold at once."""
     quiet.open(leak_page(leaked, tmp_path / "leaks.html", title="tests/test_a.py::test_b"))
     assert quiet.js("return document.title").endswith("leaked by tests/test_a.py::test_b")
     assert quiet.js(BYTES, "#leaked-bytes") == [sum(leak.nbytes for leak in leaked)]
@@ -252,7 +252,6 @@ def test_modules_fold_by_keyboard(shown):
 
 
 def test_a_filter_looks_into_folded_modules(quiet, page):
-    """What is folded away is found all the same."""
     quiet.open(page, "#tab=modules&fold=0&q=gelu")
     found = [key for key in quiet.row_keys() if key.startswith("blocks.")]  # other tests may have left models
     assert sorted(found) == ["blocks.0.mlp.1", "blocks.1.mlp.1"]
@@ -302,7 +301,6 @@ def test_findings_say_what_the_peak_would_fall_to(quiet, tmp_path):
 
 
 def test_findings_of_other_tools_need_no_prediction(quiet, tmp_path):
-    """A finding without a predicted peak is shown without one."""
     reading = report_readings.from_lives([{"nbytes": 100, "born": 1}])
     plain = {
         "kind": "drag",

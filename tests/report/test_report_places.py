@@ -25,7 +25,7 @@ TRAINER = "/usr/lib/python3/site-packages/transformers/models/gpt2.py:300"
     ],
 )
 def test_a_place_is_as_short_as_a_person_says_it(site, told, tmp_path, monkeypatch):
-    """Relative to the current folder, from the package on, or the file alone; what is no path stays."""
+    """It is relative to the current folder, or begins with the package, or is the file alone. Other texts stay."""
     monkeypatch.chdir(tmp_path)
     assert short_place(site.format(cwd=tmp_path)) == told
 

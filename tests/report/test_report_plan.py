@@ -1,4 +1,4 @@
-"""A plan as data and as text: what a report says of it is what the plan does."""
+"""A plan as data and as text: the report describes exactly what the plan does."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_the_program_curve_is_the_one_recorded(planned):
 
 
 def test_every_recompute_is_told_under_its_module(planned):
-    """Counted by module, the ops computed again are those of the plan, and their costs add up to its."""
+    """By module, the recomputed ops are those of the plan, and their costs add up to the plan's."""
     moves = moves_by_module(planned.plan, Places(planned.reading))
     modules = planned.reading.ops["module"]
     expected = sorted(modules[name] for name in names(planned.plan))
@@ -79,7 +79,7 @@ def test_a_move_to_another_place_is_told():
 
 
 def test_what_is_moved_out_is_told_with_its_bytes():
-    """Bytes moved out and back are those of the plan, under the op that made them."""
+    """Bytes moved out and back equal the plan's, under the op that made them."""
     plan = memwatch.plan(chain(6, 8192), budget="75%", order="program", recompute=False, offload=True)
     moves = moves_by_module(plan, Places())
     assert plan.moved_bytes > 0
@@ -98,14 +98,14 @@ def longest_rise(order: list[int]) -> int:
 
 @given(st.permutations(range(9)))
 def test_as_few_ops_as_possible_are_called_moved(order):
-    """What stays in place is in order, and no larger set of ops is."""
+    """The ops that stay in place are in order, and no larger set of ops is."""
     kept = _in_place(order)
     assert [number for number in order if number in kept] == sorted(kept)
     assert len(kept) == longest_rise(order)
 
 
 def test_modules_treated_alike_are_one_entry():
-    """Blocks of which the plan computes the same ops again are told once, with their number."""
+    """Blocks with the same recomputed ops share one entry, with their number."""
     plan = memwatch.plan(chain(6), budget=450, order="program")
     again = names(plan)
     assert len(again) > 1
@@ -164,7 +164,10 @@ def test_a_plan_says_what_its_recomputes_took_when_they_were_recorded(planned):
 
 
 def test_a_plan_that_another_beats_is_left_out(planned):
-    """Of two plans with the same peak only the cheaper is drawn; a higher peak at a higher cost is not."""
+    """Of two plans with the same peak only the cheaper is drawn.
+
+    A higher peak at a higher cost is not drawn either.
+    """
     plan = planned.plan
     dearer = replace(plan, extra_cost_ratio=plan.extra_cost_ratio + 1)
     higher = replace(dearer, peak_increase_bytes=plan.peak_increase_bytes + 1)
@@ -220,7 +223,7 @@ def test_the_summary_says_before_after_and_measured(planned):
 
 
 def test_the_summary_of_a_reading_can_end_with_its_plan(planned):
-    """What the peak is made of and how low it can be stand in one text."""
+    """One text has the parts of the peak and the lowest possible peak."""
     text = planned.reading.summary(plan=planned.plan, result=planned.result, width=120, color=False)
     assert text.index("Peak ") < text.index("Plan: peak increase ")
     assert "as planned, to the byte" in text
@@ -240,7 +243,7 @@ def test_what_a_replay_did_not_reach_is_said(planned):
 
 
 def test_a_result_of_another_plan_is_refused(planned, tmp_path):
-    """A measured figure never stands beside a plan that it does not belong to."""
+    """A measured figure never stands beside another plan than its own."""
     other = planned.tradeoff[0]
     with pytest.raises(PlanMismatchError, match="replay this plan"):
         plan_summary(other, planned.result)
@@ -259,7 +262,7 @@ def test_a_plan_that_changes_nothing_is_told_so(tmp_path, planned):
 
 
 def test_modules_stand_under_their_root(planned):
-    """The root, listed under the name of its variable, is the parent of what the model holds directly."""
+    """The root has the name of its variable. It is the parent of the modules that the model holds directly."""
     modules = planned.reading.modules
     listed = modules.index.tolist()
     parents = module_parents(listed, modules["parent"].tolist())
@@ -272,14 +275,14 @@ def test_modules_stand_under_their_root(planned):
 
 
 def test_two_models_keep_their_trees_apart():
-    """Each row's parent is told by name, and found whatever stands between the two."""
+    """Each row names its parent, which is found whatever stands between the two."""
     listed = ["net", "net.body", "other", "net.body.0", "other.body", "loss"]
     parents = ["", "net", "", "net.body", "other", ""]
     assert module_parents(listed, parents) == [-1, 0, -1, 1, 2, -1]
 
 
 def test_a_list_of_leaks_adds_up(leaked):
-    """Totals are those of the leaks, largest first, each with its holder, its path and its advice."""
+    """Totals equal the leaks', largest first. Each leak has its holder, its path and its advice."""
     model = leak_page_model(leaked, title="a test", source=True)
     total_bytes = sum(leak.nbytes for leak in leaked)
     assert model["totals"]["sizes"] == [{"device": "cpu", "nbytes": total_bytes}]
@@ -294,7 +297,7 @@ def test_a_list_of_leaks_adds_up(leaked):
 
 
 def test_a_list_of_leaks_can_leave_its_paths_out(leaked):
-    """Without sources no file of a leak is named, neither where it was made nor on its path."""
+    """Without sources no file of a leak is named: neither the file that made it nor files on its path."""
     text = str(leak_page_model(leaked, title=f"{__file__}::test", source=False))
     assert "leaking.py:" in str(leak_page_model(leaked, title="", source=True))
     assert "conftest.py" not in text
@@ -325,7 +328,7 @@ def test_the_file_of_every_end_of_a_reference_is_left_out(file):
 
 
 def test_the_page_names_the_objects_that_grow_beside_a_leak(tmp_path):
-    """As the leak's text does; a leak without such objects has no such line."""
+    """The leak's text does the same. Without such objects the line is missing."""
     leak = Leak("retained", 8, 1, "x", (), None, "drop it", per_call=True, beside=(("Note", 2),))
     page = leak_page([leak, replace(leak, beside=())], tmp_path / "leaks.html", title="t")
     assert (

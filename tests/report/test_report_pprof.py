@@ -106,7 +106,7 @@ def test_the_sums_are_those_of_the_reading(training, read):
 
 
 def test_a_sample_has_the_python_stack_innermost_first(read):
-    """Function, file and line are those of the calls."""
+    """Function, file and line equal those of the calls."""
 
     def inner(n):
         return torch.ones(n)

@@ -53,7 +53,7 @@ def test_the_total_comes_first(training):
     ids=["kept", "freed after the first", "lower than entry and increase"],
 )
 def test_the_parts_of_the_peak_add_up_at_its_instant(freed, made, line):
-    """What was alive at entry and is gone later adds nothing to a later instant."""
+    """Memory from entry that is freed later does not count at a later instant."""
     before = [torch.ones(2**20)]
     kept = []
     with memwatch.profile() as prof:
@@ -76,7 +76,7 @@ def test_every_category_of_the_peak_is_listed(training):
 
 
 def test_holders_and_idle_bytes_are_said(training):
-    """Each kind of holder stands with its bytes at the peak; bytes in use and not in use are told apart."""
+    """Each kind of holder has its bytes at the peak. Bytes in use are separated from idle bytes."""
     text = summary(training, width=120, color=False, rows=20)
     kinds = training.at_peak[training.at_peak["holder_kind"] != ""].groupby("holder_kind")["nbytes"].sum()
     assert len(kinds) > 2
@@ -87,7 +87,7 @@ def test_holders_and_idle_bytes_are_said(training):
 
 
 def test_the_rest_of_a_table_is_one_row(training):
-    """What is not listed is summed, so that the column adds up to the peak."""
+    """Rows that are left out are summed, so the column adds up to the peak."""
     text = summary(training, width=120, color=False, rows=3)
     rest = training.at_peak["nbytes"].iloc[3:]
     assert re.search(rf"{re.escape(format_bytes(rest.sum()))} .*{len(rest):,} more", text)
@@ -104,7 +104,7 @@ def test_lines_keep_to_the_width(training, width):
 
 @pytest.mark.parametrize("findings", [0, 2, 40])
 def test_the_summary_fits_a_screen_and_ends_with_the_next_call(training, monkeypatch, findings):
-    """At most 60 lines of 80 characters, however much there is to tell; the last says what to type next."""
+    """It has at most 60 lines of 80 characters, with any number of findings. The last line is the next command."""
     monkeypatch.setattr(type(training), "findings", training.findings[:1] * findings)
     lines = summary(training, width=80, color=False).splitlines()
     assert len(lines) <= 60
@@ -151,7 +151,7 @@ def test_an_ascii_stream_gets_ascii(training, monkeypatch):
 
 
 def test_hostile_names_steer_no_terminal():
-    """No control character of a name reaches the terminal, and no name is long enough to flood it."""
+    """No control character of a name reaches the terminal, and long names are cut."""
     reading = report_readings.hostile()
     for text in (summary(reading), tree(reading), format_stats(stats(reading))):
         assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u202e]", text)
@@ -227,7 +227,10 @@ def test_statistics_are_those_of_the_tables(training):
 
 
 def test_what_an_allocator_keeps_stands_beside_what_is_live():
-    """Reserved memory is told at the peak, next to the live bytes and the largest free piece; the host has none."""
+    """The summary has the reserved bytes at the peak, next to the live bytes and the largest free piece.
+
+    The host has none.
+    """
     reading = report_readings.from_lives([{"nbytes": 2048, "born": 0}])
     assert "Reserved" not in summary(reading, color=False)
     reading.reserved = ReservedBytes(8192, 9216, 4096, 2048, 5120)
@@ -239,7 +242,7 @@ def test_what_an_allocator_keeps_stands_beside_what_is_live():
 
 
 def test_bytes_of_which_no_use_is_known_are_not_called_idle_nor_used():
-    """A peak in a step that was not recorded has bytes in no phase, and the summary says how many."""
+    """If the step of the peak was not recorded, some bytes have no phase, and the summary counts them."""
     kept = []
     with memwatch.profile(schedule=memwatch.schedule(skip_first=1, wait=1, active=1)) as prof:
         for _ in range(3):

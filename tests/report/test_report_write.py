@@ -1,4 +1,4 @@
-"""Writing the page: whole or not at all, and never over a file without being told to."""
+"""Writing the page: whole or not at all, and over an existing file only with `force`."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_file_that_appears_meanwhile_is_kept(tmp_path):
 
 
 def test_a_full_disk_is_told_with_the_file(tmp_path):
-    """What was begun is taken away, and the error names the file and what to do."""
+    """The begun file is removed. The error names the file and the remedy."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:

@@ -1,4 +1,4 @@
-"""What memory is called that has no role: the op, the module and the line that made it, as people say them."""
+"""Names of memory without a role: the op, the module and the line that made it, in the words of users."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_ops_of_torch_itself_go_by_their_bare_name(op_name, short):
 
 
 def test_what_is_not_known_is_left_out():
-    """Nothing is said of a module, a place or an op that was not seen."""
+    """The name has no module, place or op that was not recorded."""
     assert made_name("aten.mul.Tensor", "", "", is_workspace=False) == "mul"
     assert made_name("aten.mul.Tensor", "0", "", is_workspace=True) == "workspace of mul in `0`"
     assert made_name("", "", "train.py:1", is_workspace=False) == "train.py:1"
@@ -50,7 +50,10 @@ def test_what_is_in_a_role_is_called_as_people_call_it(role, recorded, told):
 
 
 def test_names_tell_who_made_it_and_for_whom():
-    """What code outside of a module reads is its output; what is saved within is named after the op that saved it."""
+    """A tensor that code outside its module reads is an output.
+
+    A tensor saved inside is named after the op that saved it.
+    """
 
     class Squares(nn.Module):
         def forward(self, x):
@@ -71,7 +74,7 @@ def test_names_tell_who_made_it_and_for_whom():
 
 
 def test_names_claim_no_more_than_was_seen():
-    """What nobody outside of its module has read is called after its op, module and line."""
+    """A tensor that only its own module has read is named after its op, module and line."""
     model = nn.Sequential(nn.Linear(64, 64), nn.GELU())
     with memwatch.profile() as prof, torch.no_grad():
         y = model(torch.ones(8, 64))

@@ -84,9 +84,9 @@ SETTINGS = {
 def two_devices():
     """Return a snapshot of two devices.
 
-    On the first, 1000 bytes are there before the history (never freed), 600 bytes too (freed in it); then 3000 and 5000
-    bytes come, 3000 go while another stream uses them, 400 come, and memory runs out. Its peak is 1000 + 600 + 3000 +
-    5000 = 9600. On the second device the peak is 2 MiB + 100.
+    The first device holds 1000 bytes (never freed) and 600 bytes (freed later) before the history begins. Then 3000
+    and 5000 bytes are allocated, the 3000 are freed while another stream uses them, 400 are allocated, and memory
+    runs out. The peak is 1000 + 600 + 3000 + 5000 = 9600. On the second device the peak is 2 MiB + 100.
     """
     kept, freed, first, second, last = (BASE + at * 512 for at in (0, 2, 4, 10, 20))
     zero = Trace()

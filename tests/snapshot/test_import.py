@@ -1,4 +1,4 @@
-"""A memory snapshot becomes a capture: peaks, lines, timeline and notes are those of the history that made it."""
+"""A memory snapshot becomes a capture with the peaks, lines, timeline and notes of its history."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_the_peak_of_each_device_is_the_histories(device, imported):
 
 @pytest.mark.parametrize("index", [0, 1])
 def test_a_reading_has_the_peak_of_its_device(index, imported):
-    """Peak, baseline, timeline and what is live at the peak add up."""
+    """Peak, baseline, timeline and the rows at the peak add up."""
     reading, device = imported(of_device(index)), f"cuda:{index}"
     assert reading.device == device
     assert reading.peak_bytes == PEAK_BYTES[device] == reading.at_peak["nbytes"].sum()
@@ -85,7 +85,10 @@ def test_lines_are_those_of_the_calls(imported):
 
 
 def test_what_a_snapshot_does_not_know_is_not_told(imported, capsys):
-    """No op, holder, module, phase, finding or category is made up; summary, stats and page say what is missing."""
+    """Ops, holders, modules, phases, findings and categories stay empty.
+
+    Summary, stats and page name the missing parts.
+    """
     reading = imported(of_device(0))
     assert set(reading.at_peak["category"]) == {"unknown"}
     for column in ("holder", "holder_kind", "holder_evidence", "phase", "module", "op_name", "tensor"):
@@ -140,7 +143,7 @@ def test_diff_tells_the_calls_that_grew(imported, tmp_path, capsys):
 
 
 def test_notes_tell_reserved_memory_and_where_it_ran_out(imported):
-    """What was reserved, allocated, asked for, waiting and free at the end, and the OOM of the history, per device."""
+    """The notes have each device's reserved, allocated, requested, waiting and free bytes, and errors of the history."""
     notes = [f"{kind}: {text}" for kind, text in imported(two_devices()).notes]
     reserved = [text for text in notes if text.startswith("reserved: ")]
     assert len(reserved) == 2
@@ -154,7 +157,10 @@ def test_notes_tell_reserved_memory_and_where_it_ran_out(imported):
 
 
 def test_segments_alone_are_a_capture(imported):
-    """Without a history the live blocks are there all along; so is what torch.cuda.memory_snapshot() gives."""
+    """Without a history the live blocks exist all along.
+
+    The result of torch.cuda.memory_snapshot() is read so too.
+    """
     for snapshot in ({**of_device(0), "device_traces": []}, of_device(0)["segments"]):
         reading = imported(snapshot)
         assert reading.peak_bytes == reading.baseline_bytes == END_BYTES["cuda:0"]
@@ -194,7 +200,7 @@ def test_a_free_that_was_lost_ends_with_the_next_allocation(imported):
 
 
 def test_a_snapshot_without_times_tells_none(imported):
-    """Older snapshots have no `time_us`: events are in order, and no duration is told."""
+    """Older snapshots have no `time_us`. Their events are in order, without durations."""
     trace = Trace().add("alloc", BASE, 700, STEP).free(BASE, 700)
     for entry in trace.entries:
         del entry["time_us"]
@@ -227,7 +233,7 @@ def test_the_type_of_the_device_is_the_users_to_say(imported):
 
 
 def test_an_existing_capture_is_kept_and_a_missing_file_is_named(imported, tmp_path, capsys):
-    """As every verb that writes: over nothing without -f; one line for what is missing."""
+    """As with every verb that writes, only -f replaces a file, and one line reports a missing file."""
     imported(of_device(0))
     before = (tmp_path / "dump.memwatch").read_bytes()
     assert main(["import", str(tmp_path / "dump.pickle")]) == 1
@@ -283,7 +289,7 @@ def test_one_list_named_many_times_does_not_multiply(tmp_path, monkeypatch):
 
 
 def test_text_that_steers_a_terminal_or_is_no_text_is_shown_escaped(imported):
-    """File names of frames come from outside: they are printed like those of a program's own."""
+    """File names of frames come from outside. They are printed like those of a program's own."""
     frames = [{"filename": "/tmp/\x1b[31m\ud800\0.py", "line": 3, "name": "f\nalloc"}]
     trace = Trace().add("alloc", BASE, 700, frames)
     said = imported({"segments": [], "device_traces": [trace.entries]}).summary()
@@ -326,7 +332,7 @@ def test_annotations_and_settings_are_kept(imported):
 
 
 def test_the_page_tells_what_is_known(imported, tmp_path):
-    """The page has the peak and its call; cards of what is not recorded are left out, not filled with zeros."""
+    """The page has the peak and its call. Cards without data are left out, not filled with zeros."""
     imported(of_device(0)).report(tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert f'data-bytes="{PEAK_BYTES["cuda:0"]}"' in page
@@ -336,7 +342,7 @@ def test_the_page_tells_what_is_known(imported, tmp_path):
 
 
 def test_each_device_of_a_file_has_its_own_reading(imported):
-    """`devices` has the one with most bytes first; every figure and table is about one of them."""
+    """In `devices` the one with most bytes comes first. Every figure and table is about one device."""
     reading = imported(two_devices())
     assert reading.devices == ["cuda:1", "cuda:0"]
     for device, peak_bytes in PEAK_BYTES.items():

@@ -52,7 +52,7 @@ def views(snapshot):
 
 
 def peaks(snapshot):
-    """Return the peak of each device as the viewer draws it: what lives from the history, and what was there before."""
+    """Return the peak of each device in the viewer's drawing: blocks from the history and from before it."""
     found = []
     for number, trace in enumerate(snapshot["device_traces"]):
         delta, begun, before = [], set(), 0
@@ -108,13 +108,13 @@ def test_an_imported_snapshot_comes_back_equal(tmp_path):
 
 
 def test_another_round_changes_nothing(tmp_path):
-    """The capture of what was written is the capture that it was written from."""
+    """The written file gives the same capture as its source."""
     first = round_trip(two_devices(), tmp_path)
     assert round_trip(first, tmp_path) == first
 
 
 def test_a_map_of_expandable_segments_comes_back(tmp_path):
-    """Actions that memwatch does not use, fields that it does not know and old segments without sums are kept."""
+    """Actions that memwatch does not use, unknown fields, and old segments without sums are kept."""
     snapshot = two_devices()
     entry = {"action": "segment_map", "addr": 5, "size": 2, "stream": 3, "time_us": 1_790_000_000_000_900}
     snapshot["device_traces"][1].append({**entry, "compile_context": "0/1", "user_metadata": "epoch 3"})
@@ -157,7 +157,7 @@ ACTIONS = ("alloc", "free_requested", "free_completed")
 
 
 def test_a_snapshot_that_torch_wrote_keeps_its_bytes(profiled, tmp_path):
-    """Every total of the snapshot is that of the capture, and of the snapshot that is written of it."""
+    """Every total of the snapshot equals the capture's, and that of the snapshot written from it."""
     assert profiled["device_traces"][0], "torch recorded something"
     written = round_trip(profiled, tmp_path, "--device", "cpu")
     assert totals(written) == totals(profiled)
@@ -172,9 +172,10 @@ def test_a_snapshot_that_torch_wrote_keeps_its_bytes(profiled, tmp_path):
 
 
 def test_the_peak_of_two_devices_is_the_viewers(tmp_path):
-    """What the viewer draws of the written file has the peak of the file that was read.
+    """The viewer's drawing of the written file has the peak of the original file.
 
-    The viewer counts until a free completes, memwatch until it is asked for; here nothing comes between but 400 bytes.
+    The viewer counts a block until its free completes, memwatch until the free is requested. In between, this file
+    has only 400 bytes.
     """
     snapshot = two_devices()
     assert peaks(round_trip(snapshot, tmp_path)) == peaks(snapshot) == list(PEAK_BYTES.values())
@@ -196,7 +197,7 @@ def recorded(tmp_path_factory):
 
 
 def test_a_capture_of_memwatchs_is_drawn_with_its_peak(recorded):
-    """The viewer's curve has memwatch's peak and end, the sums of its segments are what is alive at the end."""
+    """The viewer's curve has memwatch's peak and end. The sums of its segments are the live bytes at the end."""
     reading, written = memwatch.load(recorded), transformed(recorded)
     assert peaks(written) == [reading.peak_bytes]
     live = int(reading.timeline["live_bytes"].iloc[-1])
@@ -225,7 +226,7 @@ def test_the_viewer_can_walk_back_through_it(recorded):
 
 
 def test_categories_are_memwatchs_and_unknown_is_among_them(recorded):
-    """The viewer colours by category; it fails where `unknown` is none of them."""
+    """The viewer colours by category, and fails without the category `unknown`."""
     written = transformed(recorded)
     found = {entry["category"] for entry in written["device_traces"][0] if "category" in entry}
     assert {"unknown", "parameter", "gradient"} <= found
@@ -244,7 +245,7 @@ def test_an_estimate_is_drawn_at_addresses_of_its_own(tmp_path):
 
 
 def test_the_cpu_stands_behind_the_accelerators():
-    """Devices keep their numbers; the CPU gets one that no accelerator has, so no list mixes devices."""
+    """Devices keep their numbers. The CPU gets a number of its own, so no list mixes devices."""
     from memwatch.report.memory_viz import _numbers
 
     assert _numbers({"cpu"}) == {"cpu": 0}

@@ -118,7 +118,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_file_is_refused_in_a_sentence(name, tmp_path, monkeypatch, capsys):
-    """Exit code 1 and one line; nothing ran, nothing was written, no memory was taken for lengths that are claimed."""
+    """Exit code 1 and one line. Nothing runs, no file is written, and claimed lengths take no memory."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "snapshot.pickle").write_bytes(HOSTILE[name])
     assert main(["import", "snapshot.pickle"]) == 1
@@ -151,7 +151,7 @@ def test_a_registered_extension_is_not_looked_up():
 
 @pytest.mark.parametrize("name", [name for name in HOSTILE if " of " in name or name.startswith("memo")])
 def test_a_claimed_length_takes_no_memory(name):
-    """What a length or a number in the file claims is compared with the file before anything is made of it."""
+    """A length or number in the file is compared with the file's size before memory is allocated."""
     tracemalloc.start()
     try:
         with pytest.raises(SnapshotError):

@@ -27,7 +27,7 @@ def capture(tmp_path, capsys):
 
 @pytest.mark.parametrize("verb", RECORDS)
 def test_records_of_a_snapshot_have_the_documented_fields(verb, capture, capsys):
-    """What was not recorded is empty in its own type, at every depth of the record."""
+    """Missing data are empty values of their own type, at every depth of the record."""
     files = [str(capture)] * (1 + (verb == "diff"))
     assert main([verb, "--json", *files]) == 0
     record = json.loads(capsys.readouterr().out)
@@ -43,6 +43,6 @@ def test_figures_of_a_snapshot_are_plain_json(capture, capsys):
 
 
 def test_a_plan_of_a_snapshot_is_refused_in_a_sentence(capture, capsys):
-    """No arguments of ops are in it: the sentence says what to record."""
+    """A snapshot has no arguments of ops. The sentence says what to record."""
     assert main(["plan", "--json", str(capture)]) == 1
     assert "profile(replay=True)" in capsys.readouterr().err

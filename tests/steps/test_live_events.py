@@ -1,4 +1,4 @@
-"""What is left out of the allocator's events, against random streams of allocations and frees."""
+"""The allocator's events that may be left out, tested with random streams of allocations and frees."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CPU = 0
 
 
 def random_stream(chance, count):
-    """Return rows of allocations and frees, some of whose frees were missed; one event for each time."""
+    """Return rows of allocations and frees with different times; some frees are missing."""
     rows, live = [], {}
     for time_ns in range(count):
         if live and chance.random() < 0.48:
@@ -40,7 +40,7 @@ def live_after(rows, baseline):
 
 @pytest.mark.parametrize("seed", range(12))
 def test_the_curve_is_exact_outside_of_what_is_left_out_and_at_the_highest_moment(seed):
-    """Whatever the stretches and the flushes are; and what waits is bounded by what is alive."""
+    """This holds for any stretches and flushes. The waiting rows never outnumber the live blocks."""
     chance = random.Random(seed)
     rows, baseline = random_stream(chance, 400), 1000
     truth = live_after(rows, baseline)
@@ -70,7 +70,7 @@ def test_the_curve_is_exact_outside_of_what_is_left_out_and_at_the_highest_momen
 
 
 def test_steps_of_no_growth_leave_nothing():
-    """A thousand unrecorded steps that free what they make leave no row but those of the first, highest moment."""
+    """A thousand unrecorded steps free all their memory. Only the rows of the first, highest moment are left."""
     events = LiveEvents()
     events.enter(CPU, 0, has_books=False)
     left = 0

@@ -1,4 +1,4 @@
-"""Schedules: which steps are recorded, and what is known of the others."""
+"""Schedules: the recorded steps, and the facts about the others."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_schedule_means_what_it_means_in_torch_profiler():
             "repeat": repeat,
         }
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of torch's that there is no warmup
+            warnings.simplefilter("ignore")  # torch warns that there is no warmup
             theirs = torch.profiler.schedule(**counts)
         ours = memwatch.schedule(**counts)
         for step in range(20):
@@ -92,7 +92,10 @@ def test_every_and_first_together():
 
 @WAYS
 def test_the_peak_of_every_step_is_exact(intercept):
-    """Of recorded steps and of others: what is live at entry, and what the step makes."""
+    """This holds for recorded steps and for others.
+
+    It counts the bytes live at entry and those that the step makes.
+    """
     prof = program(9, intercept=intercept, schedule=EVERY_FOURTH)
     steps = prof.steps
     assert steps["recorded"].tolist() == [False, False, False, True] * 2 + [False] * 2
@@ -106,7 +109,7 @@ def test_the_peak_of_every_step_is_exact(intercept):
 
 @WAYS
 def test_what_an_unrecorded_step_made_says_so(intercept):
-    """Its category comes from its role, its name from the role or the step; no phase is told that nobody saw."""
+    """Its category comes from its role, its name from the role or the step. Its phases are unknown."""
     prof = train(6, intercept=intercept, schedule=EVERY_FOURTH)
     recorded = prof.storages[
         (prof.storages["origin"] == "unrecorded") & (prof.storages["category"] != "unknown")
@@ -124,7 +127,7 @@ def test_what_an_unrecorded_step_made_says_so(intercept):
 
 
 def test_the_peak_of_an_unrecorded_step_names_the_step():
-    """Summary and page say in which step it was, in place of an op that ran elsewhere."""
+    """Summary and page name the step, because no op of it was recorded."""
     prof = program(9, schedule=EVERY_FOURTH)
     highest = int(prof.steps["peak_bytes"].argmax())
     assert not prof.steps["recorded"][highest]
@@ -133,7 +136,7 @@ def test_the_peak_of_an_unrecorded_step_names_the_step():
 
 @WAYS
 def test_an_optimizer_marks_the_steps_that_the_program_does_not(intercept):
-    """A step ends with the first optimizer's; its peaks are those that marks give a step later."""
+    """A step ends with the first optimizer's step. Its peaks equal those of marks one step later."""
     prof = train(8, marked=False, intercept=intercept, schedule=EVERY_FOURTH)
     assert prof.steps["recorded"].tolist() == [False, False, False, True] * 2 + [False]
     assert (prof.ops["name"] == "aten.addmm.default").sum() == 2 * 2
@@ -147,7 +150,7 @@ def test_marks_of_the_program_count_once_the_first_has_come():
 
 @WAYS
 def test_a_warmup_step_is_left_out(intercept, tmp_path):
-    """What it leaves is named; its ops are not there, and the numbers of the rest have no gaps."""
+    """Memory that it leaves is named. Its ops are missing, and the numbers of the others have no gaps."""
     path = tmp_path / "run.memwatch"  # a file is checked when it is read
     prof = train(8, intercept=intercept, schedule=memwatch.schedule(wait=2, warmup=1, active=1), path=path)
     assert prof.steps["recorded"].tolist() == [False, False, False, True] * 2 + [False]
@@ -214,7 +217,7 @@ def test_growth_is_told_with_its_line_and_its_rate():
 
 
 def test_what_is_filled_once_is_no_growth():
-    """A cache that one step fills, and a program that leaves nothing, grow in no way."""
+    """The cases are a cache that one step fills, and a program that leaves nothing."""
     with memwatch.profile() as prof:
         kept = []
         for step in range(30):
@@ -263,7 +266,7 @@ with memwatch.profile("run.memwatch", schedule=memwatch.schedule(wait=9, active=
 
 @pytest.mark.parametrize("native", ["1", "0"])
 def test_a_killed_run_keeps_the_steps_that_were_flushed(native, fresh_python, tmp_path):
-    """Each with its exact peak; and the last seconds are told."""
+    """Each has its exact peak, and the summary mentions the missing last seconds."""
     assert fresh_python(KILLED, MEMWATCH_NATIVE=native).returncode == -9
     run = memwatch.load(tmp_path / "run.memwatch")
     steps = run.steps

@@ -127,7 +127,7 @@ def _is_own(node: ast.AST) -> bool:
 
 
 def _texts(tree: ast.AST) -> Iterator[ast.Constant]:
-    """Yield the texts of a program, but its docstrings, which may speak of torch."""
+    """Yield the texts of a program, without its docstrings, which may mention torch."""
     docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:

@@ -198,10 +198,10 @@ _OF_PROFILES_ALONE = (
 
 
 def steps_of(name: str) -> dict[str, Step]:
-    """Return what to do without a name: everything that takes it, and nothing slow that does not.
+    """Return the steps to run without a name: every step that uses it, and no slow step that does not.
 
-    To register the kernels on the key takes as long as all the rest, and so does a compiled function. A profile of one
-    imports no file of the seam that the names of our backend are in.
+    To register the kernels on the key takes as long as all other steps together, and so does a compiled function. A
+    profile of a compiled function imports no file of the seam with the names of our backend.
     """
     if name.startswith(_OF_THE_BACKEND):
         return {"backend": _import_backend, "mode": _profile_by("mode", "0")}
@@ -289,7 +289,7 @@ def _warm_up() -> None:
 
 
 def _warm_up_compiler() -> None:
-    """Import torch's compiler and let it compile once, which is slow too; the names of it are to be asked last."""
+    """Import torch's compiler and compile once. Both are slow, so the compiler's names come last."""
     _run_compiled()
     torch._dynamo.reset()
     for module in _IMPORTED_BY_JOBS:

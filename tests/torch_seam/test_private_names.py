@@ -24,7 +24,7 @@ def test_only_the_seam_takes_private_names_of_torch():
 
 
 def test_the_seam_is_a_leaf():
-    """The seam imports nothing of memwatch but itself, the errors, and what recognizes signal handlers."""
+    """The seam imports only itself, the errors, and the test for signal handlers."""
     imported = {
         line.strip()
         for path in _SEAM.glob("*.py")
@@ -70,12 +70,12 @@ def test_the_scan_finds(source, name):
     ],
 )
 def test_the_scan_passes(source):
-    """Public names, dunders, attributes of our own classes, and prose are no private names of torch."""
+    """Public names, dunders, attributes of our own classes, and prose do not count as private names of torch."""
     assert private_names(source) == []
 
 
 def test_private_attributes_are_read_off_torch():
-    """The attributes that memwatch reads are among those that the scan knows."""
+    """The scan knows every attribute that memwatch reads."""
     wanted = {
         "_version",
         "_cdata",

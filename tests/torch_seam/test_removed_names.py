@@ -45,12 +45,12 @@ def use_without():
 
 @pytest.fixture(scope="module")
 def untouched(use_without):
-    """What comes out with every name in its place."""
+    """Return the result with every name in its place."""
     return use_without("nothing")
 
 
 def test_nothing_is_missing_from_this_torch(untouched):
-    """The torch that the tests run with has every name, so nothing is degraded and no note says so."""
+    """The torch of the tests has every name, so nothing is degraded and there is no note."""
     assert untouched["missing"] == []
     assert not [step for step in untouched.values() if isinstance(step, dict) and "traceback" in step]
 

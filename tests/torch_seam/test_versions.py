@@ -1,4 +1,4 @@
-"""Which versions of torch memwatch records with, and what it says to others."""
+"""The versions of torch with which memwatch records, and its message for other versions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all tests of words share: each program of a file runs once, for all tests of it."""
+"""Shared by the tests of words: each program of a file runs once, for all tests of it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ pytest.register_assert_rewrite("truth_checks")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run each test that asks for `ran` for every program of its file."""
+    """Run each test with the fixture `ran` for every program of its file."""
     if "ran" in metafunc.fixturenames:
         metafunc.parametrize("ran", metafunc.module.PROGRAMS, indirect=True, scope="module")
 

@@ -33,7 +33,7 @@ WEIGHTS = ((HIDDEN, IN), (OUT, HIDDEN))
 
 
 def accelerator_of(**options):
-    """Return an accelerator with options of its own: the library keeps those of a process's first."""
+    """Return an accelerator with its own options. The library would keep those of a process's first accelerator."""
     AcceleratorState._reset_state(reset_partial_state=True)
     return accelerate.Accelerator(cpu=True, **options)
 
@@ -152,7 +152,7 @@ def half(*shape):
 
 
 def half_weights():
-    """What is true of the weights that autocast converts, and of their gradients."""
+    """Facts about the weights that autocast converts, and about their gradients."""
     for shape, mark, child in ((WEIGHTS[0], "hidden", "up"), (WEIGHTS[1], "outputs", "down")):
         yield Fact(half(*shape), "activation", mark, f"{SAVED}|autocast", child, "_to_copy")
         yield Fact(half(*shape), "temporary", mark, GRADIENT, child, "mm.default")

@@ -1,4 +1,4 @@
-"""What programs do beside modules and their parameters: leaves of their own, overrides of torch's calls, own hooks."""
+"""Programs beside modules and parameters: leaves of their own, overrides of torch's calls, own hooks."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def latent_that_an_optimizer_steps():
 
 
 class Attack:
-    """Looks for what changes an answer most: a new leaf for each batch."""
+    """Searches for the input change that changes an answer most: a new leaf for each batch."""
 
     def __init__(self, net):
         self.net = net
@@ -103,7 +103,7 @@ class Tagged(torch.Tensor):
 
 
 class Counting(TorchDispatchMode):
-    """Counts ops, and keeps a copy of what the last one gave."""
+    """Counts ops, and keeps a copy of the last result."""
 
     count, last = 0, None
 

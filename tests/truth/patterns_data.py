@@ -1,4 +1,4 @@
-"""Programs whose memory is data: datasets, batches, buffers, and what other threads make and drop."""
+"""Programs whose memory is data: datasets, batches, buffers, and tensors that other threads make and drop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WIDTH = 59
 
 
 def one_layer(nbytes, mark, module="net|Linear"):
-    """What is true of the output of a layer whose square is the loss, and of its gradient."""
+    """Facts about the output of a layer whose square is the loss, and about the output's gradient."""
     return (
         Fact(nbytes, "activation", mark, SAVED, module, "addmm"),
         Fact(nbytes, "temporary", mark, f"{GRADIENT}|{UNNAMED}", op="pow|mul|div|expand"),

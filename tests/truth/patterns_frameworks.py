@@ -55,8 +55,8 @@ def train_ranked(ranked, prof):
         prof.step()
 
 
-# the first step tells in which order gradients come, and the second one makes its buckets anew; a thread of gloo may
-# keep the first ones until then
+# The first step shows in which order gradients come, and the second one makes its buckets anew. A thread of gloo may
+# keep the first buckets until then.
 @pattern(
     Fact(f32(ALL), "communication", f"wrap|bucket again||{LIBRARY}", "bucket|[Rr]educer", ".*|"), *ACTIVATIONS
 )
@@ -128,7 +128,7 @@ def fully_sharded():
     Fact(
         f32(ROWS, HIDDEN),
         "activation",
-        "hidden|compiled",  # what no op shows is put down to the call of the compiled function
+        "hidden|compiled",  # memory without an op is attributed to the call of the compiled function
         f"{SAVED}|`(addmm|gelu)`",
         ".*|",
         "addmm|gelu.default|a compiled function",
@@ -137,7 +137,7 @@ def fully_sharded():
         f32(ROWS, HIDDEN),
         "temporary",
         "hidden|outputs|compiled",
-        # the second is what torch 2.11 is seen to call the op after it with
+        # torch 2.11 calls the op after it with the second one
         f"{GRADIENT}|{UNNAMED}|`\\w+`, local|`\\*args`, argument of `__call__`",
         ".*|",
         "mm.default|backward",

@@ -178,7 +178,7 @@ def packed_sequences():
 
 
 class Dropping(nn.Module):
-    """Blocks of a residual network, some of which are left out at random."""
+    """Blocks of a residual network, some of them left out at random."""
 
     def __init__(self):
         super().__init__()

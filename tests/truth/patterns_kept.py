@@ -1,4 +1,7 @@
-"""What a training keeps for later beside its weights: the best so far, predictions; and what looks like it."""
+"""Memory that a training keeps beside its weights: the best weights so far, predictions.
+
+And programs that look like it.
+"""
 
 from __future__ import annotations
 

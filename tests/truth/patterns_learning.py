@@ -47,7 +47,7 @@ def weights_in_a_dictionary():
 
 
 class Contrast:
-    """Momentum contrast, with its queue in an object that is no module."""
+    """Momentum contrast, with its queue in a plain object."""
 
     def __init__(self):
         self.q = nn.Sequential(nn.Linear(301, 199), nn.GELU(), nn.Linear(199, 37))

@@ -70,7 +70,7 @@ BATCHES = rf"local|argument|attribute|{SAVED}"
 
 
 def training(rows=ROWS, mark="step", net="net", hidden=HIDDEN):
-    """What is true of the forward and the backward of an `mlp` that a line with a mark calls."""
+    """Facts about the forward and the backward of an `mlp` that a marked line calls."""
     return (
         Fact(f32(rows, hidden), "activation", mark, SAVED, rf"{net}\.1", "relu"),
         Fact(f32(rows, hidden), "temporary", mark, f"{UNNAMED}|{RESULT}", rf"{net}\.0", "addmm"),

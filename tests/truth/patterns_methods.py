@@ -1,4 +1,4 @@
-"""Methods of training and adaptation as people write them by hand, or with what torch has for them."""
+"""Methods of training and adaptation, written by hand or with torch's own tools."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ HELD = rf"{SAVED}|checkpoint|recompute|{UNNAMED}"
 
 
 def recomputed(selected=False):
-    """What is true of a stack of checkpointed blocks, in the backward of one of them."""
+    """Facts about a stack of checkpointed blocks, in the backward of one of them."""
     up = ("activation", TAKEN) if selected else ("recomputed", HELD)
     block = r"(blocks\.)?\d"
     return (

@@ -1,4 +1,4 @@
-"""What leaves its role and lives on, or not: gradients, parameters, buffers and optimizer state."""
+"""Tensors that leave their role and live on, or do not: gradients, parameters, buffers and optimizer state."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def hidden_and_its_gradient(rows=ROWS, hidden=HIDDEN):
 
 
 def weight_gradients():
-    """What is true of the gradients of `Net`: in `.grad`, or on their way there."""
+    """Facts about the gradients of `Net`: in `.grad`, or on their way there."""
     return (
         Fact(f32(HIDDEN, IN), "gradient", "hidden", GRAD, "up", "mm"),
         Fact(f32(OUT, HIDDEN), "gradient", "outputs", GRAD, "down", "mm"),

@@ -63,7 +63,7 @@ def fit(net, count=4, **options):
 
 
 def trained(mark="train"):
-    """What is true of all that a forward and its backward make: autograd saves it, or a call or the backward has it."""
+    """Facts about the tensors of a forward and its backward: saved by autograd, or held by a call or the backward."""
     return (
         Fact(ANY, "activation", f"{LIBRARY}|{mark}", SAVED, ".*"),
         Fact(ANY, "temporary", f"{LIBRARY}|{mark}", f"{GRADIENT}|{UNNAMED}|local|argument", ".*"),

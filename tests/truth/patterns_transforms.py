@@ -45,7 +45,7 @@ def gradients_per_sample():
         for holder in (
             var("per_row"),
             f"{GRADIENT}|{UNNAMED}",
-        )  # of the pass before, and of the one that runs
+        )  # of the previous pass, and of the running pass
     ),
 )
 def gradients_per_sample_clipped():

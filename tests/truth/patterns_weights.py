@@ -129,7 +129,7 @@ def gradient_penalty():
 
 
 class Observed(nn.Module):
-    """A layer whose weights and results are rounded while it trains, by what their observers have seen."""
+    """A layer that rounds weights and results during training, with ranges from its observers."""
 
     def __init__(self):
         super().__init__()

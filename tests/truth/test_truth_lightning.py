@@ -45,7 +45,7 @@ def test_a_callback_records_a_fit(tmp_path):
     callback = MemwatchCallback(page=tmp_path / "a.html", stacks=False)
     logged = fit(patterns_lightning.Lit(), callback)
     assert [row["memwatch/peak_bytes"] for row in logged] == [str(callback.profile.peak_bytes)]
-    assert len(callback.profile.steps) in (3, 4)  # what the trainer does at its end may be one more
+    assert len(callback.profile.steps) in (3, 4)  # the end of the trainer may count as one more
     with pytest.raises(ZeroDivisionError):
         fit(Failing(), callback)
     assert f'data-bytes="{callback.profile.peak_bytes}"' in (tmp_path / "a.html").read_text()

@@ -1,4 +1,4 @@
-"""Every word as true as the bytes: real programs, whose truth is known by construction, against what is said."""
+"""Every word as true as the bytes: memwatch's claims about real programs against facts from their code."""
 
 from __future__ import annotations
 

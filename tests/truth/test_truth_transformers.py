@@ -48,7 +48,7 @@ def test_what_is_said_of_the_peak_is_true_with_any_share_of_the_samples(name, ra
 
 
 def test_a_callback_records_a_training(tmp_path):
-    """Steps are those of the optimizer, the peak is in the trainer's history and with those that it reports to."""
+    """Steps are the optimizer's. The peak is in the trainer's history and in its reports."""
     import transformers
 
     from memwatch.integrations.transformers import MemwatchCallback
@@ -78,7 +78,7 @@ def test_a_callback_records_a_training(tmp_path):
         logged["memwatch/peak_bytes"] == prof.peak_bytes == memwatch.load(tmp_path / "a.memwatch").peak_bytes
     )
     assert any("memwatch/peak_bytes" in logs for logs in seen)
-    assert len(prof.steps) in (2, 3)  # what the trainer does at its end may be one more
+    assert len(prof.steps) in (2, 3)  # the end of the trainer may count as one more
     assert f'data-bytes="{prof.peak_bytes}"' in (tmp_path / "a.html").read_text()
 
 

@@ -45,7 +45,7 @@ def _what_lived(prof):
 
 @pytest.mark.words
 def test_what_is_said_of_the_peak_is_true(ran):
-    """No holder that is told as seen is false, and 95 % of the bytes have category, module, line and holder right."""
+    """Every holder reported as seen is true, and 95 % of the bytes have category, module, line and holder right."""
     name, program = ran
     assert program.increase_bytes in (None, program.prof.peak_increase_bytes), _what_lived(program.prof)
     found = score(PATTERNS[name], program)
@@ -68,9 +68,9 @@ def test_a_variable_that_is_named_holds_the_memory(ran, monkeypatch):
 
 @pytest.mark.words
 def test_a_second_run_shows_the_same(ran, monkeypatch):
-    """Run again, plainly, the program has each variable that was named, and it leads to a tensor of that size.
+    """In a second, plain run the program has each named variable, and it leads to a tensor of that size.
 
-    Each op is on the line and in the module that were named, and backward reads what is said to be an activation.
+    Each op is on the named line and in the named module, and backward reads every reported activation.
     """
     name, program = ran
     oracle = question(program.prof, PATTERNS[name].file)
@@ -89,7 +89,7 @@ def test_findings_name_a_line_of_the_program(ran):
 
 
 def test_the_peak_is_that_of_a_plain_run(ran, monkeypatch):
-    """The peak increase is what the allocator gives out when the program runs without memwatch."""
+    """The peak increase equals the bytes that the allocator hands out without memwatch."""
     name, program = ran
     count = AllocatorCount()
     monkeypatch.setattr(memwatch, "profile", count)

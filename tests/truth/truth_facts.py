@@ -1,8 +1,8 @@
-"""The words in which a program declares what is true of the memory at its peak.
+"""The words in which a program declares the facts about the memory at its peak.
 
-A program is one function, written as users write it: it opens `memwatch.profile()` itself. Every tensor that matters
-has a size of its own, so its size says which one it is, and a mark `# peak: name` stands on the line that makes it.
-What is declared follows from reading the program, never from what memwatch says.
+A program is one function, written as users write it: it opens `memwatch.profile()` itself. Every important tensor has
+a size of its own, which identifies it, and a mark `# peak: name` stands on the line that makes it. The facts follow
+from reading the program, never from memwatch's output.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def f32(*shape: int) -> int:
 
 
 def var(expression: str, *functions: str) -> str:
-    """Return a pattern for a variable, or what Python writes after it, of one of some running functions."""
+    """Return a pattern for a variable of one of some running functions, or for an expression that begins with it."""
     owners = "|".join(map(re.escape, functions)) or r"[^`]*"
     return rf"`{re.escape(expression)}`, (local variable|argument) of `([^`]*\.)?({owners})`"
 
@@ -52,17 +52,17 @@ def of_module(name: str) -> str:
 
 @dataclass(frozen=True)
 class Fact:
-    """What is true of the pieces of memory of one size that are alive at the peak.
+    """A fact about the pieces of memory of one size that are alive at the peak.
 
     Attributes:
-        nbytes: the size, which tells them from all others, or ANY.
-        category: what they are for; alternatives are separated by `|`.
-        mark: the mark of the line that makes them; alternatives are separated by `|`; "" for no line.
+        nbytes: the size, which is different from all others, or ANY.
+        category: their purpose; alternatives are separated by `|`.
+        mark: the mark of the line that makes them; alternatives are separated by `|`; "" if there is no line.
         holder: a pattern for everything that holds them at the peak.
-        module: the path of the module that makes them, without its root's name; "" for none.
-        op: a pattern for the op that makes them, where several things have one size.
-        most: how many there are at most; 0 for any number.
-        only: nothing else of this size is alive at the peak but the modules' own parameters and buffers.
+        module: the path of the module that makes them, without its root's name; "" if there is none.
+        op: a pattern for the op that makes them, if several have one size.
+        most: the largest number of them; 0 for any number.
+        only: whether only the modules' own parameters and buffers share this size at the peak.
     """
 
     nbytes: int
@@ -92,14 +92,14 @@ class Ran:
 
 @dataclass(frozen=True)
 class Pattern:
-    """A program with what is true of its peak."""
+    """A program with the facts about its peak."""
 
     run: Callable[[], Ran]
     facts: tuple[Fact, ...]
 
     @property
     def file(self) -> str:
-        """The source file, in which the marks stand."""
+        """The source file with the marks."""
         return inspect.getsourcefile(self.run)
 
     def is_marked(self, line: str, marks: str) -> bool:
@@ -117,7 +117,7 @@ PATTERNS: dict[str, Pattern] = {}
 
 
 def pattern(*facts: Fact):
-    """Register a program with what is true of its peak."""
+    """Register a program with the facts about its peak."""
 
     def register(run):
         PATTERNS[run.__name__] = Pattern(run, facts)

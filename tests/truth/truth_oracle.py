@@ -1,7 +1,7 @@
-"""A second opinion on who holds what: the program runs again, plainly, and its variables are seen in the peak's op.
+"""A second opinion about holders: the program runs again, plainly, and its variables are inspected in the peak's op.
 
-Nothing is declared here. A row of `at_peak` names a variable of a running call or a global; this looks whether that
-call runs, has the variable, and whether a tensor of that size can be reached from it.
+Nothing is declared here. A row of `at_peak` names a variable of a running call or a global. The oracle checks whether
+that call runs, has the variable, and whether a tensor of that size can be reached from it.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ MOST_OBJECTS = 50_000
 
 
 class Oracle(TorchDispatchMode):
-    """Takes the place of `memwatch.profile` in a program, and judges what was said of one op's instant.
+    """Replaces `memwatch.profile` in a program, and judges the claims about one op's instant.
 
     Args:
-        names: the ops that were recorded up to that of the peak.
-        claims: pairs of what was said of a holder and the bytes that it holds.
-        witness: what notes the place of every op.
+        names: the recorded ops up to the op of the peak.
+        claims: pairs of a claimed holder and the bytes that it holds.
+        witness: notes the place of every op.
     """
 
     def __init__(self, names: list[str], claims: list[tuple[str, int]], witness: Witness) -> None:
@@ -43,7 +43,7 @@ class Oracle(TorchDispatchMode):
         self._recorded = set(self._names)
         self._ran: list[str] = []
         self.false: list[str] = []
-        self.has_looked = False  # it does not look where the ops are not those that were recorded
+        self.has_looked = False  # stays False if the ops differ from the recorded ones
 
     def __call__(self, **options):
         """Return itself for `memwatch.profile(...)`."""
@@ -80,7 +80,7 @@ class Oracle(TorchDispatchMode):
 
 
 def question(prof, file):
-    """Return the oracle for what a profile says about the peak of a program, None if no op ran before it.
+    """Return the oracle for a profile's claims about a program's peak, or None if no op ran before the peak.
 
     Args:
         prof: the profile.
@@ -98,7 +98,7 @@ def question(prof, file):
 
 
 def out_of_place(name: str) -> str:
-    """Return one name for what torch calls otherwise under a mode, where it adds a bias out of place."""
+    """Return one name for an op that torch calls differently under a mode, where it adds a bias out of place."""
     return name.replace("_.", ".").replace("aten.index_put.", "aten._index_put_impl.")
 
 
@@ -136,7 +136,7 @@ def is_false(words: str, nbytes: int, calls: list[FrameType]) -> bool:
 
 
 def defined_name(call: FrameType) -> str:
-    """Return the name of a call's function; for a comprehension, that of the function around it."""
+    """Return the name of a call's function; for a comprehension, the name of the function around it."""
     name = call.f_code.co_name
     if not name.endswith(("comp>", "genexpr>")):
         return name
@@ -150,7 +150,7 @@ def defined_name(call: FrameType) -> str:
 
 
 def value_in(expression: str, global_names: dict[str, object], local_names: dict[str, object]) -> object:
-    """Return what an expression is where a call or a module has its variables, None where it has no such variable."""
+    """Return an expression's value among the variables of a call or module, or None without such a variable."""
     expression = expression.lstrip("*")
     try:
         return eval(expression, global_names, local_names)

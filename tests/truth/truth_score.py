@@ -1,4 +1,4 @@
-"""Compares what memwatch says about a peak with what is true of it, through the public tables alone."""
+"""Compare memwatch's claims about a peak with the facts, through the public tables alone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OF_WRAPPERS = ("_checkpoint_wrapped_module", "_orig_mod")
 
 @dataclass
 class Score:
-    """What was said rightly, in bytes; and what was said wrongly, in words."""
+    """The right claims, in bytes, and the wrong claims, in words."""
 
     right_bytes: int = 0
     known_bytes: int = 0
@@ -30,17 +30,17 @@ class Score:
 
     @property
     def right_ratio(self) -> float:
-        """Share of the bytes of which the truth is known that have category, module, line and holder right."""
+        """Share of the bytes with known facts that have category, module, line and holder right."""
         return self.right_bytes / max(self.known_bytes, 1)
 
     @property
     def known_ratio(self) -> float:
-        """Share of the bytes at the peak of which the truth is known."""
+        """Share of the bytes at the peak with known facts."""
         return self.known_bytes / max(self.peak_bytes, 1)
 
 
 def score(pattern: Pattern, ran: Ran) -> Score:
-    """Return how much of what memwatch says about the peak of a program is true."""
+    """Return how many of memwatch's claims about the peak of a program are true."""
     found = Score()
     names, owned = owned_names(ran), owned_addresses(ran)
     address, made_by, taken = ran.prof.storages["address"], ran.prof.storages["op"], Counter()
@@ -62,7 +62,7 @@ def score(pattern: Pattern, ran: Ran) -> Score:
             lies = what_is_wrong_of_owned(row, names[names_of(row.name)])
             answers.append((lies, "holder" not in lies))
         if not answers and (row.category == "workspace" or row.origin == "baseline"):
-            continue  # what a kernel needs beyond tensors no program declares; other programs' tensors may be alive
+            continue  # No program declares the workspace of kernels, and tensors of other programs may be alive.
         found.peak_bytes += row.nbytes
         if not answers:
             continue
@@ -95,7 +95,7 @@ def may_be(fact: Fact, row) -> bool:
 
 
 def what_is_wrong(pattern: Pattern, fact: Fact, row) -> list[str]:
-    """Return the columns of a row that do not say what is true."""
+    """Return the columns of a row that contradict the facts."""
     says = {
         "category": row.category in fact.category.split("|"),
         "line": pattern.is_marked(row.line, fact.mark),
@@ -106,7 +106,7 @@ def what_is_wrong(pattern: Pattern, fact: Fact, row) -> list[str]:
 
 
 def is_module(said: str, path: str) -> bool:
-    """Return True if a name is that of a module whose path its root knows; the root's own name may stand before it."""
+    """Return True if a name is that of a module with a known path. The root's own name may come first."""
     if not path:
         return not said
     return re.fullmatch(rf"(.*\.)?({path})(#\d+)?", said) is not None
@@ -156,7 +156,7 @@ def names_of(name: str) -> str:
 
 
 def what_is_wrong_of_owned(row, owner: Owned) -> list[str]:
-    """Return the columns of a parameter, buffer, gradient or state of an optimizer that do not say what is true."""
+    """Return the wrong columns of a parameter, buffer, gradient or optimizer state."""
     says = {
         "category": row.category in (owner.category, "gradient", "optimizer state"),
         "module": row.module == owner.module or row.module.endswith(f".{owner.module}") or not owner.module,

@@ -1,7 +1,7 @@
-"""Where each op ran, and what backward read, as a plain second run of a program shows it.
+"""Record where each op ran and which tensors backward read, in a plain second run of a program.
 
-Modules come from torch's own global hooks, lines from the running frames; in backward both are those of the forward op
-whose node runs, found by autograd's sequence numbers. Nothing here is taken from memwatch.
+Modules come from torch's own global hooks, lines from the running frames. In backward both are those of the forward
+op whose node runs, found by autograd's sequence numbers. This module uses nothing of memwatch.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class Witness:
     """Notes the place of every op, and the ops whose results backward reads.
 
     Attributes:
-        places: the place of each op, None where it is not known.
+        places: the place of each op, or None if unknown.
         in_backward: whether each op ran in backward.
-        made: how many pieces of memory of one size each op made.
-        read_in_backward: the ops of forward that made what an op of backward read, with the bytes.
+        made: the number of allocations of each size that each op made.
+        read_in_backward: the forward ops whose results an op of backward read, with the bytes.
     """
 
     def __init__(self, file: str) -> None:
@@ -81,11 +81,11 @@ class Witness:
         """Note one op that has run.
 
         Args:
-            args: what it was given.
-            result: what it gave.
+            args: its arguments.
+            result: its result.
             frame: the call that called it.
             is_counted: whether the recorded program has the op as well.
-            written: the argument in whose place that has the result, where this run has a new one.
+            written: the argument that the recorded program writes in place, if this run has a new result instead.
         """
         is_backward = torch._C._current_graph_task_id() != -1
         is_again = is_backward and is_in_region(frame)  # a forward that a checkpoint runs again
@@ -151,7 +151,7 @@ def running(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def plain_tensors(values: object) -> list[torch.Tensor]:
-    """Return the tensors in some values whose bytes lie in one storage; those of torch.func wrap others."""
+    """Return the tensors in some values whose bytes lie in one storage. Tensors of torch.func wrap others."""
     return [
         one
         for one in leaves_of(values)
@@ -182,7 +182,7 @@ def has_storage(tensor: torch.Tensor) -> bool:
 
 
 def what_is_misplaced(prof, witness: Witness, names: dict[int, str], is_view) -> list[str]:
-    """Return what `at_peak` says of modules, lines and activations that the second run shows otherwise."""
+    """Return the claims of `at_peak` about modules, lines and activations that the second run contradicts."""
     numbers = {
         op: place for place, op in enumerate(op for op, name in prof.ops["name"].items() if not is_view(name))
     }
@@ -213,7 +213,7 @@ def what_is_misplaced(prof, witness: Witness, names: dict[int, str], is_view) ->
 
 
 def is_module(said: str, path: str, *, is_root: bool) -> bool:
-    """Return True if a name is that of a module with a path below its root; what the root is called is not known."""
+    """Return True if a name is that of a module with a path below its root. The root's name is unknown."""
     return "." not in said if is_root else f".{said}".endswith(f".{path}") if path else not said
 
 
