@@ -119,7 +119,7 @@ _BY_REFERENCE: Final[Mapping[tuple[EdgeKind, str], Remedy]] = {
     (EdgeKind.REFERENCE, "cycle"): Remedy.ENDLESS_LOOP,  # of itertools, whose list no attribute shows
 }
 _BY_OWNER: Final[Mapping[str, Remedy]] = {
-    "_WorkItem": Remedy.EXECUTOR,  # what an executor of `concurrent.futures` keeps of a call that has not begun
+    "_WorkItem": Remedy.EXECUTOR,  # an executor of `concurrent.futures` keeps this for a call that has not begun
     "LogRecord": Remedy.LOG_RECORD,
 }
 """How a reference works, by the name of the class that has it."""
@@ -145,14 +145,14 @@ _MOCKS: Final = frozenset({"Mock", "MagicMock", "AsyncMock", "MagicProxy"})
 def remedy_for(
     kind: LeakKind, cut: Edge | None, holder: Sequence[Edge], path: Sequence[Edge], *, cycle_length: int = 0
 ) -> Remedy:
-    """Choose what to change for a leak.
+    """Choose the change that ends a leak.
 
     Args:
         kind: the leak's kind.
         cut: the reference to cut, if one was chosen.
-        holder: the references that matter.
-        path: the whole path, asked where those say too little.
-        cycle_length: how many references of the path are its cycle.
+        holder: the references that name the holder.
+        path: the whole path, for cases that `holder` does not decide.
+        cycle_length: number of references of the path that form its cycle.
     """
     if kind.is_reached:
         return _for_retained(cut, holder, path) or Remedy.ANY
@@ -168,7 +168,7 @@ def remedy_for(
 
 
 def _of_target(remedy: Remedy, cut: Edge | None, cycle: Sequence[Edge]) -> Remedy:
-    """Return a remedy, or one that fits what the reference to cut leads to: few objects can be referred to weakly."""
+    """Return a remedy that fits the target of the reference to cut. Few objects can be referred to weakly."""
     if remedy is Remedy.CTX_ATTRIBUTE:
         of_ctx = next(at for at, edge in enumerate(cycle) if _mechanism(edge) is remedy)
         targets = _targets([*cycle[of_ctx:], *cycle[:of_ctx]])
@@ -190,7 +190,7 @@ def _of_target(remedy: Remedy, cut: Edge | None, cycle: Sequence[Edge]) -> Remed
 
 
 def _targets(edges: Iterable[Edge]) -> list[VertexKind]:
-    """Return what a reference leads to: the object itself, and what is next if it is only around another."""
+    """Return the kinds of a reference's target: the object, and the next one if the object only wraps another."""
     kinds = []
     for edge in edges:
         kinds.append(VertexKind.OBJECT if edge.target is None else edge.target.kind)
@@ -200,7 +200,7 @@ def _targets(edges: Iterable[Edge]) -> list[VertexKind]:
 
 
 def _or_of_self(remedy: Remedy | None, edges: Iterable[Edge]) -> Remedy | None:
-    """Return a remedy, or another one for a function that closes over `self`: a method needs that name to its end."""
+    """Return a remedy, or another one for a function that closes over `self`: a method needs that name."""
     if remedy not in (Remedy.CLOSURE_CELL, Remedy.CLOSURE_CELL_IN_CYCLE):
         return remedy
     cell = next((edge for edge in edges if edge.kind is EdgeKind.CLOSURE_CELL), None)
@@ -261,7 +261,7 @@ def _added(cut: Edge, path: Sequence[Edge]) -> Remedy | None:
 
 
 def _behind_attribute(cut: Edge, path: Sequence[Edge]) -> Remedy | None:
-    """Return what to change of what an attribute keeps: it may be a container, which grows."""
+    """Return the change for an object behind an attribute. The object may be a container, which grows."""
     remedy = _retained(cut)
     if remedy in _OF_ENTRIES:
         return remedy
@@ -336,7 +336,7 @@ def _mechanism_of(kind: EdgeKind, owner: Vertex) -> Remedy | None:
 
 def _retained(edge: Edge) -> Remedy | None:
     if edge.kind is EdgeKind.ARGUMENT and edge.name is None:
-        return None  # what the caller of a check passed in; the reference inside it says more
+        return None  # the caller of a check passed this object in; the reference inside it says more
     if edge.kind is EdgeKind.CLOSURE_CELL and is_torchs_file(edge):
         return None  # a function that torch made: who keeps it can be changed
     return _table_of_torch(edge, state=True) or _RETAINED.get(edge.kind)

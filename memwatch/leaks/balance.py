@@ -1,9 +1,9 @@
-"""One pass alone: which survivors only took the place of what died?
+"""For a single pass: find the survivors that only replaced dead tensors.
 
-A single pass shows what it made and what it freed, but not where the freed was held. So each tensor that died excuses
-one that was made: of the same size first, and first at a holder that has one value (a variable, an attribute, a key),
-then at one that has many. Never excused is what was made of a smaller one that died, as by `torch.cat`: it grows, and
-the smaller one excuses nothing else.
+A single pass shows the tensors that it made and freed, but not the holders of the freed ones. So each dead tensor
+excuses one new tensor. A tensor of the same size comes first. Among these, a tensor at a holder with one value (a
+variable, an attribute, a key) comes before a tensor at a holder with many. A tensor that was made from a smaller dead
+one, as by `torch.cat`, grows. It is never excused, and the smaller one excuses nothing else.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _REPLACES: Final = LATEST | {EdgeKind.VALUE, EdgeKind.SUBMODULE}
 
 
 def unbalanced(diagnosis: Diagnosis, change: Change) -> list[Survivor]:
-    """Return the survivors of a pass that did not take the place of a dead storage.
+    """Return the survivors of a pass that did not replace a dead storage.
 
-    What no root reaches took nobody's place. What is exempt has its own places, or new ones: a window that fills
-    drops nothing. So values of one name come before it.
+    A storage that no root reaches replaced nothing. Exempt storages have their own places, or new ones: a window that
+    fills drops nothing. So values of one name are excused before them.
     """
     told = {id(survivor.storage) for survivor in diagnosis.survivors}
     dead = Counter(made.size for made in change.died)

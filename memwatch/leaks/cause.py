@@ -106,14 +106,14 @@ def _vertex(vertex: Vertex | None) -> Hashable:
     if vertex is None:
         return None
     name = "" if vertex.kind is VertexKind.CONTAINER else vertex.name_in_code or vertex.name
-    if vertex.kind is VertexKind.MODULE:  # one that each call makes has a number in its name
+    if vertex.kind is VertexKind.MODULE:  # a module that each call makes has a number in its name
         name = _NUMBERS.sub("*", name)
     return vertex.kind.name, name, _portable(vertex.file), _vertex(vertex.inner)
 
 
 @functools.cache
 def _portable(file: str | None) -> str | None:
-    """Return a file's name without the folder in which the project or its packages happen to lie."""
+    """Return a file's name without the folder of the project or of its packages."""
     if file is None:
         return None
     parts = PurePath(file).parts

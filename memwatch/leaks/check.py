@@ -87,18 +87,20 @@ F = TypeVar("F", bound="Callable[..., Any]")
 class check_leaks:  # noqa: N801 - used like a function
     """Raise :class:`TensorLeakError` if tensors made in the block outlive it without a good reason.
 
-    A context manager and a decorator. Reported are cycles, loops that gc cannot free, and tensors that something
-    older than the block holds, unless they took the place of tensors as large, as a moving average does, and what C
-    code alone holds where the block left a context of autocast open. Not reported: names the block itself binds,
-    what the decorated function returns, parameters, buffers, gradients and optimizer state of living parameters
-    (unless a list that has an older model of the class got one more), what bounded caches are made to keep, slots of
-    a list that were empty, and what pytest holds.
+    This is a context manager and a decorator. It reports cycles, loops that gc cannot free, and tensors that an
+    object from before the block holds. A tensor that replaced an equally large one is not reported, as in a moving
+    average. If the block left a context of autocast open, tensors that only C code holds are reported too.
+
+    It does not report names that the block binds, the result of the decorated function, parameters, buffers,
+    gradients and optimizer state of living parameters, contents of bounded caches, items in empty slots of a list,
+    and objects that pytest holds. One exception: a list of models that got one more model of the same class is
+    reported.
 
     If the block raises, the error is chained to that exception.
 
     Args:
         sites: True to note the line that made each tensor, at a few microseconds per op.
-        known: what earlier checks found; a leak with a known cause is told without a look at the whole heap.
+        known: causes from earlier checks. A leak with a known cause is reported without a search of the whole heap.
 
     Example:
         >>> with check_leaks():
@@ -119,7 +121,7 @@ class check_leaks:  # noqa: N801 - used like a function
 
     @property
     def noted_ops(self) -> int | None:
-        """How many ops of the last block were looked at for lines; None without `sites`."""
+        """Number of ops of the last block whose lines were noted; None without `sites`."""
         return self._noted_ops
 
     def __enter__(self) -> check_leaks:
@@ -183,7 +185,7 @@ def autocast_depth() -> int:
 
 
 class _Block:
-    """One entry of the block: what watches it and what it may keep."""
+    """One entry of the block: its watches, and the objects that it may keep."""
 
     def __init__(self, names: NamesBoundInBlock, *, sites: bool, known: KnownCauses) -> None:
         self.exempt = Exemptions()
@@ -220,7 +222,7 @@ class _Block:
         return leaks_of(left, [0], per_call=False, end_s=end_s, told=self._known.note_told)
 
     def _explain(self, survivors: list[NewStorage]) -> Diagnosis:
-        """Look nearby first, and through the whole heap only for what is left."""
+        """Search nearby first, and through the whole heap only for the remaining survivors."""
         nearby = NearbySearch(survivors, self.exempt, self._known)
         diagnosis = nearby.explain()
         far = diagnose(
@@ -240,7 +242,7 @@ class _Block:
 
     @property
     def noted_ops(self) -> int | None:
-        """How many ops were looked at for lines; None if none were to be."""
+        """Number of ops whose lines were noted; None if lines were not requested."""
         return None if self.watch is None else self.watch.ops
 
     def stop(self) -> None:

@@ -12,11 +12,11 @@ _MOST_LOOPS: Final = 16
 
 
 class Component:
-    """Objects of which each leads to every other: whichever loop through one of them is cut, it is one of theirs.
+    """Objects each of which leads to every other. Any loop through one of them consists of these objects.
 
     Args:
         members: the objects, as positions.
-        references: the references among them, each as owner and target, in the order in which they are to be tried.
+        references: the references among them, each as owner and target, in the order in which to try them.
     """
 
     def __init__(self, members: Iterable[int], references: Iterable[tuple[int, int]]) -> None:
@@ -54,12 +54,12 @@ class Component:
         *,
         through: Iterable[tuple[int, int]] | None = None,
     ) -> list[int]:
-        """Return a loop that is left without some references, its start repeated at the end; empty if there is none.
+        """Return a loop that remains without some references, with its start repeated at the end, or an empty list.
 
         Args:
             removed: the references, each as owner and target.
-            preferred: objects to start at if they are in a loop: those of one that was found before.
-            through: references of which the loop is to have one; any loop will do by default.
+            preferred: objects to start at if they are in a loop: the objects of an earlier loop.
+            through: references of which the loop must contain one; any loop will do by default.
         """
         import networkx as nx
 

@@ -56,7 +56,7 @@ _LONGEST: Final = 5  # references in the words for a holder
 
 
 def edge_to_cut(steps: Sequence[Step]) -> Step | None:
-    """Return the reference of a cycle that is easiest to edit, or None for no cycle."""
+    """Return the reference of a cycle that is easiest to edit, or None without a cycle."""
     return min(steps, key=_rank, default=None)
 
 
@@ -67,7 +67,7 @@ def cycle_key(steps: Sequence[Step], cut: Step) -> Hashable:
 
 
 def edit_of(edge: Edge) -> Hashable:
-    """Return what is equal for references that one edit ends: those that one line makes, else those of one series."""
+    """Return an equal key for all references that one edit ends: those of one line, or else of one series."""
     if edge.kind is EdgeKind.ATTRIBUTE and edge.line is not None:  # for any subclass
         return edge.kind, edge.name, edge.file, edge.line
     return series_of(edge)
@@ -78,7 +78,7 @@ def edit_rank(step: Step) -> tuple[int, bool, bool]:
     edge = step.edge
     # of a child's parent and the parent's list of children the first can be made weak; a list cannot
     to_container = edge.target is not None and edge.target.kind is VertexKind.CONTAINER
-    # what a function was given its caller has too, so the object stays alive if the reference is weak
+    # The caller has the argument of a function too, so the object stays alive if the reference is weak.
     return _rank_of(edge), to_container, not edge.of_argument
 
 
@@ -92,7 +92,8 @@ def _rank_of(edge: Edge) -> int:
     name = edge.name or ""
     if edge.kind in _PLUMBING or (edge.kind is EdgeKind.ATTRIBUTE and name.startswith("__")):
         return _UNTOLD + 1
-    if edge.kind in _MANY_SAVED:  # what `ctx.save_for_backward` was given; operators save what they need
+    # the arguments of `ctx.save_for_backward`; operators save only tensors that they need
+    if edge.kind in _MANY_SAVED:
         return _RANKS[EdgeKind.SAVED] if is_saved_by_ctx(edge) else _UNTOLD
     if edge.kind is EdgeKind.ATTRIBUTE and _is_torchs(edge):
         return _RANKS[EdgeKind.GLOBAL]
@@ -102,7 +103,7 @@ def _rank_of(edge: Edge) -> int:
 
 
 def _is_torchs(edge: Edge) -> bool:
-    """Return True for a table of hooks, and for what torch wraps a hook in: nobody writes these references."""
+    """Return True for a table of hooks, and for torch's wrapper of a hook. Nobody writes these references."""
     if edge.name in HOOK_TABLES:
         return True
     private = edge.owner is not None and edge.owner.name.startswith("_")
@@ -134,9 +135,9 @@ def is_hook_number(edge: Edge) -> bool:
 
 
 def entry_step(steps: Sequence[Step], young: Sequence[bool]) -> Step | None:
-    """Return the reference through which something older than the block holds something born in it.
+    """Return the reference through which an object from before the block holds an object born in it.
 
-    Of a gradient that is the one which keeps its parameter, where that is kept as a key alone: of optimizer state.
+    For a gradient whose parameter is only kept as a key of optimizer state, it is the reference to the parameter.
 
     Args:
         steps: the retention path.

@@ -26,12 +26,12 @@ _MOST_RINGS: Final = 32
 
 
 class CutSet(NamedTuple):
-    """What ends the loops among some objects.
+    """The references that end the loops among some objects.
 
     Attributes:
         cuts: one reference for each edit, the one that ends most loops first.
-        main: the loop that the first of them is in.
-        is_complete: False if further loops were not looked at.
+        main: the loop of the first reference.
+        is_complete: False if further loops were not searched.
     """
 
     cuts: tuple[Step, ...]
@@ -80,8 +80,8 @@ def find_cuts(
         component: the objects.
         first: one loop among them, as positions, the first one repeated at the end.
         name: returns the references of a loop.
-        through: references of which a loop counts only if it has one of them; by default all loops count.
-        known: edits that ended the loops of other components, tried first: equal objects then have equal cuts.
+        through: only loops with one of these references count; by default all loops count.
+        known: edits that ended the loops of other components, tried first, so that equal objects have equal cuts.
     """
     rings = [name(first)]
     while True:
@@ -94,7 +94,7 @@ def find_cuts(
 
 
 def _hitting(rings: Sequence[Ring], known: Iterable[frozenset[Hashable]]) -> set[Hashable]:
-    """Return few edits of which each loop has one."""
+    """Return a small set of edits that contains one edit of each loop."""
     for edits in known:
         hits = [{edit_of(step.edge) for step in ring.steps} & edits for ring in rings]
         if all(hits):

@@ -104,15 +104,15 @@ Explained = tuple["Survivor", list[int]]
 
 @dataclass(slots=True)
 class Diagnosis:
-    """What one snapshot of the heap showed; keeps nothing of the program alive.
+    """The result of one snapshot of the heap; keeps nothing of the program alive.
 
     Attributes:
         retained: storages that a live root reaches.
-        unreachable: storages no root reaches; only a collection tells which kind they are.
-        elders: storages from before the runs that the same holders hold.
-        released: ids of storages that the names of the block alone keep alive; of one pass that left something.
-        oldest_generation: of gc's generations the oldest in which something holds what no root reaches.
-        time_s: clock before the look, in seconds.
+        unreachable: storages that no root reaches. Only a collection shows their kind.
+        elders: storages from before the runs at the same holders.
+        released: ids of storages that only names of the block keep alive; for one pass that left something.
+        oldest_generation: the oldest of gc's generations with a holder of an unreachable storage.
+        time_s: clock before the snapshot, in seconds.
     """
 
     retained: list[Survivor] = field(default_factory=list)
@@ -165,18 +165,18 @@ def diagnose(
     old: NDArray[np.int64] | None = None,
     deep: bool = False,
 ) -> Diagnosis:
-    """Find who holds the storages that outlived the runs that made them.
+    """Find the holders of the storages that outlived the runs that made them.
 
     Args:
         storages: the survivors.
-        exempt: references that are no leak.
-        per_call: True if the runs were repeated, so that what happens once is no matter.
-        held: what lives on after the runs: the function and its arguments.
-        elders: True to list also what else their holders hold.
-        known: where what is found is noted.
-        young: the ids of the objects that the runs made, if they are gc's youngest no more.
+        exempt: references that do not count as leaks.
+        per_call: True if the runs were repeated, so that growth in a single run does not count.
+        held: objects that live on after the runs: the function and its arguments.
+        elders: True to list also the other storages at their holders.
+        known: the place to note the results.
+        young: the ids of the objects that the runs made, if they have left gc's youngest generation.
         old: identities of the objects from before the runs; by default those out of gc's youngest generation.
-        deep: True if something that gc does not show is known to hold one of them.
+        deep: True if an object that gc does not show is known to hold one of them.
     """
     time_s = time.monotonic()
     if not storages:
@@ -217,7 +217,7 @@ class HolderSearch:
         self._one_more: dict[tuple[int, int], bool] = {}  # by position of a container and id of a class
 
     def run(self, *, deep: bool = False) -> Diagnosis | None:
-        """Explain the survivors, or return None if only a deep snapshot can tell who holds one."""
+        """Explain the survivors, or return None if only a deep snapshot can find a holder."""
         storages = storages_of(self._storages)
         with Snapshot(storages, self._held, deep=deep, young=self.young, old=self.old) as snapshot:
             return self._explain(snapshot, deep=deep)
@@ -267,10 +267,10 @@ class HolderSearch:
     def _past_excuses(
         self, snapshot: Snapshot, reached: Reached, storages: dict[int, NewStorage]
     ) -> tuple[Tree, list[Explained]]:
-        """Explain storages, those that a container holds which is no leak by another holder if they have one.
+        """Explain storages. A storage in an excused container is explained by another holder if it has one.
 
         Returns:
-            What the roots reach past those containers, and what was explained.
+            The objects that the roots reach past those containers, and the explained storages.
         """
         tree = reached.past_state
         explained = list(self._of_program(snapshot, tree, storages))
@@ -287,7 +287,7 @@ class HolderSearch:
     def _of_program(
         self, snapshot: Snapshot, tree: Tree, storages: dict[int, NewStorage]
     ) -> Iterator[Explained]:
-        """Explain storages by what the program's roots reach, and take those away that are explained."""
+        """Explain storages that the program's roots reach, and remove them from the given ones."""
         for position in [position for position in storages if tree.reaches(position)]:
             chain = tree.path(position)
             survivor = self.explain_retained(snapshot, chain, storages[position])
@@ -416,7 +416,7 @@ def explain_unreachable(
 
 
 def _in_loop(snapshot: Snapshot, loop: Loop, chain: list[int], storage: NewStorage) -> Survivor:
-    # of all that hangs on one loop the nearest is told; thousands of tensors may hang far down on one graph
+    # Only the nearest storage of a loop is reported: thousands of tensors may hang far down on one graph.
     is_named = len(chain) <= _FAR or not loop.is_told
     loop.is_told = loop.is_told or is_named
     tail = _to_tensor(steps_of(snapshot, chain)) if is_named else []

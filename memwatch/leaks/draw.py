@@ -22,7 +22,7 @@ _WIDTH: Final = 60  # characters of a line in the picture
 
 
 class Drawable(Protocol):
-    """What a picture needs of a leak; `memwatch.Leak` has it, and need not be known here."""
+    """The parts of a leak that a picture needs. `memwatch.Leak` has them; importing it here would make a circle."""
 
     @property
     def edges(self) -> tuple[Edge, ...]:
@@ -38,7 +38,7 @@ class Drawable(Protocol):
 
     @property
     def branch(self) -> int:
-        """Which edge of the cycle starts at the object from which the way to the tensor leaves."""
+        """The edge of the cycle that starts at the object from which the path to the tensor leaves."""
 
     @property
     def tensor(self) -> str:

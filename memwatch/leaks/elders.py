@@ -54,7 +54,7 @@ class _Promotions:
 
     @raises_later
     def look(self, phase: str, info: dict[str, int]) -> None:
-        """Note the tensors that a collection is about to move; it tells of its begin and its end."""
+        """Note the tensors that a collection is about to move; gc calls this when a collection starts and ends."""
         if phase != "start" or info["generation"] == 0 or self._objects_left <= 0:
             return
         if self._collections == _collections():
@@ -72,14 +72,14 @@ def _collections() -> int:
 
 
 class _Book:
-    """What is known of the storages of this process.
+    """The known storages of this process.
 
     Attributes:
         storages: those from before the block, or made in one.
-        empty: those of no bytes, which memory may be given to in a block.
-        heap_objects: how many objects gc had when the heap was listed.
-        is_complete: True unless gc hides objects from before the block, as `gc.freeze` makes it do.
-        blocks: how many are open.
+        empty: those of 0 bytes, which may get memory in a block.
+        heap_objects: number of gc's objects when the heap was listed.
+        is_complete: True unless gc hides objects from before the block, as after `gc.freeze`.
+        blocks: number of open blocks.
     """
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ def unfollow() -> None:
 
 
 def open_block() -> tuple[dict[int, NewStorage], dict[int, int]]:
-    """Return the storages that are alive, by `id`, and the bytes of those that changed their size; a block begins."""
+    """Begin a block. Return the living storages, by `id`, and the bytes of those that changed their size."""
     _BOOK.blocks += 1
     _list_what_was_made()
     changed = {}

@@ -1,9 +1,9 @@
-"""Containers whose content is no leak: bounded ones, registries, and places that were filled before.
+"""Containers whose content does not leak: bounded ones, registries, and places that were filled before.
 
 An excuse covers the container's content. It does not cover another holder of the same object: an unbounded list is a
-leak even beside a window of the latest items. The bound of a cache covers its results, and no object that is part of
-its keys, such as the `self` of each call of a cached method. A registry is a container into which its objects put
-themselves.
+leak even beside a window of the latest items. The bound of a cache covers its results. It does not cover an object
+that is part of its keys, such as the `self` of each call of a cached method. A registry is a container into which its
+objects put themselves.
 
 gc's generations tell old objects from new ones. Dictionaries need care: gc starts to track a dictionary only when it
 first holds a container or a tensor, so an old dictionary can look new. A dictionary that an old object holds under an
@@ -45,17 +45,17 @@ def excusing(
     one_pass: bool,
     is_one_more: bool,
 ) -> int | None:
-    """Return which object of a retention path excuses what it leads to, or None if none does.
+    """Return which object of a retention path excuses the objects behind it, or None.
 
     Args:
         objects: the path.
         steps: its references.
-        cut: the one through which something older holds what is new.
-        slots: what is known of lists with empty places.
-        growth_counts: True if a place that was made before may leak by what it is given.
-        one_pass: True if there is but one look: then a bounded container that is new itself is excused as well.
-        is_one_more: True if the reference to cut is of a container that has older entries of the class: of many bounded
-            containers each is bounded, and they are not.
+        cut: the reference through which an older object holds a new one.
+        slots: the known lists with empty places.
+        growth_counts: True if a place from before the runs may leak by its new content.
+        one_pass: True if there is a single snapshot. Then a bounded container that is new itself is excused as well.
+        is_one_more: True if the reference to cut belongs to a container with older entries of the class. Each of many
+            bounded containers is bounded, but their number is not.
     """
     bounded = next((at for at, obj in enumerate(objects) if is_bounded(obj)), None)
     if bounded is not None and not is_argument_object(objects, cut):
@@ -72,9 +72,9 @@ def excusing(
 
 
 def is_argument_object(objects: Sequence[Any], cut: Step | None) -> bool:
-    """Return True if a cache keeps an object, and with it the object's tensors, for it was an argument of a call.
+    """Return True if a cache keeps an object, with the object's tensors, because it was an argument of a call.
 
-    A tensor that is an argument itself is what the program gave the cache to keep.
+    A tensor that is an argument itself was given to the cache on purpose.
 
     Args:
         objects: a retention path.
@@ -113,7 +113,7 @@ _ENTRIES: Final = frozenset({EdgeKind.ITEM, EdgeKind.VALUE, EdgeKind.KEY, EdgeKi
 
 
 def are_old(snapshot: Snapshot, chain: Sequence[int]) -> list[bool]:
-    """Say of each object of a chain from a root whether it was there before the runs."""
+    """Return for each object of a chain from a root whether it existed before the runs."""
     old: list[bool] = []
     for at, place in enumerate(chain):
         is_held_by_old = len(old) < 2 or old[-1]  # by a root, too
@@ -135,7 +135,7 @@ def identity(snapshot: Snapshot, chain: Sequence[int], at: int) -> Hashable:
 
 
 def _is_own_container(snapshot: Snapshot, chain: Sequence[int], at: int) -> bool:
-    """Return True for a dictionary, or an array of objects, that is no entry of a container."""
+    """Return True for a dictionary, or an array of objects, that is not itself an entry of a container."""
     if at == 0 or not _may_hide_its_age(snapshot.objects[chain[at]]):
         return False
     steps = steps_of(snapshot, chain[: at + 1])

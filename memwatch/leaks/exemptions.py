@@ -1,7 +1,7 @@
-"""What a check does not count: what its block holds itself, and holders that are no leak by what they are.
+"""The references that a check does not count: those of its block itself, and holders that never leak.
 
-A block may keep what it binds to names of its own, what its caller gave or gets, and the exception in flight.
-By what they are, bounded caches, imports under way and torch's own constants leak nothing.
+A block may keep the values of its own names, objects that its caller passed in or receives, and the exception in
+flight. Bounded caches, running imports and torch's own constants never leak.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _BASIC: Final = frozenset({"builtins", "collections", "weakref", "_weakref", "ty
 
 @dataclass(slots=True)
 class Exemptions:
-    """What one check does not count as holding a tensor.
+    """The references that one check does not count.
 
     Attributes:
         objects: ``id`` of objects the caller of the block holds: arguments, result, the exception in flight.
@@ -98,8 +98,8 @@ def is_bounded(obj: Any) -> bool:
 def is_import(obj: object) -> bool:
     """Return True if an object is a call of the import system.
 
-    A module that keeps a frame while it is being imported ties up, once, the frames of whoever imported it: torch
-    does so when the first optimizer step or checkpoint of a process loads torch._dynamo.
+    A module that keeps a frame while it is being imported keeps the frames of its importers too, once. torch does so
+    when the first optimizer step or checkpoint of a process loads torch._dynamo.
     """
     return type(obj) is FrameType and obj.f_code.co_filename.startswith("<frozen importlib")
 

@@ -85,24 +85,25 @@ def find_leaks(
 ) -> list[Leak]:
     """Find the tensors that each further call of a function leaves behind.
 
-    The function is called with automatic garbage collection off. What the first calls leave (caches, lazily made
-    state) is not counted; a leak is what the measured calls keep adding to what one reference holds: more tensors,
-    or a larger one. What dies while as much is born in the same place is none. What the function returns is dropped.
+    The function is called with automatic garbage collection off. Memory that the first calls leave (caches, lazily
+    made state) does not count. A leak is memory that the measured calls keep adding to one reference: more tensors,
+    or a larger one. If as much dies in the same place as is born there, it is not a leak. The function's result is
+    dropped.
 
     With ``runs="auto"`` there are 4 measured calls. If only containers or caches grew in them, or not every call
-    added something, up to 36 further calls tell a window that fills from a leak, and find a leak on every n-th call
-    up to n = 4. They end once nothing has grown for 4 calls, or 1 GiB is left, or 20 s are over.
+    added something, up to 36 further calls follow. They separate a leak from a window that fills, and find a leak on
+    every n-th call up to n = 4. They end once nothing has grown for 4 calls, or 1 GiB is left, or 20 s are over.
 
     Args:
         fn: the function, called with ``args`` and ``kwargs``.
         *args: its arguments.
         warmup: calls before measuring, 0 or more.
-        runs: measured calls, 1 or more, each of which must add to a leak, or of 4 and more each two in a row; or
-            "auto".
+        runs: measured calls, 1 or more, or "auto". Each of them must add to a leak. With 4 or more it is enough if
+            each two calls in a row add to it.
         **kwargs: its keyword arguments.
 
     Returns:
-        A list of leaks, largest first, bytes and counts per call; empty if there are none.
+        A list of leaks, largest first, with bytes and counts per call. Without leaks it is empty.
 
     Raises:
         RunsError: ``warmup`` is negative, or ``runs`` is neither positive nor "auto".
@@ -131,7 +132,7 @@ def _named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Held]:
 
 
 class _GrowthSearch:
-    """Calls the function, keeps the book of what each call left, and looks at who holds it."""
+    """Calls the function, counts the storages that each call left, and searches for their holders."""
 
     def __init__(
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], schedule: Schedule
@@ -140,7 +141,7 @@ class _GrowthSearch:
         self._fn, self._args, self._kwargs = fn, args, kwargs
         self._schedule = schedule
         self._threads = Threads()
-        self._changes: list[Change] = []  # of each call, those of the warm-up included
+        self._changes: list[Change] = []  # of each call, warm-up calls included
         self._looks: list[
             Diagnosis
         ] = []  # before some calls and after each, once it matters who held what died
@@ -267,7 +268,7 @@ class _GrowthSearch:
         return self._nodes_grow(min(PERIOD, len(self._changes) - 1))
 
     def _holder_of_graph(self) -> Survivor | None:
-        """Return the tensor with the largest graph, with what holds it; None if that is no leak."""
+        """Return the tensor with the largest graph, with its holder. None if the holder is excused."""
         with quiet():
             ends = self.ledger.graph_ends()[-_MOST_ENDS:]
             sizes = [behind([tensor])[1] for tensor in ends]
@@ -280,10 +281,10 @@ class _GrowthSearch:
         return next(iter(diagnose(made, Exemptions(state=False), per_call=True, held=held).retained), None)
 
     def _periods(self) -> list[range]:
-        """Return the runs of which each must add to a leak where no further calls are made.
+        """Return the ranges of runs that must each add to a leak if no further calls are made.
 
-        That is each measured run. If some of them added nothing, it is every two in a row, of four at least: the
-        function may leak on every second call.
+        Each range is one measured run. If some runs added nothing and there are four at least, it is every two runs
+        in a row, because the function may leak on every second call.
         """
         measured = range(self._schedule.warmup, len(self._changes))
         if len(measured) < _TWO_PAIRS or all(self._grew_in([run]) for run in measured):
@@ -294,7 +295,7 @@ class _GrowthSearch:
         ]
 
     def _look(self, *, elders: bool = False) -> Diagnosis:
-        """Find the holders of what the measured calls left; before those, of what the warm-up left."""
+        """Find the holders of storages that the measured calls left. Before those calls: that the warm-up left."""
         held = self._held()
         first = 0 if elders else self._schedule.warmup
         exempt = Exemptions(state=self._schedule.least == 1)
@@ -318,7 +319,7 @@ class _GrowthSearch:
         return sum(len(change.born) > len(change.died) for change in measured) > 1
 
     def _judge(self) -> list[Leak]:
-        """Decide by what the first measured calls left, or make further ones."""
+        """Decide from the first measured calls, or make further calls."""
         schedule = self._schedule
         measured = range(schedule.warmup, len(self._changes))
         if schedule.every_run:
@@ -350,7 +351,7 @@ class _GrowthSearch:
         )
 
     def _after_further_calls(self, look: Diagnosis | None = None) -> list[Leak]:
-        """Call until nothing grows any more, or the schedule ends, and decide by what the last calls left."""
+        """Call until nothing grows any more, or the schedule ends, and decide from the last calls."""
         measured = range(self._schedule.warmup, len(self._changes))
         earlier, self._looks, self._calls_between = self._looks, [], 1
         self._call_further()
@@ -384,7 +385,7 @@ class _GrowthSearch:
         return sum(made.nbytes for made in self.ledger.alive(self._schedule.warmup))
 
     def _died_since(self, first: int) -> list[NewStorage]:
-        """Return what the calls from one on freed of what was there before it."""
+        """Return the storages from before a call that this call and later ones freed."""
         return [made for change in self._changes[first:] for made in change.died if made.run < first]
 
     def _went_on_alike(self, measured: range) -> bool:
@@ -423,7 +424,10 @@ class _GrowthSearch:
 
 
 def _is_certain(look: Diagnosis, measured: range) -> bool:
-    """Return True if further calls would show nothing new: every call added to what no container or cache holds."""
+    """Return True if every call added to a holder that is neither a container nor a cache.
+
+    Further calls change nothing.
+    """
     runs: dict[object, set[int]] = {}
     fills = False
     for survivor in look.survivors:

@@ -58,15 +58,15 @@ class Slots:
 
 
 def fills_its_place(owner: Any, step: Step, path: Sequence[Step]) -> bool:
-    """Return True for an item of a list that was made with all its places, as `[None]`, and got none since.
+    """Return True for an item of a list that was made with all its places, as `[None]`, and did not grow since.
 
-    Python makes room for what is appended four places at a time, and more than are needed. What the graph of an item
-    keeps is another matter.
+    Python reserves places for appended items four at a time, and more than it needs. The graph of an item does not
+    count.
 
     Args:
-        owner: what has the item.
+        owner: the object with the item.
         step: the reference to it.
-        path: all references, those behind the item included.
+        path: all references, including those behind the item.
     """
     if step.edge.kind is not EdgeKind.ITEM or type(owner) is not list:
         return False

@@ -51,17 +51,17 @@ def leaks_of(
     told: Callable[[Leak, list[Survivor]], None] | None = None,
     added: Sequence[Mapping[tuple[str, int], int]] | None = None,
 ) -> list[Leak]:
-    """Group survivors into leaks. What one reference holds on two devices is two leaks: no figure mixes devices.
+    """Group survivors into leaks. If one reference holds tensors on two devices, these are two leaks.
 
     Args:
         survivors: the survivors, each with its holder.
         measured: indices of the measured runs.
-        per_call: True to keep only what the runs kept adding to, and to count bytes per run.
+        per_call: True to keep only groups to which the runs kept adding, and to count bytes per run.
         periods: sets of runs, each of which must have added to a leak; by default each run by itself.
         end_s: clock at the end of the last run, in seconds; by default now.
         told: called with each leak and its survivors.
-        added: of each run, by device and size, how many storages it left beyond those that took the place of dead
-            ones; for `per_call` only. Without it the latest value of a name counts as one that replaced the one before.
+        added: for each run, by device and size, the number of storages that it left without replacing dead ones; for
+            `per_call` only. Without it the latest value of a name counts as a replacement.
 
     Returns:
         Leaks, largest first.
@@ -118,10 +118,10 @@ def _in_its_loop(survivor: Survivor, loops: Mapping[tuple[str | None, int | None
 def _replaced_values(
     groups: Iterable[list[Survivor]], added: Sequence[Mapping[tuple[str, int], int]] | None
 ) -> set[int]:
-    """Return the ids of the survivors that took the place of dead ones, so that they are no growth.
+    """Return the ids of the survivors that replaced dead storages, so that they do not count as growth.
 
-    Whether the value of a name replaced the one before, or that lives on in a graph, only the count of what died tells:
-    the leaks of one run are together as much as that run added.
+    A new value of a name may replace the old one, or the old one may live on in a graph. Only the count of dead
+    storages decides: the leaks of one run add up to the storages that the run added.
     """
     values = [survivor for group in groups for survivor in _values(group)]
     if added is None:
@@ -137,9 +137,9 @@ def _replaced_values(
 
 
 def _values(group: list[Survivor]) -> list[Survivor]:
-    """Return the values behind whose graph the rest of a group lies: the next ones may replace them.
+    """Return the values whose graph holds the rest of a group. The next values may replace them.
 
-    That is the one value of a name, and entries of a container that has none of the first run any more.
+    They are the one value of a name, or entries of a container that no longer holds an entry of the first run.
     """
     behind = {each.holding[:2] for each in group if not is_latest(each)}
     entries = {id(each) for each in group if not each.through_graph and not is_latest(each)}
@@ -154,9 +154,9 @@ def _values(group: list[Survivor]) -> list[Survivor]:
 
 
 def largest_first(leaks: Iterable[Leak]) -> list[Leak]:
-    """Return leaks in the order in which they are told, those that one line of code makes at one holder as one.
+    """Return leaks in the order of the report. Leaks that one line makes at one holder come as one.
 
-    A table by name that holds a list for each parameter is such a holder.
+    A table by name with a list for each parameter is such a holder.
     """
     told: dict[object, list[Leak]] = {}
     for number, leak in enumerate(leaks):
@@ -176,10 +176,10 @@ def _together(leaks: Sequence[Leak]) -> Leak:
 
 
 def _growing(groups: list[list[Survivor]], periods: Sequence[Collection[int]]) -> list[list[Survivor]]:
-    """Keep the groups with survivors of every period, and put together what the last run made look different.
+    """Keep the groups with survivors of every period, and join groups that only the last run separated.
 
-    The newest tensor often has a holder of its own, a "last result" beside the list of all. So leftovers of one
-    size that cover the periods are one group, named after the older ones: those were held by what stays.
+    The newest tensor often has a holder of its own, a "last result" beside the list of all. So leftovers of one size
+    that cover the periods are one group. It is named after the older ones, because their holder stays.
     """
     grown: list[list[Survivor]] = []
     leftover: dict[tuple[str, int], list[Survivor]] = {}
@@ -220,10 +220,10 @@ def leak_of(
     Args:
         group: the survivors.
         nbytes: its bytes; per call if `per_call`.
-        count: its storages, likewise; at least one is told.
+        count: its storages, likewise; the report has at least one.
         per_call: True if the figures are per call.
-        end_s: clock when the check began to look, in seconds; by default now.
-        grows: True if what leaks is one tensor that becomes larger.
+        end_s: clock when the check began to search, in seconds; by default now.
+        grows: True if the leak is one tensor that becomes larger.
     """
     shown = _shown(group)
     nearest = _nearest(group)
@@ -284,7 +284,7 @@ def _cause(shown: Survivor) -> str:
 
 
 def _cuts(shown: Survivor, group: Iterable[Survivor]) -> tuple[Edge, ...]:
-    """Return one reference for each edit that frees a group: the one that is shown, then those of further loops."""
+    """Return one reference for each edit that frees a group: the shown one, then those of further loops."""
     if shown.cut is None:
         return ()
     cuts = {edit_of(shown.cut.edge): shown.cut.edge}
@@ -296,7 +296,7 @@ def _cuts(shown: Survivor, group: Iterable[Survivor]) -> tuple[Edge, ...]:
 
 
 def _shown(group: list[Survivor]) -> Survivor:
-    """Return the survivor whose path is told: what the first run left is held by the reference that stays."""
+    """Return the survivor whose path is shown. The reference that stays holds the survivors of the first run."""
     first = min(_runs(group))
     proven = [survivor for survivor in group if survivor.storage.run == first]
     return min(
@@ -307,7 +307,7 @@ def _shown(group: list[Survivor]) -> Survivor:
 def _remedy_of_group(
     remedy: Remedy, shown: Survivor, group: list[Survivor], *, keeps_graph: bool, grows: bool
 ) -> Remedy:
-    """Return the remedy of a path, or a better one that only the tensors at its end show."""
+    """Return the remedy of a path, or a better one if the tensors at its end show it."""
     if grows and shown.kind is LeakKind.RETAINED and not keeps_graph:
         return Remedy.GROWING_TENSOR
     if shown.kind is LeakKind.GRAPH:
@@ -326,7 +326,7 @@ def _remedy_of_group(
 
 
 def _mostly_views(group: list[Survivor]) -> bool:
-    """Return True if, of what is kept without help of a graph, most bytes lie in storages of which a part is shown."""
+    """Return True if most bytes that are kept without a graph lie in storages that are only partly shown."""
     direct = [survivor for survivor in group if not survivor.through_graph]
     total = sum(survivor.nbytes for survivor in direct)
     return 2 * sum(survivor.nbytes for survivor in direct if survivor.is_view) > total
@@ -341,6 +341,6 @@ def _site(nearest: NewStorage) -> tuple[str | None, str | None]:
 
 
 def _nearest(group: list[Survivor]) -> NewStorage:
-    """Return what is held first, of those of which a line was seen if there are any."""
+    """Return the storage with the shortest path, if possible one with a known line."""
     known = [survivor for survivor in group if survivor.storage.site is not None] or group
     return min(known, key=lambda survivor: (not survivor.is_named, len(survivor.steps))).storage

@@ -1,7 +1,7 @@
-"""Count which objects of the program grow along with leaked tensors, by class.
+"""Count the objects of the program that grow along with leaked tensors, by class.
 
-The counts are those of `objgraph.growth`, taken without its collection, which would free the cycles under test,
-and without its naming of classes, which runs code of metaclasses.
+`objgraph.growth` has the same counts. It is not used because it first runs a collection, which would free the cycles
+under test, and because it names classes with code of their metaclasses.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _BUILTIN: Final = "builtins"
 
 
 def grown_classes(counts: Sequence[Mapping[int, int]]) -> tuple[tuple[str, int], ...]:
-    """Return the classes of which every call added objects, with the least number per call, the most first.
+    """Return the classes to which every call added objects, with the least number per call, the most first.
 
-    What one call alone adds, as torch's tables do on the first use of an op, does not grow, so two calls at least
-    are compared. Tensors and autograd nodes are the leak itself; containers and functions of Python come and go with
-    any call, and memwatch's own objects are not the program's.
+    Objects that a single call adds, as torch's tables on the first use of an op, do not count, so at least two calls
+    are compared. Tensors and autograd nodes are the leak itself. Python's containers and functions come and go with
+    any call, and memwatch's own objects do not belong to the program.
 
     Args:
         counts: objects by class, before the calls and after each.
@@ -41,7 +41,7 @@ def grown_classes(counts: Sequence[Mapping[int, int]]) -> tuple[tuple[str, int],
         for key in counts[-1]
         if (added := min(after.get(key, 0) - before.get(key, 0) for before, after in pairwise(counts))) > 0
     }
-    # what the calls added is young, unless the program itself collected garbage
+    # the calls' objects are young, unless the program itself ran a collection
     classes = named_classes(added_by_class, functools.partial(gc.get_objects, 0), gc.get_objects)
     is_tensor_or_node = TypeFilter()
     grown = [

@@ -45,8 +45,8 @@ def leaks_of_hooks(numbers: Sequence[int], held: Iterable[Held], beside: Iterabl
 
     Args:
         numbers: the next hook's number before the measured calls and after each.
-        held: what lives on after the calls: the function and its arguments.
-        beside: leaks of tensors; a table that stands on their paths is not told again.
+        held: objects that live on after the calls: the function and its arguments.
+        beside: leaks of tensors; a table on their paths is not reported again.
     """
     calls = len(numbers) - 1
     if calls < _LEAST_CALLS or any(before == after for before, after in pairwise(numbers)):
@@ -87,7 +87,7 @@ def _leak(edges: tuple[Edge, ...], count: int) -> Leak:
 
 
 def _has_all(table: Any, numbers: Sequence[int]) -> bool:
-    """Return True if a table has a hook of every call. One that a call makes has those of that call alone."""
+    """Return True if a table has a hook of every call. A table that a call makes has only that call's hooks."""
     found = {bisect_right(numbers, number) for number in _numbers(table)}
     return found.issuperset(range(1, len(numbers)))
 

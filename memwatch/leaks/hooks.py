@@ -33,7 +33,7 @@ def hook_entry(path: Sequence[Edge]) -> int | None:
 
 
 def is_registration(cut: Edge, path: Sequence[Edge]) -> bool:
-    """Return True if the reference to cut is one that registering a hook makes."""
+    """Return True if registering a hook made the reference to cut."""
     place = hook_entry(path)
     return cut.kind in TABLES or (place is not None and path[place] is cut)
 

@@ -31,7 +31,7 @@ class LeakKind(str, Enum):
 
     @property
     def held_by(self) -> str:
-        """What a leak of this kind does, before the words for its holder."""
+        """The verb phrase of a leak of this kind, which comes before the words for its holder."""
         return words.HELD_BY[self]
 
     @property

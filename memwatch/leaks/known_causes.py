@@ -1,11 +1,11 @@
 """Remember the causes that earlier checks found, so that a later check need not search the whole heap.
 
-Only ids and keys are kept, so nothing is kept alive. If an id now belongs to another object, no harm is done: a cause
-counts only if each of its references can be followed again from a loaded module.
+Only ids and keys are stored, so nothing is kept alive. An id may belong to another object by now. This is harmless,
+because a cause counts only if each of its references can be followed again from a loaded module.
 
 The values of names are remembered too. A variable that gets a tensor in one block may have held a number before; its
 next value replaces this one. It grows only if the values of several blocks in a row are all alive, as in a chain of
-nodes of which each refers to the one before.
+nodes in which each refers to the previous one.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class FilledNames:
         self._values: dict[Hashable, list[list[weakref.ref[torch.UntypedStorage]]]] = {}
 
     def note(self, survivors: Iterable[Survivor]) -> None:
-        """Note what a block left, and say of each survivor whether the next value of its name may take its place."""
+        """Note the survivors of a block, and mark each whose place the next value of its name may take."""
         names: dict[Hashable, list[Survivor]] = {}
         for survivor in survivors:
             if _is_of_name(survivor):
@@ -69,7 +69,10 @@ class FilledNames:
 
 
 def _is_of_name(survivor: Survivor) -> bool:
-    """Return True for what one name leads to, but for what a graph keeps: it grows with the value that has it."""
+    """Return True for the value of one name.
+
+    A tensor in the value's graph does not count, because the graph grows with it.
+    """
     if survivor.kind is not LeakKind.RETAINED or survivor.unreachable or survivor.cut is None:
         return False
     return survivor.cut.edge.kind in _NAMES and not survivor.through_graph
@@ -79,12 +82,12 @@ _MOST_WAYS: Final = 200
 
 
 class KnownCauses:
-    """Where earlier leaks hung, and which loops kept others alive.
+    """The holders of earlier leaks, and the loops that kept others alive.
 
     Attributes:
-        names: what names took in.
-        slots: lists of which it is known that their items have fixed places.
-        told: by the name of a cause, the storages that a live root was said to keep.
+        names: the names that got values in blocks.
+        slots: lists whose items are known to have fixed places.
+        told: by the name of a cause, the storages reported as kept by a live root.
     """
 
     def __init__(self) -> None:
@@ -95,12 +98,12 @@ class KnownCauses:
         self.told: dict[str, list[weakref.ref[torch.UntypedStorage]]] = {}
 
     def learn_way(self, objects: Sequence[Any]) -> None:
-        """Remember the way from a root to what keeps a leak, if it can be walked again.
+        """Remember the path from a root to the holder of a leak, if it can be followed again.
 
-        A way through an optimizer cannot: whether its state is a leak depends on which parameters live.
+        A path through an optimizer cannot: whether its state is a leak depends on the living parameters.
 
         Args:
-            objects: a root and what is reached from it, each older than the check.
+            objects: a root and the objects on the path from it, each older than the check.
         """
         root = objects[0]
         starts_at_module = len(objects) > 1 and type(root) is Root and root.kind is RootKind.MODULES
@@ -120,7 +123,7 @@ class KnownCauses:
             self.told.setdefault(leak.cause, []).extend(each.storage.ref for each in survivors)
 
     def freed(self) -> dict[str, list[int]]:
-        """Return, by cause, how many of the storages that were told are freed by now, and how many were told."""
+        """Return, by cause, how many of the reported storages are freed by now, and how many were reported."""
         return {cause: [sum(ref() is None for ref in refs), len(refs)] for cause, refs in self.told.items()}
 
     def has_loop(self, key: object) -> bool:

@@ -1,7 +1,7 @@
-"""References that are no leak: parameters, buffers, gradients, optimizer state of living parameters.
+"""References that never leak: parameters, buffers, gradients, optimizer state of living parameters.
 
-What a block added to a series of parts that a module had before (`leaks/module_growth.py`) is not among them, nor is
-the gradient of a parameter that an optimizer alone remembers, in its state.
+Two cases are excluded: parts that a block added to a series of parts of a module (`leaks/module_growth.py`), and the
+gradient of a parameter that only an optimizer's state remembers.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ Positions = set[tuple[int, int]]
 
 
 class State(NamedTuple):
-    """The references that are no leak.
+    """The references that do not leak.
 
     Attributes:
-        models: to parameters, buffers and gradients, from what has them, and to the state of living parameters from
-            optimizers that have state of dead ones as well.
-        optimizers: to living parameters and their state, from other optimizers. The other holder of the parameter alone
-            decides whether it is a leak.
+        models: references to parameters, buffers and gradients from their owners. If an optimizer also has state of
+            dead parameters, its references to the state of living ones.
+        optimizers: references to living parameters and their state from other optimizers. The other holder of the
+            parameter decides whether it leaks.
     """
 
     models: Positions
@@ -63,9 +63,9 @@ def state_of(snapshot: Snapshot) -> State:
 
 
 def state_storages(snapshot: Snapshot, edges: Positions) -> set[int]:
-    """Return the positions of the storages that the targets of state edges are made of.
+    """Return the positions of the storages of the tensors that state edges lead to.
 
-    What else hangs on them is not meant: a parameter's attributes, its hooks, the graph behind a gradient.
+    Other objects behind these tensors are not included: a parameter's attributes, its hooks, a gradient's graph.
     """
     found: set[int] = set()
     slots = []
@@ -87,7 +87,7 @@ def state_storages(snapshot: Snapshot, edges: Positions) -> set[int]:
 
 
 def _parts(snapshot: Snapshot, tensor: int) -> Iterable[int]:
-    """Yield the storages of one tensor: its own, and those of the tensors it is composed of."""
+    """Yield the storages of one tensor: its own, and those of the tensors of which it is composed."""
     for child in map(int, snapshot.referents(tensor)):
         native = snapshot.native_edge(tensor, child)
         if is_storage(snapshot.objects[child]):

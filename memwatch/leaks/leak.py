@@ -1,4 +1,4 @@
-"""One leak, as text: what, how much, where it was made, who holds it, and what to change."""
+"""One leak, as text: its bytes, the line that made it, its holder, and the change that ends it."""
 
 from __future__ import annotations
 
@@ -32,40 +32,40 @@ class Leak(ShownAsText):
     Attributes:
         kind: a `LeakKind`, which equals its text. "cycle" is garbage that only gc can free. "uncollectable" is a loop
             through autograd that gc cannot free. A live root reaches a "retained" tensor. A "graph" has nodes of
-            autograd that a live root reaches, and no tensors. "hooks" are hooks that each call registers; they hold no
-            tensor.
+            autograd that a live root reaches, and no tensors. "hooks" are hooks that each call registers; they hold
+            no tensor.
         nbytes: leaked bytes of tensor storage; for a graph, an estimate of the bytes of its nodes. Per call for
             :func:`memwatch.find_leaks`.
-        device: the device of these bytes; a reference that holds tensors on two is two leaks.
-        count: how many storages, nodes of a graph or hooks leaked. Per call for :func:`memwatch.find_leaks`.
+        device: the device of these bytes. A reference that holds tensors on two devices is two leaks.
+        count: number of leaked storages, nodes of a graph, or hooks. Per call for :func:`memwatch.find_leaks`.
         holder: the reference to cut, in words.
         path: the retention path, or the cycle, one reference per line.
-        site: ``file.py:12 in f``, which made the tensor that is held first; None if nothing saw it.
+        site: ``file.py:12 in f``, the line that made the first held tensor; None if it was not recorded.
         advice: one sentence on what to change.
-        tensor: the largest leaked tensor or storage that this line made, described.
-        held_s: seconds that the oldest of these bytes were kept before the check.
+        tensor: a description of the largest leaked tensor or storage of this line.
+        held_s: seconds from the birth of the oldest of these bytes to the check.
         per_call: True if ``nbytes`` and ``count`` are per call.
-        every: for :func:`memwatch.find_leaks`, how many calls there are to one that adds this much; 1 if each does.
-        caller: ``file.py:40 in g``, the line that called the function of ``site``: where a factory was asked for the
-            tensor; None if nothing saw it, or only memwatch called.
+        every: for :func:`memwatch.find_leaks`, the number of calls per leak of this size; 1 if each call leaks.
+        caller: ``file.py:40 in g``, the line that called the function of ``site``, such as the caller of a factory;
+            None if it was not recorded, or only memwatch called.
         reference: the one reference to cut: the last part of ``holder`` that is older than the tensor.
         keeps_graph: True if the tensor is kept together with its autograd graph.
-        beside: classes of other objects that grow along, each with how many per call; of the largest leak of
-            :func:`memwatch.find_leaks` only.
+        beside: classes of other objects that grow along, each with its count per call; only for the largest leak of
+            :func:`memwatch.find_leaks`.
         edges: the references of ``path``, typed; empty if C code alone holds the tensors.
         cut: the reference to cut, typed; None if C code alone holds the tensors.
-        cuts: the references to remove to free the tensors, ``cut`` first. There are several only if the objects of the
-            cycle are in several cycles.
-        cycle_length: how many of ``edges``, from the first, are the cycle; 0 for a retention path.
-        branch: which edge of the cycle starts at the object from which the way to the tensor leaves.
-        cause: a short name for what one edit would end, such as ``cause-1f0a93c2``; leaks of other tests and
-            processes with the same cause have the same.
-        grows: True if what leaks is one tensor that becomes larger.
-        first_bytes: bytes of the storage that is held first, the one of ``site``.
-        one_value: True if a name has it that, as far as earlier blocks show, has one value at a time: the next one may
-            take its place. Of :func:`memwatch.check_leaks` only.
-        graph_nodes: nodes of autograd graphs that grow along with its tensors, per call; of :func:`memwatch.find_leaks`
-            only, of the largest leak that keeps a graph.
+        cuts: the references to remove to free the tensors, ``cut`` first. There are several only if the objects of
+            the cycle are in several cycles.
+        cycle_length: number of ``edges``, from the first, that form the cycle; 0 for a retention path.
+        branch: the edge of the cycle that starts at the object from which the path to the tensor leaves.
+        cause: a short name for the leaks that one edit would end, such as ``cause-1f0a93c2``. Leaks of other tests
+            and processes with the same cause share it.
+        grows: True if the leak is one tensor that becomes larger.
+        first_bytes: bytes of the first held storage, the one of ``site``.
+        one_value: True if a name holds it that had one value at a time in earlier blocks, so the next value may
+            replace it. For :func:`memwatch.check_leaks` only.
+        graph_nodes: nodes of autograd graphs that grow along with its tensors, per call. Only for the largest leak of
+            :func:`memwatch.find_leaks` that keeps a graph.
     """
 
     kind: LeakKind
@@ -165,7 +165,7 @@ class Leaks(list[Leak]):
 
 
 class TensorLeakError(MemwatchError, AssertionError):
-    """Tensors outlived the code that made them; :attr:`leaks` says which and why, as text."""
+    """Tensors outlived the code that made them. :attr:`leaks` describes them and their holders, as text."""
 
     def __init__(self, leaks: Sequence[Leak]) -> None:
         self.leaks = list(leaks)

@@ -1,4 +1,4 @@
-"""What each run adds and takes away: storages born and left, storages that died, storages that grew in place."""
+"""The changes of each run: storages born and left, storages that died, storages that grew in place."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Change:
-    """What one run did to the storages that outlive it.
+    """The changes of one run to the storages that outlive it.
 
     Attributes:
         born: storages that the run made and left.
         died: storages from before the run that it freed.
         grown: storages from before the run that are larger after it, each with the bytes added.
-        nodes: autograd nodes that are alive after it behind what the runs made.
+        nodes: living autograd nodes behind the storages that the run made.
     """
 
     born: list[NewStorage] = field(default_factory=list)
@@ -34,14 +34,14 @@ class Change:
     nodes: int = 0
 
     def added(self) -> Counter[tuple[str, int]]:
-        """Count the storages left beyond those that took the place of dead ones of the same size and device."""
+        """Count the storages left beyond those that replaced dead ones of the same size and device."""
         return _sizes(self.born) - _sizes(self.died) + _sizes(self.grown)
 
     def hides_growth(self, run: int) -> bool:
-        """Return True if only who held what died, or grew, can tell whether a holder has more than before.
+        """Return True if the figures alone cannot show growth, so that the holders are needed.
 
-        It cannot be told otherwise unless nothing died, or just as much was born, or what was born includes, by
-        size, all that died, and that was of the run before: a value that each run replaces.
+        The figures are enough in three cases: nothing died; just as much was born; or the born storages include, by
+        size, all dead ones, and these came from the previous run, as with a value that each run replaces.
         """
         born, died = _sizes(self.born), _sizes(self.died)
         if self.grown or not died or born == died:
@@ -49,9 +49,9 @@ class Change:
         return not (died <= born and all(made.run == run - 1 for made in self.died))
 
     def may_hide_growth(self) -> bool:
-        """Return True if a storage that was made may be a smaller one that died, made larger, as by `torch.cat`.
+        """Return True if a new storage may be an enlarged copy of a smaller dead one, as by `torch.cat`.
 
-        Where lines are noted, what each storage was made of is known instead.
+        If lines are noted, the sources of each storage are known instead.
         """
         born, died = _sizes(self.born), _sizes(self.died)
         smallest: dict[str, int] = {}
@@ -122,7 +122,8 @@ class Ledger:
                 del self._known[key]
                 change.died += [made] * bool(made.nbytes)
             elif (more := made.bytes_now() - self._bytes.get(key, made.nbytes)) != 0:
-                if more > 0 and self._bytes.get(key, made.nbytes):  # what gets its first memory only begins
+                # a storage that gets its first memory was born, it did not grow
+                if more > 0 and self._bytes.get(key, made.nbytes):
                     site, caller = born.resized_at.get(key, (made.site, made.caller))
                     grown = replace(
                         made, nbytes=more, run=run, certain=True, site=site, caller=caller, grew=True
@@ -146,7 +147,7 @@ class Ledger:
         return change
 
     def skip(self, seconds: float) -> None:
-        """Do not count a time in which the program did not run towards how long its storages are held."""
+        """Exclude a time in which the program did not run from the ages of its storages."""
         for made in self._known.values():
             made.time_s += seconds
 

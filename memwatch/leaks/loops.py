@@ -37,18 +37,18 @@ _HALF_SEEN: Final = (EdgeKind.TENSOR_HOOKS, EdgeKind.ACCUMULATE_HOOKS)
 
 
 def is_unseen(cycle: Iterable[Step]) -> bool:
-    """Return True for a cycle of which gc does not see every reference, and which it therefore cannot free."""
+    """Return True for a cycle with a reference that gc does not see, so that gc cannot free it."""
     return any(step.hidden or step.edge.kind in _HALF_SEEN for step in cycle)
 
 
 class Loop:
-    """A loop of references, and its names, which are made when they are first asked for.
+    """A loop of references, with names that are made on first use.
 
     Attributes:
-        positions: the objects in order, the first one repeated at the end; none if there is no loop.
-        is_told: whether the way from it to something that hangs on it was named.
-        cut_set: what ends this loop and the others among the objects that lead to one another; None if it is the only
-            one, or nobody looked.
+        positions: the objects in order, the first one repeated at the end; empty without a loop.
+        is_told: whether the path from it to an object that hangs on it was named.
+        cut_set: the references that end this loop and the others of its component. None for the only loop, or if no
+            search was made.
     """
 
     def __init__(self, snapshot: Snapshot, positions: list[int], cut_set: CutSet | None = None) -> None:
@@ -75,7 +75,7 @@ class Loop:
 
     @cached_property
     def key(self) -> Hashable:
-        """What is equal for the survivors that the same edits would free."""
+        """A key that is equal for survivors that the same edits would free."""
         if self.cut_set is not None:
             return tuple(sorted(self.cut_set.edits, key=repr))
         return cycle_key(self.steps, self.cut) if self.cut else EdgeKind.C_CODE
@@ -110,14 +110,14 @@ class Loops:
         self._most_steps = _MOST_STEPS
 
     def find(self, position: int) -> tuple[Loop, list[int]]:
-        """Find the loop nearest above an object, or one that it hangs on as well if that was found before.
+        """Find the loop nearest above an object, or an earlier found loop that it hangs on as well.
 
         Args:
             position: an object that no root reaches.
 
         Returns:
             The loop, and the chain of positions from the loop to the object.
-            The loop is empty if there is none; the chain then starts at an object nobody known refers to.
+            The loop is empty if there is none. The chain then starts at an object without a known referrer.
         """
         self._explore(position)
         chain = self._way_down(position, self._components)
@@ -127,12 +127,12 @@ class Loops:
         return self._loop((start,), chain, unseen=False)
 
     def find_unseen(self, position: int) -> tuple[Loop, list[int]] | None:
-        """Find the loop nearest above an object that gc cannot free; return it like `find`, or None.
+        """Find the nearest loop above an object that gc cannot free. Return it like `find`, or None.
 
-        A loop that gc sees may hang on one that it does not: that one is then what has to be cut.
+        If a loop that gc sees hangs on a loop that gc does not see, only the latter needs a cut.
 
         Args:
-            position: an object that `find` was asked for.
+            position: an object from an earlier call of `find`.
         """
         chain = self._way_down(position, self._hidden) if self._hidden else [position]
         if chain[0] not in self._hidden:
@@ -157,16 +157,15 @@ class Loops:
         return loop, self._from_a_name(ring, chain)
 
     def _cut_set(self, component: Component, ring: list[int], *, unseen: bool) -> CutSet | None:
-        """Return the references to cut so that a component has no loop.
+        """Return the references to cut so that a component has no loop left.
 
-        Return None if it has one loop alone, or if it is not asked: it is too large, or has a class in it.
-
-        A class leads to itself in several ways, none of which can be cut.
+        Return None if it has a single loop, if it is too large, or if it contains a class. A class leads to itself in
+        several ways, which cannot be cut.
 
         Args:
             component: the objects.
             ring: a loop among them.
-            unseen: True if only the loops count that gc does not see.
+            unseen: True to count only loops that gc does not see.
         """
         key = component, unseen
         if key not in self._cut_sets:
@@ -185,10 +184,10 @@ class Loops:
         return self._cut_sets[key]
 
     def cuts_above(self, position: int) -> tuple[Step, ...]:
-        """Return one reference for each edit that it takes until no loop is left above an object.
+        """Return one reference for each edit that is needed to end all loops above an object.
 
         Args:
-            position: an object that `find` was asked for.
+            position: an object from an earlier call of `find`.
         """
         cuts: dict[Hashable, Step] = {}
         for component in self._components_above([position]):
@@ -244,7 +243,7 @@ class Loops:
         return search(self._snapshot, [places], closed=reachable).path
 
     def _explore(self, position: int) -> None:
-        """Find out which of an object's ancestors are in loops, but for those of which that is known."""
+        """Find out which of an object's ancestors are in loops. Ancestors with a known answer are skipped."""
         fresh = self._ancestors(position)
         is_all = len(fresh) < _MAX_ANCESTORS  # else more may be above them
         self.are_young = self.are_young and is_all and not self._snapshot.has_old(fresh)
@@ -270,7 +269,7 @@ class Loops:
             self._hidden.update(self._hidden_in(component))
 
     def _hidden_in(self, component: Component) -> Iterator[tuple[int, int]]:
-        """Yield the references among some objects that gc does not see, each as what it leads to and its owner."""
+        """Yield the references among some objects that gc does not see, each as target and owner."""
         for owner, target in component.references():
             edge = self._snapshot.native_edge(owner, target)
             if edge is not None and edge.hidden:

@@ -1,9 +1,9 @@
-"""Parts that a block added to a module beside older ones of their kind: a model that grows, not one being built.
+"""Find parts that a block added to a module beside older parts of their kind: a growing model, not one being built.
 
-The third entry of a `ModuleList` that had two is kept as an item of a list is. A part with a name of its own is the
-model's state, as is all that a new module brings along, unless that wraps one that wraps one of its class. Likewise a
-list, a deque, a set or a dictionary of the program's: one more model, or object with a model in it, beside older ones
-of its class is kept as any entry is.
+The third entry of a `ModuleList` that had two counts as an item of a list. A part with a name of its own is the
+model's state. So is everything inside a new module, unless it wraps a module that wraps one of its class. The
+program's own lists, deques, sets and dictionaries are treated alike: one more model, or object with a model in it,
+beside older ones of its class counts as an entry.
 """
 
 from __future__ import annotations

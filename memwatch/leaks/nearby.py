@@ -1,7 +1,7 @@
-"""Explain what a block left from its own objects and from known causes, without a look at the whole heap.
+"""Explain the survivors of a block from its own objects and from known causes, without a search of the whole heap.
 
-A cycle that the block made consists of young objects, so neither its finding nor a collection of them needs the rest of
-the heap. What such a collection frees was held by young garbage alone.
+A cycle that the block made consists of young objects. To find it or to collect it, the rest of the heap is not
+needed. Only young garbage held the memory that such a collection frees.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class NearbySearch(HolderSearch):
         return diagnosis
 
     def _is_known(self, guess: Survivor) -> bool:
-        """Return True for what a known way reaches, and for a known loop through references that gc does not see."""
+        """Return True for a storage on a known path or in a known loop with references that gc does not see."""
         if not guess.unreachable:
             return True
         cycle = guess.steps[: guess.cycle_length]
@@ -89,7 +89,7 @@ class NearbySearch(HolderSearch):
         return True
 
     def _guesses(self) -> list[Survivor | None]:
-        """Say of each survivor what would hold it if young objects and known causes were all there is."""
+        """Return for each survivor the explanation by young objects and known causes alone, or None."""
         roots, along_ways = self._known.walk()
         # no list: it would be listed, and refer to them
         extra = chain(storages_of(self._storages), along_ways)
@@ -117,14 +117,15 @@ class NearbySearch(HolderSearch):
                 yield explain_unreachable(snapshot, loops, (loop, way), made)
             elif reached.past_state.reaches(position):
                 way = reached.past_state.path(position)
-                # the state of an optimizer is a leak or not by which parameters live, and not all are listed here
+                # The living parameters decide whether an optimizer's state leaks, and this snapshot does not list all
+                # of them.
                 through_optimizer = any(is_optimizer(snapshot.objects[place]) for place in way)
                 yield None if through_optimizer else self.explain_retained(snapshot, way, made)
             else:
                 yield None
 
     def _note_new(self, snapshot: Snapshot) -> None:
-        """Note the storages of which every owner is young: no tensor from before the block has them."""
+        """Note the storages whose owners are all young. No tensor from before the block has them."""
         owners: Counter[int] = Counter()
         with quiet():
             for tensor in filter(snapshot.is_young, snapshot.instances(torch.Tensor)):

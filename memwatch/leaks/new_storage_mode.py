@@ -75,7 +75,7 @@ class NewStorageMode(UncompiledMode):
             self._book.resized_at[id(storage)] = user_lines()
 
     def note_made(self, func: Any, result: Any, args: Sequence[Any]) -> None:
-        """Note the storages that an op returns, and of which smaller ones they were made."""
+        """Note the storages that an op returns, and the smaller ones from which they were made."""
         for tensor in _tensors(result):
             for storage in _storages(tensor):
                 if self._book.has(storage):
@@ -87,7 +87,7 @@ class NewStorageMode(UncompiledMode):
                 made.caller = caller
                 sources = {id(source): source for part in args for source in _storages(part)}
                 smaller = [each for each in sources.values() if 0 < storage_bytes(each) < made.nbytes]
-                # a pointwise op repeats a smaller operand: none grows, but for rows that a sparse one lacks
+                # a pointwise op repeats a smaller operand, so nothing grows, except rows that a sparse operand lacks
                 if smaller and (torch.Tag.pointwise not in func.tags or storage_of(tensor) is None):
                     made.sources = tuple(map(weakref.ref, smaller))
 
@@ -118,7 +118,7 @@ def _look_for(func: Any) -> _Look | None:
 
 
 def _numbers_for_tensors(func: Any, args: Sequence[Any]) -> list[Any] | None:
-    """Return the operands with numbers made tensors where the op takes tensors, or None if there are none."""
+    """Return the operands with numbers as tensors where the op takes tensors; None without such numbers."""
     wanted = (str(argument.type) == "Tensor" for argument in schema_of(func).arguments)
     made = [
         torch.tensor(value) if is_wanted and id(type(value)) in _NUMBERS else value
@@ -137,7 +137,7 @@ def _tensors(value: Any) -> Iterator[Any]:
 
 
 def _storages(value: Any) -> Iterator[torch.UntypedStorage]:
-    """Yield the storages of an operand, those of the parts of a sparse one."""
+    """Yield the storages of an operand; for a sparse operand, those of its parts."""
     for tensor in _tensors(value):
         if is_simulated(tensor):
             continue
@@ -150,10 +150,10 @@ def _storages(value: Any) -> Iterator[torch.UntypedStorage]:
 
 
 def user_lines() -> tuple[Site | None, Site | None]:
-    """Return the innermost running call of a program or a package, and the one that called it, each with its line.
+    """Return the innermost running call of a program or a package, and its caller, each with its line.
 
-    Python's own code, as `copy.deepcopy`, is told only where nothing else runs. What called memwatch, and a test
-    runner, asked for no tensor.
+    A call of Python's own code, such as `copy.deepcopy`, is returned only without any other. Callers of memwatch and
+    test runners are skipped.
     """
     found: Site | None = None
     within_python: Site | None = None

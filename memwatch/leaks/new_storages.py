@@ -1,8 +1,8 @@
 """Find the storages that a block made and that outlive it, at a cost that depends on the survivors alone.
 
 While automatic collection is off, everything made in the block stays in gc's youngest generation. Tensors and
-autograd nodes are gc objects, so listing that generation shows the survivors of all threads, with no
-interceptor and no scan of the heap. Storages that only C++ holds are found from there along the autograd graph.
+autograd nodes are gc objects. A list of that generation therefore shows the survivors of all threads, without an
+interceptor or a scan of the heap. Storages that only C++ holds are found from there along the autograd graph.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ class NewStorage:
     Attributes:
         ref: weak reference to the storage.
         nbytes: its size in bytes when first seen.
-        device: the device that it lies on, as `cpu` or `cuda:0`.
+        device: its device, such as `cpu` or `cuda:0`.
         run: index of the run that made it.
-        site: the user's line that made it, or None if nothing watched.
-        certain: True if its making was seen; False if only a survivor was found.
+        site: the user's line that made it, or None if lines were not noted.
+        certain: True if an op was seen to make it; False if it was only found as a survivor.
         time_s: clock when it was first seen, in seconds.
         caller: the line that called the function of that line, if the program's own code did.
-        sources: smaller storages that it was made of, if its making was seen.
-        grew: True if it took the place of a smaller one that it was made of, as by `torch.cat`.
+        sources: smaller storages from which it was made, if the op was seen.
+        grew: True if it replaced a smaller storage from which it was made, as by `torch.cat`.
         replaced_bytes: bytes of that smaller one.
     """
 
@@ -96,7 +96,7 @@ class NewStorages:
 
     Attributes:
         by_id: the storages, by `id`, in the order in which they were noted.
-        resized_at: the lines that gave storages other sizes, and their callers, by the `id` of the storage.
+        resized_at: the lines that resized storages, and their callers, by the `id` of the storage.
     """
 
     def __init__(self) -> None:
@@ -191,9 +191,9 @@ NODE_BYTES: Final = 512
 
 
 def storages_behind(objects: Iterable[object]) -> list[torch.UntypedStorage]:
-    """Return the real storages that tensors and nodes keep alive, the ones only autograd holds included.
+    """Return the real storages that tensors and nodes keep alive, including those that only autograd holds.
 
-    They come in the order of the objects, which is that of their making if gc lists them.
+    They come in the order of the objects, which is the order of their birth if gc lists them.
     """
     return behind(objects)[0]
 

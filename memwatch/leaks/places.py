@@ -1,7 +1,7 @@
-"""Bytes and storages behind each holder, from one look at the heap to the next: which of them only grow?
+"""Compare the storages behind each holder in successive snapshots of the heap, to find holders that only grow.
 
-A holder that drops as much as it takes keeps its count, and the bytes of what it holds go up and down. One that keeps
-what each run adds has more storages after every run; one that keeps a single tensor that grows has a larger one.
+A holder that drops as much as it takes keeps its count, and its bytes go up and down. A holder that keeps memory of
+each run has more storages after every run. A holder that keeps a single growing tensor has a larger storage.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ Slot = tuple[Place, "Name"]
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """What one holder has after some runs that it did not have before.
+    """The growth of one holder during some runs.
 
     Attributes:
-        survivors: what it holds.
+        survivors: its storages.
         nbytes: bytes that all the runs together added.
-        count: storages that they added; 0 if one that was there became larger.
+        count: storages that they added; 0 if an existing one became larger.
     """
 
     survivors: list[Survivor]
@@ -54,7 +54,7 @@ class Growth:
 
 
 class _Behind:
-    """What each reference of each holder led to at one look."""
+    """The storages behind each reference of each holder in one snapshot."""
 
     def __init__(self, look: Diagnosis) -> None:
         self.counts: Counter[Slot] = Counter()
@@ -69,14 +69,14 @@ class _Behind:
 def growth(
     looks: Sequence[Diagnosis], earlier: Sequence[Diagnosis], *, every_run: bool, calls: int = 0
 ) -> list[Growth]:
-    """Find the holders that grew, among those of the last look.
+    """Find the holders that grew, among those of the last snapshot.
 
     Args:
-        looks: one look before some runs and one after each.
-        earlier: the same of runs long before, if any: what only went up and down since then did not grow.
+        looks: one snapshot before some runs and one after each.
+        earlier: the same for much earlier runs, if any. A holder that only went up and down since then did not grow.
         every_run: True to count only holders that have more storages after every run, not only after all of them.
-        calls: how many runs there were in all. A holder that took as much in each as it does now has at least half of
-            that; one that has less was emptied in between.
+        calls: number of all runs. A holder that grew in each run as it does now has at least half of the product; a
+            holder with less was emptied in between.
     """
     comparison = _Comparison(looks, earlier, every_run=every_run, calls=calls)
     grown = []
@@ -85,7 +85,7 @@ def growth(
         rising = {slot for slot in slots if comparison.slot_rises((place, slot))}
         fresh = {slot for slot in slots - rising if comparison.is_new((place, slot))}
         named: dict[str | None, set[Name]] = {}
-        for slot in rising:  # variables and keys are told one by one, items of a list together
+        for slot in rising:  # variables and keys are separate, items of a list are together
             named.setdefault(slot[0], set()).add(slot)
         groups = list(named.values())
         if comparison.takes_more(place, rising):

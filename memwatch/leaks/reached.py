@@ -1,4 +1,4 @@
-"""What the roots of a program reach, past what is legitimate; each search is made when it is first asked for."""
+"""The objects that the roots of a program reach past legitimate holders. Each search runs on first use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Reached:
-    """What some roots reach; each search goes over the whole heap, so it is made when it is first asked for."""
+    """The objects that some roots reach. Each search covers the whole heap, so it runs on first use."""
 
     def __init__(self, snapshot: Snapshot, exempt: Exemptions) -> None:
         self._snapshot = snapshot
@@ -29,9 +29,9 @@ class Reached:
 
     @cached_property
     def past_state(self) -> Tree:
-        """The program's roots, past what is legitimate.
+        """The objects that the program's roots reach past legitimate holders.
 
-        A parameter is no leak, but what hangs on it may be one: a graph behind its gradient, its attributes.
+        A parameter does not leak, but objects behind it may: a graph behind its gradient, its attributes.
         """
         return self._from_program(self._own | self._state.edges)
 
@@ -48,7 +48,7 @@ class Reached:
 
     @cached_property
     def everyone(self) -> Tree:
-        """All roots, those of the test runner and of what the caller holds included."""
+        """The objects that all roots reach, including those of the test runner and of the caller."""
         exempt = self._snapshot.positions(self._exempt.objects)
         return search(self._snapshot, [*self._snapshot.root_groups(runner=True), exempt])
 

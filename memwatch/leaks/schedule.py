@@ -44,7 +44,7 @@ class Schedule:
 
 
 def schedule_of(warmup: int, runs: Runs, *, least: int = PERIOD) -> Schedule:
-    """Return the schedule that the caller of a check asks for.
+    """Return the schedule for the arguments of a check.
 
     Args:
         warmup: calls before measuring, 0 or more.

@@ -1,9 +1,9 @@
-"""Which of two holders of a tensor is the leak: the one that has its latest value, or the one that has them all?
+"""Decide which of two holders of a tensor is the leak: the holder of the latest value, or the holder of all values.
 
-`self.last = out; self.all.append(out)` holds a tensor twice. The next call replaces the one reference and adds to the
-other, so where one pass is all there is to look at, a container's entry is told rather than a variable's value. So is
-the entry of a dictionary that has older ones of its sort, a table; one that has none may be a slot to fill again, as
-may an item of a list with older ones behind it.
+`self.last = out; self.all.append(out)` holds a tensor twice. The next call replaces the first reference and adds to
+the second. If there is only one pass, a container's entry is therefore reported rather than a variable's value. The
+entry of a dictionary is reported if it has older entries of its sort, as in a table. Without them it may be a slot
+that is filled again, and so may an item of a list with older items behind it.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ def has_latest(survivor: Survivor) -> bool:
 
 
 def is_latest(survivor: Survivor) -> bool:
-    """Return True for the one value of a name itself, not for what its graph or its entries keep."""
+    """Return True for the one value of a name. Tensors in its graph or its entries do not count."""
     return has_latest(survivor) and survivor.steps[-1] is survivor.cut
 
 
 def shows_all(survivor: Survivor) -> int:
-    """Return how much shows that what holds a survivor keeps all values: 0 for a name, which has the latest one.
+    """Return the evidence that a survivor's holder keeps all values: 0 for a name, which has only the latest one.
 
-    1 for a value of a dictionary, and for an item amid older ones, which may be a slot to fill again; 2 for an entry of
-    a table, which has older ones of its sort beside it, and for what else can only be added to, such as a list.
+    1 for a value of a dictionary, and for an item between older ones, which may be a slot that is filled again. 2 for
+    an entry of a table with older entries of its sort, and for a holder that only grows, such as a list.
     """
     if has_latest(survivor):
         return 0

@@ -35,7 +35,7 @@ def kind_in_series(edge: Edge) -> EdgeKind:
 
 
 def name_in_series(edge: Edge) -> str | None:
-    """Return the name of a reference with a star for what varies in it, None where all of it does."""
+    """Return the name of a reference with a star for its varying part, or None if all of it varies."""
     if edge.name is None or edge.kind in _ENTRIES:
         return None
     if edge.kind is EdgeKind.VALUE:

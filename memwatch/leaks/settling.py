@@ -1,7 +1,7 @@
 """Wait until the threads that a call started are at rest, so that each call is charged with its own tensors.
 
-A loader's thread fills its queue while the call that started it returns. What it makes then belongs to that call; it
-would count for the next one, or for none after the last.
+A loader's thread fills its queue while the call that started it returns. Its tensors belong to that call. Without the
+wait they would count for the next call, or after the last call for none.
 """
 
 from __future__ import annotations

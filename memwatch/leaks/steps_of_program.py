@@ -1,8 +1,8 @@
-"""What grows from one optimizer step of a program to the next, while the program runs.
+"""Find growth from one optimizer step of a program to the next, while the program runs.
 
-At the end of a program the variables of its functions are gone, and a list at its top level may be its result. Only the
-steps in between show growth: a holder that keeps a tensor of each step, with its graph. The program's own optimizer
-says where a step ends.
+At the end of a program the variables of its functions are gone, and a list at its top level may be its result. Only
+the steps in between show growth: a holder that keeps a tensor of each step, with its graph. The program's own
+optimizer marks the end of a step.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _MOST_S: Final = 30.0
 
 
 class ProgramSteps:
-    """Counts the steps of the first optimizer that steps, and searches for what each of them left.
+    """Counts the steps of the first optimizer that steps, and searches for the tensors that each step left.
 
     Attributes:
-        leaks: what kept a tensor with its graph, or a hook, of each step, at the last search; per step.
+        leaks: holders of a tensor with its graph, or of a hook, of each step, at the last search; per step.
     """
 
     def __init__(self, book: NewStorages, mode: NewStorageMode) -> None:

@@ -40,26 +40,26 @@ class Survivor:
     Attributes:
         storage: when and where it was made.
         key: equal for survivors that one edit would free.
-        steps: the retention path, or the cycle and the way from it.
-        is_named: False if the way from the cycle is left out of the steps.
+        steps: the retention path, or the cycle and the path from it.
+        is_named: False if the steps leave out the path from the cycle.
         cut: the reference to cut.
-        tensor: the tensor, described.
+        tensor: a description of the tensor.
         kind: why it lives on.
         looped: True if no root reaches it and a cycle above it was found.
-        cycle_length: how many of the steps, from the first, are the cycle; 0 for a retention path.
-        cuts: one reference for each edit that it takes to end all loops that keep it; none where one edit does.
-        main: where the objects of the cycle are in several, the one that tells the cause, its first reference to cut
-            before it.
-        has_more_cycles: True if not all cycles that keep it were looked at.
-        branch: which step of the cycle begins at the object from which the way to the tensor leaves.
+        cycle_length: number of steps, from the first, that form the cycle; 0 for a retention path.
+        cuts: one reference for each edit that is needed to end all loops that keep it; empty if one edit is enough.
+        main: if the objects of the cycle are in several cycles, the one that gives the cause, with its first
+            reference to cut.
+        has_more_cycles: True if some cycles that keep it were not searched.
+        branch: the step of the cycle that begins at the object from which the path to the tensor leaves.
         is_view: True if the tensor shows half of its storage at most.
-        is_one_more: True if it is behind the entry of a container that has older ones of its class.
-        is_amid: True if it is in the place of a list or array behind which older items follow.
-        registers_itself: True if what the reference to cut leads to puts itself there.
+        is_one_more: True if it is behind the entry of a container that has older entries of its class.
+        is_amid: True if older items follow its place in a list or array.
+        registers_itself: True if the target of the reference to cut puts itself there.
         unreachable: True if no root reaches it.
-        nbytes: bytes of the storage when it was looked at.
-        may_be_replaced: True if one name has it, and as far as earlier blocks show, one value at a time.
-        if_kept: what explains it instead if gc, which sees every reference of the cycle, does not free it.
+        nbytes: bytes of the storage at the snapshot.
+        may_be_replaced: True if a name holds it that had one value at a time in earlier blocks.
+        if_kept: the explanation to use if gc, which sees every reference of the cycle, does not free it.
     """
 
     storage: NewStorage
@@ -91,7 +91,7 @@ class Survivor:
 
     @property
     def holding(self) -> Holding:
-        """What its holder holds by it."""
+        """The objects that its holder keeps through it."""
         edge = None if self.cut is None else self.cut.edge
         slot = (None, None) if edge is None or self.looped else (edge.name, edge.position)
         return Holding((self.storage.device, self.key), slot, self.nbytes)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _COMPARED: Final = 5  # the last looks that are kept
 _BEFORE: Final = -1
-_MOST_NOTED: Final = 3  # times between two marks in which a line is looked for
+_MOST_NOTED: Final = 3  # largest number of searches for a line between two marks
 F = TypeVar("F", bound="Callable[..., Any]")
 
 
@@ -160,7 +160,7 @@ class LeakWatch:
             self._look_for_lines()
 
     def _look_for_lines(self) -> None:
-        """Have the lines noted up to the next mark if something grows of which no line was seen."""
+        """Note lines up to the next mark if something grows whose line is unknown."""
         self._times_to_note -= self._notes_lines
         self._notes_lines = self._times_to_note > 0 and any(leak.site is None for leak in self.leaks)
 
@@ -187,7 +187,8 @@ class LeakWatch:
 
     @property
     def growth(self) -> pd.DataFrame:
-        """What each holder held at the last marks of what was made since the first, and of what was there beside it.
+        """The storages that each holder had at the last marks: those made since the first mark, and the older ones
+        beside.
 
         Columns: ``mark``, ``holder``, ``device``, ``nbytes``, ``count``.
         """
@@ -242,7 +243,7 @@ class LeakWatch:
             self._old = np.setdiff1d(self._old, identities(objects))
 
     def _look(self) -> Diagnosis:
-        """Find the holders of what was made, or became larger, since the first mark."""
+        """Find the holders of storages that were made, or became larger, since the first mark."""
         made = []
         for storage in self._storages.alive():
             if storage.run != _BEFORE:

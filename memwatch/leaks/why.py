@@ -30,7 +30,7 @@ _MAX_PATHS: Final = 8
 
 
 class NotATensorError(MemwatchError, TypeError):
-    """``why_alive`` was asked about something that is no tensor."""
+    """The argument of ``why_alive`` is not a tensor."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class WhyAlive(ShownAsText):
     """Why a tensor is alive, as text; keeps nothing alive itself.
 
     Attributes:
-        tensor: the tensor, described.
+        tensor: a description of the tensor.
         nbytes: bytes of its storage.
         paths: retention paths, shortest first, each a tuple of steps from a root; one path per direct holder.
         retained_bytes: for each path, the bytes of the tensor's device that cutting its last reference would free.
@@ -76,8 +76,8 @@ class WhyAlive(ShownAsText):
 def why_alive(tensor: torch.Tensor) -> WhyAlive:
     """Find the references that keep a tensor alive.
 
-    Works at any time, without a profile. The argument itself is not counted; a variable of the caller is,
-    last.
+    It works at any time, without a profile. The argument itself does not count. A variable of the caller does; it
+    comes last.
 
     Args:
         tensor: any tensor.
@@ -86,7 +86,7 @@ def why_alive(tensor: torch.Tensor) -> WhyAlive:
         The retention paths; print it, or read ``paths`` and ``holder``.
 
     Raises:
-        NotATensorError: the argument is no tensor.
+        NotATensorError: the argument is not a tensor.
     """
     if not is_tensor(tensor):
         raise NotATensorError(words.NOT_A_TENSOR.format(given=describe(tensor)))

@@ -143,7 +143,7 @@ def test_diff_tells_the_calls_that_grew(imported, tmp_path, capsys):
 
 
 def test_notes_tell_reserved_memory_and_where_it_ran_out(imported):
-    """The notes have each device's reserved, allocated, requested, waiting and free bytes, and errors of the history."""
+    """The notes have each device's reserved, allocated, requested and free bytes, and errors of the history."""
     notes = [f"{kind}: {text}" for kind, text in imported(two_devices()).notes]
     reserved = [text for text in notes if text.startswith("reserved: ")]
     assert len(reserved) == 2
