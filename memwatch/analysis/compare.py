@@ -112,9 +112,8 @@ def _by_site(tables: DerivedTables) -> tuple[pd.DataFrame, dict[Site, str]]:
     groups = peak["nbytes"].groupby(keys, sort=False)
     counted: pd.DataFrame = pd.concat({"bytes": groups.sum(), "count": groups.size()}, axis=1)
     by_line = peak["nbytes"].groupby([*keys, peak["line"]], sort=False).sum().sort_values(kind="stable")
-    lines = {
-        (category, module, name): line for category, module, name, line in by_line.index
-    }  # the largest is last
+    # the largest is last
+    lines = {(category, module, name): line for category, module, name, line in by_line.index}
     return counted, lines
 
 

@@ -72,9 +72,8 @@ class SavedScan:
         self._is_called = False
         self._names: dict[int, str] = {}
         self._own: set[int] = set()  # storages of parameters and buffers
-        self._running: list[
-            tuple[str, set[int]]
-        ] = []  # modules, outermost first, with storages of their inputs
+        # modules, outermost first, with storages of their inputs
+        self._running: list[tuple[str, set[int]]] = []
         self._seen: dict[str, set[int]] = {}
 
     @contextlib.contextmanager

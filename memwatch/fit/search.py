@@ -213,9 +213,8 @@ class Search:
     def _settings(self, *, gradients_wait: bool) -> list[Change]:
         found = []
         groups = [group for optimizer in self._trial.optimizers for group in optimizer.param_groups]
-        by_default = not is_host(
-            self._trial.device
-        )  # torch updates lists of tensors where starting a kernel costs
+        # torch updates lists of tensors where starting a kernel costs
+        by_default = not is_host(self._trial.device)
         lists = [group["foreach"] for group in groups if "foreach" in group and not group.get("fused")]
         if self._may(Kind.FOREACH) and any(by_default if each is None else each for each in lists):
             found.append(Change(Kind.FOREACH))

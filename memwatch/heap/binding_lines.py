@@ -67,9 +67,8 @@ def _lines_in(file: str) -> dict[str, int]:
     """Return the last line that binds each name."""
     try:
         path = Path(file)
-        is_source = (
-            path.is_file() and path.stat().st_size <= _LONGEST_SOURCE
-        )  # a script may come through a pipe
+        # a script may come through a pipe
+        is_source = path.is_file() and path.stat().st_size <= _LONGEST_SOURCE
         source = path.read_text(encoding="utf-8") if is_source else ""
     except (OSError, ValueError) as error:  # no file, or no text
         pass_on(error)

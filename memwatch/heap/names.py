@@ -57,9 +57,8 @@ def name_in_code(cls: type) -> str:
     for value in type_dict(cls).values():
         function = function_of(value)
         if type(function) is FunctionType and function.__module__ == _module_of(cls):
-            qualname: str = getattr(
-                function.__code__, "co_qualname", function.__qualname__
-            )  # of the code: Python 3.11
+            # of the code: Python 3.11
+            qualname: str = getattr(function.__code__, "co_qualname", function.__qualname__)
             written = qualname.rpartition(".")[0]
             return written if _IN_FUNCTION in written and written != name else ""
     return ""

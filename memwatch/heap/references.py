@@ -317,9 +317,8 @@ def _object(value: Any) -> Iterator[Chain]:
             for item in gc.get_referents(held):
                 yield held, item
             continue
-        if (
-            type(held) is not dict or held
-        ):  # an empty one may be what a suspended call keeps: see `read_locals`
+        # an empty one may be what a suspended call keeps: see `read_locals`
+        if type(held) is not dict or held:
             yield (held,)
 
 

@@ -123,9 +123,8 @@ class Snapshot:
         young: NDArray[np.int64] | None = None,
         old: NDArray[np.int64] | None = None,
     ) -> None:
-        pause = (
-            pause_gc()
-        )  # a collection now would run the program's finalizers, and take longer than the snapshot
+        # a collection now would run the program's finalizers, and take longer than the snapshot
+        pause = pause_gc()
         try:
             self._list(extra, young_only=roots is not None)
             self.young = self._young_ids(old) if young is None else young

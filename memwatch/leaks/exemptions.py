@@ -129,9 +129,8 @@ def _by_torch(obj: Any) -> bool:
     return id(cls) in _WRAPPERS or _is_torch(home) or (type(home) is str and home in _BASIC)
 
 
-_HEAP_TYPE: Final = (
-    1 << 9
-)  # Py_TPFLAGS_HEAPTYPE: classes written in Python carry their module in their namespace
+# Py_TPFLAGS_HEAPTYPE: classes written in Python carry their module in their namespace
+_HEAP_TYPE: Final = 1 << 9
 
 
 def _is_torch(module: object) -> bool:

@@ -142,9 +142,8 @@ class _GrowthSearch:
         self._schedule = schedule
         self._threads = Threads()
         self._changes: list[Change] = []  # of each call, warm-up calls included
-        self._looks: list[
-            Diagnosis
-        ] = []  # before some calls and after each, once it matters who held what died
+        # before some calls and after each, once it matters who held what died
+        self._looks: list[Diagnosis] = []
         self._hook_numbers = [next_hook_number()]  # before the calls and after each
         self._calls_between = 1  # calls between two looks
         self._end_s: float | None = None  # clock at the end of the last call

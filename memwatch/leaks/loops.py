@@ -97,14 +97,12 @@ class Loops:
         self._starts, self._referrers = snapshot.reversed(~reached.reached)
         self._explored: set[int] = set()
         self._components: dict[int, Component] = {}  # by each object in a loop
-        self._hidden: dict[
-            int, int
-        ] = {}  # objects in loops to what refers to them unseen by gc, in the same loop
+        # objects in loops to what refers to them unseen by gc, in the same loop
+        self._hidden: dict[int, int] = {}
         self.are_young = True  # whether all that was found above the objects asked for is young
         self._loops: dict[tuple[int, ...], Loop] = {}  # by their positions
-        self._cut_sets: dict[
-            tuple[Component, bool], CutSet | None
-        ] = {}  # by whether loops unseen by gc count alone
+        # by whether loops unseen by gc count alone
+        self._cut_sets: dict[tuple[Component, bool], CutSet | None] = {}
         self._edits: list[frozenset[Hashable]] = []  # those of the cut sets so far, the first one first
         self._upstream: dict[Component, list[Component]] = {}
         self._most_steps = _MOST_STEPS

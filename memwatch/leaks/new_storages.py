@@ -114,9 +114,8 @@ class NewStorages:
             return None
         ref = weakref.ref(storage)
         made = NewStorage(ref, nbytes, str(device_of(storage)), run, site, certain, time.monotonic())
-        self.by_id.pop(
-            id(storage), None
-        )  # of a dead one, in whose place in the order this one does not belong
+        # of a dead one, in whose place in the order this one does not belong
+        self.by_id.pop(id(storage), None)
         self.by_id[id(storage)] = made
         return made
 

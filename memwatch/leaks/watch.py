@@ -187,8 +187,9 @@ class LeakWatch:
 
     @property
     def growth(self) -> pd.DataFrame:
-        """The storages that each holder had at the last marks: those made since the first mark, and the older ones
-        beside.
+        """Return the storages of each holder at the last marks.
+
+        They are the storages made since the first mark, and the older ones beside them.
 
         Columns: ``mark``, ``holder``, ``device``, ``nbytes``, ``count``.
         """

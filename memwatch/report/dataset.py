@@ -49,9 +49,8 @@ def write_dataset(reading: Reading, folder: Path, *, force: bool = False) -> lis
     if importlib.util.find_spec(_ENGINE) is None:
         raise DatasetError("Parquet needs pyarrow, which is not installed: pip install 'memwatch[parquet]'")
     meta = reading.meta
-    host = quote(
-        str(meta.get("host", "unknown")), safe=""
-    )  # a text of the file: it must not name other folders
+    # a text of the file: it must not name other folders
+    host = quote(str(meta.get("host", "unknown")), safe="")
     place = f"host={host}/rank={meta.get('rank', NONE)}"
     files = {name: folder / name / place / f"{meta.get('pid', 0)}.parquet" for name in DERIVED_BY_NAME}
     existing = [file for file in files.values() if file.exists()]

@@ -85,9 +85,8 @@ def summary(
     counts = [*range(ROWS, FEWEST_ROWS - 1, -1), FEWEST_ROWS] if rows is None else [rows]
     text = ""
     for number, count in enumerate(counts):
-        is_short = (
-            rows is None and number == len(counts) - 1
-        )  # nothing else fits: leave out code that has a place
+        # nothing else fits: leave out code that has a place
+        is_short = rows is None and number == len(counts) - 1
         parts = _parts(reading, count, line, short=is_short)
         if plan is not None:
             parts += ["", *plan_parts(plan, result, Places(reading), count, line)]

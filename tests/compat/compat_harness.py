@@ -141,9 +141,8 @@ def check(
         assert observed == run(program, EmptyMode)
         return prof
     assert observed == plain
-    if (
-        intercept == "key" and os.environ.get("MEMWATCH_NATIVE") == "0"
-    ):  # what replay needs is recorded in Python alone
+    # what replay needs is recorded in Python alone
+    if intercept == "key" and os.environ.get("MEMWATCH_NATIVE") == "0":
         replayed = run(program, lambda: memwatch.profile(intercept=intercept, replay=True))
         assert _without_replay(replayed) == _without_replay(plain)
     if deaths:

@@ -46,9 +46,8 @@ def plain_result():
 def test_profiler_started_before_the_block(name, intercept, plain_result):
     """The program's profiler keeps its events; memwatch records the ops without the allocator and says so."""
     options = {"intercept": intercept}
-    if (
-        "stacks" in name
-    ):  # torch makes an event of each call in Python, and takes a minute for a million of them
+    # torch makes an event of each call in Python, and takes a minute for a million of them
+    if "stacks" in name:
         options["holders"] = False
         with memwatch.profile(**options):  # registers thousands of kernels
             pass

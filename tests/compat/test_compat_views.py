@@ -77,9 +77,8 @@ def gradient_through(view_of: Callable[[Tensor], Any], change: Any, *, tracking:
             base = torch.zeros(4, 4, dtype=torch.cfloat)
             view = view_of(base)
             change(base, view, weight)
-            waves = (
-                base.exp()
-            )  # ops after the change: a sample there sees a view whose history is out of date
+            # ops after the change: a sample there sees a view whose history is out of date
+            waves = base.exp()
             loss = waves.abs().sum() + waves.angle().sum()
             loss = loss + view.abs().pow(2).sum()
             return loss, torch.autograd.grad(loss, weight), view.grad_fn.name()

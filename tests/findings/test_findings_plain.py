@@ -181,9 +181,8 @@ def test_plain_training_has_no_findings(name, style):
             step(model, optimizer, *batch())
             if style in ("AdamW", "accumulation"):
                 prof.step()
-    expected = (
-        {"fused"} if (name, style) == ("MLP", "AdamW") else set()
-    )  # its peak is in the optimizer's step
+    # its peak is in the optimizer's step
+    expected = {"fused"} if (name, style) == ("MLP", "AdamW") else set()
     assert kinds(prof) == expected, prof.findings
 
 

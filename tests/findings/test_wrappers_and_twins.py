@@ -62,9 +62,8 @@ def recorded(net):
 @pytest.mark.parametrize("wrap", [checkpoint_wrapper, compiled, nn.DataParallel])
 def test_a_wrapper_of_torch_adds_nothing_to_the_names_of_the_programs_modules(wrap):
     prof = recorded(Blocks(wrap))
-    names = {
-        name for name in prof.modules.index if name.startswith("blocks")
-    }  # other tests leave modules too
+    # other tests leave modules too
+    names = {name for name in prof.modules.index if name.startswith("blocks")}
     assert {"blocks.0", "blocks.1.0", "blocks.2.1"} <= names
     assert prof.modules.index.is_unique
     assert not any("_wrapped_module" in name or "_orig_mod" in name or "module" in name for name in names)

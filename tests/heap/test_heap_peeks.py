@@ -77,9 +77,8 @@ def test_these_getters_of_torch_change_the_program(name):
     """They are the reason for the readers. If torch mends them, memwatch may call them again."""
 
     def getter(tensor):
-        with contextlib.suppress(
-            RuntimeError
-        ):  # torch's internal assert, once it has found the history empty
+        # torch's internal assert, once it has found the history empty
+        with contextlib.suppress(RuntimeError):
             TENSOR_DICT[name].__get__(tensor)
 
     assert not gradient_while_read(getter).equal(gradient_while_read(lambda tensor: None))

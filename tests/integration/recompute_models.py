@@ -96,9 +96,8 @@ def _to_the_end(block, x):
 def _offloaded(block, x):
     def region(y):
         y = block(y)
-        with torch.autograd.graph.saved_tensors_hooks(
-            torch.clone, lambda kept: kept
-        ):  # the checkpoint's see none
+        # the checkpoint's see none
+        with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda kept: kept):
             y = y.exp()
         return y.cos()
 

@@ -55,9 +55,8 @@ def test_no_interrupt_is_lost(intercept, native, alarm, monkeypatch, tmp_path):
     monkeypatch.setattr("sys.unraisablehook", swallowed.append)
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
     with memwatch.profile(intercept=intercept):
-        model(
-            torch.ones(2, 4)
-        ).sum().backward()  # torch imports parts of itself at first use, which is not our matter
+        # torch imports parts of itself at first use, which is not our matter
+        model(torch.ones(2, 4)).sum().backward()
     rng = random.Random(0)
     caught = 0
     with memwatch.profile(tmp_path / "a.memwatch", intercept=intercept) as prof:

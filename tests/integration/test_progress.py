@@ -29,9 +29,8 @@ def test_long_work_shows_what_it_does_and_leaves_nothing(monkeypatch):
     with progress.working("memwatch plan") as say:
         say("ordering")
         deadline_s = time.monotonic() + 60
-        while (
-            "ordering" not in terminal.getvalue() and time.monotonic() < deadline_s
-        ):  # another thread shows it
+        # another thread shows it
+        while "ordering" not in terminal.getvalue() and time.monotonic() < deadline_s:
             time.sleep(0.01)
     assert "ordering" in terminal.getvalue()
     assert terminal.getvalue().endswith("\x1b[2K")  # the line is erased

@@ -159,9 +159,8 @@ def test_a_context_that_stays_open_is_left_as_told(remedy, context):
     def both_ways():
         return find_leaks(entered), in_one_pass()
 
-    with concurrent.futures.ThreadPoolExecutor(
-        1
-    ) as executor:  # a context that a thread enters ends with the thread
+    # a context that a thread enters ends with the thread
+    with concurrent.futures.ThreadPoolExecutor(1) as executor:
         by_calls, by_pass = executor.submit(both_ways).result()
         torch.clear_autocast_cache()
     assert {leak.advice for leak in by_calls} == {advice(remedy)}, [str(leak) for leak in by_calls]

@@ -127,9 +127,8 @@ def cut(edge, objects):
         if edge.kind is EdgeKind.ATTRIBUTE:
             is_owner = type(obj).__qualname__.replace("<locals>.", "") == edge.owner.name
             values = getattr(obj, "__dict__", None)
-            if isinstance(values, dict) and (
-                is_owner or edge.line is not None
-            ):  # the line may be of several classes
+            # the line may be of several classes
+            if isinstance(values, dict) and (is_owner or edge.line is not None):
                 values.pop(edge.name, None)
         elif edge.kind is EdgeKind.SUBMODULE and isinstance(obj, nn.Module):
             obj._modules.pop(edge.name, None)

@@ -61,9 +61,8 @@ def test_a_signals_handler_may_end_the_block(intercept):
     optimizer = torch.optim.AdamW(net.parameters())
     rng = random.Random(0)
     before = signal.signal(signal.SIGALRM, end)
-    callbacks = gc.callbacks[
-        :
-    ]  # The stages of other tools are Python. Handlers run in them, within torch's own C++.
+    # The stages of other tools are Python. Handlers run in them, within torch's own C++.
+    callbacks = gc.callbacks[:]
     gc.callbacks.clear()
     try:
         for _ in range(12):

@@ -116,9 +116,8 @@ def test_a_share_is_not_of_what_is_compiled_meanwhile():
 def test_gradients_of_weights_and_of_the_input_may_come_one_after_the_other():
     """The backward of a convolution makes both at once, with the workspace of both."""
     torch.manual_seed(0)
-    share = (
-        65 if torch.cpu._is_avx512_supported() else 66
-    )  # otherwise one op alone needs 65.3 % of eager PyTorch's peak
+    # otherwise one op alone needs 65.3 % of eager PyTorch's peak
+    share = 65 if torch.cpu._is_avx512_supported() else 66
     assert_reaches(Images(), torch.randn(2, 1, 32, 32), share)
 
 

@@ -173,9 +173,8 @@ def test_each_dimension_groups_and_colours(shown, reading, name):
     shown.go(f"by={name}&color={name}")
     top = "[...document.querySelectorAll('#flame g.frame')].filter((g) => g.__data__.depth === 1)"
     cells = shown.js(f"return {top}.map((g) => [g.__data__.data.name, g.__data__.data.value])")
-    assert sum(value for _, value in cells) == pytest.approx(
-        reading.peak_bytes, rel=0.005
-    )  # cells under a pixel
+    # cells under a pixel
+    assert sum(value for _, value in cells) == pytest.approx(reading.peak_bytes, rel=0.005)
     assert everywhere(shown)["legend"] == reading.peak_bytes
     if name in ("dtype", "device"):
         wanted = {"dtype": "float32", "device": "cpu"}[name]

@@ -125,9 +125,8 @@ def test_a_sample_has_the_python_stack_innermost_first(read):
 
     found = [(frames, values) for frames, values, _ in samples if names(frames)[0] == "inner"]
     in_use = [each for each in found if each[1]["inuse_space"]]
-    assert sum(values["inuse_space"] for _, values in in_use) == 4 * (
-        1000 + 500
-    )  # one of the small ones at a time
+    # one of the small ones at a time
+    assert sum(values["inuse_space"] for _, values in in_use) == 4 * (1000 + 500)
     assert sum(values["inuse_objects"] for _, values in in_use) == 2
     frames = in_use[0][0]
     assert names(frames)[:3] == ["inner", "outer", "test_a_sample_has_the_python_stack_innermost_first"]

@@ -328,9 +328,8 @@ def maml():
             fast = dict(net.named_parameters())
             for _ in range(3):
                 loss = torch.func.functional_call(net, fast, support).pow(2).mean()  # peak: inner loss
-                grads = torch.autograd.grad(
-                    loss, list(fast.values()), create_graph=True
-                )  # peak: inner gradient
+                # peak: inner gradient
+                grads = torch.autograd.grad(loss, list(fast.values()), create_graph=True)
                 fast = {
                     name: value - 0.1 * grad  # peak: inner step
                     for (name, value), grad in zip(fast.items(), grads)

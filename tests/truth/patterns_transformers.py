@@ -187,9 +187,8 @@ def clip_that_contrasts():
     )
     net = transformers.CLIPModel(config)
     words, images = torch.randint(3, VOCABULARY, (ROWS, TOKENS)), torch.randn(ROWS, 3, 32, 32)
-    return step_of(
-        net, lambda: net(input_ids=words, pixel_values=images, return_loss=True).loss
-    )  # peak: train
+    # peak: train
+    return step_of(net, lambda: net(input_ids=words, pixel_values=images, return_loss=True).loss)
 
 
 class Adapted(nn.Module):

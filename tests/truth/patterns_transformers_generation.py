@@ -35,9 +35,8 @@ def llama_that_samples():
     net = llama().eval()
     prompt = prompts()
     with memwatch.profile() as prof:
-        net.generate(
-            prompt, max_new_tokens=NEW, min_new_tokens=NEW, do_sample=True, top_k=5
-        )  # peak: generate
+        # peak: generate
+        net.generate(prompt, max_new_tokens=NEW, min_new_tokens=NEW, do_sample=True, top_k=5)
     return Ran(prof, {"net": net})
 
 

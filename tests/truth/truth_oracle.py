@@ -140,9 +140,8 @@ def defined_name(call: FrameType) -> str:
     name = call.f_code.co_name
     if not name.endswith(("comp>", "genexpr>")):
         return name
-    qualified = getattr(
-        call.f_code, "co_qualname", None
-    )  # Python 3.10 has it not, and calls a comprehension in place
+    # Python 3.10 has it not, and calls a comprehension in place
+    qualified = getattr(call.f_code, "co_qualname", None)
     if qualified is None:
         return defined_name(call.f_back) if call.f_back is not None else name
     *_, around, _ = ("", *qualified.replace(".<locals>", "").split("."))

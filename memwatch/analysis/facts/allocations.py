@@ -384,8 +384,7 @@ def _place_workspace(
     is_made_between = (op == NONE) | (ops["end_ns"][np.maximum(row, 0)] - birth < slack_ns)
     for_next = freed & ~within & (row < last) & (death <= bounds[np.minimum(row + 2, last + 1)])
     for_next &= is_made_between  # else the op kept it, as a collective does until its work is done
-    for_next &= (nbytes <= _NUMBER_BYTES) | (
-        bounds[row + 1] - birth < slack_ns
-    )  # else code without ops made it
+    # else code without ops made it
+    for_next &= (nbytes <= _NUMBER_BYTES) | (bounds[row + 1] - birth < slack_ns)
     op = np.where(for_next, ops["op"][np.minimum(row + 1, last)], op)
     return op, np.where(within | for_next, WORKSPACE, origin)

@@ -122,9 +122,8 @@ def _left_by_resize(blocks: Blocks, storage_of: IntArray, resizes: Columns) -> I
     for block in np.flatnonzero(np.isin(storage_of, list(moves))).tolist():
         rows = moves[int(storage_of[block])]
         next_row = bisect_right(rows, (int(blocks.birth_ns[block]), LIVES))
-        if (
-            next_row < len(rows) and rows[next_row][1] == blocks.address[block]
-        ):  # the resize that made this block
+        # the resize that made this block
+        if next_row < len(rows) and rows[next_row][1] == blocks.address[block]:
             next_row += 1
         if next_row < len(rows):
             left_ns[block] = rows[next_row][0]

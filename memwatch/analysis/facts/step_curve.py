@@ -64,9 +64,8 @@ def step_curve(capture: Capture, device: str = "") -> StepCurve:
     steps, first = np.unique(rows["step"], return_index=True)
     here = np.array([name == device for name in capture.text(np.asarray(rows["device"]))], dtype=bool)
     place = np.searchsorted(steps, rows["step"][here])
-    figures = {
-        name: np.zeros(len(steps), dtype=np.int64) for name in FIGURES
-    }  # of a device that came later: none
+    # of a device that came later: none
+    figures = {name: np.zeros(len(steps), dtype=np.int64) for name in FIGURES}
     for name, values in figures.items():
         values[place] = rows[name][here]
     return StepCurve(

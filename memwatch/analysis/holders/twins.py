@@ -126,9 +126,8 @@ class Twins:
         placed = self._lasting.of_twin(holder, allocation, op, twin_age=age)
         if self._table["storage"][rows[0]] != self._facts.allocations.storage[allocation]:
             return placed
-        lasting = placed or object_holder(
-            holder
-        )  # it is no twin: it was itself seen so, before its first use
+        # it is no twin: it was itself seen so, before its first use
+        lasting = placed or object_holder(holder)
         return None if lasting is None else lasting.inferred(Inference.LATER)
 
     def on_stack(self, allocation: int, op: int) -> list[Holder]:
