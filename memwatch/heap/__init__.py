@@ -1,8 +1,8 @@
-"""The references of a live process: what refers to what, from which roots, and how to name it.
+"""The references of a live process: who refers to whom, from which roots, and how to name a reference.
 
-Two strategies stand on one model. The snapshot (`snapshot`, `search`) sees the whole process and takes tenths of a
-second: it is for leaks. The bounded searches (`reference_search` from the running calls, `referrer_search` from a
-tensor) run inside the user's program at new peaks. Both name what they find as `Edge`s (`edges_of`, `paths`).
+There are two strategies on one model. The snapshot (`snapshot`, `search`) covers the whole process and takes tenths
+of a second: it is for leaks. The bounded searches (`reference_search` from the running calls, `referrer_search` from
+a tensor) run inside the user's program at new peaks. Both name references as `Edge`s (`edges_of`, `paths`).
 """
 
 from __future__ import annotations

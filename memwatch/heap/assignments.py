@@ -71,11 +71,10 @@ def _may_assign(code: CodeType, name: str) -> bool:
 
 @functools.lru_cache(maxsize=len((_READ, _OTHERS)))
 def _codes_of_modules(modules: int, owners: tuple[CodeOwner, ...]) -> list[tuple[CodeType, str]]:
-    """Return what `_codes` yields, each once, read again when there are more modules.
+    """Return the results of `_codes`, each once. They are computed again when there are more modules.
 
-    A report asks for many names, and many modules import one function. With transformers loaded, `_codes` yields
-    255,000 codes of packages, and this list has 40,000. To look for a name in it takes a twentieth of the time that it
-    takes to make it.
+    A report needs many names, and many modules import one function. With transformers loaded, `_codes` yields 255,000
+    codes of packages, and this list has 40,000. A search for a name in it takes a twentieth of the time to make it.
     """
     return list({id(code): (code, own) for code, own in _codes(owners)}.values())
 
@@ -83,7 +82,8 @@ def _codes_of_modules(modules: int, owners: tuple[CodeOwner, ...]) -> list[tuple
 def _codes(owners: tuple[CodeOwner, ...]) -> Iterator[tuple[CodeType, str]]:
     """Yield the code of the functions of some owners in loaded modules, inner functions included.
 
-    Beside each is what a method calls its own object. What it assigns to that is an attribute of its own class.
+    Each comes with a method's name for its own object, such as `self`: an assignment to it sets an attribute of its
+    class.
     """
     for module in list(sys.modules.values()):
         values = instance_dict(module) if is_a(module, ModuleType) else None

@@ -2,10 +2,10 @@
 
 gc sees almost nothing of the autograd graph: ``gc.get_referents(grad_fn)`` is empty. `memwatch._torch.autograd_state`
 gives the node of a tensor and cannot change the tensor. The other references are attributes of torch that compute
-nothing. ``SavedTensor.data`` gives what a node saved, or what a pack hook made of it, without calling the user's
+nothing. ``SavedTensor.data`` gives the tensor that a node saved, or a pack hook's result, without calling the user's
 unpack hook.
 
-torch also keeps the hooks of a node in C++, and has no function that returns them. ``node.register_hook(hook)`` passes
+torch also keeps the hooks of a node in C++, without a function that returns them. ``node.register_hook(hook)`` passes
 the node's dictionary of hooks to a static method of torch. memwatch registers a marker while that method is replaced,
 reads the dictionary, and raises before anything is stored, so the node stays as it was.
 """
@@ -68,8 +68,8 @@ def node_hooks(node: object) -> list[tuple[EdgeKind, object]]:
         node: a C++ autograd node, or the ``ctx`` of a custom Function.
 
     Returns:
-        ``(kind, dictionary)`` for the post-hooks and the pre-hooks the node has; none where this torch does not
-        show them.
+        ``(kind, dictionary)`` for the post-hooks and the pre-hooks of the node; empty if this torch does not show
+            them.
     """
     if not NODE_HOOKS_WORK:  # registering would change the node
         return []
@@ -109,13 +109,13 @@ _SPARSE: Final = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sp
 
 
 class NativeEdge(NamedTuple):
-    """One reference held by C code, on its way into the graph.
+    """One reference that C code holds, on its way into the graph.
 
     Attributes:
-        kind: how it refers.
-        target: what it leads to.
-        name: identifier that tells it from others of its kind.
-        position: index that tells it from others of its kind.
+        kind: the kind of reference.
+        target: the object at its end.
+        name: identifier that separates it from others of its kind.
+        position: index that separates it from others of its kind.
         hidden: True if gc does not see it.
     """
 
@@ -166,7 +166,7 @@ def _read(descriptors: Any, name: str, obj: object) -> Any:
 
 
 def gradient_of(tensor: Any) -> torch.Tensor | None:
-    """Return what `.grad` of a tensor is; torch warns about reading it where it is no leaf and retains none."""
+    """Return the `.grad` of a tensor, without torch's warning about tensors that are not leaves."""
     state = autograd_state(tensor)
     if not (state.is_leaf or state.retains_grad):
         return None
@@ -193,12 +193,12 @@ def _is_wrapper(tensor: torch.Tensor) -> bool:
 
 
 def is_sparse(tensor: torch.Tensor) -> bool:
-    """Return True for a tensor whose memory is that of its parts."""
+    """Return True for a tensor whose memory is the memory of its parts."""
     return layout_of(tensor) in _SPARSE and not _is_wrapper(tensor)
 
 
 def sparse_parts(tensor: torch.Tensor) -> list[tuple[str, torch.Tensor | None]]:
-    """Return the tensors that a sparse tensor consists of, each with its name; no mode of the program is asked."""
+    """Return the parts of a sparse tensor, each with its name, without calling a mode of the program."""
     names = (
         INDICES,
         VALUES,

@@ -70,7 +70,7 @@ def _lines_in(file: str) -> dict[str, int]:
         # a script may come through a pipe
         is_source = path.is_file() and path.stat().st_size <= _LONGEST_SOURCE
         source = path.read_text(encoding="utf-8") if is_source else ""
-    except (OSError, ValueError) as error:  # no file, or no text
+    except (OSError, ValueError) as error:  # the file is missing, or is not text
         pass_on(error)
         return {}
     found: dict[str, int] = {}

@@ -1,7 +1,7 @@
-"""References in C that are not autograd's and that gc never shows: numpy arrays, torch futures.
+"""References in C outside autograd that gc never shows: numpy arrays, torch futures.
 
-numpy does not take part in garbage collection. ``tensor.numpy()`` refers to the tensor, an array of objects to
-each of them, and neither shows; nor do the tuples and dictionaries around arrays, which gc does not track.
+numpy does not take part in garbage collection. ``tensor.numpy()`` refers to the tensor, and an array of objects
+refers to each of them, but gc shows neither. It does not track the tuples and dictionaries around arrays either.
 """
 
 from __future__ import annotations
@@ -93,10 +93,10 @@ def _scripted(module: Any) -> list[NativeEdge]:
 
 
 class Unlisted:
-    """The references of listed objects to what gc does not list, and what of that may lead to a tensor.
+    """The references of listed objects to objects that gc does not list, and which of those may lead to a tensor.
 
     Attributes:
-        leading: arrays, capsules, and tuples and dictionaries without gc's attention, by `id`.
+        leading: arrays, capsules, and tuples and dictionaries that gc does not track, by `id`.
     """
 
     def __init__(self) -> None:
@@ -122,7 +122,7 @@ class Unlisted:
         self.leading.update((id(obj), obj) for obj in filterfalse(gc.is_tracked, of_kinds))
 
     def references(self) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """Return the owner of each reference, and the id of what it leads to."""
+        """Return the owner of each reference, and the id of its target."""
         owners = np.concatenate([np.empty(0, dtype=np.int32), *self._owners])
         return owners, np.concatenate([np.empty(0, dtype=np.int64), *self._ids])
 
@@ -142,16 +142,16 @@ def _untracked_kinds() -> list[type]:
 def untracked(
     *listed: Sequence[object], are_listed: Callable[[Iterable[int]], Sequence[bool]]
 ) -> list[object]:
-    """Find the arrays, capsules, and tuples and dictionaries without gc's attention that listed objects refer to.
+    """Find the arrays, capsules, and untracked tuples and dictionaries to which listed objects refer.
 
     Args:
-        *listed: where to look.
-        are_listed: says of objects, by ``id``, which are listed already.
+        *listed: where to search.
+        are_listed: returns for objects, by ``id``, whether they are listed already.
 
     Returns:
         Objects that gc does not list.
     """
-    classes = _untracked_kinds()  # alive as long as their ids are asked for
+    classes = _untracked_kinds()  # keeps the classes alive as long as their ids are in use
     kinds = set(map(id, classes))
     arrays = kinds - class_ids(dict, tuple, Capsule)
     found: dict[int, object] = {}

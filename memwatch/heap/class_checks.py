@@ -41,10 +41,9 @@ def class_ids(*classes: type) -> frozenset[int]:
 
 
 class ByClass(Generic[T]):
-    """Compute something once for each class that is asked about.
+    """Compute something once for each class.
 
-    The classes are held weakly. An entry counts only while its class is alive, so a reused id does no
-    harm.
+    The classes are held weakly. An entry counts only while its class is alive, so a reused id does no harm.
 
     Args:
         compute: returns the value for a class.

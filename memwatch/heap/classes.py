@@ -1,7 +1,7 @@
-"""The classes of many objects at once: which there are, how many objects of each, and the objects of some of them.
+"""The classes of many objects at once: the classes, the number of objects of each, and the objects of some of them.
 
-A heap has hundreds of thousands of objects of a few thousand classes, so each class is asked once. Classes are told
-apart by `id`: a metaclass may define hash and comparison as it likes.
+A heap has hundreds of thousands of objects of a few thousand classes, so each class is examined once. Classes are
+compared by `id`, because a metaclass may define hash and comparison as it likes.
 """
 
 from __future__ import annotations
@@ -72,11 +72,11 @@ def count_by_class(objects: Sequence[object]) -> dict[int, int]:
 
 
 def named_classes(keys: Collection[int], *heaps: Callable[[], Sequence[object]]) -> dict[int, type]:
-    """Return the classes of some ids that objects are of, looking for them in one list of objects after the other.
+    """Return the classes with some ids, by searching one list of objects after the other.
 
     Args:
         keys: ids of classes, some of which may be gone.
-        heaps: return the lists; one is asked only if those before it did not have all of the classes.
+        heaps: return the lists; a list is only made if the earlier ones lacked a class.
     """
     found: dict[int, type] = {}
     for heap in heaps:

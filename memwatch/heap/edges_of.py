@@ -139,11 +139,12 @@ def name_edge(chain: Sequence[Any], at: int) -> Named:
 
     Args:
         chain: objects, each referring to the next.
-        at: place of the one that refers.
+        at: place of the referring object.
 
     Returns:
-        The edge, and how many references of the chain it covers: an instance, its dictionary and a value are
-        one attribute. The edge is None where the reference needs no telling.
+        The edge, and the number of references of the chain that it covers: an instance, its dictionary and a value
+            are
+        one attribute. The edge is None if a report leaves the reference out.
     """
     parent = chain[at]
     cls = type(parent)

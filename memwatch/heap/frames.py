@@ -84,10 +84,10 @@ def thread_name(thread: threading.Thread) -> str | None:
 
 
 def without_empty_dictionaries(objects: list[Any]) -> list[Any]:
-    """Return the objects without the dictionaries that hold nothing: they lead nowhere.
+    """Return the objects without empty dictionaries, which lead nowhere.
 
-    One may be what a frame keeps since `read_locals` read and emptied it. In a list of ours it would look as if
-    the program held it, and the next look would leave it filled.
+    A frame may keep a dictionary since `read_locals` read and emptied it. In one of memwatch's lists it would look as
+    if the program held it, and the next sample would leave it filled.
     """
     is_dictionary = ids_of(tuple(map(type, objects))) == id(dict)
     empty = list(filterfalse(None, compress(objects, is_dictionary.tolist())))
@@ -139,7 +139,7 @@ def is_own_code(code: CodeType) -> bool:
 
 
 def is_test_runner_code(filename: str) -> bool:
-    """Return True if a file belongs to pytest or unittest, whose references to a test's values are no leak."""
+    """Return True if a file belongs to pytest or unittest, whose references to a test's values do not leak."""
     parts = Path(filename).parts
     return bool(
         {"_pytest", "pluggy", "pytest_memwatch", "unittest", "xdist", "execnet", "pytest_asyncio"}

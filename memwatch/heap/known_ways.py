@@ -1,7 +1,8 @@
-"""Ways that searches found, to be gone again: from which variable of which call, by which attributes, keys and places.
+"""Paths that searches found, to follow again: from a variable of a call along attributes, keys and positions.
 
-What a program replaces in each pass, as a cache, is a new tensor in a place that is known. To look there takes a
-thousandth of a search, and what is found is seen now: every reference of the way is read anew. No object is kept.
+A tensor that a program replaces in each pass, such as a cache, is a new tensor in a known place. To read that place
+takes a thousandth of a search. The result counts as seen now, because every reference of the path is read anew. No
+object is kept.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class KnownWays:
         self._count = 0
 
     def learn(self, chain: Chain) -> None:
-        """Know the way along a chain of objects from a running call, if it can be gone by names and places alone.
+        """Remember the path along a chain of objects from a running call, if it can be followed by names.
 
         Args:
             chain: a root, and objects each of which refers to the next.
@@ -77,7 +78,7 @@ def _start_of(root: Root) -> _Start | None:
 
 
 def _steps_along(chain: Chain) -> tuple[_Step, ...]:
-    """Return the steps from the variables of a root to the end of a chain; none where one has no name."""
+    """Return the steps from the variables of a root to the end of a chain, or an empty tuple if one has no name."""
     name = next((held.name for held in chain[0].entries if held.value is chain[1]), None)
     steps: list[_Step] = [(_KEY, name)]
     at = 1
@@ -92,7 +93,7 @@ def _steps_along(chain: Chain) -> tuple[_Step, ...]:
 
 
 def _step(chain: Chain, at: int) -> tuple[_Step, int] | None:
-    """Return the step from an object of a chain, and how many references it covers; None where it has no name."""
+    """Return the step from an object of a chain, and the number of references it covers; None without a name."""
     parent, child = chain[at], chain[at + 1]
     if child is instance_dict(parent):
         return _keyed(_ATTRIBUTE, child, chain[at + 2], 2) if at + 2 < len(chain) else None
@@ -125,8 +126,8 @@ def _after(value: Any, how: int, key: Any) -> Any:
 
 
 def _looked_up(table: Any, key: Any) -> Any:
-    """Return the value of a key, None if there is none or if a key has a class of its own.
+    """Return the value of a key, or None if there is none or if a key has a class of its own.
 
-    A key of the program whose hash is equal would be asked whether it is equal too.
+    A key of the program with an equal hash would have its `__eq__` called.
     """
     return dict.get(table, key) if _PLAIN_KEYS.issuperset(map(id, map(type, dict.keys(table)))) else None

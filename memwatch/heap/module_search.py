@@ -1,7 +1,7 @@
-"""The search for modules: which variables of the running calls lead to an `nn.Module`, and how.
+"""Search for modules: which variables of the running calls lead to an `nn.Module`, and how.
 
-A module has no name of its own. The variable or attribute through which the program reaches it is what its author
-calls it, and the search that finds that also finds parents that are never called, and copies that never run.
+A module has no name of its own. The variable or attribute through which the program reaches it is its author's name
+for it. The search that finds the name also finds parents that are never called, and copies that never run.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _NAMES_NOBODY: Final = ("self", "cls")
 
 
 class Sighting(NamedTuple):
-    """One way in which the program refers to a module.
+    """One path by which the program refers to a module.
 
     Attributes:
         module: the module.
-        name: the expression: `generator`, `self.gen`, `nets['g']`; relative to `holder` where there is one.
-        holder: the module through whose attribute, list or dictionary the way goes last.
+        name: the expression: `generator`, `self.gen`, `nets['g']`; relative to `holder` if there is one.
+        holder: the module through whose attribute, list or dictionary the path goes last.
     """
 
     module: nn.Module
@@ -39,14 +39,14 @@ class Sighting(NamedTuple):
 
 
 def find_modules(frame: FrameType | None, owner: CodeOwner) -> list[Sighting]:
-    """Return how the running calls of some code refer to modules, the most telling ways first; drop the list soon.
+    """Return how the running calls of some code refer to modules, the best names first. Drop the list soon.
 
-    Short ways come before long ones, and a caller's variables before those of what it called: `generator` of the
-    training script tells more than `net`, an argument of a function.
+    Short paths come before long ones, and a caller's variables before those of its callees: `generator` of the
+    training script says more than `net`, an argument of a function.
 
     Args:
         frame: the innermost call.
-        owner: whose calls are asked: the program's, or those of installed packages.
+        owner: whose calls are searched: the program's, or those of installed packages.
     """
     found = [
         (way.hops, Sighting(way.value, way.name.removeprefix("."), way.holder))

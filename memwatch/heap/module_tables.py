@@ -32,7 +32,7 @@ def module_dicts(modules: Iterable[nn.Module]) -> list[dict[str, Any]]:
 
 
 def table_entries(attributes: dict[str, Any], name: str) -> list[tuple[str, Any]]:
-    """Return the entries of a table of a module, those that are None left out.
+    """Return the entries of a table of a module, without those that are None.
 
     Args:
         attributes: the attribute dictionary of the module.
@@ -49,7 +49,7 @@ def table_entries(attributes: dict[str, Any], name: str) -> list[tuple[str, Any]
 
 
 def optimizer_parts(optimizer: Any) -> tuple[list[dict[Any, Any]] | None, dict[Any, Any] | None]:
-    """Return the groups of parameters and the state that an optimizer has in itself, None for one that it has not.
+    """Return the groups of parameters and the state in an optimizer's own attributes, None for a missing one.
 
     A wrapper of another optimizer may compute either by a property.
     """

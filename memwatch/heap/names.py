@@ -65,11 +65,11 @@ def name_in_code(cls: type) -> str:
 
 
 class Assignment(NamedTuple):
-    """Where an attribute gets its value.
+    """The place where an attribute gets its value.
 
     Attributes:
         file: source file; that of the class if none of its methods assigns the attribute.
-        line: line in that file; None if none of the methods does.
+        line: line in that file; None if no method assigns it.
         of_argument: True if the line stores an argument of its function as it is: the caller has the value too.
     """
 
@@ -112,7 +112,7 @@ class Store(NamedTuple):
 
     Attributes:
         line: its line.
-        owner: the variable whose attribute it is; None for all else, such as the result of a call.
+        owner: the variable whose attribute it is; None for any other owner, such as the result of a call.
         of_argument: True if it stores an argument of the function as it is.
     """
 
@@ -219,7 +219,7 @@ def attributes(obj: object) -> Iterator[tuple[str, object]]:
 
 
 def _in_slot(descriptor: MemberDescriptorType, obj: object) -> tuple[object, ...]:
-    """Return what is in a slot, as a tuple: nothing where it was never set."""
+    """Return the value of a slot in a tuple; the tuple is empty if the slot was never set."""
     try:
         return (descriptor.__get__(obj),)
     except AttributeError as error:

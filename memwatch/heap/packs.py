@@ -1,6 +1,6 @@
-"""What recorders of memwatch pack while they watch what autograd saves: a search looks through to what is inside.
+"""The packs that memwatch's recorders make of saved tensors. A search looks through them to the tensors inside.
 
-Without it whoever looks while a profile is on, or at a graph that was made under one, finds nobody who holds the saved
+Without this, a search during a profile, or in a graph that was made under one, would find no holder of the saved
 tensors: a pack of the compiled recorder is a capsule, in which gc sees nothing.
 """
 
@@ -20,17 +20,18 @@ _OPENERS: Final[dict[int, Callable[[Any], tuple[Any, Any] | None]]] = {}
 
 
 def look_through(kind: type, open_pack: Callable[[Any], tuple[Any, Any] | None]) -> None:
-    """Have packs of a class looked through from now on: they may outlive their profile.
+    """Look through packs of a class from now on. They may outlive their profile.
 
     Args:
         kind: the class.
-        open_pack: returns what a pack keeps, and the program's hook that unpacks it or None; None for no pack.
+        open_pack: returns the content of a pack, and the program's hook that unpacks it or None; None for other
+            objects.
     """
     _OPENERS[id(kind)] = open_pack
 
 
 def seen_through(edges: Iterable[NativeEdge]) -> Iterator[NativeEdge]:
-    """Yield references of an autograd node, those of what memwatch packed as they would be without it."""
+    """Yield the references of an autograd node, with memwatch's packs replaced by their contents."""
     opened: set[tuple[str | None, int | None]] = set()
     for edge in edges:
         at = edge.name, edge.position

@@ -23,8 +23,8 @@ class Step:
 
     Attributes:
         edge: the reference with its target.
-        start: place in the chain of objects of the one that refers.
-        end: place in the chain of the one referred to.
+        start: place of the referring object in the chain.
+        end: place of the target in the chain.
     """
 
     edge: Edge

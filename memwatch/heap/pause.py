@@ -76,7 +76,7 @@ def is_gc_paused() -> bool:
 
 
 def stop_calling(owner: object) -> None:
-    """Take the methods of an object out of gc's callbacks; those of the program aren't compared with anything."""
+    """Remove the methods of an object from gc's callbacks without comparing the program's callbacks."""
     gc.callbacks[:] = [
         each for each in gc.callbacks if type(each) is not MethodType or each.__self__ is not owner
     ]

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from memwatch.heap.roots import Root
 
 _MAX_DEPTH: Final = 16
-_DIRECT: Final = 2  # objects in a chain of a root and what it holds
+_DIRECT: Final = 2  # objects in a chain of a root and its value
 _MAX_OBJECTS: Final = 1000
 _MAX_REST: Final = 4000
 _WIDE_ITEMS: Final = 100
@@ -51,9 +51,9 @@ _Step = Callable[[Any], Iterator["Chain"]]
 
 
 class KnownClasses:
-    """How searches go on from the objects of the classes that they met: each class is looked at once.
+    """The way searches go on from objects, by class. Each class is examined once.
 
-    Classes are held weakly, and told by `id`: nothing of their metaclass runs.
+    Classes are held weakly and compared by `id`, so no code of their metaclass runs.
     """
 
     def __init__(self) -> None:
@@ -71,17 +71,17 @@ class KnownClasses:
 
 
 class ReferenceSearch:
-    """One search from many roots; looks into each object once.
+    """One search from many roots. It examines each object once.
 
     Args:
-        seen: `id` of objects that are not looked into; the search adds those that it met.
-        deep: whether to go from a module into those in it, and into objects of installed packages.
+        seen: `id` of objects to skip; the search adds the objects that it met.
+        deep: whether to go from a module into its submodules, and into objects of installed packages.
         barren: `id` of functions and classes of modules in which earlier searches found no tensor; a deep search
-            looks into them again.
-        known_classes: the classes that earlier searches met, if any did.
-        wanted: returns those of some references to tensors that the caller may want to hear of: a list may have
-            thousands, and to follow each takes ten times as long. It is given the way to what has them too, empty where
-            it is only asked whether there are any.
+            examines them again.
+        known_classes: the classes that earlier searches met, if any.
+        wanted: takes some references to tensors and returns those that the caller needs: a list may have thousands,
+            and to follow each takes ten times as long. It also gets the path to their owner; the path is empty if the
+            question is only whether there are any.
     """
 
     def __init__(
@@ -126,12 +126,12 @@ class ReferenceSearch:
         self._is_cut = False
         for _ in range(_MAX_OBJECTS * len(roots)):
             if not waiting:
-                waiting, self._later = self._later, waiting  # what is in long containers hides nothing else
+                waiting, self._later = self._later, waiting  # a long container must not hide other objects
             if not waiting:
                 break
             chain = waiting.popleft()
             step = steps.get(id(type(chain[-1])))
-            while step is tensor_step:  # a tensor is no object to look into: it does not count
+            while step is tensor_step:  # a search does not go on from a tensor, so it does not count
                 found.add(id(chain[1]))
                 yield chain
                 if self._by_exception and id(chain[1]) in self._by_exception:
@@ -208,10 +208,10 @@ class ReferenceSearch:
             waiting.extend((*chain, *link) for link in found)
 
     def _without_idle(self, chain: Chain, links: list[Chain]) -> list[Chain]:
-        """Return the references of a long container without those to objects that lead to nothing wanted.
+        """Return the references of a long container without those to objects that lead to no wanted tensor.
 
-        A program may keep tens of thousands of idle objects. To look into each by itself takes 20 to 60 calls; here gc
-        is asked what many of them hold together.
+        A program may keep tens of thousands of idle objects. To examine each by itself takes 20 to 60 calls. Here one
+        call asks gc for the references of many of them together.
         """
         kept: list[Chain] = []
         for start in range(0, len(links), _AT_ONCE):
@@ -221,11 +221,11 @@ class ReferenceSearch:
         return kept
 
     def _may_lead_on(self, objects: list[Any], chain: Chain) -> bool:
-        """Return False if a search from some objects would find no wanted tensor, nor anything that gc does not show.
+        """Return False if a search from some objects would find no wanted tensor and no object that gc does not show.
 
         Args:
             objects: items of the container at the end of the chain.
-            chain: the way from a root to the container.
+            chain: the path from a root to the container.
         """
         met: set[int] = set()
         for _ in range(_MAX_LEVELS):
@@ -275,11 +275,11 @@ class ReferenceSearch:
         return {key: self._step(each) for key, each in dict(zip(keys, objects, strict=True)).items()}
 
     def _apart(self, links: list[Chain]) -> tuple[list[Chain], list[Chain]]:
-        """Return the references to what is looked into, and those to tensors."""
+        """Separate the references to objects that the search enters from those to tensors."""
         steps, step_for = self._steps, self._step
         found: list[Chain] = []
         tensors: list[Chain] = []
-        if len(links) > _WIDE_ITEMS:  # mostly of one class, which is asked about once
+        if len(links) > _WIDE_ITEMS:  # mostly of one class, which is examined once
             held = [link[-1] for link in links]
             hows = set(self._steps_of(list(map(id, map(type, held))), held).values())
             if hows == {tensor_step}:

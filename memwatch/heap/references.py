@@ -1,11 +1,11 @@
-"""What one object refers to, told by its real type: the steps of a search that starts at the running calls.
+"""The references of one object by its real type: the steps of a search that starts at the running calls.
 
-Asking gc alone (`gc.get_referents`) would be simpler, as the snapshot of the whole heap does. It is too dear for a
-search inside the user's program: it shows every name, code object and class beside the values. So known types are
+The snapshot of the whole heap asks gc alone (`gc.get_referents`), which is simpler. It is too slow for a search
+inside the user's program, because it shows every name, code object and class beside the values. So known types are
 read from the dictionaries, slots and fields in which they keep values, and gc is asked about the others.
 
-Nothing here runs code of the program: types are told by their real bases, never by `isinstance`; attributes are
-read from where they lie, never by `getattr`; properties, `__iter__` and `__getitem__` of subclasses are not called.
+Nothing here runs code of the program. Types are found by their real bases, never by `isinstance`. Attributes are read
+from their storage, never by `getattr`. Properties, `__iter__` and `__getitem__` of subclasses are not called.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _is_barren(value: Any) -> bool:
 
 
 def tensor_step(_: Any) -> Iterator[Chain]:
-    """Yield nothing: a tensor is what searches look for."""
+    """Yield nothing: a search ends at a tensor."""
     yield from ()
 
 
@@ -117,7 +117,7 @@ def capsule_step(_: Any) -> Iterator[Chain]:
 
 
 def _node(value: Any) -> Iterator[Chain]:
-    # The attributes of an autograd ctx. What else a node holds is found by walking the graph.
+    # The attributes of an autograd ctx. The walk along the graph finds the other objects of a node.
     attributes = instance_dict(value)
     if attributes:
         for held in list(attributes.values()):
@@ -125,7 +125,7 @@ def _node(value: Any) -> Iterator[Chain]:
 
 
 def _module(value: Any) -> Iterator[Chain]:
-    # With its tables: the parameters of a module that was never called are known to nobody else.
+    # With its tables, because only they lead to the parameters of a module that was never called.
     attributes = instance_dict(value) or {}
     for held in list(attributes.values()):
         if id(type(held)) not in OFTEN_EMPTY or held:
@@ -172,7 +172,7 @@ def _result(value: Any) -> Iterator[Chain]:
 
 
 def _mapping(value: Any) -> Iterator[Chain]:
-    # gc leaves a dictionary alone in which it knows no object, as one of arrays
+    # gc does not track a dictionary without objects that gc knows, such as one of arrays
     if gc.is_tracked(value) or any(type(held) is np.ndarray for held in islice(dict.values(value), 1)):
         return chain(_items(value, dict.values), _extra(value))
     return iter(())
@@ -192,7 +192,7 @@ def _context(value: Any) -> Iterator[Chain]:
 
 
 def _items(container: Any, iterate: Callable[[Any], Any]) -> Iterator[Chain]:
-    """Return the items of a container; a long one that begins with numbers or text is left early."""
+    """Return the items of a container. A long one that begins with numbers or text is left early."""
     items = copied_items(container, iterate, MAX_ITEMS)
     if len(items) > _PROBE_ITEMS and _NUMBERS_AND_TEXT.issuperset(
         map(id, map(type, items[: _PROBE_ITEMS + 1]))
@@ -208,8 +208,8 @@ def copied_items(
 
     Args:
         container: the container.
-        iterate: returns what is iterated over, as `dict.values` does.
-        limit: the most items that are returned, the first ones; None for all.
+        iterate: returns the iterable, as `dict.values` does.
+        limit: the largest number of items to return, the first ones; None for all.
         tries: how often the copy begins anew before an empty list is returned.
     """
     try:
@@ -223,12 +223,12 @@ def copied_items(
 def position_in(
     items: Any, kind: type[tuple[Any, ...] | list[Any] | deque[Any]], value: object
 ) -> int | None:
-    """Return the position of a value in a tuple, list or deque, None where it cannot be told.
+    """Return the position of a value in a tuple, list or deque, or None if unknown.
 
     Args:
-        items: the container, also one that gc showed while C code was filling it.
-        kind: which of the three it is.
-        value: what is looked for.
+        items: the container; C code may still be filling it.
+        kind: its type.
+        value: the value to find.
     """
     if _is_half_made(items):
         return None

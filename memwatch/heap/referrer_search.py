@@ -1,8 +1,8 @@
-"""The bounded search against references: from tensors that no variable reaches, up to who refers to them.
+"""The bounded search against references: from tensors that no variable reaches, up to the objects that refer to them.
 
-An iterator in a running `for`, the values of a half-made call, the argument tuple of a C call and a context
-manager in use lie on an evaluation stack, which gc does not show; they are the tops that nothing refers to.
-A tensor whose own references are all accounted for by referrers, or by one owner in C++, has no such top.
+An iterator in a running `for`, the values of a half-made call, the argument tuple of a C call and a context manager
+in use lie on an evaluation stack, which gc does not show. The search finds them as tops without a referrer. If
+referrers, or one owner in C++, account for all references to a tensor, it has no such top.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Path = tuple[Edge, ...]
 
 
 def young_objects() -> list[Any]:
-    """Return what gc tracks and has made lately: few objects, and nearly always those that hold a fresh tensor.
+    """Return the few objects that gc has tracked lately. They nearly always include the holders of a new tensor.
 
     The list is empty if they are many, as in a program that collects garbage rarely or by hand.
     """
@@ -53,7 +53,10 @@ def young_objects() -> list[Any]:
 
 
 def suspended_calls() -> list[Any]:
-    """Return all generators and coroutines of the process: a loop goes over one for long, so it is no young object."""
+    """Return all generators and coroutines of the process.
+
+    A loop over a generator runs long, so it is not a young object.
+    """
     objects = gc.get_objects()
     types = ids_of(map(type, objects))
     found = np.flatnonzero(np.isin(types, _SUSPENDED)).tolist()
@@ -103,18 +106,19 @@ def referrer_paths(
     tensors: dict[int, list[Any]], variables: set[int], objects: list[Any] | None = None,
     ours: set[int] | None = None,
 ) -> dict[int, Path]:  # fmt: skip
-    """Return the path to each storage from the top of what refers to one of its tensors.
+    """Return the path to each storage from the top object that leads to one of its tensors.
 
     Args:
-        tensors: storage number -> its tensors, held by nothing else here.
-        variables: `id` of what variables of running calls refer to.
-        objects: which objects may refer to them; by default all that there are.
-        ours: `id` of other objects of memwatch's that refer to the program's.
+        tensors: storage number -> its tensors, which nothing else here holds.
+        variables: `id` of the values of variables of running calls.
+        objects: the objects that may refer to them; by default all.
+        ours: `id` of other objects of memwatch that refer to the program's.
 
     Returns:
-        Storage number -> path. It starts with `EVALUATION_STACK`, named by the type of the top, where nothing
-        that gc sees refers to the top; with `MODULE` where a module does; else with an entry of a class. It is
-        `C_CODE` alone where all tensors have an owner in C++ and no other, as the base of a view.
+        Storage number -> path. It starts with `EVALUATION_STACK`, named by the type of the top, if nothing that gc
+            sees
+        refers to the top; with `MODULE` if a module does; else with an entry of a class. It is `C_CODE` alone if all
+        tensors have an owner in C++ and no other, such as the base of a view.
     """
     numbers = [number for number in list(tensors)[:_MAX_TENSORS] for _ in tensors[number][:_MAX_VIEWS]]
     level = [tensor for number in dict.fromkeys(numbers) for tensor in tensors[number][:_MAX_VIEWS]]
@@ -156,15 +160,15 @@ def _referrers(
     level: list[Any], known: set[int], ours: set[int], parents: tuple[dict[int, Any], dict[int, Any]],
     objects: list[Any] | None,
 ) -> list[Any]:  # fmt: skip
-    """Return what refers to the objects of a level, and note for each of these who does.
+    """Return the referrers of the objects of a level, and note for each object who refers to it.
 
     Args:
         level: the objects.
-        known: `id` of what was met; what is met here is added.
+        known: `id` of objects met so far; this call adds to it.
         ours: `id` of objects of this search.
-        parents: where is noted who refers to an object: what is met here, and what was met before, as a generator
-            whose variables are an item and the list that it is in.
-        objects: which objects may refer to them; None for all that there are.
+        parents: the notes, in two tables: for objects met here, and for objects met before, such as a generator whose
+            variables are an item and the list of the item.
+        objects: the objects that may refer to them; None for all.
     """
     above, beside = parents
     wanted = {id(obj) for obj in level}
@@ -188,7 +192,7 @@ def _referrers(
 
 
 def _parts_with(wanted: set[int], objects: list[Any]) -> Iterator[Any]:
-    """Yield the parts of a list in which some object refers to what is wanted: one call asks for a whole part."""
+    """Yield the parts of a list in which some object refers to a wanted one. One call tests a whole part."""
     for start in range(0, len(objects), _AT_ONCE):
         part = objects[start : start + _AT_ONCE]
         if not wanted.isdisjoint(map(id, gc.get_referents(*part))):
@@ -212,7 +216,7 @@ def _chain(tensor: Any, above: dict[int, Any], beside: dict[int, Any]) -> list[A
 
 
 def _path(chain: list[Any]) -> Path | None:
-    """Name a chain from its top to a tensor; None where a program could do nothing about it."""
+    """Name a chain from its top to a tensor; None if a program could not change it."""
     top = chain[0]
     if len(chain) == 1:
         return (Edge(EdgeKind.EVALUATION_STACK),)

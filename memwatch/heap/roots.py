@@ -43,7 +43,7 @@ _TEST_RUNNERS: Final = (
 
 
 class RootKind(Enum):
-    """What keeps the objects of a root alive."""
+    """The kind of place that keeps the objects of a root alive."""
 
     FRAME = "frame"
     MODULES = "modules"
@@ -54,18 +54,20 @@ class RootKind(Enum):
     HANDLERS = "handlers"
     TORCH_STATE = "torch state"
     THREAD_LOCALS = "thread locals"
-    CALLER = "caller"  # what the caller of a check holds
+    CALLER = "caller"  # the objects of a check's caller
 
 
 class Held(NamedTuple):
-    """One object that a root holds; described only when asked, for a bounded search lists far more than it tells of.
+    """One object that a root holds.
+
+    It is described on demand, because a bounded search lists far more than it reports.
 
     Attributes:
         kind: how the root refers to it.
-        name: identifier of the variable; None where the kind has none, and for the namespace of a frame.
+        name: identifier of the variable; None if the kind has none, and for the namespace of a frame.
         value: the object.
         owner: the call or module that holds it, with the line to edit; None for a root that needs none.
-        position: index of an argument that is known by that alone.
+        position: index of an argument without a name.
         body: the code of the running module whose variable it is.
     """
 
@@ -101,11 +103,11 @@ class Root:
     """One place that keeps objects alive by itself.
 
     Attributes:
-        kind: what it is.
+        kind: its kind.
         entries: the objects it holds; clear it soon.
-        runner: True for pytest, unittest and other test runners, whose references are discounted.
+        runner: True for pytest, unittest and other test runners, whose references do not count.
         frame_id: ``id`` of the frame, else 0.
-        explains: True for a call of torch or Python: nobody edits it, but it tells why a `del` frees nothing.
+        explains: True for a call of torch or Python: nobody edits it, but it shows why a `del` frees nothing.
     """
 
     kind: RootKind

@@ -1,4 +1,4 @@
-"""Shortest paths over a snapshot: what the roots reach, and by which references."""
+"""Shortest paths over a snapshot: the objects that the roots reach, and by which references."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def search(
 
     Args:
         snapshot: the graph.
-        sources: groups of positions to start from; a later group only adds what the earlier ones did not
-        reach.
+        sources: groups of positions to start from; a later group adds only objects that the earlier ones did not
+            reach.
         closed: positions never entered.
         cut: references, as (parent, child) positions, never followed.
 

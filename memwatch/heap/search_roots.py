@@ -1,8 +1,8 @@
-"""Where a bounded search starts: running calls of all threads, modules' variables, context variables, exceptions.
+"""The starting points of a bounded search: running calls of all threads, modules' and context variables, exceptions.
 
-These are a part of the roots that a snapshot has (`heap.roots`), in the order in which a reader wants to be told:
-the program's own calls first, the innermost before its callers. Each is made when the search asks for it, and
-described only if the search finds a tensor behind it.
+A snapshot has more roots (`heap.roots`). These come in the order of interest to a reader: the program's own calls
+first, the innermost before its callers. Each is made when the search reaches it, and described only if the search
+finds a tensor behind it.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ def _namespace(space: dict[str, Any], file: str, line: int, body: CodeType | Non
 def _calls(frame: FrameType | None, thread: str, spaces: dict[int, dict[str, Any]]) -> Iterator[Root]:
     """Yield the program's calls, innermost first, then those of torch and Python.
 
-    A call of torch that runs the program's code comes where it is: its variables, like the `args` of
-    `nn.Module.__call__`, are why a `del` inside frees nothing. All others explain, and nobody edits them.
+    A call of torch that runs the program's code keeps its place: its variables, like the `args` of
+    `nn.Module.__call__`, are why a `del` inside frees nothing. All others only explain, and nobody edits them.
     """
     inside: FrameType | None = None
     others, iterated = [], list[Held]()
@@ -114,7 +114,7 @@ def _calls(frame: FrameType | None, thread: str, spaces: dict[int, dict[str, Any
             continue
         if owner is CodeOwner.PROGRAM:
             spaces.setdefault(id(call.f_globals), call.f_globals)
-        if is_override(code):  # what it is given is its caller's, as what torch's own calls are given
+        if is_override(code):  # its arguments belong to its caller, as those of torch's own calls do
             others.append(call)
             continue
         if code.co_name == "<module>" and owner.calls_torch:
@@ -130,11 +130,11 @@ def _calls(frame: FrameType | None, thread: str, spaces: dict[int, dict[str, Any
 
 
 def _passed_on(root: Root, iterated: list[Held]) -> Root:
-    """Return a call with what the comprehension that it runs goes over, last: a variable of its own names it better.
+    """Return a call with the iterables of its running comprehension at the end, as the least good names.
 
     Args:
         root: the variables of a call.
-        iterated: what the call that was before it goes over; then what this one does.
+        iterated: the iterables of the previous call; replaced by those of this one.
     """
     if iterated or _ITERATED in [held.name for held in root.entries]:
         ours = [held for held in root.entries if held.name == _ITERATED]
@@ -149,7 +149,7 @@ def _call(frame: FrameType, thread: str, inside: FrameType | None = None, *, exp
     Args:
         frame: the call.
         thread: name of its thread, empty for the thread that searches.
-        inside: the program's function that this call of torch or Python runs: its line is the one to look at.
+        inside: the program's function that this call of torch or Python runs; the report shows its line.
         explains: whether the call is torch's or Python's.
     """
     code, shown = frame.f_code, inside or frame
@@ -172,7 +172,7 @@ def _call(frame: FrameType, thread: str, inside: FrameType | None = None, *, exp
 
 
 def _function_name(code: CodeType) -> str:
-    """Return the name of a function as its `def` has it; for a comprehension, that of the function around it."""
+    """Return the name of a function in its `def`; for a comprehension, the name of the function around it."""
     return _name_in(getattr(code, "co_qualname", code.co_name))
 
 

@@ -1,6 +1,6 @@
 """The reference graph of the whole process at one instant, as arrays that one sweep can search.
 
-gc is asked for the references of many objects at once, because one call per object is too slow.
+One call to gc asks for the references of many objects, because one call per object is too slow.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Referents:
-    """What some objects refer to, one object's after the other's; holds it, so drop this soon.
+    """The references of some objects, one object's after the other's. It holds their targets, so drop it soon.
 
     Attributes:
-        counts: how many each object refers to.
-        ids: the ids of them all.
-        objects: the objects themselves, and marks between those of one owner and of the next.
-        places: where among these each is.
+        counts: number of references of each object.
+        ids: the ids of all targets.
+        objects: the targets, and marks between those of one owner and of the next.
+        places: the position of each target among `objects`.
     """
 
     counts: NDArray[np.int64]
@@ -71,10 +71,11 @@ class Referents:
 
 
 def referents_of(part: list[Any], mark: tuple[object]) -> Referents:
-    """List what some objects refer to.
+    """List the references of some objects.
 
-    A list for each object would take longer than all the rest. Many objects are asked at once instead, with a
-    mark after each whose only referent, which nothing else refers to, shows where the next one's begin.
+    A list for each object would take longer than everything else. Instead one call lists many objects, with a mark
+    after each. A mark has a single referent, to which nothing else refers; it shows where the references of the next
+    object begin.
     """
     marked = [mark] * (2 * len(part))
     marked[::2] = part
@@ -100,17 +101,17 @@ _POSITION: Final = np.int32  # half of int64; a heap with 2**31 references would
 class Snapshot:
     """Who refers to whom: gc's edges, autograd's C++ edges and the roots.
 
-    Objects are addressed by their position. The snapshot holds every object it lists, so it must be closed
-    soon (it is a context manager); while it is open nothing the program drops is freed.
+    Objects are addressed by their position. The snapshot holds every object it lists, so it must be closed soon (it
+    is a context manager); while it is open, no object that the program drops is freed.
 
     Args:
         extra: objects to list even if gc does not show them.
-        held: what the caller holds; it counts as a root of the program.
-        deep: True to look also into what gc does not track: numpy arrays, and tuples and dictionaries around
-            them. Takes half as long again.
-        roots: the only roots, if given; of gc's objects those of its youngest generation alone are listed then.
+        held: objects of the caller; they count as a root of the program.
+        deep: True to search objects that gc does not track too: numpy arrays, and tuples and dictionaries around
+            them. It takes half as long again.
+        roots: the only roots, if given; then only gc's youngest generation is listed.
         young: the ids of the young objects; by default those in gc's youngest generation.
-        old: identities of the objects that count as old; by default all but gc's youngest generation.
+        old: identities of the objects that count as old; by default all except gc's youngest generation.
     """
 
     def __init__(
@@ -149,7 +150,7 @@ class Snapshot:
     def _build(self, *, deep: bool, all_roots: bool) -> None:
         """Add what only C code holds and the roots, and list the references of them all."""
         self._native: dict[tuple[int, int], NativeEdge] = {}
-        self.named: dict[tuple[int, int], Edge] = {}  # what was told of them, by their positions
+        self.named: dict[tuple[int, int], Edge] = {}  # their edges, by positions, once they are named
         self.first_gc_end = len(self.objects)
         self._is_short_cut = self._short_cuts()
         unlisted = Unlisted() if deep else None
@@ -209,7 +210,7 @@ class Snapshot:
         return edges
 
     def _c_held(self, unlisted: Unlisted | None) -> list[tuple[object, object]]:
-        """List what numpy arrays, futures and scripted modules hold, having added those that gc does not list."""
+        """List the objects that numpy arrays, futures and scripted modules hold. Add those that gc does not list."""
         if unlisted is not None:
             self._add_untracked(unlisted)
         edges = []
@@ -221,7 +222,7 @@ class Snapshot:
         return edges if unlisted is None else [*edges, *self._sharing()]
 
     def _add_untracked(self, unlisted: Unlisted) -> None:
-        """Add what gc does not list and may lead to a tensor, beginning with what the listed objects refer to."""
+        """Add unlisted objects that may lead to a tensor, starting at the referents of listed objects."""
         beyond = set(map(id, self.objects[self.first_gc_end :]))
         self.objects += [obj for key, obj in unlisted.leading.items() if key not in beyond]
         entries = [held.value for root in self.roots for held in root.entries]
@@ -230,7 +231,7 @@ class Snapshot:
         self.objects += untracked(begin, are_listed=lambda ids: self._are_listed(ids, beyond))
 
     def _are_listed(self, ids: Iterable[int], rest: set[int]) -> list[bool]:
-        """Say of objects, by `id`, whether gc lists them, or they are among the rest."""
+        """Return for objects, by `id`, whether gc lists them, or they are among the rest."""
         ids = list(ids)
         by_gc = self._find(np.array(ids, dtype=np.int64)) != UNREACHED
         return [is_listed or key in rest for key, is_listed in zip(ids, by_gc.tolist(), strict=True)]
@@ -251,9 +252,9 @@ class Snapshot:
     def _references(
         self, first: int, end: int, unlisted: Unlisted | None = None
     ) -> list[tuple[NDArray[np.int32], NDArray[np.int32]]]:
-        """Return to how many listed objects each from `first` to `end` refers, and the positions, owner by owner.
+        """Return the number of listed referents of each object from `first` to `end`, and their positions.
 
-        References to what is not listed are noted in `unlisted`.
+        References to objects that are not listed are noted in `unlisted`.
         """
         mark = (object(),)
         lists = []
@@ -270,12 +271,13 @@ class Snapshot:
     def _may_callback_answer(self, children: list[NDArray[np.int32]]) -> bool:
         """Return True if a callback at exit may have an ``__eq__`` of the program's.
 
-        That a class has such a method is not enough: torch imports sympy, and sympy makes 42 callable constants that
-        have one. But atexit holds its callbacks without showing them to gc. So we look for an object with more
-        references than we found. `_MEASURE` is in one module and in the list of objects, and nothing else holds it.
+        The existence of a class with such a method is not enough: torch imports sympy, and sympy makes 42 callable
+        constants with one. But atexit holds its callbacks without showing them to gc. So this method searches for an
+        object with more references than the snapshot found. `_MEASURE` is in one module and in the list of objects,
+        and nothing else holds it.
 
         Args:
-            children: the positions of what the objects refer to, in pieces.
+            children: the positions of the objects' referents, in pieces.
         """
         places = self._classes.places(self._classes.ids_where(may_answer))
         if not len(places):
@@ -318,14 +320,14 @@ class Snapshot:
         return starts, children
 
     def _index(self) -> None:
-        """Sort the ids of what is listed so far, for :meth:`_find`."""
+        """Sort the ids of the objects listed so far, for :meth:`_find`."""
         ids = ids_of(self.objects)
         order = np.argsort(ids, kind="stable")
         self._ids = ids[order]
         self._order = order.astype(_POSITION)
 
     def _index_rest(self, first: int) -> None:
-        """Sort those of what was listed since then in, from the position `first` on."""
+        """Sort in the ids of the objects listed since then, from the position `first` on."""
         ids = ids_of(self.objects[first:])
         order = np.argsort(ids, kind="stable")
         places = np.searchsorted(self._ids, ids[order], side="right")
@@ -336,7 +338,7 @@ class Snapshot:
         """Return a test of references to a module's namespace from anything but a module: every function has one."""
         loaded = set(map(id, list(sys.modules.values())))
         modules = [module for module in self.of_types(lambda cls: cls is ModuleType) if id(module) in loaded]
-        # gc lists them all: the last place stands for what is listed beyond
+        # gc lists them all; the last place stands for objects listed beyond
         is_namespace, is_module = (np.zeros(self.first_gc_end + 1, dtype=bool) for _ in range(2))
         is_namespace[self.positions(id(module.__dict__) for module in modules)] = True
         is_module[self.positions(map(id, modules))] = True
@@ -398,7 +400,7 @@ class Snapshot:
         return self._native.get((id(self.objects[parent]), id(self.objects[child])))
 
     def referents(self, position: int) -> NDArray[np.int32]:
-        """Return the positions of what one object refers to."""
+        """Return the positions of the referents of one object."""
         return self.children[self.starts[position] : self.starts[position + 1]]
 
     def reversed(self, among: NDArray[np.bool_] | None = None) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
@@ -451,14 +453,14 @@ _ShortCuts = Callable[["NDArray[np.int64]", "NDArray[np.int64]"], "NDArray[np.bo
 def _listed(
     first: int, count: int, owners: NDArray[np.int64], targets: NDArray[np.int64], is_short_cut: _ShortCuts
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Return how many of its references each owner has, without what is not listed or a short cut, and all of these.
+    """Return the number of references of each owner, without unlisted ones and short cuts, and all their targets.
 
     Args:
         first: the position of the first owner.
-        count: how many owners there are.
+        count: number of owners.
         owners: the owner of each reference, counted from the first.
-        targets: the position that each leads to.
-        is_short_cut: tells short cuts.
+        targets: the position of each target.
+        is_short_cut: returns which references are short cuts.
     """
     kept = np.flatnonzero(targets != UNREACHED)
     targets, owners = targets[kept], owners[kept]
@@ -469,9 +471,9 @@ def _listed(
 
 
 def _frozen(listed: Sequence[object], ours: Iterable[object]) -> list[object]:
-    """Find the objects that ``gc.freeze`` took out of gc's lists, by following references.
+    """Find the objects that ``gc.freeze`` removed from gc's lists, by following references.
 
-    What is the snapshot's own is left out: it holds everything, and would be on the way to anything.
+    The snapshot's own objects are left out: they hold everything, and would be on the way to any object.
     """
     if not gc.get_freeze_count():
         return []

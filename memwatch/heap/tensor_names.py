@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 def names_of_tensors(
     tensors: Iterable[Tensor], frame: FrameType | None, most_ways: int
 ) -> tuple[dict[int, str], int]:
-    """Return what the running calls of the program call some tensors, by `id`: `w`, `self.image`, `weights['in']`.
+    """Return the names of some tensors in the running calls, by `id`: `w`, `self.image`, `weights['in']`.
 
-    The shortest way names a tensor, and of several the outermost call's. What only calls of packages hold has no
-    name. An attribute of a module is called as the module's own code calls it, without `self`.
+    The shortest path names a tensor, and among several the outermost call's. A tensor in calls of packages alone has
+    no name. An attribute of a module has its name in the module's own code, without `self`.
 
     Args:
         tensors: the tensors.
         frame: the innermost call.
-        most_ways: how many references the search may follow behind the variables themselves.
+        most_ways: largest number of references to follow behind the variables themselves.
 
     Returns:
-        The names, and how many references it followed.
+        The names, and the number of references that were followed.
     """
     wanted = set(map(id, tensors))
     names: dict[int, tuple[int, str]] = {}

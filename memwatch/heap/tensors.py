@@ -23,7 +23,7 @@ _TYPE_DICT: Final[Callable[[type], dict[str, Any]]] = type.__dict__["__dict__"].
 _LAYOUT, _IS_SPARSE, _IS_CPU, _IS_META, _NBYTES, _SHAPE = (
     TENSOR_DICT[name].__get__ for name in ("layout", "is_sparse", "is_cpu", "is_meta", "nbytes", "shape")
 )
-# What one storage weighs inside a capture or a diagnosis; sparse and opaque tensors have none of their own.
+# The bytes of one storage inside a capture or a diagnosis; sparse and opaque tensors have no storage.
 _NO_STORAGE: Final = (NotImplementedError, RuntimeError, AttributeError)
 
 
@@ -38,7 +38,7 @@ def type_dict(cls: type) -> dict[str, Any]:
 
 
 def is_tensor(obj: object) -> bool:
-    """Return True for a tensor, by its real type: no ``__instancecheck__``, no ``__class__``."""
+    """Return True for a tensor, by its real type, without ``__instancecheck__`` and ``__class__``."""
     return is_a(obj, torch.Tensor)
 
 
@@ -114,7 +114,7 @@ torch may ask it for the sizes, the layout and the device of a tensor, so these 
 
 
 def layout_of(tensor: torch.Tensor) -> torch.layout:
-    """Return the layout of a tensor; of one that may answer by code, only whether it is sparse."""
+    """Return the layout of a tensor. If the class may answer with its own code, return only whether it is sparse."""
     if answers_by_code(type(tensor)):
         return torch.sparse_coo if _IS_SPARSE(tensor) else torch.strided
     layout: torch.layout = _LAYOUT(tensor)
@@ -136,7 +136,10 @@ def is_on_meta(tensor: torch.Tensor) -> bool:
 
 
 def nbytes_of(tensor: torch.Tensor) -> Any:
-    """Return the size of a tensor in bytes; of one that may answer by code, that of its storage."""
+    """Return the size of a tensor in bytes.
+
+    If the class may answer with its own code, return the size of the storage.
+    """
     if answers_by_code(type(tensor)):
         return storage_bytes_of(untyped_storage_of(tensor))
     return _NBYTES(tensor)
@@ -155,12 +158,12 @@ def shape_of(tensor: torch.Tensor) -> torch.Size:
 
 
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
-    """Return the storage of a tensor, or None where it has none (sparse, opaque, wrapper subclasses).
+    """Return the storage of a tensor, or None if it has none (sparse, opaque, wrapper subclasses).
 
-    Call it under :func:`quiet`: a subclass would otherwise be asked.
+    Call it under :func:`quiet`; otherwise a subclass's ``__torch_function__`` would run.
     """
     if is_composed(type(tensor)):
-        return None  # the storages are those of the inner tensors
+        return None  # the inner tensors have the storages
     try:
         storage: torch.UntypedStorage = untyped_storage_of(tensor)
     except _NO_STORAGE as error:
@@ -187,5 +190,5 @@ def storage_bytes(storage: torch.UntypedStorage) -> int:
 
 
 def quiet() -> AbstractContextManager[object]:
-    """Return a context in which no ``__torch_function__`` runs, neither of a subclass nor of a mode."""
+    """Return a context in which neither a subclass's nor a mode's ``__torch_function__`` runs."""
     return disable_torch_function()

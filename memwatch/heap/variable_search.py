@@ -39,13 +39,13 @@ _OF_CLASSES: Final = class_ids(
 
 
 class Way(NamedTuple):
-    """One way from a variable of a running call to an object.
+    """One path from a variable of a running call to an object.
 
     Attributes:
-        hops: how many references lead from the variable to it, 0 for the variable's own value.
-        name: the expression: `generator`, `self.gen`, `nets['g']`; relative to `holder` where there is one.
+        hops: number of references from the variable to it, 0 for the variable's own value.
+        name: the expression: `generator`, `self.gen`, `nets['g']`; relative to `holder` if there is one.
         value: the object.
-        holder: the module through whose attribute, list or dictionary the way goes last.
+        holder: the module through whose attribute, list or dictionary the path goes last.
     """
 
     hops: int
@@ -63,11 +63,11 @@ def variables_of_calls(frame: FrameType | None, owner: CodeOwner) -> Iterator[Wa
 
 
 def ways_from_calls(frame: FrameType | None, owner: CodeOwner) -> Iterator[Way]:
-    """Yield what the running calls of some code hold, a caller's variables before those of what it called.
+    """Yield the objects of the running calls of some code, a caller's variables before those of its callees.
 
     Args:
         frame: the innermost call.
-        owner: whose calls are asked: the program's, or those of installed packages.
+        owner: whose calls are searched: the program's, or those of installed packages.
     """
     search = _Search(_MAX_OBJECTS if owner is CodeOwner.PROGRAM else _MAX_OBJECTS_OF_LIBRARIES)
     for variables in _scopes(frame, owner):
@@ -97,7 +97,7 @@ class _Search:
         self._is_open = ByClass(_is_open)
 
     def ways(self, variables: dict[str, Any]) -> Iterator[Way]:
-        """Yield what some variables hold and what these lead to."""
+        """Yield the values of some variables and the objects behind them."""
         waiting: deque[tuple[int, str, Any, nn.Module | None]] = deque(
             (0, name, value, None)
             for name, value in list(dict.items(variables))
@@ -120,7 +120,7 @@ class _Search:
             waiting.extend((hops + 1, f"{name}{step}", held, holder) for step, held in _held_by(value))
 
     def _may_open(self, value: Any) -> bool:
-        """Return True for what holds other objects under names that a program can write."""
+        """Return True for an object that holds others under names that a program can write."""
         cls = type(value)
         if cls is FunctionType:
             return value.__closure__ is not None
@@ -143,7 +143,7 @@ def _is_of_program(cls: type) -> bool:
 
 
 def _class_attributes(cls: type) -> Iterator[tuple[str, Any]]:
-    """Yield what a class holds itself, but for what defines it."""
+    """Yield the attributes of a class itself, without those of its definition."""
     for name, held in list(type_dict(cls).items()):
         if type(name) is str and not name.startswith("__") and id(type(held)) not in _OF_CLASSES:
             yield f".{name}", held
@@ -152,7 +152,7 @@ def _class_attributes(cls: type) -> Iterator[tuple[str, Any]]:
 def _held_by(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield what an object holds, with how Python writes the step to it; nothing of the program runs."""
     if is_a(value, nn.Module):
-        # what lies in its tables is its own, and needs no search
+        # objects in its tables are its own, and need no search
         yield from (
             (f".{name}", held)
             for name, held in attributes(value)

@@ -86,7 +86,7 @@ def frame_vertex(frame: FrameType, thread: str = "") -> Vertex:
 
 
 def module_vertex(module: Any) -> Vertex:
-    """Return a module by its ``__name__``; nameless if that is no text."""
+    """Return a module by its ``__name__``; nameless if that is not a text."""
     name = (instance_dict(module) or {}).get("__name__")
     return Vertex(VertexKind.MODULE, name if type(name) is str else "")
 

@@ -1,4 +1,4 @@
-"""Advice: what a holder does, what to do about it, and what that would bring, in one sentence."""
+"""Advice in one sentence: the holder's fault, the change, and the peak after it."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ def advise(
     """Return the advice of a finding.
 
     Args:
-        kind: what is the matter.
-        nbytes: bytes it is about.
-        holder: who holds them.
-        last_used: `file:line` of their last use, empty if unknown.
-        made_at: `file:line` that made most of them, empty if unknown.
-        is_trained: whether a backward reads what the same lines saved at another time.
+        kind: the kind of finding.
+        nbytes: its bytes.
+        holder: the holder of these bytes.
+        last_used: `file:line` of their last use; "" if unknown.
+        made_at: `file:line` that made most of them; "" if unknown.
+        is_trained: whether a backward reads tensors that the same lines saved at another time.
         peak_bytes: the peak.
-        alone_bytes: what it would fall to if this alone were done.
-        together_bytes: what it would fall to if all were done.
+        alone_bytes: the peak after this change alone.
+        together_bytes: the peak after all changes.
     """
     is_needed = kind is FindingKind.GRAPH and is_trained
     advice = words.GRAPH_OF_TRAINED_FORWARD if is_needed else _what_to_do(kind, holder)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Candidate:
-    """What a rule found: it becomes a finding if the peak is lower without it."""
+    """The result of a rule. It becomes a finding if the peak is lower without its bytes."""
 
     kind: FindingKind
     holder: Holder

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 def find_drag(moment: Moment) -> list[Candidate]:
-    """Return what variables hold after its last use, by variable.
+    """Return memory that variables hold after its last use, by variable.
 
-    What a later pass of a loop needs is no drag. What an earlier pass made, and each pass makes anew, is the rule
-    `iteration`, or nothing: the pass that replaces it has just read it. Nor can a `del` stand inside a statement, and
-    another thread, or compiled code, that runs since may use it.
+    Memory that a later pass of a loop needs is not drag. Memory that an earlier pass made, and each pass makes anew,
+    belongs to the rule `iteration`, or to no rule: the pass that replaces it has just read it. A `del` cannot stand
+    inside a statement. Another thread, or compiled code, that runs afterwards may use the memory.
     """
     loops, op, facts = moment.evidence.loops, moment.op, moment.facts
     held = (

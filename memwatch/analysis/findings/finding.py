@@ -1,4 +1,4 @@
-"""A finding: one thing to change, and what it would bring."""
+"""A finding: one change, and the peak after it."""
 
 from __future__ import annotations
 
@@ -18,28 +18,27 @@ LEAST_RATIO: Final = 0.05
 
 @dataclass(frozen=True)
 class Finding(ShownAsText):
-    """One thing to change, and what it would bring.
+    """One change, and the peak after it.
 
     Attributes:
-        kind: ``drag`` (held after the last use), ``iteration`` (the same, from one pass of a loop into the
-            next), ``lag`` (made long before the first use), ``void`` (never used), ``gradient`` (alive in the
-            next forward), ``graph`` (saved for a backward that never runs), ``retained`` (for one that ran),
-            ``set_to_none`` (gradients filled with zeros instead of freed), ``output`` (a model's result, kept through
-            backward), ``optimizer`` (temporaries of a foreach step), ``fused`` (temporaries of
-            a step for one parameter), ``workspace`` (of one op), ``recompute`` (of a
-            large checkpointed region, all at once), ``twice`` (a saved tensor and a converted copy of it), ``buckets``
-            (gradients that DDP keeps beside its buckets), ``autocast`` (converted weights that autocast's cache
-            keeps), ``growth`` (every step leaves more behind) or ``float32`` (float32 copies that autograd saves). A
-            `FindingKind`, which is equal to its text.
-        nbytes: bytes at the peak that it is about.
-        holder: who holds them.
-        site: `file:line` to edit, empty if there is none.
+        kind: ``drag`` (held after the last use), ``iteration`` (the same, from one pass of a loop into the next),
+            ``lag`` (made long before the first use), ``void`` (never used), ``gradient`` (alive in the next forward),
+            ``graph`` (saved for a backward that never runs), ``retained`` (for one that ran), ``set_to_none``
+            (gradients filled with zeros instead of freed), ``output`` (a model's result, kept through backward),
+            ``optimizer`` (temporaries of a foreach step), ``fused`` (temporaries of a step for one parameter),
+            ``workspace`` (of one op), ``recompute`` (of a large checkpointed region, all at once), ``twice`` (a saved
+            tensor and a converted copy of it), ``buckets`` (gradients that DDP keeps beside its buckets),
+            ``autocast`` (converted weights that autocast's cache keeps), ``growth`` (every step leaves more behind)
+            or ``float32`` (float32 copies that autograd saves). A `FindingKind`, which is equal to its text.
+        nbytes: its bytes at the peak.
+        holder: the holder of these bytes.
+        site: `file:line` to edit; "" if there is none.
         advice: one sentence.
         path: the retention path, one edge per line.
-        predicted_peak_bytes: what the peak would fall to if this alone were done.
-        together_peak_bytes: what the peak would fall to if all findings were.
+        predicted_peak_bytes: the peak after this change alone.
+        together_peak_bytes: the peak after all findings' changes.
         storages: the storages concerned, by index of `prof.storages`.
-        remark: the end of `holder`: how it is known, and who else holds them.
+        remark: the end of `holder`: its evidence, and other holders.
     """
 
     kind: FindingKind
@@ -54,6 +53,6 @@ class Finding(ShownAsText):
     remark: str = field(default="", repr=False)
 
     def __str__(self) -> str:
-        """Return one line: the variable, what it keeps, what to do and what that would bring."""
+        """Return one line: the variable, the memory that it keeps, the change, and the peak after it."""
         held = words.holder_at(self.holder, short_place(self.site), self.remark)
         return words.FINDING.format(holder=held, advice=self.advice)

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def find_gradient(moment: Moment) -> list[Candidate]:
-    """Return the gradients that are alive in forward though nothing reads them any more.
+    """Return the gradients that are alive in forward after their last read.
 
-    The finding's line is that of the op that reads them last, such as the optimizer's step: they may be freed right
-    after it. A gradient from before the block counts if the block frees it without another use.
+    The finding's line is the line of the last op that reads them, such as the optimizer's step: they may be freed
+    right after it. A gradient from before the block counts if the block frees it without another use.
     """
     facts = moment.facts
     if moment.op < 0 or PHASES[facts.op_phase(moment.op)] != "forward":
@@ -38,9 +38,9 @@ def find_gradient(moment: Moment) -> list[Candidate]:
 
 
 def _is_in_update(moment: Moment) -> bool:
-    """Return True while the program's own code, as that of an optimizer without `step`, still goes through gradients.
+    """Return True while the program's own code, such as an optimizer without `step`, still goes through gradients.
 
-    Those that it has passed are alive in no other forward than this.
+    Gradients that it has passed are alive in this forward only.
     """
     facts, phases = moment.facts, moment.facts.capture.tables["ops"]["phase"]
     last = facts.use_bounds.last_op[moment.alive_of("gradient")]

@@ -35,12 +35,12 @@ class _Growth(NamedTuple):
 
 
 def find_growth(facts: Facts, holders: Holders, least_bytes: int) -> list[Finding]:
-    """Return the growth from step to step as a finding, with the line that made most of what stayed.
+    """Return the growth from step to step as a finding, with the line that made most of the memory that stayed.
 
     Args:
-        facts: what the capture shows.
-        holders: who held what.
-        least_bytes: what is worth telling.
+        facts: the facts of the capture.
+        holders: the holders of all memory.
+        least_bytes: growth of fewer bytes is not reported.
     """
     steps = facts.steps
     growth = _growth(steps)
@@ -75,14 +75,14 @@ def find_growth(facts: Facts, holders: Holders, least_bytes: int) -> list[Findin
 
 
 def _growth(steps: StepCurve) -> _Growth | None:
-    """Return the growth that goes on until the last whole step; None where there is none."""
+    """Return the growth that goes on until the last whole step, or None."""
     count = len(steps) - 1  # the last one ends with the block: what it leaves goes with it
     if count <= _FEWEST_STEPS:
         return None
     floors = np.asarray(steps.floor_bytes[:count], dtype=np.int64)
     lowest_ahead = np.minimum.accumulate(floors[::-1])[::-1]
     first, last = int(np.flatnonzero(floors == lowest_ahead[0])[-1]), count - 1
-    if not first:  # what the first step makes for good, as an optimizer's state, is no growth
+    if not first:  # memory that the first step makes for good, such as an optimizer's state, is not growth
         first = 1 + int(np.flatnonzero(floors[1:] == lowest_ahead[1])[-1])
     total = int(lowest_ahead[last] - lowest_ahead[first])
     if last - first < _FEWEST_STEPS or total <= 0:

@@ -43,7 +43,7 @@ class IdleGradients:
 
     @cached_property
     def _spans(self) -> Spans:
-        """The idle times: the storage is used by ops before and after the one that zeroes it."""
+        """The idle times: ops use the storage before and after the op that zeroes it."""
         storage, op = self._uses()
         of_ops = self._facts.capture.tables["ops"]["name"]
         names = np.unique(of_ops)  # without the inverse, which takes 16 bytes for each of millions of ops
@@ -59,7 +59,7 @@ class IdleGradients:
         facts, uses = self._facts, self._facts.capture.tables["uses"]
         is_gradient = facts.categories.category.isin(["gradient"])
         storages = facts.allocations.storage[is_gradient]
-        is_wanted = np.zeros(len(is_gradient) + 1, dtype=bool)  # the last one is for -1, which is no storage
+        is_wanted = np.zeros(len(is_gradient) + 1, dtype=bool)  # the last one stands for -1, "no storage"
         is_wanted[storages[storages != NONE]] = True
         chosen = np.flatnonzero(is_wanted[uses["storage"]] & (uses["access"] != ACCESSES.index("output")))
         storage, op = uses["storage"][chosen], uses["op"][chosen]

@@ -38,10 +38,10 @@ class FindingKind(str, Enum):
 
     @property
     def headline(self) -> str:
-        """What the holder does, with a place for the bytes: "keeps {nbytes} that no op ever uses"."""
+        """The holder's fault, with a place for the bytes: "keeps {nbytes} that no op ever uses"."""
         return words.HEADLINES[self]
 
     @property
     def advice(self) -> str:
-        """What to do about any finding of this kind; empty where that depends on the holder alone."""
+        """The change for every finding of this kind; "" if it depends on the holder alone."""
         return words.ADVICE.get(self, "")

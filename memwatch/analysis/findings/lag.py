@@ -20,10 +20,10 @@ _LEAST_WAITING: Final = 2
 
 
 def find_lag(moment: Moment) -> list[Candidate]:
-    """Return computed results that wait, by what they wait in.
+    """Return computed results that wait, by the container in which they wait.
 
-    What one pass of a loop makes for another does not wait, as averaged weights: nothing could make it later. Nor is it
-    known to wait while another thread runs, whose ops are not recorded.
+    Memory that one pass of a loop makes for another does not wait, such as averaged weights: nothing could make it
+    later. It is also not known to wait while another thread runs, whose ops are not recorded.
     """
     loops, category = moment.evidence.loops, moment.facts.categories.category
     held = (
@@ -44,11 +44,11 @@ def _waiting_places(moment: Moment, allocation: int, variables: list[Holder]) ->
     since, the variable holds that one.
     """
     if variables[0].kind is HolderKind.EVALUATION_STACK:
-        # what backward makes waits in the engine, whatever the call that started it has on its stack
+        # results of backward wait in the engine, whatever the call that started it has on its stack
         in_engine = moment.is_of_backward(allocation)
         waits = [] if variables[0].is_inside or in_engine else variables
     else:
-        # what torch passes on, as in `*args`, is an argument and no container of the program's
+        # an argument that torch passes on, as in `*args`, is not in a container of the program
         waits = [each for each in variables if each.is_inside and not (each.foreign or each.is_of_torch)]
     rest = [holder for holder in variables if holder not in waits]
     in_variable = bool(rest) and not any(holder.foreign for holder in rest)

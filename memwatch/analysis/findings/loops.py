@@ -99,7 +99,7 @@ class Loops:
     def _jumps_back(self, made: int, first: int, last: int) -> bool:
         """Return True if Python went back to the line that ran op `made`, or to an earlier one, between two ops.
 
-        The line is that of any call around the op: a function that is called again begins anew as well.
+        The line may be that of any call around the op: a function that is called again begins anew as well.
         """
         if made == NONE:
             return False

@@ -28,11 +28,11 @@ _FREED_AFTER_LAST_USE: Final = frozenset(
 
 
 def spared_bytes(candidate: Candidate, facts: Facts) -> IntArray:
-    """Return, per event, the bytes that would not be live if the program did what the finding advises.
+    """Return, per event, the bytes that would not be live if the program followed the finding's advice.
 
-    A candidate may say itself from when to when. Else most kinds are freed right after their last use, gradients
-    right after they are copied into a bucket, what waits is made right before its first use, and all others are not
-    made at all.
+    A candidate may give the stretch of time itself. Otherwise the kind decides. Most kinds are freed right after
+    their last use, and gradients right after they are copied into a bucket. A waiting result is made right before its
+    first use. All others are not made at all.
     """
     if candidate.spares is not None:
         return candidate.spares

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Evidence(NamedTuple):
-    """What all moments of one search share."""
+    """The facts that all moments of one search share."""
 
     facts: Facts
     holders: Holders
@@ -56,7 +56,7 @@ class Moment:
 
     @cached_property
     def _category(self) -> Sequence[str]:
-        """What every allocation is for."""
+        """The purpose of every allocation."""
         return self.facts.categories_at(self.event).category
 
     @cached_property
@@ -104,10 +104,10 @@ class Moment:
 
     @cached_property
     def _in_variables(self) -> list[tuple[int, int, list[Holder]]]:
-        """What variables hold, and autograd does not: allocation, phase, and the variables.
+        """The memory that variables hold and autograd does not: allocation, phase, and the variables.
 
-        Variables of torch and of installed packages count only where the program has no code of its own, as when a
-        package's own command runs. What numpy has is left out: nobody sees it read.
+        Variables of torch and of installed packages count only if the program has no code of its own, as when a
+        package's own command runs. Memory shared with numpy is left out, because numpy's reads are not recorded.
         """
         evidence = self.evidence
         own = self.facts.call_stacks.has_program_code
@@ -124,12 +124,12 @@ class Moment:
         return ((row, variables) for row, found, variables in self._in_variables if found == phase)
 
     def is_of_backward(self, allocation: int) -> bool:
-        """Return True for what an op of a backward made."""
+        """Return True for the result of an op of a backward."""
         made = int(self.facts.allocations.op[allocation])
         return made != NONE and PHASES[self.facts.op_phase(made)] == "backward"
 
     def is_output(self, allocation: int) -> bool:
-        """Return True in backward for what a model's forward made, and forward alone used."""
+        """Return True in backward for a tensor that a model's forward made, and that forward alone used."""
         facts, ops = self.facts, self.facts.capture.tables["ops"]
         made, last = int(facts.allocations.op[allocation]), int(facts.use_bounds.last_op[allocation])
         if min(self.op, made, last) < 0 or PHASES[ops["phase"][self.op]] != "backward":
@@ -139,7 +139,7 @@ class Moment:
 
     @cached_property
     def held_by_autograd(self) -> list[tuple[int, set[SavedTensorOutcome]]]:
-        """The allocations that autograd alone keeps though no backward needs them, each with what became of it."""
+        """The allocations that only autograd keeps though no backward needs them, with the fate of each."""
         found = []
         for row, phase, packs in self._droppable:
             outcomes = {self.evidence.outcomes.at(pack, self.op) for pack in packs}

@@ -39,10 +39,10 @@ def find_optimizer(peak: Moment) -> list[Candidate]:
 
 
 def foreach_temporaries(facts: Facts) -> list[int]:
-    """Return the temporaries of each foreach op but its largest: one at a time is needed anyway.
+    """Return the temporaries of each foreach op except its largest: one at a time is needed anyway.
 
-    What is left is an estimate. A loop over parameters may make two for the largest where a foreach op works in place,
-    and its variable keeps one of the parameter before.
+    The rest is an estimate. A loop over parameters may make two temporaries for the largest parameter where a foreach
+    op works in place, and its variable keeps one of the previous parameter.
     """
     allocations = facts.allocations
     by_op: dict[int, list[int]] = {}

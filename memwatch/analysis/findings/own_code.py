@@ -1,4 +1,4 @@
-"""Whose line a finding is about: a user edits the program's code, not that of torch or of an installed package."""
+"""Choose the line of a finding: a user edits the program's code, not torch or an installed package."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _ONE_DEL: Final = (FindingKind.OUTPUT, FindingKind.DRAG, FindingKind.ITERATION)
 
 
 class _Spared(NamedTuple):
-    """A candidate, and the bytes per stretch of events that would not be live without it."""
+    """A candidate, and the bytes that would not be live without it, per stretch of events."""
 
     candidate: Candidate
     bytes_of_stretch: IntArray
@@ -53,7 +53,7 @@ def rank(candidates: list[Candidate], facts: Facts, least_bytes: int) -> list[Fi
 
 
 def _stretches(candidates: list[Candidate], facts: Facts) -> tuple[IntArray, list[_Spared]]:
-    """Return the most live bytes of each stretch of events in which what candidates spare stays the same.
+    """Return the most live bytes of each stretch of events in which the candidates' bytes stay the same.
 
     There are few such stretches in millions of events, and only the highest event of each can be a peak.
     """
@@ -77,10 +77,11 @@ def _sum(spared: list[_Spared]) -> IntArray | int:
 def _that_matter(
     spared: list[_Spared], live: IntArray, least_bytes: int
 ) -> tuple[list[_Spared], list[_Spared]]:
-    """Return what is worth reporting, and what is mended when all of that is done.
+    """Return the candidates worth reporting, and the candidates that end with them.
 
-    A candidate that matters only together with one that is dropped matters no more, so this repeats until nothing
-    is dropped. Whoever cuts a reference also frees what the same variable holds for another reason.
+    If a candidate matters only together with another, and the other is dropped, it is dropped too. This repeats until
+    nothing is dropped. A user who cuts a reference also frees the memory that the same variable holds for another
+    reason.
     """
     reported, mended, count = spared, spared, -1
     while len(reported) != count:
@@ -100,9 +101,9 @@ def _matters(live: IntArray, together: IntArray, spared: IntArray, least_bytes: 
 
 
 def _merged(reported: list[_Spared]) -> list[_Spared]:
-    """Join what a variable holds in this pass of a loop with what it holds from the last: one `del` frees both.
+    """Join the memory of a variable from this pass of a loop with that from the last pass: one `del` frees both.
 
-    It is of the kind whose advice frees the most.
+    The joined candidate gets the kind whose advice frees the most.
     """
     groups: dict[object, list[_Spared]] = {}
     for each in reported:

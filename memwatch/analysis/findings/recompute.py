@@ -1,4 +1,4 @@
-"""Recompute: a checkpointed region is so large that what it computes again, all at once, makes the peak."""
+"""Recompute: a checkpointed region is so large that its recomputed tensors, all alive at once, make the peak."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The search for findings: which candidates the rules give, from the highest event down.
+"""Search for findings: apply the rules at the highest event, then at the next.
 
-At the highest event every rule names its candidates. Without their bytes another event is the highest, and so on
-until nothing is found any more.
+At the highest event every rule names its candidates. Without their bytes another event is the highest. This repeats
+until the rules find nothing more.
 """
 
 from __future__ import annotations
@@ -57,11 +57,13 @@ AVOIDABLE: Final = (
 """Rules for memory that another choice would not need, asked at the peak."""
 
 _MAX_ROUNDS: Final = 64
-_LEAST_PART: Final = 8  # a candidate of one event is at least this part of what a finding has to bring
+_LEAST_PART: Final = (
+    8  # a candidate of one event has at least this part of the bytes that a finding must bring
+)
 
 
 def find(facts: Facts, holders: Holders, saved: SavedTensors) -> list[Finding]:
-    """Return what would lower the peak, largest first; nothing where uses were not recorded."""
+    """Return the changes that would lower the peak, largest first. Without recorded uses the list is empty."""
     if facts.capture.lacks("uses"):
         return []
     outcomes = SavedTensorOutcomes(facts, saved)
@@ -72,7 +74,7 @@ def find(facts: Facts, holders: Holders, saved: SavedTensors) -> list[Finding]:
 
 
 def _candidates(evidence: Evidence, least_bytes: int) -> list[Candidate]:
-    """Return the candidates of all moments, those of one kind and holder joined."""
+    """Return the candidates of all moments; those of one kind and holder are joined."""
     facts = evidence.facts
     live = facts.curve.live_bytes.astype(np.int64)
     found: dict[tuple[FindingKind, HolderKey | None], Candidate] = {}

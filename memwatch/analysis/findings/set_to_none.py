@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def find_set_to_none(moment: Moment) -> list[Candidate]:
-    """Return the gradients that hold zeros, or what zeros are about to replace, and are added to later on."""
+    """Return the gradients that hold zeros, or that zeros are about to replace, and that are added to later on."""
     facts, storages = moment.facts, moment.facts.allocations.storage
     row_of = {int(storages[row]): row for row in moment.alive_of("gradient")}
     spans = moment.evidence.idle_gradients.of(row_of)

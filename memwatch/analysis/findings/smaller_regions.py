@@ -26,13 +26,13 @@ class _Part(NamedTuple):
 
 
 class SmallerRegions:
-    """The regions that one would split, and what that would spare.
+    """The regions that a user would split, and the bytes that this would save.
 
-    Each run is asked for the rows of its own ops alone: a long program has as many runs as it has ops.
+    For each run only the rows of its own ops are read: a long program has as many runs as it has ops.
 
     Args:
-        facts: what the capture shows.
-        runs: the runs of one region, or of those that one line calls.
+        facts: the facts of the capture.
+        runs: the runs of one region, or of all regions that one line calls.
     """
 
     def __init__(self, facts: Facts, runs: list[int]) -> None:
@@ -120,7 +120,7 @@ class SmallerRegions:
         return [self._event_of(op) for op in first[part].tolist()]
 
     def _parts(self, ops: IntArray) -> list[_Part]:
-        """Return the module calls that a region consists of: those of the least depth at which there are several."""
+        """Return the module calls of a region, at the least depth with several calls."""
         start, end, depth = (self._calls[name] for name in ("start_op", "end_op", "depth"))
         rows = np.sort(self._calls_by_start.within(int(ops[0]), int(ops[-1]) + 1))
         rows = rows[(end[rows] <= ops[-1] + 1) & (end[rows] > start[rows])]
@@ -131,7 +131,7 @@ class SmallerRegions:
         return []
 
     def _last_backward_before(self, op: int) -> int:
-        """Return the last op of the backward before the one that an op belongs to, -1 if there is none."""
+        """Return the last op of the backward before an op's own backward; -1 if there is none."""
         forward = int(self._last_forward[op])
         return int(self._last_backward[forward]) if forward != NONE else NONE
 
@@ -146,7 +146,7 @@ class _PartNumbers:
             self._numbers[part.start_op - start_op : part.end_op - start_op] = number
 
     def of(self, ops: IntArray) -> IntArray:
-        """Return the number of the part of each op, -1 for what is in none."""
+        """Return the number of the part of each op; -1 for ops outside all parts."""
         at = ops - self._start_op
         is_within = (at >= 0) & (at < len(self._numbers) - 1)
         numbers: IntArray = self._numbers[np.where(is_within, at, -1)]

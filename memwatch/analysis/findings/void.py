@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def find_void(moment: Moment) -> list[Candidate]:
-    """Return what is never used, by variable.
+    """Return memory that is never used, by variable.
 
-    What lies on an evaluation stack is an item of a list being made. What is made while other threads or compiled
-    code run ops may be for one of these, whose ops are not recorded.
+    A value on an evaluation stack is an item of a list under construction. Memory that is made while other threads or
+    compiled code run may be for them, and their ops are not recorded.
     """
     held = (
         (allocation, variables)

@@ -1,4 +1,7 @@
-"""What a backward reads of what forward made, where no pack was seen: hooks of the program or a wrapper took it."""
+"""Infer that autograd holds forward tensors whose pack was not recorded.
+
+Hooks of the program, or a wrapper, may have taken the pack.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +25,13 @@ if TYPE_CHECKING:
 
 
 class Awaited:
-    """Infers autograd's graph as the holder of what is in no variable until an op of backward reads it."""
+    """Infers autograd's graph as the holder of a tensor that is in no variable until an op of backward reads it."""
 
     def __init__(self, facts: Facts) -> None:
         self._facts = facts
 
     def holder(self, allocation: int, op: int) -> Holder | None:
-        """Return the node that an allocation waits for while an op runs, None where no backward reads it.
+        """Return the node that an allocation waits for while an op runs, or None if no backward reads it.
 
         The graph may keep memory that the running backward has already read, as the graph of `torch.func.grad` does.
         """
@@ -57,7 +60,7 @@ class Awaited:
 
     @cached_property
     def _reads(self) -> tuple[IntArray, IntArray]:
-        """What backward reads without a pack: storages and the ops that read them, both in order."""
+        """The reads of backward without a pack: storages, and the ops that read them, both in order."""
         capture, named = self._facts.capture, self._facts.allocations.named
         uses, phase = capture.tables["uses"], capture.tables["ops"]["phase"]
         crossing: NDArray[np.bool_] = crosses_to_backward(capture, named)

@@ -69,7 +69,7 @@ class Births:
 
 
 def _grouped(values: IntArray, groups: IntArray) -> dict[int, IntArray]:
-    """Return values by group, in the order in which they are given."""
+    """Return values by group, in the given order."""
     order = np.argsort(groups, kind="stable")
     numbers, first = np.unique(groups[order], return_index=True)
     return dict(zip(numbers.tolist(), np.split(values[order], first[1:]), strict=True)) if len(values) else {}

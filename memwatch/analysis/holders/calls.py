@@ -16,7 +16,7 @@ COMPREHENSIONS = ("comp>", "genexpr>")
 
 
 class StackCall(NamedTuple):
-    """A running call of the program: where it is, and what its function is called."""
+    """A running call of the program: its place, and the name of its function."""
 
     file: str
     line: int
@@ -32,7 +32,7 @@ class StackCall(NamedTuple):
 def common_call(facts: Facts, allocation: int, op: int) -> StackCall | None:
     """Return the program's innermost call that ran both when an allocation was made and while an op ran.
 
-    What autograd's engine makes is of no call around the engine: only of one that it has called itself.
+    Allocations of autograd's engine do not belong to the calls around the engine, only to calls that it makes itself.
     """
     made = int(facts.allocations.op[allocation])
     if op < 0 or made == NONE:
@@ -57,6 +57,6 @@ def common_call(facts: Facts, allocation: int, op: int) -> StackCall | None:
 
 
 def defined_name(function: str) -> str:
-    """Return the name of a function as its `def` has it; for a comprehension, that of the function around it."""
+    """Return the name of a function in its `def`; for a comprehension, the name of the function around it."""
     *around, name = function.replace(".<locals>", "").split(".")
     return around[-1] if name.endswith(COMPREHENSIONS) and around else name

@@ -7,7 +7,7 @@ from enum import Enum, unique
 
 @unique
 class HolderEvidence(Enum):
-    """How a holder is known; the values are those of the column `holder_evidence`."""
+    """The source of the knowledge about a holder; the values of the column `holder_evidence`."""
 
     SEEN = "seen"  # the reference was observed in that very op
     STRUCTURE = (
@@ -19,30 +19,29 @@ class HolderEvidence(Enum):
 
 @unique
 class Inference(Enum):
-    """The rules by which a holder is inferred; the words for each are in `memwatch.words.holders`."""
+    """The rules that infer a holder. `memwatch.words.holders` has the words for each."""
 
-    EARLIER = "earlier"  # seen before, and it cannot be told whether the reference ended since
-    LATER = "later"  # seen afterwards, and it cannot be told whether the reference had begun
-    BETWEEN = "between"  # seen both before and after, and no look was just then
-    TWIN = "twin"  # another one that the same line made was seen so
-    WITHIN_REGION = (
-        "within region"  # made when its region ran again, and no pack has it while the backward runs
-    )
-    MADE_WITH = "made with"  # born while torch made it, and alive after that; its books do not tell its parts
+    EARLIER = "earlier"  # an earlier sample saw it; the reference may have ended since
+    LATER = "later"  # a later sample saw it; the reference may not have existed yet
+    BETWEEN = "between"  # an earlier and a later sample saw it, and none was taken at this op
+    TWIN = "twin"  # a sample saw this holder for another allocation of the same line
+    # made when its region was recomputed, and no pack holds it while the backward runs
+    WITHIN_REGION = "within region"
+    # born while torch built an object that is still alive; torch's own records do not list its parts
+    MADE_WITH = "made with"
     RETURNED = "returned"  # seen through a variable of a call that has returned; the object is still alive
     SAME_CALL = "same call"  # on the evaluation stack of the innermost call that made it and still runs
-    NO_VARIABLE = "no variable"  # it, or its twin, was looked for in vain, and a call that made it still runs
-    ROLE_LATER = "role later"  # it is seen in that role only later
-    ROLE_EARLIER = "role earlier"  # it was seen in that role before, and at the next look in it no more
-    ROLE_BETWEEN = "role between"  # it was seen in that role before and after, and no look was just then
-    ROLE_UNCONFIRMED = "role unconfirmed"  # it was seen in that role before, and at no look since
+    # a sample searched for it, or for its twin, and found no variable; a call that made it still runs
+    NO_VARIABLE = "no variable"
+    ROLE_LATER = "role later"  # the first sample that saw it in this role is later
+    ROLE_EARLIER = "role earlier"  # an earlier sample saw it in this role, and the next one did not
+    ROLE_BETWEEN = "role between"  # samples before and after saw it in this role, and none at this op
+    ROLE_UNCONFIRMED = "role unconfirmed"  # an earlier sample saw it in this role; there was none since
     IN_FLIGHT = "in flight"  # made in backward, and a later op of the same backward reads it
-    AWAITED = (
-        "awaited"  # made in forward, in no variable that a look saw, and a later op of backward reads it
-    )
+    # a forward op made it, no sample found a variable that refers to it, and a later backward op reads it
+    AWAITED = "awaited"
     WITHIN_NODE = "within node"  # made by a node of backward that still runs
     WITHIN_CPP = "within C++"  # made and still needed by one call into C++
-    WITHIN_COMPILED = (
-        "within compiled"  # made in a call of a compiled function, or in its backward, that still runs
-    )
+    # made in a call of a compiled function, or in its backward, that still runs
+    WITHIN_COMPILED = "within compiled"
     WITHIN_STEP = "within step"  # made in a step of the optimizer, and dropped before it ends

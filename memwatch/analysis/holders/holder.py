@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 class HolderKey(NamedTuple):
-    """What two holders share that are one to a reader: the same variable holds all items of a list.
+    """The common part of holders that are one to a reader: the same variable holds all items of a list.
 
     Attributes:
-        kind: what kind of holder it is.
-        subject: the names that tell it from others of its kind, as of the variable, its function and its file.
+        kind: the kind of holder.
+        subject: the names that identify it within its kind, such as those of the variable, its function and its file.
     """
 
     kind: HolderKind
@@ -36,17 +36,17 @@ _ITERATED: Final = ".0"
 
 @dataclass(frozen=True)
 class Holder:
-    """What keeps a piece of memory alive.
+    """The reference that keeps a piece of memory alive.
 
     Attributes:
-        kind: what kind of holder it is.
-        words: the holder as a reader is told of it, without how it is known.
-        site: `file:line` of the line to edit, empty if there is none.
-        path: the retention path in words, one reference a line, empty where none was recorded.
-        is_own: True if the line is the program's own code, False if it is a library's, None if nobody asked.
-        subject: the names that tell it from others of its kind.
+        kind: the kind of holder.
+        words: the holder in words, without its evidence.
+        site: `file:line` of the line to edit; "" if there is none.
+        path: the retention path in words, one reference a line; "" if none was recorded.
+        is_own: True if the line is the program's own code, False if it is a library's, None if not determined.
+        subject: the names that identify it within its kind.
         evidence: how it is known.
-        inference: the rule by which it is inferred, None for what was seen or read.
+        inference: the rule that inferred it, or None for a holder that was seen or read.
         edges: the references of the path, the root's first.
     """
 
@@ -62,12 +62,12 @@ class Holder:
 
     @property
     def key(self) -> HolderKey:
-        """What two holders share that are one to a reader."""
+        """The common part of holders that are one to a reader."""
         return HolderKey(self.kind, self.subject)
 
     @property
     def key_of_items(self) -> HolderKey:
-        """What holders share that differ in an item of a list or dictionary alone: `rows[0].x` and `rows[1].x`."""
+        """The common part of holders that differ only in an item: `rows[0].x` and `rows[1].x`."""
         kinds = [edge.kind for edge in self.edges]
         if not any(kind in words.ITEMS for kind in kinds):
             return self.key
@@ -82,7 +82,7 @@ class Holder:
 
     @property
     def told(self) -> str:
-        """The holder as a reader is told of it; what is inferred says so, and by which rule."""
+        """The holder in words. An inferred holder is marked as such, with its rule."""
         if self.inference is None:
             return self.words
         return words.INFERRED.format(holder=self.words, rule=words.INFERENCES[self.inference.value])
@@ -99,17 +99,17 @@ class Holder:
 
     @property
     def is_of_array(self) -> bool:
-        """Whether numpy has the memory too: what it reads of it is no op."""
+        """Whether numpy has the memory too. numpy's reads are not ops."""
         return any(edge.kind is EdgeKind.NUMPY_BASE for edge in self.edges)
 
     @property
     def is_implicit(self) -> bool:
-        """Whether it is what a comprehension goes over, which the program's text does not name there."""
+        """Whether it is the iterable of a comprehension, which has no name in the program's text there."""
         return bool(self.edges) and self.edges[0].name == _ITERATED
 
     @property
     def is_likely(self) -> bool:
-        """Whether it is told as a fact, or samples before and after saw it so."""
+        """Whether it is reported as a fact, or samples before and after found it."""
         return self.inference in (None, Inference.BETWEEN)
 
     @property
@@ -120,21 +120,24 @@ class Holder:
 
     @property
     def nearness(self) -> tuple[bool, bool, bool]:
-        """What sorts holders seen at one time: the program's own first, then packages', and torch's own calls last."""
+        """The sort key of holders seen at one time: first the program's own, then packages', then torch's own calls."""
         return self.foreign, self.foreign and self.is_of_torch, self.is_implicit
 
     @property
     def order(self) -> tuple[bool, bool, bool]:
-        """What sorts holders: the program's own first, and of those that are inferred objects before variables.
+        """The sort key of holders: the program's own first, and among inferred ones objects before variables.
 
-        What an object refers to outlasts a call: more likely it did so at another time as well.
+        A reference from an object outlasts a call, so it more likely existed at another time as well.
         """
         is_brief = not self.is_likely and self.kind in (HolderKind.LOCAL, HolderKind.ARGUMENT)
         return self.foreign, is_brief, self.is_implicit
 
     @property
     def may_be_cut(self) -> bool:
-        """Whether a program can let go of it: of what C++ has alone, or torch or a library on its stack, it cannot."""
+        """Whether a program can drop the reference.
+
+        It cannot if only C++ has it, or a stack of torch or a library.
+        """
         if self.kind is HolderKind.CPP_ONLY:
             return False
         known = [edge.is_own for edge in self.edges if edge.is_own is not None]
@@ -146,15 +149,18 @@ class Holder:
         return bool(self.edges) and HolderPath(self.edges).is_inside
 
     def is_through(self, other: Holder) -> bool:
-        """Whether this is another holder, or what is reached through it, as `output.logits` through `output`."""
+        """Whether this is another holder, or an object reached through it, as `output.logits` through `output`."""
         return self.key == other.key or (bool(other.edges) and _starts_with(self.subject, other.subject))
 
     def inferred(self, rule: Inference) -> Holder:
-        """Return this holder as one that is inferred by a rule."""
+        """Return this holder, marked as inferred by a rule."""
         return dataclasses.replace(self, evidence=HolderEvidence.INFERRED, inference=rule)
 
     def on_stack_of(self, function: str, site: str, *, is_own: bool) -> Holder:
-        """Return this value of an evaluation stack as one on that of a call, to be edited at the call's line."""
+        """Return this value of an evaluation stack as a value on a call's stack.
+
+        The call's line is the line to edit.
+        """
         text = words.ON_STACK.format(value=self.words, function=function)
         subject = (*self.subject, function)
         return dataclasses.replace(self, words=text, site=site, is_own=is_own, subject=subject)
@@ -181,9 +187,9 @@ def holder_of(path: Path) -> Holder:
 
 
 def object_holder(holder: Holder) -> Holder | None:
-    """Return the attribute of an object in place of a holder whose variable is gone; None if it named no object.
+    """Return a holder that begins at the object's attribute instead of a dead variable, or None without an object.
 
-    What an object refers to it still does when the call returned in whose variable the object was seen.
+    The object's references still exist after the call returned in whose variable the object was seen.
     """
     edge = HolderPath(holder.edges).last_attribute if holder.edges else None
     if edge is None:
@@ -199,12 +205,12 @@ def object_holder(holder: Holder) -> Holder | None:
 
 
 def twin_of(holder: Holder) -> Holder:
-    """Return the holder of a twin of what was seen in another one: which item of a list it lies in is not known."""
+    """Return the holder of a twin of a seen allocation. The twin's item in a list is unknown."""
     return of_any_item(holder).inferred(Inference.TWIN)
 
 
 def of_any_item(holder: Holder) -> Holder:
-    """Return a holder in whose words it is left open which items of lists and dictionaries are meant."""
+    """Return a holder whose words leave open which items of lists and dictionaries are meant."""
     accessors = HolderPath(holder.edges).accessors if holder.edges else None
     if not accessors or all(edge.kind not in words.ITEMS for edge in accessors):
         return holder

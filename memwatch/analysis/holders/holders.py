@@ -116,7 +116,7 @@ class Holders:
         ]
 
     def _of_roles(self, allocations: IntArray, op: int) -> list[Holder | None]:
-        """Return the holders of what is in a role and was made by no op that runs: of a large model that is most."""
+        """Return the holders of allocations with a role that no running op made. In a large model most have one."""
         facts, every = self._facts, self._facts.allocations
         roles = facts.categories.role.of(allocations)
         columns = (roles, every.storage[allocations].tolist(), facts.recorded_names.of(allocations))
@@ -127,7 +127,7 @@ class Holders:
         ]
 
     def _untold(self, allocations: IntArray, op: int) -> NDArray[np.bool_]:
-        """Return which allocations nothing tells of as an op runs: no op made them, and no table has a row of them.
+        """Return which allocations have no evidence while an op runs: neither a maker nor a row in a table.
 
         Beside a small model that trains there may be 100,000 of them.
         """
@@ -162,7 +162,7 @@ class Holders:
         return reading or awaited or self._unseen.holder(allocation, event)
 
     def _of_variables(self, allocation: int, event: int, variables: list[Holder]) -> Holder:
-        """Return the holder to tell of some that samples saw, or guessed for want of any."""
+        """Return the holder to report, from holders that samples saw, or that were inferred without a sample."""
         of_region = self._regions.holder(allocation, self._facts.op_at(event), variables)
         if of_region is not None:
             return of_region
@@ -218,9 +218,11 @@ class Holders:
         return self._in_role(role, storage, facts.recorded_names[allocation], facts.op_at(event))
 
     def _in_role(self, role: str, storage: int, recorded_name: str, op: int) -> Holder | None:
-        """Return the holder that a role names; inferred, where the storage is not known to be in it just then.
+        """Return the holder that a role names.
 
-        None where it is in that role no more.
+        It is inferred if the storage is not known to have the role at this op.
+
+        Return None if the storage has left the role.
         """
         known = self._facts.role_times.at(storage, role, op)
         if known is InRole.ENDED:
@@ -228,7 +230,7 @@ class Holders:
         made_with = Inference.MADE_WITH if role in _INFERRED_ROLES else None
         rule = _INFERENCES.get(known, made_with)
         name = recorded_name.removeprefix(GRADIENT_PREFIX)
-        # made at once: 100,000 of them may be told
+        # made at once, because 100,000 of them may be reported
         return Holder(
             _ROLES[role],
             words.role_holder(role, name),
@@ -276,15 +278,15 @@ class Holders:
 
 
 def _held(packs: IntArray, are_saved: NDArray[np.bool_], ends: IntArray, now: int) -> list[int]:
-    """Return those of some saved tensors that are saved and not let go of: never, or later than now."""
+    """Return the saved tensors of a list that have not been released: never, or later than now."""
     held: list[int] = packs[are_saved & ((ends == NONE) | (ends > now))].tolist()
     return held
 
 
 def _lasts_less(holder: Holder) -> tuple[bool, ...]:
-    """Return what sorts the holders of memory that outlives calls: seen ones first, and variables of calls last.
+    """Return the sort key for holders of memory that outlives calls: seen ones first, and variables of calls last.
 
-    What torch's calls pass on, as in `*args`, is another's.
+    Arguments that torch's calls pass on, as in `*args`, belong to another holder.
     """
     is_variable = holder.kind in (HolderKind.LOCAL, HolderKind.ARGUMENT, HolderKind.EVALUATION_STACK)
     return holder.foreign, holder.is_of_torch, not holder.is_likely, is_variable and not holder.is_inside

@@ -7,7 +7,7 @@ from enum import Enum, unique
 
 @unique
 class HolderKind(Enum):
-    """What held a piece of memory; the values are those of the column `holder_kind`."""
+    """The kind of a holder; the values of the column `holder_kind`."""
 
     # found by following references; see `paths.py`
     LOCAL = "local"
@@ -33,7 +33,7 @@ class HolderKind(Enum):
     COMMUNICATION = "communication"
     AUTOCAST_CACHE = "autocast cache"
     AUTOGRAD_NODE = "autograd node"
-    CHECKPOINT = "checkpoint"  # activation checkpointing: the input of a region, or what ran again
+    CHECKPOINT = "checkpoint"  # activation checkpointing: the input of a region, or recomputed tensors
     OPTIMIZER = "optimizer"
     KERNEL = "kernel"
     RUNNING_OP = "running op"

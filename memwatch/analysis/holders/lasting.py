@@ -33,12 +33,12 @@ class LastingReferences:
         self._running = RunningCalls(facts)
 
     def of_itself(self, holder: Holder, allocation: int, seen_op: int, op: int) -> Holder | None:
-        """Return a holder of an allocation, seen in the middle of one op, as its holder while another op runs.
+        """Return a holder that was seen in the middle of one op as the holder while another op runs.
 
-        It is seen in that op alone; for another one it is inferred.
+        It was seen in that op alone. For another op it is inferred.
 
         Returns:
-            None if its variable is of a call that does not run then, or cannot have been set yet.
+            None if its variable belongs to a call that does not run then, or that cannot have set it yet.
         """
         if holder.kind is HolderKind.EVALUATION_STACK:
             return self._on_stack(holder, allocation, op)
@@ -56,9 +56,9 @@ class LastingReferences:
         return holder.inferred(Inference.EARLIER)  # no look sees a `del`
 
     def _state(self, holder: Holder, allocation: int, seen_op: int, op: int) -> CallState:
-        """Return whether the call runs while `op` does in whose variable a sample saw an allocation.
+        """Return whether the call of a holder's variable, seen by a sample, runs while `op` does.
 
-        Where that is unknown, what the call itself made counts as gone with it: the next call makes its own.
+        If that is unknown, allocations that the call itself made count as gone with it: the next call makes its own.
         """
         call, made = _call_of(holder), int(self._made[allocation])
         if call is None:
@@ -71,13 +71,13 @@ class LastingReferences:
     def of_twin(
         self, holder: Holder, allocation: int, op: int, *, twin_age: int | None = None
     ) -> Holder | None:
-        """Return a holder of another allocation that the same calls made as one of this allocation.
+        """Return the holder of another allocation that the same calls made, as the holder of this allocation.
 
         Args:
-            holder: who was seen to hold the other one.
+            holder: the seen holder of the other one.
             allocation: the piece of memory.
-            op: the op while which it is held.
-            twin_age: ops from the birth of the other one to the sample. What held it so early has this one too, if
+            op: the op during which it is held.
+            twin_age: ops from the birth of the other one to the sample. A holder at that age also holds this one if
                 this one is as old.
         """
         if holder.kind is HolderKind.EVALUATION_STACK:

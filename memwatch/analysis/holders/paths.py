@@ -1,6 +1,6 @@
-"""What a recorded retention path says about its holder: the kind, the reference to cut, the expression to write.
+"""Derive from a recorded retention path the holder's kind, the reference to cut, and the expression to write.
 
-All of it follows from the kinds of the references; the words for it are in `memwatch.words.holders`.
+All of it follows from the kinds of the references. The words are in `memwatch.words.holders`.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class HolderPath:
 
     @property
     def kind(self) -> HolderKind:
-        """What kind of holder it is."""
+        """The kind of holder."""
         if self.is_graph:
             return HolderKind.GRAPH
         if self.head.kind is EdgeKind.EVALUATION_STACK:
@@ -102,9 +102,9 @@ class HolderPath:
 
     @property
     def suspended(self) -> Edge | None:
-        """The variable of a suspended generator that a running loop goes over; None where there is none.
+        """The variable of a suspended generator over which a running loop goes, or None.
 
-        It keeps what it refers to whatever call runs the loop.
+        It keeps its value whatever call runs the loop.
         """
         inner = self.edges[1] if len(self.edges) > 1 else None
         if self.head.kind is not EdgeKind.EVALUATION_STACK or inner is None:
@@ -114,7 +114,10 @@ class HolderPath:
 
     @property
     def _kind_on_the_way(self) -> HolderKind:
-        """The kind that the last reference tells which has one: nearest to the memory is what to edit."""
+        """The kind that the last reference with a kind gives.
+
+        The reference nearest to the memory is the one to edit.
+        """
         known = (kind for edge in reversed(self._on_the_way) if (kind := _kind_of_edge(edge)) is not None)
         return next(known, HolderKind.ATTRIBUTE)
 
@@ -148,7 +151,7 @@ class HolderPath:
 
     @property
     def _on_the_way(self) -> Path:
-        """The references after the root's; a reader is told of the array whose memory is a tensor's, not of both."""
+        """The references after the root's. A numpy array over a tensor's memory comes without the tensor."""
         edges = self.edges[1:-1] if self.is_graph else self.edges[1:]
         while edges and edges[-1].kind in (EdgeKind.NUMPY_BASE, EdgeKind.SHARED_MEMORY):
             edges = edges[:-1]
@@ -156,9 +159,9 @@ class HolderPath:
 
     @cached_property
     def accessors(self) -> Path | None:
-        """The references that an expression follows from the variable on, or None where Python cannot write it.
+        """The references of an expression that starts at the variable, or None if Python cannot write it.
 
-        Items at the end are left out: a reader is told of the container.
+        Items at the end are left out: the report names the container.
         """
         if self.head.kind is EdgeKind.EXCEPTION_HANDLED or not all(map(_can_write, self._on_the_way)):
             return None
@@ -169,7 +172,7 @@ class HolderPath:
 
     @property
     def telling(self) -> Edge | None:
-        """The last reference on the way whose words tell what to edit; None where there is none on the way."""
+        """The last reference on the path whose words name the place to edit, or None."""
         if self.head.kind is EdgeKind.EVALUATION_STACK:
             edges = [edge for edge in self._on_the_way if edge.kind not in _SILENT_ON_STACK]
             return edges[-1] if edges else None
@@ -188,7 +191,7 @@ class HolderPath:
 
     @property
     def last_attribute(self) -> Edge | None:
-        """The last reference on the way from an object or a cache; None where there is none on the way."""
+        """The last reference on the path from an object or a cache, or None."""
         named = (
             edge for edge in reversed(self._on_the_way) if edge.kind in _OF_OBJECTS and edge.owner is not None
         )
@@ -196,7 +199,7 @@ class HolderPath:
 
     @property
     def to_edit(self) -> Edge | None:
-        """The reference whose file and line a reader should edit; None where no line is known."""
+        """The reference whose file and line a reader should edit, or None without a known line."""
         if self.suspended is not None:
             return self.suspended
         if self.head.kind not in _VARIABLES:

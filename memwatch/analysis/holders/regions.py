@@ -1,6 +1,7 @@
-"""What torch's own calls hold around a checkpointed region: its inputs, its results and the gradients it was given.
+"""The tensors that torch's own calls hold around a checkpointed region: its inputs, results and received gradients.
 
-The variables of these calls (`*args`, `t_outputs`) say nothing to a reader. The region does, which is in torch's books.
+The variables of these calls (`*args`, `t_outputs`) mean nothing to a reader. The region does; torch's own records
+have it.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ class Regions:
         self._facts = facts
 
     def holder(self, allocation: int, op: int, seen: Sequence[Holder]) -> Holder | None:
-        """Return the region for which torch's calls hold an allocation while an op runs; None if something else does.
+        """Return the region for which torch's calls hold an allocation while an op runs, or None.
 
         Args:
             allocation: the piece of memory.
             op: the op.
-            seen: who was seen to hold it; nobody, where no sample tells.
+            seen: the holders that a sample saw; empty without a sample.
         """
         if seen and not all(holder.is_of_torch for holder in seen):
             return None

@@ -72,7 +72,8 @@ class RunningCalls:
     def on_stack(self, call: Vertex, op: int, *, variable: str | None) -> bool:
         """Return True if a call of the same function runs while an op runs, and may have a variable.
 
-        What a comprehension iterates over is a variable of its own call, which is told as one of the function around.
+        The iterable of a comprehension is a variable of the comprehension's own call, reported under the function
+        around it.
         """
         frames = [frame for frame in self.frames(op) if _is_of(call, frame)]
         if variable is not None and variable.startswith(_ITERATED):
@@ -80,10 +81,10 @@ class RunningCalls:
         return bool(frames)
 
     def state(self, call: Vertex, seen_op: int, op: int) -> CallState:
-        """Return whether a call, as it was seen while one op ran, runs while another op runs.
+        """Return whether a call, as a sample saw it during one op, runs during another op.
 
         Args:
-            call: the frame as the sample described it, with the line that it had reached.
+            call: the frame in the sample, with the line that it had reached.
             seen_op: the op in the middle of which the sample was taken.
             op: the other op, before or after.
         """
@@ -142,7 +143,10 @@ class RunningCalls:
         return CallState.RUNS if is_loop else CallState.UNKNOWN
 
     def _since_call(self, place: _Place, op: int) -> IntArray:
-        """Return the lines that a call has run from its begin to an op; most calls are short, so few ops are asked."""
+        """Return the lines that a call has run from its begin to an op.
+
+        Most calls are short, so this reads few ops.
+        """
         count = _FIRST_LOOK_OPS
         while True:
             lines = self._lines_of(place, self._stacks[max(op + 1 - count, 0) : op + 1])
@@ -164,7 +168,7 @@ class RunningCalls:
         return here
 
     def _lines_by_stack(self, place: _Place) -> IntArray:
-        """Return the line that a call has reached in each stack, so far as it was asked; the last is of no stack."""
+        """Return the known lines that a call has reached, by stack; the last entry stands for "no stack"."""
         if place not in self._lines:
             self._lines[place] = np.full(int(self._stacks.max(initial=NONE)) + 2, _UNREAD, dtype=np.int32)
         return self._lines[place]

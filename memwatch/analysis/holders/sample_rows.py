@@ -1,4 +1,4 @@
-"""The rows that the recorder's samples wrote: which storage was seen held, in which sample, by which path."""
+"""The rows that the recorder's samples wrote: the storage, the sample, and the path of the holder."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class SampleRows:
         return self._rows_by_storage.get(int(self._facts.allocations.storage[allocation]), _NO_ROWS)
 
     def same_sample(self, rows: IntArray, row: int) -> IntArray:
-        """Return the rows that tell of the same storage in the same sample as one of them."""
+        """Return the rows about the storage of one row in the same sample."""
         table = self.table
         same = (table["sample"][rows] == table["sample"][row]) & (
             table["storage"][rows] == table["storage"][row]
@@ -93,5 +93,5 @@ class SampleRows:
         return chosen
 
     def seen_in(self, rows: IntArray) -> list[Holder]:
-        """Return the holders that rows tell of, each once."""
+        """Return the holders in some rows, each once."""
         return list(dict.fromkeys(map(self.holder, self.table["path"][rows].tolist())))

@@ -1,8 +1,8 @@
-"""Which of the recorder's samples speak for an allocation at an op, and whom they saw holding it.
+"""Choose the recorder's samples that are evidence for an allocation at an op, and return the holders that they saw.
 
-A *sample* is one search of the recorder for the holders of everything large that was live at that moment, in the
-middle of an op. Samples are rare, so one that saw the allocation at another time, or another allocation that the same
-calls made (a *twin*), often has to speak for it. `LastingReferences` says what then is still seen, and what inferred.
+A *sample* is one search of the recorder for the holders of all large live storages, in the middle of an op. Samples
+are rare. Often the evidence is a sample that saw the allocation at another time, or that saw another allocation of
+the same calls (a *twin*). `LastingReferences` decides whether such a holder still counts as seen, or as inferred.
 """
 
 from __future__ import annotations
@@ -54,17 +54,17 @@ class HolderSamples:
     def variables(self, allocation: int, op: int) -> list[Holder]:
         """Return the variables that held an allocation while an op ran: the program's own first, innermost first.
 
-        A variable of a call that does not run then is none of them, whatever a sample saw before or after. What the
-        op itself makes is in no variable yet.
+        A variable of a call that does not run then is left out, whatever a sample saw before or after. The op's own
+        result is in no variable yet.
         """
         if int(self._facts.allocations.op[allocation]) == op:
             return []
         return [holder for holder in self._holders(allocation, op) if holder.kind is not HolderKind.GRAPH]
 
     def was_in_no_variable(self, allocation: int, op: int) -> bool:
-        """Return True if samples looked for an allocation, or for another that the same calls made, in vain.
+        """Return True if samples searched for an allocation, or for another of the same calls, and found no variable.
 
-        Of what these calls made before the last time it is not known whether they still run.
+        It is unknown whether the earlier allocations of these calls, except the last, are still running.
         """
         if self._births.generation(allocation, op):
             return False
@@ -104,7 +104,7 @@ class HolderSamples:
         """Return all holders in the sample that speaks best for an allocation while an op ran."""
         facts, rows = self._facts, self._rows.of(allocation)
         if not len(rows) and not len(self._twins.rows(allocation)):
-            # no sample tells of it, nor of another that the same calls made
+            # no sample saw it, nor another allocation of the same calls
             return self._twins.of_other_calls(allocation)
         if len(rows) and is_small(facts, allocation):  # most samples leave out what is so small
             found = self._own(rows, np.unique(self._table["sample"][rows]), allocation, op)
@@ -139,9 +139,10 @@ class HolderSamples:
         return bool(self._facts.categories.category[allocation] == "held")
 
     def _on_stack_later(self, rows: IntArray, allocation: int, op: int) -> list[Holder]:
-        """Return the evaluation stack on which other samples saw what the nearest one looked for in vain.
+        """Return the evaluation stack on which other samples found the value that the nearest one did not find.
 
-        The first sample that finds no variable does not ask gc. The next one does, and the stack had the value before.
+        The first sample that finds no variable does not ask gc. The next one does, and the stack had the value
+        before.
         """
         is_on_stack = self._rows.with_kind(HolderKind.EVALUATION_STACK)[rows]
         if not len(rows) or not is_on_stack.all() or self._is_held(allocation):
@@ -150,23 +151,23 @@ class HolderSamples:
         return [holder for holder in placed if holder is not None]
 
     def _in_objects(self, allocation: int, op: int, *, alike: bool) -> list[Holder]:
-        """Return the objects and containers that hold a twin: few samples look into objects of packages.
+        """Return the objects and containers that hold a twin: few samples search objects of packages.
 
-        A value is on an evaluation stack for a moment, and in an object, as of a loader, from then on.
+        A value is on an evaluation stack for a moment, and in an object, such as a loader, from then on.
 
         Args:
             allocation: the piece of memory.
             op: the op.
-            alike: whether only a twin of the same size and module may speak for it.
+            alike: whether only a twin of the same size and module counts.
         """
-        # what does not outlast calls may lie in a variable as the nearest twin does
+        # an allocation that does not outlast calls may lie in a variable as the nearest twin does
         found = self._twins.holders(allocation, op, alike=alike, inside=self._is_held(allocation))
         return [holder for holder in found if is_in_object(holder)]
 
     def _since_it_was_on_a_stack(self, allocation: int, op: int, alive: NDArray[np.bool_]) -> list[Holder]:
-        """Return who held a twin of the same age, for what is held and was looked for in vain at an earlier op only.
+        """Return the holders of a twin of the same age, if the allocation was not found at an earlier op only.
 
-        There it was a value that no variable had yet, as the first of two in one statement.
+        At that op it was a value without a variable, such as the first of two in one statement.
         """
         if not self._is_held(allocation) or (self._sample_ops[alive] > op).any():
             return []
@@ -233,7 +234,7 @@ class HolderSamples:
     def _telling_samples(self, allocation: int, op: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Return the samples taken while an allocation was alive, and those among them in the same phase as `op`.
 
-        Who holds a value changes with its use: what waited in a list lies in a variable then. A storage is
+        The holder of a value changes with its use: a value that waited in a list moves to a variable. A storage is
         unknown to the sample in the middle of whose op it was born.
         """
         facts, sample_ops = self._facts, self._sample_ops
@@ -241,7 +242,7 @@ class HolderSamples:
         end = facts.op_at(death) if death != NONE else facts.capture.rows("ops")
         made = int(facts.allocations.op[allocation])
         alive = (sample_ops > made + 1 if made != NONE else sample_ops >= 0) & (sample_ops <= end)
-        # also amid the op in which, or after which, it died
+        # also during the op in which, or after which, it died
         alive |= np.isin(self._samples, self._table["sample"][self._rows.of(allocation)])
         first, last = (int(bound[allocation]) for bound in facts.use_bounds)
         if first == NONE:

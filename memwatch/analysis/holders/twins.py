@@ -1,7 +1,7 @@
-"""Twins: other allocations that the same calls made, for those that no sample saw.
+"""Twins: other allocations of the same calls, as evidence for allocations that no sample saw.
 
-Of what a loop makes, some are born and gone between two samples: an item of a list, a cache that is replaced in each
-pass. A sample that saw another one at the same age speaks for these, and the answer says that it is inferred.
+In a loop, some allocations are born and freed between two samples: an item of a list, a cache that each pass
+replaces. A sample that saw another one at the same age is evidence for them, and the answer is marked as inferred.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class Twins:
         Args:
             allocation: the piece of memory.
             op: the op.
-            alike: whether only a twin of the same size and module may speak for it.
-            inside: whether only an object or a container may hold it, and no variable alone.
+            alike: whether only a twin of the same size and module counts.
+            inside: whether only an object or a container counts as holder, and no variable alone.
         """
         made = self._facts.allocations.op
         # all ops of a backward have its one call stack
@@ -93,11 +93,11 @@ class Twins:
             if kept:
                 return sorted(kept, key=lambda holder: holder.order)
             objects += filter(None, map(object_holder, seen) if is_held else ())
-        # what outlasts calls lies in an object as its twin does, though the call is over in whose variable that was
+        # An allocation that outlasts calls lies in an object as its twin does, though the twin's call is over.
         return [holder.inferred(Inference.TWIN) for holder in objects[:1]] or self.of_other_calls(allocation)
 
     def of_other_calls(self, allocation: int) -> list[Holder]:
-        """Return the object in which what is held lies, as does what other calls of its module made on its line."""
+        """Return the object that holds allocations of other calls of the module and line of a held allocation."""
         if not self._is_held(allocation):
             return []
         rows = self._rows_by_place.get(self._place(allocation), [])
@@ -126,12 +126,12 @@ class Twins:
         placed = self._lasting.of_twin(holder, allocation, op, twin_age=age)
         if self._table["storage"][rows[0]] != self._facts.allocations.storage[allocation]:
             return placed
-        # it is no twin: it was itself seen so, before its first use
+        # not a twin: a sample saw the allocation itself so, before its first use
         lasting = placed or object_holder(holder)
         return None if lasting is None else lasting.inferred(Inference.LATER)
 
     def on_stack(self, allocation: int, op: int) -> list[Holder]:
-        """Return where gc saw a twin that no variable named; it is not asked for every one."""
+        """Return where gc saw a twin that no variable named. gc is not asked for every twin."""
         rows = self.rows(allocation)
         unnamed = rows[self._rows.with_kind(HolderKind.EVALUATION_STACK)[rows]]
         if not len(unnamed):
@@ -141,10 +141,10 @@ class Twins:
         return [] if holder is None else [holder]
 
     def _nearest(self, allocation: int, op: int, *, alike: bool, inside: bool) -> Iterator[IntArray]:
-        """Yield the rows of one twin in one sample at a time, those that fit best first."""
+        """Yield the rows of one twin in one sample at a time, the best fit first."""
         rows = self.rows(allocation)
         rows = rows[~self._rows.is_graph[rows]]
-        if inside:  # what was seen on a stack, again and again, would leave none to ask
+        if inside:  # repeated sightings on a stack would use up the tries
             rows = rows[~self._rows.with_kind(HolderKind.EVALUATION_STACK)[rows]]
         allocations, generation = self._facts.allocations, self._births.generation(allocation, op)
         storages, seen_ops = self._table["storage"][rows], self._table["op"][rows] - 1

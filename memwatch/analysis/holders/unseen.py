@@ -1,4 +1,4 @@
-"""What no sample saw anybody hold: known from the op that runs, inferred by a rule, or not seen."""
+"""The holders of allocations that no sample saw: known from the running op, inferred by a rule, or not seen."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LONGEST_PASS_OPS: Final = 32
 
 
 class Unseen:
-    """Explains memory that no role, no saved tensor and no sample explains."""
+    """Explains memory without a role, a saved tensor or a sample."""
 
     def __init__(self, facts: Facts, samples: HolderSamples) -> None:
         self._facts, self._samples = facts, samples
@@ -38,7 +38,7 @@ class Unseen:
         self._not_seen: dict[tuple[object, ...], Holder] = {}
 
     def running_op(self, allocation: int, event: int) -> Holder | None:
-        """Return the op that runs at an event as the holder of what it makes, None for all else."""
+        """Return the op that runs at an event as the holder of its own results, or None for other allocations."""
         facts = self._facts
         op = facts.op_at(event)
         is_made_now = int(facts.allocations.op[allocation]) == op != NONE
@@ -51,7 +51,7 @@ class Unseen:
         return Holder(HolderKind.RUNNING_OP, text, line, subject=(op_name,), evidence=seen)
 
     def reading_op(self, allocation: int, event: int) -> Holder | None:
-        """Return the op that runs at an event as the holder of what it was given: torch holds it until it returns."""
+        """Return the op that runs at an event as the holder of its arguments: torch holds them until it returns."""
         facts, op = self._facts, self._facts.op_at(event)
         if op == NONE or int(facts.curve.time_ns[event]) > int(self._ops["end_ns"][op]):
             return None
@@ -95,7 +95,7 @@ class Unseen:
         return [kinds[number] for number in of_kind.tolist()]
 
     def not_seen(self, allocation: int) -> Holder:
-        """Return what stands for the holder of an allocation that nothing tells of."""
+        """Return the placeholder for the holder of an allocation without any evidence."""
         facts, allocations = self._facts, self._facts.allocations
         kind, text = HolderKind.NOT_SEEN, words.NOT_SEEN
         thread = str(facts.strings[allocations.thread[allocation]])
@@ -116,7 +116,7 @@ class Unseen:
         return self._not_seen[key]
 
     def _inferred(self, allocation: int, event: int) -> Holder | None:
-        """Return a holder that a rule about backwards, steps and calls into C++ infers, None where none applies."""
+        """Return a holder from a rule about backwards, steps and calls into C++, or None if no rule applies."""
         made, op = int(self._facts.allocations.op[allocation]), self._facts.op_at(event)
         if NONE in (made, op) or made > op:
             return None
@@ -150,7 +150,7 @@ class Unseen:
         return Holder(kind, told, line, subject=subject, evidence=inferred, inference=rule)
 
     def _in_compiled_code(self, allocation: int, event: int) -> Holder | None:
-        """Return compiled code as the holder of what it made itself, while that call or that backward runs."""
+        """Return compiled code as the holder of its own allocations, while that call or that backward runs."""
         facts = self._facts
         if str(facts.made_by.op_name[allocation]) != COMPILED:
             return None
@@ -169,10 +169,10 @@ class Unseen:
     def _in_no_variable(self, allocation: int, made: int, op: int) -> Holder | None:
         """Return the evaluation stack of the call that made an allocation, if no variable was seen to hold it.
 
-        What backward made is left out: autograd may hand it on in a new tensor, which no look recognises.
+        Allocations of backward are left out: autograd may pass them on in a new tensor, which no sample recognises.
         """
         if NONE in (made, op) or made > op or self._facts.categories.category[allocation] == "held":
-            return None  # what outlasts the call lies somewhere else
+            return None  # an allocation that outlasts the call lies somewhere else
         if self._facts.op_phase(made) in IN_BACKWARD or self._facts.op_phase(op) in (
             *IN_BACKWARD,
             OPTIMIZER,
@@ -191,7 +191,7 @@ class Unseen:
         return bool(np.isin(self._ops["phase"][made : last + 1], IN_BACKWARD).all())
 
     def _is_in_one_node(self, made: int, op: int) -> bool:
-        """Return True if one node of backward ran from the op that made an allocation to the one that runs."""
+        """Return True if one node of backward ran from the op that made an allocation to the running op."""
         sequence = self._ops["sequence"][made : op + 1]
         is_backward = self._ops["phase"][made : op + 1] == BACKWARD
         return bool(sequence[0] != NONE and (sequence == sequence[0]).all() and is_backward.all())
@@ -214,10 +214,10 @@ class Unseen:
         return death <= int(steps["time_ns"][row])
 
     def _is_in_one_call(self, made: int, event: int) -> bool:
-        """Return True if Python was at one instruction from the op that made it to the one that runs: C++ ran.
+        """Return True if Python stayed at one instruction from the op that made it to the running op: C++ ran.
 
-        Between two ops it is the next that tells whether Python went on. A module that was called, or left, tells that
-        it did: a loop over one line looks like one call otherwise.
+        Between two ops, the next one shows whether Python went on. A module that was called, or left, shows that it
+        did. A loop over one line would look like one call otherwise.
         """
         op = self._facts.op_at(event)
         has_returned = int(self._facts.curve.time_ns[event]) > int(self._ops["end_ns"][op])
@@ -245,9 +245,10 @@ class Unseen:
 
 
 def _repeats(names: IntArray) -> bool:
-    """Return True for ops that are the same again and again, as those of a loop over one line.
+    """Return True for ops that repeat again and again, like those of a loop over one line.
 
-    They are two passes and one op more at least: fewer may as well be what one call into C++ does twice.
+    They are at least two passes and one op more. Fewer ops may as well be one call into C++ that does something
+    twice.
     """
     return any(
         bool((names[period:] == names[:-period]).all())
