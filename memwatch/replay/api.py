@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 from memwatch.capture import Capture
 from memwatch.errors import MemwatchError
 from memwatch.planner import BudgetError, Graph
-from memwatch.planner.fingerprint import fingerprint
+from memwatch.planner.graph import fingerprint
 from memwatch.planner.plan import Plan
 from memwatch.planner.plan_search import plan_graph
 from memwatch.planner.request import describe_moves, op_text

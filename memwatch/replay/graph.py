@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from memwatch.analysis.facts.blocks import Blocks
     from memwatch.capture import Capture
     from memwatch.capture.packed import IntArray
-    from memwatch.planner.op import Name
+    from memwatch.planner.graph import Name
 
 
 _SLACK_NS: Final = 1_000

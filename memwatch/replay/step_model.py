@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from memwatch.planner import Plan
-    from memwatch.planner.op import Name
+    from memwatch.planner.graph import Name
 
 _LINE: Final = re.compile(r'File "(.+?)", line (\d+)')
 """File and line of an entry of a formatted stack, which dynamo keeps with each node."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from memwatch.encoding.values import Value
     from memwatch.planner import OpSpec
-    from memwatch.planner.op import Name
+    from memwatch.planner.graph import Name
 
 LEAVE: Final = "your code after the forward"
 """Name of the op that stands for it: it reads the forward's outputs."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from memwatch.planner import Graph, OpSpec
-    from memwatch.planner.op import Name
+    from memwatch.planner.graph import Name
 
 
 def torchs_order(parts: Sequence[Part], graph: Graph, *, as_torch: bool) -> list[Name]:

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 from memwatch.capture.schema import NONE
 from memwatch.errors import MemwatchError
 from memwatch.planner.errors import BudgetError
-from memwatch.planner.plan_file import PlanFileError
+from memwatch.planner.plan import PlanFileError
 from memwatch.replay.checkpoints.choose import Choice, choose_saved
 from memwatch.replay.checkpoints.first_pass import FirstPass
 from memwatch.replay.checkpoints.regions import (
