@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from memwatch.planner import BudgetError, Graph, Plan, plan_graph
 from memwatch.planner.graph import fingerprint
-from memwatch.replay.moves import Move
+from memwatch.replay.rewrite import Move
 from memwatch.replay.step_model import StepModel
 
 if TYPE_CHECKING:
