@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from memwatch.reading import Reading, load
     from memwatch.replay.api import apply_plan, plan
     from memwatch.replay.errors import UnsupportedOpError
-    from memwatch.replay.result import ReplayResult
+    from memwatch.replay.run import ReplayResult
     from memwatch.verification import verify
 
 _HOMES = {
@@ -40,7 +40,7 @@ _HOMES = {
     "Ranks": "memwatch.ranks.ranks",
     "Reading": "memwatch.reading",
     "Fit": "memwatch.fit.result",
-    "ReplayResult": "memwatch.replay.result",
+    "ReplayResult": "memwatch.replay.run",
     "TensorLeakError": "memwatch.leaks",
     "UnknownDeviceError": "memwatch.analysis",
     "UnsupportedOpError": "memwatch.replay.errors",

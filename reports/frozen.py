@@ -3,14 +3,15 @@
 A change of the code's structure must change no answer.
 
 The programs are those of the tests: `tests/truth` and `tests/findings` (peak, allocations at the peak, holders,
-findings), the leak programs of `tests/leaks` with their clean twins (leaks, references, advice), and the graphs of the
-planner (the lowest peak, and whether it is proven). Each commit runs its own copy of them in a worktree. Text is
-compared without line numbers and folders.
+findings), the leak programs of `tests/leaks` with their clean twins (leaks, references, advice), the graphs of the
+planner (the lowest peak, whether it is proven, and plans within budgets), and the training steps of `tests/replay`
+(the recorded ops and storages, plans, and what their replay measures). Each commit runs its own copy of them in a
+worktree. Text is compared without line numbers and folders.
 
 Some answers depend on the clock, such as the instant of a sample. So the older commit runs twice, and a program whose
 two answers differ is listed as not repeatable and not compared.
 
-Run: python reports/frozen.py OLD [NEW] [--only truth|findings|leaks|planner] [--every N]
+Run: python reports/frozen.py OLD [NEW] [--only truth|findings|leaks|planner|replay] [--every N]
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import io
 import json
 import os
 import pathlib
+import random
 import re
 import subprocess
 import sys
@@ -31,7 +33,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 ROOT = pathlib.Path(__file__).parent.parent
-KINDS = ("truth", "findings", "leaks", "planner")
+KINDS = ("truth", "findings", "leaks", "planner", "replay")
+BUDGETS = ("80%", "50%")
+LONGEST_S = 120.0
+"""A search that its time limit ends would give another plan on a busy machine, so the limit is never reached."""
 LINE = re.compile(r"(\w+\.py):\d+")
 """A line of a program: a change of the tests may move it, so the file alone is compared."""
 
@@ -111,14 +116,72 @@ def leaks() -> Iterator[tuple[str, Callable[[], Any]]]:
         yield f"{program.name}, clean", lambda program=program: of_leaks(find_leaks(program.clean))
 
 
+def of_plan(source: Any, make: Callable[..., Any], **options: Any) -> list[Any]:
+    """Return the steps and figures of a plan; the lowest plan where none fits the budget."""
+    from memwatch import BudgetError
+
+    error = ""
+    try:
+        plan = make(source, time_limit_s=LONGEST_S, **options)
+    except BudgetError as raised:
+        plan, error = raised.best, str(raised)
+    return [
+        plan.schedule.kind.tolist(), plan.schedule.index.tolist(), list(map(str, plan.order)), plan.moves,
+        plan.peak_increase_bytes, plan.lower_bound_bytes, plan.extra_cost_ratio, plan.moved_bytes, error,
+    ]  # fmt: skip
+
+
 def planner() -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Yield the graphs whose best order is known."""
+    """Yield the graphs whose best order is known, and graphs with budgets that need recompute or moves."""
+    from planner_recompute_graphs import linear_graph, training_chain, unet_step, uniform_chain
     from test_planner_targets import CASES
 
-    from memwatch.planner import best_order
+    from memwatch.planner import best_order, plan_graph
 
     for name, graph, _ in CASES:
         yield name, lambda graph=graph: [(best := best_order(graph)).peak_bytes, best.proven]
+    graphs = {
+        "linear": linear_graph(12),
+        "chain": uniform_chain(16),
+        "training": training_chain(20, random.Random(0)),
+        "u-net": unet_step(3, random.Random(0)),
+    }
+    for name, graph in graphs.items():
+        for budget in BUDGETS:
+            for offload in (False, True):
+                yield (
+                    f"{name}, {budget}, {offload=}",
+                    lambda graph=graph, budget=budget, offload=offload: of_plan(
+                        graph, plan_graph, budget=budget, offload=offload
+                    ),
+                )
+
+
+def replay() -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Yield the training steps that are recorded, planned and replayed."""
+    from replay_programs import PROGRAMS
+    from replay_recording import record
+
+    import memwatch
+
+    def run(build: Callable[[], Callable[[], object]]) -> dict[str, Any]:
+        prof = record(build())
+        found: dict[str, Any] = {
+            "ops": prof.ops[["name", "phase"]].to_numpy().tolist(),
+            "storages": prof.storages["nbytes"].tolist(),
+        }
+        for budget in (None, *BUDGETS):
+            found[f"plan {budget}"] = of_plan(prof, memwatch.plan, budget=budget)
+        try:
+            plan = memwatch.plan(prof, budget=BUDGETS[0], time_limit_s=LONGEST_S)
+        except memwatch.BudgetError as error:
+            plan = error.best
+        replayed = memwatch.replay(plan)
+        found["replay"] = [replayed.peak_increase_bytes, replayed.identical, replayed.num_checked]
+        return found
+
+    for name, build in PROGRAMS.items():
+        yield name, lambda build=build: run(build)
 
 
 def answers(kinds: list[str], every: int) -> dict[str, Any]:

@@ -21,10 +21,9 @@ import planner_graphs as graphs
 
 from memwatch.planner import best_order, program_peak
 from memwatch.planner.clock import Clock
-from memwatch.planner.order._state import peak_of
 from memwatch.planner.order.cpsat import cpsat_order
 from memwatch.planner.order.lists import inductor_orders
-from memwatch.planner.order.problem import order_problem
+from memwatch.planner.order.problem import order_problem, peak_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

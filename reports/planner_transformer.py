@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from memwatch.planner import Graph
-from memwatch.planner.op import OpSpec
+from memwatch.planner.graph import OpSpec
 
 FLOAT_BYTES = 4
 

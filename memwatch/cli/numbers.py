@@ -38,7 +38,7 @@ def size_of_device(text: str) -> str:
 
 def budget(text: str) -> str:
     """Return the text of a size or of a share of a program's peak, such as `60%`."""
-    from memwatch.planner.budget import parse_budget
+    from memwatch.planner.request import parse_budget
 
     try:
         parse_budget(text, 0)

@@ -12,7 +12,7 @@ import torch
 
 from memwatch._torch.fake_job import really
 from memwatch.estimate.calls import call_of
-from memwatch.replay.op_measure import tensors_in
+from memwatch.replay.op_workspace import tensors_in
 from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:

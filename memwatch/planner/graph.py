@@ -1,26 +1,87 @@
 """The program as the planner sees it: ops that make, read and mutate buffers.
 
 A buffer is a block of memory. Views of one tensor share a buffer, so they do not appear here at all.
+
+An adapter describes the program as a list of `OpSpec`. `Graph.build` checks this list and turns it into arrays:
+names become indices, and mutations become versions. `_precedence` finds out which op must run before which.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+import hashlib
+import math
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from memwatch.planner import build
 from memwatch.planner.csr import Csr, IntArray
-from memwatch.planner.edges import precedence
+from memwatch.planner.errors import GraphError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from memwatch.planner.op import Name, OpSpec, ShortOp
+
+Name: TypeAlias = Hashable
+ShortOp: TypeAlias = tuple[Name, Collection[Name], Mapping[Name, int], float]
+"""An op without mutations, workspace or effects: (name, reads, {buffer it makes: bytes}, cost)."""
+
+
+class Effect(IntEnum):
+    """What an op does besides reading and writing its buffers; such ops cannot be moved freely."""
+
+    NONE = 0
+    RNG = 1  # draws random numbers: ops of this kind keep their order, or each would draw other numbers
+    COLLECTIVE = 2  # talks to other ranks: all ranks must run these ops in the same order
+    ITEM = 3  # hands a value to Python, which may decide what runs next
+    UNKNOWN = 4  # anything may have happened: keeps its place among all ops with an effect
+
+    @property
+    def recomputable(self) -> bool:
+        """Whether an op with this effect may ever be computed twice."""
+        return self in (Effect.NONE, Effect.RNG)
+
+
+@dataclass(frozen=True, slots=True)
+class OpSpec:
+    """One op of the program, in the long form of `Graph.build`.
+
+    Attributes:
+        name: unique; appears in `plan.order`.
+        reads: buffers the op reads.
+        makes: buffers the op allocates, with their size (bytes).
+        cost: seconds, FLOPs or any other additive price of computing the op once.
+        writes: existing buffers the op mutates (a write is a read too, unless it overwrites everything).
+        writes_once: those of `writes` that only the first computation mutates, because nothing else that the op
+            makes depends on them; batch norm's running statistics are an example. Whoever executes the plan
+            hands later computations something else.
+        time_ns: how long the op took when it was recorded, nanoseconds; 0 where that is not known.
+        workspace_bytes: bytes the op allocates and frees while it runs.
+        effect: what the op does besides reading and writing its buffers.
+        recomputable: whether the op may run again. None means yes, unless it has an effect. True on an RNG
+            op promises that whoever executes the plan restores the generator state first.
+    """
+
+    name: Name
+    reads: Collection[Name] = ()
+    makes: Mapping[Name, int] = field(default_factory=dict)
+    cost: float = 1.0
+    writes: Collection[Name] = ()
+    workspace_bytes: int = 0
+    effect: Effect = Effect.NONE
+    recomputable: bool | None = None
+    writes_once: Collection[Name] = ()
+    time_ns: int = 0
+
+    @property
+    def may_run_again(self) -> bool:
+        """Whether the op may be computed more than once, `recomputable` being None included."""
+        return self.effect is Effect.NONE if self.recomputable is None else self.recomputable
+
 
 SizeFn: TypeAlias = Callable[[IntArray], IntArray]
 
@@ -61,7 +122,7 @@ class Graph:
         writes: op -> buffers it mutates.
         write_version: version after the mutation, for each entry of `writes`.
         writes_once: whether only the first computation of the op makes the write, for each entry of `writes`.
-        preds: op -> ops that must run before it (see `edges`), sorted.
+        preds: op -> ops that must run before it (see `_precedence`), sorted.
     """
 
     op_names: tuple[Name, ...]
@@ -108,11 +169,11 @@ class Graph:
         Raises:
             GraphError: a duplicate, a buffer used before it is made, a cycle, or an impossible number.
         """
-        specs = build.read_ops(ops)
+        specs = _read_ops(ops)
         sizes, may_free, pinned = external_nbytes or {}, set(freeable_externals), set(keep)
-        producer = build.producers(specs)
-        index = build.index_buffers(specs, producer, [*sizes, *freeable_externals, *keep])
-        reads, read_version, writes, write_version = build.buffer_access(specs, index, producer)
+        producer = _producers(specs)
+        index = _index_buffers(specs, producer, [*sizes, *freeable_externals, *keep])
+        reads, read_version, writes, write_version = _buffer_access(specs, index, producer)
         makes = Csr.from_rows([[index[name] for name in spec.makes] for spec in specs])
         effect = np.array([spec.effect for spec in specs], dtype=np.int8)
         # an external buffer that no op uses has no last use after which it could be freed
@@ -126,18 +187,18 @@ class Graph:
             op_effect=effect,
             op_recomputable=np.array([spec.may_run_again for spec in specs], dtype=bool),
             buffer_names=tuple(index),
-            buffer_nbytes=build.buffer_sizes(specs, index, producer, sizes),
+            buffer_nbytes=_buffer_sizes(specs, index, producer, sizes),
             buffer_producer=np.array([producer.get(name, -1) for name in index], dtype=np.int64),
             buffer_pinned=np.array([name in pinned for name in index], dtype=bool),
             buffer_freeable=np.array(freeable, dtype=bool),
-            buffer_death=build.recorded_deaths(death or {}, index, len(specs)),
+            buffer_death=_recorded_deaths(death or {}, index, len(specs)),
             reads=reads,
             read_version=read_version,
             makes=makes,
             writes=writes,
             write_version=write_version,
-            writes_once=build.once_flags(specs, index, writes),
-            preds=precedence(reads, read_version, makes, writes, write_version, effect, len(index)),
+            writes_once=_once_flags(specs, index, writes),
+            preds=_precedence(reads, read_version, makes, writes, write_version, effect, len(index)),
         )
 
     @property
@@ -202,3 +263,239 @@ class Graph:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Graph, tuple(getattr(self, entry.name) for entry in dataclasses.fields(self))
+
+
+def fingerprint(graph: Graph) -> str:
+    """Return a hash of everything a plan depends on: ops, buffers, their sizes, and who uses what.
+
+    Costs are left out. They are measured times, which differ in every recording of the same program, and a
+    plan stays valid with other costs.
+    """
+    digest = hashlib.sha256()
+    digest.update(repr(graph.op_names).encode())
+    arrays = (
+        graph.op_effect, graph.buffer_nbytes, graph.buffer_producer, graph.buffer_pinned,
+        graph.buffer_freeable, graph.reads.indptr, graph.reads.indices, graph.makes.indptr,
+        graph.makes.indices, graph.writes.indptr, graph.writes.indices,
+    )  # fmt: skip
+    for array in arrays:
+        digest.update(np.ascontiguousarray(array).tobytes() + b"|")
+    return digest.hexdigest()
+
+
+class _Access(NamedTuple):
+    """Who uses which version of which buffer.
+
+    Attributes:
+        reads: op -> buffers it reads.
+        read_version: version of each entry of `reads`.
+        writes: op -> buffers it mutates.
+        write_version: version after each entry of `writes`.
+    """
+
+    reads: Csr
+    read_version: IntArray
+    writes: Csr
+    write_version: IntArray
+
+
+def _read_ops(ops: Iterable[OpSpec | ShortOp]) -> list[OpSpec]:
+    """Return the ops in their long form, or raise `GraphError` for one that is no op or repeats a name."""
+    specs = [_as_spec(op) for op in ops]
+    seen: dict[Name, int] = {}
+    for position, spec in enumerate(specs):
+        if seen.setdefault(spec.name, position) != position:
+            raise GraphError(
+                f"ops {seen[spec.name]} and {position} are both named {spec.name!r}; names must be unique"
+            )
+    return specs
+
+
+def _as_spec(op: OpSpec | ShortOp) -> OpSpec:
+    if isinstance(op, OpSpec):
+        spec = op
+    else:
+        try:
+            name, reads, makes, cost = op
+        except (TypeError, ValueError):
+            raise GraphError(f"{op!r} is not an op; write (name, reads, {{buffer: nbytes}}, cost)") from None
+        if isinstance(reads, str) or not isinstance(makes, Mapping):
+            raise GraphError(f"op {name!r}: reads is a list of buffers and outputs a dict {{buffer: nbytes}}")
+        spec = OpSpec(name, tuple(reads), makes, cost)
+    if not (math.isfinite(spec.cost) and spec.cost >= 0):
+        raise GraphError(f"op {spec.name!r} costs {spec.cost!r}; a cost is a finite number, zero or more")
+    if spec.workspace_bytes < 0:
+        raise GraphError(
+            f"op {spec.name!r} has a workspace of {spec.workspace_bytes} bytes; sizes are zero or more"
+        )
+    if spec.recomputable and not spec.effect.recomputable:
+        raise GraphError(f"op {spec.name!r} has the effect {spec.effect.name} and cannot be recomputable")
+    return spec
+
+
+def _producers(specs: list[OpSpec]) -> dict[Name, int]:
+    """Return the position of the op that makes each buffer; external buffers are not in it."""
+    producer: dict[Name, int] = {}
+    for position, spec in enumerate(specs):
+        for name in spec.makes:
+            if producer.setdefault(name, position) != position:
+                first = specs[producer[name]].name
+                raise GraphError(
+                    f"buffer {name!r} is made by {first!r} and again by {spec.name!r}; "
+                    "give the second one a new name, or list it in writes= if it mutates"
+                )
+    return producer
+
+
+def _index_buffers(specs: list[OpSpec], producer: dict[Name, int], named: list[Name]) -> dict[Name, int]:
+    """Return a number for every buffer: external ones first, then in the order they are made.
+
+    Args:
+        specs: the ops.
+        producer: what `producers` returned.
+        named: buffers that the caller of `Graph.build` named; a name that no op knows is an error.
+    """
+    used = {name for spec in specs for name in (*spec.reads, *spec.writes)}
+    for name in named:
+        if name not in used and name not in producer:
+            raise GraphError(f"buffer {name!r} is kept or sized, but no op makes, reads or writes it")
+    externals: dict[Name, None] = {}
+    for spec in specs:
+        externals.update((name, None) for name in (*spec.reads, *spec.writes) if name not in producer)
+    return {name: position for position, name in enumerate((*externals, *producer))}
+
+
+def _buffer_access(specs: list[OpSpec], index: dict[Name, int], producer: dict[Name, int]) -> _Access:
+    """Return which version of a buffer each op uses: 0 as it was made, one more after each mutation."""
+    version = [0] * len(index)
+    reads: list[list[int]] = []
+    writes: list[list[int]] = []
+    read_version: list[int] = []
+    write_version: list[int] = []
+    for position, spec in enumerate(specs):
+        for name in (*spec.reads, *spec.writes):
+            if producer.get(name, -1) >= position:
+                raise GraphError(_too_early(specs, producer, position, name))
+        reads.append(list(dict.fromkeys(index[name] for name in spec.reads)))
+        read_version.extend(version[buffer] for buffer in reads[-1])
+        writes.append(list(dict.fromkeys(index[name] for name in spec.writes)))
+        for buffer in writes[-1]:
+            version[buffer] += 1
+            write_version.append(version[buffer])
+    return _Access(
+        Csr.from_rows(reads),
+        np.array(read_version, dtype=np.int64),
+        Csr.from_rows(writes),
+        np.array(write_version, dtype=np.int64),
+    )
+
+
+def _once_flags(specs: list[OpSpec], index: dict[Name, int], writes: Csr) -> NDArray[np.bool_]:
+    """Return for each entry of `writes` whether only the first computation of the op makes it."""
+    once = [{index[name] for name in spec.writes_once} for spec in specs]
+    pairs = zip(writes.row_ids().tolist(), writes.indices.tolist(), strict=True)
+    return np.array([buffer in once[op] for op, buffer in pairs], dtype=bool)
+
+
+def _too_early(specs: list[OpSpec], producer: dict[Name, int], position: int, name: Name) -> str:
+    """Return the message for a buffer that is used before it is made: a cycle, or ops in the wrong order."""
+    reader, maker = specs[position], specs[producer[name]]
+    if maker is reader:
+        return f"op {reader.name!r} uses its own output {name!r}: a cycle"
+    behind = [maker]
+    seen = {maker.name}
+    while behind:
+        for needed in behind.pop().reads:
+            other = specs[producer[needed]] if needed in producer else None
+            if other is reader:
+                return f"ops {reader.name!r} and {maker.name!r} wait for each other: a cycle through {name!r}"
+            if other is not None and other.name not in seen:
+                seen.add(other.name)
+                behind.append(other)
+    return f"op {reader.name!r} uses {name!r} before {maker.name!r} makes it; list the ops in program order"
+
+
+def _buffer_sizes(
+    specs: list[OpSpec],
+    index: dict[Name, int],
+    producer: dict[Name, int],
+    external_nbytes: Mapping[Name, int],
+) -> IntArray:
+    """Return the size of every buffer (bytes); an external one without a given size has 0."""
+    nbytes = np.zeros(len(index), dtype=np.int64)
+    sized = {name: size for spec in specs for name, size in spec.makes.items()}
+    for name, size in external_nbytes.items():
+        if name in producer:
+            raise GraphError(
+                f"buffer {name!r} has an external size, but op {specs[producer[name]].name!r} makes it"
+            )
+        sized[name] = size
+    for name, size in sized.items():
+        if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 0:
+            raise GraphError(
+                f"buffer {name!r} has size {size!r}; sizes are whole numbers of bytes, zero or more"
+            )
+        nbytes[index[name]] = size
+    return nbytes
+
+
+def _recorded_deaths(death: Mapping[Name, int], index: dict[Name, int], num_ops: int) -> IntArray:
+    """Return for every buffer the op after which the recorded program freed it, -1 where not given."""
+    deaths = np.full(len(index), -1, dtype=np.int64)
+    for name, position in death.items():
+        if name not in index:
+            raise GraphError(f"buffer {name!r} has a recorded death, but no op makes, reads or writes it")
+        if not 0 <= position < num_ops:
+            raise GraphError(
+                f"buffer {name!r} dies after op {position}; the program has ops 0 to {num_ops - 1}"
+            )
+        deaths[index[name]] = position
+    return deaths
+
+
+# Ops of one chain keep program order. An unknown effect may draw random numbers and may act on the host, so it is in
+# both chains.
+EFFECT_CHAINS = (
+    (Effect.RNG, Effect.UNKNOWN),
+    (Effect.COLLECTIVE, Effect.ITEM, Effect.UNKNOWN),
+)
+
+
+def _precedence(  # noqa: PLR0917 (the arrays of a Graph that does not exist yet)
+    reads: Csr,
+    read_version: IntArray,
+    makes: Csr,
+    writes: Csr,
+    write_version: IntArray,
+    effect: NDArray[np.int8],
+    num_buffers: int,
+) -> Csr:
+    """Return the ops that must run before each op.
+
+    A reader of version k of a buffer runs after the op that wrote version k and before the op that writes
+    version k + 1. Writers of a buffer run in order. RNG ops keep their order, and so do all other ops with an
+    effect; an op with an unknown effect keeps its place in both of these chains.
+    """
+    num_ops = len(reads)
+    first_slot = np.concatenate(([0], np.cumsum(1 + np.bincount(writes.indices, minlength=num_buffers))))
+    # one slot per (buffer, version): the op that wrote it, -1 for the first version of an external buffer
+    writer = np.full(int(first_slot[-1]), -1, dtype=np.int64)
+    writer[first_slot[makes.indices]] = makes.row_ids()
+    written_slot = first_slot[writes.indices] + write_version
+    writer[written_slot] = writes.row_ids()
+
+    read_slot = first_slot[reads.indices] + read_version
+    is_last_version = read_slot + 1 == first_slot[reads.indices + 1]
+    next_writer = np.where(is_last_version, -1, writer[np.minimum(read_slot + 1, len(writer) - 1)])
+    readers = reads.row_ids()
+    before = [writer[read_slot], readers, writer[written_slot - 1]]
+    after = [readers, next_writer, writes.row_ids()]
+    for kinds in EFFECT_CHAINS:
+        chain = np.flatnonzero(np.isin(effect, kinds))
+        before.append(chain[:-1])
+        after.append(chain[1:])
+    source, target = np.concatenate(before), np.concatenate(after)
+    real = (
+        (source >= 0) & (target >= 0) & (source != target)
+    )  # an op that reads what it mutates does not wait for itself
+    return Csr.from_pairs(target[real], source[real], num_ops)

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from memwatch.planner.edges import EFFECT_CHAINS
 from memwatch.planner.errors import OrderError
-from memwatch.planner.op import Effect
+from memwatch.planner.graph import EFFECT_CHAINS, Effect
+from memwatch.planner.kernels import with_twin
+from memwatch.planner.native import calls
 from memwatch.planner.schedule import Schedule, StepKind
+from memwatch.sizes import format_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from memwatch.planner.csr import IntArray
-    from memwatch.planner.graph import Graph, SizeFn
+    from memwatch.planner.graph import Graph, Name, SizeFn
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,8 +111,6 @@ def allocations(graph: Graph, schedule: Schedule) -> Allocations:
         OrderError: an op reads a buffer that is not there or has been mutated since, an op is missing,
             or effects are repeated or out of order.
     """
-    from memwatch.planner import _liveness as kernel
-
     _check_steps(graph, schedule)
     buffer, step, kind, version = _events(graph, schedule)
     # within a step, kinds sort so that reads come before writes, as an op reads what it mutates
@@ -115,27 +118,25 @@ def allocations(graph: Graph, schedule: Schedule) -> Allocations:
     indptr = np.searchsorted(buffer[by_buffer], np.arange(graph.num_buffers + 1)).astype(np.int64)
     external = graph.buffer_producer < 0
     kept = graph.buffer_pinned | (external & ~graph.buffer_freeable)
-    events = kernel.Events(
+    events = Events(
         indptr, step[by_buffer], kind[by_buffer], version[by_buffer],
         external.astype(np.int64), np.where(kept, graph.final_version, -1), len(schedule),
     )  # fmt: skip
-    found, status, fault_step, fault_buffer = kernel.intervals(events)
-    if status != kernel.OK:
+    found, status, fault_step, fault_buffer = intervals(events)
+    if status != OK:
         raise OrderError(_fault(graph, schedule, int(status), int(fault_step), int(fault_buffer)))
     return Allocations(found.buffer, found.first, found.last)
 
 
 def _events(graph: Graph, schedule: Schedule) -> tuple[IntArray, IntArray, IntArray, IntArray]:
     """Return what every step does to every buffer: (buffer, step, kind, version)."""
-    from memwatch.planner import _liveness as kernel
-
     compute_steps = np.flatnonzero(schedule.kind == StepKind.COMPUTE)
     ops = schedule.index[compute_steps]
     buffers, steps, kinds, versions = [], [], [], []
     parts = (
-        (graph.makes, kernel.MAKE, np.zeros(len(graph.makes.indices), dtype=np.int64)),
-        (graph.reads, kernel.READ, graph.read_version),
-        (graph.writes, kernel.WRITE, graph.write_version),
+        (graph.makes, MAKE, np.zeros(len(graph.makes.indices), dtype=np.int64)),
+        (graph.reads, READ, graph.read_version),
+        (graph.writes, WRITE, graph.write_version),
     )
     repeats = schedule.copies()[compute_steps] > 0
     for part, kind, version in parts:
@@ -143,14 +144,14 @@ def _events(graph: Graph, schedule: Schedule) -> tuple[IntArray, IntArray, IntAr
         entry = np.repeat(part.indptr[ops] - np.concatenate(([0], np.cumsum(lengths)[:-1])), lengths)
         entry = entry + np.arange(len(entry))
         step = np.repeat(compute_steps, lengths)
-        if kind == kernel.WRITE:  # a write that only the first computation makes
+        if kind == WRITE:  # a write that only the first computation makes
             real = ~(graph.writes_once[entry] & np.repeat(repeats, lengths))
             entry, step = entry[real], step[real]
         buffers.append(part.indices[entry])
         versions.append(version[entry])
         steps.append(step)
         kinds.append(np.full(len(entry), kind, dtype=np.int64))
-    for step_kind, kind in ((StepKind.OFFLOAD, kernel.OFFLOAD), (StepKind.RELOAD, kernel.RELOAD)):
+    for step_kind, kind in ((StepKind.OFFLOAD, OFFLOAD), (StepKind.RELOAD, RELOAD)):
         moves = np.flatnonzero(schedule.kind == step_kind)
         buffers.append(schedule.index[moves])
         versions.append(np.full(len(moves), -1, dtype=np.int64))
@@ -194,10 +195,8 @@ def _check_chain(graph: Graph, chain: NDArray[np.int64], first: IntArray) -> Non
 
 def _fault(graph: Graph, schedule: Schedule, status: int, step: int, buffer: int) -> str:
     """Return the message for a fault that the kernel found."""
-    from memwatch.planner import _liveness as kernel
-
     name = graph.buffer_names[buffer]
-    if status == kernel.LOST:
+    if status == LOST:
         return f"buffer {name!r} is kept, but its last version is not there at the end"
     kind, index = StepKind(int(schedule.kind[step])), int(schedule.index[step])
     who = (
@@ -205,6 +204,182 @@ def _fault(graph: Graph, schedule: Schedule, status: int, step: int, buffer: int
         if kind == StepKind.COMPUTE
         else f"step {step} ({kind.name})"
     )
-    if status == kernel.STALE:
+    if status == STALE:
         return f"{who} needs another version of buffer {name!r}: an op that mutates it runs out of turn"
     return f"{who} needs buffer {name!r}, which is not there yet"
+
+
+_SMALLEST_SHARE_RATIO: Final = 0.01
+"""A smaller share of the peak is not worth a word."""
+
+
+@dataclass(frozen=True)
+class AtPeak:
+    """The bytes of a program's own at the peak of a schedule; each buffer counts once, where it fits first.
+
+    Attributes:
+        op: the op that runs then; None at a move.
+        own_bytes: its inputs, outputs and workspace.
+        kept_bytes: what stays to the end.
+        once_bytes: what ops have made that may not run again.
+        other_bytes: what waits though it could be computed again.
+    """
+
+    op: str | None
+    own_bytes: int
+    kept_bytes: int
+    once_bytes: int
+    other_bytes: int
+
+    def __str__(self) -> str:
+        """Return the figures as the end of a sentence."""
+        waiting = [
+            (self.kept_bytes, "stay to the end"),
+            (self.once_bytes, "were made by ops that run only once"),
+            (self.other_bytes, "wait for later ops"),
+        ]
+        least = _SMALLEST_SHARE_RATIO * (self.own_bytes + sum(nbytes for nbytes, _ in waiting))
+        parts = [f"{format_bytes(nbytes)} {what}" for nbytes, what in waiting if nbytes > least]
+        who = "a move needs" if self.op is None else f"{self.op} needs"
+        rest = f" while {_listed(parts)}" if parts else ""
+        return f"there {who} {format_bytes(self.own_bytes)}{rest}"
+
+
+def at_peak(graph: Graph, schedule: Schedule, name_of: Callable[[Name], str]) -> AtPeak | None:
+    """Return what is there at the peak of a schedule; None where the peak is before its first step.
+
+    Args:
+        graph: the program.
+        schedule: what runs when.
+        name_of: names an op for people.
+    """
+    allocated = allocations(graph, schedule)
+    step = live_curve(graph, schedule, allocated).peak_step
+    if step < 0:
+        return None
+    is_there = (allocated.first_step <= step) & (step <= allocated.last_step)
+    there = np.unique(allocated.buffer[is_there])
+    there = there[graph.buffer_producer[there] >= 0]
+    target = int(schedule.index[step])
+    is_op = schedule.kind[step] == StepKind.COMPUTE
+    touched = graph.touches.row(target) if is_op else np.array([target])
+    own = np.isin(there, touched)
+    kept = ~own & graph.buffer_pinned[there]
+    once = ~own & ~kept & ~graph.op_recomputable[graph.buffer_producer[there]]
+    nbytes = graph.buffer_nbytes[there]
+    workspace = int(graph.op_workspace_bytes[target]) if is_op else 0
+    return AtPeak(
+        name_of(graph.op_names[target]) if is_op else None,
+        int(nbytes[own].sum()) + workspace,
+        int(nbytes[kept].sum()),
+        int(nbytes[once].sum()),
+        int(nbytes[~(own | kept | once)].sum()),
+    )
+
+
+def _listed(parts: list[str]) -> str:
+    *most, last = parts
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+# kinds of event
+MAKE, RELOAD, READ, WRITE, OFFLOAD = 0, 1, 2, 3, 4
+# faults: the buffer is not there, holds another version than wanted, or lacks its last version at the end
+OK, ABSENT, STALE, LOST = 0, 1, 2, 3
+
+
+class Events(NamedTuple):
+    """What the steps do to the buffers, sorted by buffer, then by step; in a step reads come before writes."""
+
+    indptr: IntArray
+    step: IntArray
+    kind: IntArray
+    version: IntArray  # read: the version read; write: the version after it
+    external: IntArray  # 1: the buffer is there before the first step
+    final: IntArray  # version that must be there at the end, -1: none
+    num_steps: int
+
+
+class Intervals(NamedTuple):
+    """Allocations: a buffer, its first step (-1: live at the start), its last (num_steps: live at the end)."""
+
+    buffer: IntArray
+    first: IntArray
+    last: IntArray
+
+
+def _wanted_versions(events: Events, buffer: int) -> IntArray:
+    """Return the version that each event, or the first use after it, expects; -1 where there is no use."""
+    begin, end = events.indptr[buffer], events.indptr[buffer + 1]
+    wanted = np.full(end - begin + 1, events.final[buffer], np.int64)
+    for slot in range(end - begin - 1, -1, -1):
+        if events.kind[begin + slot] == READ:
+            wanted[slot] = events.version[begin + slot]
+        elif events.kind[begin + slot] == WRITE:
+            wanted[slot] = events.version[begin + slot] - 1
+        else:
+            wanted[slot] = wanted[slot + 1]
+    return wanted
+
+
+def _walk_buffer(events: Events, buffer: int, out: Intervals, count: int) -> tuple[int, int, int]:
+    """Append the allocations of one buffer to `out`; return (status, step, count).
+
+    A make or a reload starts a new allocation when the next use expects the version that it brings. If it
+    does not, the result is dropped at once and the old allocation lives on.
+    """
+    wanted = _wanted_versions(events, buffer)
+    on_host = -1
+    current = 0 if events.external[buffer] else -1
+    out.buffer[count], out.first[count], out.last[count] = buffer, -1, -1
+    for event in range(events.indptr[buffer], events.indptr[buffer + 1]):
+        slot = event - events.indptr[buffer]
+        now, kind = events.step[event], events.kind[event]
+        if kind in (MAKE, RELOAD):
+            brought = 0 if kind == MAKE else on_host
+            if brought < 0:
+                return ABSENT, now, count
+            if (
+                current >= 0 and wanted[slot + 1] != brought
+            ):  # dropped: listed before the old allocation, which is open still
+                out.buffer[count + 1], out.first[count + 1] = buffer, out.first[count]
+                out.last[count + 1] = out.last[count]
+                out.first[count], out.last[count] = now, now
+                count += 1
+                continue
+            count += current >= 0
+            out.buffer[count], out.first[count], out.last[count] = buffer, now, now
+            current = brought
+            continue
+        if current < 0:
+            return ABSENT, now, count
+        if kind == OFFLOAD:
+            on_host = current
+        elif current != wanted[slot]:
+            return STALE, now, count
+        if kind == WRITE:
+            current = events.version[event]
+        out.last[count] = now
+    if events.final[buffer] >= 0:
+        if current != events.final[buffer]:
+            return LOST, events.num_steps, count
+        out.last[count] = events.num_steps
+    return OK, -1, count + (current >= 0)
+
+
+@with_twin(partial(calls.intervals, Intervals))
+def intervals(events: Events) -> tuple[Intervals, int, int, int]:
+    """Return the allocations of all buffers.
+
+    Returns:
+        The allocations; then (status, step, buffer) of the first fault, status OK when there is none.
+    """
+    num_buffers = len(events.indptr) - 1
+    capacity = len(events.step) + num_buffers + 2
+    out = Intervals(np.empty(capacity, np.int64), np.empty(capacity, np.int64), np.empty(capacity, np.int64))
+    count = 0
+    for buffer in range(num_buffers):
+        status, step, count = _walk_buffer(events, buffer, out, count)
+        if status != OK:
+            return out, status, step, buffer
+    return Intervals(out.buffer[:count], out.first[:count], out.last[:count]), OK, -1, -1

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from memwatch.errors import MemwatchError
 from memwatch.html_text import ShownAsText
+from memwatch.output_files import write_whole
+from memwatch.plain_json import JsonError, read_json
 from memwatch.plan_training import Turns, turns_of
-from memwatch.planner.plan_file import PlanFileError, read_plan_file, write_plan_file
 from memwatch.planner.schedule import Schedule
 from memwatch.sizes import format_bytes
 
@@ -19,8 +23,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from os import PathLike
 
-    from memwatch.planner.graph import Graph
-    from memwatch.planner.op import Name
+    from memwatch.planner.graph import Graph, Name
+
 
 _SHOWN_MOVES = 12
 # fields that go to the file as they are
@@ -148,7 +152,7 @@ class Plan(ShownAsText):
         content |= {"order": self.order, "moves": self.moves}
         content |= {"kind": self.schedule.kind.tolist(), "index": self.schedule.index.tolist()}
         content["step"] = self.step_content()
-        write_plan_file(path, content, force=force)
+        _write(path, content, force=force)
 
 
 def load_plan(path: str | PathLike[str]) -> Plan:
@@ -157,7 +161,7 @@ def load_plan(path: str | PathLike[str]) -> Plan:
     Raises:
         PlanFileError: the file holds no plan, or one of a newer memwatch.
     """
-    content = read_plan_file(path)
+    content = _read(path)
     try:
         kind = np.array(content["kind"], dtype=np.int8)
         schedule = Schedule(kind, np.array(content["index"], dtype=np.int64))
@@ -168,3 +172,50 @@ def load_plan(path: str | PathLike[str]) -> Plan:
         )
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise PlanFileError(f"{path} is a damaged plan ({error!r}); write it again") from None
+
+
+_FORMAT, _VERSION = "memwatch-plan", 2
+_READABLE = (1, _VERSION)
+_HOW_TO_WRITE = "write one with `memwatch plan -o FILE CAPTURE` or plan.save(path)"
+"""Version 1 has no training step."""
+
+
+class PlanFileError(MemwatchError, ValueError):
+    """A plan cannot be written, or a file holds no plan."""
+
+
+def _write(path: str | PathLike[str], content: dict[str, Any], *, force: bool) -> None:
+    """Write the content of a plan, whose values JSON can hold, to a file.
+
+    Args:
+        path: the file.
+        content: what is in it.
+        force: whether an existing file may be replaced.
+
+    Raises:
+        OutputError: the file cannot be written.
+    """
+    header = {"format": _FORMAT, "version": _VERSION}
+    write_whole(Path(path), json.dumps(header | content), force=force)
+
+
+def _read(path: str | PathLike[str]) -> dict[str, Any]:
+    """Return the content of a file that `write_plan_file` wrote.
+
+    Raises:
+        PlanFileError: there is no such file, or it is no plan, or one of a newer memwatch.
+    """
+    if not Path(path).is_file():
+        raise PlanFileError(f"{path} is not a file; {_HOW_TO_WRITE}")
+    try:
+        content = read_json(Path(path).read_bytes())
+    except JsonError:
+        content = None
+    if not isinstance(content, dict) or content.get("format") != _FORMAT:
+        raise PlanFileError(f"{path} is not a plan; {_HOW_TO_WRITE}")
+    if content.get("version") not in _READABLE:
+        raise PlanFileError(
+            f"{path} has plan format {content.get('version')!r}, and this memwatch reads formats up to {_VERSION}; "
+            "plan again"
+        )
+    return content

@@ -13,30 +13,31 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from memwatch.planner import offload as moving
-from memwatch.planner.at_peak import at_peak
-from memwatch.planner.budget import parse_budget
 from memwatch.planner.clock import Clock
 from memwatch.planner.errors import BudgetError
-from memwatch.planner.fingerprint import fingerprint
+from memwatch.planner.graph import fingerprint
 from memwatch.planner.kernels import prepare
 from memwatch.planner.order.bounds import lower_bound, pinned_bound, working_sets
-from memwatch.planner.order.custom import custom_order
-from memwatch.planner.order.portfolio import OrderResult, find_order
-from memwatch.planner.peak import program_peak, simulate
+from memwatch.planner.order.portfolio import OrderResult, custom_order, find_order
+from memwatch.planner.peak import at_peak, program_peak, simulate
 from memwatch.planner.plan import Plan
-from memwatch.planner.recompute.model import recompute_model, schedule_of
+from memwatch.planner.recompute.model import (
+    movable_buffers,
+    move_costs,
+    moved_bytes,
+    recompute_model,
+    schedule_of,
+)
 from memwatch.planner.recompute.search import PricedSchedule, RecomputeSearch, Terms
 from memwatch.planner.recompute.seeds import seeds
-from memwatch.planner.request import OrderChoice, PlanRequest, describe_moves, op_text
+from memwatch.planner.request import OrderChoice, PlanRequest, describe_moves, op_text, parse_budget
 from memwatch.sizes import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from memwatch.planner.csr import IntArray
-    from memwatch.planner.graph import Graph
-    from memwatch.planner.op import Name
+    from memwatch.planner.graph import Graph, Name
 
 _LARGEST_QUICK = 5_000
 _LARGEST_IN_PYTHON = 1_000  # larger programs need the compiled kernels even for their peaks and bounds
@@ -122,7 +123,7 @@ def plan_graph(
             returns an order as op indices; first computations stay in that order.
         recompute: whether ops may be computed again.
         offload: whether buffers may be moved out and back.
-        bandwidth: bytes moved in the time of one unit of op cost; see `offload.default_bandwidth`.
+        bandwidth: bytes moved in the time of one unit of op cost; see `recompute.model.default_bandwidth`.
         time_limit_s: when to stop searching (seconds of work; on a machine shared with other programs at most three
             times as long). Programs of a few hundred ops are done before: their plan depends on the seed alone.
         seed: seed of the random moves.
@@ -199,8 +200,8 @@ def _search(
     *,
     known: Sequence[IntArray],
 ) -> PricedSchedule:
-    movable = moving.movable_buffers(graph, request.movable) if request.offload else None
-    costs = moving.move_costs(graph, request.bandwidth) if request.offload else None
+    movable = movable_buffers(graph, request.movable) if request.offload else None
+    costs = move_costs(graph, request.bandwidth) if request.offload else None
     keeps_order = request.order != "auto"
     model = recompute_model(graph, movable, costs, recompute=request.recompute, keeps_order=keeps_order)
     search = RecomputeSearch(graph, model, Terms(budget_bytes, keeps_order, request.seed, clock))
@@ -239,7 +240,7 @@ def _plan(graph: Graph, found: PricedSchedule, bound_bytes: int, allowed: int | 
         # the costs are summed in another order, so the last bits may differ; that is no extra cost
         extra_cost_ratio=extra if extra > _ROUNDING else 0.0,
         extra_time_ratio=_extra_time(graph, found.tokens),
-        moved_bytes=moving.moved_bytes(graph, schedule),
+        moved_bytes=moved_bytes(graph, schedule),
         budget_bytes=allowed,
         fingerprint=fingerprint(graph),
         graph=graph,

@@ -1,23 +1,23 @@
-"""The options of a plan beside the program and the budget, and the moves that a finished plan makes."""
+"""What a user asks of a plan: the budget and the options. And the sentences that describe a finished plan."""
 
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
 
 from memwatch.errors import OptionError
 from memwatch.planner.errors import OrderError
 from memwatch.planner.schedule import StepKind
-from memwatch.sizes import format_bytes
+from memwatch.sizes import SizeError, format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from memwatch.planner.graph import Graph
-    from memwatch.planner.op import Name
+    from memwatch.planner.graph import Graph, Name
     from memwatch.planner.schedule import Schedule
 
 
@@ -122,3 +122,49 @@ def _longest_increasing(numbers: list[int]) -> int:
         tails[place] = number
         length = max(length, place + 1)
     return length
+
+
+_DECIMAL: Final = re.compile(r"0?\.\d+")
+"""A number below one without a unit."""
+
+
+def parse_budget(budget: int | float | str, program_increase_bytes: int) -> int:
+    """Return a budget in bytes.
+
+    Args:
+        budget: bytes, text such as ``"512 MiB"``, or ``"60%"`` of the program's own peak increase.
+        program_increase_bytes: that peak increase (bytes).
+
+    Returns:
+        The peak increase that a plan may have (bytes), rounded down.
+
+    Raises:
+        SizeError: the text is neither a size nor a percentage, or the number is negative, not finite, or a
+            share such as 0.5, which would be no byte.
+    """
+    if isinstance(budget, float) and 0 <= budget < 1:
+        raise _less_than_a_byte(budget, budget)
+    if isinstance(budget, str) and _DECIMAL.fullmatch(budget.strip()):  # as the command line gives it
+        raise _less_than_a_byte(budget, float(budget))
+    if not (isinstance(budget, str) and budget.strip().endswith("%")):
+        return parse_bytes(budget)
+    digits = budget.strip()[:-1].strip()
+    try:
+        share = float(digits)
+    except ValueError:
+        raise SizeError(f"{budget!r} is not a budget; write a percentage such as '60%'") from None
+    if not 0 <= share < float("inf"):
+        raise SizeError(f"{budget!r} is not a budget; a percentage is zero or more")
+    # whole percentages are computed in integers, so that no byte is lost to binary fractions
+    return (
+        program_increase_bytes * int(share) // 100
+        if share.is_integer()
+        else int(program_increase_bytes * share / 100)
+    )
+
+
+def _less_than_a_byte(budget: float | str, share_ratio: float) -> SizeError:
+    percentage = f"{share_ratio * 100:g}%"
+    return SizeError(
+        f"{budget!r} is less than a byte; write {percentage!r} for that share of the program's own"
+    )

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from memwatch.replay.checkpoints.apply import AppliedPlan
     from memwatch.replay.errors import ReplayError, UnsupportedOpError
     from memwatch.replay.fx import graph_from_fx
-    from memwatch.replay.result import ReplayResult
+    from memwatch.replay.run import ReplayResult
 
 __all__ = [
     "AppliedPlan",

@@ -20,9 +20,8 @@ from memwatch._torch.dynamo import is_resumed
 from memwatch.planner import BudgetError
 from memwatch.replay import episode as mark
 from memwatch.replay.allowance import Allowance
-from memwatch.replay.episode import Episode, Run, addresses
+from memwatch.replay.episode import Episode, Routine, Run, addresses
 from memwatch.replay.measure import can_measure
-from memwatch.replay.routine import Routine
 from memwatch.replay.standing import Standing, Standings, signature_of
 from memwatch.replay.step_planner import StandingPlanner
 from memwatch.sizes import format_bytes
@@ -31,8 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from memwatch.encoding.values import Value
-    from memwatch.replay.moves import Move
     from memwatch.replay.options import BackendOptions
+    from memwatch.replay.rewrite import Move
     from memwatch.replay.traced_graph import TracedGraph
 
 

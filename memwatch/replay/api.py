@@ -17,18 +17,17 @@ from weakref import WeakKeyDictionary
 from memwatch.capture import Capture
 from memwatch.errors import MemwatchError
 from memwatch.planner import BudgetError, Graph
-from memwatch.planner.fingerprint import fingerprint
+from memwatch.planner.graph import fingerprint
 from memwatch.planner.plan import Plan
 from memwatch.planner.plan_search import plan_graph
 from memwatch.planner.request import describe_moves, op_text
 from memwatch.progress import working
 from memwatch.reading import Reading, load
 from memwatch.replay.checkpoints.apply import AppliedPlan, apply_step
-from memwatch.replay.checkpoints.read import read_step
+from memwatch.replay.checkpoints.step import read_step
 from memwatch.replay.checkpoints.turns import training_step
 from memwatch.replay.graph import Recorded, in_words, namer_of, recorded_program
-from memwatch.replay.inputs import check_inputs
-from memwatch.replay.run import replay_schedule
+from memwatch.replay.run import check_inputs, replay_schedule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 
     from memwatch.encoding.replay_inputs import ReplayInputs
     from memwatch.planner.request import OrderChoice
-    from memwatch.replay.result import ReplayResult
+    from memwatch.replay.run import ReplayResult
 
 
 class _Recording(Protocol):

@@ -37,9 +37,8 @@ from memwatch.errors import OptionError
 from memwatch.planner import BudgetError
 from memwatch.replay.account import Account
 from memwatch.replay.errors import UnsupportedOpError
-from memwatch.replay.inner import with_inductor, with_kernels
 from memwatch.replay.options import BackendOptions
-from memwatch.replay.traced_graph import TracedGraph, boxed
+from memwatch.replay.traced_graph import TracedGraph, boxed, with_inductor, with_kernels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

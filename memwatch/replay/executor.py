@@ -33,7 +33,7 @@ from memwatch.encoding.values import GeneratorNumber, Value, Window, leaves, rep
 from memwatch.planner import Graph, Schedule, StepKind
 from memwatch.planner.peak import allocations
 from memwatch.replay.errors import ReplayError
-from memwatch.replay.overloads import overload_of
+from memwatch.replay.program import overload_of
 from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:

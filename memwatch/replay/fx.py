@@ -30,7 +30,7 @@ from memwatch.replay.errors import UnsupportedOpError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from memwatch.planner.op import Name
+    from memwatch.planner.graph import Name
 
 BOUNDARY: Final = "the code between forward and backward"
 """Name of the op that stands for this code: it reads the forward's outputs and makes the tangents, the gradients

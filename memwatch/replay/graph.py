@@ -18,8 +18,7 @@ from memwatch.capture.schema import NONE
 from memwatch.encoding.values import GeneratorNumber, leaves
 from memwatch.planner import Effect, Graph, OpSpec
 from memwatch.replay.cost import cost
-from memwatch.replay.overloads import overload_of
-from memwatch.replay.program import Call, Program, pinned, read_program
+from memwatch.replay.program import Call, Program, overload_of, pinned, read_program
 from memwatch.words.places import place_in_file
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from memwatch.analysis.facts.blocks import Blocks
     from memwatch.capture import Capture
     from memwatch.capture.packed import IntArray
-    from memwatch.planner.op import Name
+    from memwatch.planner.graph import Name
 
 
 _SLACK_NS: Final = 1_000

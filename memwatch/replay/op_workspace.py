@@ -1,30 +1,34 @@
-"""The workspace of the ops of an FX graph: measured once for each op and shape, and kept.
+"""The workspace of single ops, by the allocator's events: what an op holds beyond its results while it runs.
 
-An op runs once on zeros of the sizes that its node has, beside nothing else, and the allocator's own events tell how
-much it held beyond its results. The random generators are put back. Ops that act on the world outside, and those that
-refuse zeros, are taken to need none: a measured step corrects that.
+`measure_workspaces` runs ops on given arguments, beside nothing else. `Workspaces` does so for the nodes of an FX
+graph, once for each op and shape: on zeros of the sizes that the node has. The random generators are put back. Ops that
+act on the world outside, and those that refuse zeros, are taken to need none: a measured step corrects that.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import fx
 
 from memwatch._torch.overloads import OpOverload, base_name_of
+from memwatch._torch.storages import address_of
 from memwatch.encoding.only_allocate import ONLY_ALLOCATE
+from memwatch.encoding.values import Value, leaves
 from memwatch.replay.draws import kernel_of
-from memwatch.replay.measure import can_measure
-from memwatch.replay.op_measure import measure_workspaces, tensors_in
+from memwatch.replay.executor import below_autograd
+from memwatch.replay.measure import AllocatorWindow, Stretch, can_measure
+from memwatch.signal_handlers import suppress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
-    from memwatch.encoding.values import Value
+    Arguments = tuple[list[Value], dict[str, Value]]
 
-_known: Final[dict[str, int]] = {}
+
+_measured_bytes: Final[dict[str, int]] = {}
 _SKIPPED: Final = ONLY_ALLOCATE | {"_local_scalar_dense", "set_", "resize_"}
 
 
@@ -42,19 +46,19 @@ class Workspaces:
 
     def __call__(self, node: fx.Node) -> int:
         """Return the workspace of a node (bytes); 0 where it was not measured."""
-        return _known.get(self._key(node), 0)
+        return _measured_bytes.get(self._key(node), 0)
 
     def measure(self, nodes: Iterable[fx.Node]) -> None:
         """Measure those of these nodes that were never measured."""
         new = {self._key(node): node for node in nodes if _is_measurable(node)}
-        new = {key: node for key, node in new.items() if key not in _known}
+        new = {key: node for key, node in new.items() if key not in _measured_bytes}
         if not new or not can_measure():
             return
         calls = {
             key: (kernel_of(node), functools.partial(self._arguments, node)) for key, node in new.items()
         }
         found = measure_workspaces(calls, self._device)
-        _known.update((key, found.get(key, 0)) for key in new)
+        _measured_bytes.update((key, found.get(key, 0)) for key in new)
 
     def _arguments(self, node: fx.Node) -> tuple[list[Value], dict[str, Value]]:
         return self._filled(node.args), self._filled(dict(node.kwargs))
@@ -101,3 +105,55 @@ def _is_measurable(node: fx.Node) -> bool:
         and any(True for _ in tensors_in(node.meta.get("val")))
         and not overload.is_view
     )
+
+
+def measure_workspaces(
+    calls: Mapping[str, tuple[Any, Callable[[], Arguments]]], device: str
+) -> dict[str, int]:
+    """Return the workspace of calls by their keys (bytes); those that refuse their arguments are left out.
+
+    Args:
+        calls: an op and what makes its arguments, by a key.
+        device: device whose bytes count.
+    """
+    with torch.random.fork_rng(devices=[device] if device.startswith("cuda") else []):
+        window = AllocatorWindow(device)
+        try:
+            with below_autograd():
+                made = {key: _run_call(key, op, make, window) for key, (op, make) in calls.items()}
+        finally:
+            stretches = window.stop()
+    measured = {}
+    for stretch in stretches:
+        beyond = made.get(stretch.name)
+        if beyond is not None:
+            measured[stretch.name] = _workspace_bytes(stretch, beyond)
+    return measured
+
+
+def _run_call(key: str, op: Any, make: Callable[[], Arguments], window: AllocatorWindow) -> int | None:
+    """Run a call between two marks; return the bytes of what it made, None where it refused."""
+    made = None
+    with suppress(Exception):
+        positional, keyword = make()
+        window.mark(key)
+        made = _made_bytes(op(*positional, **keyword), [positional, list(keyword.values())])
+    window.mark("")
+    return made
+
+
+def _made_bytes(result: Value, given: Value) -> int:
+    known = {address_of(item.untyped_storage()) for item in tensors_in(given)}
+    storages = {
+        address_of(item.untyped_storage()): item.untyped_storage().nbytes() for item in tensors_in(result)
+    }
+    return sum(nbytes for address, nbytes in storages.items() if address not in known)
+
+
+def _workspace_bytes(stretch: Stretch, made_bytes: int) -> int:
+    return max(stretch.peak_bytes - stretch.start_bytes - made_bytes, 0)
+
+
+def tensors_in(value: Value) -> Iterable[torch.Tensor]:
+    """Return the tensors of an argument or a result."""
+    return (item for item in leaves(value) if isinstance(item, torch.Tensor))

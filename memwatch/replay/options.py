@@ -6,8 +6,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.errors import OptionError
-from memwatch.planner.budget import parse_budget
-from memwatch.planner.request import PlanRequest, check_switch
+from memwatch.planner.request import PlanRequest, check_switch, parse_budget
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

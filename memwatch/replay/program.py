@@ -8,10 +8,12 @@ out: a replay rebuilds each tensor from its window, the data type, shape, stride
 from __future__ import annotations
 
 import dataclasses
+import functools
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from memwatch.capture.schema import NONE, OPERANDS
 from memwatch.encoding.only_allocate import ONLY_ALLOCATE
@@ -19,11 +21,13 @@ from memwatch.encoding.values import FAKE, META, Unsupported, Value, Window, dec
 from memwatch.errors import MemwatchError
 from memwatch.own_code import CodeOwner
 from memwatch.replay.errors import UnsupportedOpError
+from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from memwatch.capture import Capture
+
 
 _BATCH_NORMS = frozenset(
     f"aten.{name}.default" for name in ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
@@ -325,3 +329,28 @@ def _grouped(capture: Capture) -> dict[int, list[tuple[int, int, int]]]:
 def pinned(program: Program) -> Iterator[int]:
     """Return the buffers that must hold their final bytes at the end."""
     return (number for number, buffer in enumerate(program.buffers) if buffer.pinned)
+
+
+def overload_of(call: Call) -> Any:  # torch has no public type for an overload
+    """Return the overload that a recorded call called.
+
+    Raises:
+        UnsupportedOpError: the op is not defined in this process.
+    """
+    found = overload_named(call.name)
+    if found is None:
+        raise UnsupportedOpError(
+            f"{call.where} is not defined in this process; import the library that defines it"
+        )
+    return found
+
+
+@functools.cache
+def overload_named(name: str) -> Any:  # torch has no public type for an overload
+    """Return the overload of a recorded name, None if it is not defined in this process."""
+    space, opname, overload = name.rsplit(".", 2)
+    try:
+        return getattr(getattr(getattr(torch.ops, space), opname), overload)
+    except (AttributeError, RuntimeError) as error:
+        pass_on(error)
+        return None

@@ -7,22 +7,26 @@ old copy of a recomputed buffer alive.
 from __future__ import annotations
 
 import operator
+import tempfile
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+import torch
 from torch import fx
 
 from memwatch._torch.aot_graphs import keep_in_forward
+from memwatch.devices import adapter_of
+from memwatch.encoding.host_memory import as_bytes, new_storage
 from memwatch.encoding.values import Value, leaves
 from memwatch.planner.schedule import StepKind
 from memwatch.replay.batch_norms import without_statistics
 from memwatch.replay.draws import draw_again, drawn_from, reads_state, state_before
 from memwatch.replay.fx import BOUNDARY, is_tangent
-from memwatch.replay.moves import MOVE_BACK, MOVE_OUT, Move
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Hashable, Iterable
 
 
 @dataclass(frozen=True)
@@ -167,3 +171,67 @@ class _Writer:
         elif self._crossed and found in self._early and found.op != "get_attr":
             self.saved[found] = None
         return found
+
+
+@dataclass(frozen=True)
+class Move:
+    """A step of a plan that moves a buffer.
+
+    Attributes:
+        kind: out, or back.
+        what: name of the buffer; in the order of one graph, name of the node that holds it.
+    """
+
+    kind: StepKind
+    what: Hashable
+
+
+def _move_out(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of the same shape on a copy of the storage's bytes in host memory."""
+    storage = tensor.untyped_storage()
+    held = _host_bytes(storage.nbytes(), tensor.device.type)
+    held.copy_(as_bytes(storage))
+    return _like(tensor, held.untyped_storage())
+
+
+def _move_back(held: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return the tensor that was moved out, on a new storage."""
+    storage = new_storage(held.untyped_storage().nbytes(), device)
+    as_bytes(storage).copy_(as_bytes(held.untyped_storage()))
+    return _like(held, storage)
+
+
+def _like(like: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tensor:
+    with torch.no_grad():
+        empty: Any = torch.empty(0, dtype=like.dtype, device=storage.device)
+        found: torch.Tensor = empty.set_(storage, like.storage_offset(), like.size(), like.stride())
+        return found
+
+
+def _host_bytes(nbytes: int, device_type: str) -> torch.Tensor:
+    if device_type != "cpu" or not nbytes:
+        return adapter_of(device_type).host_copy(nbytes)
+    with tempfile.TemporaryFile(
+        prefix="memwatch-moved-"
+    ) as file:  # its bytes last as long as they are mapped
+        return torch.from_numpy(np.memmap(file, dtype=np.uint8, mode="w+", shape=(nbytes,)))
+
+
+def _fake_out(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
+
+
+def _fake_back(held: torch.Tensor, device: torch.device) -> torch.Tensor:
+    return torch.empty_strided(held.size(), held.stride(), dtype=held.dtype, device=device)
+
+
+_library: Final = torch.library.Library("memwatch", "FRAGMENT")
+_library.define("move_out(Tensor tensor) -> Tensor")
+_library.define("move_back(Tensor held, Device device) -> Tensor")
+_library.impl("move_out", _move_out, "CompositeExplicitAutograd")
+_library.impl("move_back", _move_back, "CompositeExplicitAutograd")
+torch.library.register_fake("memwatch::move_out", _fake_out, lib=_library)
+torch.library.register_fake("memwatch::move_back", _fake_back, lib=_library)
+
+MOVE_OUT: Final = torch.ops.memwatch.move_out.default
+MOVE_BACK: Final = torch.ops.memwatch.move_back.default

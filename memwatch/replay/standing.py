@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 
     from memwatch.replay.episode import Run
     from memwatch.replay.measure import Stretch
-    from memwatch.replay.step_model import Orders
-    from memwatch.replay.step_parts import GraphRun
+    from memwatch.replay.step_model import GraphRun, Orders
     from memwatch.replay.traced_graph import TracedGraph
 
 _MOST_IDLE: Final = 8

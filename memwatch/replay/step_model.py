@@ -3,19 +3,25 @@
 What the first graphs keep for their backward is alive while the later ones run, so they share one budget. A graph
 break gives the output of one graph to the next; both know its storage by one name then. Each graph is executed by
 itself, so the planned order is cut into one order for each.
+
+`torchs_order` writes the order in which torch's own partition would run the step. The partition says what the forward
+keeps. The backward computes the rest again, right before its use or, earlier, where torch's backward computes it.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import operator
 import re
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+import torch
 from torch import fx
 
 from memwatch._torch.overloads import OpOverload, base_name_of
+from memwatch._torch.symbolic_sizes import size_at
 from memwatch.encoding.values import Value, leaves
 from memwatch.planner import Effect, Graph, OpSpec, OrderError, Schedule, Step, StepKind, simulate
 from memwatch.planner.request import op_text
@@ -23,22 +29,119 @@ from memwatch.replay.fx import (
     BOUNDARY,
     GraphReader,
     crossing_node,
+    hinted,
     is_op,
     is_tangent,
     mutated_inputs,
     plain_outputs,
 )
-from memwatch.replay.moves import Move
 from memwatch.replay.op_workspace import Workspaces
-from memwatch.replay.step_parts import DONE, KEPT, LEAVE, GraphRun, Part, holders
-from memwatch.replay.torchs_order import torchs_order
+from memwatch.replay.rewrite import Move
 from memwatch.words.places import place_in_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from memwatch.planner import Plan
-    from memwatch.planner.op import Name
+    from memwatch.planner.graph import Name
+
+
+LEAVE: Final = "your code after the forward"
+"""Name of the op that stands for it: it reads the forward's outputs."""
+KEPT: Final = "tensors that your code after the forward keeps"
+"""Name of the buffer that stands for it."""
+DONE: Final = "your code after the backward"
+"""Name of the op that stands for it: it adds up gradients."""
+
+
+@dataclass(frozen=True, eq=False)
+class GraphRun:
+    """A graph that takes part in a step.
+
+    Attributes:
+        module: the joint graph of forward and backward, or a graph without backward.
+        num_fwd_outputs: how many outputs belong to the forward; None without backward.
+        saved: names of the nodes that torch's own partition keeps for the backward.
+        torchs_backward: names of the nodes that its backward runs, in order.
+        values: symbol -> its value.
+        inputs, outputs: addresses of the storages it was given and gave; empty if not known.
+        released: which outputs the program no longer holds when the backward begins, as far as it was seen.
+        outside_bytes: what the code after its forward allocated beyond the graph's own storages, at most.
+        kept_bytes: what of that was still there when the next forward began; its own backward comes before this one.
+    """
+
+    module: fx.GraphModule
+    num_fwd_outputs: int | None
+    saved: frozenset[str]
+    torchs_backward: tuple[str, ...] = ()
+    values: Mapping[Any, int] = field(default_factory=dict)
+    inputs: tuple[int, ...] = ()
+    outputs: tuple[int, ...] = ()
+    released: frozenset[int] = frozenset()
+    outside_bytes: int = 0
+    kept_bytes: int = 0
+
+    def size_of(self, size: Value) -> int:
+        """Return a size as a number."""
+        if isinstance(size, int):
+            return size
+        found = size_at(size, self.values) if self.values else None
+        return hinted(size) if found is None else found
+
+
+@dataclass
+class Part:
+    """What one graph adds to the program.
+
+    Attributes:
+        run: the graph.
+        reader: its nodes as ops and buffers.
+        prefix: what the names of its ops begin with.
+        early, late: ops of its forward, and of its backward.
+        given: buffers that the forward gives to the program.
+        released: those of them that the program no longer holds when the backward begins.
+        flowing: those of them that a later graph is given.
+        added: gradients that are added to those of an earlier backward.
+    """
+
+    run: GraphRun
+    reader: GraphReader
+    prefix: str
+    early: list[OpSpec]
+    late: list[OpSpec]
+    given: list[str]
+    released: set[str]
+    flowing: set[str] = field(default_factory=set)
+    added: set[str] = field(default_factory=set)
+
+
+def holders(part: Part) -> dict[Name, str]:
+    """Return the buffers of a graph that can be moved out and back -> the name of the node that holds each.
+
+    What the program or another graph is given stays: they hold it. A copy of what is written later would be old.
+    """
+    ops = (*part.early, *part.late)
+    fixed = {*part.given, *part.reader.keep, *part.flowing, *(name for spec in ops for name in spec.writes)}
+    nodes = {node.name: node for node in part.run.module.graph.nodes}
+    found: dict[Name, str] = {}
+    for spec in ops:
+        node = nodes[str(spec.name)[len(part.prefix) :]]
+        items = [user for user in node.users if user.target is operator.getitem]
+        for name in spec.makes:
+            own = [
+                each for each in (node, *items) if part.reader.buffers[each] == (name,) and _is_plain(each)
+            ]
+            if name not in fixed and len(own) == 1:
+                found[name] = own[0].name
+    return found
+
+
+def _is_plain(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return False
+    return not (value.is_conj() or value.is_neg())
+
 
 _LINE: Final = re.compile(r'File "(.+?)", line (\d+)')
 """File and line of an entry of a formatted stack, which dynamo keeps with each node."""
@@ -336,3 +439,76 @@ def _released(run: GraphRun, reader: GraphReader) -> set[str]:
 def _buffers(reader: GraphReader, nodes: Sequence[Value]) -> list[str]:
     found = (name for node in nodes if isinstance(node, fx.Node) for name in reader.buffers[node])
     return list(dict.fromkeys(found))
+
+
+def torchs_order(parts: Sequence[Part], graph: Graph, *, as_torch: bool) -> list[Name]:
+    """Return the order; it may be one that is not valid.
+
+    Args:
+        parts: the graphs of the step.
+        graph: its program.
+        as_torch: whether to compute again where torch does, rather than right before the use.
+    """
+    writer = _OrderWriter(parts, graph)
+    for part in parts:
+        writer.forward(part)
+    for part in reversed(parts):
+        if part.run.num_fwd_outputs is not None:
+            writer.backward(part, as_torch=as_torch)
+    return writer.order
+
+
+class _OrderWriter:
+    """Writes the order op by op, and knows which buffers are there."""
+
+    def __init__(self, parts: Sequence[Part], graph: Graph) -> None:
+        self.order: list[Name] = []
+        self._ran: set[Name] = set()
+        self._early = {spec.name: spec for part in parts for spec in part.early}
+        self._late = {spec.name: spec for part in parts for spec in part.late}
+        self._maker = {
+            name: spec for part in parts for spec in (*part.early, *part.late) for name in spec.makes
+        }
+        self._there: set[Name] = {
+            name for part in parts for name in (*part.reader.inputs, *part.reader.tangents)
+        }
+        self._there.update(name for spec in self._early.values() for name in spec.writes)
+        self._again = {name for name, may in zip(graph.op_names, graph.op_recomputable, strict=True) if may}
+
+    def forward(self, part: Part) -> None:
+        """Write a forward; what it does not keep is gone after it."""
+        self.order += [spec.name for spec in part.early]
+        self.order.append(part.prefix + LEAVE)
+        for node, names in part.reader.buffers.items():
+            if node.name in part.run.saved:
+                self._there.update(names)
+
+    def backward(self, part: Part, *, as_torch: bool) -> None:
+        """Write a backward, with what is computed again in it."""
+        self.order.append(part.prefix + BOUNDARY)
+        for name in part.run.torchs_backward if as_torch else ():
+            spec = self._late.get(part.prefix + name) or self._early.get(part.prefix + name)
+            if spec is not None:
+                for made in spec.makes:
+                    self._need(made)
+        for spec in part.late:
+            self._run(spec)
+        if part.added:
+            self.order.append(part.prefix + DONE)
+
+    def _need(self, name: Name) -> None:
+        spec = self._maker.get(name)
+        if name in self._there or spec is None:
+            return
+        if spec.name in self._late or spec.name in self._again:
+            self._run(spec)
+
+    def _run(self, spec: OpSpec) -> None:
+        if spec.name in self._ran:
+            return
+        if spec.name in self._late:
+            self._ran.add(spec.name)
+        for read in (*spec.reads, *spec.writes):
+            self._need(read)
+        self.order.append(spec.name)
+        self._there.update(spec.makes)

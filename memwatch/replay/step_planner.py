@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from memwatch.planner import BudgetError, Graph, Plan, plan_graph
-from memwatch.planner.fingerprint import fingerprint
-from memwatch.replay.moves import Move
+from memwatch.planner.graph import fingerprint
+from memwatch.replay.rewrite import Move
 from memwatch.replay.step_model import StepModel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from memwatch.planner.op import Name
+    from memwatch.planner.graph import Name
     from memwatch.replay.options import BackendOptions
     from memwatch.replay.standing import Standing
     from memwatch.replay.step_model import Orders

@@ -9,6 +9,10 @@ compiles nothing: there the region is checkpointed as the program says.
 
 The backward of a convolution is split into two ops, one for the gradients of the weights and one for that of the input.
 Both run the kernels that the one op runs. Each frees its workspace before the other begins, which allows a lower peak.
+
+AOTAutograd traces a program without its in-place ops. It copies new values into the inputs at the very end, after the
+backward even if the copy belongs to the forward. The new values would take memory until then. So `place_writes` moves
+each copy to the first place where the new value is there and no later op reads the old one.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from __future__ import annotations
 import operator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 import torch
@@ -24,25 +28,62 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import py_sym_types
 from torch.utils.checkpoint import checkpoint
 
-from memwatch._torch.aot import extract_forward_and_backward, min_cut_partition, without_repeats
+from memwatch._torch.aot import (
+    boxed_forward,
+    extract_forward_and_backward,
+    min_cut_partition,
+    without_repeats,
+)
+from memwatch._torch.aot_graphs import is_kept_in_forward
 from memwatch._torch.checkpoint import checkpointed_region, context_of, split_arguments
+from memwatch._torch.inductor import compiled_by_inductor
 from memwatch._torch.modes import without_modes
+from memwatch._torch.storages import address_of
 from memwatch._torch.symbolic_sizes import symbol_of
 from memwatch.encoding.values import leaves
-from memwatch.replay.draws import keep_states
-from memwatch.replay.fx import hinted, is_tangent, plain_outputs
-from memwatch.replay.inner import with_kernels
-from memwatch.replay.input_writes import place_writes
+from memwatch.replay.batch_norms import write_statistics
+from memwatch.replay.draws import keep_states, with_dropouts_of_eager
+from memwatch.replay.fx import crossing_node, hinted, is_tangent, plain_outputs
 from memwatch.replay.rewrite import rewritten
-from memwatch.replay.step_parts import GraphRun
+from memwatch.replay.step_model import GraphRun
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from memwatch.replay.inner import Boxed, Compiler
-    from memwatch.replay.moves import Move
+    from memwatch.replay.rewrite import Move
+
+    Boxed = Callable[[list[Any]], Sequence[Any]]
 
     Listener = Callable[["TracedGraph"], object]
+
+
+class Compiler(Protocol):
+    """Makes a function of a planned graph, which takes a list of arguments and empties it."""
+
+    def __call__(self, module: fx.GraphModule, *, is_backward: bool) -> Boxed:
+        """Return the function."""
+
+
+def with_kernels(module: fx.GraphModule, *, is_backward: bool) -> Boxed:
+    """Return a graph that calls the kernels of eager PyTorch in the planned order."""
+    return boxed_forward(with_dropouts_of_eager(module))
+
+
+def with_inductor(module: fx.GraphModule, *, is_backward: bool) -> Boxed:
+    """Return a graph that inductor compiled: it fuses ops, but keeps what is saved and what is computed again.
+
+    Inductor writes code for the sizes of one shape. A graph with symbolic sizes calls kernels.
+    """
+    values = [node.meta.get("val") for node in module.graph.find_nodes(op="placeholder")]
+    if any(map(_is_symbolic, values)):
+        return with_kernels(module, is_backward=is_backward)
+    found: Boxed = compiled_by_inductor(module, is_backward=is_backward)
+    return found
+
+
+def _is_symbolic(value: Any) -> bool:
+    sizes = (*value.shape, *value.stride()) if isinstance(value, torch.Tensor) else (value,)
+    return any(isinstance(size, (torch.SymInt, torch.SymFloat, torch.SymBool)) for size in sizes)
 
 
 def as_in_eager(module: fx.GraphModule) -> fx.GraphModule:
@@ -385,3 +426,49 @@ def _of_int(kind: type, bits: int) -> float:
 def _is_unchecked(node: fx.Node) -> bool:
     """Return True for a tensor whose in-place changes autograd would not notice: how many there are must not vary."""
     return bool(node.meta.get("saved_tensor_with_no_vc_check"))
+
+
+_COPY: Final = torch.ops.aten.copy_.default
+
+
+def place_writes(graph: fx.Graph, *, has_backward: bool) -> None:
+    """Let a traced graph write its inputs where the program does."""
+    write_statistics(graph)
+    end = crossing_node(graph) if has_backward else graph.output_node()
+    nodes = list(graph.nodes)
+    first = next(node for node in nodes if node.op != "placeholder")
+    place = {node: number for number, node in enumerate(nodes)}
+    copies = [node for node in nodes if node.target is _COPY and node.args[0].op == "placeholder"]
+    for copy in copies:
+        if has_backward and not is_kept_in_forward(copy):
+            continue
+        written, source = copy.args[:2]
+        before = [place[user] for user in _readers_of(nodes[: place[end]], written)]
+        last = nodes[max([place[source], *before])]
+        if place[last] >= place[end]:
+            end.prepend(copy)
+        elif last.op == "placeholder":
+            first.prepend(copy)
+        else:
+            _last_item(last).append(copy)
+
+
+def _last_item(node: fx.Node) -> fx.Node:
+    """Return the last of the nodes that unpack the results of a node right behind it."""
+    while node.next.target is operator.getitem:
+        node = node.next
+    return node
+
+
+def _readers_of(nodes: list[fx.Node], written: fx.Node) -> Iterator[fx.Node]:
+    """Yield the nodes that use memory of a node, by way of views too."""
+    storages = set(_storages_of(written))
+    for node in nodes:
+        if any(storages & set(_storages_of(used)) for used in node.all_input_nodes):
+            yield node
+
+
+def _storages_of(node: fx.Node) -> Iterator[int]:
+    for item in leaves(node.meta.get("val")):
+        if isinstance(item, torch.Tensor) and item.layout is torch.strided:
+            yield address_of(item.untyped_storage())

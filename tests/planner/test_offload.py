@@ -16,8 +16,13 @@ from memwatch.planner import (
     StepKind,
     plan_graph,
 )
-from memwatch.planner.offload import movable_buffers, move_costs, moved_bytes
-from memwatch.planner.recompute.model import recompute_model, tokens_of
+from memwatch.planner.recompute.model import (
+    movable_buffers,
+    move_costs,
+    moved_bytes,
+    recompute_model,
+    tokens_of,
+)
 
 KIB = 2**10
 PAGE = 4 * KIB
@@ -91,8 +96,8 @@ def test_moves_alone_fit_where_hiding_the_copies_would_not():
 
 def test_copies_hide_behind_computing():
     """A move is free when enough is computed before its buffer must be out and after it is called back."""
-    from memwatch.planner.recompute import _draft
-    from memwatch.planner.recompute._prune import duration
+    from memwatch.planner.recompute import draft as _draft
+    from memwatch.planner.recompute.prune import duration
 
     graph = waiting(1.0, 1.0)
     buffer = graph.buffer_index["a"]
@@ -104,7 +109,7 @@ def test_copies_hide_behind_computing():
         model = recompute_model(graph, movable_buffers(graph), move_costs(graph, bandwidth))
         tokens = tokens_of(graph, schedule)
         draft = _draft.new_draft(len(tokens))
-        _draft.load(draft, tokens)
+        _draft.load_tokens(draft, tokens)
         assert duration(model, draft) == pytest.approx(graph.total_cost + stall)
     assert moved_bytes(graph, schedule) == 16 * PAGE
 

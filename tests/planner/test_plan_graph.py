@@ -22,8 +22,8 @@ from memwatch.planner import (
     program_peak,
     simulate,
 )
-from memwatch.planner.fingerprint import fingerprint
-from memwatch.planner.plan_file import PlanFileError
+from memwatch.planner.graph import fingerprint
+from memwatch.planner.plan import PlanFileError
 from memwatch.planner.plan_search import plan_before
 from memwatch.planner.request import PlanRequest
 from memwatch.sizes import SizeError

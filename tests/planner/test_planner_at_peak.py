@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from memwatch.planner import Effect, Graph, OpSpec, Schedule
-from memwatch.planner.at_peak import at_peak
+from memwatch.planner.peak import at_peak
 from memwatch.planner.request import op_text
 
 

@@ -108,7 +108,7 @@ def test_cpsat_agrees_with_the_exact_search(seed):
 
 
 def test_an_order_read_backwards_has_the_same_peak_in_the_mirrored_problem():
-    from memwatch.planner.order._state import peak_of as kernel_peak
+    from memwatch.planner.order.problem import peak_of as kernel_peak
 
     graph = graphs.random_layered(60, 6, seed=2)
     problem = order_problem(graph)

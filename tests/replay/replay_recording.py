@@ -12,7 +12,7 @@ from memwatch.replay.run import replay_schedule
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from memwatch.replay.result import ReplayResult
+    from memwatch.replay.run import ReplayResult
 
 
 def record(step: Callable[[], object], **options) -> memwatch.Profile:

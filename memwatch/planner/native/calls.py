@@ -63,34 +63,34 @@ class Calls:
 
 
 def sweep(library: Calls, model: Tuple, draft: Tuple, work: Tuple) -> int:
-    """Call the twin of `recompute._sweep.sweep`."""
+    """Call the twin of `recompute.draft.sweep`."""
     return int(library("sweep_schedule", model, draft, work))
 
 
 def duration(library: Calls, model: Tuple, draft: Tuple) -> float:
-    """Call the twin of `recompute._prune.duration`."""
+    """Call the twin of `recompute.prune.duration`."""
     return float(library("duration_of", model, draft))
 
 
 def fit(library: Calls, model: Tuple, draft: Tuple, style: Tuple) -> int:
-    """Call the twin of `recompute._greedy.fit`."""
+    """Call the twin of `recompute.greedy.fit`."""
     return int(library("fit_schedule", model, draft, style))
 
 
 def prune(library: Calls, model: Tuple, draft: Tuple, budget: int, rank: IntArray) -> None:
-    """Call the twin of `recompute._prune.prune`."""
+    """Call the twin of `recompute.prune.prune`."""
     library("prune_schedule", model, draft, budget, rank)
 
 
 def polish(library: Calls, model: Tuple, draft: Tuple, effort: Tuple) -> None:
-    """Call the twin of `recompute._polish.polish`."""
+    """Call the twin of `recompute.polish.polish`."""
     library("polish_schedule", model, draft, effort)
 
 
 def fill(
     library: Calls, costs: NDArray[np.float64], checkpoint: IntArray, saved: IntArray, slots: int
 ) -> tuple[NDArray[np.float64], IntArray]:
-    """Call the twin of `_rotor.fill`."""
+    """Call the twin of `recompute.chains.fill_rotor_table`."""
     shape = (len(costs), len(costs), slots + 1)
     best, choice = np.full(shape, np.inf), np.full(shape, -1, np.int64)
     library("fill_rotor", (costs, checkpoint, saved, slots, best, choice))
@@ -98,7 +98,7 @@ def fill(
 
 
 def intervals(kind: Callable[..., Any], library: Calls, events: Any) -> tuple[Any, int, int, int]:
-    """Call the twin of `_liveness.intervals`; `kind` is the named tuple that it returns."""
+    """Call the twin of `peak.intervals`; `kind` is the named tuple that it returns."""
     capacity = len(events.step) + len(events.indptr) + 1
     out = kind(np.empty(capacity, np.int64), np.empty(capacity, np.int64), np.empty(capacity, np.int64))
     found = np.zeros(4, np.int64)
@@ -108,33 +108,33 @@ def intervals(kind: Callable[..., Any], library: Calls, events: Any) -> tuple[An
 
 
 def peak_of(library: Calls, problem: Tuple, order: IntArray) -> int:
-    """Call the twin of `order._state.peak_of`."""
+    """Call the twin of `order.problem.peak_of`."""
     return int(library("peak_of_order", problem, np.ascontiguousarray(order)))
 
 
 def breadth_first(library: Calls, problem: Any) -> IntArray:
-    """Call the twin of `order._lists.breadth_first`."""
+    """Call the twin of `order.lists.breadth_first`."""
     order = np.empty(problem.num_ops, np.int64)
     library("breadth_first_order", problem, order)
     return order
 
 
 def depth_first(library: Calls, problem: Any, by_size: IntArray, below: IntArray) -> IntArray:
-    """Call the twin of `order._lists.depth_first`."""
+    """Call the twin of `order.lists.depth_first`."""
     order = np.empty(problem.num_ops, np.int64)
     library("depth_first_order", problem, by_size, below, order)
     return order
 
 
 def least_growth(library: Calls, problem: Any, longest: int, widest: int) -> IntArray:
-    """Call the twin of `order._lists.least_growth`."""
+    """Call the twin of `order.lists.least_growth`."""
     order = np.empty(problem.num_ops, np.int64)
     library("least_growth_order", problem, longest, widest, order)
     return order
 
 
 def beam_search(library: Calls, problem: Any, width: int, bits: NDArray[np.uint64]) -> IntArray:
-    """Call the twin of `order._beam.beam_search`."""
+    """Call the twin of `order.lists.beam_search`."""
     order = np.empty(problem.num_ops, np.int64)
     library("beam_order", problem, width, bits, order)
     return order
@@ -143,26 +143,26 @@ def beam_search(library: Calls, problem: Any, width: int, bits: NDArray[np.uint6
 def anneal(  # noqa: PLR0917 (the arguments of its twin)
     library: Calls, problem: Tuple, order: IntArray, best: IntArray, state: NDArray[np.uint64], cooling: Tuple
 ) -> int:
-    """Call the twin of `order._anneal.anneal`."""
+    """Call the twin of `order.anneal.anneal`."""
     return int(library("anneal_order", problem, order, best, state, cooling))
 
 
 def new_walk(empty_walk: Callable[..., Any], library: Calls, problem: Any, order: IntArray) -> Any:
-    """Call the twin of `order._walk.new_walk`; `empty_walk` makes what it fills in."""
+    """Call the twin of `order.anneal.new_walk`; `empty_walk` makes what it fills in."""
     walk = empty_walk(problem, order)
     library("walk_of_order", problem, walk)
     return walk
 
 
 def ancestors(library: Calls, problem: Tuple, order: IntArray) -> NDArray[np.bool_]:
-    """Call the twin of `order._needs.ancestors`."""
+    """Call the twin of `order.exact.ancestors`."""
     before = np.zeros((len(order), len(order)), np.bool_)
     library("ancestors_of_ops", problem, np.ascontiguousarray(order), before)
     return before
 
 
 def needs_matrix(kind: Callable[..., Any], library: Calls, problem: Any, before: NDArray[np.bool_]) -> Any:
-    """Call the twin of `order._needs.needs_matrix`; `kind` is the named tuple that it returns."""
+    """Call the twin of `order.exact.needs_matrix`; `kind` is the named tuple that it returns."""
     shape = (len(problem.nbytes), problem.num_ops)
     needs = kind(np.empty(problem.num_ops, np.int64), np.zeros(shape, np.int64))
     library("needs_of_ops", problem, before, needs)
@@ -170,7 +170,7 @@ def needs_matrix(kind: Callable[..., Any], library: Calls, problem: Any, before:
 
 
 def must_live(library: Calls, problem: Tuple, order: IntArray, chosen: IntArray) -> IntArray:
-    """Call the twin of `order._must_live.must_live`."""
+    """Call the twin of `order.bounds.must_live`."""
     total = np.empty(len(chosen), np.int64)
     library("must_live_bytes", problem, order, np.ascontiguousarray(chosen), total)
     return total
@@ -179,7 +179,7 @@ def must_live(library: Calls, problem: Tuple, order: IntArray, chosen: IntArray)
 def advance(  # noqa: PLR0917 (the arguments of its twin)
     library: Calls, problem: Tuple, needs: Tuple, search: Tuple, below: int, max_expansions: int
 ) -> tuple[int, int]:
-    """Call the twin of `order._exact.advance`."""
+    """Call the twin of `order.exact.advance`."""
     found = np.zeros(2, np.int64)
     library("advance_search", problem, needs, search, below, max_expansions, found)
     status, path = found.tolist()

@@ -1,17 +1,26 @@
-"""Peaks that no plan can go below: by the needs of one op, by what must wait, by what is kept at the end."""
+"""Peaks that no plan can go below.
+
+Four bounds: the needs of one op, what is kept at the end, what must be live in every order without recompute, and what
+must wait while the last of several large ops runs. The last one holds for plans with recompute too.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from memwatch.planner.last_large import last_large_bound
+from memwatch.planner.kernels import with_twin
+from memwatch.planner.native import calls
+from memwatch.planner.order.lists import breadth_first
 from memwatch.planner.order.problem import Problem, order_problem
 
 if TYPE_CHECKING:
-    from memwatch.planner.csr import IntArray
+    from typing import Any
+
+    from memwatch.planner.csr import Csr, IntArray
     from memwatch.planner.graph import Graph
+
 
 _MOST_OPS_BOUNDED = (
     8_192  # of larger programs, the must-live bound examines the ops with the largest working sets
@@ -62,9 +71,6 @@ def lower_bound(graph: Graph, recompute: bool, offload: bool = False) -> int:
 
 def must_live_bytes(problem: Problem) -> int:
     """Return the must-live bound of an ordering problem (bytes)."""
-    from memwatch.planner.order._lists import breadth_first
-    from memwatch.planner.order._must_live import must_live
-
     if not problem.num_ops:
         return problem.always
     order = breadth_first(problem)
@@ -79,3 +85,143 @@ def must_live_bytes(problem: Problem) -> int:
         int(must_live(problem, order, chosen[start : start + 64]).max())
         for start in range(0, len(chosen), 64)
     )  # fmt: skip
+
+
+@with_twin(calls.must_live)
+def must_live(problem: Problem, order: IntArray, chosen: IntArray) -> IntArray:
+    """Return the bytes that must be live while each chosen op runs, when nothing is computed twice.
+
+    A buffer must be live at op v under two conditions. It must be there by then: v or an op that must run
+    before v uses it, or it is live at the start. And it must be needed still: v or an op that must run after v
+    uses it, or it is live at the end.
+
+    Args:
+        problem: the ordering problem.
+        order: any valid order.
+        chosen: at most 64 ops.
+
+    Returns:
+        Bytes for every chosen op, its workspace included.
+    """
+    num_ops = len(order)
+    above = np.zeros(num_ops, np.uint64)  # bit i: op is chosen[i] or must run after it
+    below = np.zeros(num_ops, np.uint64)  # bit i: op is chosen[i] or must run before it
+    total = np.empty(len(chosen), np.int64)
+    for index in range(len(chosen)):
+        above[chosen[index]] = below[chosen[index]] = np.uint64(1) << np.uint64(index)
+        total[index] = problem.workspace[chosen[index]] + problem.always
+    for op in order:
+        for entry in range(problem.pred_ptr[op], problem.pred_ptr[op + 1]):
+            above[op] |= above[problem.pred[entry]]
+    for op in order[::-1]:
+        for entry in range(problem.succ_ptr[op], problem.succ_ptr[op + 1]):
+            below[op] |= below[problem.succ[entry]]
+    everything = ~np.uint64(0)
+    for buffer in range(len(problem.nbytes)):
+        born = everything if problem.at_start[buffer] else np.uint64(0)
+        needed = everything if problem.at_end[buffer] else np.uint64(0)
+        for entry in range(problem.user_ptr[buffer], problem.user_ptr[buffer + 1]):
+            born |= below[problem.user[entry]]
+            needed |= above[problem.user[entry]]
+        both = born & needed
+        index = 0
+        while both and index < len(chosen):
+            if both & np.uint64(1):
+                total[index] += problem.nbytes[buffer]
+            both >>= np.uint64(1)
+            index += 1
+    return total
+
+
+_MOST_SETS = 8
+_MOST_WORK = 40_000  # edges of all cuts together: about a second
+_SOURCE, _SINK = -1, -2
+
+
+class _Slots(NamedTuple):
+    """Every version of every buffer is a slot; `maker` is the op that makes it, -1 for none."""
+
+    first: IntArray
+    buffer: IntArray
+    maker: IntArray
+
+
+def last_large_bound(graph: Graph, working_sets: IntArray) -> int:
+    """Return a peak (bytes) that no plan without moves goes below, recomputes included; 0 for large programs.
+
+    Args:
+        graph: the program.
+        working_sets: bytes that each op needs while it runs.
+    """
+    best = 0
+    slots = _slots(graph)
+    levels = np.unique(working_sets)[::-1]
+    levels = levels[2 * levels >= levels[0]][:_MOST_SETS] if len(levels) else levels
+    edges = len(slots.buffer) + len(graph.reads.indices) + len(graph.writes.indices)
+    left = _MOST_WORK
+    for level in levels.tolist():
+        large = np.flatnonzero(working_sets >= level)
+        most = left // max(edges, 1)
+        if most < 1:
+            break
+        if len(large) > most:  # any set gives a bound; one spread over the program gives a good one
+            large = large[np.linspace(0, len(large) - 1, most).astype(np.int64)]
+        left -= len(large) * edges
+        best = max(best, _cut_bound(graph, slots, large, working_sets, best))
+    return best
+
+
+def _cut_bound(graph: Graph, slots: _Slots, large: IntArray, working_sets: IntArray, best: int) -> int:
+    from networkx import maximum_flow_value
+    from networkx.algorithms.flow import boykov_kolmogorov  # several times as fast here as the default
+
+    network = _network(graph, slots, large)
+    lowest = None
+    for op in large.tolist():
+        there = set(graph.touches.row(op).tolist())
+        for slot, buffer in enumerate(slots.buffer.tolist()):
+            if network.has_edge((slot, 0), (slot, 1)):
+                nbytes = 0 if buffer in there else int(graph.buffer_nbytes[buffer])
+                network.edges[(slot, 0), (slot, 1)]["capacity"] = nbytes
+        flow = maximum_flow_value(network, _SOURCE, _SINK, flow_func=boykov_kolmogorov)
+        found = int(working_sets[op]) + int(flow)
+        lowest = found if lowest is None else min(lowest, found)
+        if lowest <= best:
+            break
+    return lowest or 0
+
+
+def _slots(graph: Graph) -> _Slots:
+    versions = graph.final_version + 1
+    first = np.concatenate(([0], np.cumsum(versions)))
+    maker = np.full(int(first[-1]), -1, dtype=np.int64)
+    maker[first[graph.makes.indices]] = graph.makes.row_ids()
+    maker[first[graph.writes.indices] + graph.write_version] = graph.writes.row_ids()
+    return _Slots(first, np.repeat(np.arange(graph.num_buffers), versions), maker)
+
+
+def _network(graph: Graph, slots: _Slots, large: IntArray) -> Any:
+    """Return the flow network. It leads from what only large ops make, through the other ops, to what is kept."""
+    from networkx import DiGraph
+
+    network: Any = DiGraph()
+    network.add_nodes_from((_SOURCE, _SINK))
+    stays = (graph.buffer_producer < 0) & ~graph.buffer_freeable  # always there
+    is_large = np.zeros(graph.num_ops + 1, dtype=bool)
+    is_large[large] = True
+    for slot, (buffer, maker) in enumerate(zip(slots.buffer.tolist(), slots.maker.tolist(), strict=True)):
+        if stays[buffer]:
+            continue
+        network.add_edge((slot, 0), (slot, 1), capacity=0)
+        network.add_edge(_SOURCE if maker < 0 or is_large[maker] else ("op", maker), (slot, 0))
+    for used, version in ((graph.reads, graph.read_version), (graph.writes, graph.write_version - 1)):
+        for op, slot in _uses(slots, used, version):
+            if not is_large[op] and not stays[slots.buffer[slot]]:
+                network.add_edge((slot, 1), ("op", op))
+    for buffer in np.flatnonzero(graph.buffer_pinned & ~stays).tolist():
+        network.add_edge((int(slots.first[buffer + 1]) - 1, 1), _SINK)
+    return network
+
+
+def _uses(slots: _Slots, used: Csr, version: IntArray) -> list[tuple[int, int]]:
+    return list(zip(used.row_ids().tolist(), (slots.first[used.indices] + version).tolist(), strict=True))

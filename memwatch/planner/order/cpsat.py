@@ -7,6 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from memwatch.planner.order.exact import ancestors
+from memwatch.planner.order.lists import breadth_first
+from memwatch.planner.order.problem import peak_of
+
 if TYPE_CHECKING:
     from ortools.sat.python.cp_model import CpModel, IntervalVar, IntVar
 
@@ -38,8 +42,6 @@ def cpsat_order(
     """
     from ortools.sat.python import cp_model
 
-    from memwatch.planner.order._state import peak_of
-
     model = cp_model.CpModel()
     known = int(peak_of(problem, hint))
     starts, _peak = _build(model, problem, hint, lower_bound_bytes, known)
@@ -63,9 +65,6 @@ def _build(
 
     Each buffer is an interval from its first to its last user; the peak limits the sum of all intervals.
     """
-    from memwatch.planner.order._lists import breadth_first
-    from memwatch.planner.order._needs import ancestors
-
     num_ops = problem.num_ops
     before = np.asarray(ancestors(problem, breadth_first(problem)))
     earliest, latest = before.sum(axis=1) - 1, num_ops - before.sum(axis=0)

@@ -8,20 +8,24 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memwatch.planner.clock import Clock
+from memwatch.planner.errors import OrderError
 from memwatch.planner.kernels import prepare
 from memwatch.planner.order import cpsat
 from memwatch.planner.order.anneal import anneal_order
 from memwatch.planner.order.bounds import lower_bound
 from memwatch.planner.order.exact import beat_or_prove, search_orders
 from memwatch.planner.order.lists import beam_orders, list_orders
-from memwatch.planner.order.problem import Problem, order_problem
+from memwatch.planner.order.problem import Problem, order_problem, peak_of
 from memwatch.planner.order.tree import tree_order
 from memwatch.planner.peak import simulate
 from memwatch.planner.schedule import Schedule
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from memwatch.planner.csr import IntArray
     from memwatch.planner.graph import Graph
+
 
 # the largest programs (ops) that each method is tried on
 _LARGEST_TREE = 50_000
@@ -68,8 +72,6 @@ class _Best:
 
     def consider(self, order: IntArray, method: str) -> None:
         """Keep an order if it is better than the best one so far."""
-        from memwatch.planner.order._state import peak_of
-
         peak = int(peak_of(self.problem, order))
         if self.peak_bytes < 0 or peak < self.peak_bytes:
             self.order, self.peak_bytes, self.method = order, peak, method
@@ -133,7 +135,7 @@ def _improve(best: _Best, seed: int, clock: Clock) -> None:
     )
     best.consider(order, "annealing")
     if small and not best.is_proven:
-        _search(best, clock)
+        _search_exactly(best, clock)
     if (
         problem.num_ops <= _LARGEST_CPSAT
         and not best.is_proven
@@ -158,7 +160,7 @@ def _effort(num_ops: int) -> tuple[int, int]:
     return 8, min(1_500 * num_ops, 12_000_000)
 
 
-def _search(best: _Best, clock: Clock) -> None:
+def _search_exactly(best: _Best, clock: Clock) -> None:
     """Search exactly: first for anything better than the best order, then for a bound with the time left."""
     max_states = 30_000_000 // max(best.problem.num_ops, 64)
     sprint = clock.share(0.8)
@@ -173,3 +175,27 @@ def _search(best: _Best, clock: Clock) -> None:
         best.bound_bytes = max(best.bound_bytes, found.lower_bound_bytes)
         if found.order is not None:
             best.consider(found.order, "exact search")
+
+
+def custom_order(graph: Graph, order: Callable[[Graph], Sequence[int]]) -> OrderResult:
+    """Return the order that a function computes for a graph, checked and with its peak.
+
+    Raises:
+        OrderError: the result is not an order of all ops, each once, that computes the program.
+    """
+    name = getattr(order, "__name__", repr(order))
+    returned = order(graph)
+    try:
+        indices = [int(index) for index in returned]
+    except (TypeError, ValueError):
+        raise OrderError(f"{name} returned {returned!r}; an order is a sequence of op indices") from None
+    if len(indices) > graph.num_ops:
+        twice = next(index for position, index in enumerate(indices) if index in indices[:position])
+        raise OrderError(f"{name} returned op {twice} twice; an order names every op once")
+    schedule = Schedule.from_order(indices)
+    try:
+        peak = simulate(graph, schedule).peak_bytes
+    except OrderError as error:
+        raise OrderError(f"{name} returned an order that is not valid: {error}") from error
+    bound = lower_bound(graph, recompute=False)
+    return OrderResult(schedule.index, peak, bound, peak == bound, name)

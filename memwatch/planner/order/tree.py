@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from memwatch.planner.order.anneal import new_walk
+from memwatch.planner.order.lists import breadth_first
 from memwatch.planner.order.problem import mirrored
 
 if TYPE_CHECKING:
@@ -59,9 +61,6 @@ def tree_order(problem: Problem) -> IntArray | None:
 def _in_tree_order(problem: Problem) -> IntArray | None:
     if np.any(np.diff(problem.succ_ptr) > 1):
         return None
-    from memwatch.planner.order._lists import breadth_first
-    from memwatch.planner.order._walk import new_walk
-
     forward = breadth_first(problem)
     parent = np.full(problem.num_ops, -1, dtype=np.int64)
     parent[np.diff(problem.succ_ptr) == 1] = problem.succ

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memwatch.planner.graph import Graph
-from memwatch.planner.op import Effect, Name, OpSpec
+from memwatch.planner.graph import Effect, Graph, Name, OpSpec
 from memwatch.planner.order.anneal import anneal_order
 from memwatch.planner.order.problem import order_problem
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from memwatch.planner.order.cpsat import is_available
 from memwatch.planner.recompute.reorder import augmented_graph
 
 if TYPE_CHECKING:
@@ -33,13 +34,6 @@ class RetentionResult:
     extra_cost: float
     bound: float
     proven: bool
-
-
-def is_available() -> bool:
-    """Return True if OR-tools, the extra `exact`, is installed."""
-    from memwatch.planner.order import cpsat
-
-    return cpsat.is_available()
 
 
 def can_model(graph: Graph) -> bool:

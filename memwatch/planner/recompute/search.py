@@ -15,6 +15,10 @@ import numpy as np
 
 from memwatch.planner._random import random_state
 from memwatch.planner.kernels import are_fast, prepare
+from memwatch.planner.recompute.draft import load_tokens, new_draft, new_work, sweep
+from memwatch.planner.recompute.greedy import Style, fit
+from memwatch.planner.recompute.polish import Effort, polish
+from memwatch.planner.recompute.prune import duration, prune
 from memwatch.planner.recompute.reorder import reorder
 from memwatch.planner.recompute.retention import cheaper_in_order
 
@@ -25,7 +29,7 @@ if TYPE_CHECKING:
     from memwatch.planner.clock import Clock
     from memwatch.planner.csr import IntArray
     from memwatch.planner.graph import Graph
-    from memwatch.planner.recompute._draft import Draft
+    from memwatch.planner.recompute.draft import Draft
     from memwatch.planner.recompute.model import Model
 
     Seeds: TypeAlias = Callable[[int], list[IntArray]]
@@ -219,9 +223,6 @@ class RecomputeSearch:
         return found
 
     def _price(self, tokens: IntArray) -> PricedSchedule | None:
-        from memwatch.planner.recompute._prune import duration
-        from memwatch.planner.recompute._sweep import new_work, sweep
-
         draft = self._draft(tokens, 0)
         peak = int(sweep(self._model, draft, new_work(self._model, len(tokens))))
         return None if peak < 0 else PricedSchedule(tokens, peak, float(duration(self._model, draft)))
@@ -231,25 +232,21 @@ class RecomputeSearch:
 
         Args:
             tokens: the schedule to start from.
-            area_power: how much relieving the peak counts against cost; see `_greedy.Style`.
+            area_power: how much relieving the peak counts against cost; see `greedy.Style`.
             limit: how many ops one cut may add.
             spread: make the same cut in all repeated blocks at once; always so in large programs.
         """
-        from memwatch.planner.recompute import _greedy as kernel
-
         num_ops = self._graph.num_ops
         draft = self._draft(tokens, _ROOM_PER_OP * num_ops + 1_000)
         # a call of the kernel cannot be interrupted, so it makes a limited number of cuts
         cuts = min(_CUTS_PER_CALL, max(2, 200_000 // max(num_ops, 1))) if are_fast() else 1
         random = random_state(self._terms.seed)
         shortlist, spread = (24, spread) if num_ops <= _LARGEST_CAREFUL else (4, True)
-        style = kernel.Style(
-            self._budget, area_power, 0.0, min(limit, num_ops), shortlist, cuts, spread, random
-        )
+        style = Style(self._budget, area_power, 0.0, min(limit, num_ops), shortlist, cuts, spread, random)
         before = -1
         while draft.size[0] != before and not (before >= 0 and self._clock.is_over()):
             before = int(draft.size[0])
-            if kernel.fit(self._model, draft, style) <= self._budget:
+            if fit(self._model, draft, style) <= self._budget:
                 break
         return self.prune(self.evaluate(_tokens(draft)))
 
@@ -258,8 +255,6 @@ class RecomputeSearch:
 
         They are taken back in two orders, the dearest first and the last first; the cheaper result wins.
         """
-        from memwatch.planner.recompute import _prune as kernel
-
         if found.peak_bytes > self._budget:
             return found
         if len(found.tokens) > _LARGEST_PRUNED_WHOLE:
@@ -270,20 +265,18 @@ class RecomputeSearch:
         results = []
         for rank in ranks if self._graph.num_ops <= _LARGEST_REORDER else ranks[:1]:
             draft = self._draft(found.tokens, 0)
-            kernel.prune(self._model, draft, self._budget, rank)
+            prune(self._model, draft, self._budget, rank)
             results.append(self.evaluate(_tokens(draft)))
         return self._best([found, *results])
 
     def _prune_from_the_end(self, found: PricedSchedule) -> PricedSchedule:
         """Return a long schedule pruned piece by piece, from its end, as far as the time allows."""
-        from memwatch.planner.recompute import _prune as kernel
-
         draft = self._draft(found.tokens, 0)
         end = int(draft.size[0])
         while end > 0 and not self._clock.is_over():
             end = min(end, int(draft.size[0]))
             piece = np.arange(max(0, end - _PIECE), end)[::-1].copy()
-            kernel.prune(self._model, draft, self._budget, piece)
+            prune(self._model, draft, self._budget, piece)
             end -= _PIECE
         return self._best([found, self.evaluate(_tokens(draft))])
 
@@ -305,8 +298,6 @@ class RecomputeSearch:
 
         The number of rounds depends on the size of the program.
         """
-        from memwatch.planner.recompute import _polish as kernel
-
         num_ops = self._graph.num_ops
         rounds = int(min(1_500, 200 + 30 * num_ops, 2_500_000 / max(num_ops, 1) ** 2))
         chunk = max(1, min(rounds, 2_000 // max(num_ops, 1)))
@@ -317,16 +308,14 @@ class RecomputeSearch:
                 break
             warmth = _WARMTH * (1 - turn * chunk / rounds)
             random = random_state((self._terms.seed * 1_000_003 + turn) % 2**32)
-            effort = kernel.Effort(self._budget, chunk, warmth, min(60, num_ops), total_cost, random)
-            kernel.polish(self._model, draft, effort)
+            effort = Effort(self._budget, chunk, warmth, min(60, num_ops), total_cost, random)
+            polish(self._model, draft, effort)
         return self._best([found, self.evaluate(_tokens(draft))])
 
     @staticmethod
     def _draft(tokens: IntArray, spare: int) -> Draft:
-        from memwatch.planner.recompute import _draft as kernel
-
-        draft = kernel.new_draft(len(tokens) + spare)
-        kernel.load(draft, tokens)
+        draft = new_draft(len(tokens) + spare)
+        load_tokens(draft, tokens)
         return draft
 
     def solve(self, found: PricedSchedule) -> PricedSchedule:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from memwatch.planner.chains import RotorTable
 from memwatch.planner.peak import allocations, live_curve
+from memwatch.planner.recompute.chains import RotorTable
 from memwatch.planner.schedule import Schedule
 
 if TYPE_CHECKING:

@@ -15,9 +15,8 @@ from torch.utils.checkpoint import checkpoint
 from memwatch.errors import MemwatchError
 from memwatch.planner.errors import BudgetError
 from memwatch.replay.checkpoints.choose import choose_regions
-from memwatch.replay.checkpoints.first_pass import FirstPass
+from memwatch.replay.checkpoints.contexts import FirstPass, contexts_of, sizes_by_region
 from memwatch.replay.checkpoints.regions import module_regions, outer_writers
-from memwatch.replay.checkpoints.saving import contexts_of, sizes_by_region
 from memwatch.replay.checkpoints.turns import tell_if_above
 from memwatch.replay.measure import measure_peak
 from memwatch.signal_handlers import pass_on
@@ -28,8 +27,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from memwatch.replay.checkpoints.choose import Choice
+    from memwatch.replay.checkpoints.contexts import Around, Contexts, Sizes
     from memwatch.replay.checkpoints.regions import Region
-    from memwatch.replay.checkpoints.saving import Around, Contexts, Sizes
     from memwatch.replay.checkpoints.step import TrainingStep
 
 _FORWARD: Final = "forward"

@@ -1,7 +1,7 @@
-"""A recorded training step, as far as a checkpoint policy needs it: sizes, lives, what autograd saved, who was called.
+"""A recorded training step, as far as a checkpoint policy needs it: sizes, lives, saved tensors, calls.
 
 Time is counted in calls: the recorded ops that make or write memory or return a number. A plan file holds the step as
-plain lists, so that a loaded plan can drive training without its recording.
+plain lists, so that a loaded plan can drive training without its recording. `read_step` reads it from a recording.
 """
 
 from __future__ import annotations
@@ -11,12 +11,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from memwatch.capture.schema import BACKWARD, NONE, PLACES_OF_MODULES
 from memwatch.device_names import is_host
+from memwatch.encoding.values import GeneratorNumber, Window, leaves
+from memwatch.planner import Effect
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from memwatch.capture import Capture
     from memwatch.capture.packed import IntArray
+    from memwatch.replay.graph import Recorded
+    from memwatch.replay.program import Call
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,3 +123,193 @@ class TrainingStep:
 
 
 _PLAIN: Final = frozenset({"overloads", "module_path", "module_class", "device"})
+
+
+_ADD, _ADD_IN_PLACE, _PRODUCT = "aten.add.Tensor", "aten.add_.Tensor", "aten.mm.default"
+_FORMER = PLACES_OF_MODULES.index("former")
+
+
+def read_step(capture: Capture, recorded: Recorded) -> TrainingStep:
+    """Return what a checkpoint policy needs of a recorded program."""
+    return _Reader(capture, recorded).read()
+
+
+class _Reader:
+    def __init__(self, capture: Capture, recorded: Recorded) -> None:
+        self._capture, self._recorded = capture, recorded
+        self._calls, self._buffers = recorded.program.calls, recorded.program.buffers
+        self._ops = np.array([call.op for call in self._calls], dtype=np.int64)
+        self._known_places: dict[int, tuple[str, int]] | None = None
+
+    def read(self) -> TrainingStep:
+        graph, device = self._recorded.graph, self._recorded.device
+        ops = self._capture.tables["ops"]
+        row = np.searchsorted(ops["op"], self._ops)
+        names = [call.name for call in self._calls]
+        biases = self._biases()
+        for place in biases:
+            names[place] = _ADD
+        mode_bytes = np.zeros(len(names), dtype=np.int64)
+        mode_bytes[biases] = graph.makes.sum_per_row(graph.buffer_nbytes)[np.array(biases, dtype=int) - 1]
+        overloads = sorted(set(names))
+        number = {name: index for index, name in enumerate(overloads)}
+        written = {buffer for call in self._calls for buffer in call.writes}
+        uses = [(i, b) for i, call in enumerate(self._calls) for b in {*call.reads, *call.writes}]
+        writes = [(i, b) for i, call in enumerate(self._calls) for b in call.writes]
+        module = ops["module"][row].tolist()
+        numbers = {module: index for index, module in enumerate(sorted(self._places()))}
+        again = self._capture.tables["recomputes"]
+        return TrainingStep(
+            overloads=overloads,
+            call_overload=_ints(number[name] for name in names),
+            call_phase=ops["phase"][row],
+            call_price=np.ceil(graph.op_cost).astype(np.int64),
+            call_workspace_bytes=graph.op_workspace_bytes,
+            call_mode_bytes=mode_bytes,
+            call_savable=_ints(
+                _is_savable(call, int(effect), written)
+                for call, effect in zip(self._calls, graph.op_effect.tolist(), strict=True)
+            ),
+            call_repeatable=_ints(
+                _is_repeatable(call, int(effect))
+                for call, effect in zip(self._calls, graph.op_effect.tolist(), strict=True)
+            ),
+            buffer_nbytes=_ints(item.nbytes if item.device == device else 0 for item in self._buffers),
+            buffer_maker=_ints(item.maker for item in self._buffers),
+            buffer_death=self._deaths(),
+            use_call=_ints(call for call, _ in uses),
+            use_buffer=_ints(buffer for _, buffer in uses),
+            write_call=_ints(call for call, _ in writes),
+            write_buffer=_ints(buffer for _, buffer in writes),
+            write_module=_ints(numbers.get(module[call], NONE) for call, _ in writes),
+            **self._packs(),
+            module_path=[self._path(module) for module in numbers],
+            module_class=self._classes(numbers),
+            **self._runs(numbers),
+            again_start=self._call_at(again["start_op"]),
+            again_end=self._call_at(again["end_op"]),
+            device=device,
+        )
+
+    def _biases(self) -> list[int]:
+        """Return the calls that add a bias in place, which torch does out of place under a dispatch mode.
+
+        Selective checkpointing is such a mode, so that these calls have another name there and take a result more.
+        """
+        calls, buffers = self._calls, self._buffers
+        return [
+            place
+            for place, call in enumerate(calls)
+            if call.name == _ADD_IN_PLACE
+            and place
+            and calls[place - 1].name == _PRODUCT
+            and buffers[call.writes[0]].maker == place - 1
+        ]
+
+    def _call_at(self, op: IntArray) -> IntArray:
+        """Return the first call that is not before each op; the number of calls that began before it."""
+        return np.searchsorted(self._ops, op).astype(np.int64)
+
+    def _deaths(self) -> IntArray:
+        death = np.full(len(self._buffers), len(self._calls), dtype=np.int64)
+        newest: dict[int, int] = {}
+        for number, item in enumerate(self._buffers):
+            former = newest.get(item.storage)
+            if former is not None:  # its size changed: the call that did so made another buffer of it
+                death[former] = max(item.maker, 0)
+            newest[item.storage] = number
+        for buffer, call in self._recorded.program.deaths.items():
+            death[buffer] = call
+        return death
+
+    def _packs(self) -> dict[str, IntArray]:
+        packs, unpacks, ops = (self._capture.tables[name] for name in ("packs", "unpacks", "ops"))
+        count = len(packs["pack"])
+        read, released = (np.full(count, NONE, dtype=np.int64) for _ in range(2))
+        is_read = unpacks["released"] == 0
+        read[unpacks["pack"][is_read][::-1]] = unpacks["op"][is_read][::-1]
+        released[unpacks["pack"][~is_read]] = unpacks["op"][~is_read]
+        of_storage = {item.storage: number for number, item in enumerate(self._buffers)}
+        buffer = _ints(of_storage.get(storage, NONE) for storage in packs["storage"].tolist())
+        forward = np.flatnonzero((ops["phase"] != BACKWARD) & (ops["sequence"] != NONE))
+        first_op: dict[int, int] = {}
+        for number, op in zip(ops["sequence"][forward].tolist(), ops["op"][forward].tolist(), strict=True):
+            first_op.setdefault(number, op)
+        saved = packs["op"]
+        own = _ints(
+            first_op.get(number, op)
+            for number, op in zip(packs["sequence"].tolist(), saved.tolist(), strict=True)
+        )
+        never = len(self._calls)
+        return {
+            "pack_buffer": buffer,
+            "pack_call": self._call_at(own),
+            "pack_saved": self._call_at(saved),
+            "pack_read": np.where(read == NONE, NONE, self._call_at(read)),
+            "pack_released": np.where(released == NONE, never, self._call_at(released) - 1),
+        }
+
+    def _places(self) -> dict[int, tuple[str, int]]:
+        """Return name and parent of each module by its number, as they were last."""
+        if self._known_places is None:
+            table = self._capture.tables["modules"]
+            names = self._capture.text(table["name"])
+            columns = (table[key].tolist() for key in ("module", "parent", "state"))
+            rows = zip(*columns, names, strict=True)
+            self._known_places = {
+                module: (name, parent) for module, parent, state, name in rows if state != _FORMER
+            }
+        return self._known_places
+
+    def _path(self, module: int) -> list[str]:
+        places = self._places()
+        path: list[str] = []
+        while module in places and len(path) <= len(places):
+            name, module = places[module]
+            path.append(name)
+        return path[::-1]
+
+    def _classes(self, numbers: dict[int, int]) -> list[str]:
+        modules = self._capture.tables["modules"]
+        texts = self._capture.text(modules["class_name"])
+        classes = dict(zip(modules["module"].tolist(), texts, strict=True))
+        return [classes[module] for module in numbers]
+
+    def _runs(self, numbers: dict[int, int]) -> dict[str, IntArray]:
+        runs = self._capture.tables["calls"]
+        rows = np.lexsort((runs["depth"], runs["start_op"]))
+        return {
+            "run_module": _ints(numbers.get(module, NONE) for module in runs["module"][rows].tolist()),
+            "run_start": self._call_at(runs["start_op"][rows]),
+            "run_end": self._call_at(runs["end_op"][rows]),
+            "run_depth": runs["depth"][rows],
+        }
+
+
+def _is_savable(call: Call, effect: int, written: set[int]) -> bool:
+    """Return True when selective checkpointing may save what a call makes.
+
+    A result that aliases memory from before cannot be saved apart from it, one that is written later torch refuses, and
+    a random op that is left out would give the random ops after it other numbers.
+    """
+    results = [item for item in leaves(call.result) if item is not None]
+    if (
+        effect != Effect.NONE
+        or not call.makes
+        or call.writes
+        or not all(isinstance(item, Window) for item in results)
+    ):
+        return False
+    buffers = {call.buffers[item.slot] for item in results}
+    return buffers <= set(call.makes) and not buffers & written
+
+
+def _is_repeatable(call: Call, effect: int) -> bool:
+    if effect == Effect.RNG:  # torch puts back the default generators only
+        arguments = leaves([call.positional, list(call.keyword.values())])
+        return not any(isinstance(item, GeneratorNumber) and item.number != NONE for item in arguments)
+    return effect == Effect.NONE
+
+
+def _ints(values: object) -> IntArray:
+    return np.fromiter(values, dtype=np.int64)  # type: ignore[call-overload,no-any-return]

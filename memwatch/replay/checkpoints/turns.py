@@ -12,9 +12,9 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 from memwatch.capture.schema import NONE
 from memwatch.errors import MemwatchError
 from memwatch.planner.errors import BudgetError
-from memwatch.planner.plan_file import PlanFileError
+from memwatch.planner.plan import PlanFileError
 from memwatch.replay.checkpoints.choose import Choice, choose_saved
-from memwatch.replay.checkpoints.first_pass import FirstPass
+from memwatch.replay.checkpoints.contexts import FirstPass, RunAgain, contexts_of, policy_of, sizes_by_region
 from memwatch.replay.checkpoints.regions import (
     Region,
     likely_regions,
@@ -22,7 +22,6 @@ from memwatch.replay.checkpoints.regions import (
     own_regions,
     plain_name,
 )
-from memwatch.replay.checkpoints.saving import RunAgain, contexts_of, policy_of, sizes_by_region
 from memwatch.replay.checkpoints.step import TrainingStep
 from memwatch.replay.checkpoints.timeline import own_timeline, simulate
 from memwatch.sizes import format_bytes
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
     from memwatch._torch.overloads import OpOverload
     from memwatch.planner.plan import Plan
-    from memwatch.replay.checkpoints.saving import Contexts, Sizes
+    from memwatch.replay.checkpoints.contexts import Contexts, Sizes
     from memwatch.replay.checkpoints.timeline import Timeline
 
 

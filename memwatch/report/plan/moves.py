@@ -13,7 +13,7 @@ from memwatch.report.plan.places import Place
 from memwatch.sizes import format_bytes
 
 if TYPE_CHECKING:
-    from memwatch.planner.op import Name
+    from memwatch.planner.graph import Name
     from memwatch.planner.plan import Plan
     from memwatch.report.plan.places import Places
 

@@ -1,4 +1,4 @@
-// Simulated annealing over orders, see `order/_anneal.py`.
+// Simulated annealing over orders, see `order/anneal.py`.
 #pragma once
 
 #include <cmath>

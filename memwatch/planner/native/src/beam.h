@@ -1,4 +1,4 @@
-// Beam search over downsets, see `order/_beam.py`.
+// Beam search over downsets, see `order/lists.py`.
 #pragma once
 
 #include <utility>

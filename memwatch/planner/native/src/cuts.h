@@ -1,4 +1,4 @@
-// The gaps at a step, and the two ways to cut one, see `recompute/_cuts.py`.
+// The gaps at a step, and the two ways to cut one, see `recompute/cuts.py`.
 #pragma once
 
 #include "missing.h"

@@ -1,4 +1,4 @@
-// One downset, and the runs of ops that are safe from there; see `order/_downset.py`.
+// One downset, and the runs of ops that are safe from there; see `order/exact.py`.
 #pragma once
 
 #include "problem.h"

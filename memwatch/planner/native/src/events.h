@@ -1,4 +1,4 @@
-// The uses of every buffer in step order, see `recompute/_events.py`.
+// The uses of every buffer in step order, see `recompute/draft.py`.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Minimax search over downsets, lowest peak first; see `order/_exact.py`.
+// Minimax search over downsets, lowest peak first; see `order/exact.py`.
 #pragma once
 
 #include "downset.h"

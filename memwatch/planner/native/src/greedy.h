@@ -1,4 +1,4 @@
-// Cut gaps at the peak, one after the other, until the schedule fits, see `recompute/_greedy.py`.
+// Cut gaps at the peak, one after the other, until the schedule fits, see `recompute/greedy.py`.
 #pragma once
 
 #include <cmath>

@@ -1,4 +1,4 @@
-// List schedules, see `order/_lists.py`.
+// List schedules, see `order/lists.py`.
 #pragma once
 
 #include <tuple>

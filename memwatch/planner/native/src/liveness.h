@@ -1,4 +1,4 @@
-// From what the steps do to each buffer to the intervals in which it is allocated; see `_liveness.py`.
+// From what the steps do to each buffer to the intervals in which it is allocated; see `peak.py`.
 #pragma once
 
 #include "arrays.h"

@@ -1,4 +1,4 @@
-// The ops that must run again so that a version of a buffer is there, see `recompute/_missing.py`.
+// The ops that must run again so that a version of a buffer is there, see `recompute/cuts.py`.
 #pragma once
 
 #include "events.h"

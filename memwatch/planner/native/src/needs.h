@@ -1,4 +1,4 @@
-// Bytes that must be live while an op runs, whatever the order; see `order/_needs.py` and `order/_must_live.py`.
+// Bytes that must be live while an op runs, whatever the order; see `order/exact.py` and `order/bounds.py`.
 #pragma once
 
 #include "problem.h"

@@ -1,4 +1,4 @@
-// The ordering problem, and the change of live bytes by one op; see `order/problem.py` and `order/_state.py`.
+// The ordering problem, and the change of live bytes by one op; see `order/problem.py`.
 #pragma once
 
 #include <algorithm>

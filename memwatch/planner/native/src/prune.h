@@ -1,4 +1,4 @@
-// What a schedule costs, and the removal of what it does not need, see `recompute/_prune.py`.
+// What a schedule costs, and the removal of what it does not need, see `recompute/prune.py`.
 #pragma once
 
 #include "sweep.h"

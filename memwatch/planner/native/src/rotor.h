@@ -1,4 +1,4 @@
-// The rotor dynamic program, see `_rotor.py`.
+// The rotor dynamic program, see `recompute/chains.py`.
 #pragma once
 
 #include <limits>

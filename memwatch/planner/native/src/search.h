@@ -1,4 +1,4 @@
-// The containers of the exact search, see `order/_search.py`.
+// The containers of the exact search, see `order/exact.py`.
 #pragma once
 
 #include "arrays.h"

@@ -1,4 +1,4 @@
-// One backward pass over a schedule, see `recompute/_sweep.py`.
+// One backward pass over a schedule, see `recompute/draft.py`.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// An order and its live bytes, kept up to date while single ops move; see `order/_walk.py`.
+// An order and its live bytes, kept up to date while single ops move; see `order/anneal.py`.
 #pragma once
 
 #include <utility>

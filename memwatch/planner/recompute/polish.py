@@ -9,12 +9,29 @@ import numpy as np
 from memwatch.planner._random import permutation, random_below, random_unit
 from memwatch.planner.kernels import with_twin
 from memwatch.planner.native import calls
-from memwatch.planner.recompute._cuts import WAY, Scene, apply_cut, cut_of, gaps_at
-from memwatch.planner.recompute._draft import Draft, copy, load, new_draft
-from memwatch.planner.recompute._events import list_events
-from memwatch.planner.recompute._greedy import Style, fit
-from memwatch.planner.recompute._missing import MOVE, Search, new_search
-from memwatch.planner.recompute._prune import (
+from memwatch.planner.recompute.cuts import (
+    MOVE,
+    WAY,
+    OpSearch,
+    Scene,
+    apply_cut,
+    cut_of,
+    gaps_at,
+    new_op_search,
+)
+from memwatch.planner.recompute.draft import (
+    Draft,
+    Work,
+    copy_draft,
+    list_events,
+    load_tokens,
+    new_draft,
+    new_work,
+    overflow,
+    sweep,
+)
+from memwatch.planner.recompute.greedy import Style, fit
+from memwatch.planner.recompute.prune import (
     computes,
     drop_useless,
     duration,
@@ -22,12 +39,12 @@ from memwatch.planner.recompute._prune import (
     prune,
     remove_step,
 )
-from memwatch.planner.recompute._sweep import Work, new_work, overflow, sweep
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from memwatch.planner.recompute.model import Model
+
 
 _FARTHEST = 40  # steps that one step is moved by at most
 
@@ -47,7 +64,7 @@ class Bench(NamedTuple):
     """Working memory of the search."""
 
     work: Work
-    search: Search
+    search: OpSearch
     trial: Draft
     random: NDArray[np.uint64]
 
@@ -62,13 +79,13 @@ def shift_one(model: Model, draft: Draft, bench: Bench) -> None:
     reach = 1 + random_below(bench.random, max(2, min(size, _FARTHEST)))
     target = source + (reach if random_unit(bench.random) < 0.5 else -reach)
     target = min(max(target, 0), size - 1)
-    copy(draft, bench.trial)
+    copy_draft(draft, bench.trial)
     tokens, step = bench.trial.tokens, 1 if target > source else -1
     for position in range(source, target, step):
         tokens[position] = tokens[position + step]
     tokens[target] = token
     if sweep(model, bench.trial, bench.work) >= 0:
-        copy(bench.trial, draft)
+        copy_draft(bench.trial, draft)
 
 
 def undo_some(model: Model, draft: Draft, bench: Bench) -> None:
@@ -102,7 +119,7 @@ def cut_anywhere(model: Model, draft: Draft, bench: Bench, effort: Effort) -> No
     row[WAY] = random_below(bench.random, MOVE)
     if model.movable[row[0]] == 1 and random_unit(bench.random) < 0.5:
         row[WAY] = MOVE
-    copy(draft, bench.trial)
+    copy_draft(draft, bench.trial)
     sweep(model, draft, bench.work)
     budget = (
         effort.budget if random_unit(bench.random) < 0.5 else -1
@@ -110,7 +127,7 @@ def cut_anywhere(model: Model, draft: Draft, bench: Bench, effort: Effort) -> No
     scene = Scene(draft, events, bench.search, bench.work.live, budget)
     done = apply_cut(model, scene, bench.trial, cut_of(row), effort.limit)[0]
     if done and sweep(model, bench.trial, bench.work) >= 0:
-        copy(bench.trial, draft)
+        copy_draft(bench.trial, draft)
 
 
 def _value(model: Model, draft: Draft, work: Work, budget: int) -> tuple[float, float]:
@@ -142,13 +159,13 @@ def polish(model: Model, draft: Draft, effort: Effort) -> None:
         effort: the budget, and how long to search.
     """
     room, random = len(draft.tokens), effort.random
-    bench = Bench(new_work(model, room), new_search(model.num_ops), new_draft(room), random)
+    bench = Bench(new_work(model, room), new_op_search(model.num_ops), new_draft(room), random)
     now, then = new_draft(room), new_draft(room)
-    load(now, draft.tokens[: draft.size[0]])
+    load_tokens(now, draft.tokens[: draft.size[0]])
     now_value = _value(model, now, bench.work, effort.budget)
     best_value = now_value
     for turn in range(effort.rounds):
-        copy(now, then)
+        copy_draft(now, then)
         _disturb(model, then, bench, effort)
         power, noise = 0.5 + random_unit(random), 0.5 * random_unit(random)
         style = Style(effort.budget, power, noise, effort.limit, 8, 4 * model.num_ops, False, random)
@@ -157,8 +174,8 @@ def polish(model: Model, draft: Draft, effort: Effort) -> None:
         value = _value(model, then, bench.work, effort.budget)
         allowed = effort.warmth * effort.total_cost * (1.0 - turn / effort.rounds) * random_unit(random)
         if value[0] < now_value[0] or (value[0] == now_value[0] and value[1] <= now_value[1] + allowed):
-            copy(then, now)
+            copy_draft(then, now)
             now_value = value
             if value < best_value:
                 best_value = value
-                copy(then, draft)
+                copy_draft(then, draft)

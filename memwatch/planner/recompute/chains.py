@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from memwatch.planner.kernels import with_twin
+from memwatch.planner.native import calls
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -92,11 +95,9 @@ class RotorTable:
     def __init__(
         self, costs: NDArray[np.float64], checkpoint_slots: IntArray, saved_slots: IntArray, slots: int
     ) -> None:
-        from memwatch.planner._rotor import fill
-
         self._length = len(costs)
         self._saved = saved_slots
-        self._best, self._choice = fill(
+        self._best, self._choice = fill_rotor_table(
             np.ascontiguousarray(costs, dtype=np.float64),
             np.ascontiguousarray(checkpoint_slots, dtype=np.int64),
             np.ascontiguousarray(saved_slots, dtype=np.int64),
@@ -130,3 +131,37 @@ class RotorTable:
             steps += [("forward", stage) for stage in range(first, split)]
             waiting += [(first, split - 1, free), (split, last, free - int(self._checkpoint[split - 1]))]
         return steps
+
+
+@with_twin(calls.fill)
+def fill_rotor_table(
+    costs: NDArray[np.float64], checkpoint: IntArray, saved: IntArray, slots: int
+) -> tuple[NDArray[np.float64], IntArray]:
+    """Return the cheapest way for every part of the chain and every amount of memory.
+
+    Returns:
+        The extra cost, infinite where memory does not suffice, and the choice: `first` where all that it saves
+        is kept, otherwise `split`.
+    """
+    length, memory = len(costs), np.arange(slots + 1)
+    best = np.full((length, length, slots + 1), np.inf)
+    choice = np.full((length, length, slots + 1), -1, np.int64)
+    for span in range(length):
+        first = np.arange(length - span)
+        last, row = first + span, first[:, None]
+        room = memory - saved[first][:, None]
+        value = best[row + 1, last[:, None], np.maximum(room, 0)] if span else np.zeros(room.shape)
+        value = np.where(room < 0, np.inf, value)
+        chosen = np.where(room < 0, -1, row)
+        forward = np.zeros(len(first))
+        for step in range(1, span + 1):
+            split = first + step
+            forward = forward + costs[split - 1]
+            room = memory - checkpoint[split - 1][:, None]
+            # the stages up to the split run again when their turn comes
+            late = best[split[:, None], last[:, None], np.maximum(room, 0)]
+            price = forward[:, None] + late + best[first, split - 1]
+            is_better = (room >= 0) & (price < value)
+            value, chosen = np.where(is_better, price, value), np.where(is_better, split[:, None], chosen)
+        best[first, last], choice[first, last] = value, chosen
+    return best, choice

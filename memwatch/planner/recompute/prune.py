@@ -8,13 +8,20 @@ import numpy as np
 
 from memwatch.planner.kernels import with_twin
 from memwatch.planner.native import calls
-from memwatch.planner.recompute._draft import copy, new_draft, remove
-from memwatch.planner.recompute._sweep import begin, compute_backwards, move_backwards, new_work, sweep
+from memwatch.planner.recompute.draft import (
+    begin_sweep,
+    compute_backwards,
+    copy_draft,
+    move_backwards,
+    new_draft,
+    new_work,
+    remove_steps,
+    sweep,
+)
 
 if TYPE_CHECKING:
     from memwatch.planner.csr import IntArray
-    from memwatch.planner.recompute._draft import Draft
-    from memwatch.planner.recompute._sweep import Work
+    from memwatch.planner.recompute.draft import Draft, Work
     from memwatch.planner.recompute.model import Model
 
 
@@ -76,7 +83,7 @@ def drop_useless(model: Model, draft: Draft, work: Work) -> None:
     """Remove the repeated ops and the moves whose results nobody uses."""
     count = computes(model, draft)
     before = count.copy()  # computations before the present step
-    begin(model, draft, work)
+    begin_sweep(model, draft, work)
     size = at = draft.size[0]
     for step in range(size - 1, -1, -1):
         token = draft.tokens[step]
@@ -111,7 +118,7 @@ def remove_step(model: Model, draft: Draft, step: int) -> None:
             if draft.tokens[later] == token + model.num_buffers:
                 partner = later
                 break
-    remove(draft, step, partner)
+    remove_steps(draft, step, partner)
 
 
 def is_removable(model: Model, draft: Draft, step: int, count: IntArray) -> bool:
@@ -145,14 +152,14 @@ def prune(model: Model, draft: Draft, budget: int, rank: IntArray) -> None:
             step = where[original]
             if step < 0 or not is_removable(model, draft, step, count):
                 continue
-            copy(draft, trial)
+            copy_draft(draft, trial)
             remove_step(model, trial, step)
             drop_useless(model, trial, work)
             peak = sweep(model, trial, work)
             if peak < 0 or peak > budget:
                 continue
             changed = True
-            copy(trial, draft)
+            copy_draft(trial, draft)
             count = computes(model, draft)
             where[:] = -1
             for position in range(draft.size[0]):

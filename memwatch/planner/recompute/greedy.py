@@ -9,36 +9,42 @@ import numpy as np
 from memwatch.planner._random import random_unit
 from memwatch.planner.kernels import with_twin
 from memwatch.planner.native import calls
-from memwatch.planner.recompute._cuts import (
+from memwatch.planner.recompute.cuts import (
     BUFFER,
+    KEPT,
+    MOVE,
+    RECOMPUTE,
     SINCE,
     UNTIL,
     WAY,
+    Cut,
+    OpSearch,
     Scene,
     apply_cut,
     cut_of,
     gaps_at,
-    move_points,
-)
-from memwatch.planner.recompute._draft import Draft, copy, new_draft
-from memwatch.planner.recompute._events import list_events
-from memwatch.planner.recompute._missing import (
-    KEPT,
-    MOVE,
-    RECOMPUTE,
-    Cut,
-    Search,
     missing_ops,
-    new_search,
+    move_points,
+    new_op_search,
     price_of,
 )
-from memwatch.planner.recompute._sweep import Work, new_work, overflow, sweep
+from memwatch.planner.recompute.draft import (
+    Draft,
+    Work,
+    copy_draft,
+    list_events,
+    new_draft,
+    new_work,
+    overflow,
+    sweep,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from memwatch.planner.csr import IntArray
     from memwatch.planner.recompute.model import Model
+
 
 _TINY = 1e-9  # keeps a free cut from dividing by zero
 _MANY_GAPS = 256  # with more gaps at a step, only the widest of each class of ops are examined
@@ -65,7 +71,7 @@ class Tools(NamedTuple):
 
     work: Work  # of the current schedule
     trial_work: Work
-    search: Search
+    search: OpSearch
     trial: Draft
     best: Draft
 
@@ -90,7 +96,7 @@ def new_tools(model: Model, room: int) -> Tools:
     return Tools(
         new_work(model, room),
         new_work(model, room),
-        new_search(model.num_ops),
+        new_op_search(model.num_ops),
         new_draft(room),
         new_draft(room),
     )
@@ -198,9 +204,9 @@ def _same_cut_in_other_blocks(model: Model, ranking: Ranking, chosen: int, neede
     return ranks[:count][np.argsort(-untils, kind="mergesort")]
 
 
-def _spread(model: Model, scene: Scene, tools: Tools, rows: IntArray, limit: int) -> float:
+def _make_cuts(model: Model, scene: Scene, tools: Tools, rows: IntArray, limit: int) -> float:
     """Make several cuts in the trial schedule; return their price."""
-    copy(scene.draft, tools.trial)
+    copy_draft(scene.draft, tools.trial)
     total = 0.0
     for row in rows:
         if tools.trial.size[0] + limit + 2 < len(tools.trial.tokens):
@@ -218,20 +224,20 @@ def _best_cut(model: Model, draft: Draft, tools: Tools, peak_step: int, style: S
         if tried >= (style.shortlist if chosen >= 0 else 4 * style.shortlist):
             break
         tried += 1
-        price = _spread(model, scene, tools, ranking.rows[rank : rank + 1], style.limit)
+        price = _make_cuts(model, scene, tools, ranking.rows[rank : rank + 1], style.limit)
         gain = _gain(model, tools, style.budget, before)
         if gain <= 0:
             continue
         score = gain**style.area_power / (price + _TINY) * (1.0 + style.noise * random_unit(style.random))
         if score > best_score:
             best_score, chosen = score, rank
-            copy(tools.trial, tools.best)
+            copy_draft(tools.trial, tools.best)
     if style.spread and chosen >= 0 and ranking.rows[chosen, WAY] != MOVE:
         alike = _same_cut_in_other_blocks(model, ranking, chosen, tools.work.live[peak_step] - style.budget)
-        price = _spread(model, scene, tools, ranking.rows[alike], style.limit)
+        price = _make_cuts(model, scene, tools, ranking.rows[alike], style.limit)
         gain = _gain(model, tools, style.budget, before)
         if gain > 0 and gain**style.area_power / (price + _TINY) > _AS_GOOD * best_score:
-            copy(tools.trial, tools.best)
+            copy_draft(tools.trial, tools.best)
     return chosen >= 0
 
 
@@ -268,6 +274,6 @@ def fit(model: Model, draft: Draft, style: Style) -> int:
         barred[:] = 0
         misses = 0
         cuts += 1
-        copy(tools.best, draft)
+        copy_draft(tools.best, draft)
         peak = sweep(model, draft, tools.work)
     return peak
