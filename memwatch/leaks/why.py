@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from memwatch._torch.storages import device_of
+from memwatch._torch.tensors import device_of
 from memwatch.edges import Edge, EdgeKind
 from memwatch.errors import MemwatchError
 from memwatch.heap.dominators import retained_bytes

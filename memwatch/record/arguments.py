@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor
 
-from memwatch._torch.modes import disable_torch_dispatch
-from memwatch._torch.overloads import base_name_of, schema_of
-from memwatch._torch.overrides import disable_torch_function
+from memwatch._torch.dispatch import base_name_of, schema_of
+from memwatch._torch.modes import disable_torch_dispatch, disable_torch_function
 from memwatch.capture.schema import NONE
 from memwatch.devices import devices_in_use
 from memwatch.encoding.generators import OWN, read_states

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from memwatch._torch.fake import is_fake_mode_on
 from memwatch._torch.modes import require_modes
-from memwatch._torch.storages import IDENTITY_IS_ADDRESS
+from memwatch._torch.tensors import IDENTITY_IS_ADDRESS
 from memwatch.errors import MemwatchError
 from memwatch.record import native, python
 from memwatch.record.steps.schedule import KEEPS

@@ -36,7 +36,7 @@ from memwatch._torch.checkpoint import (
     recompute_function,
     recomputed_tensors,
 )
-from memwatch._torch.overrides import disable_torch_function
+from memwatch._torch.modes import disable_torch_function
 from memwatch.capture.schema import NONE
 from memwatch.record.harmless import Harmless
 from memwatch.record.interception.tracing import is_tracing

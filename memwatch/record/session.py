@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from memwatch._torch.overrides import disable_torch_function
+from memwatch._torch.modes import disable_torch_function
 from memwatch._version import __version__
 from memwatch.capture.file import CaptureWriter
 from memwatch.capture.recording import Recording

@@ -20,11 +20,9 @@ import numpy as np
 import torch
 
 from memwatch._torch import dispatch
-from memwatch._torch.modes import without_modes
-from memwatch._torch.overloads import base_name_of, call_of
-from memwatch._torch.overrides import disable_torch_function
-from memwatch._torch.storages import address_of
-from memwatch._torch.tensors import set_conj, set_neg
+from memwatch._torch.dispatch import base_name_of, call_of
+from memwatch._torch.modes import disable_torch_function, without_modes
+from memwatch._torch.tensors import address_of, set_conj, set_neg
 from memwatch.devices import adapter_of
 from memwatch.encoding.generators import restore_states
 from memwatch.encoding.host_memory import HostBytes, as_bytes, copy_in, new_storage

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from memwatch._torch.aot import boxed_forward
-from memwatch._torch.inductor import compiled_by_inductor
+from memwatch._torch.aot import boxed_forward, compiled_by_inductor
 from memwatch.replay.draws import with_dropouts_of_eager
 
 if TYPE_CHECKING:

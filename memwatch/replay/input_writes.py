@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from memwatch._torch.aot_graphs import is_kept_in_forward
-from memwatch._torch.storages import address_of
+from memwatch._torch.tensors import address_of
+from memwatch._torch.traced_graphs import is_kept_in_forward
 from memwatch.encoding.values import leaves
 from memwatch.replay.batch_norms import write_statistics
 from memwatch.replay.fx import crossing_node

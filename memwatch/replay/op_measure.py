@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from memwatch._torch.storages import address_of
+from memwatch._torch.tensors import address_of
 from memwatch.encoding.values import Value, leaves
 from memwatch.replay.executor import below_autograd
 from memwatch.replay.measure import AllocatorWindow, Stretch

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch import fx
 
-from memwatch._torch.overloads import OpOverload, base_name_of
+from memwatch._torch.dispatch import OpOverload, base_name_of
 from memwatch.encoding.only_allocate import ONLY_ALLOCATE
 from memwatch.replay.draws import kernel_of
 from memwatch.replay.measure import can_measure

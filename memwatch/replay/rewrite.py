@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
-from memwatch._torch.aot_graphs import keep_in_forward
+from memwatch._torch.traced_graphs import keep_in_forward
 from memwatch.encoding.values import Value, leaves
 from memwatch.planner.schedule import StepKind
 from memwatch.replay.batch_norms import without_statistics

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from torch import fx
 
-from memwatch._torch.overloads import OpOverload, base_name_of
+from memwatch._torch.dispatch import OpOverload, base_name_of
 from memwatch.encoding.values import Value, leaves
 from memwatch.planner import Effect, Graph, OpSpec, OrderError, Schedule, Step, StepKind, simulate
 from memwatch.planner.request import op_text

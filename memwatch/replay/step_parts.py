@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from memwatch._torch.symbolic_sizes import size_at
+from memwatch._torch.traced_graphs import size_at
 from memwatch.replay.fx import GraphReader, hinted
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from torch.utils.checkpoint import checkpoint
 from memwatch._torch.aot import extract_forward_and_backward, min_cut_partition, without_repeats
 from memwatch._torch.checkpoint import checkpointed_region, context_of, split_arguments
 from memwatch._torch.modes import without_modes
-from memwatch._torch.symbolic_sizes import symbol_of
+from memwatch._torch.traced_graphs import symbol_of
 from memwatch.encoding.values import leaves
 from memwatch.replay.draws import keep_states
 from memwatch.replay.fx import hinted, is_tangent, plain_outputs

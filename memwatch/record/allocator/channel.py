@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from memwatch._torch.c10 import log_level_flag
-from memwatch._torch.profiler import STARTERS, is_running
+from memwatch._torch.profiler import STARTERS, is_running, log_level_flag
 from memwatch.record.allocator.threads import name_of
 from memwatch.record.patches import Patches
 from memwatch.record.tables.rows import Rows

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from memwatch._torch.checkpoint import SAVE_RESULT
-from memwatch._torch.overrides import disable_torch_function
+from memwatch._torch.modes import disable_torch_function
 from memwatch.capture.schema import NONE
 from memwatch.record.harmless import Harmless
 from memwatch.record.interception.tracing import is_tracing

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from memwatch._torch.autograd_state import autograd_state, requires_grad
-from memwatch._torch.functorch import is_wrapped, unwrapped
+from memwatch._torch.tensors import is_wrapped, unwrapped
 from memwatch.capture.schema import NONE
 from memwatch.edges import Edge, EdgeKind
 from memwatch.heap.autograd import gradient_of

@@ -11,7 +11,7 @@ import sys
 import weakref
 from typing import TYPE_CHECKING
 
-from memwatch._torch.overrides import disable_torch_function
+from memwatch._torch.modes import disable_torch_function
 from memwatch.heap.pause import pause_gc, resume_gc
 from memwatch.heap.search_roots import forget_calls
 from memwatch.record.clock import ticks

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
+from memwatch._torch.dispatch import OpOverload, base_name_of, call_of, schema_of, takes_numbers_as_tensors
 from memwatch._torch.dynamo import frame_callback
-from memwatch._torch.overloads import OpOverload, base_name_of, call_of, schema_of, takes_numbers_as_tensors
-from memwatch._torch.overrides import disable_torch_function
+from memwatch._torch.modes import disable_torch_function
 from memwatch.errors import MemwatchError
 from memwatch.record.interception.kinds import mode_kind
 from memwatch.record.interception.mode import ModeInterceptor

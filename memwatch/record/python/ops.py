@@ -26,7 +26,7 @@ from memwatch._torch.autograd import (
     next_sequence_nr,
     sequence_nr_of,
 )
-from memwatch._torch.overrides import disable_torch_function, has_torch_function
+from memwatch._torch.modes import disable_torch_function, has_torch_function
 from memwatch.capture.schema import NONE, PHASES, RECORDED_BY_NAME
 from memwatch.errors import MemwatchError
 from memwatch.record.clock import ticks

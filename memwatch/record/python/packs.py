@@ -25,8 +25,7 @@ from memwatch._torch.autograd import (
     sequence_nr_of,
 )
 from memwatch._torch.autograd_state import autograd_state
-from memwatch._torch.modes import current_mode, disable_torch_dispatch
-from memwatch._torch.overrides import disable_torch_function
+from memwatch._torch.modes import current_mode, disable_torch_dispatch, disable_torch_function
 from memwatch._torch.tensors import version_of
 from memwatch.capture.schema import NONE
 from memwatch.heap.packs import look_through

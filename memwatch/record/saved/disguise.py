@@ -18,7 +18,7 @@ from torch.autograd.function import BackwardCFunction
 
 from memwatch._torch.autograd import SAVED_HOOKS_WORK, SavedTensor, raw_saved_tensors_of, saved_tensors_of
 from memwatch._torch.autograd_state import autograd_state
-from memwatch._torch.overrides import disable_torch_function
+from memwatch._torch.modes import disable_torch_function
 from memwatch.record.when_gone import when_gone
 from memwatch.signal_handlers import pass_on
 

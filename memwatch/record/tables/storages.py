@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import torch
 from torch import Tensor
 
-from memwatch._torch.storages import address_of as storage_address
-from memwatch._torch.storages import address_of_storage_of as address_of
-from memwatch._torch.storages import data_address_of, device_of
-from memwatch._torch.tensors import TENSOR_DICT, untyped_storage_of
+from memwatch._torch.tensors import TENSOR_DICT, data_address_of, device_of, untyped_storage_of
+from memwatch._torch.tensors import address_of as storage_address
+from memwatch._torch.tensors import address_of_storage_of as address_of
 from memwatch.capture.schema import NONE, ORIGINS
 from memwatch.device_names import CPU, META
 from memwatch.errors import MemoryLimitError
