@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from memwatch.html_text import ShownAsText
 from memwatch.plan_training import Turns, turns_of
 from memwatch.planner.plan_file import PlanFileError, read_plan_file, write_plan_file
 from memwatch.planner.schedule import Schedule
 from memwatch.sizes import format_bytes
+from memwatch.text import ShownAsText
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

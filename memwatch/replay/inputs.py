@@ -12,11 +12,11 @@ import numpy as np
 import torch
 
 from memwatch.capture.schema import NONE
-from memwatch.encoding.host_memory import HostBytes, checksum, copy_in, new_storage
+from memwatch.encoding.host_copies import HostBytes, checksum, copy_in, new_storage
 from memwatch.replay.errors import ReplayError, UnsupportedOpError
 
 if TYPE_CHECKING:
-    from memwatch.encoding.replay_inputs import ReplayInputs
+    from memwatch.encoding.host_copies import ReplayInputs
     from memwatch.replay.program import Buffer, Program
 
 _FLOATS: Final = frozenset({"float64", "float32", "float16", "bfloat16", "complex64", "complex128"})

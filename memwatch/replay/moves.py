@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from memwatch.devices import adapter_of
-from memwatch.encoding.host_memory import as_bytes, new_storage
+from memwatch.encoding.host_copies import as_bytes, new_storage
 
 if TYPE_CHECKING:
     from collections.abc import Hashable

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from memwatch._torch.dispatch import OpOverload, base_name_of
-from memwatch.encoding.only_allocate import ONLY_ALLOCATE
+from memwatch.encoding.values import ONLY_ALLOCATE
 from memwatch.replay.draws import kernel_of
 from memwatch.replay.measure import can_measure
 from memwatch.replay.op_measure import measure_workspaces, tensors_in

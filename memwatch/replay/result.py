@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from memwatch.html_text import ShownAsText
 from memwatch.sizes import format_bytes
+from memwatch.text import ShownAsText
 
 
 @dataclass(frozen=True)

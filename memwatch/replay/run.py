@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memwatch.devices import adapter_of, devices_in_use
-from memwatch.encoding.generators import read_states, restore_states
+from memwatch.encoding.host_copies import read_states, restore_states
 from memwatch.planner import Schedule
 from memwatch.replay.executor import Executor, OnStep
 from memwatch.replay.inputs import starting_storages
@@ -26,8 +26,7 @@ from memwatch.replay.verify import (
 )
 
 if TYPE_CHECKING:
-    from memwatch.encoding.host_memory import HostBytes
-    from memwatch.encoding.replay_inputs import ReplayInputs
+    from memwatch.encoding.host_copies import HostBytes, ReplayInputs
     from memwatch.replay.graph import Recorded
 
 

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from memwatch.encoding.generators import read_states
-from memwatch.encoding.host_memory import HostBytes, copy_out, crc32
+from memwatch.encoding.host_copies import HostBytes, copy_out, crc32, read_states
 from memwatch.replay.program import Buffer, Program, pinned
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from memwatch.encoding.replay_inputs import ReplayInputs
+    from memwatch.encoding.host_copies import ReplayInputs
     from memwatch.replay.executor import Executor
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from memwatch.capture.packed import IntArray
-    from memwatch.capture.table import Reference
+    from memwatch.capture.schema import Reference
 
 _OF_OPS: Final = frozenset(
     {
