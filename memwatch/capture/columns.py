@@ -2,8 +2,8 @@
 
 A chunk holds some rows of one integer column in few bytes. Values that follow each other lie close together: numbers
 count up, times follow each other, ids are few. So a chunk stores either the differences of neighbours or the offsets
-from the smallest value, whichever is narrower, in the narrowest unsigned integers that hold them. In a file the chunk is
-also deflated, with the bytes of equal weight next to each other.
+from the smallest value, whichever is narrower, in the narrowest unsigned integers that hold them. In a file the chunk
+is also deflated, with the bytes of equal weight next to each other.
 
 A reader of five million ops needs only a few columns. `ChunkedTable` therefore decodes a column on first use and then
 drops its chunks. The schema decides the width of the decoded integers: row numbers are small, times and bytes are not.

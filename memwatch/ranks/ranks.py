@@ -1,4 +1,4 @@
-"""The reading of a job: the peaks of its processes side by side, and notes about captures that are missing or incomplete."""
+"""The reading of a job: the peaks of its processes side by side, and notes on missing or incomplete captures."""
 
 from __future__ import annotations
 
