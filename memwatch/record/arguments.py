@@ -27,9 +27,8 @@ from memwatch.signal_handlers import pass_on, raised_by_handler
 if TYPE_CHECKING:
     from memwatch.record.backend import OpRecorder
     from memwatch.record.interception.kinds import OpKind
-    from memwatch.record.tables.op_counter import OpCounter
+    from memwatch.record.tables.rows import OpCounter, Strings
     from memwatch.record.tables.storages import Storages
-    from memwatch.record.tables.strings import Strings
 
 READ, WRITE, RESULT = range(3)
 _STATISTICS = frozenset({"running_mean", "running_var"})

@@ -14,8 +14,7 @@ from memwatch.record.tables.storages import BASELINE, Storages
 from memwatch.signal_handlers import pass_on, suppress
 
 if TYPE_CHECKING:
-    from memwatch.record.tables.op_counter import OpCounter
-    from memwatch.record.tables.strings import Strings
+    from memwatch.record.tables.rows import OpCounter, Strings
 
 (
     PARAMETER, BUFFER, GRADIENT, STATE, INPUT, UNSHARDED, UNSHARDED_GRADIENT, BUCKET, COMMUNICATION,

@@ -39,8 +39,7 @@ from memwatch.record.holders.capsules import Capsules, look_at_capsules
 from memwatch.record.holders.referrers import ask_again_who_refers, ask_who_refers
 from memwatch.record.holders.state import Told, function_of
 from memwatch.record.tables.parts import address_or_zero, plain_parts, tensor_bytes
-from memwatch.record.tables.storages import BASELINE, address_of
-from memwatch.record.tables.watched import WatchedStorage, WatchedTensor
+from memwatch.record.tables.storages import BASELINE, WatchedStorage, WatchedTensor, address_of
 from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
