@@ -48,7 +48,7 @@ class NativeRecorder(BuildHookInterface):
         sys.path.insert(0, self.root)
         from memwatch.planner.kernels import compile_kernels
         from memwatch.record.native import library
-        from memwatch.record.native.building import build_recorder
+        from memwatch.record.native.library import build_recorder
 
         recorder, kernels = build_recorder()[0], compile_kernels()[0]
         return [recorder, kernels], [library.wheel_name(), kernels.name]

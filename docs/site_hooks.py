@@ -1,4 +1,4 @@
-"""Hooks of the site's generator: pages may link to reports, which become pages too, and to source files, which do not."""
+"""Hooks of the site's generator. Pages may link to reports, which become pages, and to sources, which do not."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 REPORT_LINK = re.compile(r"\]\(\.\./(reports/[^)#]+)")
 SOURCE_LINK = re.compile(r"\[([^\[\]]+)\]\([^)#]+\.py(?:#[^)]*)?\)")
-"""A link to a script or a test. They are in the source tree and not on the site, so a page shows the link's text alone."""
+"""A link to a script or a test. They are not on the site, so a page shows the link's text alone."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

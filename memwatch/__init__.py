@@ -49,7 +49,7 @@ _HOMES = {
     "find_leaks": "memwatch.leaks",
     "fit": "memwatch.fit.api",
     "load": "memwatch.reading",
-    "merge": "memwatch.ranks.merging",
+    "merge": "memwatch.ranks.gathering",
     "plan": "memwatch.replay.api",
     "profile": "memwatch.profile",
     "schedule": "memwatch.profile",

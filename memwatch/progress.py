@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import sys
 import threading
 from typing import TYPE_CHECKING, Final
 
-from memwatch.quiet_rich import import_rich
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+
+def import_rich() -> None:
+    """Import what draws, with the state of Python's random generator put back; to be called before rich is used."""
+    state = random.getstate()
+    import rich.style  # noqa: F401 # the first import is what matters
+
+    random.setstate(state)
+
 
 AFTER_S: Final = 2.0
 """Work that is done sooner is not worth a line."""

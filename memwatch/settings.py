@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from memwatch.errors import OptionError
 from memwatch.signal_handlers import pass_on
 from memwatch.sizes import SizeError, parse_bytes
-from memwatch.visible_text import visible
+from memwatch.text import visible
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

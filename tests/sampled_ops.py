@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
-from memwatch.record.flush_pace import FlushPace
+from memwatch.record.flush import FlushPace
 from memwatch.record.holders.schedule import SamplingCosts
 from memwatch.record.holders.state import SamplingState
 from memwatch.record.session import Session

@@ -1,4 +1,6 @@
-"""AOTAutograd, for the backend of torch.compile. Importing this file imports torch's compiler.
+"""The compilers behind torch.compile: AOTAutograd and inductor.
+
+Importing this file imports AOTAutograd, which takes a second. Inductor is imported when it compiles the first graph.
 
 | torch | here |
 | --- | --- |
@@ -10,11 +12,22 @@
 | torch._functorch.partitioners._extract_fwd_bwd_modules | extract_forward_and_backward |
 | torch._functorch.partitioners.default_partition | default_partition |
 | torch._functorch.partitioners.min_cut_rematerialization_partition | min_cut_partition |
+| torch._inductor.compile_fx.compile_fx_inner | compiled_by_inductor(module, is_backward) |
+| torch._inductor.config.patch | (there) |
+| torch._guards.TracingContext, torch._guards.tracing | (there) |
+| torch._guards.detect_fake_mode | (there) |
+| torch._inductor.decomposition.select_decomp_table | decompositions() |
+| OpOverload.py_kernels, OpOverload._dispatch_cache of `upsample_bilinear2d` and the like | interpolating_in_one() |
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import fx
 
 from memwatch._torch.lookup import Part
 
@@ -22,17 +35,19 @@ __all__ = [
     "aot_autograd",
     "boxed_forward",
     "boxed_nop",
+    "compiled_by_inductor",
+    "decompositions",
     "default_partition",
     "extract_forward_and_backward",
+    "interpolating_in_one",
     "let_saved_tensors_vary",
     "min_cut_partition",
     "without_repeats",
 ]
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-    from torch import fx
     from torch._dynamo.backends.common import aot_autograd
     from torch._dynamo.backends.debugging import boxed_nop
     from torch._functorch.compile_utils import fx_graph_cse
@@ -96,3 +111,96 @@ def let_saved_tensors_vary(most: int) -> None:
     is_input = getattr(context and context.fw_metadata, "saved_tensor_is_graph_input", None)
     if is_input is not None:
         is_input[:] = [False] * most
+
+
+_inductor: Final = Part("the backend memwatch has no inner='inductor'")
+_AS_PLANNED: Final = {
+    # its own orders would undo the plan
+    "reorder_for_peak_memory": False,
+    "reorder_for_locality": False,
+    # what the forward saves has the strides that the backward was planned with
+    "layout_optimization": False,
+    # the random numbers of eager PyTorch
+    "fallback_random": True,
+}
+"""Options of inductor that a planned graph is compiled with."""
+
+
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """Return how inductor wants ops to be taken apart while a graph is traced."""
+    table: dict[Any, Callable[..., Any]] = _inductor.required(
+        "torch._inductor.decomposition.select_decomp_table"
+    )()
+    return table
+
+
+def compiled_by_inductor(module: fx.GraphModule, *, is_backward: bool) -> Callable[[list[Any]], Any]:
+    """Return a graph of ATen ops, compiled; it takes a list of arguments, which it empties.
+
+    The module stays as it is. Its nodes hold their fake values.
+    """
+    compile_graph = _inductor.required("torch._inductor.compile_fx.compile_fx_inner")
+    config = _inductor.required("torch._inductor.config")
+    context = _inductor.required("torch._guards.TracingContext")
+    tracing = _inductor.required("torch._guards.tracing")
+    fake_mode_of = _inductor.required("torch._guards.detect_fake_mode")
+    _inductor.require()
+    copy = fx.Graph()
+    nodes: dict[fx.Node, fx.Node] = {}
+    for node in module.graph.nodes:
+        nodes[node] = copy.node_copy(node, nodes.__getitem__)
+    end = copy.output_node()
+    outputs = end.args[0] if isinstance(end.args[0], (list, tuple)) else end.args
+    end.meta["user_visible_output_idxs"] = [
+        place for place, item in enumerate(outputs) if isinstance(item, fx.Node)
+    ]
+    inputs = [node.meta["val"] for node in copy.find_nodes(op="placeholder")]
+    options = {name: value for name, value in _AS_PLANNED.items() if hasattr(config, name)}
+    tensors = [item for item in inputs if isinstance(item, torch.Tensor)]
+    # a context of its own: that of the compilation under way belongs to another graph
+    with config.patch(options), tracing(context(fake_mode_of(tensors))):
+        found: Callable[[list[Any]], Any] = compile_graph(
+            fx.GraphModule(module, copy), inputs, is_backward=is_backward
+        )
+    return found
+
+
+_KINDS: Final = (
+    "upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d",
+    "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d",
+    "_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d",
+)  # fmt: skip
+_part: Final = Part("interpolation under the backend memwatch is close to eager PyTorch, but not equal")
+_KEYS: Final = [
+    key
+    for name in ("Autograd", "CompositeImplicitAutograd")
+    if (key := _part.take(f"torch._C.DispatchKey.{name}", None)) is not None
+]
+"""For these the compiler has functions in Python; without them it takes what eager PyTorch calls."""
+
+
+@contextlib.contextmanager
+def interpolating_in_one() -> Iterator[None]:
+    """Let what is traced in the block call the ops of eager PyTorch."""
+    taken: list[tuple[Any, dict[Any, Any]]] = []
+    try:
+        for overload in _overloads():
+            kernels: dict[Any, Any] = overload.py_kernels
+            found: dict[Any, Any] = {}
+            taken.append((overload, found))
+            for key in _KEYS:
+                if key in kernels:
+                    found[key] = kernels.pop(key)
+            overload._dispatch_cache.clear()
+        yield
+    finally:
+        for overload, found in taken:
+            overload.py_kernels.update(found)
+            overload._dispatch_cache.clear()
+
+
+def _overloads() -> list[Any]:
+    packets = (getattr(torch.ops.aten, kind, None) for kind in _KINDS)
+    pairs = itertools.product(packets, ("default", "vec"))
+    found = [getattr(packet, name, None) for packet, name in pairs]
+    return [each for each in found if hasattr(each, "py_kernels") and hasattr(each, "_dispatch_cache")]

@@ -87,3 +87,19 @@ FUNCTIONAL_CALL_CODE: Final[CodeType | None] = getattr(
     _stateless.take("torch.nn.utils.stateless._functional_call", None), "__code__", None
 )
 """The code of torch's own frame around a call in which a module has other parameters."""
+
+
+_norms: Final = Part("the backward never recomputes batch norms, so a plan may miss its budget")
+RETURNS_STATISTICS: Final[Any] = _norms.take(
+    "torch.ops.aten._native_batch_norm_legit_functional.default", None
+)
+"""The batch norm that returns new running statistics; None if unknown, which no node's target is."""
+WRITES_STATISTICS: Final[Any] = _norms.take("torch.ops.aten._native_batch_norm_legit.default", None)
+"""The batch norm that writes its running statistics; None if unknown."""
+WITHOUT_STATISTICS: Final[Any] = _norms.take("torch.ops.aten._native_batch_norm_legit.no_stats", None)
+"""The batch norm that has no running statistics; None if unknown."""
+
+
+def can_compute_batch_norms_again() -> bool:
+    """Return True if this torch has all three."""
+    return _norms.complete

@@ -16,11 +16,14 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import os
+import pathlib
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+import torch
 from torch.autograd import profiler, profiler_legacy
 
 from memwatch._torch.lookup import Part
@@ -28,6 +31,17 @@ from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+
+@functools.cache
+def log_level_flag() -> ctypes.c_int | None:
+    """Return the variable that holds the level below which c10 prints nothing; None if it is not found."""
+    try:
+        library = ctypes.CDLL(str(pathlib.Path(torch.__file__).parent / "lib" / "libc10.so"))
+        return ctypes.c_int.in_dll(library, "FLAGS_caffe2_log_level")
+    except (OSError, ValueError) as error:
+        pass_on(error)
+        return None
 
 
 class _MonotonicClock:

@@ -1,27 +1,96 @@
-"""Check a capture that was read: its numbers refer to what is there, and its values can be.
+"""Check a capture that was read from a file.
 
-The schema says what each column refers to. Another writer or a bad disk may leave a capture that disagrees with itself,
-and a killed program one whose last rows tell of an op that is not in it. Such a capture is read as far as it goes: a
-reference that may be missing becomes -1, a row that would tell of nothing is left out, and a note says how many. Where
-the rows of a table have lost their own numbers, nothing that refers to them can be told, and the capture is refused.
+The schema says which table each column refers to, and which values the metadata can have. A capture may break these
+rules. Another program may have written it, or a disk may have failed. The last rows of a killed program may refer to an
+op that was never written.
+
+`checked` repairs the capture as far as it can. A reference that may be missing becomes -1. A row that has lost its
+meaning is left out. A metadata entry with an impossible value is left out too, and then counts as not known. A note
+gives the number of changes. The capture is refused if a table has lost its row numbers, because then no reference to it
+can be resolved.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from memwatch.capture.capture import Capture, Note
-from memwatch.capture.meta import agreeing
 from memwatch.capture.schema import NONE, RECORDED_BY_NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from memwatch.capture.columns import ChunkedTable
     from memwatch.capture.packed import Columns
-    from memwatch.capture.table import Column, Table
+    from memwatch.capture.schema import Column, Table
+
+_MOST: Final = 1 << 62
+_LATEST_S: Final = 253_402_300_799
+"""The end of the year 9999: later times have no date."""
+_PAIR: Final = 2
+
+
+def agreeing(meta: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the entries whose values can be, and the others; names that are not known are kept."""
+    wrong = {name: value for name, value in meta.items() if not _KINDS.get(name, _is_any)(value)}
+    return {name: value for name, value in meta.items() if name not in wrong}, wrong
+
+
+def _is_any(value: Any) -> bool:
+    return True
+
+
+def _is_flag(value: Any) -> bool:
+    return type(value) is bool
+
+
+def _is_text(value: Any) -> bool:
+    return type(value) is str
+
+
+def _is_whole(value: Any) -> bool:
+    return type(value) is int and 0 <= value < _MOST
+
+
+def _is_time(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value < _LATEST_S
+
+
+def _are_texts(value: Any) -> bool:
+    return type(value) is list and all(map(_is_text, value))
+
+
+def _are_bytes(value: Any) -> bool:
+    return type(value) is dict and all(map(_is_whole, value.values()))
+
+
+def _are_extents(value: Any) -> bool:
+    return type(value) is dict and all(
+        type(extents) is list
+        and all(type(each) is list and len(each) == _PAIR and all(map(_is_whole, each)) for each in extents)
+        for extents in value.values()
+    )
+
+
+_NAMES_BY_KIND: Final[dict[Callable[[Any], bool], tuple[str, ...]]] = {
+    _is_flag: ("complete", "estimate", "stacks", "holders", "allocator"),
+    _is_text: (
+        "memwatch", "torch", "python", "platform", "host", "intercept", "recorder", "process_group", "device",
+    ),
+    _is_whole: (
+        "pid", "parent_pid", "rank", "world_size", "local_rank", "of_rank", "restart", "start_ns", "end_ns", "threads",
+        "threads_before", "threads_at_work_before", "threads_unheard", "holder_samples", "holder_samples_cut",
+        "holder_samples_ns",
+    ),
+    _is_time: ("started_s",),
+    _are_texts: ("argv", "not_recorded"),
+    _are_bytes: ("entry_allocated_bytes", "entry_reserved_bytes", "rounding_bytes", "reserved_bytes"),
+    _are_extents: ("segments",),
+}  # fmt: skip
+_KINDS: Final = {name: kind for kind, names in _NAMES_BY_KIND.items() for name in names}
+
 
 NUMBERED: Final = {"ops": "op", "births": "storage", "packs": "pack"}
 """Tables with one row for each number from 0, and the column that has it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from memwatch.capture.table import Kind, Table
+from memwatch.capture.schema import Kind, Table
 
 PANDAS_DTYPE: Final[dict[Kind, str]] = {"int": "int64", "text": "str", "float": "float64", "bool": "bool"}
 

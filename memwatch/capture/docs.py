@@ -21,7 +21,7 @@ from memwatch.capture.schema import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from memwatch.capture.table import Column, Kind, Table
+    from memwatch.capture.schema import Column, Kind, Table
 
 _UNITS: Final = {
     "_bytes": "bytes",
@@ -51,7 +51,7 @@ _RECORDED_HEAD: Final = f"""
 
 A capture is one SQLite file (format {FORMAT_VERSION}). Its tables `strings`, `meta` and `notes` are as below. All
 other tables contain only integers, and the file stores them in its table `chunks`. Each row there has the values of one
-column for a range of rows, as compressed differences (`memwatch/capture/chunks.py`).
+column for a range of rows, as compressed differences (`memwatch/capture/columns.py`).
 `memwatch.load(path).capture.tables` has them as arrays. Times are unix time.
 """
 

@@ -23,13 +23,13 @@ import numpy as np
 
 from memwatch.capture.capture import INTEGER_TABLES, Capture, Note, empty_tables
 from memwatch.capture.check import checked
-from memwatch.capture.chunks import MOST_ROWS, Chunk, deflated, encoded
+from memwatch.capture.columns import MOST_ROWS, Chunk, deflated, encoded
 from memwatch.capture.database import length_of, opened, require_tables, rows_within
 from memwatch.capture.errors import CaptureError, DamagedCaptureError
 from memwatch.capture.schema import FORMAT_VERSION, OLDEST_FORMAT, RECORDED_BY_NAME
 from memwatch.output_files import OutputError, check_outputs, create, remove_if_same, whole_file
 from memwatch.plain_json import read_json
-from memwatch.visible_text import visible
+from memwatch.text import visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

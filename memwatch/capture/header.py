@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from memwatch.capture.schema import ACCESSES, NONE, ORIGINS, PHASES, RECORDED_BY_NAME
 
 if TYPE_CHECKING:
-    from memwatch.capture.table import Column, Table
+    from memwatch.capture.schema import Column, Table
 
 ENUMS: Final = (
     ("Phase", PHASES, "What the program was doing when an op ran."),

@@ -12,13 +12,13 @@ import pathlib
 import sqlite3
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from memwatch.capture.check import agreeing
 from memwatch.capture.database import length_of, opened, require_tables, rows_within
 from memwatch.capture.errors import CaptureError, DamagedCaptureError
 from memwatch.capture.file import APPLICATION_ID, SUMMARY, TABLES, text_of
-from memwatch.capture.meta import agreeing
 from memwatch.capture.schema import FORMAT_VERSION, OLDEST_FORMAT
 from memwatch.plain_json import read_json
-from memwatch.visible_text import visible
+from memwatch.text import visible
 
 if TYPE_CHECKING:
     import os

@@ -12,7 +12,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.capture.capture import Capture, Note, empty_tables
-from memwatch.capture.chunks import deflated, encoded
+from memwatch.capture.columns import deflated, encoded
 from memwatch.capture.errors import CaptureError
 from memwatch.capture.file import CaptureWriter, load
 from memwatch.capture.packed import as_rows
@@ -21,8 +21,7 @@ from memwatch.capture.schema import RECORDED_BY_NAME
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from memwatch.capture.chunks import Chunk
-    from memwatch.capture.columns import ChunkedTable
+    from memwatch.capture.columns import Chunk, ChunkedTable
     from memwatch.capture.packed import Columns, IntArray
 
 _MOST_COPIED_BYTES: Final = 16 << 20

@@ -8,33 +8,86 @@ then the tables that only an imported memory snapshot fills, then all others. Us
 
 from __future__ import annotations
 
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Final, Literal
 
-from memwatch.capture.references import (
-    CODE,
-    CODE_OR_NONE,
-    FLAG,
-    JSON_TEXT,
-    JSON_TEXT_OR_NONE,
-    MODULE,
-    MODULE_OR_NONE,
-    OP,
-    OP_OR_NONE,
-    OPS_STARTED,
-    OPS_STARTED_OR_NONE,
-    PACK,
-    PATH,
-    STACK,
-    STACK_OR_NONE,
-    STORAGE,
-    STORAGE_OR_NONE,
-    TEXT,
-    TEXT_OR_NONE,
-    VERTEX,
-    VERTEX_OR_NONE,
-)
-from memwatch.capture.table import Reference, Table
 from memwatch.own_code import CodeOwner
+
+Kind = Literal["int", "text", "float", "bool"]
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What the integers of a column refer to.
+
+    Attributes:
+        to: the table that has a row of this number; of `strings` the text of this id.
+        choices: instead of a table: how many values there are, from 0.
+        or_none: whether -1, "there is none", may stand in its place.
+        is_count: whether the integer says how many rows came before, so that it may be the number of all rows.
+        is_json: whether the text is JSON, which may be long; other texts are names.
+    """
+
+    to: str = ""
+    choices: int = 0
+    or_none: bool = False
+    is_count: bool = False
+    is_json: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column: its name (with its unit), its kind, what it means, and what its integers refer to, if anything."""
+
+    name: str
+    kind: Kind
+    doc: str
+    refers: Reference | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One table: its columns in order, the names of these, and what a row is."""
+
+    name: str
+    doc: str
+    columns: tuple[Column, ...]
+    names: tuple[str, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Know the names: of a long recording they are asked for once for each chunk."""
+        object.__setattr__(self, "names", tuple(column.name for column in self.columns))
+
+    @classmethod
+    def of(
+        cls, name: str, doc: str, *columns: tuple[str, Kind, str] | tuple[str, Kind, str, Reference]
+    ) -> Table:
+        """Return a table of columns, each given as name, kind and meaning, and what its integers refer to."""
+        return cls(name, doc, tuple(Column(*column) for column in columns))
+
+
+OP: Final = Reference("ops")
+OP_OR_NONE: Final = Reference("ops", or_none=True)
+OPS_STARTED: Final = Reference("ops", is_count=True)
+OPS_STARTED_OR_NONE: Final = Reference("ops", is_count=True, or_none=True)
+STORAGE: Final = Reference("births")
+STORAGE_OR_NONE: Final = Reference("births", or_none=True)
+PACK: Final = Reference("packs")
+MODULE: Final = Reference("modules")
+MODULE_OR_NONE: Final = Reference("modules", or_none=True)
+STACK: Final = Reference("stacks")
+STACK_OR_NONE: Final = Reference("stacks", or_none=True)
+PATH: Final = Reference("edges")
+VERTEX: Final = Reference("vertices")
+VERTEX_OR_NONE: Final = Reference("vertices", or_none=True)
+TEXT: Final = Reference("strings")
+TEXT_OR_NONE: Final = Reference("strings", or_none=True)
+JSON_TEXT: Final = Reference("strings", is_json=True)
+JSON_TEXT_OR_NONE: Final = Reference("strings", or_none=True, is_json=True)
+CODE: Final = Reference(choices=len(CodeOwner))
+CODE_OR_NONE: Final = Reference(choices=len(CodeOwner), or_none=True)
+FLAG: Final = Reference(choices=2)
+
 
 IMPORTED: Final = (
     Table.of(

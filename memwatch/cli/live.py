@@ -20,7 +20,7 @@ from memwatch.cli.files import add_device
 from memwatch.cli.output import emit
 
 if TYPE_CHECKING:
-    from memwatch.live.program_output import ProgramOutput
+    from memwatch.live.beside import ProgramOutput
     from memwatch.live.watch import Watch
 
 
@@ -33,8 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Show the capture until the user quits or, as plain text, until the recording ends; return 0."""
-    from memwatch.live.pace import step_behind_the_program
-    from memwatch.live.program_output import ProgramOutput
+    from memwatch.live.beside import ProgramOutput
+    from memwatch.live.watch import step_behind_the_program
 
     path = options.program_output
     output = None if path is None else ProgramOutput(path)
@@ -77,8 +77,7 @@ def _show(watch: Watch, output: ProgramOutput | None) -> None:
 
 def _print_lines(watch: Watch) -> int:
     """Print a line whenever there is something new, until the recording ends."""
-    from memwatch.live.lines import line_of
-    from memwatch.live.pace import Pace
+    from memwatch.live.watch import Pace, line_of
 
     pace, printed = Pace(), ""
     while True:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from memwatch._version import __version__
 from memwatch.cli.program_arguments import parse
 from memwatch.errors import MemwatchError, OptionError
-from memwatch.visible_text import visible
+from memwatch.text import visible
 
 if TYPE_CHECKING:
     from types import ModuleType

@@ -7,7 +7,7 @@ import shlex
 import shutil
 import sys
 
-from memwatch.visible_text import UNPRINTABLE
+from memwatch.text import UNPRINTABLE
 
 
 def memwatch_command() -> list[str]:

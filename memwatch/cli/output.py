@@ -7,7 +7,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from memwatch.visible_text import visible
+from memwatch.text import visible
 
 if TYPE_CHECKING:
     import argparse

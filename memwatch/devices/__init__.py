@@ -5,8 +5,7 @@ An adapter asks torch's module of a device only once the program has used it: as
 
 from __future__ import annotations
 
-from memwatch.devices.adapter import Adapter
-from memwatch.devices.choice import adapter_of, devices_in_use
+from memwatch.devices.adapters import Adapter, adapter_of, devices_in_use
 from memwatch.devices.failure import NOTE_KIND, Failure, asked_bytes, is_of_host, is_out_of_memory
 
 __all__ = [

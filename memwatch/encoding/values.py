@@ -20,6 +20,9 @@ from memwatch.plain_json import read_json
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+ONLY_ALLOCATE: Final = frozenset({"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided"})
+
+
 Value: TypeAlias = Any
 """An argument or a result of an op: a tensor or window, a number, text, a dtype, or lists of them."""
 

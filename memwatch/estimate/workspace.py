@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 
+from memwatch._torch.dispatch import OpOverload, base_name_of
 from memwatch._torch.fake import pretended
-from memwatch._torch.overloads import OpOverload, base_name_of
 from memwatch._torch.profiler import EVENTS_WORK
 from memwatch.device_names import is_host
-from memwatch.encoding.only_allocate import ONLY_ALLOCATE
+from memwatch.encoding.values import ONLY_ALLOCATE
 from memwatch.estimate.run_calls import run_calls
 from memwatch.replay.op_workspace import tensors_in
 from memwatch.signal_handlers import suppress

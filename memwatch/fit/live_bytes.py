@@ -13,7 +13,7 @@ import torch
 
 from memwatch._torch import profiler
 from memwatch._torch.autograd_state import autograd_state
-from memwatch._torch.c10 import log_level_flag
+from memwatch._torch.profiler import log_level_flag
 from memwatch.device_names import CPU, is_host
 from memwatch.devices import adapter_of
 from memwatch.errors import MemwatchError

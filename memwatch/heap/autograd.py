@@ -25,7 +25,6 @@ from memwatch._torch.autograd import (
     registering_hooks_by,
 )
 from memwatch._torch.autograd_state import autograd_state, base_of
-from memwatch._torch.functorch import is_wrapped, unwrapped
 from memwatch._torch.modes import disable_torch_dispatch
 from memwatch._torch.tensors import (
     BACKWARD_HOOKS,
@@ -35,6 +34,8 @@ from memwatch._torch.tensors import (
     TENSOR_DICT,
     VALUES,
     TensorBase,
+    is_wrapped,
+    unwrapped,
 )
 from memwatch.edges import Edge, EdgeKind
 from memwatch.heap.tensors import is_python_node, is_tensor, layout_of, mro_of, storage_of, type_dict

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memwatch._torch.storages import device_of
+from memwatch._torch.tensors import device_of
 from memwatch.heap.search import search
 from memwatch.heap.tensors import storage_bytes
 

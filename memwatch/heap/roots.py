@@ -15,8 +15,7 @@ from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from memwatch._torch.autograd import top_saved_hooks
-from memwatch._torch.modes import mode_stack
-from memwatch._torch.overrides import active_function_modes
+from memwatch._torch.modes import active_function_modes, mode_stack
 from memwatch.edges import Edge, EdgeKind, Vertex, VertexKind
 from memwatch.heap.binding_lines import binding_line, line_in_source
 from memwatch.heap.class_checks import derives, is_a

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from memwatch._torch.storages import data_address_of
-from memwatch._torch.tensors import TensorBase
+from memwatch._torch.tensors import TensorBase, data_address_of
 from memwatch.edges import EdgeKind
 from memwatch.heap.autograd import NativeEdge
 from memwatch.heap.capsules import capsule_address

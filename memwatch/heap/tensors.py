@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from memwatch._torch.autograd import FunctionBase
-from memwatch._torch.overrides import disable_torch_function
-from memwatch._torch.storages import device_of, storage_bytes_of
-from memwatch._torch.tensors import TENSOR_DICT, untyped_storage_of
+from memwatch._torch.modes import disable_torch_function
+from memwatch._torch.tensors import TENSOR_DICT, device_of, storage_bytes_of, untyped_storage_of
 from memwatch.heap.class_checks import ByClass, derives, is_a
 from memwatch.signal_handlers import pass_on
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from memwatch._torch.storages import device_of
+from memwatch._torch.tensors import device_of
 from memwatch.edges import EdgeKind
 from memwatch.heap.autograd import is_sparse, sparse_parts
 from memwatch.heap.frames import is_own_code

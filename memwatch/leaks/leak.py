@@ -9,9 +9,9 @@ from memwatch._torch import missing
 from memwatch.device_names import CPU
 from memwatch.edges import EdgeKind
 from memwatch.errors import MemwatchError
-from memwatch.html_text import ShownAsText, preformatted
 from memwatch.leaks.kinds import DrawError, LeakKind
 from memwatch.leaks.new_storages import NODE_BYTES
+from memwatch.text import ShownAsText, preformatted
 from memwatch.words import leaks as words
 
 if TYPE_CHECKING:

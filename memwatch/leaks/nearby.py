@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from memwatch._torch.storages import owners_of
+from memwatch._torch.tensors import owners_of
 from memwatch.heap.class_checks import derives
 from memwatch.heap.classes import of_classes
 from memwatch.heap.ids import ids_of

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import torch
 
+from memwatch._torch.dispatch import schema_of
 from memwatch._torch.dynamo import leave_alone
 from memwatch._torch.modes import UncompiledMode, mode_stack, pop_mode, push_mode
-from memwatch._torch.overloads import schema_of
 from memwatch.heap.autograd import is_sparse, sparse_parts
 from memwatch.heap.class_checks import class_ids, is_a
 from memwatch.heap.frames import is_test_runner_code

@@ -13,7 +13,7 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from memwatch._torch.storages import device_of
+from memwatch._torch.tensors import device_of
 from memwatch.heap.autograd import autograd_edges
 from memwatch.heap.classes import of_classes
 from memwatch.heap.packs import seen_through

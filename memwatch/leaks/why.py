@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from memwatch._torch.storages import device_of
+from memwatch._torch.tensors import device_of
 from memwatch.edges import Edge, EdgeKind
 from memwatch.errors import MemwatchError
 from memwatch.heap.dominators import retained_bytes
@@ -15,9 +15,9 @@ from memwatch.heap.search import search
 from memwatch.heap.snapshot import Snapshot
 from memwatch.heap.tensors import is_tensor, quiet, storage_bytes, storage_of
 from memwatch.heap.vertices import describe
-from memwatch.html_text import ShownAsText
 from memwatch.leaks.loops import Loops
 from memwatch.sizes import format_bytes
+from memwatch.text import ShownAsText
 from memwatch.words import leaks as words
 from memwatch.words.edges import edge_phrase
 

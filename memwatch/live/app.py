@@ -13,7 +13,7 @@ from textual.containers import Horizontal
 from textual.widgets import Footer, Sparkline, Static
 
 from memwatch.errors import MemwatchError
-from memwatch.live.pace import LEAST_S, Pace
+from memwatch.live.watch import LEAST_S, Pace
 from memwatch.report.console import CATEGORY_STYLE, bar, name, tail
 from memwatch.report.meta import format_duration
 from memwatch.sizes import format_bytes
@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 
     from textual.app import ComposeResult
 
-    from memwatch.live.figures import Figures
-    from memwatch.live.state import State
-    from memwatch.live.watch import View, Watch
+    from memwatch.live.watch import Figures, State, View, Watch
 
 _BAR_WIDTH = 12
 _CATEGORIES = 7

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memwatch.memory_snapshot.errors import SnapshotError
+from memwatch.memory_snapshot.fields import SnapshotError
 from memwatch.memory_snapshot.read import read_snapshot
 from memwatch.memory_snapshot.write import snapshot_of
 

@@ -14,7 +14,7 @@ import pickletools
 import struct
 from typing import TYPE_CHECKING, Any, Final
 
-from memwatch.memory_snapshot.errors import SnapshotError
+from memwatch.memory_snapshot.fields import SnapshotError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,27 +7,329 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
 from memwatch._version import __version__
-from memwatch.capture.capture import NOT_RECORDED, Capture
-from memwatch.capture.schema import NONE
+from memwatch.capture.capture import NOT_RECORDED, Capture, Note
+from memwatch.capture.schema import NONE, ORIGINS, RECORDED_BY_NAME
 from memwatch.device_names import is_host
-from memwatch.memory_snapshot import lives as life
-from memwatch.memory_snapshot.errors import SnapshotError
-from memwatch.memory_snapshot.fields import DEVICE_NAMES, MOST, dicts, integer, lists, plain, text
-from memwatch.memory_snapshot.notes import Told, notes_of
+from memwatch.devices.reserved import Reserved
+from memwatch.memory_snapshot.fields import (
+    DEVICE_NAMES,
+    LATEST_US,
+    MOST,
+    NS_PER_US,
+    TIME,
+    SnapshotError,
+    Times,
+    dicts,
+    integer,
+    lists,
+    plain,
+    text,
+    times_of,
+)
 from memwatch.memory_snapshot.plain_pickle import read_plain_pickle
-from memwatch.memory_snapshot.rows import Rows
-from memwatch.memory_snapshot.times import LATEST_US, NS_PER_US, TIME, Times, times_of
+from memwatch.own_code import CodeOwner, code_owner
 from memwatch.sizes import format_bytes
+from memwatch.words.allocators import counted, reserved_text
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from memwatch.devices.reserved import Reserved
+    from memwatch.capture.packed import IntArray
+
+MOST_FRAMES: Final = 1 << 24
+"""Frames of all call stacks together: more are refused."""
+_LONGEST_PATH: Final = 4096
+_NO_FILE: Final = "none"
+_OF_PROFILER: Final = re.compile(r"(?P<file>.+)\((?P<line>\d{1,9})\): (?P<name>.+)", re.DOTALL)
+"""How torch.profiler names a Python call, where the frame has no file: `train.py(12): step`."""
+_PYTHON: Final = re.compile(r"python\d[\d.]*|python")
+
+_Frame = tuple[int, int, int, int]
+
+
+class Rows:
+    """The rows of each table, flat; text and call stacks by number."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, list[int]] = {}
+        self._texts: dict[str, int] = {}
+        self._frames: dict[int, _Frame] = {}
+        self._stacks: dict[tuple[_Frame, ...], int] = {}
+        self._stack_of_list: dict[int, int] = {}
+        self._frame_count = 0
+        self._storages = 0
+
+    def next_storage(self) -> int:
+        """Return a new storage number."""
+        self._storages += 1
+        return self._storages - 1
+
+    def add(self, table: str, *values: int) -> None:
+        """Append a row."""
+        self._rows.setdefault(table, []).extend(values)
+
+    def text(self, value: str) -> int:
+        """Return the number of a text."""
+        return self._texts.setdefault(value, len(self._texts))
+
+    def optional_text(self, value: str) -> int:
+        """Return the number of a text, -1 for empty text."""
+        return self.text(value) if value else NONE
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts by number."""
+        return list(self._texts)
+
+    def columns(self) -> dict[str, list[IntArray]]:
+        """Return the tables as columns, for `Capture.from_columns`."""
+        shaped = {
+            name: np.array(flat, dtype=np.int64).reshape(-1, len(RECORDED_BY_NAME[name].columns))
+            for name, flat in self._rows.items()
+        }
+        return {name: list(table.T) for name, table in shaped.items()}
+
+    def stack(self, frames: object) -> int:
+        """Return the number of a call stack, -1 where there is none.
+
+        Args:
+            frames: the list of frames, innermost first. A snapshot has one list for many entries, so lists are known
+                by identity: the snapshot must live as long as this object.
+        """
+        if not frames:
+            return NONE
+        number = self._stack_of_list.get(id(frames))
+        if number is None:
+            found = tuple(self._frame(frame) for frame in dicts(frames, "frames"))
+            number = self._stacks.get(found, NONE)
+            if number == NONE:
+                number = self._new_stack(found)
+            self._stack_of_list[id(frames)] = number
+        return number
+
+    def _new_stack(self, frames: tuple[_Frame, ...]) -> int:
+        number = self._stacks[frames] = len(self._stacks)
+        self._frame_count += len(frames)
+        if self._frame_count > MOST_FRAMES:
+            raise SnapshotError(
+                f"its call stacks have more than {MOST_FRAMES:,} frames; record fewer entries"
+            )
+        for depth, frame in enumerate(frames):
+            self.add("stacks", number, depth, *frame)
+        return number
+
+    def _frame(self, frame: dict[str, Any]) -> _Frame:
+        known = self._frames.get(id(frame))
+        if known is None:
+            file, line, name = (
+                text(frame, "filename"),
+                integer(frame, "line", otherwise=0),
+                text(frame, "name"),
+            )
+            told = _OF_PROFILER.fullmatch(name) if file == _NO_FILE else None
+            if told is not None:
+                file, line, name = told["file"], int(told["line"]), told["name"]
+            known = (self.text(file), line, self.text(name), int(owner_of(file)))
+            self._frames[id(frame)] = known
+        return known
+
+
+def owner_of(file: str) -> CodeOwner:
+    """Return whose code a file is; the folders of the machine that wrote the snapshot are told by their names.
+
+    Args:
+        file: a Python file, or what C++ frames have in its place.
+    """
+    here = _owner_here(file)
+    if here is not CodeOwner.PROGRAM or file.startswith("<"):
+        return here
+    path = PurePosixPath(file.replace("\\", "/"))
+    if path.suffix not in (".py", ".pyw", ".ipynb"):
+        return CodeOwner.TORCH  # C++, or a builtin
+    for at, part in enumerate(path.parts[:-1]):
+        if part in ("site-packages", "dist-packages"):
+            return CodeOwner.TORCH if path.parts[at + 1] == "torch" else CodeOwner.INSTALLED
+    in_lib = any(
+        outer.startswith("lib") and _PYTHON.fullmatch(inner)
+        for outer, inner in zip(path.parts, path.parts[1:-1], strict=False)
+    )
+    return CodeOwner.PYTHON if in_lib else CodeOwner.PROGRAM
+
+
+def _owner_here(file: str) -> CodeOwner:
+    """Return whose code a file of this machine is; the program's, if its name is no path of this machine."""
+    try:
+        return code_owner(file) if len(file) <= _LONGEST_PATH else CodeOwner.PROGRAM
+    except (OSError, ValueError):
+        return CodeOwner.PROGRAM
+
+
+_BEFORE, _IN_HISTORY = ORIGINS.index("baseline"), ORIGINS.index("unobserved")
+ALLOC: Final = "alloc"
+FREE_REQUESTED: Final = "free_requested"
+FREE_COMPLETED: Final = "free_completed"
+
+
+@dataclass
+class Lives:
+    """The allocations of one device, as rows of `births` and `deaths`.
+
+    Attributes:
+        device: string id of the device.
+        start_ns: when the history begins.
+        requests: whether the history has requests to free; if it has none, a completed free ends a life.
+        before_count: how many allocations were freed in the history whose beginning is not in it.
+        before_bytes: their bytes.
+    """
+
+    rows: Rows
+    device: int
+    start_ns: int
+    requests: bool
+    before_count: int = 0
+    before_bytes: int = 0
+    _alive: dict[int, int] = field(default_factory=dict)
+    _waiting: dict[int, int] = field(default_factory=dict)
+    sizes: dict[int, int] = field(default_factory=dict)
+
+    def follow(self, action: str, address: int, nbytes: int, time_ns: int) -> int:
+        """Record what an entry begins or ends; return its storage, -1 for none."""
+        if action == ALLOC:
+            missed = self._alive.pop(address, NONE)
+            if missed != NONE:  # its free is not in the history: it came just before, at the latest
+                self._end(missed, time_ns - 1)
+            self._waiting.pop(address, None)
+            return self._begin(address, nbytes, time_ns, _IN_HISTORY)
+        if action == FREE_REQUESTED:
+            storage = self._waiting[address] = self._freed(address, nbytes, time_ns)
+            return storage
+        if action == FREE_COMPLETED:
+            waiting = self._waiting.pop(address, NONE)
+            if waiting != NONE or (self.requests and address not in self._alive):
+                return waiting
+            return self._freed(address, nbytes, time_ns)
+        return NONE
+
+    def in_block(self, address: int, nbytes: int) -> int:
+        """Return the storage that lies in an allocated block at the end."""
+        storage = self._alive.pop(address, NONE)
+        return self._begin(address, nbytes, self.start_ns, _BEFORE) if storage == NONE else storage
+
+    def waiting_in(self, address: int) -> int:
+        """Return the storage that was in a block which another stream still uses, -1 if it ended before."""
+        return self._waiting.get(address, NONE)
+
+    @property
+    def unheard(self) -> list[int]:
+        """The storages that no entry ends and that lie in no block at the end; ask when all blocks are known."""
+        return list(self._alive.values())
+
+    def _begin(self, address: int, nbytes: int, time_ns: int, origin: int) -> int:
+        storage = self.rows.next_storage()
+        self.rows.add("births", storage, NONE, time_ns, address, nbytes, self.device, origin, NONE)
+        self.sizes[storage] = nbytes
+        if origin == _IN_HISTORY:
+            self._alive[address] = storage
+        return storage
+
+    def _freed(self, address: int, nbytes: int, time_ns: int) -> int:
+        storage = self._alive.pop(address, NONE)
+        if storage == NONE:
+            storage = self._begin(address, nbytes, self.start_ns, _BEFORE)
+            self.before_count += 1
+            self.before_bytes += nbytes
+        self._end(storage, time_ns)
+        return storage
+
+    def _end(self, storage: int, time_ns: int) -> None:
+        self.rows.add("deaths", storage, 0, time_ns)
+
+
+@dataclass
+class Told:
+    """What is told of one device; pairs are a count and bytes.
+
+    Attributes:
+        reserved: what the allocator held at the end.
+        out_of_memory: per time that memory ran out, the bytes asked for and those that the device had free.
+        before: allocations that were freed in the history and began before it.
+        unheard: allocations of the history that no entry ends, and that were gone at the end.
+    """
+
+    reserved: Reserved = field(default_factory=Reserved)
+    out_of_memory: list[tuple[int, int]] = field(default_factory=list)
+    before: tuple[int, int] = (0, 0)
+    unheard: tuple[int, int] = (0, 0)
+
+
+def notes_of(
+    name: str,
+    unknown: Sequence[str],
+    devices: Mapping[str, Told],
+    left_out: Sequence[str],
+    *,
+    times_known: bool,
+) -> list[Note]:
+    """Return the notes of an import.
+
+    Args:
+        name: the file's name.
+        unknown: what no snapshot knows.
+        devices: what is told of each device.
+        left_out: names of fields that were not kept.
+        times_known: whether the snapshot has times.
+    """
+    source = (
+        f"read from torch's memory snapshot {name}, which knows allocations, frees, their calls and the allocator's "
+        f"segments; not recorded: {', '.join(unknown)}"
+    )
+    sentences = [
+        ("imported", source),
+        ("sizes", "sizes are the requested bytes; the allocator rounds them up"),
+    ]
+    if not times_known:
+        sentences.append(("times", "the snapshot has no times; its entries are shown in their order"))
+    for device, told in devices.items():
+        sentences += _of_device(device, told)
+    if left_out:
+        sentences.append(("left out", f"fields of the snapshot that were not kept: {', '.join(left_out)}"))
+    return [Note(0, kind, text) for kind, text in sentences]
+
+
+def _of_device(device: str, told: Told) -> Iterator[tuple[str, str]]:
+    if told.reserved.segments and not is_host(device):
+        yield "reserved", f"{device}: at the end {reserved_text(told.reserved)}"
+    if told.out_of_memory:
+        asked, free = (format_bytes(nbytes) for nbytes in told.out_of_memory[0])
+        times = counted(len(told.out_of_memory), "time")
+        text = f"{device}: memory ran out {times}; at first {asked} were requested while the device had {free} free"
+        yield "out of memory", text
+    if told.before[0]:
+        text = (
+            f"{device}: {_allocations(told.before)} began before the history does; they count as live at its start, "
+            "and the calls that made them are not recorded"
+        )
+        yield "history", text
+    if told.unheard[0]:
+        text = (
+            f"{device}: {_allocations(told.unheard)} were gone at the end without a free in the history; they count as "
+            "live until its end"
+        )
+        yield "history", text
+
+
+def _allocations(told: tuple[int, int]) -> str:
+    count, nbytes = told
+    return f"{counted(count, 'allocation')} of {format_bytes(nbytes)}"
+
 
 MOST_BYTES: Final = 1 << 32
 """Larger files are refused: their values would fill the memory of most machines."""
@@ -91,7 +393,7 @@ class _Import:
         traces = lists(snapshot.get("device_traces", []), "device_traces", most=MOST_DEVICES)
         self._traces = [list(self._counted(dicts(trace, "entries"))) for trace in traces]
         self.times: Times = times_of(self._traces)
-        self._lives: dict[int, life.Lives] = {}
+        self._lives: dict[int, Lives] = {}
         self._told: dict[int, Told] = {}
         self._left_out: set[str] = set()
 
@@ -166,21 +468,21 @@ class _Import:
             self._device_type if self._device_type == "cpu" and index == 0 else f"{self._device_type}:{index}"
         )
 
-    def _lives_of(self, index: int, *, requests: bool = False) -> life.Lives:
+    def _lives_of(self, index: int, *, requests: bool = False) -> Lives:
         """Return the lives of a device, made at first sight."""
         if index not in self._lives:
             device = self.rows.text(self._device(index))
-            self._lives[index] = life.Lives(self.rows, device, self.times.start_ns, requests)
+            self._lives[index] = Lives(self.rows, device, self.times.start_ns, requests)
             self._told[index] = Told()
         return self._lives[index]
 
     def _history(self, index: int, trace: list[dict[str, Any]]) -> None:
-        requests = any(entry.get("action") == life.FREE_REQUESTED for entry in trace)
+        requests = any(entry.get("action") == FREE_REQUESTED for entry in trace)
         lives, rows = self._lives_of(index, requests=requests), self.rows
         for entry, time_ns in zip(trace, self.times.of_device[index].tolist(), strict=True):
             action, nbytes = text(entry, "action"), integer(entry, "size", otherwise=0)
             is_oom = action == "oom"
-            is_life = action in (life.ALLOC, life.FREE_REQUESTED, life.FREE_COMPLETED)
+            is_life = action in (ALLOC, FREE_REQUESTED, FREE_COMPLETED)
             address = (
                 integer(entry, "device_free", otherwise=0)
                 if is_oom
@@ -226,7 +528,7 @@ class _Import:
             )
             self._blocks(number, segment, lives, reserved)
 
-    def _blocks(self, number: int, segment: dict[str, Any], lives: life.Lives, reserved: Reserved) -> None:
+    def _blocks(self, number: int, segment: dict[str, Any], lives: Lives, reserved: Reserved) -> None:
         address, rows = integer(segment, "address"), self.rows
         for block in self._counted(dicts(segment.get("blocks", []), "blocks")):
             address = integer(block, "address", otherwise=address)

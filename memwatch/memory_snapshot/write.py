@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from memwatch.capture.capture import NOT_RECORDED
 from memwatch.capture.schema import NONE
-from memwatch.memory_snapshot.fields import DEVICE_NAMES, from_plain
-from memwatch.memory_snapshot.times import NS_PER_US, TIME
+from memwatch.memory_snapshot.fields import DEVICE_NAMES, NS_PER_US, TIME, from_plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from memwatch.errors import MemwatchError
-from memwatch.html_text import ShownAsText
 from memwatch.output_files import write_whole
 from memwatch.plain_json import JsonError, read_json
 from memwatch.plan_training import Turns, turns_of
 from memwatch.planner.schedule import Schedule
 from memwatch.sizes import format_bytes
+from memwatch.text import ShownAsText
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from memwatch.ranks.gathering import gather
-from memwatch.ranks.merging import merge
+from memwatch.ranks.gathering import gather, merge
 from memwatch.ranks.ranks import Ranks
 
 __all__ = ["Ranks", "gather", "merge"]

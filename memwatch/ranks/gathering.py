@@ -1,7 +1,8 @@
-"""gather(): every rank's summary on rank 0, by torch.distributed."""
+"""Make the reading of a job: `merge()` reads files, `gather()` sends summaries to rank 0 with torch.distributed."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -9,12 +10,43 @@ import torch
 
 from memwatch.errors import MemwatchError
 from memwatch.job import JobPlace
-from memwatch.ranks.member import Member
 from memwatch.ranks.ranks import Ranks
-from memwatch.ranks.summary import summarise
+from memwatch.ranks.summary import Member, read_member, summarise
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from memwatch.capture import Capture
+
+
+class MergeError(MemwatchError):
+    """There is nothing to merge."""
+
+
+def merge(paths: Iterable[str | os.PathLike[str]]) -> Ranks:
+    """Return many captures of one job as one reading: ranks, and the processes that they started.
+
+    A capture of a rank that was killed counts as far as it goes; `notes` says which ranks are missing, cut, unreadable
+    or of another version. A file that has its summary is read in a moment, and one capture at a time is in memory.
+
+    Args:
+        paths: the captures.
+
+    Raises:
+        MergeError: none is named, or none can be read.
+    """
+    # one file named twice, as by two patterns of a shell, is one process
+    files = list(dict.fromkeys(os.path.realpath(path) for path in _listed(paths)))
+    if not files:
+        raise MergeError("name the captures to merge, as `memwatch merge run.*.memwatch`")
+    members = [read_member(path) for path in files]
+    if all(member.problem for member in members):
+        raise MergeError(f"no capture can be read: {members[0].problem}")
+    return Ranks(members)
+
+
+def _listed(paths: Iterable[str | os.PathLike[str]]) -> Iterable[str | os.PathLike[str]]:
+    return [paths] if isinstance(paths, (str, os.PathLike)) else paths
 
 
 class GatherError(MemwatchError):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable
 
-    from memwatch.ranks.source import Job
+    from memwatch.ranks.figures import Job
 
 MOST_LINES: Final = 64
 """Of more ranks the chart shows the lowest, the mean and the highest, and the worst rank."""

@@ -1,31 +1,323 @@
-"""The reading of a job: what its processes had at their peaks, side by side."""
+"""The reading of a job: the peaks of its processes side by side, and notes on missing or incomplete captures."""
 
 from __future__ import annotations
 
 import collections
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import pandas as pd
 
 from memwatch.capture.errors import CaptureError
+from memwatch.capture.schema import CATEGORIES
 from memwatch.device_names import kind_of
-from memwatch.ranks import tables
-from memwatch.ranks.notes import notes
 from memwatch.reading import load
-from memwatch.words.ranks import TWIN
+from memwatch.report.meta import format_duration
+from memwatch.words import ranks as words
+from memwatch.words.ranks import MORE_ON, ONLY_ON, TWIN, listed, rank_names
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    import pandas as pd
-
     from memwatch.analysis.findings.finding import Finding
-    from memwatch.ranks.member import Member
+    from memwatch.ranks.summary import Member
     from memwatch.reading import Reading
+
+_OF_META: Final = ("rank", "world_size", "local_rank", "host", "pid", "parent_pid")
+_OF_SUMMARY: Final = (
+    "device",
+    "peak_bytes",
+    "baseline_bytes",
+    "peak_increase_bytes",
+    "communication_bytes",
+    "ops",
+)
+_NUMBERS: Final = (*_OF_META[:3], *_OF_META[4:], *_OF_SUMMARY[1:], "steps", "peak_step")
+SITE: Final = ("category", "module", "what", "line")
+_MOST_NAMED: Final = 8
+
+
+def ranks_table(members: Mapping[str, Member]) -> pd.DataFrame:
+    """Return one row per process, also of those of which nothing is known; numbers that are not known are missing."""
+    rows = [_row(member) for member in members.values()]
+    frame = pd.DataFrame(rows, index=pd.Index(list(members), name="process"))
+    table: pd.DataFrame = frame.astype(dict.fromkeys(_NUMBERS, "Int64"))
+    return table
+
+
+def _row(member: Member) -> dict[str, Any]:
+    meta, summary = member.meta, member.summary or {}
+    at, steps = summary.get("peak_at", {}), summary.get("steps", {})
+    peaks = steps.get("peak_bytes", [])
+    return {
+        **{name: meta.get(name) for name in _OF_META},
+        **{name: summary.get(name) for name in _OF_SUMMARY},
+        "steps": steps.get("count"),
+        "peak_step": int(np.argmax(peaks)) * steps["per_point"] if peaks else None,
+        "peak_op": at.get("name", ""),
+        "peak_line": at.get("line", ""),
+        "peak_module": at.get("module", ""),
+        "complete": member.is_complete and member.summary is not None,
+        "started_s": meta.get("started_s"),
+        "path": member.path,
+    }
+
+
+def steps_table(members: Mapping[str, Member]) -> pd.DataFrame:
+    """Return the peak of each step in each process; of a long run a row is the highest of `steps` steps."""
+    frames = []
+    for name, member in members.items():
+        points = (member.summary or {}).get("steps")
+        if not points:
+            continue
+        first = np.arange(len(points["peak_bytes"])) * points["per_point"]
+        frames.append(
+            pd.DataFrame(
+                {
+                    "process": name,
+                    "step": first,
+                    "steps": np.minimum(points["per_point"], points["count"] - first),
+                    "peak_bytes": points["peak_bytes"],
+                }
+            )
+        )
+    columns = ("process", "step", "steps", "peak_bytes")
+    table: pd.DataFrame = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=columns)
+    return table
+
+
+def categories_table(members: Mapping[str, Member]) -> pd.DataFrame:
+    """Return the bytes at each process's own peak, a column for each category."""
+    sizes = {name: member.summary["category_bytes"] for name, member in members.items() if member.summary}
+    frame = pd.DataFrame.from_dict(sizes, orient="index", columns=list(CATEGORIES)) if sizes else pd.DataFrame(
+        columns=list(CATEGORIES)
+    )  # fmt: skip
+    table: pd.DataFrame = frame.fillna(0).astype("int64").rename_axis("process")
+    return table
+
+
+def sites_table(members: Mapping[str, Member]) -> pd.DataFrame:
+    """Return what is alive at each process's own peak, put together by category, module, what it is and line."""
+    rows = [
+        (name, *site)
+        for name, member in members.items()
+        if member.summary
+        for site in member.summary["sites"]
+    ]
+    table: pd.DataFrame = pd.DataFrame(rows, columns=["process", *SITE, "nbytes", "count"])
+    return table
+
+
+def differences(members: Mapping[str, Member], compared: Sequence[str]) -> pd.DataFrame:
+    """Return the sites of which some ranks have more than others, largest difference first.
+
+    A summary lists the largest sites; of one that it does not list, a rank may have as much as of the smallest that it
+    does. What may be no difference for that reason is left out.
+
+    Args:
+        members: the processes by name.
+        compared: those that are compared.
+
+    Returns:
+        Columns `lowest_bytes`, `highest_bytes`, `spread_bytes`, and `where`: which ranks have it, or which has most.
+    """
+    sites = sites_table({name: members[name] for name in compared})
+    names = ["lowest_bytes", "highest_bytes", "spread_bytes", "where"]
+    if sites.empty or len(compared) < 2:
+        empty: pd.DataFrame = pd.DataFrame(columns=[*SITE, *names])
+        return empty
+    sites = _of_one_module(sites)
+    wide = sites.pivot_table(index=list(SITE), columns="process", values="nbytes", aggfunc="sum", sort=False)
+    wide = wide.reindex(columns=list(compared))
+    unlisted = np.array([_most_unlisted(members[name]) for name in compared])
+    known = wide.to_numpy(dtype="float64")
+    lowest = np.where(np.isnan(known), unlisted, known).min(axis=1)
+    highest = np.nanmax(known, axis=1)
+    found = pd.DataFrame(
+        {
+            "lowest_bytes": np.nan_to_num(known).min(axis=1).astype("int64"),
+            "highest_bytes": highest.astype("int64"),
+            "where": [_where(row, compared, members) for row in known],
+        },
+        index=wide.index,
+    )
+    found.insert(2, "spread_bytes", found["highest_bytes"] - found["lowest_bytes"])
+    differing = found[highest > lowest].sort_values("spread_bytes", ascending=False, kind="stable")
+    table: pd.DataFrame = differing.reset_index()
+    return table
+
+
+def _of_one_module(sites: pd.DataFrame) -> pd.DataFrame:
+    """Return sites of which each has the module that it has in another process, where it was seen in none in its own.
+
+    That is known where no process has two such sites: a gradient bucket of DDP may have been seen amid its module's
+    backward in one rank, and in the other after it.
+    """
+    others = [name for name in SITE if name != "module"]
+    group = sites.groupby(others, sort=False)
+    one_each = group["process"].transform("nunique") == group["process"].transform("size")
+    seen = sites["module"].where(sites["module"] != "")
+    modules = seen.groupby([sites[name] for name in others], sort=False)
+    same = modules.transform("first").where(one_each & (modules.transform("nunique") == 1))
+    table: pd.DataFrame = sites.assign(module=seen.fillna(same).fillna(""))
+    return table
+
+
+def _most_unlisted(member: Member) -> int:
+    summary = member.summary or {}
+    sites = summary.get("sites", [])
+    return int(sites[-1][-2]) if sites and summary.get("other_sites_bytes") else 0
+
+
+def _where(
+    row: np.ndarray[Any, np.dtype[np.float64]], names: Sequence[str], members: Mapping[str, Member]
+) -> str:
+    has = [name for name, nbytes in zip(names, row, strict=True) if nbytes > 0]
+    if len(has) < len(names):
+        return ONLY_ON.format(names=_phrase(has, members))
+    highest = row.max()
+    most = [name for name, nbytes in zip(names, row, strict=True) if nbytes == highest]
+    return MORE_ON.format(name=_phrase(most, members))
+
+
+def _phrase(names: Sequence[str], members: Mapping[str, Member]) -> str:
+    ranks = [rank for name in names if (rank := members[name].rank) is not None]
+    return rank_names(ranks) if len(ranks) == len(names) else listed(names, _MOST_NAMED)
+
+
+_VERSIONS: Final = ("memwatch", "torch", "python")
+_LEAST_SHIFT_NS: Final = 10**9
+_FAKE: Final = "fake"
+
+
+def notes(members: Mapping[str, Member], compared: Sequence[str]) -> list[tuple[str, str]]:
+    """Return what a reader of the figures must know: (kind, sentence)."""
+    found = [("missing", text) for text in _missing(members)]
+    found += [("unreadable", text) for text in _unreadable(members)]
+    found += [("unfinished", text) for text in _unfinished(members)]
+    found += [("version", text) for text in _versions(members)]
+    found += [("twice", text) for text in _twice(members)]
+    found += [("restart", text) for text in _restarted(members)]
+    found += [("job", text) for text in _other_jobs(members)]
+    found += [("device", text) for text in _devices(members, compared)]
+    return found + [("clock", text) for text in _clocks(members, compared)]
+
+
+def _missing(members: Mapping[str, Member]) -> Iterator[str]:
+    known = [member for member in members.values() if member.rank is not None]
+    imagined = [member for member in known if member.meta.get("process_group") == _FAKE]
+    for member in imagined:
+        yield words.IMAGINED.format(name=member.name, world_size=member.meta.get("world_size"))
+    world_size = max((member.meta.get("world_size") or 0 for member in known), default=0)
+    absent = sorted(set(range(world_size)) - {member.rank for member in known})
+    if absent and not imagined:
+        ranks = words.rank_names(absent)
+        yield words.MISSING.format(
+            ranks=ranks[0].upper() + ranks[1:],
+            world_size=world_size,
+            them="it" if len(absent) == 1 else "them",
+        )
+
+
+def _unreadable(members: Mapping[str, Member]) -> Iterator[str]:
+    for name, member in members.items():
+        if member.problem:
+            yield words.UNREADABLE.format(name=name, reason=member.problem)
+
+
+def _unfinished(members: Mapping[str, Member]) -> Iterator[str]:
+    names = [name for name, member in members.items() if member.summary and not member.is_complete]
+    if names:
+        yield words.UNFINISHED.format(names=words.listed(names))
+
+
+def _versions(members: Mapping[str, Member]) -> Iterator[str]:
+    for name, member in members.items():
+        if member.format_version:
+            template = words.OTHER_FORMAT if member.summary else words.OTHER_FORMAT_ALONE
+            version = member.meta.get("memwatch", "?")
+            yield template.format(name=name, version=version, format=member.format_version)
+    for what in _VERSIONS:
+        groups = collections.defaultdict(list)
+        for name, member in members.items():
+            if what in member.meta:
+                groups[str(member.meta[what])].append(name)
+        if len(groups) > 1:
+            text = ", ".join(f"{version} ({words.listed(names)})" for version, names in groups.items())
+            yield words.VERSIONS.format(what=what, groups=text)
+
+
+def _twice(members: Mapping[str, Member]) -> Iterator[str]:
+    counts = collections.Counter(member.name for member in members.values())
+    for name, count in counts.items():
+        if count > 1:
+            yield words.TWICE.format(count=count, name=name)
+
+
+def _restarted(members: Mapping[str, Member]) -> Iterator[str]:
+    """Yield that captures are of ranks that torchrun started again later, because one of them failed."""
+    restarts = {name: member.restart for name, member in members.items() if member.rank is not None}
+    earlier = [name for name, restart in restarts.items() if restart < max(restarts.values())]
+    if earlier:
+        yield words.RESTARTED.format(names=words.listed(earlier))
+
+
+def _other_jobs(members: Mapping[str, Member]) -> Iterator[str]:
+    """Yield that captures tell of jobs of different sizes: they were not recorded in one run."""
+    of_size = collections.defaultdict(list)
+    for name, member in members.items():
+        if member.rank is not None and isinstance(member.meta.get("world_size"), int):
+            of_size[member.meta["world_size"]].append(name)
+    if len(of_size) > 1:
+        jobs = [
+            words.JOB_OF.format(world_size=size, names=words.listed(names))
+            for size, names in sorted(of_size.items())
+        ]
+        yield words.OTHER_JOBS.format(groups=words.listed(jobs))
+
+
+def _devices(members: Mapping[str, Member], compared: Sequence[str]) -> Iterator[str]:
+    main = next((kind_of(_summary(members[name])["device"]) for name in compared), "")
+    others = collections.defaultdict(list)
+    for name, member in members.items():
+        if member.rank is not None and member.summary and name not in compared:
+            others[kind_of(member.summary["device"])].append(name)
+    for device, names in others.items():
+        if device != main:  # else it is of a run before the last one
+            yield words.OTHER_DEVICE.format(names=words.listed(names), device=device, main=main)
+
+
+def _clocks(members: Mapping[str, Member], compared: Sequence[str]) -> Iterator[str]:
+    """Yield which hosts' clocks differ: the same steps end at the same time, for ranks wait for each other."""
+    first: dict[str, Any] = {}
+    for name in compared:
+        first.setdefault(str(members[name].meta.get("host", "")), _summary(members[name])["steps"])
+    if not first:
+        return
+    (base, reference), *others = first.items()
+    for host, steps in others:
+        if steps["count"] != reference["count"]:
+            continue
+        ends = np.array(steps["end_ns"]), np.array(reference["end_ns"])
+        shifts = ends[0] - ends[1]
+        shift_ns, spread_ns = float(np.median(shifts)), float(np.ptp(shifts))
+        lasting_ns = float(np.median(np.diff(ends[1]))) if len(shifts) > 1 else 0.0
+        if abs(shift_ns) > max(_LEAST_SHIFT_NS, 2 * lasting_ns, 2 * spread_ns):
+            yield words.CLOCKS.format(
+                host=host,
+                other=base,
+                shift=format_duration(abs(shift_ns)),
+                way=words.AHEAD if shift_ns > 0 else words.BEHIND,
+            )
+
+
+def _summary(member: Member) -> dict[str, Any]:
+    assert member.summary is not None
+    return member.summary
 
 
 class Ranks:
@@ -58,27 +350,27 @@ class Ranks:
     @cached_property
     def ranks(self) -> pd.DataFrame:
         """One row per process: its place in the job, its peak, and where that was."""
-        return tables.ranks_table(self._members)
+        return ranks_table(self._members)
 
     @cached_property
     def steps(self) -> pd.DataFrame:
         """The peak of every step in every process."""
-        return tables.steps_table(self._members)
+        return steps_table(self._members)
 
     @cached_property
     def categories(self) -> pd.DataFrame:
         """What the peak of each process is made of: a column for each category."""
-        return tables.categories_table(self._members)
+        return categories_table(self._members)
 
     @cached_property
     def sites(self) -> pd.DataFrame:
         """The largest of what was alive at the peak of each process, by category, module and line."""
-        return tables.sites_table(self._members)
+        return sites_table(self._members)
 
     @cached_property
     def differences(self) -> pd.DataFrame:
         """What some ranks have more of at their peaks than others, largest difference first."""
-        return tables.differences(self._members, self.compared)
+        return differences(self._members, self.compared)
 
     @cached_property
     def notes(self) -> list[tuple[str, str]]:

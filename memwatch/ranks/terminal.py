@@ -20,7 +20,7 @@ from memwatch.words.storages import made_name
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from memwatch.ranks.source import Job
+    from memwatch.ranks.figures import Job
 
 _NAME_WIDTH: Final = 28
 

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 from memwatch.capture.recording import Recording
 from memwatch.errors import MemwatchError
 from memwatch.record import native, python
-from memwatch.record.allocator.channel import AllocatorChannel
-from memwatch.record.allocator.threads import StartedThreads
+from memwatch.record.allocator import AllocatorChannel
 from memwatch.record.backend import Block
 from memwatch.record.clock import Clock, ticks
-from memwatch.record.tables.op_counter import new_op_counter
-from memwatch.record.tables.strings import Strings
+from memwatch.record.tables.rows import Strings, new_op_counter
+from memwatch.record.threads import StartedThreads
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,16 +14,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor
 
-from memwatch._torch.modes import disable_torch_dispatch
-from memwatch._torch.overloads import base_name_of, schema_of
-from memwatch._torch.overrides import disable_torch_function
+from memwatch._torch.dispatch import base_name_of, schema_of
+from memwatch._torch.modes import disable_torch_dispatch, disable_torch_function
 from memwatch.capture.schema import NONE
 from memwatch.devices import devices_in_use
-from memwatch.encoding.generators import OWN, read_states
-from memwatch.encoding.host_memory import checksum, copy_out, crc32
-from memwatch.encoding.only_allocate import ONLY_ALLOCATE
-from memwatch.encoding.replay_inputs import ReplayInputs, RngStates
-from memwatch.encoding.values import encode, leaves, unsupported_tensor
+from memwatch.encoding.host_copies import OWN, ReplayInputs, RngStates, checksum, copy_out, crc32, read_states
+from memwatch.encoding.values import ONLY_ALLOCATE, encode, leaves, unsupported_tensor
 from memwatch.record.tables.rows import Rows
 from memwatch.record.tables.storages import BASELINE
 from memwatch.signal_handlers import pass_on, raised_by_handler
@@ -31,9 +27,8 @@ from memwatch.signal_handlers import pass_on, raised_by_handler
 if TYPE_CHECKING:
     from memwatch.record.backend import OpRecorder
     from memwatch.record.interception.kinds import OpKind
-    from memwatch.record.tables.op_counter import OpCounter
+    from memwatch.record.tables.rows import OpCounter, Strings
     from memwatch.record.tables.storages import Storages
-    from memwatch.record.tables.strings import Strings
 
 READ, WRITE, RESULT = range(3)
 _STATISTICS = frozenset({"running_mean", "running_var"})

@@ -28,12 +28,10 @@ if TYPE_CHECKING:
     from memwatch.record.clock import Clock
     from memwatch.record.interception.interceptor import Interceptor
     from memwatch.record.interception.kinds import OpKind
-    from memwatch.record.saved.packer import Packer
-    from memwatch.record.tables.op_counter import OpCounter
-    from memwatch.record.tables.rows import Table
+    from memwatch.record.saved_tensors import Packer
+    from memwatch.record.tables.rows import OpCounter, Strings, Table
     from memwatch.record.tables.stacks import Stacks
     from memwatch.record.tables.storages import Storages
-    from memwatch.record.tables.strings import Strings
 
 
 class Backend(Protocol):

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from memwatch._torch.modes import disable_torch_dispatch
+from memwatch._torch.modes import disable_torch_dispatch, disable_torch_function
 from memwatch._torch.modules import PARAMETERS
-from memwatch._torch.overrides import disable_torch_function
 from memwatch.capture.schema import NONE
 from memwatch.heap.class_checks import derives
 from memwatch.heap.classes import Classes

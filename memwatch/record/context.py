@@ -22,7 +22,7 @@ from memwatch.heap.names import class_name
 from memwatch.record.clock import ticks
 from memwatch.record.gradients import Gradients
 from memwatch.record.harmless import Harmless, weakly
-from memwatch.record.interception.tracing import is_tracing
+from memwatch.record.interception.compilers import is_tracing
 from memwatch.record.owners import Owners
 from memwatch.record.parameters import REFERENCES_OF_OTHERS
 from memwatch.record.patches import Patches
@@ -38,9 +38,8 @@ if TYPE_CHECKING:
     from types import CodeType, FrameType
 
     from memwatch.record.backend import CaptureStack
-    from memwatch.record.tables.op_counter import OpCounter
+    from memwatch.record.tables.rows import OpCounter, Strings
     from memwatch.record.tables.storages import Storages
-    from memwatch.record.tables.strings import Strings
 
 _OUTSIDE: Final = (NONE, NONE)
 _thread: Final = threading.get_ident

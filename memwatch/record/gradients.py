@@ -16,7 +16,7 @@ from torch import Tensor
 from memwatch._torch.autograd import call_at_end_of_backward, current_graph_task_id
 from memwatch._torch.autograd_state import autograd_state
 from memwatch._torch.dynamo import frame_callback
-from memwatch._torch.overrides import disable_torch_function
+from memwatch._torch.modes import disable_torch_function
 from memwatch.capture.schema import NONE
 from memwatch.record.harmless import Harmless
 from memwatch.record.roles import BUCKET, GRADIENT, UNSHARDED

@@ -1,16 +1,32 @@
-"""Note the errors of memwatch's code that runs within the program's calls, and let the calls go on."""
+"""Code of memwatch that runs inside the program's calls must not disturb the program.
+
+An error of memwatch becomes a note, and the program's call goes on (`Harmless`). Signal handlers wait while memwatch's
+tables are inconsistent (`uninterrupted`). Work that follows the death of an object runs without Python bytecode
+(`when_gone`), because a signal handler could interrupt bytecode. A traceback of the program's error shows no frames of
+memwatch (`unlink_own_frames`).
+"""
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]
+import _thread
+import contextlib
+import ctypes
+import functools
+import itertools
+import os
+import signal
+import threading
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
+from memwatch import signal_handlers
 from memwatch._torch.dynamo import leave_alone
-from memwatch.errors import MemwatchError
-from memwatch.signal_handlers import raised_by_handler
+from memwatch.errors import MemwatchError, linked_errors
+from memwatch.signal_handlers import call_later, python_handlers, raised_by_handler, run_handler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from types import TracebackType
 
 
@@ -58,3 +74,110 @@ def weakly(could_not_record: Callable[[str, Exception], None]) -> Callable[[str,
 
 for _function in (Harmless.__enter__, Harmless.__exit__):  # they may run where dynamo evaluates frames
     leave_alone(_function.__code__)
+
+
+_Action: Final = ctypes.c_char * 256
+"""Room for a `struct sigaction`, which has 152 bytes with glibc on x86-64."""
+_sigaction: Final[Any] = getattr(ctypes.pythonapi, "sigaction", None)
+"""Called with the GIL held, so no other Python thread changes the handler between the read and the restore."""
+if _sigaction is not None:
+    _sigaction.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Let the handlers of signals that arrive in the block run at its end, in their order."""
+    if threading.get_ident() != threading.main_thread().ident:  # no other thread runs handlers
+        yield
+        return
+    waiting: list[tuple[int, Any]] = []
+    handlers = python_handlers()
+    replaced = list(handlers.items())
+    try:
+        for number in handlers:
+            _install(number, lambda *arrived: waiting.append(arrived))
+        yield
+    finally:
+        try:
+            _put_back(replaced)
+        finally:
+            _run(waiting, handlers)
+
+
+def _put_back(handlers: list[tuple[int, Any]]) -> None:
+    """Restore all handlers, even if one of them runs at once and raises."""
+    try:
+        while handlers:
+            _install(*handlers[-1])
+            handlers.pop()
+    finally:
+        if handlers:
+            _put_back(handlers)
+
+
+def _install(number: int, handler: Any) -> None:
+    """Change the handler that Python runs, and nothing that the system does."""
+    if _sigaction is None:
+        _signal.signal(number, handler)
+        return
+    kept = _Action()
+    _sigaction(number, None, kept)
+    try:
+        _signal.signal(number, handler)
+    finally:
+        _sigaction(number, kept, None)
+
+
+def _run(waiting: list[tuple[int, Any]], handlers: dict[int, Any]) -> None:
+    """Run the handlers that waited. If one raises, Python runs the remaining ones later, in the program."""
+    try:
+        while waiting:
+            number, frame = waiting.pop(0)
+            run_handler(handlers[number], number, frame)
+    finally:
+        while waiting:
+            number, _ = waiting.pop(0)
+            call_later(functools.partial(_thread.interrupt_main, signal.Signals(number)))
+
+
+_waiting: Final[dict[int, weakref.ref[Any]]] = {}
+_CALL: Final[Callable[[functools.partial[Any]], Any]] = functools.partial.__call__
+_numbers: Final = itertools.count()
+
+
+def when_gone(of: object, *calls: functools.partial[Any]) -> None:
+    """Make calls when an object is gone, one after another.
+
+    Args:
+        of: the object.
+        calls: partials of C functions. A Python function would let a signal handler run.
+    """
+    number = next(_numbers)
+    chain = [*calls, functools.partial(_waiting.pop, number)]
+    made = map(list, [map(_CALL, chain)])
+    # Python passes the dead reference to the callback; `next` takes it as its default, which nobody uses
+    callback: Callable[[Any], object] = functools.partial(next, made)
+    _waiting[number] = weakref.ref(of, callback)
+
+
+_OWN: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), ""), signal_handlers.__file__
+"""The code that runs between the program's calls and torch's: around a module, an op, a checkpoint's second run."""
+
+
+def unlink_own_frames(error: BaseException) -> None:
+    """Take the frames of the recorder out of the tracebacks of an error, its cause and its context.
+
+    The first frame stays, which is that of the block: the interpreter may hold it already.
+    """
+    for link in linked_errors(error):
+        _unlink(link.__traceback__)
+
+
+def _unlink(trace: TracebackType | None) -> None:
+    while trace is not None:
+        following = trace.tb_next
+        while following is not None and following.tb_frame.f_code.co_filename.startswith(_OWN):
+            following = following.tb_next
+        if following is not trace.tb_next:
+            trace.tb_next = following
+        trace = following

@@ -1,14 +1,9 @@
-"""Which modules there are: their numbers, who holds whom, and what the program calls the roots.
-
-A module is met when it is called, when an optimizer steps its parameters, or at entry. The tree that it lies in is
-found through the variables of the running calls and the tables of modules (`_modules`), so that a parent which is
-never called, as that of a Lightning module's `self.net`, is known too. Modules are held weakly.
-"""
+"""Which modules there are: their numbers, which module holds which, and the program's names for the roots."""
 
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from torch import nn
 
@@ -26,10 +21,46 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from memwatch.heap.module_search import Sighting
-    from memwatch.record.search_budget import SearchBudget
-    from memwatch.record.tables.op_counter import OpCounter
-    from memwatch.record.tables.rows import Rows
-    from memwatch.record.tables.strings import Strings
+    from memwatch.record.tables.rows import OpCounter, Rows, Strings
+
+_MAX_SEARCHES: Final = 64
+_MAX_SEARCHES_OF_CLASS: Final = 8
+"""A loss or an optimizer that is made anew in each step is soon known as one of its class."""
+
+
+class SearchBudget:
+    """Count the searches for the sake of modules, optimizers and leaves, in total and by class.
+
+    Classes are held weakly, and told by `id`: nothing of their metaclass runs.
+
+    Args:
+        most: the most searches of the block.
+    """
+
+    def __init__(self, most: int = _MAX_SEARCHES) -> None:
+        self._count, self._most = 0, most
+        self._of_class: dict[int, tuple[weakref.ref[type], int]] = {}
+
+    def spend(self, cls: type) -> bool:
+        """Return True if another search for something of a class may be made, and count it."""
+        count = self._count_of(cls)
+        if count >= _MAX_SEARCHES_OF_CLASS or self._count >= self._most:
+            return False
+        self._count += 1
+        self._of_class[id(cls)] = (weakref.ref(cls), count + 1)
+        return True
+
+    def found(self, cls: type) -> None:
+        """Count the searches for a class anew: they find what they look for."""
+        self._of_class.pop(id(cls), None)
+
+    def found_nothing(self, cls: type) -> None:
+        """Search for nothing else of a class: no variable led to what one of it works on."""
+        self._of_class[id(cls)] = (weakref.ref(cls), _MAX_SEARCHES_OF_CLASS)
+
+    def _count_of(self, cls: type) -> int:
+        known = self._of_class.get(id(cls))
+        return known[1] if known is not None and known[0]() is cls else 0
 
 
 KNOWN, MOVED, FORMER = range(len(PLACES_OF_MODULES))

@@ -11,7 +11,7 @@ from memwatch.signal_handlers import suppress
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from memwatch.record.tables.op_counter import OpCounter
+    from memwatch.record.tables.rows import OpCounter
 
 _LOST_EVENTS: Final = (
     "memory ran out, and {count} events of the allocator are lost. From the first one until the next write, live "

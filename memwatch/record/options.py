@@ -1,4 +1,4 @@
-"""The options of `profile()`, checked; among them the limit on the live bytes of each device."""
+"""The options of a recording, and the recorder they lead to: the fastest one that works here and does what is asked."""
 
 from __future__ import annotations
 
@@ -9,16 +9,21 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
+from memwatch._torch.fake import is_fake_mode_on
+from memwatch._torch.modes import require_modes
+from memwatch._torch.tensors import IDENTITY_IS_ADDRESS
 from memwatch.device_names import kind_of
-from memwatch.errors import OptionError
+from memwatch.errors import MemwatchError, OptionError
+from memwatch.record import native, python
+from memwatch.record.steps.schedule import KEEPS
 from memwatch.signal_handlers import pass_on
 from memwatch.sizes import parse_bytes
 
 if TYPE_CHECKING:
     import os
 
+    from memwatch.record.backend import Backend
     from memwatch.record.steps.schedule import Schedule
-
 
 NO_LIMIT: Final = 1 << 62
 _DEVICE: Final = re.compile(r"[a-z_0-9]+(:[0-9]+)?")
@@ -88,3 +93,62 @@ class Options:
     def chooses_steps(self) -> bool:
         """Whether not every step is kept."""
         return self.schedule is not None or self.keep != "all"
+
+
+class Choice:
+    """What a block is recorded by, decided before anything of it is recorded.
+
+    Attributes:
+        backend: the implementation of the recorder.
+        remarks: what the user should know of the choice: a kind and a sentence each.
+        is_estimate: whether the block was entered under a FakeTensorMode: then it says what its tensors would take,
+            were they real.
+        by_mode: whether ops are seen by a dispatch mode. An estimate is: the ops that a fake mode runs within an op
+            make tensors too, and only a dispatch mode does not see those.
+
+    Raises:
+        MemwatchError: `options.intercept` is none of auto, mode and key, or asks for a way that does not work.
+    """
+
+    def __init__(self, options: Options) -> None:
+        intercept = options.intercept
+        if intercept not in {"auto", "mode", "key"}:
+            raise MemwatchError(f"intercept={intercept!r} is unknown; use 'auto', 'mode' or 'key'")
+        self.backend: Backend = _backend(for_replay=options.replay)
+        faster = native.remark_once() if self.backend is python.BACKEND and not options.replay else ""
+        self.remarks = [("recorder", faster)] if faster else []
+        self.is_estimate = is_fake_mode_on()
+        _require_steps(options, is_estimate=self.is_estimate)
+        # to ask whether the key works registers kernels for every op, which takes a second: not for "mode"
+        if intercept == "key" and not self.backend.key_works():
+            raise MemwatchError("the dispatch key does not work in this torch; use profile(intercept='mode')")
+        self.by_mode = (
+            intercept == "mode" or (intercept == "auto" and self.is_estimate) or not self.backend.key_works()
+        )
+        if self.by_mode:
+            require_modes()
+
+
+def _require_steps(options: Options, *, is_estimate: bool) -> None:
+    """Raise a MemwatchError where steps cannot be chosen so, or not together with other options."""
+    if options.keep not in KEEPS:
+        raise MemwatchError(f"keep={options.keep!r} is unknown; use 'all' or 'peaks'")
+    if options.schedule is not None and not callable(options.schedule):
+        raise MemwatchError(
+            f"schedule={options.schedule!r} is not a schedule; use memwatch.schedule(wait=..., active=...)"
+        )
+    if options.chooses_steps and options.replay:
+        raise MemwatchError("replay=True needs every op of the block; leave out schedule and keep")
+    if options.chooses_steps and (is_estimate or not options.allocator):
+        what = "an estimate under a FakeTensorMode has none" if is_estimate else "leave out allocator=False"
+        raise MemwatchError(f"a schedule, and keep='peaks', need the allocator's events; {what}")
+
+
+def _backend(*, for_replay: bool) -> Backend:
+    """Return the native backend if it is built and this torch has all that it shares with Python."""
+    # a replay needs the arguments as Python objects: the native recorder has nothing to save there
+    if not for_replay and IDENTITY_IS_ADDRESS:
+        compiled = native.backend()
+        if compiled is not None:
+            return compiled
+    return python.BACKEND

@@ -21,10 +21,9 @@ from memwatch.heap.names import class_name
 from memwatch.heap.tensor_names import names_of_tensors
 from memwatch.heap.vertices import key_text
 from memwatch.own_code import CodeOwner
-from memwatch.record.module_registry import ModuleRegistry
+from memwatch.record.module_registry import ModuleRegistry, SearchBudget
 from memwatch.record.parameters import Parameters
 from memwatch.record.roles import BUFFER, PARAMETER, STATE, STEPPED, Roles
-from memwatch.record.search_budget import SearchBudget
 from memwatch.record.tables.rows import Rows
 from memwatch.record.tables.storages import address_of
 from memwatch.signal_handlers import pass_on
@@ -35,8 +34,8 @@ if TYPE_CHECKING:
 
     from memwatch.record.harmless import Harmless
     from memwatch.record.roles import InRole
+    from memwatch.record.tables.rows import Strings
     from memwatch.record.tables.storages import Storages
-    from memwatch.record.tables.strings import Strings
 
 _PLAIN: Final = frozenset((id(Tensor), id(Parameter)))
 _AT_ONCE: Final = 64

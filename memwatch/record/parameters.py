@@ -49,7 +49,7 @@ REFERENCES_OF_OTHERS: Final = _ReferencesOfOthers()
 class Parameters:
     """Know parameters by their `id`, for as long as they live.
 
-    What notes a death is the `append` of a deque, and no function of Python's: see `memwatch.record.tables.watched`.
+    What notes a death is the `append` of a deque, and no function of Python's: see `memwatch.record.tables.storages`.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,4 @@
-"""The process of a block: its resident memory, its place in a distributed job, and the processes that it starts.
-
-The place in the job is read while the process group exists, because programs destroy the group at their end. The memory
-of a started process is not in the capture, and the report says so.
-"""
+"""Record what the process is: its command and its place in a job, the processes it starts, and its accelerators."""
 
 from __future__ import annotations
 
@@ -17,16 +13,19 @@ from typing import TYPE_CHECKING, Any, Final
 import psutil
 import torch
 
+from memwatch.device_names import is_host
+from memwatch.devices import NOTE_KIND, adapter_of, devices_in_use
+from memwatch.devices.reserved import reserved_in
 from memwatch.job import CHILDREN, JobPlace, has_process_group
 from memwatch.record.clock import ticks
 from memwatch.record.patches import Patches
 from memwatch.record.tables.rows import Rows
-from memwatch.signal_handlers import pass_on
+from memwatch.signal_handlers import pass_on, suppress
+from memwatch.words.allocators import reserved_text
 from memwatch.words.processes import StartedAs, started_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
 
 _OF_LOADERS: Final = "torch.utils.data."
 """Where the function lies that the workers of a DataLoader run."""
@@ -167,3 +166,71 @@ class ProcessSampler:
         """Append one sample, now."""
         self.rows += (ticks(), self._process.memory_info().rss, psutil.virtual_memory().available)
         self._job_place.look()
+
+
+ByDevice = dict[str, int]
+
+
+class DeviceBooks:
+    """Ask the adapters, and put what they say into the metadata of the recording.
+
+    Args:
+        note: keeps a sentence for the report.
+    """
+
+    def __init__(self, note: Callable[[str, str], None]) -> None:
+        self._note = note
+        self._entry: dict[str, ByDevice] = {}
+        self._end: dict[str, Any] = {}
+        self._out_of_memory: ByDevice = {}
+
+    def begin(self) -> None:
+        """Read what is allocated and reserved when the block is entered."""
+        devices = _accelerators()
+        self._entry = {
+            "entry_allocated_bytes": {name: adapter_of(name).allocated_bytes(name) for name in devices},
+            "entry_reserved_bytes": {name: adapter_of(name).reserved_bytes(name) for name in devices},
+            "rounding_bytes": {name: adapter_of(name).rounding_bytes for name in devices},
+        }
+        self._out_of_memory = _out_of_memory_counts()
+
+    def op_failed(self) -> None:
+        """Note what an allocator holds that had no memory left for the op that raised."""
+        with suppress(Exception):  # the program's own error is on its way
+            for name, count in _out_of_memory_counts().items():
+                if count > self._out_of_memory.get(name, 0):
+                    self._out_of_memory[name] = count
+                    held = reserved_in(adapter_of(name).segments(name))
+                    if held.segments:
+                        self._note(NOTE_KIND, f"{name}: when memory ran out {reserved_text(held)}")
+
+    def end(self) -> None:
+        """Read what is reserved when the block ends."""
+        devices = _accelerators()
+        self._end = {
+            "reserved_bytes": {name: adapter_of(name).reserved_bytes(name) for name in devices},
+            "segments": {name: _extents(name) for name in devices},
+        }
+
+    @property
+    def entry_bytes(self) -> ByDevice:
+        """What was allocated when the block was entered."""
+        return self._entry.get("entry_allocated_bytes", {})
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """The entries of the recording's metadata."""
+        return {**self._entry, **self._end}
+
+
+def _accelerators() -> list[str]:
+    return [name for name in devices_in_use() if not is_host(name)]
+
+
+def _out_of_memory_counts() -> ByDevice:
+    return {name: adapter_of(name).out_of_memory_count(name) for name in _accelerators()}
+
+
+def _extents(name: str) -> list[tuple[int, int]]:
+    """Return address and size of each segment."""
+    return [(segment["address"], segment["total_size"]) for segment in adapter_of(name).segments(name)]

@@ -36,10 +36,10 @@ from memwatch._torch.checkpoint import (
     recompute_function,
     recomputed_tensors,
 )
-from memwatch._torch.overrides import disable_torch_function
+from memwatch._torch.modes import disable_torch_function
 from memwatch.capture.schema import NONE
 from memwatch.record.harmless import Harmless
-from memwatch.record.interception.tracing import is_tracing
+from memwatch.record.interception.compilers import is_tracing
 from memwatch.record.patches import Patches
 from memwatch.record.tables.parts import plain_parts
 from memwatch.record.tables.rows import Rows
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from memwatch.record.backend import CallContext, CaptureStack
-    from memwatch.record.tables.op_counter import OpCounter
+    from memwatch.record.tables.rows import OpCounter
     from memwatch.record.tables.storages import Storages
 
 

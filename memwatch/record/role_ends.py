@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from memwatch._torch.modes import disable_torch_function
 from memwatch._torch.modules import FUNCTIONAL_CALL_CODE
-from memwatch._torch.overrides import disable_torch_function
 from memwatch.capture.schema import NONE
 from memwatch.heap.class_checks import class_ids
 from memwatch.heap.search_roots import running

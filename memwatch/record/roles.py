@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from torch import Tensor
 
-from memwatch._torch.overrides import disable_torch_function
+from memwatch._torch.modes import disable_torch_function
 from memwatch.capture.schema import GRADIENT_PREFIX, NONE, ROLES
 from memwatch.record.tables.parts import plain_parts
 from memwatch.record.tables.rows import Rows
@@ -14,8 +14,7 @@ from memwatch.record.tables.storages import BASELINE, Storages
 from memwatch.signal_handlers import pass_on, suppress
 
 if TYPE_CHECKING:
-    from memwatch.record.tables.op_counter import OpCounter
-    from memwatch.record.tables.strings import Strings
+    from memwatch.record.tables.rows import OpCounter, Strings
 
 (
     PARAMETER, BUFFER, GRADIENT, STATE, INPUT, UNSHARDED, UNSHARDED_GRADIENT, BUCKET, COMMUNICATION,

@@ -15,37 +15,30 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from memwatch._torch.overrides import disable_torch_function
+from memwatch._torch.modes import disable_torch_function
 from memwatch._version import __version__
 from memwatch.capture.file import CaptureWriter
 from memwatch.capture.recording import Recording
 from memwatch.errors import MemwatchError
 from memwatch.heap.pause import pause_gc, resume_gc
 from memwatch.record import baseline, context
-from memwatch.record.allocator.channel import AllocatorChannel
-from memwatch.record.allocator.threads import StartedThreads
-from memwatch.record.allocator.waiting_events import WaitingEvents
+from memwatch.record.allocator import AllocatorChannel, WaitingEvents
 from memwatch.record.arguments import ArgumentRecorder
 from memwatch.record.backend import Block
 from memwatch.record.books import Books
-from memwatch.record.choice import Choice
 from memwatch.record.clock import Clock, ticks
-from memwatch.record.device_books import DeviceBooks
-from memwatch.record.flush_pace import FLUSH_S, FlushPace
+from memwatch.record.flush import FLUSH_S, FlushPace, TakenRows, tables_in_order
 from memwatch.record.holders.sampler import HolderSampler
-from memwatch.record.interception.compiled import CompiledCalls
-from memwatch.record.interception.tracing import JitTracing
+from memwatch.record.interception.compilers import CompiledCalls, JitTracing
 from memwatch.record.notes import Notes
+from memwatch.record.options import Choice
 from memwatch.record.patches import PatchedResize
-from memwatch.record.process import ProcessSampler
-from memwatch.record.saved.hooks import SavedTensorHooks
-from memwatch.record.steps.sleeper import Sleeper
-from memwatch.record.steps.steps import Steps, entry_bytes
-from memwatch.record.tables.op_counter import new_op_counter
+from memwatch.record.process import DeviceBooks, ProcessSampler
+from memwatch.record.saved_tensors import SavedTensorHooks
+from memwatch.record.steps.steps import Sleeper, Steps, entry_bytes
+from memwatch.record.tables.rows import Strings, new_op_counter
 from memwatch.record.tables.stacks import Stacks
-from memwatch.record.tables.strings import Strings
-from memwatch.record.taken_rows import TakenRows, tables_in_order
-from memwatch.record.timer import Timer
+from memwatch.record.threads import StartedThreads, Timer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

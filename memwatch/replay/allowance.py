@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from memwatch._torch.autograd_state import autograd_state
-from memwatch._torch.storages import address_of_storage_of, storage_bytes_of
-from memwatch._torch.tensors import version_of
+from memwatch._torch.tensors import address_of_storage_of, storage_bytes_of, version_of
 from memwatch.planner.request import parse_budget
 from memwatch.sizes import format_bytes
 

@@ -19,11 +19,12 @@ import torch
 from memwatch._torch.aot import (
     aot_autograd,
     boxed_nop,
+    decompositions,
     default_partition,
+    interpolating_in_one,
     let_saved_tensors_vary,
     min_cut_partition,
 )
-from memwatch._torch.aot_graphs import has_region_budget
 from memwatch._torch.dynamo import (
     call_when_given_up,
     compiling_wrapper,
@@ -31,8 +32,7 @@ from memwatch._torch.dynamo import (
     frame_leaving,
     undisabling,
 )
-from memwatch._torch.inductor import decompositions
-from memwatch._torch.interpolation import interpolating_in_one
+from memwatch._torch.traced_graphs import has_region_budget
 from memwatch.errors import OptionError
 from memwatch.planner import BudgetError
 from memwatch.replay.account import Account

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from memwatch._torch.batch_norms import (
+from memwatch._torch.modules import (
     RETURNS_STATISTICS,
     WITHOUT_STATISTICS,
     WRITES_STATISTICS,

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
-from memwatch._torch.overloads import base_name_of
-from memwatch.encoding.only_allocate import ONLY_ALLOCATE
-from memwatch.encoding.values import GeneratorNumber, Value, Window, leaves, replace
+from memwatch._torch.dispatch import base_name_of
+from memwatch.encoding.values import ONLY_ALLOCATE, GeneratorNumber, Value, Window, leaves, replace
 from memwatch.replay.program import overload_of
 from memwatch.signal_handlers import suppress
 

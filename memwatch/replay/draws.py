@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import fx
 
-from memwatch._torch.overloads import OpOverload, schema_of
+from memwatch._torch.dispatch import OpOverload, schema_of
 from memwatch.encoding.values import leaves
 
 if TYPE_CHECKING:

@@ -20,16 +20,12 @@ import numpy as np
 import torch
 
 from memwatch._torch import dispatch
-from memwatch._torch.modes import without_modes
-from memwatch._torch.overloads import base_name_of, call_of
-from memwatch._torch.overrides import disable_torch_function
-from memwatch._torch.storages import address_of
-from memwatch._torch.tensors import set_conj, set_neg
+from memwatch._torch.dispatch import base_name_of, call_of
+from memwatch._torch.modes import disable_torch_function, without_modes
+from memwatch._torch.tensors import address_of, set_conj, set_neg
 from memwatch.devices import adapter_of
-from memwatch.encoding.generators import restore_states
-from memwatch.encoding.host_memory import HostBytes, as_bytes, copy_in, new_storage
-from memwatch.encoding.only_allocate import ONLY_ALLOCATE
-from memwatch.encoding.values import GeneratorNumber, Value, Window, leaves, replace
+from memwatch.encoding.host_copies import HostBytes, as_bytes, copy_in, new_storage, restore_states
+from memwatch.encoding.values import ONLY_ALLOCATE, GeneratorNumber, Value, Window, leaves, replace
 from memwatch.planner import Graph, Schedule, StepKind
 from memwatch.planner.peak import allocations
 from memwatch.replay.errors import ReplayError
@@ -39,7 +35,7 @@ from memwatch.signal_handlers import pass_on
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from memwatch.encoding.replay_inputs import ReplayInputs
+    from memwatch.encoding.host_copies import ReplayInputs
     from memwatch.replay.graph import Recorded
     from memwatch.replay.program import Call
 

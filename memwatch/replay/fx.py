@@ -10,16 +10,15 @@ import numpy as np
 import torch
 from torch import fx
 
-from memwatch._torch.aot_graphs import InputMutation, PlainOutput
-from memwatch._torch.overloads import (
+from memwatch._torch.dispatch import (
     COLLECTIVE_NAMESPACES,
     HigherOrderOperator,
     OpOverload,
     base_name_of,
     schema_of,
 )
-from memwatch._torch.storages import address_of
-from memwatch._torch.symbolic_sizes import size_hint
+from memwatch._torch.tensors import address_of
+from memwatch._torch.traced_graphs import InputMutation, PlainOutput, size_hint
 from memwatch.encoding.values import Value, leaves
 from memwatch.planner import Effect, Graph, OpSpec, cuda_block_sizes
 from memwatch.replay.batch_norms import written_once

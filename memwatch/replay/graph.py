@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, cast
 import numpy as np
 import torch
 
-from memwatch._torch.overloads import COLLECTIVE_NAMESPACES
+from memwatch._torch.dispatch import COLLECTIVE_NAMESPACES
 from memwatch.analysis.facts.blocks import block_at, pair_events
 from memwatch.capture.schema import NONE
 from memwatch.encoding.values import GeneratorNumber, leaves

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import fx
 
-from memwatch._torch.overloads import OpOverload, base_name_of
-from memwatch._torch.storages import address_of
-from memwatch.encoding.only_allocate import ONLY_ALLOCATE
-from memwatch.encoding.values import Value, leaves
+from memwatch._torch.dispatch import OpOverload, base_name_of
+from memwatch._torch.tensors import address_of
+from memwatch.encoding.values import ONLY_ALLOCATE, Value, leaves
 from memwatch.replay.draws import kernel_of
 from memwatch.replay.executor import below_autograd
 from memwatch.replay.measure import AllocatorWindow, Stretch, can_measure

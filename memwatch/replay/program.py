@@ -16,8 +16,7 @@ import numpy as np
 import torch
 
 from memwatch.capture.schema import NONE, OPERANDS
-from memwatch.encoding.only_allocate import ONLY_ALLOCATE
-from memwatch.encoding.values import FAKE, META, Unsupported, Value, Window, decode, leaves
+from memwatch.encoding.values import FAKE, META, ONLY_ALLOCATE, Unsupported, Value, Window, decode, leaves
 from memwatch.errors import MemwatchError
 from memwatch.own_code import CodeOwner
 from memwatch.replay.errors import UnsupportedOpError

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import fx
 
-from memwatch._torch.aot_graphs import keep_in_forward
+from memwatch._torch.traced_graphs import keep_in_forward
 from memwatch.devices import adapter_of
-from memwatch.encoding.host_memory import as_bytes, new_storage
+from memwatch.encoding.host_copies import as_bytes, new_storage
 from memwatch.encoding.values import Value, leaves
 from memwatch.planner.schedule import StepKind
 from memwatch.replay.batch_norms import without_statistics

@@ -17,20 +17,28 @@ import torch
 
 from memwatch.capture.schema import NONE
 from memwatch.devices import adapter_of, devices_in_use
-from memwatch.encoding.generators import read_states, restore_states
-from memwatch.encoding.host_memory import HostBytes, checksum, copy_in, copy_out, crc32, new_storage
-from memwatch.html_text import ShownAsText
+from memwatch.encoding.host_copies import (
+    HostBytes,
+    checksum,
+    copy_in,
+    copy_out,
+    crc32,
+    new_storage,
+    read_states,
+    restore_states,
+)
 from memwatch.planner import Schedule
 from memwatch.replay.errors import ReplayError, UnsupportedOpError
 from memwatch.replay.executor import Executor, OnStep
 from memwatch.replay.measure import measure_peak
 from memwatch.replay.program import Buffer, Program, pinned
 from memwatch.sizes import format_bytes
+from memwatch.text import ShownAsText
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from memwatch.encoding.replay_inputs import ReplayInputs
+    from memwatch.encoding.host_copies import ReplayInputs
     from memwatch.replay.graph import Recorded
 
 

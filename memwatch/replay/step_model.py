@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import fx
 
-from memwatch._torch.overloads import OpOverload, base_name_of
-from memwatch._torch.symbolic_sizes import size_at
+from memwatch._torch.dispatch import OpOverload, base_name_of
+from memwatch._torch.traced_graphs import size_at
 from memwatch.encoding.values import Value, leaves
 from memwatch.planner import Effect, Graph, OpSpec, OrderError, Schedule, Step, StepKind, simulate
 from memwatch.planner.request import op_text

@@ -30,16 +30,15 @@ from torch.utils.checkpoint import checkpoint
 
 from memwatch._torch.aot import (
     boxed_forward,
+    compiled_by_inductor,
     extract_forward_and_backward,
     min_cut_partition,
     without_repeats,
 )
-from memwatch._torch.aot_graphs import is_kept_in_forward
 from memwatch._torch.checkpoint import checkpointed_region, context_of, split_arguments
-from memwatch._torch.inductor import compiled_by_inductor
 from memwatch._torch.modes import without_modes
-from memwatch._torch.storages import address_of
-from memwatch._torch.symbolic_sizes import symbol_of
+from memwatch._torch.tensors import address_of
+from memwatch._torch.traced_graphs import is_kept_in_forward, symbol_of
 from memwatch.encoding.values import leaves
 from memwatch.replay.batch_norms import write_statistics
 from memwatch.replay.draws import keep_states, with_dropouts_of_eager

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from memwatch.quiet_rich import import_rich
+from memwatch.progress import import_rich
 
 if TYPE_CHECKING:
     from memwatch.report.page.files import ReportError

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from memwatch.device_names import is_host
 from memwatch.sizes import format_bytes
-from memwatch.visible_text import visible
+from memwatch.text import visible
 from memwatch.words.storages import short_site
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.capture.schema import NONE
-from memwatch.memory_snapshot.fields import DEVICE_NAMES
-from memwatch.memory_snapshot.times import NS_PER_US, TIME
+from memwatch.memory_snapshot.fields import DEVICE_NAMES, NS_PER_US, TIME
 from memwatch.memory_snapshot.write import Snapshot, holds_snapshot, snapshot_of
 
 if TYPE_CHECKING:

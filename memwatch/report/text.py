@@ -1,7 +1,7 @@
-"""Names from a capture as text that is safe to print; see `memwatch.visible_text`."""
+"""Names from a capture as text that is safe to print; see `memwatch.text`."""
 
 from __future__ import annotations
 
-from memwatch.visible_text import UNPRINTABLE, visible
+from memwatch.text import UNPRINTABLE, visible
 
 __all__ = ["UNPRINTABLE", "visible"]

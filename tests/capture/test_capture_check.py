@@ -15,11 +15,10 @@ from torch.utils.checkpoint import checkpoint
 import memwatch
 from memwatch.capture import load, save
 from memwatch.capture.capture import Capture, empty_tables
-from memwatch.capture.check import checked
-from memwatch.capture.chunks import encoded
+from memwatch.capture.check import _KINDS, checked
+from memwatch.capture.columns import encoded
 from memwatch.capture.errors import CaptureError
 from memwatch.capture.file import read_tables
-from memwatch.capture.meta import _KINDS
 from memwatch.capture.schema import RECORDED
 from memwatch.reading import Reading
 from memwatch.report.stats import stats

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memwatch.capture.chunks import decode, deflated, encoded
+from memwatch.capture.columns import decode, deflated, encoded
 from memwatch.capture.errors import CaptureError
 
 LEAST, MOST = -(2**63), 2**63 - 1

@@ -10,7 +10,7 @@ import torch
 
 import memwatch
 from memwatch.capture import CaptureError
-from memwatch.record import flush_pace
+from memwatch.record import flush
 
 KIB = 1024
 
@@ -40,7 +40,7 @@ def test_a_full_disk_does_not_stop_the_program_and_loses_no_row(native, tmp_path
     A warning and a note report it, and every tensor dies on time.
     """
     monkeypatch.setenv("MEMWATCH_NATIVE", native)
-    monkeypatch.setattr(flush_pace, "FLUSH_OPS", 200)
+    monkeypatch.setattr(flush, "FLUSH_OPS", 200)
     path = tmp_path / "full.memwatch"
     with (
         files_up_to(100 * KIB),
@@ -62,7 +62,7 @@ def test_a_full_disk_does_not_stop_the_program_and_loses_no_row(native, tmp_path
 
 def test_rows_go_into_the_file_in_the_end_when_there_is_room_again(tmp_path, monkeypatch):
     """A disk that was full for a while leaves no trace."""
-    monkeypatch.setattr(flush_pace, "FLUSH_OPS", 200)
+    monkeypatch.setattr(flush, "FLUSH_OPS", 200)
     path = tmp_path / "room.memwatch"
     with memwatch.profile(path) as prof:
         work(200)

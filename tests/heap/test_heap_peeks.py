@@ -184,7 +184,7 @@ def test_a_long_graph_that_was_walked_is_freed_without_recursion(fresh_python):
 ASKED_ON_PURPOSE = {
     "_torch/autograd_state.py",  # the readers
     "_torch/autograd.py",  # `node_of_result`, which says why
-    "record/saved/errors.py",  # in the place where torch itself calls the getter
+    "record/saved_tensors.py",  # in the place where torch itself calls the getter
 }
 
 

@@ -13,11 +13,10 @@ import pytest
 import torch
 
 import memwatch
-from memwatch.record import flush_pace
+from memwatch.record import flush
 from memwatch.record.python.ledger import PythonLedger
-from memwatch.record.tables.op_counter import new_op_counter
+from memwatch.record.tables.rows import Strings, new_op_counter
 from memwatch.record.tables.storages import BASELINE, Storages, address_of
-from memwatch.record.tables.strings import Strings
 
 SIGNALS = 300
 ROUNDS = 60
@@ -50,7 +49,7 @@ def alarm():
 def test_no_interrupt_is_lost(intercept, native, alarm, monkeypatch, tmp_path):
     """Each of many interrupts reaches the program, none is swallowed, and the capture stays whole."""
     monkeypatch.setenv("MEMWATCH_NATIVE", native)
-    monkeypatch.setattr("memwatch.record.flush_pace.FLUSH_OPS", FLUSH_EVERY_OPS)
+    monkeypatch.setattr("memwatch.record.flush.FLUSH_OPS", FLUSH_EVERY_OPS)
     swallowed = []
     monkeypatch.setattr("sys.unraisablehook", swallowed.append)
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
@@ -144,7 +143,7 @@ def test_the_handlers_of_the_program_are_not_asked_for_their_text(monkeypatch, t
     handler = Handler()
     before = signal.signal(signal.SIGUSR1, handler)
     try:
-        monkeypatch.setattr(flush_pace, "FLUSH_OPS", 3)
+        monkeypatch.setattr(flush, "FLUSH_OPS", 3)
         with memwatch.profile(tmp_path / "run.memwatch"):
             kept = [torch.ones(3) for _ in range(20)]
         memwatch.why_alive(kept[0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memwatch.record.clock import Clock
-from memwatch.record.flush_pace import LastFlush
+from memwatch.record.flush import LastFlush
 
 LONG_S = 1000
 

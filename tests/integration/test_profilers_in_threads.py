@@ -9,7 +9,7 @@ import torch
 from worker_threads import COUNT, NATIVE, NBYTES, Worker
 
 import memwatch
-from memwatch.record.allocator import channel
+from memwatch.record import allocator
 
 
 @pytest.mark.parametrize("intercept", NATIVE, indirect=True)
@@ -141,7 +141,9 @@ def test_a_thread_of_one_block_may_open_the_next(intercept):
 @pytest.mark.parametrize("intercept", NATIVE, indirect=True)
 def test_a_block_that_cannot_hear_the_allocator_says_so(intercept, monkeypatch):
     """Whatever stands in the place of a torch profiler, the block goes by its storages and a note tells."""
-    monkeypatch.setattr(channel, "is_running", lambda: False)  # as for a profiler that calls itself disabled
+    monkeypatch.setattr(
+        allocator, "is_running", lambda: False
+    )  # as for a profiler that calls itself disabled
     with torch.autograd.profiler.profile(), memwatch.profile(intercept=intercept) as prof:
         torch.ones(COUNT)
     assert prof.peak_increase_bytes == NBYTES

@@ -27,9 +27,9 @@ import memwatch
 from memwatch._torch.modules import module_call
 from memwatch.heap.pause import is_gc_paused
 from memwatch.record import module_registry
+from memwatch.record.harmless import uninterrupted
 from memwatch.record.holders.sample import Sample
-from memwatch.record.saved.disguise import put_on
-from memwatch.record.uninterrupted import uninterrupted
+from memwatch.record.saved_tensors import put_on
 from memwatch.signal_handlers import raised_by_handler, raises_later
 
 ERRORS = [TimeoutError, RuntimeError, KeyError]
@@ -450,9 +450,9 @@ def test_what_a_handler_raises_while_a_saved_tensor_is_noted_reaches_the_program
     """For a sparse tensor both recorders call Python, where a handler may run."""
     import memwatch.record.native.recorder
     import memwatch.record.python.packs
-    from memwatch.record.saved import tensors
+    from memwatch.record import saved_tensors
 
-    original, left = tensors.saved_storage, [1]
+    original, left = saved_tensors.saved_storage, [1]
 
     def interrupted(*arguments):
         if left:

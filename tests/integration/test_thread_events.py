@@ -15,12 +15,10 @@ import torch
 import memwatch
 from memwatch.capture.file import load
 from memwatch.record import native, session
-from memwatch.record.allocator.threads import StartedThreads, cpu_time_ns
 from memwatch.record.backend import Block
 from memwatch.record.clock import Clock
-from memwatch.record.tables.op_counter import new_op_counter
-from memwatch.record.tables.strings import Strings
-from memwatch.record.timer import RepeatingThread
+from memwatch.record.tables.rows import Strings, new_op_counter
+from memwatch.record.threads import RepeatingThread, StartedThreads, cpu_time_ns
 
 pytestmark = pytest.mark.skipif(
     native.backend() is None, reason="only the native recorder hears other threads"

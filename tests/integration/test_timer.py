@@ -6,8 +6,8 @@ import gc
 import threading
 import weakref
 
-from memwatch.record import timer
-from memwatch.record.timer import RepeatingThread, Timer
+from memwatch.record import threads
+from memwatch.record.threads import RepeatingThread, Timer
 
 
 class Recorder:
@@ -17,7 +17,7 @@ class Recorder:
 
 def test_a_timer_that_is_over_keeps_nothing_while_its_thread_is_still_ending(monkeypatch):
     """The function's objects go at once, though the thread wakes up some time after it was stopped."""
-    monkeypatch.setattr(timer, "_END_WITHIN_S", 0.0)
+    monkeypatch.setattr(threads, "_END_WITHIN_S", 0.0)
     recorder = Recorder()
     repeated = Timer(1000.0, recorder.flush)
     repeated.start()

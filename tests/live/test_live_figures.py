@@ -15,10 +15,8 @@ import torch
 
 import memwatch
 import memwatch.capture.file
-from memwatch.live import pace
-from memwatch.live.figures import figures_of
-from memwatch.live.state import State, state_of
-from memwatch.live.watch import Watch
+from memwatch.live import watch
+from memwatch.live.watch import State, Watch, figures_of, state_of
 
 
 def test_the_figures_are_those_of_the_reading(trained):
@@ -167,12 +165,12 @@ def test_a_view_takes_no_more_than_its_share(start_s, monkeypatch):
     So does the whole view once the start is paid back, from half of that.
     """
     now = {"cpu": start_s, "time": 0.0}
-    monkeypatch.setattr(pace.time, "process_time", lambda: now["cpu"])
-    monkeypatch.setattr(pace.time, "monotonic", lambda: now["time"])
-    waiting, cpu_s, spent_s, is_paid = pace.Pace(processors=2), 0.002, 0.0, False
+    monkeypatch.setattr(watch.time, "process_time", lambda: now["cpu"])
+    monkeypatch.setattr(watch.time, "monotonic", lambda: now["time"])
+    waiting, cpu_s, spent_s, is_paid = watch.Pace(processors=2), 0.002, 0.0, False
     for _ in range(20):
         wait_s = waiting.wait_s(cpu_s)
-        assert wait_s >= pace.LEAST_S
+        assert wait_s >= watch.LEAST_S
         cpu_s *= 1.5
         spent_s += cpu_s
         now = {"cpu": start_s + spent_s, "time": now["time"] + wait_s}

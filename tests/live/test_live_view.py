@@ -10,8 +10,7 @@ import pytest
 import memwatch
 from memwatch.cli import main
 from memwatch.live.app import LiveApp, head_of
-from memwatch.live.state import State
-from memwatch.live.watch import View, Watch
+from memwatch.live.watch import State, View, Watch
 from memwatch.sizes import format_bytes
 
 

@@ -14,7 +14,7 @@ import memwatch
 from memwatch import build_cache
 from memwatch.errors import MemwatchError
 from memwatch.planner.native import library as kernels
-from memwatch.record.native import library, unbuilt
+from memwatch.record.native import library
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_building_again_says_where_it_is(shell_memwatch):
 @pytest.fixture
 def untold(monkeypatch):
     """Reset the process to one that has printed no hint yet."""
-    monkeypatch.setattr(unbuilt, "_told", [])
+    monkeypatch.setattr(library, "_told", [])
 
 
 def notes():
@@ -68,9 +68,9 @@ def notes():
 
 def test_who_could_have_it_is_told_once(empty_cache, untold):
     """The first block of a process says in one line that it could be built; no later one does."""
-    assert notes() == [unbuilt.REMARK]
+    assert notes() == [library.REMARK]
     assert notes() == []
-    assert "\n" not in unbuilt.REMARK
+    assert "\n" not in library.REMARK
 
 
 @pytest.mark.parametrize("name", ["MEMWATCH_NATIVE", "CXX", "MEMWATCH_CACHE"])
@@ -92,7 +92,7 @@ def test_run_tells_before_the_next_command(empty_cache, tmp_path, shell_memwatch
         words = ["run", "-f", "-o", str(tmp_path / "a.memwatch"), *quiet, "-c", "import torch; torch.ones(3)"]
         done = shell_memwatch(*words)
         assert done.returncode == 0, done.stderr
-        assert done.stderr.count(unbuilt.REMARK) == (not quiet)
+        assert done.stderr.count(library.REMARK) == (not quiet)
         assert not quiet or done.stderr == ""
 
 

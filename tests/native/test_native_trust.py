@@ -12,7 +12,7 @@ import memwatch
 from memwatch import build_cache
 from memwatch.errors import MemwatchError
 from memwatch.planner.native import library as kernels
-from memwatch.record.native import library, unbuilt
+from memwatch.record.native import library
 
 OTHER_USER = 12345
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
@@ -28,7 +28,7 @@ def cache(tmp_path, monkeypatch):
     folder.mkdir(parents=True, mode=0o755)
     for path in built:
         shutil.copy(path, folder)
-    monkeypatch.setattr(unbuilt, "_told", [])
+    monkeypatch.setattr(library, "_told", [])
     monkeypatch.setenv(build_cache.VARIABLE, str(folder))
     return folder
 

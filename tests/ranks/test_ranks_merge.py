@@ -14,9 +14,8 @@ import torch
 import memwatch
 from memwatch.capture.rank_summary import add_summary
 from memwatch.cli.main import main
-from memwatch.ranks.member import Member
-from memwatch.ranks.summary import summarise
-from memwatch.ranks.tables import differences
+from memwatch.ranks.ranks import differences
+from memwatch.ranks.summary import Member, summarise
 from memwatch.report.page.render import json_for_script
 from memwatch.sizes import format_bytes
 

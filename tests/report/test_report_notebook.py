@@ -14,8 +14,8 @@ import torch
 from nbclient import NotebookClient
 
 import memwatch
-from memwatch.html_text import preformatted
 from memwatch.sizes import format_bytes
+from memwatch.text import preformatted
 
 CELLS = (
     "import torch, memwatch\n%load_ext memwatch",

@@ -13,7 +13,7 @@ import memwatch
 from memwatch.capture.schema import NONE
 from memwatch.cli.main import main
 from memwatch.memory_snapshot import SnapshotError, read_snapshot
-from memwatch.memory_snapshot.rows import owner_of
+from memwatch.memory_snapshot.read import owner_of
 from memwatch.own_code import CodeOwner
 from memwatch.report.stats import stats
 

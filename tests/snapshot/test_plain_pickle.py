@@ -14,7 +14,7 @@ import tracemalloc
 import pytest
 
 from memwatch.cli.main import main
-from memwatch.memory_snapshot.errors import SnapshotError
+from memwatch.memory_snapshot.fields import SnapshotError
 from memwatch.memory_snapshot.plain_pickle import read_plain_pickle
 
 SHARED = ["a", "b"]

@@ -143,7 +143,7 @@ def _estimate_values() -> dict[str, object]:
 
 
 def _compile_by_inductor() -> dict[str, object]:
-    from memwatch._torch.inductor import compiled_by_inductor, decompositions
+    from memwatch._torch.aot import compiled_by_inductor, decompositions
 
     decompositions()
     compiled_by_inductor(torch.fx.symbolic_trace(torch.nn.Identity()), is_backward=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from memwatch.html_text import ShownAsText
+from memwatch.text import ShownAsText
 from memwatch.words import findings as words
 from memwatch.words.places import short_place
 

@@ -14,7 +14,7 @@ from memwatch.capture.derived import DERIVED_BY_NAME, PANDAS_DTYPE
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from memwatch.capture.table import Kind
+    from memwatch.capture.schema import Kind
 
 
 def table(

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from memwatch.heap.referrer_search import Path
     from memwatch.record.holders.state import SamplingState
-    from memwatch.record.tables.watched import WatchedStorage
+    from memwatch.record.tables.storages import WatchedStorage
 
 _CONTAINERS: Final = ("list", "deque", "dict", "set")
 """Types of what seldom stays on an evaluation stack: an argument of a call is gone by the next sample."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from memwatch._torch.autograd_state import autograd_state, requires_grad
-from memwatch._torch.functorch import is_wrapped, unwrapped
+from memwatch._torch.tensors import is_wrapped, unwrapped
 from memwatch.capture.schema import NONE
 from memwatch.edges import Edge, EdgeKind
 from memwatch.heap.autograd import gradient_of
@@ -39,8 +39,7 @@ from memwatch.record.holders.capsules import Capsules, look_at_capsules
 from memwatch.record.holders.referrers import ask_again_who_refers, ask_who_refers
 from memwatch.record.holders.state import Told, function_of
 from memwatch.record.tables.parts import address_or_zero, plain_parts, tensor_bytes
-from memwatch.record.tables.storages import BASELINE, address_of
-from memwatch.record.tables.watched import WatchedStorage, WatchedTensor
+from memwatch.record.tables.storages import BASELINE, WatchedStorage, WatchedTensor, address_of
 from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:

@@ -11,23 +11,21 @@ import sys
 import weakref
 from typing import TYPE_CHECKING
 
-from memwatch._torch.overrides import disable_torch_function
+from memwatch._torch.modes import disable_torch_function
 from memwatch.heap.pause import pause_gc, resume_gc
 from memwatch.heap.search_roots import forget_calls
 from memwatch.record.clock import ticks
+from memwatch.record.harmless import uninterrupted
 from memwatch.record.holders.sample import Sample
 from memwatch.record.holders.state import SamplingState
-from memwatch.record.uninterrupted import uninterrupted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from memwatch.record.context import Context
-    from memwatch.record.saved.packer import Packer
-    from memwatch.record.tables.op_counter import OpCounter
-    from memwatch.record.tables.rows import Rows
+    from memwatch.record.saved_tensors import Packer
+    from memwatch.record.tables.rows import OpCounter, Rows, Strings
     from memwatch.record.tables.storages import Storages
-    from memwatch.record.tables.strings import Strings
 
 
 class HolderSampler:

@@ -12,7 +12,7 @@ from memwatch.heap.roots import RootKind
 from memwatch.record.clock import ticks
 from memwatch.record.holders.schedule import SamplingCosts, SamplingSchedule
 from memwatch.record.tables.rows import Rows
-from memwatch.record.tables.watched import WatchedStorage
+from memwatch.record.tables.storages import WatchedStorage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,10 +21,9 @@ if TYPE_CHECKING:
     from memwatch.edges import Vertex
     from memwatch.heap.roots import Root
     from memwatch.record.context import Context
-    from memwatch.record.saved.packer import Packer
-    from memwatch.record.tables.op_counter import OpCounter
+    from memwatch.record.saved_tensors import Packer
+    from memwatch.record.tables.rows import OpCounter, Strings
     from memwatch.record.tables.storages import Storages
-    from memwatch.record.tables.strings import Strings
 
 _SMALL_RATIO: Final = 0.001
 _LARGE_AT_ENTRY_RATIO: Final = 0.02

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 import torch
 
 from memwatch._torch.dispatch import FREE_KEY
-from memwatch._torch.modes import disable_torch_dispatch
-from memwatch._torch.overrides import disable_torch_function
+from memwatch._torch.modes import disable_torch_dispatch, disable_torch_function
 from memwatch.record.interception.kinds import OpKind
 from memwatch.signal_handlers import pass_on
 

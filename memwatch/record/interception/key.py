@@ -16,13 +16,13 @@ from memwatch._torch.dispatch import (
     FREE_KEY,
     FREE_KEY_NAME,
     OPS_MODULE,
+    base_name_of,
     include_key,
     is_key_included,
     kernel_library,
     op_names,
     schemas,
 )
-from memwatch._torch.overloads import base_name_of
 from memwatch.record.interception.kinds import UNSEEN, is_lift, is_noted_view
 from memwatch.record.patches import Patches
 from memwatch.signal_handlers import pass_on

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from memwatch._torch.overloads import (
+from memwatch._torch.dispatch import (
     OpOverload,
     base_name_of,
     call_of,
@@ -15,7 +15,7 @@ from memwatch._torch.overloads import (
     schema_of,
     takes_numbers_as_tensors,
 )
-from memwatch._torch.overrides import enable_torch_function
+from memwatch._torch.modes import enable_torch_function
 from memwatch.capture.schema import ACCESSES
 
 if TYPE_CHECKING:

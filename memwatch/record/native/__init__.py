@@ -12,7 +12,7 @@
 | `unbuilt` | what to tell who could have it |
 """
 
+from memwatch.record.native.library import remark, remark_once
 from memwatch.record.native.recorder import backend
-from memwatch.record.native.unbuilt import remark, remark_once
 
 __all__ = ["backend", "remark", "remark_once"]

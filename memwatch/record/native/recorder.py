@@ -18,20 +18,17 @@ from memwatch.capture.schema import NONE
 from memwatch.errors import MemwatchError
 from memwatch.heap.capsules import Capsule
 from memwatch.heap.packs import look_through
-from memwatch.record.allocator.channel import set_log_level
+from memwatch.record.allocator import set_log_level
 from memwatch.record.backend import Window
 from memwatch.record.clock import ticks
-from memwatch.record.interception.key import KeyInterceptor
+from memwatch.record.interception.interceptor import passes
+from memwatch.record.interception.key import KeyInterceptor, put_kernels
 from memwatch.record.interception.mode import ModeInterceptor
 from memwatch.record.native import library
-from memwatch.record.native.callbacks import OpCallbacks
-from memwatch.record.native.kernels import NativeKernels, NativeTarget
-from memwatch.record.saved.disguise import Disguise
-from memwatch.record.saved.errors import DETACHED, MODIFYING, inplace_error
-from memwatch.record.saved.tensors import saved_storage
+from memwatch.record.native.binding import OpCallbacks
+from memwatch.record.saved_tensors import DETACHED, MODIFYING, Disguise, inplace_error, saved_storage
 from memwatch.record.tables.operands import Operands
-from memwatch.record.tables.storages import Storages
-from memwatch.record.tables.watched import WatchedStorage, WatchedTensor
+from memwatch.record.tables.storages import Storages, WatchedStorage, WatchedTensor
 from memwatch.signal_handlers import raised_by_handler
 
 if TYPE_CHECKING:
@@ -41,12 +38,68 @@ if TYPE_CHECKING:
 
     from memwatch.capture.packed import IntArray
     from memwatch.record.backend import AllocatorEvents, Backend, Block, CallContext, CaptureStack, Listener
-    from memwatch.record.interception.interceptor import Interceptor
+    from memwatch.record.interception.interceptor import Handler, Interceptor
+    from memwatch.record.interception.key import Libraries
     from memwatch.record.interception.kinds import OpKind
-    from memwatch.record.native.extension import Extension, StackWalker
-    from memwatch.record.saved.disguise import Hooks
-    from memwatch.record.tables.op_counter import OpCounter
+    from memwatch.record.native.binding import Extension, OpRunner, StackWalker
+    from memwatch.record.saved_tensors import Hooks
+    from memwatch.record.tables.rows import OpCounter
     from memwatch.record.tables.stacks import Stacks
+
+
+class NativeKernels:
+    """One boxed kernel for all overloads; views pass it by. See `memwatch.record.interception.key`."""
+
+    def __init__(self, extension: Extension) -> None:
+        self._extension = extension
+        self._libraries: Libraries = {}
+        self.work = functools.cache(self._probe)
+
+    def put(self) -> None:
+        """Register the kernel."""
+        self._libraries = put_kernels(None)
+        self._extension.put_kernel()
+
+    def take_off(self) -> None:
+        """Take the kernel off."""
+        self._extension.take_kernel()
+        self._libraries.clear()
+
+    def _probe(self) -> bool:
+        """Return True if ops pass the kernel and have the right result."""
+        passed = self._extension.passed()
+        interceptor = KeyInterceptor(self, _Nobody())
+        works = passes(functools.partial(interceptor.start, _unused), interceptor.stop)
+        return works and self._extension.passed() > passed
+
+
+class NativeTarget:
+    """Have the kernel call a recorder in C++: no handler of Python's is needed."""
+
+    def __init__(self, recorder: OpRunner) -> None:
+        self._recorder = recorder
+
+    def begin(self, handler: Handler) -> None:
+        """Have the kernel call the recorder."""
+        self._recorder.intercept()
+
+    def end(self) -> None:
+        """Have the kernel call nobody."""
+        self._recorder.release()
+
+
+class _Nobody:
+    """Have the kernel call nobody, and count the ops that pass."""
+
+    def begin(self, handler: Handler) -> None:
+        pass
+
+    def end(self) -> None:
+        pass
+
+
+def _unused(kind: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    raise AssertionError("the compiled kernel calls no handler of Python's")
 
 
 class NativeAllocatorEvents:
@@ -161,7 +214,7 @@ class NativePacker:
 
 
 class _Callbacks:
-    """What C++ asks; see `memwatch.record.native.callbacks.PackCallbacks`."""
+    """What C++ asks; see `memwatch.record.native.binding.PackCallbacks`."""
 
     passed_on: type[Exception] = MemwatchError
     raised_by_handler = staticmethod(raised_by_handler)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from memwatch._torch.storages import address_of_storage_of as address_of
+from memwatch._torch.tensors import address_of_storage_of as address_of
 from memwatch.capture.schema import NONE
 from memwatch.record.clock import ticks
 from memwatch.record.tables.parts import address_or_zero, known_bytes
-from memwatch.record.tables.watched import WatchedStorage, WatchedTensor, is_gone
+from memwatch.record.tables.storages import WatchedStorage, WatchedTensor, is_gone
 from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:

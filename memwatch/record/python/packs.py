@@ -25,15 +25,12 @@ from memwatch._torch.autograd import (
     sequence_nr_of,
 )
 from memwatch._torch.autograd_state import autograd_state
-from memwatch._torch.modes import current_mode, disable_torch_dispatch
-from memwatch._torch.overrides import disable_torch_function
+from memwatch._torch.modes import current_mode, disable_torch_dispatch, disable_torch_function
 from memwatch._torch.tensors import version_of
 from memwatch.capture.schema import NONE
 from memwatch.heap.packs import look_through
 from memwatch.record.clock import ticks
-from memwatch.record.saved.disguise import Disguise
-from memwatch.record.saved.errors import DETACHED, MODIFYING, inplace_error
-from memwatch.record.saved.tensors import saved_storage
+from memwatch.record.saved_tensors import DETACHED, MODIFYING, Disguise, inplace_error, saved_storage
 from memwatch.record.tables.rows import Rows
 
 if TYPE_CHECKING:
@@ -41,8 +38,8 @@ if TYPE_CHECKING:
 
     from memwatch.record.backend import CallContext
     from memwatch.record.python.ledger import PythonLedger
-    from memwatch.record.saved.disguise import Hooks
-    from memwatch.record.tables.op_counter import OpCounter
+    from memwatch.record.saved_tensors import Hooks
+    from memwatch.record.tables.rows import OpCounter
     from memwatch.record.tables.storages import Storages
 
 _node_kinds: dict[type, tuple[str, bool]] = {}
@@ -55,7 +52,7 @@ class Pack:
         packed: the tensor or an alias of it, or what a hook of the program made of it.
         original: returns the saved tensor if it lives; None for an output of its own node.
         by_program: returns the tensor for what a hook of the program packed; None if none did.
-        keeper: holds the disguise on; see `memwatch.record.saved.disguise`.
+        keeper: holds the disguise on; see `memwatch.record.saved_tensors`.
     """
 
     __slots__ = (

@@ -2,20 +2,91 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import sys
+from typing import TYPE_CHECKING, Any, Final
 
+from memwatch._torch.autograd import ENGINE_CODE
 from memwatch._torch.profiler import EVENTS_WORK
-from memwatch.record.python.kernels import key_works
+from memwatch.capture.schema import NONE
 from memwatch.record.python.kineto import KinetoEvents
 from memwatch.record.python.ledger import PythonLedger
-from memwatch.record.python.ops import PythonOpRecorder
+from memwatch.record.python.ops import PythonOpRecorder, key_works
 from memwatch.record.python.packs import PythonPacker
-from memwatch.record.python.stack_walk import StackWalker
 from memwatch.record.tables.storages import Storages
+from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
+    from types import CodeType
+
     from memwatch.record.backend import AllocatorEvents, Backend, Block, CallContext, CaptureStack, Listener
     from memwatch.record.tables.stacks import Stacks
+
+_MAX_DEPTH: Final = 128
+
+
+class StackWalker:
+    """Walk the frames of the running thread, and have `Stacks` number what was found."""
+
+    def __init__(self, stacks: Stacks) -> None:
+        self._enabled = stacks.enabled
+        self._bounds = stacks.bounds
+        self._intern = stacks.intern
+        self._last: dict[tuple[int, int, int], tuple[int, tuple[tuple[CodeType, int], ...]]] = {}
+        self._task = self._task_stack = NONE
+
+    def capture(self, outer: int, task: int, depth: int = 3) -> int:
+        """Return the number of the running call stack; see `memwatch.record.backend.CaptureStack`.
+
+        Args:
+            outer: id of the stack of the module call that is running, -1 outside any.
+            task: id of the autograd graph task that is running, -1 outside backward.
+            depth: frames to leave out, counted from this one.
+        """
+        if not self._enabled:
+            return NONE
+        try:
+            frame: Any = sys._getframe(depth)
+        except ValueError as error:  # an op of a thread that C++ started, as torch.jit.fork does
+            pass_on(error)
+            return NONE
+        engine = task != NONE and frame.f_code is ENGINE_CODE
+        if engine and task == self._task:
+            return self._task_stack
+        here = (id(frame.f_code), frame.f_lasti, outer)
+        last = self._last.get(here)
+        if last is not None:
+            caller = frame.f_back
+            for code, offset in last[1]:
+                if caller is None or caller.f_code is not code or caller.f_lasti != offset:
+                    break
+                caller = caller.f_back
+            else:
+                if caller is None or id(caller.f_code) in self._bounds:
+                    return last[0]
+        number = self._walk(frame, outer, here)
+        if engine:
+            self._task, self._task_stack = task, number
+        return number
+
+    def _walk(self, innermost: Any, outer: int, here: tuple[int, int, int]) -> int:
+        """Follow the callers to the boundary; remember them for the next op that runs at the same place."""
+        frame = innermost
+        key, callers = [outer], []
+        for _ in range(_MAX_DEPTH):
+            if frame is None:
+                key[0] = NONE
+                break
+            code, offset = frame.f_code, frame.f_lasti
+            if id(code) in self._bounds:
+                break
+            key += (id(code), offset)
+            callers.append((code, offset))
+            frame = frame.f_back
+        else:
+            key[0] = NONE
+        number = self._intern(tuple(key), innermost)
+        self._last[here] = (number, tuple(callers[1:]))
+        return number
 
 
 class PythonBackend:

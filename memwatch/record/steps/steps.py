@@ -1,9 +1,4 @@
-"""Record only some steps of a block: when each step ends, which steps are recorded, and which of these are kept.
-
-Between recorded steps no op is seen, and the allocator's events go on. The lowest and the highest live bytes of every
-step are kept, recorded or not. A step whose fate is known only at its end, because it may set a new peak, is *held*:
-its rows wait in memory until then.
-"""
+"""Record only some steps of a block: when each step ends, which steps are recorded, and which of these are kept."""
 
 from __future__ import annotations
 
@@ -15,11 +10,11 @@ import numpy as np
 from torch.profiler import ProfilerAction
 
 from memwatch._torch.autograd import NO_TASK, current_graph_task_id
+from memwatch._torch.modes import disable_torch_function
 from memwatch.capture.packed import as_rows
 from memwatch.capture.schema import RECORDED_BY_NAME
 from memwatch.record.clock import Clock, ticks
-from memwatch.record.steps.kept_rows import KeptRows, together
-from memwatch.record.steps.live_events import LiveEvents
+from memwatch.record.steps.kept_rows import KeptRows, LiveEvents, together
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -27,11 +22,70 @@ if TYPE_CHECKING:
 
     from memwatch.capture.capture import Note
     from memwatch.capture.packed import IntArray
-    from memwatch.record.steps.live_events import Heard
+    from memwatch.record.context import Context
+    from memwatch.record.interception.interceptor import Handler, Interceptor
+    from memwatch.record.saved_tensors import SavedTensorHooks
+    from memwatch.record.steps.kept_rows import Heard
     from memwatch.record.steps.schedule import Schedule
-    from memwatch.record.steps.sleeper import Sleeper
-    from memwatch.record.tables.op_counter import OpCounter
+    from memwatch.record.tables.rows import OpCounter
     from memwatch.record.tables.storages import Storages
+
+
+class Sleeper:
+    """Switch what sees ops off and on again, in the thread of the block.
+
+    Args:
+        storages: the storages that are alive.
+        interceptor: hands every op to the handler.
+        saved: the hooks on saved tensors.
+        context: the running calls.
+        handler: runs an op and records it.
+    """
+
+    def __init__(
+        self, storages: Storages, interceptor: Interceptor, saved: SavedTensorHooks, context: Context,
+        handler: Handler,
+    ) -> None:  # fmt: skip
+        self._storages, self._interceptor = storages, interceptor
+        self._saved, self._context, self._handler = saved, context, handler
+        self.is_asleep = False
+
+    def start(self) -> None:
+        """Begin to see ops."""
+        self._interceptor.start(self._handler)
+
+    def sleep(self) -> None:
+        """See no op any more; the allocator is heard on."""
+        self._interceptor.stop()
+        self._saved.pause()
+        self._context.sleep()
+        self._storages.is_asleep = self.is_asleep = True
+
+    def wake(self) -> None:
+        """See the ops again, and number what is there by now."""
+        self.is_asleep = False
+        self._storages.wake()
+        with disable_torch_function():
+            self._context.wake()
+        self.go_on()
+
+    def put_back(self) -> None:
+        """Be as if nothing slept, before all is switched off: the hooks look for themselves where they are put."""
+        if self.is_asleep:
+            self.is_asleep = False
+            self._saved.resume()
+
+    def stand_aside(self) -> None:
+        """Look at no op for a while, as while torch.jit traces."""
+        if not self.is_asleep:
+            self._interceptor.stop()
+            self._saved.pause()
+
+    def go_on(self) -> None:
+        """Look at ops again."""
+        if not self.is_asleep:
+            self._saved.resume()
+            self._interceptor.start(self._handler)
 
 
 class Ended(NamedTuple):

@@ -12,8 +12,7 @@ from torch import Tensor
 from memwatch.capture.schema import ACCESSES, NONE
 from memwatch.record.clock import ticks
 from memwatch.record.tables.parts import plain_parts
-from memwatch.record.tables.storages import BASELINE, BY_OP, Storages, address_of
-from memwatch.record.tables.watched import WatchedTensor, is_gone
+from memwatch.record.tables.storages import BASELINE, BY_OP, Storages, WatchedTensor, address_of, is_gone
 from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:

@@ -1,10 +1,13 @@
-"""A table's rows as one flat run of integers, appended by the recorders and taken by the session's flush."""
+"""The simple tables of a recording: rows of integers, interned texts, deaths that wait, and the number of ops."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+import threading
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from typing_extensions import Self
 
 
@@ -27,3 +30,57 @@ class Rows(list[int]):
         taken = self[:count]
         del self[:count]
         return taken
+
+
+OpCounter: TypeAlias = list[int]
+"""A list of one element, the number of ops that have started; so it is also the number of the next op.
+
+It is a plain list and no class of its own, because it is read several times for every op: Python indexes an
+exact list without a call, and C++ reads the element where it lies.
+"""
+
+
+def new_op_counter() -> OpCounter:
+    """Return the counter of a block in which no op has started."""
+    return [0]
+
+
+class Strings:
+    """Number every distinct text, in order of first sight."""
+
+    __slots__ = ("_first_sight", "_ids", "texts")
+
+    def __init__(self) -> None:
+        self._ids: dict[str, int] = {}
+        self._first_sight = threading.RLock()  # a flush in another thread names things too
+        self.texts: list[str] = []
+
+    def __call__(self, text: str) -> int:
+        """Return the number of `text`, a new one at first sight."""
+        number = self._ids.get(text)
+        return self._at_first_sight(text) if number is None else number
+
+    def _at_first_sight(self, text: str) -> int:
+        with self._first_sight:
+            number = self._ids.get(text)
+            if number is None:
+                number = self._ids[text] = len(self.texts)
+                self.texts += (text,)  # no call: a signal's handler may raise at any
+            return number
+
+
+class Deaths(Protocol):
+    """Weak references whose callback ran, in the order of the deaths."""
+
+    @property
+    def append(self) -> Callable[[Any], None]:
+        """Note one, in whatever thread it died: a function of C's."""
+
+    def clear(self) -> None:
+        """Forget all."""
+
+    def __len__(self) -> int:
+        """Count them."""
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield them, the first one first."""

@@ -16,7 +16,7 @@ from memwatch.own_code import CodeOwner, hands_on, line_at, owner_of_function
 if TYPE_CHECKING:
     from types import CodeType
 
-    from memwatch.record.tables.strings import Strings
+    from memwatch.record.tables.rows import Strings
 
 
 class Stacks:

@@ -13,16 +13,16 @@ seen on it is watched until backward has ended, and the allocator's events tell 
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
 from torch import Tensor
 
-from memwatch._torch.storages import address_of as storage_address
-from memwatch._torch.storages import address_of_storage_of as address_of
-from memwatch._torch.storages import data_address_of, device_of
-from memwatch._torch.tensors import TENSOR_DICT, untyped_storage_of
+from memwatch._torch.tensors import TENSOR_DICT, data_address_of, device_of, untyped_storage_of
+from memwatch._torch.tensors import address_of as storage_address
+from memwatch._torch.tensors import address_of_storage_of as address_of
 from memwatch.capture.schema import NONE, ORIGINS
 from memwatch.device_names import CPU, META
 from memwatch.errors import MemoryLimitError
@@ -30,17 +30,65 @@ from memwatch.heap.tensors import answers_by_code, is_on_cpu, is_on_meta, is_sim
 from memwatch.record.clock import ticks
 from memwatch.record.tables.parts import address_or_zero, kind_without_storage, known_bytes, tensor_bytes
 from memwatch.record.tables.rows import Rows
-from memwatch.record.tables.watched import WatchedStorage, WatchedTensor, is_gone
 from memwatch.signal_handlers import pass_on
 from memwatch.sizes import format_bytes
+
+__all__ = [
+    "BASELINE",
+    "BY_OP",
+    "NEVER",
+    "Ledger",
+    "Storages",
+    "Watched",
+    "WatchedStorage",
+    "WatchedTensor",
+    "address_of",
+    "is_gone",
+]
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from memwatch.record.tables.deaths import Deaths
-    from memwatch.record.tables.op_counter import OpCounter
-    from memwatch.record.tables.rows import Table
-    from memwatch.record.tables.strings import Strings
+    from memwatch.record.tables.rows import Deaths, OpCounter, Strings, Table
+
+
+class Watched(weakref.ref[Any]):
+    """A weak reference to what dies with a storage.
+
+    Attributes:
+        number: the storage's number.
+        key: the address of its C++ object, which names it while it lives.
+        nbytes: what it counts in the live bytes of its device.
+        device: string id of that device.
+    """
+
+    __slots__ = ("device", "key", "nbytes", "number")
+    number: int
+    device: int
+    key: int
+    nbytes: int
+
+
+class WatchedStorage(Watched):
+    """A weak reference to the Python object of a storage, which torch keeps for as long as the storage lives."""
+
+    __slots__ = ()
+
+
+class WatchedTensor(Watched):
+    """A weak reference to the first tensor seen on a storage that has no Python object yet.
+
+    Attributes:
+        address: where the tensor's memory begins.
+    """
+
+    __slots__ = ("address",)
+    address: int
+
+
+def is_gone(known: Watched) -> bool:
+    """Return True for a storage that died, though its death is not written yet: its address may be in use again."""
+    return known.__class__ is WatchedStorage and known() is None
 
 
 class Account(Protocol):
@@ -73,8 +121,6 @@ class Account(Protocol):
     def handed_on_bytes(self) -> int:
         """Bytes that the running backward made; see the class."""
 
-
-__all__ = ["BASELINE", "BY_OP", "NEVER", "Ledger", "Storages", "address_of"]
 
 NEVER: Final = 1 << 62
 _dtype_of, _device_of = TENSOR_DICT["dtype"].__get__, TENSOR_DICT["device"].__get__

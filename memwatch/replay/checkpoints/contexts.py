@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from types import TracebackType
 
-    from memwatch._torch.overloads import OpOverload
+    from memwatch._torch.dispatch import OpOverload
     from memwatch.replay.checkpoints.choose import Choice
 
     Contexts: TypeAlias = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]

@@ -29,7 +29,7 @@ from memwatch.sizes import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from memwatch._torch.overloads import OpOverload
+    from memwatch._torch.dispatch import OpOverload
     from memwatch.planner.plan import Plan
     from memwatch.replay.checkpoints.contexts import Contexts, Sizes
     from memwatch.replay.checkpoints.timeline import Timeline

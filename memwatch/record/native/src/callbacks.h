@@ -1,6 +1,6 @@
 // What C++ reads and calls of memwatch's Python objects, all of it: no other file here names an attribute of theirs.
 //
-// memwatch/record/native/callbacks.py declares the same, object by object, and says what each attribute is. Methods are
+// memwatch/record/native/binding.py declares the same, object by object, and says what each attribute is. Methods are
 // looked up once and kept bound. The objects refer to C++ in turn, which Python's collector cannot see: whoever keeps
 // one of these lets go of it when the block ends.
 #pragma once

@@ -35,7 +35,7 @@ struct Call {
 
 class Recorder {
  public:
-  /// callbacks: an `OpCallbacks` of callbacks.py. uses: where to append, beside Python. started: the op counter.
+  /// callbacks: an `OpCallbacks` of binding.py. uses: where to append, beside Python. started: the op counter.
   Recorder(const py::object& callbacks, std::shared_ptr<Storages> storages, std::shared_ptr<Stacks> stacks,
            py::object context, std::shared_ptr<Rows> uses, py::list started);
 

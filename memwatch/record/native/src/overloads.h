@@ -25,7 +25,7 @@ struct Overload {
 
 class Overloads {
  public:
-  /// Ask a function what is to be known of an overload: `overload_of` of callbacks.py.
+  /// Ask a function what is to be known of an overload: `overload_of` of binding.py.
   explicit Overloads(py::object overload_of) : overload_of_(std::move(overload_of)) {}
 
   const Overload& of(const py::object& func, Kinds& kinds) {

@@ -78,7 +78,7 @@ struct Pack {
 
 class SavedTensors {
  public:
-  /// callbacks: a `PackCallbacks` of callbacks.py. started: the op counter.
+  /// callbacks: a `PackCallbacks` of binding.py. started: the op counter.
   SavedTensors(const py::object& callbacks, std::shared_ptr<Storages> storages, py::object context, py::list started);
 
   const std::shared_ptr<Rows>& packs() const { return log_->packs; }

@@ -1,4 +1,4 @@
-// The running call stack as a number: the compiled twin of memwatch/record/python/stack_walk.py.
+// The running call stack as a number: the compiled twin of memwatch/record/python/recorder.py.
 //
 // Every op walks the few frames between it and the module that runs it, and looks their code objects and offsets
 // up. A stack seen for the first time is interned by the table of stacks, which keeps the code objects.

@@ -1,11 +1,10 @@
-"""Record the allocator's events in Python threads that start while the block is open.
-
-A thread's time on the processor tells whether it is still running.
-"""
+"""Threads: record the allocator's events of Python threads that start in the block, and run a task repeatedly."""
 
 from __future__ import annotations
 
 import concurrent.futures.thread
+import contextlib
+import functools
 import multiprocessing.pool
 import sys
 import threading
@@ -18,12 +17,51 @@ from memwatch.heap.frames import thread_name
 from memwatch.heap.names import instance_dict
 from memwatch.own_code import is_program_code
 from memwatch.record.patches import Patches
-from memwatch.record.timer import RepeatingThread
 from memwatch.signal_handlers import pass_on, suppress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
+
+_END_WITHIN_S: Final = 1.0
+"""How long the end of a block waits for a write that is under way, as to a disk that does not answer."""
+
+
+class RepeatingThread(threading.Thread):
+    """A thread of memwatch's own."""
+
+
+class Timer:
+    """Calls a function every so often in a thread of its own; errors of the function are dropped."""
+
+    def __init__(self, seconds: float, act: Callable[[], None]) -> None:
+        self._act = [act]
+        self._done: Final = threading.Event()
+        # the thread that was told to stop may run on for a while: it must not keep what `act` refers to
+        target = functools.partial(_repeat, self._done, seconds, self._act)
+        self._to_start = [RepeatingThread(target=target, name="memwatch-flush", daemon=True)]
+        self._started: list[threading.Thread] = []
+
+    def start(self) -> None:
+        """Begin, unless it has begun or is over; any thread may ask."""
+        with suppress(IndexError):
+            thread = self._to_start.pop()
+            thread.start()
+            self._started.append(thread)
+
+    def stop(self) -> None:
+        """End for good, let go of the function, and wait for the thread unless the function takes long."""
+        self._to_start.clear()
+        self._act.clear()
+        self._done.set()
+        for thread in self._started:
+            thread.join(_END_WITHIN_S)
+
+
+def _repeat(done: threading.Event, seconds: float, to_call: list[Callable[[], None]]) -> None:
+    while not done.wait(seconds):
+        with contextlib.suppress(Exception):
+            to_call[0]()  # no name here for the function
 
 
 def cpu_time_ns(native_id: int | None) -> int | None:

@@ -1,9 +1,21 @@
-"""Text as a piece of HTML: how an object shows itself in a notebook. It has no script and loads nothing."""
+"""Text from the program or from a file, made safe to print on a terminal or to show in a notebook."""
 
 from __future__ import annotations
 
 import html
+import re
 from typing import Any, Final
+
+# C0 and C1 controls, line and paragraph separators, bidirectional overrides (Trojan Source), lone surrogates
+UNPRINTABLE: Final = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def visible(text: str) -> str:
+    r"""Return the text with unprintable characters as Python escapes, such as `\x1b` for ESC."""
+    return UNPRINTABLE.sub(lambda match: ascii(match[0])[1:-1], text)
+
 
 _STYLE: Final = "white-space: pre-wrap; overflow-wrap: anywhere; line-height: 1.3; font-family: monospace"
 

@@ -1,6 +1,7 @@
-"""Record the allocator's events in a block, and step aside when the program starts its own torch profiler.
+"""Record every allocation and free of the block's threads, as the allocator itself reports them, to the byte.
 
-The log lines that c10 would print meanwhile are silenced.
+The events come in windows of time. A window ends when the rows are written, and the next one begins. If the program
+starts its own torch profiler, memwatch gives up its own events for it.
 """
 
 from __future__ import annotations
@@ -10,12 +11,11 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from memwatch._torch.c10 import log_level_flag
-from memwatch._torch.profiler import STARTERS, is_running
-from memwatch.record.allocator.threads import name_of
+from memwatch._torch.profiler import STARTERS, is_running, log_level_flag
+from memwatch.record.harmless import uninterrupted
 from memwatch.record.patches import Patches
 from memwatch.record.tables.rows import Rows
-from memwatch.record.uninterrupted import uninterrupted
+from memwatch.record.threads import name_of
 from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
@@ -24,7 +24,30 @@ if TYPE_CHECKING:
 
     from memwatch.capture.packed import IntArray
     from memwatch.record.backend import AllocatorEvents, Window
-    from memwatch.record.tables.op_counter import OpCounter
+    from memwatch.record.tables.rows import OpCounter
+
+_MOST: Final = 50_000
+"""More do not wait: threads may have made millions since the last flush, and to be written they are copied."""
+
+
+class WaitingEvents:
+    """Rows of the table `allocator`, in order."""
+
+    def __init__(self) -> None:
+        self._rows: list[IntArray] = []
+
+    def add(self, rows: IntArray) -> bool:
+        """Add rows; return whether so many wait that they are to be written now."""
+        self._rows.append(rows)
+        return sum(map(len, self._rows)) >= _MOST
+
+    def take(self) -> list[IntArray]:
+        """Take all rows: as one array, or none."""
+        if not self._rows:
+            return []
+        taken = [np.concatenate(self._rows)]  # first: if memory runs out, they stay
+        self._rows = []
+        return taken
 
 
 LOG_ERRORS_ONLY: Final = 2

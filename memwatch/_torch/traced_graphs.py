@@ -1,4 +1,6 @@
-"""What AOTAutograd writes beside the nodes of its graphs; importing this file loads no compiler.
+"""Private marks in graphs that torch's compiler traced, and sizes that such a graph knows only as symbols.
+
+Importing this file imports sympy, but no compiler. Only `memwatch.replay` needs it.
 
 | torch | here |
 | --- | --- |
@@ -7,13 +9,20 @@
 | node.meta["partitioner_tag"] = "must_be_in_forward" | keep_in_forward(node) |
 | node.meta["partitioner_tag"] == "must_be_in_forward" | is_kept_in_forward(node) |
 | node.meta["custom"]["_region_activation_memory_budget"] | has_region_budget(module) |
+| torch.fx.experimental.symbolic_shapes.optimization_hint, in torch 2.11 hint_int | size_hint |
+| size.node.expr | symbol_of(size), size_at(size, values) |
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+
+from torch.fx.experimental import symbolic_shapes
 
 from memwatch._torch.lookup import NoSuchClass, Part
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
 if TYPE_CHECKING:
     from torch import fx
@@ -58,3 +67,22 @@ def is_kept_in_forward(node: fx.Node) -> bool:
     What the program writes into its inputs is copied there at the end of a joint graph.
     """
     return node.meta.get(_PARTITIONER_TAG) == _IN_FORWARD
+
+
+_module: Any = symbolic_shapes
+size_hint: Final[Callable[..., int]] = (
+    _module.optimization_hint if hasattr(_module, "optimization_hint") else _module.hint_int
+)
+"""Return the value that a symbol had when it was traced, without a guard; `fallback` if it had none."""
+
+
+def symbol_of(size: Any) -> Any:
+    """Return the symbol that a symbolic number is; None for a formula."""
+    formula = size.node.expr
+    return formula if getattr(formula, "is_symbol", False) else None
+
+
+def size_at(size: Any, values: Mapping[Any, int]) -> int | None:
+    """Return a symbolic number for values of its symbols; None where one of them has no value."""
+    found = size.node.expr.xreplace(values)
+    return int(found) if isinstance(found, int) or found.is_number else None

@@ -1,0 +1,284 @@
+"""One adapter for each kind of device: the host, CUDA, and any other accelerator of torch.
+
+An adapter reads the statistics of the device's allocator, and it saves and restores random states.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import torch
+
+from memwatch.device_names import CPU, kind_of
+from memwatch.signal_handlers import pass_on
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Adapter(Protocol):
+    """One kind of device. The devices of a kind are named as torch names them: `cpu`, `cuda:0`, `xpu:1`."""
+
+    @property
+    def names(self) -> list[str]:
+        """The devices that the program has begun to use; none where asking would wake one."""
+
+    def allocated_bytes(self, name: str) -> int:
+        """Return what the allocator of a device has handed out, bytes; 0 where nobody counts."""
+
+    def reserved_bytes(self, name: str) -> int:
+        """Return what the allocator of a device holds, handed out or not, bytes; 0 where it keeps none."""
+
+    @property
+    def rounding_bytes(self) -> int:
+        """The sizes of all blocks that the allocator hands out are multiples of this."""
+
+    @property
+    def alignment_bytes(self) -> int:
+        """Every block begins at a multiple of this, so what is left of its last stretch is of no use to others."""
+
+    def segments(self, name: str) -> list[dict[str, Any]]:
+        """Return the segments of a device with their blocks, as torch lists them; none where it does not."""
+
+    def out_of_memory_count(self, name: str) -> int:
+        """Return how many times the allocator of a device had no memory left; 0 where nobody counts."""
+
+    def random_state(self, name: str) -> torch.Tensor:
+        """Return the state of the default generator of a device."""
+
+    def set_random_state(self, name: str, state: torch.Tensor) -> None:
+        """Set the state of the default generator of a device."""
+
+    def host_copy(self, nbytes: int) -> torch.Tensor:
+        """Return host memory to which bytes of a device are copied fast; it is not initialised."""
+
+    def synchronize(self, name: str) -> None:
+        """Wait until a device has done all its work."""
+
+
+_FIELDS = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()  # noqa: SIM905
+
+
+class _MallInfo2(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in _FIELDS]
+
+
+@cache
+def _mallinfo() -> Callable[[], _MallInfo2] | None:
+    try:
+        function = ctypes.CDLL(None).mallinfo2  # glibc 2.33 and later
+    except (AttributeError, OSError, TypeError) as error:
+        pass_on(error)
+        return None
+    function.restype = _MallInfo2
+    return function
+
+
+class Cpu:
+    """The adapter of the host; see `memwatch.devices.adapters.Adapter`."""
+
+    @property
+    def names(self) -> list[str]:
+        """The host alone."""
+        return [CPU]
+
+    def allocated_bytes(self, name: str) -> int:
+        """Return what malloc has handed out to the whole process, in about a microsecond."""
+        function = _mallinfo()
+        if function is None:
+            return 0
+        info = function()
+        return int(info.uordblks + info.hblkhd)
+
+    def reserved_bytes(self, name: str) -> int:
+        """Return 0: what malloc keeps is not torch's."""
+        return 0
+
+    @property
+    def rounding_bytes(self) -> int:
+        """One: torch's books of the host are of what was asked for."""
+        return 1
+
+    @property
+    def alignment_bytes(self) -> int:
+        """What c10 asks malloc for."""
+        return 64
+
+    def segments(self, name: str) -> list[dict[str, Any]]:
+        """Return none: what malloc keeps is not torch's."""
+        return []
+
+    def out_of_memory_count(self, name: str) -> int:
+        """Return 0: nobody counts."""
+        return 0
+
+    def random_state(self, name: str) -> torch.Tensor:
+        """Return the state of the default generator."""
+        return torch.default_generator.get_state()
+
+    def set_random_state(self, name: str, state: torch.Tensor) -> None:
+        """Set the state of the default generator."""
+        torch.default_generator.set_state(state)
+
+    def host_copy(self, nbytes: int) -> torch.Tensor:
+        """Return plain host memory."""
+        return torch.empty(nbytes, dtype=torch.uint8)
+
+    def synchronize(self, name: str) -> None:
+        """Return at once: the host runs ops as they are called."""
+
+
+_ROUNDING_BYTES: Final = 512
+
+
+class Accelerator:
+    """The adapter of a kind of accelerator; see `memwatch.devices.adapters.Adapter`.
+
+    Args:
+        kind: the type of its devices, as `xpu`.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+
+    @property
+    def _module(self) -> Any:
+        """Torch's module of the devices, None where no backend has registered one."""
+        return getattr(torch, self._kind, None)
+
+    @property
+    def names(self) -> list[str]:
+        """The devices, once the backend is initialised; a backend that cannot tell is, from its import on."""
+        module = self._module
+        if (
+            module is None
+            or not module.is_available()
+            or not getattr(module, "is_initialized", lambda: True)()
+        ):
+            return []
+        return [f"{self._kind}:{index}" for index in range(module.device_count())]
+
+    def allocated_bytes(self, name: str) -> int:
+        """Return what the allocator has handed out; 0 for a backend whose allocator has no statistics."""
+        return self._statistic("allocated_bytes.all.current", name)
+
+    def reserved_bytes(self, name: str) -> int:
+        """Return what the allocator holds; 0 for a backend whose allocator has no statistics."""
+        return self._statistic("reserved_bytes.all.current", name)
+
+    def out_of_memory_count(self, name: str) -> int:
+        """Return how many times the allocator had no memory left; 0 for a backend that does not count."""
+        return self._statistic("num_ooms", name)
+
+    def _statistic(self, key: str, name: str) -> int:
+        try:
+            return int(torch.accelerator.memory_stats(torch.device(name)).get(key, 0))
+        except (AttributeError, RuntimeError, ValueError) as error:
+            pass_on(error)
+            return 0
+
+    @property
+    def rounding_bytes(self) -> int:
+        """The least block of c10's caching allocators."""
+        return _ROUNDING_BYTES
+
+    @property
+    def alignment_bytes(self) -> int:
+        """Blocks lie side by side, so the sizes decide."""
+        return _ROUNDING_BYTES
+
+    def segments(self, name: str) -> list[dict[str, Any]]:
+        """Return the segments of a device; none for a backend whose module has no `memory_snapshot`."""
+        index = torch.device(name).index or 0
+        return [segment for segment in self._segments_of_all() if segment["device"] == index]
+
+    def _segments_of_all(self) -> list[dict[str, Any]]:
+        list_all: Callable[[], list[dict[str, Any]]] = getattr(self._module, "memory_snapshot", list)
+        return list_all()
+
+    def random_state(self, name: str) -> torch.Tensor:
+        """Return the state of the default generator; empty for a backend that shows none."""
+        read = getattr(self._module, "get_rng_state", None)
+        if read is None:
+            return torch.empty(0, dtype=torch.uint8)
+        state: torch.Tensor = read(torch.device(name))
+        return state
+
+    def set_random_state(self, name: str, state: torch.Tensor) -> None:
+        """Set the state of the default generator."""
+        if len(state):
+            self._module.set_rng_state(state, torch.device(name))
+
+    def host_copy(self, nbytes: int) -> torch.Tensor:
+        """Return pinned host memory, or plain memory for a backend that pins none."""
+        try:
+            return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+        except (RuntimeError, NotImplementedError) as error:
+            pass_on(error)
+            return torch.empty(nbytes, dtype=torch.uint8)
+
+    def synchronize(self, name: str) -> None:
+        """Wait until the device has done all its work."""
+        torch.accelerator.synchronize(torch.device(name))
+
+
+namespace: Final[Any] = torch.cuda
+"""torch's module for CUDA, where a device is pretended in it."""
+
+
+class Cuda(Accelerator):
+    """The adapter of CUDA devices; what is not here is as of any accelerator."""
+
+    def __init__(self) -> None:
+        super().__init__("cuda")
+
+    @property
+    def names(self) -> list[str]:
+        """The devices, once CUDA is initialised; asking for their number before would do that in some builds."""
+        if not torch.cuda.is_initialized():
+            return []
+        return [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+
+    def _statistic(self, key: str, name: str) -> int:
+        return int(torch.cuda.memory_stats(name).get(key, 0))
+
+    def _segments_of_all(self) -> list[dict[str, Any]]:
+        try:
+            segments: list[dict[str, Any]] = torch.cuda.memory_snapshot(include_traces=False)
+        except TypeError as error:  # an older torch lists the history too, if one is recorded
+            pass_on(error)
+            segments = torch.cuda.memory_snapshot()
+        return segments
+
+    def random_state(self, name: str) -> torch.Tensor:
+        """Return the state of the default generator."""
+        return torch.cuda.get_rng_state(name)
+
+    def set_random_state(self, name: str, state: torch.Tensor) -> None:
+        """Set the state of the default generator."""
+        torch.cuda.set_rng_state(state, name)
+
+    def synchronize(self, name: str) -> None:
+        """Wait until the device has done all its work."""
+        torch.cuda.synchronize(name)
+
+
+def adapter_of(name: str) -> Adapter:
+    """Return the adapter of a device, such as `cpu` or `cuda:0`."""
+    return _adapter_of_kind(kind_of(name))
+
+
+@cache
+def _adapter_of_kind(kind: str) -> Adapter:
+    if kind == CPU:
+        return Cpu()
+    return Cuda() if kind == "cuda" else Accelerator(kind)
+
+
+def devices_in_use() -> list[str]:
+    """Return the host, and the devices of the accelerator that the program has begun to use."""
+    accelerator = torch.accelerator.current_accelerator()
+    kinds = [CPU] if accelerator is None else [CPU, accelerator.type]
+    return [name for kind in kinds for name in adapter_of(kind).names]

@@ -1,0 +1,356 @@
+"""Hooks on saved tensors: memwatch gives autograd a pack in place of each tensor that autograd saves.
+
+The pack notices when autograd reads the tensor and when autograd frees it. The program must not notice the pack. So the
+pack looks like the program's own object (`put_on`), and its errors have the words of torch's errors.
+"""
+
+from __future__ import annotations
+
+import operator
+import weakref
+from collections.abc import Callable
+from functools import partial
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
+
+import torch
+from torch.autograd import forward_ad
+from torch.autograd.function import BackwardCFunction
+
+from memwatch._torch.autograd import (
+    CANNOT,
+    SAVED_HOOKS_SWITCH,
+    SAVED_HOOKS_WORK,
+    SavedTensor,
+    in_forward_mode,
+    node_name_in_errors,
+    pop_saved_hooks,
+    push_saved_hooks,
+    raw_saved_tensors_of,
+    saved_tensors_of,
+    top_saved_hooks,
+)
+from memwatch._torch.autograd_state import autograd_state
+from memwatch._torch.checkpoint import PROGRAM_HOOKS, program_hooks_of
+from memwatch._torch.modes import disable_torch_function, is_wrapper_subclass
+from memwatch._torch.tensors import nested_sizes_of, version_of
+from memwatch.capture.schema import NONE
+from memwatch.heap.tensors import layout_of
+from memwatch.record.harmless import when_gone
+from memwatch.record.patches import Patches
+from memwatch.record.tables.parts import plain_parts, tensor_bytes
+from memwatch.record.tables.storages import BASELINE
+from memwatch.signal_handlers import pass_on
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from memwatch.record.tables.rows import Table
+    from memwatch.record.tables.storages import Storages
+
+
+def saved_storage(storages: Storages, tensor: Tensor) -> tuple[int, int, int]:
+    """Return the number of a saved tensor's storage, -1 for none, the string id of its shape, and its bytes.
+
+    A wrapper, as a DTensor or a jagged tensor, has no bytes of its own: its first part has them.
+    """
+    has_parts = layout_of(tensor) is torch.strided or is_wrapper_subclass(tensor)
+    part = next(plain_parts(tensor), tensor) if has_parts else tensor
+    storage = storages.number_of(part, NONE, BASELINE) if layout_of(part) is torch.strided else NONE
+    return storage, storages.shape_id(part), tensor_bytes(part)
+
+
+MODIFYING: Final = (
+    f"A saved tensor pack hook is modifying its input in place. Tensors provided as input to pack hook {CANNOT} be "
+    "modified by in-place operations as this can lead to unexpected side-effects. Please open an issue if you "
+    "need to perform in-place operations on the input to a pack hook."
+)
+DETACHED: Final = (
+    "Trying to use a saved tensor that has been detached in-place, i.e. with .detach_()."
+    "This is not supported, please use out-of-place `.detach()` instead"
+)
+_MODIFIED = "one of the variables needed for gradient computation has been modified by an inplace operation: "
+_HINT = (
+    " Hint: enable anomaly detection to find the operation that failed to compute its gradient, with "
+    "torch.autograd.set_detect_anomaly(True, check_nan=False)."
+)
+_ANOMALY_HINT = (
+    " Hint: the backtrace further above shows the operation that failed to compute its gradient. The variable "
+    "in question was changed in there or anywhere later. Good luck!"
+)
+
+
+class PackedTensor(Protocol):
+    """A pack that keeps a tensor of autograd's, in whichever backend."""
+
+    @property
+    def packed(self) -> Tensor:
+        """The tensor, or an alias of it."""
+
+    @property
+    def version(self) -> int:
+        """Its version when it was packed."""
+
+    @property
+    def output_nr(self) -> int:
+        """Which output of its node it was."""
+
+    @property
+    def node_name(self) -> str | None:
+        """The name of the node that made it; None for a leaf."""
+
+    def original(self) -> Tensor | None:
+        """Return the saved tensor itself, if it lives."""
+
+
+def inplace_error(pack: PackedTensor) -> str:
+    """Return the text of the error for a tensor that was written after it was saved (saved_variable.cpp of torch)."""
+    packed = pack.packed
+    original = pack.original()
+    node, output_nr = pack.node_name, pack.output_nr
+    # The getter on purpose: torch calls it here too. It rebuilds the history of a view of what was changed, and so the
+    # error names another node than the one that was there when the tensor was saved.
+    if original is not None and original.grad_fn is not None:
+        node = original.grad_fn.name()
+    sizes = nested_sizes_of(packed) if packed.is_nested else list(packed.shape)
+    of_node = ""
+    if node is not None:
+        of_node = f", which is output {output_nr} of {node_name_in_errors(node)},"
+    hint = _ANOMALY_HINT if torch.is_anomaly_enabled() else _HINT
+    return (
+        f"{_MODIFIED}[{packed.type()} {sizes}]{of_node} is at version {version_of(packed)}; "
+        f"expected version {pack.version} instead.{hint}"
+    )
+
+
+Hooks: TypeAlias = tuple[Callable[..., Any], Callable[..., Any]]
+"""The pair (pack, unpack) of hooks on saved tensors."""
+
+_register: Final[Any] = getattr(SavedTensor, "register_hooks", None)
+_data: Final = operator.attrgetter("data")
+_Function: Final[Any] = BackwardCFunction  # the stub has no attribute that can be covered
+
+
+class Disguise(NamedTuple):
+    """What one packer can do with what its hooks packed.
+
+    Attributes:
+        original_of: return the tensor that was saved; None if there is none, or if another packed it.
+        hook: have the program's pair (pack, unpack) take over; return False if it cannot.
+    """
+
+    original_of: Callable[[Any], Any]
+    hook: Callable[[Any, Any, Any], bool]
+
+
+class Keeper:
+    """What every pack holds, so that torch is as it was when the last of them is gone."""
+
+    __slots__ = ("__weakref__", "_cover")
+
+    def __init__(self, cover: _Cover) -> None:
+        self._cover = cover
+
+
+class _Cover:
+    """What every keeper holds: torch's own attributes are back when it is gone."""
+
+    __slots__ = ("__weakref__",)
+
+
+_worn: list[Disguise] = []
+_covers: list[weakref.ref[_Cover]] = []
+
+
+def put_on(disguise: Disguise) -> Keeper:
+    """Hide the hooks of a packer until the result, and all that share it, are gone."""
+    keeper = Keeper((_covers and _covers[0]()) or _put_on_cover())
+    _worn.append(disguise)
+    when_gone(keeper, partial(_worn.remove, disguise))
+    return keeper
+
+
+def _put_on_cover() -> _Cover:
+    cover = _Cover()
+    _covers[:] = [weakref.ref(cover)]
+    if SAVED_HOOKS_WORK:
+        _Function.saved_tensors = property(saved_tensors)
+        SavedTensor.register_hooks = register_hooks
+        own = partial(setattr, SavedTensor, "register_hooks", _register)
+        when_gone(cover, partial(delattr, _Function, "saved_tensors"), own)
+    return cover
+
+
+def saved_tensors(ctx: Any) -> tuple[Any, ...]:
+    """Return the tensors that a function saved; autograd's own attribute reads, checks and frees them."""
+    try:
+        raw = raw_saved_tensors_of(ctx)
+        packed = list(map(_data, raw))  # first, for torch may drop them as it gives their values
+    except (MemoryError, RuntimeError) as error:
+        # RuntimeError: they are freed, and autograd has the words for it
+        pass_on(error)
+        packed = []
+    values = list(saved_tensors_of.__get__(ctx))
+    try:
+        with disable_torch_function():
+            for at, pack in enumerate(packed):
+                for disguise in _worn:
+                    original = disguise.original_of(pack)
+                    if original is not None and autograd_state(original, with_node=True).grad_fn is not ctx:
+                        values[at] = original
+    except MemoryError:  # what autograd gives is right, too
+        return tuple(values)
+    return tuple(values)
+
+
+def register_hooks(saved: Any, *hooks: Any, **named: Any) -> None:
+    """Register hooks of the program on one saved tensor; torch's own function words the errors for wrong arguments."""
+    pair = (*hooks, *(named[name] for name in ("pack_hook", "unpack_hook") if name in named))
+    if len(pair) == 2 and all(map(callable, pair)):
+        packed = saved.data
+        for disguise in _worn:
+            if disguise.hook(packed, *pair):
+                return
+    _register(saved, *hooks, **named)
+
+
+CALLED_BACK: Final = saved_tensors, register_hooks
+"""Functions of ours that torch or the program calls while dynamo may be evaluating frames."""
+
+
+class Packer(Protocol):
+    """Packs what autograd saves, and appends rows of `packs` and `unpacks`."""
+
+    @property
+    def packs(self) -> Table:
+        """Rows of the tensors that were saved."""
+
+    @property
+    def unpacks(self) -> Table:
+        """Rows of their uses and their release."""
+
+    @property
+    def hooks(self) -> Hooks:
+        """The pair (pack, unpack) that torch calls."""
+
+    @property
+    def python_functions(self) -> tuple[Callable[..., Any], ...]:
+        """The functions of Python's that torch calls through `hooks`: dynamo must leave them alone."""
+
+    @property
+    def disguise(self) -> Disguise:
+        """What hides the hooks from a program that looks."""
+
+    def set_outer(self, hooks: Hooks | None) -> None:
+        """Have the hooks that the program pushed before do the packing."""
+
+    def set_keeper(self, keeper: object) -> None:
+        """Have every pack hold an object from now on: the disguise lasts as long as it lives."""
+
+    def living_by_sequence(self) -> dict[int, list[int]]:
+        """Return the numbers of the storages that autograd keeps now, by the sequence number of the node."""
+
+    def close(self) -> None:
+        """Append no more rows, and let go of the block; packs in the program's graph go on working."""
+
+
+_FORWARD_MODE: Final = (
+    "forward-mode AD ran: autograd keeps an alias in place of each saved tensor. Other data of the tensor, such as its "
+    "tangent, may be freed earlier, so the peak may be lower than without memwatch"
+)
+
+
+class SavedTensorHooks:
+    """Have a packer pack what autograd saves in this thread between `start` and `stop`.
+
+    Args:
+        packer: packs and unpacks.
+        note: called with the kind and the text of a sentence for the report.
+    """
+
+    def __init__(self, packer: Packer, note: Callable[[str, str], None]) -> None:
+        self._note = note
+        self._forward_mode_is_noted = False
+        self._packer = packer
+        self._hooks = packer.hooks
+        self._outer: Hooks | None = None
+        self._taken_off_in: set[int] = set()  # threads in which torch has switched hooks off
+        self._patches = Patches()
+        self.python_functions: tuple[Callable[..., Any], ...] = (
+            *packer.python_functions,
+            *CALLED_BACK,
+            SavedTensorHooks._disabling,
+            SavedTensorHooks._enabling,
+        )
+
+    def start(self) -> None:
+        """Push the hooks, above those that the program pushed before."""
+        self._outer = top_saved_hooks()
+        self._packer.set_outer(self._outer)
+        push_saved_hooks(*self._hooks)
+        if SAVED_HOOKS_SWITCH is not None:
+            place, disable, enable = SAVED_HOOKS_SWITCH
+            self._patches.put(place, disable, self._disabling)
+            self._patches.put(place, enable, self._enabling)
+        self._patches.put(forward_ad, "enter_dual_level", self._entering_forward_mode)
+        if PROGRAM_HOOKS is not None:
+            self._patches.put(*PROGRAM_HOOKS, self._program_hooks)
+        if in_forward_mode():
+            self._note_forward_mode()
+        self._packer.set_keeper(put_on(self._packer.disguise))
+
+    def stop(self) -> None:
+        """Remove the hooks, leaving those that the program pushed inside the block."""
+        self._patches.take_off()
+        self.pause()
+        self._packer.close()
+
+    def pause(self) -> None:
+        """Take the hooks off until `resume`, leaving those that the program pushed inside the block."""
+        above = []
+        while (top := top_saved_hooks()) is not None:
+            pop_saved_hooks()
+            if top[0] is self._hooks[0]:
+                break
+            above.append(top)
+        else:  # the program left hooks that it had entered before the block, and so popped ours in their place
+            above = [hooks for hooks in above if self._outer is None or hooks[0] is not self._outer[0]]
+        for hooks in reversed(above):
+            push_saved_hooks(*hooks)
+
+    def resume(self) -> None:
+        """Push the hooks again, unless torch has switched hooks off: then they come back when it switches them on."""
+        if get_ident() not in self._taken_off_in:
+            push_saved_hooks(*self._hooks)
+
+    def _program_hooks(self, current: Callable[[], Hooks | None]) -> Hooks | None:
+        """Return the program's hooks where torch asks for them: ours are not the program's."""
+        found = current()
+        return program_hooks_of(self._outer) if found is not None and found[0] is self._hooks[0] else found
+
+    def _entering_forward_mode(self, enter: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._note_forward_mode()
+        return enter(*args, **kwargs)
+
+    def _note_forward_mode(self) -> None:
+        if not self._forward_mode_is_noted:
+            self._forward_mode_is_noted = True
+            self._note("observer", _FORWARD_MODE)
+
+    def _disabling(self, disable: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        """Be off where torch switches hooks off: ours, and only ours, are no reason to refuse.
+
+        `torch.autograd.graph.disable_saved_tensors_hooks` calls this, and so does the code that dynamo makes of it.
+        That function itself stays as it is: dynamo knows it by its identity.
+        """
+        top = top_saved_hooks()
+        if top is not None and top[0] is self._hooks[0] and self._outer is None:
+            pop_saved_hooks()
+            self._taken_off_in.add(get_ident())
+        disable(*args, **kwargs)
+
+    def _enabling(self, enable: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        enable(*args, **kwargs)
+        if get_ident() in self._taken_off_in:
+            self._taken_off_in.discard(get_ident())
+            push_saved_hooks(*self._hooks)
