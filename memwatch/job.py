@@ -54,9 +54,8 @@ class JobPlace:
                 return cls(of_rank=rank)
             backend = str(distributed.get_backend())
             return cls(rank, world_size, local_rank, backend=backend, restart=restart)
-        if (
-            rank is not None and rank == _rank_of_parent()
-        ):  # the variable is inherited: the parent is that rank
+        # the variable is inherited: the parent is that rank
+        if rank is not None and rank == _rank_of_parent():
             return cls(of_rank=rank)
         return cls(rank, world_size, local_rank, restart=restart)
 

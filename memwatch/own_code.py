@@ -80,9 +80,8 @@ def code_owner(file: str) -> CodeOwner:
     for path in dict.fromkeys((os.path.abspath(file), os.path.realpath(file))):
         owners = [(len(folder), owner) for folder, owner in _folders() if path.startswith(folder)]
         if owners:
-            return max(owners)[
-                1
-            ]  # the innermost folder decides: torch lies in site-packages, that in Python's
+            # the innermost folder decides: torch lies in site-packages, that in Python's
+            return max(owners)[1]
         if _is_installed_elsewhere(path):
             return CodeOwner.INSTALLED
         if os.path.dirname(path) in _script_folders() and path in _launchers():

@@ -310,9 +310,8 @@ def load(path: str | os.PathLike[str]) -> Capture:
     recorded = _Recorded()
     with _opened(path) as database:
         recorded.read_on(database)
-    with _telling_what_is_wrong(
-        pathlib.Path(path)
-    ):  # the file is free again: a program that writes it waits no longer
+    # the file is free again: a program that writes it waits no longer
+    with _telling_what_is_wrong(pathlib.Path(path)):
         parts = recorded.parts()
         del recorded  # chunks go as their columns are decoded
         return checked(*parts)
@@ -381,9 +380,8 @@ def _telling_what_is_wrong(source: pathlib.Path) -> Iterator[None]:
         if not isinstance(error, DamagedCaptureError):
             raise
         raise CaptureError(f"{source} cannot be read as a capture: {error}; record it again") from error
-    except (
-        sqlite3.Error, ValueError, TypeError, OverflowError, LookupError
-    ) as error:  # fmt: skip
+    # fmt: skip
+    except (sqlite3.Error, ValueError, TypeError, OverflowError, LookupError) as error:
         raise CaptureError(
             f"{source} cannot be read as a capture: {visible(str(error))}; record it again"
         ) from error

@@ -44,9 +44,8 @@ def activate() -> None:
     started_as = os.getpid()
 
     def record() -> None:
-        if (
-            os.getpid() == started_as
-        ):  # a fork that imports torch for itself is no process that Python started
+        # a fork that imports torch for itself is no process that Python started
+        if os.getpid() == started_as:
             from memwatch.cli.activated import record_this_process
 
             record_this_process(options)

@@ -82,9 +82,8 @@ class _AfterFork:
     """The object that multiprocessing calls in each forked process. multiprocessing keeps it weakly."""
 
     def __call__(self, _: object) -> None:
-        if (
-            _ends and _ends[-1].is_of_this_process
-        ):  # its main module imported torch; the finalizers are gone since
+        # its main module imported torch; the finalizers are gone since
+        if _ends and _ends[-1].is_of_this_process:
             _ends[-1].arrange()
         else:
             _record()

@@ -211,9 +211,8 @@ def _close(recording: Profile, raised: BaseException | None) -> None:
         warnings.filterwarnings("ignore", "memwatch: ", RuntimeWarning)  # the same is raised as an error
         recording.__exit__(None if raised is None else type(raised), raised, None)
     if recording.failure is not None:
-        with contextlib.suppress(
-            CaptureError
-        ):  # another program destroyed the file: the failure is raised next
+        # another program destroyed the file: the failure is raised next
+        with contextlib.suppress(CaptureError):
             sys.stderr.write(recording.summary(color=False, following="") + "\n")
 
 

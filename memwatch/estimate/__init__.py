@@ -1,1 +1,1 @@
-"""What a program's tensors would take: its beginning runs on fake tensors, as one rank of a job that is not there."""
+"""Estimate the tensors of a program: its beginning runs on fake tensors, as one rank of a simulated job."""

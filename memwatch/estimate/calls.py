@@ -1,4 +1,4 @@
-"""The ops of an estimated program with the sizes of their arguments, for what a recording of fake tensors lacks."""
+"""The ops of an estimated program with the sizes of their arguments, which a recording of fake tensors lacks."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What an argument of a call looks like.
+    """Size, type and device of an argument of a call.
 
     Attributes:
         size, stride: elements along each dimension, and from one to the next.
         dtype: element type.
-        device: where it is.
+        device: its device.
     """
 
     size: tuple[int, ...]
@@ -41,7 +41,7 @@ class Shape:
         """Return the shape with some lengths in place of others, its dimensions laid out in the same way."""
         size = tuple(sizes.get(length, length) for length in self.size)
         stride = list(self.stride)
-        before = after = 1  # what the dimensions within take, as it was and as it is
+        before = after = 1  # elements of the inner dimensions, before and after the change
         for dim in sorted(range(len(size)), key=lambda dim: (self.stride[dim], -dim)):
             if self.stride[dim]:
                 stride[dim] = max(round(self.stride[dim] / before * after), 1)
@@ -104,7 +104,7 @@ class Calls:
         self.different: dict[Call, int] = {}
 
     def add(self, op: int, overload: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Note what an op of the recording was called with; one that no list of values describes is left out."""
+        """Note the arguments of an op of the recording. An op whose arguments cannot be listed is left out."""
         call = call_of(overload, args, kwargs)
         try:
             number = self.different.setdefault(call, len(self.different))

@@ -1,7 +1,10 @@
-"""Results whose size a kernel chooses, as what a recurrent layer of oneDNN keeps for its backward: 15 times its output.
+"""Results whose size a kernel chooses.
 
-torch's fake kernels show them empty. So an op with such a result runs here once on zeros for each of its sizes; where
-its tensors are large, twice at smaller ones, which tells how the size grows with a length that one argument alone has.
+A recurrent layer of oneDNN keeps 15 times its output for its backward, for example.
+
+torch's fake kernels return them empty. So an op with such a result runs here once on zeros for each of its sizes. If
+its tensors are large, it runs twice at smaller sizes; the two show how the result grows with a length that a single
+argument has.
 """
 
 from __future__ import annotations
@@ -32,10 +35,10 @@ _NOT_KNOWN: Final = (
 
 
 class ChosenSizes:
-    """Give results that a fake kernel shows empty the sizes that the real one gives them.
+    """Give results that a fake kernel returns empty the sizes of the real kernel's.
 
     Args:
-        remark: called with a sentence for each op whose sizes cannot be told, or follow from smaller ones.
+        remark: called with a sentence for each op whose sizes are unknown, or follow from smaller ones.
     """
 
     def __init__(self, remark: Callable[[str], None]) -> None:
@@ -43,13 +46,13 @@ class ChosenSizes:
         self._known: dict[tuple[Call, bool], tuple[int, ...] | None] = {}
 
     def complete(self, op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> Any:
-        """Return the results of an op, those that are empty in place of some that are not with their real sizes."""
+        """Return the results of an op, with wrongly empty ones replaced by results of their real sizes."""
         if type(result) is not tuple or not _shows_empty(op, args, result):
             return result
         key = (
             call_of(op, args, kwargs),
             torch.is_grad_enabled(),
-        )  # nothing is kept where no backward will come
+        )  # without a backward, a layer keeps nothing
         try:
             if key not in self._known:
                 self._known[key] = _real_sizes(key[0])

@@ -39,7 +39,7 @@ _ADDRESS: Final = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
 
 @dataclass(frozen=True)
 class Job:
-    """The rank that is estimated, of how many; None for as many as the program itself asks for."""
+    """The estimated rank, and the number of ranks; None for the number that the program itself asks for."""
 
     rank: int = 0
     world_size: int | None = None
@@ -52,7 +52,7 @@ class Job:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What torchrun would set on a host that runs this rank alone."""
+        """The variables that torchrun would set on a host with this rank alone."""
         if self.world_size is None:
             return {}
         ranks = {"RANK": self.rank, "WORLD_SIZE": self.world_size, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
@@ -61,12 +61,11 @@ class Job:
 
 @contextlib.contextmanager
 def pretended(job: Job) -> Iterator[None]:
-    """Let the program inside find a job of that size, of which it is one rank."""
+    """Show the program inside a job of that size, with itself as one rank."""
     with ExitStack() as stack:
         stack.enter_context(patch.dict(os.environ, job.environment))
-        stack.enter_context(
-            patch.object(sys, "excepthook", sys.excepthook)
-        )  # init_process_group puts one there
+        # init_process_group puts one there
+        stack.enter_context(patch.object(sys, "excepthook", sys.excepthook))
         if torch.distributed.is_available():
             for target, name, replacement in _replacements(job):
                 stack.enter_context(patch.object(target, name, replacement))
@@ -80,7 +79,7 @@ def _end_groups(was_initialized: bool) -> None:
 
 
 def _replacements(job: Job) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
-    """Yield what torch would do with other processes, and what is done in its place."""
+    """Yield torch's functions that work with other processes, each with its replacement."""
     from torch import multiprocessing
     from torch.distributed import device_mesh, distributed_c10d
     from torch.nn.parallel import distributed as data_parallel
@@ -89,7 +88,7 @@ def _replacements(job: Job) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
     yield distributed_c10d, MAKE_GROUP, _fake_group(getattr(distributed_c10d, MAKE_GROUP))
     yield multiprocessing, "spawn", _spawn(job)
     yield data_parallel, VERIFY, lambda *args, **kwargs: None
-    if LOG is not None:  # of times, for which a device that is pretended has no clock
+    if LOG is not None:  # it logs times, and a simulated device has no clock
         yield Logger, LOG, lambda logger: None
     mesh = device_mesh.DeviceMesh
     yield mesh, "__init__", _with_real_ranks(mesh.__init__)
@@ -151,7 +150,7 @@ def _with_real_ranks(initialize: Callable[..., None]) -> Callable[..., None]:
 
 
 def _with_reduced_buckets(make_reducer: Callable[..., None]) -> Callable[..., None]:
-    """Return a maker of reducers for which a bucket is reduced at once: a fake group has no result to hand back."""
+    """Return a maker of reducers for which a bucket is reduced at once: a fake group has no result to return."""
 
     def make(ddp: Any, *args: Any, **kwargs: Any) -> None:
         make_reducer(ddp, *args, **kwargs)
@@ -168,7 +167,7 @@ def _reduced(state: None, bucket: Any) -> torch.futures.Future[torch.Tensor]:
 
 
 class Shards:
-    """The shards of a parameter, each cut off when it is asked for: a rank asks for the first and its own.
+    """The shards of a parameter, each cut on demand: a rank needs the first and its own.
 
     FSDP2 cuts all of them, which takes a tenth of a second for each parameter on 4,096 ranks.
     """

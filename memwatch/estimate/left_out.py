@@ -1,4 +1,4 @@
-"""What an estimated program shall not do, or does in another way: write checkpoints, start workers, ask a GPU."""
+"""Replace actions that an estimated program must not do: write checkpoints, start workers, ask a GPU."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _NO_REFERENCES: Final = SimpleNamespace(getweakrefs=lambda tensor: [])
 
 @dataclass(frozen=True)
 class LeftOut:
-    """What a program did differently.
+    """The actions that a program did differently.
 
     Attributes:
         remarks: sentences, as keys.
@@ -47,15 +47,15 @@ class LeftOut:
 
 @contextlib.contextmanager
 def left_out(device: str | None, num_ranks: int, on_ask: Callable[[None], None]) -> Iterator[LeftOut]:
-    """Keep the program inside from files and workers; yield what is left out.
+    """Keep the program inside from files and workers; yield the record of the actions that it left out.
 
     Args:
-        device: a kind of accelerator that the program shall find.
+        device: a kind of accelerator that the program finds.
         num_ranks: ranks of the job, which have a device each, on a host of eight.
         on_ask: called when the program asks a GPU for its memory.
 
     Raises:
-        MemwatchError: it is none that can be pretended.
+        MemwatchError: this kind of device cannot be simulated.
     """
     if device not in (None, "cpu", "cuda"):
         raise MemwatchError(f"--device {device} cannot be pretended; give cpu or cuda")
@@ -76,9 +76,10 @@ def left_out(device: str | None, num_ranks: int, on_ask: Callable[[None], None])
 
 
 def _swapping(swap: Callable[..., None]) -> Callable[..., None]:
-    """Return a `swap_tensors`, by which fake parameters are converted and moved, that ignores weak references.
+    """Return a `swap_tensors` that ignores weak references; torch converts and moves fake parameters with it.
 
-    Real parameters get other data then, whoever refers to them; torch itself refers to fake ones.
+    For real parameters torch changes their data instead, so their referrers do not matter. torch itself refers to
+    fake ones.
     """
 
     def swap_fake(*tensors: torch.Tensor) -> None:

@@ -51,19 +51,19 @@ def estimate_program(
     path: str | os.PathLike[str] | None = None,
     force: bool = False,
 ) -> Estimate:
-    """Return what the tensors of a program would take, from its start until a few steps of its optimizer.
+    """Estimate the tensors of a program, from its start until a few steps of its optimizer.
 
     Args:
         load: makes the process look as if Python had just started on the program, and returns the program.
-        job: the rank that the program believes to be.
+        job: the rank as which the program runs.
         steps: steps of the first optimizer after which the run is ended.
-        device: a kind of accelerator that the program shall find, though there is none: `"cuda"`.
+        device: a kind of accelerator that the program finds, though there is none: `"cuda"`.
         path: write the capture to this file; None keeps it in memory.
         force: whether an existing file at this path may be replaced.
 
     Raises:
         MemwatchError: the program needs values that fake tensors do not have.
-        Exception: what the program itself raised.
+        Exception: the program itself raised it.
     """
     require_known_torch()
     require_jobs()
@@ -150,7 +150,7 @@ class _Steps:
 
 
 def _refusal(error: BaseException, not_moved: str) -> str | None:
-    """Return a sentence for what fake tensors cannot do; None for an error of the program's own."""
+    """Return a sentence for an error that fake tensors cause; None for an error of the program's own."""
     where = _line_of(error)
     if isinstance(error, UNANSWERABLE):
         return f"{where} {_NO_VALUES} ({error.func.name()})"

@@ -33,7 +33,7 @@ _TRIES: Final = 4
 
 
 def run_calls(calls: Mapping[str, Call], allowed_s: float) -> dict[str, int]:
-    """Return the workspace of calls by their keys (bytes); those that refuse, or end the process, are left out."""
+    """Return the workspace of calls by their keys (bytes). Calls that refuse, or end the process, are left out."""
     packed = {key: _packed(call) for key, call in calls.items()}
     waiting = {key: each for key, each in packed.items() if each is not None}
     for _ in range(_TRIES):
@@ -55,7 +55,7 @@ def _packed(call: Call) -> bytes | None:
 
 
 def _in_process(waiting: Mapping[str, bytes], allowed_s: float) -> tuple[dict[str, int] | None, str]:
-    """Return what a process measured, None if it did not end well; and the key that it came to."""
+    """Return the measurements of a process, or None if it failed, and the key that it had reached."""
     path = os.pathsep.join(each for each in sys.path if each)
     try:
         done = subprocess.run(
@@ -68,9 +68,8 @@ def _in_process(waiting: Mapping[str, bytes], allowed_s: float) -> tuple[dict[st
             timeout=allowed_s + _BEYOND_S,
         )
         ended_well, written = done.returncode == 0, done.stdout
-    except (
-        subprocess.TimeoutExpired
-    ) as late:  # a kernel that does not return, which is left out as one that ends it
+    # a kernel that does not return is left out, like one that ends the process
+    except subprocess.TimeoutExpired as late:
         ended_well, written = False, late.stdout or b""
     lines = written.decode().splitlines()
     if ended_well and lines:

@@ -1,8 +1,8 @@
 """The workspace of an estimated program's kernels: they run here once, at their sizes or at smaller ones.
 
-A call whose tensors are small runs on zeros of its own sizes, and the allocator's events tell what it holds beyond
-its results. Of a larger one the lengths are halved until it is small; it runs so, and once more for each such length
-halved once more, which tells how its workspace grows with that length. Only calls that could lift the peak run.
+A call with small tensors runs on zeros of its own sizes, and the allocator's events show its workspace. For a larger
+call, the lengths are halved until it is small. It runs at these sizes, and once more for each halved length with this
+length halved again; this shows how its workspace grows with the length. Only calls that could raise the peak run.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ _SKIPPED: Final = ONLY_ALLOCATE | {"_local_scalar_dense", "set_", "resize_"}
 
 @dataclass(frozen=True)
 class Workspace:
-    """What kernels need at the peak beside tensors.
+    """The memory of kernels at the peak beside tensors.
 
     Attributes:
-        nbytes: what the peak grows by.
-        is_scaled: whether that follows from runs of smaller sizes.
-        unknown: names of ops that may need some and did not run.
+        nbytes: bytes by which the peak grows.
+        is_scaled: whether they follow from runs of smaller sizes.
+        unknown: names of ops that may need workspace and did not run.
     """
 
     nbytes: int
@@ -61,7 +61,7 @@ class Workspace:
 
 @dataclass(frozen=True)
 class _Scaled:
-    """A call that runs at smaller sizes: by which factor each length was divided."""
+    """A call that runs at smaller sizes, with the factor by which each length was divided."""
 
     call: Call
     factors: Mapping[int, int]
@@ -76,10 +76,10 @@ class _Scaled:
         return self.call.resized({length: length // factor >> halved for (length, factor), halved in sizes})
 
     def whole_bytes(self, measured: Mapping[tuple[int, ...], int]) -> int | None:
-        """Return the workspace at the sizes of the call; None if it does not follow from that of the corners.
+        """Return the workspace at the sizes of the call; None if the small runs do not determine it.
 
-        It is taken for a sum of products of lengths, in which a length occurs as often as in one tensor: height and
-        width that are equal occur twice.
+        The workspace is modelled as a sum of products of lengths. A length occurs as often as in one tensor: if
+        height and width are equal, their length occurs twice.
         """
         nbytes = 0.0
         for corner, corner_bytes in measured.items():
@@ -93,7 +93,7 @@ class _Scaled:
 
 
 def workspace_at_peak(calls: Calls, reading: Reading) -> Workspace | None:
-    """Return what kernels on the device of a reading need at its peak; None where nothing can be measured.
+    """Return the workspace of kernels on a reading's device at its peak; None if it cannot be measured.
 
     Args:
         calls: the calls, and the op of each.
@@ -151,7 +151,7 @@ def _live_of_ops(reading: Reading, num_ops: int) -> IntArray:
 
 
 def _measured(planned: Mapping[int, _Scaled], allowed_s: float) -> dict[int, int | None]:
-    """Return the workspace of calls at their sizes, None where it does not follow from what ran."""
+    """Return the workspace of calls at their sizes, None if the runs do not determine it."""
     variants = {
         f"{number} {corner}": scaled.at(corner)
         for number, scaled in planned.items()
@@ -202,7 +202,7 @@ def _empty(shape: Shape) -> torch.Tensor:
 
 
 def _may_need(call: Call) -> bool:
-    """Return True for an op that computes: it reads tensors, and is none of those that move memory between ranks."""
+    """Return True for an op that computes: it reads tensors, and it does not move memory between ranks."""
     op: Any = call.op
     return (
         isinstance(op, OpOverload)
@@ -214,5 +214,5 @@ def _may_need(call: Call) -> bool:
 
 
 def _runs_alone(call: Call) -> bool:
-    """Return True for an op of torch's own, of which it is known that it changes nothing but its arguments."""
+    """Return True for an op of torch itself that is known to change only its arguments."""
     return call.op.namespace in _TORCHS

@@ -41,10 +41,10 @@ computed again, and the inputs of small blocks add up."""
 
 @dataclass
 class SavedBytes:
-    """What each module saved for the backward in one step, but for its inputs, parameters and buffers.
+    """The bytes that each module saved for backward in one step, without its inputs, parameters and buffers.
 
     Attributes:
-        by_module: bytes by the module's name, those of its children included.
+        by_module: bytes by the module's name, including those of its children.
         order: the modules that were called, in the order of their first calls.
     """
 
@@ -53,14 +53,14 @@ class SavedBytes:
 
 
 class SavedScan:
-    """Watches what the modules of a model save.
+    """Watches the tensors that the modules of a model save.
 
     Attributes:
-        found: what was seen so far.
+        found: the result so far.
         gradients_wait: whether gradients were alive when the model was called, so that freeing them may help.
         changing_buffers: names of the buffers that were written, known once the watch has ended.
-        baseline_bytes: live bytes of the device when the model was first called in the watched step: what a plan of
-            forward and backward finds there.
+        baseline_bytes: live bytes of the device at the model's first call in the watched step. A plan of forward and
+            backward starts from this figure.
     """
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class SavedScan:
 
     @contextlib.contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
-        """Watch the calls of a model's modules and what autograd saves; nothing of it is kept."""
+        """Watch the calls of a model's modules and the tensors that autograd saves, without keeping them."""
         self._device, self._is_called = device_of(model), False
         self._names = {id(module): name for name, module in model.named_modules()}
         with quiet():

@@ -1,4 +1,4 @@
-"""Estimate a way under a FakeTensorMode: sizes as real tensors would have, no memory, no time."""
+"""Estimate a way under a FakeTensorMode, with the sizes of real tensors but without memory and time."""
 
 from __future__ import annotations
 

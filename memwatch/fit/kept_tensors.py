@@ -1,4 +1,4 @@
-"""Tensors as they were: their bytes in host memory that torch does not count, and no reference to the tensors."""
+"""Copies of tensors: their bytes in host memory that torch does not count, without a reference to the tensors."""
 
 from __future__ import annotations
 
@@ -93,19 +93,19 @@ class KeptTensor:
 
 
 class KeptTensors:
-    """Keeps tensors, those of one storage with one copy of its bytes."""
+    """Keeps tensors. Tensors of one storage share one copy of its bytes."""
 
     def __init__(self) -> None:
         self._storages: dict[int, KeptStorage] = {}
         self._tensors: dict[int, KeptTensor] = {}
 
     def begin_restoring(self) -> None:
-        """Have the bytes of each storage be copied back when they are asked for next, and once."""
+        """Copy the bytes of each storage back once, at the next request for it."""
         for kept in self._storages.values():
             kept.is_restored = False
 
     def keep(self, tensor: torch.Tensor) -> KeptTensor | None:
-        """Return the tensor as it is now; None where it has no bytes of its own (fake, sparse, composed)."""
+        """Return a copy of the tensor; None if it has no bytes of its own (fake, sparse, composed)."""
         known = self._tensors.get(id(tensor))
         if known is not None and known.tensor() is tensor:
             return known
@@ -136,6 +136,6 @@ def fingerprint(tensors: Iterable[torch.Tensor]) -> bytes:
                 continue
             digest.update(f"{tensor.dtype} {tuple(tensor.size())}".encode())
             numbers = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-            # a view of whole numbers, for numpy does not know all types; its copy is no memory of torch's
+            # numpy does not know all types, so it gets a view of whole numbers. torch does not count numpy's copy.
             digest.update(numbers.detach().view(_WHOLE[numbers.element_size()]).cpu().numpy().tobytes())
     return digest.digest()

@@ -48,7 +48,7 @@ def device_of(model: nn.Module) -> str:
 
 @dataclass
 class LiveBytes:
-    """What `count_live_bytes` found, filled in when its block ends.
+    """The result of `count_live_bytes`, filled in when its block ends.
 
     Attributes:
         baseline_bytes: bytes that were alive when the block began.
@@ -63,8 +63,8 @@ class LiveBytes:
 def count_live_bytes(device: str) -> Iterator[LiveBytes]:
     """Count the live bytes of a device (`cpu`, `cuda:0`) in a block, by its allocator's own events.
 
-    No op is observed, so the program runs as it does alone. On the host torch tells the size of a block that is
-    freed only if it heard the block being allocated. What is older is watched by weak references.
+    No op is observed, so the program runs as it does alone. On the host torch reports the size of a freed block only
+    if it reported the block's allocation. Weak references watch older blocks.
 
     Raises:
         MemwatchError: a profiler is running already, or this torch reports no allocator events.

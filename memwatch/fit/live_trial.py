@@ -59,7 +59,10 @@ class LiveTrial(ModelTrial):
                 return Measurement(way, None, failure=OUT_OF_MEMORY)
 
     def scan(self) -> SavedScan:
-        """Run steps and return what the modules save in the last of them; fake ones if there is no memory for it."""
+        """Run steps and return the tensors that modules save in the last one.
+
+        Without enough memory the steps are fake.
+        """
         found = SavedScan()
         with self.within(Way()):
             try:
@@ -121,7 +124,7 @@ class LiveTrial(ModelTrial):
         return Measurement(way, live.peak_bytes, live.baseline_bytes, min(times_ns[1:]), results)
 
     def _results(self, outcome: Any, *, with_state: bool) -> bytes:
-        """Return a digest of what a step returned and, if asked for, of all that it trains."""
+        """Return a digest of a step's result and, if `with_state`, of everything that it trains."""
         leaves = list(leaves_of(outcome))
         tensors = [leaf.detach() for leaf in leaves if isinstance(leaf, torch.Tensor)]
         numbers = repr([leaf for leaf in leaves if isinstance(leaf, (bool, int, float))]).encode()

@@ -1,4 +1,4 @@
-"""What one trial of a way found."""
+"""The result of one trial of a way."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What one trial of a way found.
+    """The result of one trial of a way.
 
     Attributes:
         way: the way.
-        peak_bytes: the most live bytes of the device; None where the trial failed.
+        peak_bytes: the most live bytes of the device; None if the trial failed.
         baseline_bytes: live bytes before the first step.
-        step_time_ns: duration of a step, the least of several; None where nothing was timed.
-        results: a digest of what the steps computed, None where they are not compared.
-        failure: why the trial failed, empty if it did not.
-        is_estimate: whether the bytes are of tensors without memory.
+        step_time_ns: duration of a step, the least of several; None if no step was timed.
+        results: a digest of the steps' results; None if they are not compared.
+        failure: why the trial failed; "" if it did not.
+        is_estimate: whether the bytes belong to tensors without memory.
         flops: floating point operations of an estimated step.
     """
 
@@ -39,5 +39,5 @@ class Measurement:
 
     @property
     def cost(self) -> float:
-        """What ways are compared by: time if it was measured, else the number of floating point operations."""
+        """The figure by which ways are compared: measured time, or else floating point operations."""
         return float(self.flops or 0) if self.step_time_ns is None else float(self.step_time_ns)

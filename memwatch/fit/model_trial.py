@@ -1,4 +1,4 @@
-"""What trials of a model have in common: the state that is put back, and the way that is put in force meanwhile."""
+"""The common part of trials of a model: the state that is restored, and the way that is active meanwhile."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class ModelTrial:
 
     Attributes:
         model: the model.
-        device: the device that it is on, or that its fake tensors pretend to be on.
+        device: the model's device, or the device of its fake tensors.
         optimizers: the optimizers of its parameters.
-        state: what is put back before each trial and after the last.
+        state: the state that is restored before each trial and after the last.
     """
 
     def __init__(self, step: Callable[[], Any], model: nn.Module, device: str) -> None:

@@ -1,4 +1,4 @@
-"""What a program calls its model and its optimizers, so that lines about them can be pasted into it."""
+"""Find the program's names for its model and its optimizers, so that printed lines can be pasted into it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def expressions_of(
     """Return the names of a model and its optimizers: a variable, an attribute of one, or else a word for it.
 
     Args:
-        spaces: variables by name, those that are asked first first.
+        spaces: variables by name; earlier spaces come first.
         model: the model.
         optimizers: its optimizers.
     """

@@ -52,15 +52,15 @@ class TooFewStepsError(MemwatchError):
 
 
 class ProgramTrial:
-    """Tries ways on a program: its first model with an optimizer is the one that is fitted.
+    """Tries ways on a program. It fits the program's first model with an optimizer.
 
     Args:
         load: makes the process look as if Python had just started on the program, and returns the program.
         steps: steps of the optimizer after which a run is ended.
-        files: keeps what the program writes away from the user's files; None lets it write.
+        files: keeps the program's writes away from the user's files; None lets it write.
 
     Attributes:
-        names: what the program calls its model and optimizers.
+        names: the program's names for its model and optimizers.
         device: the device of the model.
     """
 
@@ -180,10 +180,10 @@ class _StillMeasuringError(MemwatchError):
 
 
 class _Run:
-    """One run: finds the model at its first call, puts the way in force, and ends the program after some steps.
+    """One run: it finds the model at its first call, activates the way, and ends the program after some steps.
 
-    The first step is not counted, and in a planned way neither are those in which memwatch measures and plans again: it
-    cannot do so while this window hears the allocator.
+    The first step is not counted. In a planned way, the steps in which memwatch measures and plans again are not
+    counted either: it cannot do so while this run receives the allocator's events.
 
     Attributes:
         needed_steps: steps of the optimizer after which the run is ended.

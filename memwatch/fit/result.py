@@ -1,4 +1,4 @@
-"""What fit() found and put in force."""
+"""The result of fit(), and the change that it has activated."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _BITWISE: Final = {True: "yes", False: "no", None: "unknown"}
 
 
 class Fit:
-    """The way in which a training step keeps a limit, in force until `undo`.
+    """The way in which a training step keeps a limit. It is active until `undo`.
 
     Attributes:
         limit_bytes: the limit.
-        peak_bytes: the peak of the way that is kept: everything that was alive on the device at one instant.
+        peak_bytes: the peak of the chosen way: all bytes that were alive on the device at one instant.
         device: the device.
-        ways: each way that was tried: `way`, `peak_bytes` (-1 where it failed), `step_time_ns` (-1 where nothing
-            was timed), `extra_ratio` (of the program's own time), `changes`, `bitwise` ("yes", "no", "unknown"),
-            `under_limit`, `kept`, `failure`.
+        ways: each way that was tried: `way`, `peak_bytes` (-1 if it failed), `step_time_ns` (-1 if it was not timed),
+            `extra_ratio` (of the program's own time), `changes`, `bitwise` ("yes", "no", "unknown"), `under_limit`,
+            `kept`, `failure`.
         code: lines of Python that do the same in the program; empty if it fits as it is.
         plan: the plan that the lines apply; None if they need none.
-        notes: what could not be put back, compared or tried.
+        notes: state that could not be restored or compared, and ways that could not be tried.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What a training step can change, as it was: everything that its function, its model and its optimizers refer to."""
+"""Copy everything that a training step can change: objects behind its function, its model and its optimizers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _ITERATORS: Final[tuple[type, ...]] = (type(iter([])), type(iter(())))
 
 
 class State:
-    """A copy of what a step can change, which can be put back in place.
+    """A copy of the state that a step can change, which can be restored in place.
 
     Tensors are kept as bytes in host memory and referred to weakly, so that the copy changes no peak.
 
@@ -165,7 +165,7 @@ class State:
                 self._undo.append(functools.partial(np.copyto, value, value.copy()))
         elif cls in _ITERATORS:
             made = value.__reduce__()
-            if len(made) > 2:  # one that has ended has no place any more
+            if len(made) > 2:  # an iterator that has ended has no position any more
                 self._undo.append(functools.partial(value.__setstate__, made[2]))
             return tuple(made[1])
         elif hasattr(cls, "__next__") and not _is_programs(cls):
@@ -222,7 +222,7 @@ def living(*classes: type) -> list[Any]:
 
 
 def optimizers_of(model: nn.Module) -> list[Optimizer]:
-    """Return the optimizers of any of a model's parameters, in the order in which they were made."""
+    """Return the optimizers of any of a model's parameters, oldest first."""
     own = {id(parameter) for parameter in model.parameters()}
     return [
         optimizer

@@ -495,7 +495,6 @@ def _precedence(  # noqa: PLR0917 (the arrays of a Graph that does not exist yet
         before.append(chain[:-1])
         after.append(chain[1:])
     source, target = np.concatenate(before), np.concatenate(after)
-    real = (
-        (source >= 0) & (target >= 0) & (source != target)
-    )  # an op that reads what it mutates does not wait for itself
+    # an op that reads what it mutates does not wait for itself
+    real = (source >= 0) & (target >= 0) & (source != target)
     return Csr.from_pairs(target[real], source[real], num_ops)

@@ -339,9 +339,8 @@ def _walk_buffer(events: Events, buffer: int, out: Intervals, count: int) -> tup
             brought = 0 if kind == MAKE else on_host
             if brought < 0:
                 return ABSENT, now, count
-            if (
-                current >= 0 and wanted[slot + 1] != brought
-            ):  # dropped: listed before the old allocation, which is open still
+            # dropped: listed before the old allocation, which is open still
+            if current >= 0 and wanted[slot + 1] != brought:
                 out.buffer[count + 1], out.first[count + 1] = buffer, out.first[count]
                 out.last[count + 1] = out.last[count]
                 out.first[count], out.last[count] = now, now

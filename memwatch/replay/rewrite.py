@@ -211,9 +211,8 @@ def _like(like: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tensor:
 def _host_bytes(nbytes: int, device_type: str) -> torch.Tensor:
     if device_type != "cpu" or not nbytes:
         return adapter_of(device_type).host_copy(nbytes)
-    with tempfile.TemporaryFile(
-        prefix="memwatch-moved-"
-    ) as file:  # its bytes last as long as they are mapped
+    # its bytes last as long as they are mapped
+    with tempfile.TemporaryFile(prefix="memwatch-moved-") as file:
         return torch.from_numpy(np.memmap(file, dtype=np.uint8, mode="w+", shape=(nbytes,)))
 
 

@@ -37,10 +37,10 @@ def load_baseline(root: Path, name: str) -> Baseline:
 
     Args:
         root: the project's folder.
-        name: its name; empty for the one saved last.
+        name: its name; "" for the latest one.
 
     Raises:
-        pytest.UsageError: there is no baseline of this name, or its file holds none.
+        pytest.UsageError: the baseline does not exist, or its file is not a baseline.
     """
     folder = root / FOLDER
     saved = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)

@@ -46,10 +46,10 @@ _BUILT_BY_CLASS: Final = ("property", "getset_descriptor")
 
 
 def kept_by_cache(leak: Leak) -> bool:
-    """Return True if one pass over this holder may well be the first fill of a cache, or of a name that has one value.
+    """Return True if one pass over this holder may be the first fill of a cache, or of a name that has one value.
 
-    A list or a set that got longer is none, nor is a table of hooks; no cache keeps the autograd graph of what it
-    holds, and one tensor that became larger is no first fill.
+    A list or a set that got longer is not a cache, and neither is a table of hooks. A cache never keeps the autograd
+    graph of its values. One tensor that became larger is not a first fill.
     """
     if leak.kind != "retained" or leak.keeps_graph or leak.grows or leak.cut is None:
         return False
@@ -88,7 +88,7 @@ def _written_by_torch(cycle: Iterable[Edge]) -> bool:
 
     cycle = list(cycle)
     home = Path(torch.__file__).resolve().parent
-    # what stands in the code of a file has no line if it is of a class as such
+    # an attribute of a class itself has no line in the code of its file
     places = [(edge.file, edge.line is not None or edge.kind in _WRITTEN) for edge in cycle]
     places += [(end.file, end.line is not None) for end in _ends(cycle)]
     files = [Path(file).resolve() for file, placed in places if file and placed and file.endswith(".py")]

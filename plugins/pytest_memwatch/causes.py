@@ -23,11 +23,12 @@ SHOWN_TESTS: Final = 3  # of each cause, in the short summary
 
 
 def causes_of(results: Results, freed: Freed) -> list[dict[str, Any]]:
-    """Return the causes for which tests failed, as plain data, that of the most tests first.
+    """Return the causes for which tests failed, as plain data, the cause of the most tests first.
 
-    Each has `cause` (its name, the same in every process), `tests` (their node ids), `nbytes` and `count` over all of
-    them, `ignore` (a rule that tolerates it), of its largest leak `kind`, `holder`, `reference`, `advice` and `path`,
-    and of the largest one of which the line was seen `site` and `tensor`. `freed` of the `told` were freed since.
+    Each cause has `cause` (its name, the same in every process), `tests` (their node ids), `nbytes` and `count` over
+    all of them, and `ignore` (a rule that tolerates it). `kind`, `holder`, `reference`, `advice` and `path` come from
+    its largest leak, `site` and `tensor` from the largest leak with a known line. `freed` of the `told` were freed
+    since.
     """
     found: dict[str, list[tuple[str, dict[str, Any]]]] = {}
     for node in results:
@@ -56,7 +57,7 @@ def _cause(name: str, leaks: list[tuple[str, dict[str, Any]]]) -> dict[str, Any]
 
 
 def cause_lines(results: Results, freed: Freed, *, verbose: bool) -> list[str]:
-    """Return the causes as lines of the summary, each once; none if no test leaked."""
+    """Return the causes as lines of the summary, each once; the list is empty if no test leaked."""
     causes = causes_of(results, freed)
     if not causes:
         return []
@@ -71,7 +72,7 @@ def cause_lines(results: Results, freed: Freed, *, verbose: bool) -> list[str]:
 
 
 def _in_short(causes: list[dict[str, Any]]) -> list[str]:
-    """Return one line for each of a few causes, and one for the others."""
+    """Return one line for each of a few causes, and one line for the others."""
     more = len(causes) - MOST_SHORT
     lines = ["", *map(_headline, causes[:MOST_SHORT])]
     return (

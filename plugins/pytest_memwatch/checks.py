@@ -33,10 +33,10 @@ class Checks:
         growth: run the body several times and report tensors that each further run adds.
         single_pass: run the body once and report tensors that it leaves behind.
         allowed: the marker that allows the test to leak.
-        limit: the most that the body may add at its peak.
-        findings: which avoidable memory fails the test.
+        limit: the largest peak that the body may add.
+        findings: the avoidable memory that fails the test.
         measured: whether to measure the peak for the report.
-        asked: whether the test asks for a check of its peak by itself.
+        asked: whether the test itself asks for a check of its peak.
     """
 
     growth: GrowthCheck | None = None

@@ -14,4 +14,4 @@ class FindingsError(MemwatchError, AssertionError):
 
 
 class FixtureError(MemwatchError):
-    """The `memwatch` fixture was asked for a peak before anything was measured."""
+    """A test read a peak from the `memwatch` fixture before it measured one."""

@@ -49,11 +49,11 @@ class Examination:
     """One examined run of a test.
 
     Attributes:
-        data: plain values that the report carries to the summary, the JSON file and the baselines.
+        data: plain values for the summary, the JSON file and the baselines.
         sections: titles and texts for the failure report.
         error: the error with which the test was failed, if any.
         sentence: the error in one sentence.
-        is_over: True once the body has ended; reports before that are of its subtests.
+        is_over: True once the body has ended; earlier reports belong to subtests.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Examination:
 
     @property
     def may_be_emptied(self) -> bool:
-        """Whether the test failed only for what live objects keep, in its one run, without asking for the check."""
+        """Whether the test failed only because live objects keep tensors, without asking for the check."""
         is_leak = self.data["failed"] == "leak" and self.checks.single_pass
         return is_leak and bool(self._left) and all(leak["kind"] == "retained" for leak in self.data["leaks"])
 
@@ -150,14 +150,14 @@ class Examination:
     @contextmanager
     def _checking_one_pass(self, *, force: bool = False) -> Iterator[None]:
         __tracebackhide__ = True
-        # A suite, or a test, that never imports torch has no tensors to leak: do not import it on its behalf.
+        # If a suite or a test never imports torch, it has no tensors, and importing torch here would slow it down.
         if not (force or (self.checks.single_pass and "torch" in sys.modules)):
             yield
             return
         from memwatch.leaks import TensorLeakError, check_leaks
 
         # To record the line that made a tensor takes a dispatch mode. A test that asks for a check of leaks or of its
-        # peak gets the mode. Other tests get it only after a test left a tensor whose line is not known.
+        # peak gets the mode. Other tests get it only after a test left a tensor with an unknown line.
         notes_lines = force or self.checks.asked or _line_search().is_on
         known = _known_causes()
         before = {cause: len(refs) for cause, refs in known.told.items()}
@@ -166,7 +166,7 @@ class Examination:
         try:
             yield
         except BaseException:
-            # The test failed by itself, and its traceback holds its locals: nothing can be said about leaks.
+            # The test itself failed, and its traceback holds its locals, so leaks cannot be judged.
             check.__exit__(GeneratorExit, GeneratorExit(), None)
             raise
         try:
@@ -217,7 +217,7 @@ class Examination:
         raise self.error
 
     def _sort_leaks(self) -> list[Leak]:
-        """Note every leak under its heading, and return those that count against the test."""
+        """Note every leak under its heading, and return the leaks that fail the test."""
         growth = self.checks.growth
         rules = (*(growth.ignore if growth else ()), *self._settings.ignore)
         real = []
@@ -239,7 +239,7 @@ class Examination:
         return [] if tolerated else real
 
     def _avoidable(self) -> list[Finding]:
-        """Note the findings of the reading with the highest peak, and return those that count against the test."""
+        """Note the findings of the reading with the highest peak, and return those that fail the test."""
         check, reading = self.checks.findings, self.reading
         if check is None or reading is None:
             return []
@@ -301,10 +301,10 @@ def _line_search() -> LineSearch:
 
 
 def end_checks() -> dict[str, list[int]]:
-    """Forget what the tests have leaked, and leave gc alone: no test follows.
+    """Forget the leaks of all tests, and stop watching gc, because no test follows.
 
     Returns:
-        By cause, how many of the tensors that were told are freed by now, and how many were told.
+        By cause, how many of the reported tensors are freed by now, and how many were reported.
     """
     _line_search.cache_clear()
     if not _known_causes.cache_info().currsize:

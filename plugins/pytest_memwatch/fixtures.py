@@ -33,8 +33,8 @@ class Memwatch:
     def profile(self, **options: Any) -> Iterator[Profile]:
         """Profile a block of the test; the options are those of `memwatch.profile`.
 
-        If the test also uses the fixture `benchmark` of pytest-benchmark, its `extra_info` gets the highest peak of the
-        blocks so far.
+        If the test also uses the fixture `benchmark` of pytest-benchmark, its `extra_info` gets the highest peak of
+        the blocks so far.
         """
         import memwatch
 

@@ -1,4 +1,4 @@
-"""One failure for each cause: a leak that forty tests show is told in full once. The report has 120 lines at most."""
+"""One failure for each cause: a leak in forty tests is described in full once. The report has 120 lines at most."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def one_for_each_cause(reports: list[pytest.TestReport], most: int = 1) -> list[
 
 
 def _causes_alone(report: pytest.TestReport) -> set[str]:
-    """Return the causes of a failure that has nothing else to show, neither a traceback nor a peak."""
+    """Return the causes of a failure that shows nothing else: neither a traceback nor a peak."""
     data = getattr(report, "memwatch", None) or {}
     only_leaks = data.get("failed") == "leak" and isinstance(report.longrepr, str)
     return {leak["cause"] for leak in data.get("leaks", [])} if only_leaks else set()

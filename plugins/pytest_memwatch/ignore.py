@@ -45,7 +45,7 @@ def parse_rule(rule: object) -> IgnoreRule:
         rule: text `pattern: reason`, or a pair (pattern, reason).
 
     Raises:
-        pytest.UsageError: there is no pattern or no reason.
+        pytest.UsageError: the pattern or the reason is missing.
     """
     if isinstance(rule, str):
         pattern, _, reason = rule.partition(": ")

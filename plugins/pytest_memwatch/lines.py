@@ -1,8 +1,8 @@
 """Find the lines that made leaked tensors, and decide in which tests of `--memwatch-leaks=all` to record them.
 
-Recording them takes a dispatch mode and a few microseconds per op, so a clean test runs without it. Once a test leaves
-a tensor that only this record can explain, the next tests run with it: one cause often shows in many tests that stand
-together. Where a profile of the same test saw the tensors made, its lines are used.
+Recording them takes a dispatch mode and a few microseconds per op, so a clean test runs without it. Once a test
+leaves a tensor with an unknown line, the next tests run with it: one cause often shows in many neighbouring tests. If
+a profile of the same test recorded the tensors, its lines are used.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _Left(NamedTuple):
 
 
 class LineSearch:
-    """What of the leaks so far only a look at every op would tell."""
+    """The leaks so far whose lines only a look at every op would show."""
 
     def __init__(self) -> None:
         self._left: dict[str, _Left] = {}
@@ -45,12 +45,12 @@ class LineSearch:
         return any(left.tests > 0 and left.ops > 0 for left in self._left.values())
 
     def learn(self, leaks: Iterable[Leak], *, noted_ops: int | None, may_have_grown: bool) -> None:
-        """Take in what one test left.
+        """Learn from the leaks of one test.
 
         Args:
             leaks: its leaks.
-            noted_ops: how many ops were looked at in it; None if lines were not noted.
-            may_have_grown: True if it put a larger tensor in the place of a smaller one, as far as is known.
+            noted_ops: number of its ops whose lines were noted; None if lines were not noted.
+            may_have_grown: True if it may have replaced a smaller tensor by a larger one.
         """
         if noted_ops is not None:
             self._left = {
@@ -111,7 +111,7 @@ def _lines_of_size(leak: Leak, reading: Reading) -> Iterator[Lines]:
 
 
 def _lines(frames: Sequence[Any]) -> Lines:
-    """Return the line that made a storage and the one that called its function, without the runner's."""
+    """Return the line that made a storage and the line that called its function, without the runner's."""
     from memwatch.heap.frames import is_test_runner_code
     from memwatch.own_code import is_memwatch_code
 

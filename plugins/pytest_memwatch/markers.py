@@ -146,7 +146,7 @@ def register(config: pytest.Config) -> None:
 
 
 def read_mark(mark: pytest.Mark) -> Any:
-    """Return what one of our markers asks for.
+    """Return the check that one of memwatch's markers describes.
 
     Raises:
         pytest.UsageError: an argument is wrong; the message shows the right usage.
@@ -188,7 +188,7 @@ def _fault(mark: pytest.Mark) -> str:
 
 
 def leak_mark(item: pytest.Item) -> GrowthCheck | Allowance | None:
-    """Return the closest marker about leaks; of two on the same level, the one that allows leaks."""
+    """Return the closest marker about leaks. Of two markers on the same level, the one that allows leaks wins."""
     found = None
     for node, mark in item.iter_markers_with_node():
         if mark.name not in ("no_tensor_leaks", "allow_tensor_leaks"):
@@ -204,7 +204,7 @@ def has_peak_mark(item: pytest.Item) -> bool:
 
 
 def findings_check(item: pytest.Item, mode: str) -> FindingsCheck | None:
-    """Return the check that a test's closest marker asks for, or the one of all tests; None if there is none."""
+    """Return the check of a test's closest marker, or the check for all tests, or None."""
     mark = item.get_closest_marker("no_findings") if mode != "off" else None
     if mark is not None:
         check: FindingsCheck = read_mark(mark)

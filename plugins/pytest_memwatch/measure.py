@@ -20,11 +20,11 @@ class Measurement:
     """Profiles a block. Only one profile can be open, so it pauses while the block has a profile of its own.
 
     Args:
-        holders: whether to look who holds the memory.
+        holders: whether to search for holders.
 
     Attributes:
-        readings: the finished profiles, those that the block opened itself included.
-        own: how many of them the block opened itself.
+        readings: the finished profiles, including those that the block opened itself.
+        own: number of profiles that the block opened itself.
     """
 
     def __init__(self, *, holders: bool = False) -> None:
@@ -53,7 +53,7 @@ class Measurement:
         self._open.__enter__()
 
     def owns(self, profile: Profile) -> bool:
-        """Return True for the profile of the measurement, False for one that the block opened."""
+        """Return True for the profile of the measurement, False for a profile that the block opened."""
         return profile is self._open
 
     def _pause(self) -> bool:
@@ -95,7 +95,7 @@ class Measurement:
 
     @property
     def baseline_bytes(self) -> int:
-        """What was alive on that device before the block."""
+        """The bytes that were alive on that device before the block."""
         return _sizes(self.readings[0], self.device)[0]
 
     def peak_increase_bytes(self, device: str | None = None) -> int:

@@ -35,7 +35,7 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything that options and ini keys set.
+    """The values of all options and ini keys.
 
     Attributes:
         enabled: False after `--no-memwatch`.
@@ -48,9 +48,9 @@ class Settings:
         save: name under which the peaks are saved.
         compare: name of the baseline to compare with; empty for the latest.
         compare_fail: how far above its baseline a peak may be.
-        warmup: runs of the body before measuring growth, where the marker does not say.
-        runs: measured runs of the body, where the marker does not say; None for 2, and more if only containers grew.
-        top: how many tests the summary lists, and lines for each; 0 for all.
+        warmup: runs of the body before measuring growth, if the marker does not set it.
+        runs: measured runs of the body, if the marker does not set it; None for 2, and more if only containers grew.
+        top: number of tests in the summary, and of lines for each; 0 for all.
         stack_depth: frames shown for each allocation.
         ignore: rules of the ini file and of the project's settings.
         leaks_min_bytes: leaks of fewer bytes do not count.
@@ -81,7 +81,7 @@ def read_settings(config: pytest.Config) -> Settings:
     """Return the settings of a session.
 
     Raises:
-        pytest.UsageError: a value is wrong; the message names the option and says what to write.
+        pytest.UsageError: a value is wrong; the message names the option and the right values.
     """
     if config.getoption("no_memwatch"):
         return Settings(enabled=False, leaks="off", findings="off")

@@ -36,7 +36,7 @@ def write_page(folder: Path, nodeid: str, reading: Reading | None, leaks: Sequen
     """Write the page of a test and return its path.
 
     Args:
-        folder: the folder for pages; it is made if it is missing.
+        folder: the folder for pages; it is created if it is missing.
         nodeid: the test.
         reading: the profile of its body, None if it was not measured.
         leaks: its leaks.

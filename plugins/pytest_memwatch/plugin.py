@@ -79,7 +79,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def _examining(item: pytest.Item) -> AbstractContextManager[None]:
-    """Return a context in which the body of the test is examined, if there is anything to check."""
+    """Return a context in which the body of the test is examined, if it has a check."""
     settings = item.config.stash[SETTINGS]
     checks = checks_for(item, settings)
     if is_doctest(item):
@@ -144,7 +144,7 @@ class _Collector:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        """Take what a worker of xdist, which has ended, says was freed since it was told."""
+        """Add the counts of freed tensors from a worker of xdist that has ended."""
         add_freed(self._freed, getattr(node, "workeroutput", {}).get(_FREED_KEY, {}))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

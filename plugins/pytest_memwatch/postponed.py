@@ -74,7 +74,7 @@ class Postponed:
     def pytest_runtest_teardown(
         self, item: pytest.Item, nextitem: pytest.Item | None
     ) -> Generator[None, None, None]:
-        """Judge the last test after its teardown: there is no next setup."""
+        """Judge the last test after its teardown, because no setup follows."""
         try:
             yield
         finally:

@@ -31,7 +31,7 @@ def collect(results: Results, report: pytest.TestReport) -> None:
 
 
 def add_freed(freed: Freed, more: Freed) -> None:
-    """Add what one process says was freed to what others do."""
+    """Add the counts of freed tensors from one process to those of others."""
     for cause, counts in more.items():
         freed[cause] = [have + new for have, new in zip(freed.get(cause, [0, 0]), counts, strict=True)]
 
@@ -39,15 +39,18 @@ def add_freed(freed: Freed, more: Freed) -> None:
 def write_json(path: Path, results: Results, ignore: tuple[IgnoreRule, ...], freed: Freed) -> None:
     """Write all results to one file.
 
-    The file holds `format`, `version`, `memwatch` (its version), `ignore_rules` (pattern and reason each) and
-    `causes` (what one edit would end, with `cause`, `tests`, `nbytes`, `count`, `kind`, `holder`, `reference`, `site`,
-    `tensor`, `advice`, `path`, `ignore`, a rule that tolerates it, and `freed` and `told`: how many of the tensors that
-    single passes told were freed before the session ended) and
-    `tests`, one object per test with `nodeid`, `outcome`, `duration_s`, `failed` ("leak", "peak", "findings" or null);
-    figures in bytes (`peak_bytes`, `baseline_bytes`, `peak_increase_bytes`, `limit_bytes`, `saved_bytes`);
-    `top` (the lines that allocated most), `findings`, `ignored_findings`, `leaks`, `ignored`, `small` (below the
-    least size), `kept` (by caches), `emptied` (freed by fixtures before the next test), `machinery` (cycles of
-    tools), `allowed` and `page`. Keys of figures that were not measured are absent.
+    The file holds `format`, `version`, `memwatch` (its version), `ignore_rules` (pattern and reason each), `causes`
+    and `tests`.
+
+    A cause is a set of leaks that one edit would end. It has `cause`, `tests`, `nbytes`, `count`, `kind`, `holder`,
+    `reference`, `site`, `tensor`, `advice`, `path`, `ignore` (a rule that tolerates it), `told` (the tensors that
+    single passes reported) and `freed` (how many of them were freed before the session ended).
+
+    Each test has `nodeid`, `outcome`, `duration_s`, `failed` ("leak", "peak", "findings" or null); figures in bytes
+    (`peak_bytes`, `baseline_bytes`, `peak_increase_bytes`, `limit_bytes`, `saved_bytes`); `top` (the lines that
+    allocated most), `findings`, `ignored_findings`, `leaks`, `ignored`, `small` (below the least size), `kept` (by
+    caches), `emptied` (freed by fixtures before the next test), `machinery` (cycles of tools), `allowed` and `page`.
+    Keys of figures that were not measured are absent.
     """
     from memwatch._version import __version__
 

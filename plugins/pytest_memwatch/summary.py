@@ -32,7 +32,7 @@ def status(report: pytest.CollectReport | pytest.TestReport) -> Status | None:
 def summary_lines(
     results: Results, settings: Settings, baseline: str | None, freed: Freed, *, verbose: bool = False
 ) -> list[str]:
-    """Return the lines of the summary; none if there is nothing to say."""
+    """Return the lines of the summary. The list is empty if there are no results to show."""
     parts = [
         _peaks(results, settings) if settings.measure else [],
         _comparison(results, baseline) if baseline is not None else [],

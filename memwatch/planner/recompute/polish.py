@@ -121,9 +121,8 @@ def cut_anywhere(model: Model, draft: Draft, bench: Bench, effort: Effort) -> No
         row[WAY] = MOVE
     copy_draft(draft, bench.trial)
     sweep(model, draft, bench.work)
-    budget = (
-        effort.budget if random_unit(bench.random) < 0.5 else -1
-    )  # with -1 no step can hide a copy: both are made at once
+    # with -1 no step can hide a copy: both are made at once
+    budget = effort.budget if random_unit(bench.random) < 0.5 else -1
     scene = Scene(draft, events, bench.search, bench.work.live, budget)
     done = apply_cut(model, scene, bench.trial, cut_of(row), effort.limit)[0]
     if done and sweep(model, bench.trial, bench.work) >= 0:

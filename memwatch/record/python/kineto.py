@@ -184,8 +184,7 @@ def _in_our_time(events: IntArray, made: IntArray, first: tuple[int, int], last:
     first_ns, last_ns = events[made[first[1]], 0], events[made[last[1] - _SENTINELS], 0]
     slope = (last[0] - first[0]) / max(int(last_ns - first_ns), 1)
     events[:, 0] = first[0] + ((events[:, 0] - first_ns) * slope).astype(np.int64)
-    freed = np.flatnonzero(
-        events[:, 2] == -_SENTINEL_BYTES
-    )  # not always the next event: threads may allocate between
+    # not always the next event: threads may allocate between
+    freed = np.flatnonzero(events[:, 2] == -_SENTINEL_BYTES)
     ours = [rows for each in (made, freed) for rows in (each[:_SENTINELS], each[-_SENTINELS:])]
     return np.delete(events, np.concatenate(ours), axis=0)

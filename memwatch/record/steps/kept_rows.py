@@ -294,9 +294,8 @@ class LiveEvents:
         kept = ~(left_out & has_partner & (part[partner] == part) & (is_birth | is_birth[partner]))
         kept[first:] &= (heard.is_known | ~left_out[first:]) & (heard.rows[:, _ADDRESS] != _NOWHERE)
         waits = kept & (part == len(bounds_ns) + len(splits)) & bool(is_left_out[-1])
-        lives = (
-            is_birth & kept & ((after < 0) | waits[after])
-        )  # as the file knows it, until what ends it is written
+        # as the file knows it, until what ends it is written
+        lives = is_birth & kept & ((after < 0) | waits[after])
         self._alive, self._waiting = rows[lives & ~waits], rows[waits]
         kept[:written] = False  # these are in the capture
         written_now: IntArray = rows[kept & ~waits]

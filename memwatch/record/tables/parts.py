@@ -60,9 +60,8 @@ def tensors_in(values: Any) -> Iterator[Tensor]:
             if is_a(value, Tensor):
                 yield value
                 continue
-            is_new = (
-                id(value) not in looked_into and len(looked_into) < _MOST_CONTAINERS
-            )  # it may hold itself
+            # it may hold itself
+            is_new = id(value) not in looked_into and len(looked_into) < _MOST_CONTAINERS
             if is_new and (items := _items_of(value)) is not None:
                 looked_into.add(id(value))
                 waiting.append(items)
