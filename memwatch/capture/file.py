@@ -380,7 +380,6 @@ def _telling_what_is_wrong(source: pathlib.Path) -> Iterator[None]:
         if not isinstance(error, DamagedCaptureError):
             raise
         raise CaptureError(f"{source} cannot be read as a capture: {error}; record it again") from error
-    # fmt: skip
     except (sqlite3.Error, ValueError, TypeError, OverflowError, LookupError) as error:
         raise CaptureError(
             f"{source} cannot be read as a capture: {visible(str(error))}; record it again"

@@ -237,6 +237,5 @@ class AllocatorChannel:
         for start in range(0, len(window.events), _ROWS_AT_ONCE):
             events = window.events[start : start + _ROWS_AT_ONCE]
             self._emit(np.column_stack([events, np.full(len(events), self._count)]))
-        # fmt: skip
         self.windows += self._count, window.start_ns, window.end_ns, window.start_op, self._op_counter[0]
         self._count += 1
