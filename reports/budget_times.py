@@ -138,7 +138,7 @@ def main() -> None:
     torch.set_num_threads(1)
     torch._dynamo.config.recompile_limit = 64  # the ways of a program share its code
     warnings.simplefilter("ignore")
-    log = logging.getLogger("memwatch.replay.account")
+    log = logging.getLogger("memwatch.replay.budget_keeper")
     log.setLevel(logging.INFO)
     log.addHandler(EXTRA)
     log.propagate = False

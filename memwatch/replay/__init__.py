@@ -31,7 +31,7 @@ _HOMES = {
     "AppliedPlan": "checkpoints.apply",
     "RecordedPlan": "api",
     "ReplayError": "errors",
-    "ReplayResult": "result",
+    "ReplayResult": "run",
     "UnsupportedOpError": "errors",
     "apply_plan": "api",
     "graph_from_fx": "fx",

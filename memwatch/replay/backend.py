@@ -1,10 +1,10 @@
 """The torch.compile backend "memwatch": forward and backward planned as one program within a budget.
 
-AOTAutograd traces forward and backward as one joint graph. The joint graph is planned like a recorded program;
-the code that runs between forward and backward (the loss, for instance) is one op of it. There the planned graph
-is cut in two. Tensors that the plan keeps across the cut are what autograd saves, and recomputed ops belong to
-the backward. Both graphs run op by op with the kernels of eager PyTorch, so results are bitwise those of the
-model itself. The budget is one for all graphs of a compiled callable; `account` keeps it.
+AOTAutograd traces forward and backward as one joint graph. memwatch plans the joint graph like a recorded program. The
+code that runs between forward and backward, such as the loss, is one op of it. At this op the planned graph is cut in
+two. Autograd saves the tensors that the plan keeps across the cut. Recomputed ops belong to the backward. Both graphs
+run op by op with the kernels of eager PyTorch, so their results equal those of the model bit for bit. All graphs of a
+compiled callable share one budget, which `budget_keeper.py` keeps.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from memwatch._torch.dynamo import (
 from memwatch._torch.traced_graphs import has_region_budget
 from memwatch.errors import OptionError
 from memwatch.planner import BudgetError
-from memwatch.replay.account import Account
+from memwatch.replay.budget_keeper import BudgetKeeper
 from memwatch.replay.errors import UnsupportedOpError
 from memwatch.replay.options import BackendOptions
 from memwatch.replay.traced_graph import TracedGraph, boxed, with_inductor, with_kernels
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 __all__ = ["BackendOptions", "memwatch_backend"]
 
 _undisabled, _LeaveFrame = undisabling(), frame_leaving()
-_accounts: dict[int, Account] = {}  # by the id of an object of torch's, which cannot be hashed
+_keepers: dict[int, BudgetKeeper] = {}  # by the id of an object of torch's, which cannot be hashed
 
 
 def memwatch_backend(
@@ -75,12 +75,13 @@ def memwatch_backend(
         raise OptionError(f"the backend memwatch has no mode {mode!r}; give options={{'budget': ...}}")
     read = BackendOptions.read(options)
     if read.inner == "eager" and computes_as_numpy(_nodes_of(module)):
-        # dynamo calls ops of torch in place of NumPy's, and their last bits differ
-        _leave(read, "torch.compile leaves a function that calls NumPy as it is, or the results would differ")
-    account = _account(read, inputs)
+        # dynamo replaces NumPy's functions by ops of torch, whose results differ in the last bits
+        reason = "torch.compile leaves a function that calls NumPy as it is, or the results would differ"
+        _leave_uncompiled(read, reason)
+    keeper = _keeper_of(read, inputs)
     is_inductor = read.inner == "inductor"
     graph = TracedGraph(module, inputs, with_inductor if is_inductor else with_kernels)
-    compiler = _Compiler(graph, account)
+    compiler = _Compiler(graph, keeper)
     with nullcontext() if is_inductor else interpolating_in_one():
         graph.run = aot_autograd(
             fw_compiler=compiler.forward,
@@ -90,66 +91,67 @@ def memwatch_backend(
             decompositions=decompositions() if is_inductor else None,
             keep_inference_input_mutations=True,
         )(module, inputs)
-    if graph.joint is None or not account.is_kept:
+    if graph.joint is None or not keeper.has_budget:
         return graph.run
-    graph.run = _undisabled(graph.run)  # what is returned is itself nothing that dynamo looks into
+    graph.run = _undisabled(graph.run)  # dynamo must not trace the function that is returned
 
     def run(*args: Any) -> Any:
-        routine = account.routine(graph, args)
-        if routine is not None:
+        settled = keeper.follow(graph, args)
+        if settled is not None:
             try:
                 result = graph.run(*args)
             except BaseException:
-                routine.forget()
+                settled.reset()
                 raise
-            routine.left(args, result)
+            settled.end_forward(args, result)
             return result
-        turn = account.enter(graph, args)
+        turn = keeper.begin_run(graph, args)
         try:
-            result = graph.eager(*args) if account.runs_eagerly(turn) else graph.run(*args)
+            result = graph.eager(*args) if keeper.runs_eagerly(turn) else graph.run(*args)
         except BaseException:
-            account.failed()
+            keeper.abandon_episode()
             raise
-        account.leave(turn, args, result)
+        keeper.end_run(turn, args, result)
         return result
 
     return run
 
 
 def _nodes_of(module: fx.GraphModule) -> Iterator[fx.Node]:
-    """Yield the nodes of a graph and of the graphs inside it, as those of an `autograd.Function`."""
+    """Yield the nodes of a graph and of the graphs inside it, such as the graph of an `autograd.Function`."""
     for part in module.modules():
         if isinstance(part, torch.fx.GraphModule):
             yield from part.graph.nodes
 
 
-def _account(options: BackendOptions, inputs: list[Any]) -> Account:
-    """Return the account of the callable that is being compiled."""
+def _keeper_of(options: BackendOptions, inputs: list[Any]) -> BudgetKeeper:
+    """Return the budget keeper of the callable that is being compiled."""
     owner = compiling_wrapper()
-    found = None if owner is None else _accounts.get(id(owner))
+    found = None if owner is None else _keepers.get(id(owner))
     if found is None:
         devices = [item.device for item in inputs if isinstance(item, torch.Tensor)]
         device = next((each for each in devices if each.type != "cpu"), torch.device("cpu"))
-        found = Account(options, str(device))
+        found = BudgetKeeper(options, str(device))
         if owner is not None:
-            _accounts[id(owner)] = found
-            finalize(owner, _accounts.pop, id(owner), None)
+            _keepers[id(owner)] = found
+            finalize(owner, _keepers.pop, id(owner), None)
     return found
 
 
 class _Compiler:
-    """What AOTAutograd asks for the parts of one graph."""
+    """The callbacks with which AOTAutograd compiles one graph: partition, forward, backward, inference."""
 
-    def __init__(self, graph: TracedGraph, account: Account) -> None:
+    def __init__(self, graph: TracedGraph, keeper: BudgetKeeper) -> None:
         self._graph = graph
-        self._account = account
+        self._keeper = keeper
 
     def partition(
         self, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **others: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Return the planned forward and backward of a joint graph.
 
-        Where the program itself says how much a region may keep, torch decides what is kept, as the program asks.
+        A program can set a memory budget for a region itself. torch's own partition then obeys it, and memwatch plans
+        nothing.
         """
         if has_region_budget(joint) or not inputs:  # without inputs it is a graph inside the graph
             parts: tuple[fx.GraphModule, fx.GraphModule] = min_cut_partition(
@@ -159,8 +161,8 @@ class _Compiler:
         graph = self._graph
         try:
             if graph.trace(joint, inputs, num_fwd_outputs):
-                way, modules = graph.add_way(self._account.add(graph))
-                graph.chosen = [way]
+                variant, modules = graph.add_variant(self._keeper.add_graph(graph))
+                graph.chosen = [variant]
                 assert modules[1] is not None
                 return modules[0], modules[1]
         except UnsupportedOpError as error:
@@ -186,7 +188,7 @@ class _Compiler:
         graph = self._graph
         try:
             graph.trace(module, inputs, None)
-            graph.chosen = [graph.add_way(self._account.add(graph))[0]]
+            graph.chosen = [graph.add_variant(self._keeper.add_graph(graph))[0]]
         except UnsupportedOpError as error:
             graph.joint = None
             _warn_unplanned(str(error))
@@ -194,46 +196,50 @@ class _Compiler:
         return boxed(graph.forward)
 
 
-def _given_up(owner: Any, code: CodeType, reason: str) -> None:
-    """Refuse or warn: the budget is to cover a function that torch.compile leaves as it is.
+def _on_not_compiled(owner: Any, code: CodeType, reason: str) -> None:
+    """Refuse or warn, because torch.compile does not compile a function that the budget should cover.
 
-    While a step is measured, what such code takes is measured with it. Before the first graph it is in no figure, and
-    where nothing is compiled at all nobody calls the backend.
+    While a step is measured, the memory of such code is measured too. Before the first graph memwatch measures nothing.
+    And if torch.compile compiles no function at all, it never calls the backend.
     """
     if getattr(owner, "compiler_fn", None) is not memwatch_backend or not torch.is_grad_enabled():
         return
     options = BackendOptions.read(owner.kwargs.get("options"))
-    account = _accounts.get(id(owner))
-    if options.budget is None or id(owner) in _told or (account is not None and account.is_under_way):
+    keeper = _keepers.get(id(owner))
+    if (
+        options.budget is None
+        or id(owner) in _warned_owners
+        or (keeper is not None and keeper.is_step_running)
+    ):
         return
     place = f"`{code.co_name}` ({code.co_filename}:{code.co_firstlineno})"
-    _tell_uncovered(owner, options, f"torch.compile leaves {place} as it is: {reason.rstrip('. ')}")
+    _refuse_or_warn_uncovered(owner, options, f"torch.compile leaves {place} as it is: {reason.rstrip('. ')}")
 
 
-def _leave(options: BackendOptions, what: str) -> None:
-    """Have dynamo leave what it compiles as it is, and refuse or warn where a budget was to cover it."""
+def _leave_uncompiled(options: BackendOptions, what: str) -> None:
+    """Make dynamo run the current function uncompiled; refuse or warn if there is a budget."""
     owner = compiling_wrapper()
-    if options.budget is not None and torch.is_grad_enabled() and id(owner) not in _told:
-        _tell_uncovered(owner, options, what)
+    if options.budget is not None and torch.is_grad_enabled() and id(owner) not in _warned_owners:
+        _refuse_or_warn_uncovered(owner, options, what)
     if _LeaveFrame is not None:
         raise _LeaveFrame(what)
 
 
-def _tell_uncovered(owner: Any, options: BackendOptions, what: str) -> None:
+def _refuse_or_warn_uncovered(owner: Any, options: BackendOptions, what: str) -> None:
     message = f"{what}; the budget covers no memory that it keeps"
     if options.strict:
         raise BudgetError(message, None, 0, advice=_UNCOMPILED)
     if owner is not None:
-        _told.add(id(owner))
-        finalize(owner, _told.discard, id(owner))
+        _warned_owners.add(id(owner))
+        finalize(owner, _warned_owners.discard, id(owner))
     warnings.warn(f"torch.compile, backend memwatch: {message}; {_UNCOMPILED}", stacklevel=2)
 
 
-_told: set[int] = set()
+_warned_owners: set[int] = set()
 _UNCOMPILED = (
     "compile the parts around it, or use memwatch.apply_plan or memwatch.fit, which need no compiler"
 )
-call_when_given_up(_given_up)
+call_when_given_up(_on_not_compiled)
 
 
 def _warn_unplanned(reason: str) -> None:

@@ -1,7 +1,10 @@
 """An episode: the runs of a compiled callable whose memory is alive together.
 
-It begins with a forward while no earlier one waits for its backward, and ends when none waits any more. In most
-programs it is one step: some forwards, then their backwards.
+An episode begins with a forward while no earlier forward waits for its backward. It ends when no forward waits any
+more. In most programs it is one step: some forwards, then their backwards. The first episodes are measured.
+
+Most programs make the same step over and over. Once its plan was measured, the sequence of runs is settled. From then
+on `SettledSequence` only checks that each graph is the next one of the sequence, at next to no cost.
 """
 
 from __future__ import annotations
@@ -26,11 +29,16 @@ if TYPE_CHECKING:
     from memwatch.replay.traced_graph import Listener, TracedGraph
 
 
-FORWARD, LEFT, TANGENT, BACKWARD, RETURNED = "forward", "left", "tangent", "backward", "returned"
+# names of the marks in the window of a measured episode
+FORWARD = "forward"  # a forward begins
+FORWARD_END = "left"  # a forward has ended
+BACKWARD_REACHED = "tangent"  # an eager backward reaches the outputs of a run
+BACKWARD = "backward"  # the backward of a planned graph begins or ends
+BACKWARD_RETURNED = "returned"  # `backward()` has returned to the program
 
 
 class _Token:
-    """Lives as long as the graph of autograd that a run made."""
+    """An object that dies together with the autograd graph that a run made."""
 
     __slots__ = ("__weakref__",)
 
@@ -42,12 +50,14 @@ class Run:
     Attributes:
         graph: the graph.
         turn: how many runs of the same graph came before it in the episode.
-        inputs, outputs: addresses of the storages that it was given and gave; 0 for what is no tensor. Empty in an
-            episode that learns nothing.
-        is_done: whether its backward has run, or it has none.
-        released: which outputs were gone when the backward began, in any step that was measured.
-        token: dies when its backward cannot come any more; None where none can come, or before it has run.
-        head, node: which output led to the backward, and by which class of node, in an episode that is settled.
+        inputs: addresses of the storages of its arguments; 0 for an argument that is not a tensor. Empty unless
+            the episode is learning.
+        outputs: the same for its results.
+        is_done: whether its backward has run, or it has no backward.
+        released: numbers of the outputs that the program had dropped when the backward began, in any measured step.
+        token: a reference that dies when the backward cannot come any more; None without a backward.
+        head: number of the last output that leads to the backward.
+        node: class of the autograd node of that output, in a settled episode with a single node.
     """
 
     graph: TracedGraph
@@ -62,23 +72,23 @@ class Run:
     _storages: Sequence[weakref.ref[Any] | None] = ()
 
     def is_pending(self) -> bool:
-        """Return True while its backward may come."""
+        """Return True while the backward of this run may come."""
         return not self.is_done and (self.token is None or self.token() is not None)
 
     @property
     def can_be_followed(self) -> bool:
-        """Whether the next run of its kind is known by `head` and `node`."""
+        """Whether `head` and `node` suffice to find the autograd node of the next run of this graph."""
         return self.token is None or self.node is not None
 
-    def left(
+    def end_forward(
         self, args: Sequence[Any], result: Value, on_dropped: Callable[[], object] | None
     ) -> list[torch.Tensor]:
-        """Note what the forward gave; return those of its tensors whose backward leads into the graph.
+        """Record the results of the forward; return the tensors whose backward leads into the graph.
 
         Args:
-            args: what it was given.
-            result: what it gave.
-            on_dropped: called when its backward cannot come any more, though it never came; None: nobody asks.
+            args: the arguments of the forward.
+            result: its results.
+            on_dropped: called if the autograd graph is dropped before a backward; None to call nothing.
         """
         given = set(map(id, args))
         heads: list[torch.Tensor] = []
@@ -95,10 +105,10 @@ class Run:
         return heads
 
     def _token_of(self, nodes: list[Any], on_dropped: Callable[[], object] | None) -> weakref.ref[Any] | None:
-        """Return a reference that dies with the nodes."""
+        """Return a weak reference that dies with the nodes."""
         if on_dropped is None and len(nodes) == 1 and isinstance(nodes[0], BackwardCFunction):
             self.node = type(nodes[0])
-            return weakref.ref(nodes[0])  # the same at less cost: this is done in each step
+            return weakref.ref(nodes[0])  # cheaper than a token, and every step comes here
         token = _Token()
         for node in nodes:
             metadata_of(node)["memwatch", id(self)] = token
@@ -112,7 +122,7 @@ class Run:
         return dropped
 
     def note_outputs(self, result: Value) -> None:
-        """Note what the forward gave, and follow which of it the program lets go of."""
+        """Record the addresses of the results, and watch which results the program drops."""
         items = list(leaves(result))
         self.outputs = addresses(items)
         self._storages = [
@@ -120,24 +130,24 @@ class Run:
             for item, address in zip(items, self.outputs, strict=True)
         ]
 
-    def look_at_outputs(self) -> None:
-        """Note, as the backward begins, which outputs are gone."""
+    def note_released_outputs(self) -> None:
+        """Record which outputs the program has dropped. Called when the backward begins."""
         gone = (place for place, ref in enumerate(self._storages) if ref is not None and ref() is None)
         self.released |= set(gone)
 
 
 @dataclass(eq=False)
 class Episode:
-    """Runs that share memory, and the window in which they are measured, if they are.
+    """Runs that share memory, and the allocator window that measures them.
 
     Attributes:
-        is_eager: whether the graphs run as eager PyTorch does, so that its peak is learned.
-        learns: whether there is more to learn: what the runs are given and give is noted.
+        is_eager: whether the graphs run as in eager PyTorch, to measure its peak.
+        is_learning: whether the addresses of arguments and results are recorded.
         runs: the runs, in the order of their forwards.
     """
 
     is_eager: bool = False
-    learns: bool = False
+    is_learning: bool = False
     runs: list[Run] = field(default_factory=list)
     _window: AllocatorWindow | None = None
     _thread: int = 0
@@ -145,8 +155,8 @@ class Episode:
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing is measured or learned: only the sequence of runs is noted."""
-        return self._window is None and not self.learns
+        """Whether the episode is neither measured nor learning: it records only the sequence of runs."""
+        return self._window is None and not self.is_learning
 
     @property
     def is_measured(self) -> bool:
@@ -154,7 +164,7 @@ class Episode:
         return self._window is not None
 
     def measure(self, device: str, after_backward: Callable[[], object]) -> None:
-        """Begin to measure; a function is called whenever a backward has returned."""
+        """Begin to measure. Call `after_backward` whenever a backward has returned."""
         self._window = AllocatorWindow(device)
         self._thread = threading.get_ident()
         self._end_calls = call_after_backwards(after_backward)
@@ -166,45 +176,46 @@ class Episode:
 
     def stop(self) -> list[Stretch]:
         """End the window; return its stretches up to the return of the last backward."""
-        window, self._window = self._window, None
+        window = self._window
+        self._window = None
         if window is None:
             return []
         self._end_calls()
         found = window.stop()
-        ends = [place for place, stretch in enumerate(found) if stretch.name == RETURNED]
+        ends = [place for place, stretch in enumerate(found) if stretch.name == BACKWARD_RETURNED]
         return found[: ends[-1]] if ends else found
 
     @property
     def can_stop_here(self) -> bool:
-        """Whether this is the thread of the window."""
+        """Whether the calling thread may end the window: the one that began it."""
         return self._window is None or self._thread == threading.get_ident()
 
     def is_pending(self) -> bool:
         """Return True while the backward of some run may come."""
-        for run in self.runs:  # noqa: SIM110  # each step asks: a generator costs more
+        for run in self.runs:  # noqa: SIM110  # every step calls this, and a generator costs more
             if run.is_pending():
                 return True
         return False
 
     def last_waiting(self, graph: TracedGraph) -> Run | None:
-        """Return the last run of a graph whose backward has not come."""
+        """Return the last run of a graph that still waits for its backward."""
         for run in self.runs[::-1]:
             if run.graph is graph and not run.is_done:
                 return run
         return None
 
     def note_backward(self, run: Run, name: str) -> None:
-        """Note that a backward has reached a run."""
+        """Record that the backward of a run begins."""
         self.mark(name)
         if not keeps_graph():
             run.is_done = True
 
-    def watch(self, run: Run, heads: list[torch.Tensor]) -> None:
-        """Notice when an eager backward reaches a run."""
+    def hook_backward(self, run: Run, heads: list[torch.Tensor]) -> None:
+        """Register hooks that mark when an eager backward reaches the outputs of a run."""
 
         def reached(_: torch.Tensor) -> None:
-            run.look_at_outputs()
-            self.note_backward(run, TANGENT)
+            run.note_released_outputs()
+            self.note_backward(run, BACKWARD_REACHED)
 
         for head in heads:
             if head.requires_grad:
@@ -212,7 +223,7 @@ class Episode:
 
 
 def addresses(items: Sequence[Any]) -> tuple[int, ...]:
-    """Return the addresses of the storages of tensors; 0 for what is no plain tensor."""
+    """Return the addresses of the storages of tensors; 0 for values of other types and sparse tensors."""
     return tuple(
         address_of(item.untyped_storage())
         if isinstance(item, torch.Tensor) and item.layout is torch.strided
@@ -222,92 +233,94 @@ def addresses(items: Sequence[Any]) -> tuple[int, ...]:
 
 
 def kept_bytes(stretches: list[Stretch], num_runs: int, before: list[int]) -> list[int]:
-    """Return what the code between a forward and the next one keeps, for its own backward for instance."""
+    """Return for each run the bytes that the code up to the next forward keeps, such as tensors saved for backward."""
     pairs = zip(stretches, [*stretches[1:], None], strict=True)
     found = [
         max(after.start_bytes - stretch.start_bytes, 0) if after is not None and after.name == FORWARD else 0
         for stretch, after in pairs
-        if stretch.name == LEFT
+        if stretch.name == FORWARD_END
     ]
     found = found if len(found) == num_runs else [0] * num_runs
     return [max(pair) for pair in zip(found, before, strict=True)] if before else found
 
 
 def outside_bytes(stretches: list[Stretch], num_runs: int, before: list[int]) -> list[int]:
-    """Return what the code after each forward allocated, at most, as far as it was seen."""
-    left = [stretch.peak_bytes - stretch.start_bytes for stretch in stretches if stretch.name == LEFT]
+    """Return for each run the most bytes that the code after its forward allocated, in any measured step."""
+    left = [stretch.peak_bytes - stretch.start_bytes for stretch in stretches if stretch.name == FORWARD_END]
     found = left if len(left) == num_runs else [0] * num_runs
     return [max(pair) for pair in zip(found, before, strict=True)] if before else found
 
 
 @dataclass(eq=False, slots=True)
-class Routine:
-    """A settled sequence of runs, and how far the program is in it.
+class SettledSequence:
+    """A sequence whose plan needs no more measurements, and the position of the program in it.
 
     Args:
-        runs: the runs of the sequence when it last came.
-        receiver: a parameter that had no gradient whenever the sequence began, if there is one.
+        runs: the runs of the last episode of this sequence.
+        probe: a parameter that had no gradient whenever the sequence began. If it has one at the next beginning, the
+            program has started to accumulate gradients.
     """
 
     runs: Sequence[Run]
-    receiver: weakref.ref[Any] | None = None
+    probe: weakref.ref[Any] | None = None
     _version: int = -1
     _waiting: list[weakref.ref[Any] | None] = field(default_factory=list)
-    _before: list[tuple[TracedGraph, Listener | None, Listener | None]] = field(default_factory=list)
+    _listeners: list[tuple[TracedGraph, Listener | None, Listener | None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         for graph in {run.graph for run in self.runs}:
-            self._before.append((graph, graph.on_begin, graph.on_end))
-            graph.on_begin, graph.on_end = None, self._ended
+            self._listeners.append((graph, graph.on_begin, graph.on_end))
+            graph.on_begin = None
+            graph.on_end = self._backward_ended
 
     @classmethod
-    def of(cls, runs: Sequence[Run], receiver: weakref.ref[Any] | None = None) -> Routine | None:
-        """Return the routine of a sequence; None where a run left nothing by which the next one can be followed."""
-        return cls(runs, receiver) if all(run.can_be_followed for run in runs) else None
+    def of(cls, runs: Sequence[Run], probe: weakref.ref[Any] | None = None) -> SettledSequence | None:
+        """Return the settled sequence of these runs; None if the autograd node of some run cannot be found again."""
+        return cls(runs, probe) if all(run.can_be_followed for run in runs) else None
 
-    def takes(self, graph: TracedGraph) -> bool:
-        """Return True if a graph that is about to run is the next of the sequence; each call asks."""
+    def accept(self, graph: TracedGraph) -> bool:
+        """Advance to a graph if it is the next one of the sequence, and return whether it is. Every call comes here."""
         place = len(self._waiting)
         if place and not self.is_pending():
             if place < len(self.runs):
-                return False  # the sequence has ended early: it was another one
+                return False  # the sequence has ended early, so the program runs another one
             self._waiting.clear()
             place = 0
         if place == len(self.runs) or self.runs[place].graph is not graph:
             return False
-        if not place and self.receiver is not None and self._accumulates():
+        if not place and self.probe is not None and self._gradient_exists():
             return False
         graph.turn = self.runs[place].turn
         return True
 
-    def _accumulates(self) -> bool:
-        """Return True if a gradient is there as never before, of a step that goes on; else note that one begins."""
-        item = None if self.receiver is None else self.receiver()
+    def _gradient_exists(self) -> bool:
+        """Return True if the probe has a gradient of the current step; otherwise a step begins now."""
+        item = None if self.probe is None else self.probe()
         if item is None:
             return False
         before, self._version = self._version, version_of(item)
         return item.grad is not None and before == self._version
 
-    def goes_on(self) -> bool:
-        """Return True if nothing that is trained was changed since the sequence began, as far as can be told."""
-        item = None if self.receiver is None else self.receiver()
+    def parameters_unchanged(self) -> bool:
+        """Return True if the probe was not changed since the sequence began."""
+        item = None if self.probe is None else self.probe()
         return item is not None and version_of(item) == self._version
 
-    def left(self, args: Sequence[Any], result: Any) -> None:
-        """Note that the graph has run."""
+    def end_forward(self, args: Sequence[Any], result: Any) -> None:
+        """Record the autograd node of the results of a forward."""
         like = self.runs[len(self._waiting)]
         node = None if like.node is None else node_of_result(result[like.head])
         if type(node) is like.node:
             self._waiting.append(weakref.ref(node))
         elif like.node is None:
             self._waiting.append(None)
-        else:  # the outputs are not what they were: look at each of them
+        else:  # the outputs have changed, so search all of them for the node
             run = Run(like.graph, like.turn, ())
-            run.left(args, result, None)
+            run.end_forward(args, result, None)
             self._waiting.append(run.token)
 
-    def _ended(self, graph: TracedGraph) -> None:
-        """Note that the backward of a graph has run."""
+    def _backward_ended(self, graph: TracedGraph) -> None:
+        """Record that the backward of a graph has run."""
         if keeps_graph():
             return
         for place in range(len(self._waiting) - 1, -1, -1):
@@ -317,19 +330,20 @@ class Routine:
 
     def is_pending(self) -> bool:
         """Return True while the backward of some run may come."""
-        for waiting in self._waiting:  # noqa: SIM110  # each call asks: a generator costs more
+        for waiting in self._waiting:  # noqa: SIM110  # every call comes here, and a generator costs more
             if waiting is not None and waiting() is not None:
                 return True
         return False
 
-    def forget(self) -> None:
-        """Begin anew: a graph raised."""
+    def reset(self) -> None:
+        """Start the sequence again, because a graph raised."""
         self._waiting.clear()
 
     def as_episode(self) -> Episode:
-        """End the routine; return what the program is in the middle of, to go on as any other program."""
-        for graph, on_begin, on_end in self._before:
-            graph.on_begin, graph.on_end = on_begin, on_end
+        """End the settled sequence; return its pending runs as an episode, which is followed in the ordinary way."""
+        for graph, on_begin, on_end in self._listeners:
+            graph.on_begin = on_begin
+            graph.on_end = on_end
         runs = [
             Run(like.graph, like.turn, (), is_done=waiting is None, token=waiting)
             for like, waiting in zip(self.runs, self._waiting, strict=False)

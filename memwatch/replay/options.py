@@ -17,19 +17,19 @@ _INNER: Final = ("eager", "inductor")
 
 @dataclass(frozen=True)
 class BackendOptions:
-    """What ``torch.compile(..., backend="memwatch", options={...})`` understands.
+    """The options of ``torch.compile(..., backend="memwatch", options={...})``.
 
     Attributes:
-        budget: peak increase allowed to all graphs of the compiled callable together, from the first forward to
-            the end of the backward: bytes, ``"512 MiB"``, or ``"60%"`` of what the program takes in eager
-            PyTorch, which its first step measures. None: the lowest peak that a new order alone can reach.
+        budget: the peak increase that all graphs of the compiled callable may have together, from the first forward
+            to the end of the backward. Write bytes, ``"512 MiB"``, or ``"60%"``. The share is of the peak of eager
+            PyTorch, which the first step measures. None: the lowest peak that a new order alone can reach.
         order: ``"auto"`` or ``"program"``.
         recompute: whether ops may be computed again.
-        offload: whether buffers may be moved out and back: to pinned host memory on an accelerator, to a temporary
-            file on the CPU.
-        inner: what runs the planned graphs: ``"eager"``, with the kernels of eager PyTorch and its results bit for
-            bit, or ``"inductor"``, which fuses ops: results are close, what is saved and what is computed again is
-            as planned, and the budget holds for what is measured.
+        offload: whether buffers may be moved out and back. They go to pinned host memory on an accelerator, and to a
+            temporary file on the CPU.
+        inner: how the planned graphs run. ``"eager"`` calls the kernels of eager PyTorch, so results are equal bit
+            for bit. ``"inductor"`` fuses ops, so results are close. It saves and recomputes the planned tensors, and
+            the measured peak keeps the budget.
         time_limit_s: when to stop searching (seconds of work).
         seed: seed of the search.
         strict: whether a budget that cannot be reached is an error. If not, the lowest plan is used, with a
@@ -65,7 +65,7 @@ class BackendOptions:
                     f"the backend memwatch has no option {name!r}; it has {', '.join(cls.names())}"
                 )
         found = cls(**(options or {}))
-        # what is wrong is said now rather than in the middle of a compilation
+        # check now, because an error in the middle of a compilation is harder to read
         PlanRequest(
             found.order, found.recompute, found.offload, time_limit_s=found.time_limit_s, seed=found.seed
         ).check()

@@ -4,7 +4,7 @@ What the first graphs keep for their backward is alive while the later ones run,
 break gives the output of one graph to the next; both know its storage by one name then. Each graph is executed by
 itself, so the planned order is cut into one order for each.
 
-`torchs_order` writes the order in which torch's own partition would run the step. The partition says what the forward
+`order_of_torch` writes the order in which torch's own partition would run the step. The partition says what the forward
 keeps. The backward computes the rest again, right before its use or, earlier, where torch's backward computes it.
 """
 
@@ -62,7 +62,7 @@ class GraphRun:
         module: the joint graph of forward and backward, or a graph without backward.
         num_fwd_outputs: how many outputs belong to the forward; None without backward.
         saved: names of the nodes that torch's own partition keeps for the backward.
-        torchs_backward: names of the nodes that its backward runs, in order.
+        torch_backward_nodes: names of the nodes that its backward runs, in order.
         values: symbol -> its value.
         inputs, outputs: addresses of the storages it was given and gave; empty if not known.
         released: which outputs the program no longer holds when the backward begins, as far as it was seen.
@@ -73,7 +73,7 @@ class GraphRun:
     module: fx.GraphModule
     num_fwd_outputs: int | None
     saved: frozenset[str]
-    torchs_backward: tuple[str, ...] = ()
+    torch_backward_nodes: tuple[str, ...] = ()
     values: Mapping[Any, int] = field(default_factory=dict)
     inputs: tuple[int, ...] = ()
     outputs: tuple[int, ...] = ()
@@ -310,13 +310,13 @@ class StepModel:
         }
         return Graph.build(ops, [name for name in keep if name in made | used], external_nbytes=inputs)
 
-    def torchs_own(self) -> list[Name] | None:
+    def torch_partition_order(self) -> list[Name] | None:
         """Return the order in which torch's own partition would run the step; None if it cannot be told.
 
         What it does not keep is computed again: where torch's backward does so, or right before its use, whichever
         has the lower peak.
         """
-        orders = [torchs_order(self._parts, self.graph, as_torch=as_torch) for as_torch in (False, True)]
+        orders = [order_of_torch(self._parts, self.graph, as_torch=as_torch) for as_torch in (False, True)]
         peaks = [
             (peak, number) for number, order in enumerate(orders) if (peak := self.peak_of(order)) is not None
         ]
@@ -441,7 +441,7 @@ def _buffers(reader: GraphReader, nodes: Sequence[Value]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def torchs_order(parts: Sequence[Part], graph: Graph, *, as_torch: bool) -> list[Name]:
+def order_of_torch(parts: Sequence[Part], graph: Graph, *, as_torch: bool) -> list[Name]:
     """Return the order; it may be one that is not valid.
 
     Args:
@@ -486,7 +486,7 @@ class _OrderWriter:
     def backward(self, part: Part, *, as_torch: bool) -> None:
         """Write a backward, with what is computed again in it."""
         self.order.append(part.prefix + BOUNDARY)
-        for name in part.run.torchs_backward if as_torch else ():
+        for name in part.run.torch_backward_nodes if as_torch else ():
             spec = self._late.get(part.prefix + name) or self._early.get(part.prefix + name)
             if spec is not None:
                 for made in spec.makes:

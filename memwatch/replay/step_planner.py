@@ -1,6 +1,6 @@
-"""Plan a step within a budget: an order for each of its graphs, never above what torch's own partition takes.
+"""Plan a step within a budget: an order for each of its graphs, with a peak that is never above torch's own partition.
 
-`StandingPlanner` does so for a sequence of runs, with what is known of it.
+`plan_step` plans one step. `SequencePlanner` makes the step from the measurements of a sequence of runs, and plans it.
 """
 
 from __future__ import annotations
@@ -20,23 +20,25 @@ if TYPE_CHECKING:
 
     from memwatch.planner.graph import Name
     from memwatch.replay.options import BackendOptions
-    from memwatch.replay.standing import Standing
+    from memwatch.replay.sequences import KnownSequence
     from memwatch.replay.step_model import Orders
 
 
 _MOST_TRIES: Final = 3
+"""Plans per budget: cutting a plan into graphs adds some bytes, so the next try aims lower. A guess."""
 _MOST_GRAPHS: Final = 32
+"""Graphs of the planner that are remembered, the latest ones. A guess."""
 _graphs: Final[OrderedDict[tuple[str, bytes], Graph]] = OrderedDict()
 
 
 @dataclass(frozen=True)
 class PlannedStep:
-    """What was found for a budget.
+    """The result of planning a step.
 
     Attributes:
-        orders: how the graphs run.
-        is_lowest: whether these are the lowest orders found, above the budget.
-        error: why nothing fits, in the planner's words.
+        orders: the orders of the graphs.
+        is_lowest: whether no orders fit the budget, and these are the lowest ones found.
+        error: the error of the planner that says why no plan fits.
         uncut_bytes: the peak increase of the plan before it was cut into graphs.
     """
 
@@ -57,9 +59,9 @@ def plan_step(
 
     Args:
         model: the step.
-        own: the order of torch's own partition, if it is known; no plan is above it.
+        own: the order of torch's own partition, if it is known. The plan's peak is never above its peak.
         wanted_bytes: the budget; None for the lowest peak that an order alone can reach.
-        options: what the user asked for.
+        options: the user's options.
         others: other orders to begin with.
     """
     known = [own] if own is not None and options.recompute and options.order == "auto" else []
@@ -81,11 +83,11 @@ def plan_step(
             best = found
         if found.is_lowest:
             break
-        # cut into graphs, the plan takes a little more: so will the next one, which must be another one
+        # Cutting the plan into graphs added `more` bytes. The next plan will need about as many, so aim lower.
         more = found.orders.peak_increase_bytes - found.uncut_bytes
         target = max(min(target - over, wanted_bytes - more), 0)
     assert best is not None, "something was planned"
-    if options.offload:  # cut into graphs, a plan with moves may end above one without
+    if options.offload:  # after the cut into graphs, a plan with moves can take more than a plan without them
         other = plan_step(model, own, wanted_bytes, dataclasses.replace(options, offload=False))
         if other.orders.peak_increase_bytes < best.orders.peak_increase_bytes:
             return other
@@ -112,21 +114,23 @@ def _plan(
     except BudgetError as raised:
         if not isinstance(raised.best, Plan):
             raise
-        # its traceback would keep what the frames of the program hold
-        plan, error = raised.best, raised.with_traceback(None)
+        plan = raised.best
+        error = raised.with_traceback(
+            None
+        )  # the traceback would keep the variables of the program's frames alive
     orders = model.cut(model.steps_of(plan)) or program_order(model)
     return PlannedStep(orders, is_lowest=error is not None, error=error, uncut_bytes=plan.peak_increase_bytes)
 
 
 def program_order(model: StepModel) -> Orders:
-    """Return the program's own order, which always holds."""
+    """Return the program's own order, which is always valid."""
     found = model.cut(model.graph.op_names)
     assert found is not None, "the program's own order is valid"
     return found
 
 
 def remembered(graph: Graph) -> Graph:
-    """Return the same program as it was planned before, so that the answers to its budgets agree with each other."""
+    """Return the equal graph that was planned before, if any. The planner remembers its plans for other budgets."""
     key = fingerprint(graph), graph.op_workspace_bytes.tobytes()
     found = _graphs.setdefault(key, graph)
     _graphs.move_to_end(key)
@@ -136,58 +140,64 @@ def remembered(graph: Graph) -> Graph:
 
 
 @dataclass(frozen=True)
-class StandingPlanner:
-    """Plans sequences as the user asked for.
+class SequencePlanner:
+    """Plans sequences with the user's options.
 
     Attributes:
-        options: what the user asked for.
+        options: the user's options.
         device: device whose bytes count.
     """
 
     options: BackendOptions
     device: str
 
-    def model(self, standing: Standing, *, hopes: bool = False) -> StepModel:
-        """Return the program of a sequence; hopes: it lets go of all outputs before the backward."""
-        model = StepModel(standing.as_runs(hopes=hopes), self.device)
+    def model(self, sequence: KnownSequence, *, outputs_released: bool = False) -> StepModel:
+        """Return the model of a sequence; see `KnownSequence.as_runs`."""
+        model = StepModel(sequence.as_runs(outputs_released=outputs_released), self.device)
         model.graph = remembered(model.graph)
         return model
 
-    def torchs_orders(self, standing: Standing) -> Orders:
-        """Return the orders of torch's own partition, or the program's where they cannot be told."""
-        model = self.model(standing)
-        own = model.torchs_own()
+    def torch_orders(self, sequence: KnownSequence) -> Orders:
+        """Return the orders of torch's own partition, or the program's orders where torch's are not known."""
+        model = self.model(sequence)
+        own = model.torch_partition_order()
         orders = None if own is None else model.cut(own)
         return orders or program_order(model)
 
-    def plan(self, standing: Standing, budget_bytes: int | None, *, hopes: bool = False) -> Orders:
-        """Return orders within the budget, or the lowest ones found, and note in the standing which they are."""
-        model = self.model(standing, hopes=hopes)
-        wanted = None if budget_bytes is None else max(budget_bytes - standing.unmodelled_bytes, 0)
-        planned = plan_step(model, model.torchs_own(), wanted, self.options)
-        graphs = [run.graph for run in standing.runs]
+    def plan(
+        self, sequence: KnownSequence, budget_bytes: int | None, *, outputs_released: bool = False
+    ) -> Orders:
+        """Return orders within the budget, or the lowest ones found; set `is_lowest` and `error` of the sequence."""
+        model = self.model(sequence, outputs_released=outputs_released)
+        wanted = None if budget_bytes is None else max(budget_bytes - sequence.unmodelled_bytes, 0)
+        planned = plan_step(model, model.torch_partition_order(), wanted, self.options)
+        graphs = [run.graph for run in sequence.runs]
         parts = {graph: graph.split() for graph in set(graphs)} if planned.is_lowest else {}
         if any(parts.values()):
-            model = self.model(standing)
+            model = self.model(sequence)
             order = model.with_parts(planned.orders.whole, [parts[graph] for graph in graphs])
-            planned = plan_step(model, model.torchs_own(), wanted, self.options, [order])
+            planned = plan_step(model, model.torch_partition_order(), wanted, self.options, [order])
         may_draw = planned.is_lowest and self.options.recompute
         states = {graph: graph.keep_random_states() for graph in set(graphs)} if may_draw else {}
         if any(states.values()):
-            model = self.model(standing)
+            model = self.model(sequence)
             order = model.with_states(planned.orders.whole, [states[graph] for graph in graphs])
-            planned = plan_step(model, model.torchs_own(), wanted, self.options, [order])
-        standing.has_news, standing.is_lowest, standing.error = False, planned.is_lowest, planned.error
+            planned = plan_step(model, model.torch_partition_order(), wanted, self.options, [order])
+        sequence.has_new_measurements = False
+        sequence.is_lowest = planned.is_lowest
+        sequence.error = planned.error
         return planned.orders
 
-    def hope(self, standing: Standing, budget_bytes: int | None, before: Orders) -> Orders:
-        """Return lower orders, which hold if the program lets go of all outputs before the backward, or those before.
+    def plan_for_released_outputs(
+        self, sequence: KnownSequence, budget_bytes: int | None, before: Orders
+    ) -> Orders:
+        """Plan as if the program drops all outputs before the backward; return `before` if that is not lower.
 
-        The first step is measured, and tells which outputs it holds.
+        The first step is measured, and shows which outputs the program holds.
         """
-        error = standing.error
-        orders = self.plan(standing, budget_bytes, hopes=True)
+        error = sequence.error
+        orders = self.plan(sequence, budget_bytes, outputs_released=True)
         if orders.peak_increase_bytes < before.peak_increase_bytes:
             return orders
-        standing.error = error
+        sequence.error = error
         return before

@@ -1,18 +1,18 @@
-"""A graph of a compiled callable, and the ways to run it: each way is a forward and a backward in a planned order.
+"""A graph of a compiled callable, and its variants: each variant is a forward and a backward in a planned order.
 
-AOTAutograd asks for one forward and one backward when it compiles. It gets functions that run the way that is chosen at
-that moment, so a graph can be planned again without another trace. AOTAutograd accepts as many saved tensors as a
-forward returns. The last of them tells the backward which way the forward took.
+AOTAutograd asks for one forward and one backward when it compiles. It gets functions that run the current variant, so
+memwatch can plan a graph again without another trace. AOTAutograd accepts any number of saved tensors that a forward
+returns. The last of them is a tag with the number of the variant, so that the backward runs the same variant.
 
-The graph of dynamo leaves it to the compiler to draw the random numbers of a checkpointed region again. Eager PyTorch
-compiles nothing: there the region is checkpointed as the program says.
+In a graph of dynamo, the compiler has to draw the random numbers of a checkpointed region again. When memwatch runs a
+graph as eager PyTorch does, it compiles nothing. So it calls torch's own `checkpoint` for the region.
 
 The backward of a convolution is split into two ops, one for the gradients of the weights and one for that of the input.
 Both run the kernels that the one op runs. Each frees its workspace before the other begins, which allows a lower peak.
 
 AOTAutograd traces a program without its in-place ops. It copies new values into the inputs at the very end, after the
 backward even if the copy belongs to the forward. The new values would take memory until then. So `place_writes` moves
-each copy to the first place where the new value is there and no later op reads the old one.
+each copy forward: behind the op that makes the new value, and behind the last op that reads the old one.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ def with_kernels(module: fx.GraphModule, *, is_backward: bool) -> Boxed:
 
 
 def with_inductor(module: fx.GraphModule, *, is_backward: bool) -> Boxed:
-    """Return a graph that inductor compiled: it fuses ops, but keeps what is saved and what is computed again.
+    """Return the graph compiled by inductor, which fuses ops. It saves and recomputes the planned tensors.
 
-    Inductor writes code for the sizes of one shape. A graph with symbolic sizes calls kernels.
+    Inductor writes code for fixed sizes. A graph with symbolic sizes calls the kernels of eager PyTorch.
     """
     values = [node.meta.get("val") for node in module.graph.find_nodes(op="placeholder")]
     if any(map(_is_symbolic, values)):
@@ -86,7 +86,7 @@ def _is_symbolic(value: Any) -> bool:
 
 
 def as_in_eager(module: fx.GraphModule) -> fx.GraphModule:
-    """Return the graph with its checkpointed regions as eager PyTorch runs them; the same one where it has none."""
+    """Return the graph with its checkpointed regions as eager PyTorch runs them; unchanged if it has none."""
     if checkpointed_region is None or not _has_regions(module):
         return module
     graph = fx.Graph()
@@ -118,15 +118,16 @@ def _checkpointed(region: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
 
 _BACKWARD: Final = torch.ops.aten.convolution_backward.default
 _MASK: Final = 10
-"""Where the arguments say which gradients are wanted: of the input, the weights, the bias."""
+"""Index of the argument with three flags: compute the gradient of the input, of the weights, of the bias."""
 
 
 def split_backward(graph: fx.Graph) -> dict[str, str]:
-    """Split what can be split; return the name that an op keeps -> that of its other part."""
+    """Split each backward of a convolution in two; return the name of the old op -> the name of the new one."""
     found: dict[str, str] = {}
     both = [node for node in graph.find_nodes(op="call_function", target=_BACKWARD) if _makes_both(node)]
     for node in both:
-        mask, value = list(node.args[_MASK]), node.meta["val"]
+        mask = list(node.args[_MASK])
+        value = node.meta["val"]
         with graph.inserting_after(node):
             other = graph.node_copy(node)
         node.update_arg(_MASK, [False, *mask[1:]])
@@ -148,17 +149,18 @@ def _makes_both(node: fx.Node) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class Way:
-    """One way to run a graph.
+class Variant:
+    """A forward and a backward that run a graph in one planned order.
 
     Attributes:
-        number: place among the ways of the graph.
-        order: names of nodes that it runs, and moves.
-        forward, backward: take a list of arguments, which they empty; no backward in inference.
-        num_saved: how many tensors the forward hands to the backward.
-        numbers: the kinds of the numbers that it hands over after them.
-        tag: tensor that says `number` where there are no such numbers.
-        tail: what the forward returns besides, where there are no such numbers; nothing in the first way.
+        number: index among the variants of the graph.
+        order: names of the nodes in the order they run, and moves.
+        forward: a function that takes a list of arguments and empties it.
+        backward: the same for the backward; None in inference.
+        num_saved: how many tensors the forward saves for the backward.
+        numbers: types of the numbers that it saves after the tensors.
+        tag: a tensor that holds `number`.
+        tail: copies of the tag that fill up the saved tensors, if the variant saves no numbers; empty in the first.
     """
 
     number: int
@@ -175,22 +177,24 @@ class TracedGraph:
     """One graph that dynamo made.
 
     Args:
-        module: dynamo's graph; called, it runs as eager PyTorch does.
+        module: dynamo's graph.
         inputs: its fake inputs.
-        compiler: makes what runs a planned graph.
+        compiler: makes a function of a planned graph.
 
     Attributes:
-        eager: that graph.
-        joint: AOTAutograd's graph of it; None until it is traced, and where it cannot be planned.
+        eager: dynamo's graph. When it is called, it runs as eager PyTorch does.
+        joint: AOTAutograd's joint graph; None until it is traced, and if it cannot be planned.
         num_fwd_outputs: how many outputs of `joint` belong to the forward; None without backward.
-        saved: names of the nodes that torch's own partition would keep.
+        saved: names of the nodes that torch's own partition saves.
         hints: symbol -> the value it was traced with.
         largest: symbol -> the largest value that was planned for.
-        ways: every way that was made.
-        chosen: which of them the first, second, ... run takes of those whose backward is to come.
+        variants: all variants that were made.
+        chosen: the variants of the first, second, ... run of the graph in an episode.
         run: the compiled graph.
-        number: place among the graphs of its callable.
-        on_begin, on_end: called when a backward begins, and when it has run.
+        turn: number of the current run in its episode.
+        number: index among the graphs of its callable.
+        on_begin: called when a backward begins.
+        on_end: called when a backward has run.
     """
 
     def __init__(self, module: fx.GraphModule, inputs: list[Any], compiler: Compiler = with_kernels) -> None:
@@ -198,8 +202,8 @@ class TracedGraph:
         self.joint: fx.GraphModule | None = None
         self.num_fwd_outputs: int | None = None
         self.saved: frozenset[str] = frozenset()
-        self.ways: list[Way] = []
-        self.chosen: list[Way] = []
+        self.variants: list[Variant] = []
+        self.chosen: list[Variant] = []
         self.run: Callable[..., Any] = module
         self.on_begin: Listener | None = None
         self.on_end: Listener | None = None
@@ -209,52 +213,52 @@ class TracedGraph:
         self._has_trained_inputs = any(
             isinstance(item, torch.Tensor) and item.requires_grad for item in inputs
         )
-        self._gives_nothing = not module.graph.output_node().all_input_nodes
+        self._has_no_outputs = not module.graph.output_node().all_input_nodes
         self._symbols = [
             (place, symbol_of(item)) for place, item in enumerate(inputs) if isinstance(item, torch.SymInt)
         ]
         self.hints = {symbol: hinted(inputs[place]) for place, symbol in self._symbols if symbol is not None}
         self.largest = dict(self.hints)
-        self._torchs_backward: tuple[str, ...] = ()
+        self._torch_backward_nodes: tuple[str, ...] = ()
         self._num_tangents = 0
-        self._of_tag: dict[int, Way] = {}  # by the id of the tag: reading the tag costs more
+        self._of_tag: dict[int, Variant] = {}  # by the id of the tag: reading the tag costs more
 
     @property
     def most_saved(self) -> int:
-        """As many tensors as a forward may save, or more: any way could save every node, and has its number."""
+        """An upper bound on the tensors that a forward saves: all nodes, and the tag."""
         assert self.joint is not None
         return len(self.joint.graph.nodes) + 1
 
     @property
     def outputs(self) -> frozenset[int]:
-        """The places of its outputs in what the program is given, if a backward comes after it."""
+        """Indices of the outputs that the program gets; empty without a backward."""
         if self.joint is None or self.num_fwd_outputs is None:
             return frozenset()
         return frozenset(plain_outputs(self.joint.graph))
 
     @property
     def is_evaluation(self) -> bool:
-        """Whether it has no backward, though it is given what is trained, or updates that."""
+        """Whether it has no backward, although its inputs need gradients or it is an update."""
         return self.is_update or (self.num_fwd_outputs is None and self._has_trained_inputs)
 
     @property
     def is_update(self) -> bool:
-        """Whether it has no backward and gives nothing, as the step of an optimizer."""
-        return self.num_fwd_outputs is None and self._gives_nothing
+        """Whether it has no backward and no outputs, like the step of an optimizer."""
+        return self.num_fwd_outputs is None and self._has_no_outputs
 
     def values(self, args: Sequence[Any]) -> dict[Any, int]:
         """Return the values of the symbolic sizes in a call."""
         return {symbol: int(args[place]) for place, symbol in self._symbols if symbol is not None}
 
     def is_larger(self, args: Sequence[Any]) -> bool:
-        """Return True for a call with a size that is larger than what was planned for."""
+        """Return True for a call with a size that is larger than all planned sizes."""
         if not self.hints:
             return False
         largest = self.largest
         return any(value > largest.get(symbol, value) for symbol, value in self.values(args).items())
 
-    def grow(self, args: Sequence[Any]) -> float:
-        """Note the sizes of a call; return by which factor they are larger than all before."""
+    def record_sizes(self, args: Sequence[Any]) -> float:
+        """Record the sizes of a call; return the factor by which they exceed all earlier sizes."""
         factor = 1.0
         for symbol, value in self.values(args).items():
             known = self.largest.get(symbol, value)
@@ -263,7 +267,7 @@ class TracedGraph:
         return factor
 
     def trace(self, joint: fx.GraphModule, inputs: Any, num_fwd_outputs: int | None) -> bool:
-        """Take the graph that AOTAutograd traced; return whether it can be planned."""
+        """Set the graph that AOTAutograd traced; return True if it can be planned."""
         placeholders = joint.graph.find_nodes(op="placeholder")
         known = all(is_tangent(node) or "primals" in str(node.target) for node in placeholders)
         if num_fwd_outputs is not None and (not known or any(map(_is_unchecked, joint.graph.nodes))):
@@ -272,31 +276,34 @@ class TracedGraph:
             whole = fx.GraphModule(joint, without_repeats(joint.graph))
             whole.meta.update(joint.meta)
             joint = whole
-            self.saved, self._torchs_backward = _torchs_own(joint, inputs, num_fwd_outputs)
+            self.saved, self._torch_backward_nodes = _torch_partition(joint, inputs, num_fwd_outputs)
         place_writes(joint.graph, has_backward=num_fwd_outputs is not None)
-        self.joint, self.num_fwd_outputs = joint, num_fwd_outputs
+        self.joint = joint
+        self.num_fwd_outputs = num_fwd_outputs
         self._num_tangents = sum(map(is_tangent, placeholders))
         return True
 
     def split(self) -> dict[str, str]:
-        """Take ops apart whose parts need less memory, one by one; return their names -> those of their other parts."""
+        """Split the ops whose parts need less memory; see `split_backward`."""
         return {} if self.joint is None else split_backward(self.joint.graph)
 
     def keep_random_states(self) -> dict[str, str]:
-        """Let random numbers be drawn again; return the names of ops that draw -> those of the ops before them."""
+        """Save the generator's state before each random op, so that it may run again; see `keep_states`."""
         if self.joint is None or self.num_fwd_outputs is None or self._compiler is not with_kernels:
             return {}
         return keep_states(self.joint.graph)
 
     def as_run(self) -> GraphRun:
-        """Return the graph as part of a step, at the largest sizes that are planned for."""
+        """Return the graph as part of a step, with the largest sizes so far."""
         assert self.joint is not None, "only a traced graph is planned"
-        return GraphRun(self.joint, self.num_fwd_outputs, self.saved, self._torchs_backward, self.largest)
+        return GraphRun(
+            self.joint, self.num_fwd_outputs, self.saved, self._torch_backward_nodes, self.largest
+        )
 
-    def add_way(
+    def add_variant(
         self, order: Sequence[str | Move]
-    ) -> tuple[Way, tuple[fx.GraphModule, fx.GraphModule | None]]:
-        """Return the way that runs the graph in an order, and its modules."""
+    ) -> tuple[Variant, tuple[fx.GraphModule, fx.GraphModule | None]]:
+        """Make a variant that runs the graph in an order; return it and its two modules."""
         assert self.joint is not None
         written = rewritten(self.joint, order, self.num_fwd_outputs)
         if self.num_fwd_outputs is None:
@@ -310,63 +317,69 @@ class TracedGraph:
             )
         forward = self._compiler(modules[0], is_backward=False)
         backward = None if modules[1] is None else self._compiler(modules[1], is_backward=True)
-        number, tag = len(self.ways), _tag(len(self.ways))
-        # AOTAutograd marks the sizes of some of the tensors that the first way saved: as many are there always
-        tail = (tag,) * (max(self.ways[0].num_saved - len(tensors), 0) + 1) if self.ways else ()
+        number, tag = len(self.variants), _tag(len(self.variants))
+        # AOTAutograd marks sizes of the tensors that the first variant saved, so every variant returns as many tensors
+        tail = (tag,) * (max(self.variants[0].num_saved - len(tensors), 0) + 1) if self.variants else ()
         kinds = tuple(map(_kind_of, symbols))
-        way = Way(number, tuple(order), forward, backward, len(tensors), kinds, tag, tail)
-        self._of_tag[id(tag)] = way
-        self.ways.append(way)
-        return way, modules
+        variant = Variant(number, tuple(order), forward, backward, len(tensors), kinds, tag, tail)
+        self._of_tag[id(tag)] = variant
+        self.variants.append(variant)
+        return variant, modules
 
-    def choose(self, turn: int, order: Sequence[str | Move]) -> None:
-        """Run in an order from now on, in the run of that number."""
-        way = next((each for each in self.ways if each.order == tuple(order)), None)
+    def use_order(self, turn: int, order: Sequence[str | Move]) -> None:
+        """Run the graph in this order from now on, in the run with the number `turn`."""
+        variant = next((each for each in self.variants if each.order == tuple(order)), None)
         while len(self.chosen) <= turn:
             self.chosen.append(self.chosen[-1])
-        self.chosen[turn] = self.add_way(order)[0] if way is None else way
+        self.chosen[turn] = self.add_variant(order)[0] if variant is None else variant
 
     def forward(self, args: list[Any]) -> Sequence[Any]:
-        """Run the forward as chosen. What AOTAutograd saves ends with the way's tag, but for the first way."""
-        way = self.chosen[self.turn if self.turn < len(self.chosen) else -1]
-        found = way.forward(args)
-        if way.number == 0 or way.backward is None:
+        """Run the forward of the current variant. Its saved tensors end with the tag, except in the first variant."""
+        variant = self.chosen[self.turn if self.turn < len(self.chosen) else -1]
+        found = variant.forward(args)
+        if variant.number == 0 or variant.backward is None:
             return found
-        first = self.ways[0]
-        if not way.numbers and not first.numbers:
-            return [*found, *way.tail]
-        end = len(found) - len(way.numbers)
-        tag = torch.tensor([way.number, *map(_as_int, way.numbers, found[end:])]) if way.numbers else way.tag
-        return [*found[:end], *way.tail[1:], tag, *[0] * len(first.numbers)]
+        first = self.variants[0]
+        if not variant.numbers and not first.numbers:
+            return [*found, *variant.tail]
+        end = len(found) - len(variant.numbers)
+        tag = (
+            torch.tensor([variant.number, *map(_as_int, variant.numbers, found[end:])])
+            if variant.numbers
+            else variant.tag
+        )
+        return [*found[:end], *variant.tail[1:], tag, *[0] * len(first.numbers)]
 
     def backward(self, args: list[Any]) -> Sequence[Any]:
-        """Run the backward of the way that the forward took."""
-        first = self.ways[0]
+        """Run the backward of the variant that ran the forward."""
+        first = self.variants[0]
         if len(args) == len(first.numbers) + first.num_saved + self._num_tangents:
-            way, mine = first, args
+            variant, own_args = first, args
         else:
-            way, mine = self._taken(args)
-        assert way.backward is not None, "only a graph with a backward is cut in two"
+            variant, own_args = self._variant_of(args)
+        assert variant.backward is not None, "only a graph with a backward is cut in two"
         if self.on_begin is not None:
             self.on_begin(self)
-        found = way.backward(mine)
+        found = variant.backward(own_args)
         if self.on_end is not None:
             self.on_end(self)
         return found
 
-    def _taken(self, args: list[Any]) -> tuple[Way, list[Any]]:
-        """Return another than the first way, and what its backward takes; empty what AOTAutograd gave."""
+    def _variant_of(self, args: list[Any]) -> tuple[Variant, list[Any]]:
+        """Return the variant of a tag, and the arguments of its backward. Empty the list of AOTAutograd."""
         first_tangent = len(args) - self._num_tangents
         tag = args[first_tangent - 1]
-        way, numbers = self._of_tag.get(id(tag)), []
-        if way is None:  # it has numbers, or hooks of the program have packed what was saved
+        variant, numbers = self._of_tag.get(id(tag)), []
+        if (
+            variant is None
+        ):  # the variant saves numbers, or saved-tensor hooks of the program replaced the tag
             number, *ints = tag.tolist()
-            way = self.ways[number]
-            numbers = list(map(_of_int, way.numbers, ints))
-        start = len(self.ways[0].numbers)
-        mine = [*numbers, *args[start : start + way.num_saved], *args[first_tangent:]]
+            variant = self.variants[number]
+            numbers = list(map(_of_int, variant.numbers, ints))
+        start = len(self.variants[0].numbers)
+        own_args = [*numbers, *args[start : start + variant.num_saved], *args[first_tangent:]]
         args.clear()
-        return way, mine
+        return variant, own_args
 
 
 def boxed(function: Boxed) -> Boxed:
@@ -376,10 +389,10 @@ def boxed(function: Boxed) -> Boxed:
     return run
 
 
-def _torchs_own(
+def _torch_partition(
     joint: fx.GraphModule, inputs: Any, num_fwd_outputs: int
 ) -> tuple[frozenset[str], tuple[str, ...]]:
-    """Return what torch's own partition keeps for the backward, and what its backward runs: names of nodes."""
+    """Return the names of the nodes that torch's own partition saves, and of those that its backward runs."""
     copy = fx.Graph()
     nodes: dict[fx.Node, fx.Node] = {}
     for node in joint.graph.nodes:
@@ -393,9 +406,10 @@ def _torchs_own(
 
 
 def _tag(number: int) -> torch.Tensor:
-    """Return a real tensor that holds a number. While AOTAutograd traces, a fake one is made, which is slow to read.
+    """Return a tensor that holds a number.
 
-    torch did not allocate its memory: a later graph is compiled while a step is measured, and would be counted.
+    The tensor is real, because a fake one, which AOTAutograd's tracing would make, is slow to read. Its memory comes
+    from numpy. torch's allocator would count it, if a graph is compiled while a step is measured.
     """
     with without_modes():
         return torch.from_numpy(np.array([number]))
@@ -406,7 +420,7 @@ def _is_symbol(node: fx.Node) -> bool:
 
 
 def _kind_of(node: fx.Node) -> type:
-    """Return of which kind a number is; few are sizes: attention divides by the root of one."""
+    """Return the type of a number. Not all are sizes: attention divides by the square root of a size, a float."""
     value = node.meta["val"]
     if isinstance(value, (bool, torch.SymBool)):
         return bool
@@ -414,7 +428,7 @@ def _kind_of(node: fx.Node) -> type:
 
 
 def _as_int(kind: type, value: Any) -> int:
-    """Return a number as an integer of 64 bits, from which `_of_int` has it again to the last bit."""
+    """Return a number as an integer of 64 bits. `_of_int` restores it exactly."""
     return int(np.float64(value).view(np.int64)) if kind is float else int(value)
 
 
@@ -460,7 +474,7 @@ def _last_item(node: fx.Node) -> fx.Node:
 
 
 def _readers_of(nodes: list[fx.Node], written: fx.Node) -> Iterator[fx.Node]:
-    """Yield the nodes that use memory of a node, by way of views too."""
+    """Yield the nodes that use memory of a node, also through views."""
     storages = set(_storages_of(written))
     for node in nodes:
         if any(storages & set(_storages_of(used)) for used in node.all_input_nodes):

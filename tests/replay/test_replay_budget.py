@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from memwatch._torch.profiler import is_running
 from memwatch.planner import BudgetError
-from memwatch.replay import account
+from memwatch.replay import budget_keeper
 from memwatch.replay.measure import measure_peak
 
 
@@ -200,7 +200,7 @@ def test_an_output_that_the_loss_frees_counts_no_longer(caplog):
         return functional.cross_entropy(call(x), labels)
 
     planned = compiled(model, "100%")
-    with caplog.at_level(logging.INFO, "memwatch.replay.account"):
+    with caplog.at_level(logging.INFO, "memwatch.replay.budget_keeper"):
         for _ in range(2):
             step(model, lambda: loss(planned))
     (record,) = caplog.records
@@ -218,7 +218,7 @@ def test_a_budget_in_bytes_pays_for_no_more_than_is_needed(caplog):
 
     allowed = peak_of(model, lambda: loss(model)) * 65 // 100
     planned = compiled(model, allowed)
-    with caplog.at_level(logging.INFO, "memwatch.replay.account"):
+    with caplog.at_level(logging.INFO, "memwatch.replay.budget_keeper"):
         for _ in range(4):
             step(model, lambda: loss(planned))
     first, second = (record.args[-1] for record in caplog.records)
@@ -260,7 +260,7 @@ def test_a_settled_step_is_followed_until_it_changes(monkeypatch):
     for _ in range(3):
         assert_equal(step(model, lambda: planned(x)), wanted[0])
     with monkeypatch.context() as patch:
-        patch.setattr(account.Account, "enter", None)
+        patch.setattr(budget_keeper.BudgetKeeper, "begin_run", None)
         for _ in range(3):
             assert_equal(step(model, lambda: planned(x)), wanted[0])
         model.zero_grad()  # else a further backward of the same step would come

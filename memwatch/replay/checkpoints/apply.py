@@ -17,7 +17,7 @@ from memwatch.planner.errors import BudgetError
 from memwatch.replay.checkpoints.choose import choose_regions
 from memwatch.replay.checkpoints.contexts import FirstPass, contexts_of, sizes_by_region
 from memwatch.replay.checkpoints.regions import module_regions, outer_writers
-from memwatch.replay.checkpoints.turns import tell_if_above
+from memwatch.replay.checkpoints.turns import warn_if_above
 from memwatch.replay.measure import measure_peak
 from memwatch.signal_handlers import pass_on
 from memwatch.sizes import format_bytes
@@ -114,7 +114,7 @@ def apply_step(
             "no module of the recorded step can be checkpointed in this model; record a whole training step of "
             "this very model, with backward, and plan again"
         )
-    tell_if_above(choice, budget_bytes, _WHAT, strict=strict, stacklevel=4)
+    warn_if_above(choice, budget_bytes, _WHAT, strict=strict, stacklevel=4)
     sizes = sizes_by_region(choice)
     applied = _figures(names, step, choice, budget_bytes)
     check = _Check(FirstPass(_WHAT, step.device, applied.undo), choice.pass_bytes)

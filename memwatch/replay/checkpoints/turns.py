@@ -92,7 +92,7 @@ class Turns:
         assert self.choice is not None, "known regions have their choice"
         if not self._is_told:
             self._is_told = True
-            tell_if_above(self.choice, self._budget_bytes, _WHAT, strict=strict, stacklevel=4)
+            warn_if_above(self.choice, self._budget_bytes, _WHAT, strict=strict, stacklevel=4)
         self._first_pass.strict = strict
         around = [self._run_again, *self._first_pass.region(self.choice.pass_bytes)]
         return contexts_of(self._sizes.get(turn % max(self._count, 1)), around)
@@ -148,7 +148,7 @@ class Turns:
             self._depth -= 1
 
 
-def tell_if_above(choice: Choice, budget_bytes: int, what: str, *, strict: bool, stacklevel: int) -> None:
+def warn_if_above(choice: Choice, budget_bytes: int, what: str, *, strict: bool, stacklevel: int) -> None:
     """Warn of a budget that checkpoints cannot keep, with both figures.
 
     Raises:

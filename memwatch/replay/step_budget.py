@@ -1,9 +1,11 @@
-"""How much a step may take: the budget, less what the earlier backwards of a step of micro-batches left.
+"""The bytes that an episode may take: the budget, minus the gradients that earlier episodes of the same step made.
 
-A share refers to what eager PyTorch takes from the first forward of the step to its last backward. Gradients that are
-older than the step are not in it. But a backward that adds to existing gradients takes less memory than one that makes
-them, so eager PyTorch is measured with them and without. A step of several micro-batches runs several episodes before
-its optimizer changes the parameters, and the gradients of the earlier ones stay alive in the later ones.
+A step of several micro-batches runs several episodes before its optimizer changes the parameters. The gradients of the
+earlier episodes stay alive in the later ones, so they count as part of the budget.
+
+A share such as "60%" refers to the peak of eager PyTorch, from the first forward of the step to its last backward.
+Gradients that are older than the step do not count. But a backward that adds to existing gradients takes less memory
+than a backward that makes them. So eager PyTorch is measured both with existing gradients and without them.
 """
 
 from __future__ import annotations
@@ -29,20 +31,20 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 @dataclass(frozen=True)
-class Start:
-    """The gradients that are there when an episode begins.
+class StartGradients:
+    """The gradients that exist when an episode begins.
 
     Attributes:
-        has_old: whether some are older than the step.
-        kept_bytes: bytes of those that the step has made.
+        has_old: whether a gradient is older than the step.
+        kept_bytes: bytes of the gradients that the step has made.
     """
 
     has_old: bool = False
     kept_bytes: int = 0
 
 
-class GradientsBefore:
-    """Looks at the gradients of what the graphs of a callable train.
+class GradientTracker:
+    """Tells the gradients of the current step from older ones, for all parameters that the graphs train.
 
     Args:
         device: device whose bytes count.
@@ -54,26 +56,26 @@ class GradientsBefore:
         self._versions: dict[int, int] = {}
         self._old: set[int] = set()
 
-    def meet(self, args: Sequence[Any]) -> None:
-        """Note what a graph is given to train; what has a gradient when it is first met has had it before."""
+    def note_parameters(self, args: Sequence[Any]) -> None:
+        """Remember the parameters among the arguments. A gradient that a new parameter already has counts as old."""
         for item in args:
             if (
                 type(item) in _PLAIN
                 and item.requires_grad
                 and autograd_state(item).is_leaf
-                and self._known(item) is None
+                and self._tracked(item) is None
             ):
                 self._trained[id(item)] = weakref.ref(item)
-                self._old.update(self._gradient(item))
+                self._old.update(self._gradient_bytes(item))
 
-    def look(self) -> Start:
-        """Return what is there now; a parameter that was changed since the last look says that a step has ended."""
+    def gradients_now(self) -> StartGradients:
+        """Return the gradients that exist now. A step has ended if a parameter was changed since the last call."""
         trained = {number: item for number, ref in self._trained.items() if (item := ref()) is not None}
         if len(trained) < len(self._trained):
             self._trained = {number: self._trained[number] for number in trained}
         held: dict[int, int] = {}
         for item in trained.values():
-            held.update(self._gradient(item))
+            held.update(self._gradient_bytes(item))
         versions = {number: version_of(item) for number, item in trained.items()}
         has_ended = any(
             self._versions.get(number, version) != version for number, version in versions.items()
@@ -82,25 +84,25 @@ class GradientsBefore:
         new = set() if has_ended else held.keys() - self._old
         if not new:
             self._old = set(held)
-        return Start(bool(held.keys() - new), sum(held[address] for address in new))
+        return StartGradients(bool(held.keys() - new), sum(held[address] for address in new))
 
     def forget_versions(self) -> None:
-        """Take what is trained to be as it was when the step began."""
+        """Ignore all changes of the parameters up to now: they are no sign that the step has ended."""
         self._versions = {}
 
-    def one_with_gradient(self) -> weakref.ref[torch.Tensor] | None:
-        """Return one of what is trained that has a gradient now."""
+    def parameter_with_gradient(self) -> weakref.ref[torch.Tensor] | None:
+        """Return a parameter that has a gradient now."""
         for ref in self._trained.values():
             item = ref()
             if item is not None and item.grad is not None:
                 return ref
         return None
 
-    def _known(self, item: torch.Tensor) -> torch.Tensor | None:
+    def _tracked(self, item: torch.Tensor) -> torch.Tensor | None:
         ref = self._trained.get(id(item))
         return None if ref is None else ref()
 
-    def _gradient(self, item: torch.Tensor) -> dict[int, int]:
+    def _gradient_bytes(self, item: torch.Tensor) -> dict[int, int]:
         """Return address -> bytes of the storage of a gradient."""
         gradient = item.grad
         if type(gradient) not in _PLAIN or gradient is None or gradient.layout is not torch.strided:
@@ -114,7 +116,7 @@ _MOST_TRIES: Final = 3
 """So often eager PyTorch is to be measured in one situation, if no backward comes."""
 
 
-class Allowance:
+class StepBudget:
     """The budget of a callable, in bytes as far as it is known.
 
     Args:
@@ -123,19 +125,19 @@ class Allowance:
 
     Attributes:
         is_share: whether it is a share of what eager PyTorch takes.
-        receiver: a parameter that has no gradient whenever an episode begins, as far as was seen, and one after it.
+        probe: a parameter that has no gradient whenever an episode begins, as far as was seen, and one after it.
     """
 
     def __init__(self, budget: int | float | str | None, device: str) -> None:
         self.is_share = isinstance(budget, str) and budget.strip().endswith("%")
-        self.receiver: weakref.ref[torch.Tensor] | None = None
+        self.probe: weakref.ref[torch.Tensor] | None = None
         self._budget = budget
-        self._before = GradientsBefore(device)
-        self._start = Start()
-        self._has_met = False
+        self._tracker = GradientTracker(device)
+        self._start = StartGradients()
+        self._has_seen_gradients = False
         self._eager_bytes: dict[bool, int] = {}  # with gradients older than the step, or without them
         self._evaluation_bytes = 0
-        self._has_measured = False  # an update in place takes nothing, which is a measure as well
+        self._has_measured = False  # a measured peak can be 0: an update in place allocates nothing
         self._kept_bytes: dict[bool, int] = {}
         self._kept_in_update_bytes = 0
         self._measured: dict[tuple[int, bool], int] = {}
@@ -151,7 +153,7 @@ class Allowance:
 
     @property
     def step_bytes(self) -> int | None:
-        """What one forward and its backward may take, at whatever place of the step."""
+        """The bytes that a forward and its backward may take, in every episode of the step."""
         whole = self.whole_bytes
         if whole is None or self._budget is None or not self._kept_bytes:
             return whole
@@ -163,12 +165,12 @@ class Allowance:
 
     @property
     def update_bytes(self) -> int | None:
-        """What the step of an optimizer may take, beside the gradients that the step has made."""
+        """The bytes that the step of an optimizer may take, beside the gradients of the step."""
         whole = self.whole_bytes
         return None if whole is None else max(whole - self._kept_in_update_bytes, 0)
 
-    def kept_words(self, *, is_update: bool) -> str:
-        """Say that gradients take a part of the budget, if they do."""
+    def gradient_sentence(self, *, is_update: bool) -> str:
+        """Return a sentence about the part of the budget that gradients take; empty if they take none."""
         kept = self._kept_in_update_bytes if is_update else max(self._kept_bytes.values(), default=0)
         whole = self.whole_bytes
         if not kept or whole is None:
@@ -176,26 +178,26 @@ class Allowance:
         whose = "the step" if is_update else "the step's earlier backwards"
         return f"gradients of {whose} take {format_bytes(kept)} of {format_bytes(whole)}"
 
-    def meet(self, args: Sequence[Any]) -> None:
-        """Note what a graph is given to train."""
-        self._before.meet(args)
+    def note_parameters(self, args: Sequence[Any]) -> None:
+        """Remember the parameters among the arguments of a graph."""
+        self._tracker.note_parameters(args)
 
-    def step_goes_on(self) -> None:
-        """Note that what is trained has not changed since a step began, whatever it was at the last look."""
-        self._before.forget_versions()
+    def continue_step(self) -> None:
+        """Continue the step: the parameters have not changed since it began."""
+        self._tracker.forget_versions()
 
-    def look(self, graph: TracedGraph) -> bool:
-        """Look at the gradients as an episode begins; return whether the budget does not know of as much yet."""
+    def note_gradients(self, graph: TracedGraph) -> bool:
+        """Record the gradients at the beginning of an episode. Return True if they take more bytes than ever before."""
         if graph.is_update:
-            kept_bytes = self._before.look().kept_bytes
+            kept_bytes = self._tracker.gradients_now().kept_bytes
             has_more = kept_bytes > self._kept_in_update_bytes
             self._kept_in_update_bytes = max(self._kept_in_update_bytes, kept_bytes)
             return has_more
         if graph.is_evaluation:
             return False
-        start = self._start = self._before.look()
+        start = self._start = self._tracker.gradients_now()
         if start.has_old or start.kept_bytes:
-            self._has_met, self.receiver = True, None
+            self._has_seen_gradients, self.probe = True, None
         if not self.is_share:
             is_new = start.kept_bytes > self._kept_bytes.get(False, 0)
             if is_new:
@@ -207,8 +209,13 @@ class Allowance:
             self._tries[kind] = self._tries.get(kind, 0) + 1
         return is_new and self._tries[kind] <= _MOST_TRIES
 
-    def took_eagerly(self, graph: TracedGraph, peak_bytes: int) -> None:
-        """Note what eager PyTorch took in the episode that ends, which a graph began."""
+    def note_eager_peak(self, graph: TracedGraph, peak_bytes: int) -> None:
+        """Record the peak of eager PyTorch in the episode that ends.
+
+        Args:
+            graph: the first graph of the episode.
+            peak_bytes: the measured peak increase.
+        """
         self._has_measured = True
         if graph.is_evaluation:
             beside_bytes = self._kept_in_update_bytes if graph.is_update else 0
@@ -222,19 +229,19 @@ class Allowance:
         self._eager_bytes[start.has_old] = max(known, start.kept_bytes + peak_bytes)
         self._kept_bytes[start.has_old] = max(self._kept_bytes.get(start.has_old, 0), start.kept_bytes)
 
-    def grew(self, graph: TracedGraph) -> None:
-        """Note that a graph gets larger shapes: eager PyTorch is to be measured anew wherever gradients are kept."""
+    def forget_measurements(self, graph: TracedGraph) -> None:
+        """Forget the measurements of a graph whose inputs have grown, so that eager PyTorch is measured again."""
         self._measured = {kind: kept for kind, kept in self._measured.items() if kind[0] != graph.number}
 
-    def gradients_came(self) -> None:
-        """Note that a backward has returned."""
-        if self.receiver is None and not self._has_met:
-            self.receiver = self._before.one_with_gradient()
+    def note_backward_end(self) -> None:
+        """Choose the probe once a backward has returned, unless an episode began with gradients."""
+        if self.probe is None and not self._has_seen_gradients:
+            self.probe = self._tracker.parameter_with_gradient()
 
-    def kept(self) -> tuple[dict[bool, int], int]:
-        """Return what `keep` takes."""
+    def kept_gradients(self) -> tuple[dict[bool, int], int]:
+        """Return the bytes of kept gradients, for `restore_kept_gradients`."""
         return dict(self._kept_bytes), self._kept_in_update_bytes
 
-    def keep(self, kept: tuple[dict[bool, int], int]) -> None:
-        """Go back to what was known to be kept."""
+    def restore_kept_gradients(self, kept: tuple[dict[bool, int], int]) -> None:
+        """Restore an earlier value of `kept_gradients`."""
         self._kept_bytes, self._kept_in_update_bytes = kept
