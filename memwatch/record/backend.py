@@ -255,8 +255,7 @@ class AllocatorEvents(Protocol):
         """End a window that lost its events because a profiler began in another thread."""
 
     def enter_thread(self, thread: int, /) -> Callable[[], object] | None:
-        """Receive the events of this thread too, under its number. Return the function that ends this, or None on
-        failure.
+        """Receive the events of this thread too, under its number. Return the function that ends this, or None.
 
         The thread may outlive the block, so the returned function holds nothing of the recording.
         """

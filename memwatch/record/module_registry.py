@@ -2,7 +2,7 @@
 
 The registry learns of a module when it is called, when an optimizer steps its parameters, or when the block begins. It
 finds the module's tree through the variables of the running calls and the tables of modules (`_modules`). So it also
-knows a parent that is never called, such as the Lightning module around `self.net`. It holds modules by weak references.
+knows a parent that is never called, such as the Lightning module around `self.net`. It holds modules weakly.
 """
 
 from __future__ import annotations
