@@ -264,8 +264,7 @@ class EventLog(Protocol):
         """Stop receiving events, and drop those that nobody took."""
 
     def take(self) -> tuple[IntArray, int, int]:
-        """Return the events since the last call, the number of events lost after them, and the time of the first lost
-        one.
+        """Return the events since the last call, how many were lost after them, and the time of the first lost one.
 
         An event is a row: ticks, address, signed bytes, number of the device, number of the thread, bytes that the
         allocator holds. If this call raises MemoryError, the next call counts its events as lost.
