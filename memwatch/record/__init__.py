@@ -1,1 +1,1 @@
-"""Inside the user's program: append rows, compute nothing, hold nothing but weak references."""
+"""Record inside the user's program: append rows, compute nothing, and hold only weak references."""

@@ -27,25 +27,25 @@ if TYPE_CHECKING:
     from memwatch.record.tables.rows import OpCounter
 
 _MOST: Final = 50_000
-"""More do not wait: threads may have made millions since the last flush, and to be written they are copied."""
+"""Rows that wait at most. A write copies them, and threads may have made millions. A guess."""
 
 
 class WaitingEvents:
-    """Rows of the table `allocator`, in order."""
+    """Rows of the table `allocator` that wait for the next flush, so that one write of the file holds both."""
 
     def __init__(self) -> None:
         self._rows: list[IntArray] = []
 
     def add(self, rows: IntArray) -> bool:
-        """Add rows; return whether so many wait that they are to be written now."""
+        """Add rows. Return whether so many wait that they must be written now."""
         self._rows.append(rows)
         return sum(map(len, self._rows)) >= _MOST
 
     def take(self) -> list[IntArray]:
-        """Take all rows: as one array, or none."""
+        """Remove and return all rows, as a list of at most one array."""
         if not self._rows:
             return []
-        taken = [np.concatenate(self._rows)]  # first: if memory runs out, they stay
+        taken = [np.concatenate(self._rows)]  # first: if memory runs out here, the rows stay
         self._rows = []
         return taken
 
@@ -55,7 +55,7 @@ _levels_before: list[int] = []
 
 
 def set_log_level(level: int | None) -> None:
-    """Silence c10's "block of unknown size" log line while a window is open; None puts the level back."""
+    """Silence c10's log line "block of unknown size" while a window is open. None restores the level."""
     flag = log_level_flag()
     if flag is None:
         return
@@ -67,16 +67,17 @@ def set_log_level(level: int | None) -> None:
 
 
 _ROWS_AT_ONCE: Final = 50_000
-"""To be written a row becomes objects of Python, many times its size; threads may have made millions since."""
+"""Rows. A write makes Python objects of each row, many times its size, so it takes this many at once. A guess."""
 
 
 class AllocatorChannel:
-    """Emit the events of a backend in windows, on the thread that started it.
+    """Pass on a backend's events in windows of time, on the thread that started the block.
 
     Attributes:
         windows: rows of the table `windows`.
         running: whether a window is open.
-        stepped_aside: whether the events end before the block, as where a torch profiler of the program takes over.
+        stepped_aside: whether the events end before the block ends, for example because the program started a torch
+            profiler.
     """
 
     def __init__(
@@ -91,13 +92,15 @@ class AllocatorChannel:
         self._emit: Callable[[IntArray], None] = lambda rows: None
         self._patches = Patches()
         self._thread = threading.get_ident()
-        self._cutting = threading.Lock()  # a timer cuts too
-        self._lost = False  # a window is open whose events are lost; only its own thread can end it
+        self._cutting = threading.Lock()  # the timer's thread cuts windows too
+        self._lost = (
+            False  # whether the open window has lost its events; only the block's own thread can end it
+        )
         self._count = self._lost_events = 0
 
     @property
     def hears_each_thread(self) -> bool:
-        """Whether each thread has a log, which needs no memory to be checked."""
+        """Whether each thread has a log of its own. Then memory need not be checked."""
         return self._events.hears_each_thread
 
     @property
@@ -106,7 +109,7 @@ class AllocatorChannel:
         return self._lost_events + self._events.lost_events
 
     def start(self, emit: Callable[[IntArray], None]) -> None:
-        """Open the first window; `emit` receives the rows of `allocator` of each window that ends."""
+        """Open the first window. When a window ends, `emit` gets its rows of the table `allocator`."""
         self._emit = emit
         if is_running():
             self.stepped_aside = True
@@ -131,7 +134,7 @@ class AllocatorChannel:
         self._patches.take_off()
 
     def cut(self) -> bool:
-        """End the window, emit its events and begin the next; return whether that could be done here."""
+        """End the window, emit its events and begin the next window. Return False if a window cannot end here."""
         with self._cutting:
             windows = self._events.cut() if self.running else None
             if windows is None:
@@ -143,26 +146,27 @@ class AllocatorChannel:
             return True
 
     def cut_from_elsewhere(self) -> None:
-        """End the window from another thread and begin the next, where a window can end anywhere.
+        """End the window from another thread and begin the next one, if the backend allows it.
 
-        While the thread of the block waits for others, whose events these are, it starts no op that would end one.
+        The thread of the block may wait for other threads. Then it runs no op that would end a window, while the other
+        threads make events.
         """
         if self._events.hears_each_thread:
             self.cut()
 
     def memory_ran_out(self) -> None:
-        """Make room for the events that follow: an op has failed, perhaps because memory ran out."""
+        """Make room for the next events, because an op failed and memory may have run out."""
         self._events.memory_ran_out()
 
     def check_memory(self) -> None:
-        """End the events for good if there may soon be no memory for them."""
+        """Stop recording events if there may soon be no memory for them."""
         if self.running and self._events.is_short_of_memory():
             self._close()
             self.stepped_aside = True
             self._note("allocator", "memory is short: allocator events end there")
 
     def forget_in_child(self) -> None:
-        """Be off in a forked child."""
+        """Switch everything off in a forked child."""
         self._cutting = threading.Lock()  # another thread of the parent may hold it
         if self.running or self._lost:
             self._events.forget_in_child()
@@ -203,7 +207,7 @@ class AllocatorChannel:
                 self.running = False
                 try:
                     windows = self._events.close()
-                except (MemoryError, RuntimeError) as error:  # as where memory has run out
+                except (MemoryError, RuntimeError) as error:  # for example because memory has run out
                     pass_on(error)
                     self._note(
                         "allocator", f"the allocator's events of a part of the block are lost: {error}"
@@ -230,7 +234,7 @@ class AllocatorChannel:
     def _write_one(self, window: Window) -> None:
         try:
             self._emit_window(window)
-        except MemoryError:  # without its row in `windows`, no figure relies on the window
+        except MemoryError:  # the window gets no row in `windows`, so no figure relies on it
             self._lost_events += len(window.events)
 
     def _emit_window(self, window: Window) -> None:

@@ -1,7 +1,7 @@
-"""What `profile(replay=True)` records beyond the default: every op's arguments, inputs, results and RNG states.
+"""Record what a replay needs with `profile(replay=True)`: each op's arguments, inputs, results and RNG states.
 
-The recorder stands between the interceptor and the hot path, so that a profile without `replay` pays
-nothing. It holds the inputs, and nothing else, by strong references until the profile object goes.
+This recorder runs between the interceptor and the hot path, so a profile without `replay` does not pay for it. It holds
+the inputs by strong references as long as the profile object lives. It holds nothing else.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Operand: TypeAlias = tuple[int, int, int, int]
 
 
 class ArgumentRecorder:
-    """Append the rows of `arguments` and `operands`, and keep what a replay starts from."""
+    """Append the rows of `arguments` and `operands`, and keep the data that a replay starts from."""
 
     def __init__(self, ops: OpRecorder, storages: Storages, strings: Strings, op_counter: OpCounter) -> None:
         self.arguments = Rows()
@@ -62,10 +62,10 @@ class ArgumentRecorder:
         operands: list[Operand] = []
         grad = int(torch.is_grad_enabled())
         draws = _draws(kind, args, kwargs)
-        with disable_torch_function(), disable_torch_dispatch():  # no mode of the program's sees us read
+        with disable_torch_function(), disable_torch_dispatch():  # no mode of the program sees these reads
             try:
                 call = self._before(number, kind, args, kwargs, operands, draws=draws)
-            except Exception as error:  # the program goes on; a plan of it will name this op
+            except Exception as error:  # the program goes on; a replay plan will report this op
                 pass_on(error)
                 operands.clear()
                 call = json.dumps([[_refusal(error)], [], []])
@@ -188,7 +188,7 @@ class ArgumentRecorder:
 
 
 class _Traits:
-    """What an overload writes and whether it may draw random numbers, computed once."""
+    """Which arguments an overload writes, and whether it may draw random numbers. Computed once per overload."""
 
     __slots__ = ("declared", "draws", "hidden", "only_allocates", "training")
 
@@ -208,7 +208,7 @@ class _Traits:
     def written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[int | str]:
         """Return the positions and names of the arguments that this call writes.
 
-        Batch norm updates its running statistics while it trains, and its schema does not say so.
+        Batch norm updates its running statistics in training, but its schema does not declare these writes.
         """
         if not self.hidden:
             return self.declared

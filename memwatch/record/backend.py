@@ -1,16 +1,16 @@
-"""What a recorder is: the contract that the one in Python and the one in C++ both keep.
+"""The contract of a recorder, which both the Python recorder and the C++ recorder fulfil.
 
-`memwatch.record.python` and `memwatch.record.native` each export one `Backend`. A block asks its backend for a
-`Recorder`, whose parts write the rows of the block. What both implementations need is shared by composition:
-the session wraps each part in an object that is the same for both.
+`memwatch.record.python` and `memwatch.record.native` each export one `Backend`. The backend makes a `Recorder` for each
+block, and the recorder's parts write the rows of the block. Code that both implementations need is shared by
+composition: the session wraps each part in an object that is the same for both.
 
 | part of a recorder | object around it, the same for both |
 | --- | --- |
 | `Ledger` (how many storages, how many bytes; the deaths) | `tables.storages.Storages` |
 | `capture_stack` (walks the running calls) | `tables.stacks.Stacks`, which numbers stacks |
 | `OpRecorder` | `tables.operands.Operands`, which looks into tensors of parts |
-| `saved.packer.Packer` (packs saved tensors) | `saved.hooks.SavedTensorHooks`, which puts hooks on and off |
-| `AllocatorEvents` | `allocator.channel.AllocatorChannel`, which steps aside for the program's own profiler |
+| `saved_tensors.Packer` (packs saved tensors) | `saved_tensors.SavedTensorHooks`, which pushes and pops the hooks |
+| `AllocatorEvents` | `allocator.AllocatorChannel`, which gives way to the program's own profiler |
 | `Kernels`, or a `__torch_dispatch__` | `interception.key.KeyInterceptor`, `interception.mode.ModeInterceptor` |
 """
 
@@ -35,31 +35,31 @@ if TYPE_CHECKING:
 
 
 class Backend(Protocol):
-    """One implementation of the recorder, for as long as the process lives."""
+    """One implementation of the recorder. It lives as long as the process."""
 
     @property
     def name(self) -> str:
-        """``python`` or ``native``: what the capture says it was recorded by."""
+        """``python`` or ``native``. The capture stores this name."""
 
     def key_works(self) -> bool:
-        """Return True if ops can be seen by this backend's kernels on the free dispatch key; probe once."""
+        """Return True if this backend's kernels on the free dispatch key see the ops. The probe runs once."""
 
     def allocator_events(self, block: Block) -> AllocatorEvents | None:
-        """Return what receives the allocator's own events; None where this torch hands out none."""
+        """Return the receiver of the allocator's events. None if this torch does not provide them."""
 
     def recorder(self, block: Block, stacks: Stacks) -> Recorder:
-        """Return a recorder of one block, which numbers call stacks in `stacks`; nothing of torch is touched yet."""
+        """Return a recorder of one block, which numbers call stacks in `stacks`. This does not change torch yet."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """What every part of a block's recorder shares.
+    """The objects that all parts of a block's recorder share.
 
     Attributes:
         strings: numbers for texts.
         op_counter: how many ops have started.
         clock: turns ticks into nanoseconds.
-        is_estimate: whether fake tensors count, with the bytes that real ones would take.
+        is_estimate: whether fake tensors count, with the bytes that real tensors would take.
         note: called with the kind and the text of a sentence for the report.
         thread_names: names of the threads that started in the block, by the numbers that their events carry.
     """
@@ -73,15 +73,17 @@ class Block:
 
 
 class CallContext(Protocol):
-    """What is running while an op runs: a recorder reads it for every op.
+    """What is running while an op runs. The recorder reads this for every op.
 
     Attributes:
         top: numbers of the innermost running module and of the call stack above its call, each -1 for none.
         optimizing: whether an optimizer's step is running.
-        graph_task: the backward of the last op, set by the recorder; `backward_ended` sets it to -1, that of none.
-        thread: whose module calls are seen: the block's, or one of autograd's while a region runs again in it.
-        recomputing: the graph task in which a checkpointed region runs again in that thread, -2 while none does.
-        saves_inputs: whether a checkpoint keeps the inputs of a region now: no node needs them.
+        graph_task: number of the backward that the last op ran in. The recorder sets it, and `backward_ended` resets it
+            to -1.
+        thread: the thread whose module calls are seen: the block's own, or an autograd thread while it recomputes a
+            region.
+        recomputing: the graph task in which a checkpointed region runs again in that thread, or -2.
+        saves_inputs: whether a checkpoint is saving the inputs of a region now. No node needs these.
         is_asleep: whether the step that runs is not recorded.
     """
 
@@ -95,36 +97,36 @@ class CallContext(Protocol):
 
     @property
     def could_not_record(self) -> Callable[[str, Exception], None]:
-        """Note that something could not be looked into."""
+        """Note that something could not be recorded."""
 
     @property
     def recomputes_by_hand(self) -> Callable[[], bool]:
         """Return True if a Function's own backward computes its forward again.
 
-        Asked in a backward that keeps no graph, with gradients on.
+        The recorder calls this in a backward that keeps no graph, while gradients are on.
         """
 
     def backward_ended(self) -> None:
-        """Hear that a backward has ended; a recorder calls it at the first op after it."""
+        """Note that a backward has ended. The recorder calls this at the first op after it."""
 
 
 class Listener(Protocol):
-    """What a recorder of ops tells and asks the session."""
+    """The methods of the session that the op recorder calls."""
 
     def flush_due(self) -> None:
-        """Write the rows; called after the op that `OpRecorder.flush_at` named."""
+        """Write the rows. The recorder calls this after the op that `OpRecorder.flush_at` set."""
 
     def op_failed(self) -> None:
-        """Hear that an op raised; what it was given is still alive."""
+        """Note that an op raised. Its arguments are still alive."""
 
     def backward_begins(self) -> bool:
-        """Hear of the first op of a backward; return True if storages are watched from their birth in it too."""
+        """Note the first op of a backward. Return True if its storages must be watched from birth."""
 
     def leaves_reached(self, leaves: Iterable[Tensor], /) -> None:
-        """Hear which leaves the backward that runs may give gradients, in parts, before it does."""
+        """Note leaves that may get gradients from the running backward. Called in parts, before the gradients exist."""
 
     def could_not_record(self, op: str, error: Exception) -> None:
-        """Note that the tensors of an op could not be looked into; the op itself ran."""
+        """Note that the tensors of an op could not be recorded. The op itself ran."""
 
 
 class CaptureStack(Protocol):
@@ -141,7 +143,7 @@ class CaptureStack(Protocol):
 
 
 class Recorder(Protocol):
-    """Makes the parts that record one block, each once; they may share what they know."""
+    """Makes the parts that record one block, each once. The parts may share data."""
 
     @property
     def storages(self) -> Storages:
@@ -149,13 +151,13 @@ class Recorder(Protocol):
 
     @property
     def capture_stack(self) -> CaptureStack:
-        """What numbers the running call stack."""
+        """The function that numbers the running call stack."""
 
     def ops(self, context: CallContext, listener: Listener) -> OpRecorder:
-        """Return what records the ops."""
+        """Return the recorder of ops."""
 
     def packer(self, context: CallContext) -> Packer:
-        """Return what packs the tensors that autograd saves."""
+        """Return the packer of the tensors that autograd saves."""
 
 
 class OpRecorder(Protocol):
@@ -170,7 +172,7 @@ class OpRecorder(Protocol):
 
     @property
     def nodes(self) -> Table:
-        """Rows of the nodes that ops of a backward made, for another backward."""
+        """Rows of the nodes that ops of a backward made for another backward."""
 
     @property
     def views(self) -> Table:
@@ -178,7 +180,7 @@ class OpRecorder(Protocol):
 
     @property
     def lifts(self) -> Table:
-        """Rows of the storages that torch made of Python's data."""
+        """Rows of the storages that torch made from Python's data."""
 
     @property
     def uses(self) -> Table:
@@ -186,31 +188,31 @@ class OpRecorder(Protocol):
 
     @property
     def losses(self) -> int:
-        """How often something could not be noted because memory had run out, and no note says so."""
+        """How many records were lost because memory had run out, without a note."""
 
     def run(self, kind: OpKind, args: tuple[Any, ...], kwargs: dict[str, Any], /) -> Any:
-        """Run an op and record it; its result or its exception is passed on as it is."""
+        """Run an op, record it, and return its result. An exception of the op passes unchanged."""
 
     def interceptor(self, *, by_mode: bool) -> Interceptor:
-        """Return what hands it every op: a dispatch mode or kernels on the free dispatch key."""
+        """Return the interceptor that passes every op to this recorder: a dispatch mode, or kernels on the free key."""
 
     def flush_at(self, op: int, at_ticks: int) -> None:
         """Call `Listener.flush_due` after the op of that number, or the first op that ends later than that."""
 
     def close(self) -> None:
-        """Record no more, and let go of every object of Python's."""
+        """Stop recording, and release every Python object."""
 
 
 @dataclass(frozen=True)
 class Window:
-    """The allocator's events of a stretch of time.
+    """The allocator's events between two times.
 
     Attributes:
         start_ns: when it began, in unix nanoseconds.
         end_ns: when it ended.
         start_op: how many ops had started when it began.
-        events: a row for each: unix nanoseconds, address, bytes (negative for a free), string ids of the device and of
-            the name of the thread, -1 for the one that recorded.
+        events: one row per event: unix nanoseconds, address, bytes (negative for a free), string id of the device, and
+            string id of the thread's name (-1 for the recording thread).
     """
 
     start_ns: int
@@ -224,42 +226,42 @@ class AllocatorEvents(Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether a window is open; False after a `cut` that could not begin the next."""
+        """Whether a window is open. False after a `cut` that could not begin the next one."""
 
     @property
     def lost_events(self) -> int:
-        """How many events were lost because memory had run out; the windows leave out the time of their events."""
+        """How many events were lost because memory had run out. No window covers their time."""
 
     @property
     def hears_each_thread(self) -> bool:
-        """Whether each thread has a log: a profiler in one leaves the others alone. Else all of the process is one."""
+        """Whether each thread has a log of its own. If not, one profiler in any thread ends all events."""
 
     def open(self) -> bool:
-        """Begin a window; return False if the events of this thread go to somebody else."""
+        """Begin a window. Return False if another profiler gets the events of this thread."""
 
     def close(self) -> list[Window]:
-        """End it and return it; an empty list if its events were lost."""
+        """End the window and return it. Return an empty list if its events were lost."""
 
     def cut(self) -> list[Window] | None:
-        """End the window, return it and begin the next; None if no window can end here."""
+        """End the window, return it and begin the next one. Return None if no window can end here."""
 
     def memory_ran_out(self) -> None:
-        """Make room for the events that follow: an op has failed, perhaps because memory ran out."""
+        """Make room for the next events, because an op failed and memory may have run out."""
 
     def is_short_of_memory(self) -> bool:
-        """Return True if the window must end now, because events without memory for them would end the process."""
+        """Return True if the window must end now, because an event without memory would end the process."""
 
     def drop(self) -> None:
-        """End the window, whose events are lost: a profiler has begun in another thread since."""
+        """End a window that lost its events because a profiler began in another thread."""
 
     def enter_thread(self, thread: int, /) -> Callable[[], object] | None:
-        """Receive the events of this thread too, with its number; return what ends that, None if it cannot be heard.
+        """Receive the events of this thread too, under its number. Return the function that ends this, or None.
 
-        The thread may outlive the block, so what is returned holds nothing of the recording.
+        The thread may outlive the block, so the returned function holds nothing of the recording.
         """
 
     def leave_thread(self) -> bool:
-        """Receive no more events of this thread, which is not the one of the block; return whether they were."""
+        """Stop receiving the events of this thread, which is not the block's own. Return whether they were received."""
 
     def forget_in_child(self) -> None:
-        """Be off in a forked child, where no window can be ended."""
+        """Switch off in a forked child, where no window can be ended."""

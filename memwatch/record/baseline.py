@@ -1,4 +1,4 @@
-"""What was live when the block was entered: tensors, modules and optimizers, in one pass over the gc's objects."""
+"""Record the tensors, modules and optimizers that exist when the block begins, in one pass over gc's objects."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def scan(storages: Storages, context: Context) -> None:
     """Number every storage that Python can see, and name every root module and what optimizers keep."""
     tensors, modules, optimizers = _instances(gc.get_objects(), (Tensor, nn.Module, Optimizer))
-    # nor may the program's modes be asked for the device of a fake tensor
+    # reading the device of a fake tensor must not call the program's modes either
     with disable_torch_function(), disable_torch_dispatch():
         for tensor in tensors:
             _number(storages, tensor)
@@ -44,7 +44,7 @@ def scan(storages: Storages, context: Context) -> None:
 
 
 def _instances(objects: Sequence[Any], bases: Sequence[type]) -> list[list[Any]]:
-    """Return the objects of each base in turn, one with several of them under the first alone."""
+    """Return the objects of each base class. An object of several bases appears under the first one only."""
     classes = Classes(objects)
     of_base: dict[type, list[int]] = {base: [] for base in bases}
     for number, cls in classes.by_id.items():
@@ -60,4 +60,4 @@ def _number(storages: Storages, tensor: Tensor) -> None:
             storages.number_of(part, NONE, BASELINE)
     except (RuntimeError, NotImplementedError, AttributeError, ValueError) as error:
         pass_on(error)
-        return  # a half-made or foreign wrapper: it is numbered when an op touches it
+        return  # a half-made or foreign wrapper: it gets its number when an op uses it

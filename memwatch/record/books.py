@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
 
 class AutocastBook:
-    """Note what the cache let go of when a region of autocast ended."""
+    """Note the storages that autocast's cache frees when an autocast region ends."""
 
     def __init__(self, storages: Storages, context: Context) -> None:
         self._storages, self._context = storages, context
@@ -90,7 +90,7 @@ class AutocastBook:
         finally:  # also at an interrupt: autocast must not stay switched on
             pause: GcPause | None = None
             with self._harmless:
-                pause = pause_gc()  # what gc frees was not the cache's
+                pause = pause_gc()  # storages that gc frees meanwhile do not belong to the cache
             try:
                 result = leave(*args, **kwargs)
             finally:
@@ -114,7 +114,7 @@ class ReducerBook:
         self._storages, self._context = storages, context
         self._harmless = Harmless(context.could_not_record, DistributedDataParallel.__name__)
         self.functions = (self._making, self._rebuilding, self._handing_out, self._broadcasting)
-        # by the reducer: who has it, and the bytes of all its buckets
+        # reducer -> name of its module, bytes of all its buckets
         self._owners: weakref.WeakKeyDictionary[Any, tuple[str, int]] = weakref.WeakKeyDictionary()
         self._backed: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -163,30 +163,31 @@ class ReducerBook:
         return buffer
 
     def _back_from_before(self, reducer: Any) -> None:
-        """Do for a model that is older than the block what is done for those made in it; it is being called."""
+        """Treat a model from before the block, which is being called now, like a model made in the block."""
         self._backed.add(reducer)
         for module, _ in self._context.owners.registry.alive():
             if isinstance(module, DistributedDataParallel) and vars(module).get("reducer") is reducer:
                 self._back(module)
 
     def _back(self, ddp: Any) -> None:
-        """Have the backends of a model's process group outlive its reducer, to be let go of by Python then.
+        """Keep the backends of a model's process group alive until Python can free them, after the reducer.
 
-        What is watched has an object of Python's. A thread of a backend that is the last to let go of a bucket needs
-        Python's lock for it. Where the reducer is the last that has the backend, it waits for the thread with the
-        lock, for ever; Python, where it is the last, waits without. No memory of tensors lives longer by this.
+        A watched bucket has a Python object. If a backend's thread drops the last reference to the bucket, it needs
+        Python's lock. If the reducer drops the last reference to the backend, it waits for that thread while it holds
+        the lock: a deadlock. Python does not hold the lock when it frees the backend. No tensor lives longer because of
+        this.
         """
         self._backed.add(ddp.reducer)
         when_gone(ddp.reducer, partial(backends_of(ddp).clear))
 
     def _note(self, born: list[tuple[int, int]], owner: str, sizes: list[int] | None) -> None:
-        """Note the role of what was born for a reducer.
+        """Note the roles of storages that a reducer made.
 
         Args:
             born: number and bytes of each storage, in the order of their births.
-            owner: who has the buckets.
-            sizes: bytes of each bucket, in order: the reducer also keeps a map of the parameters in use. None where
-                it makes nothing but buckets, empty where the logger says nothing.
+            owner: name of the module that has the buckets.
+            sizes: bytes of each bucket, in order. They distinguish buckets from the reducer's map of used parameters.
+                None if the reducer makes only buckets. Empty if torch's logger has no sizes.
         """
         count = 0
         for number, nbytes in born:
@@ -210,14 +211,14 @@ class ReducerBook:
 
 
 def _last_with(nbytes: int, born: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the last storages that have so many bytes together: what a process group was told first may live on."""
+    """Return the last storages that have this many bytes together. Older ones may be communication."""
     while len(born) > 1 and 0 < nbytes <= sum(size for _, size in born[1:]):
         born = born[1:]
     return born
 
 
 class ParameterGroupBook:
-    """Note what the parameter groups of FSDP2 keep, at the calls that change it."""
+    """Note the buffers of FSDP2's parameter groups at the calls that change them."""
 
     def __init__(self, storages: Storages, context: Context) -> None:
         self._storages, self._context = storages, context
@@ -268,7 +269,7 @@ class ParameterGroupBook:
         return result
 
     def _note_rest(self, first: int, name: str) -> None:
-        """Note that what was born since `first`, and has no role, was made to communicate."""
+        """Give the communication role to storages that were born since `first` and have no role."""
         if not self._context.is_its_thread:
             return
         living = dict(self._storages.born_since(first))
@@ -331,7 +332,7 @@ class SelectiveBook:
         wrap(wrapper, value)
         with self._harmless:
             if isinstance(value, Tensor) and self._context.is_its_thread and not is_tracing():
-                # the op still runs: torch 2.11 wraps its result before the recorder has seen it
+                # the op is still running: torch 2.11 wraps the result before the recorder sees it
                 op = self._context.roles.op_counter[0] - 1
                 with disable_torch_function():
                     numbers = [self._storages.number_of(part, op, BY_OP) for part in plain_parts(value)]
@@ -344,34 +345,34 @@ class SelectiveBook:
     def _dropped(self, wrapper: weakref.ref[Any]) -> None:
         with self._harmless:
             for number in self._wrappers.pop(wrapper, ()):
-                if number in self._storages.roles:  # else it died with its wrapper
+                if number in self._storages.roles:  # otherwise it died with its wrapper
                     self._context.role_ends.end(number, SAVED_BY_POLICY)
 
 
 class Book(Protocol):
-    """What torch writes down of one kind of memory.
+    """A reader of torch's records of one kind of memory.
 
     Attributes:
-        functions: methods that are called in place of torch's.
+        functions: methods that run in place of torch's functions.
     """
 
     functions: tuple[Any, ...]
 
     def open(self, patches: Patches) -> bool:
-        """Begin to read if torch has it by now; return whether it has."""
+        """Begin to read if that part of torch is imported. Return whether it is."""
 
 
 class Books:
-    """Note the roles of what torch keeps in C++ or frees by resizing, from the functions of torch that make it.
+    """Note the roles of memory that torch keeps in C++ or frees by resizing.
 
-    A function that is called only where such memory is made or let go is replaced while the block is open. So a
-    program that uses none of them pays nothing.
+    While the block is open, memwatch replaces the functions of torch that make or free such memory. A program that does
+    not call them pays nothing.
     """
 
     def __init__(self, storages: Storages, context: Context) -> None:
         self._context = context
         self._patches = Patches()
-        self._books: tuple[Book, ...] = (  # the patches refer to them weakly
+        self._books: tuple[Book, ...] = (  # the patches hold only weak references to them
             ReducerBook(storages, context),
             ParameterGroupBook(storages, context),
             FlatParameterBook(context),
@@ -384,12 +385,12 @@ class Books:
                 leave_alone(function.__code__)
 
     def start(self) -> None:
-        """Begin to read; FSDP2 may be imported later, so the context calls `look` before a forward."""
+        """Begin to read. FSDP2 may be imported later, so the context calls `look` before each forward."""
         self._context.before_forward = self.look
         self.look()
 
     def look(self) -> None:
-        """Read the books that are there by now."""
+        """Begin to read the parts of torch that have been imported by now."""
         self._waiting = tuple(book for book in self._waiting if not book.open(self._patches))
         if not self._waiting:
             self._context.before_forward = None

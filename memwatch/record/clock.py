@@ -1,4 +1,4 @@
-"""The recorder's clock: the cheap counter that torch's own profiler stamps allocations with."""
+"""The recorder's clock: the processor's counter, with which torch's own profiler stamps allocations."""
 
 from __future__ import annotations
 
@@ -43,13 +43,16 @@ class Clock:
         return self._unix0_ns + int(offset)
 
     def rows_in_ns(self, name: str, flat: list[int]) -> IntArray:
-        """Shape the rows of a recorded table; its columns `_ns` hold ticks, and are converted."""
+        """Return the rows of a recorded table as an array. Columns ending in `_ns` hold ticks, which are converted."""
         names = RECORDED_BY_NAME[name].names
         rows = as_rows(flat, len(names))
         converted = {
             index: self.to_ns(rows[:, index]) for index, column in enumerate(names) if column.endswith("_ns")
         }
-        for index, times_ns in converted.items():  # last: if memory runs out, all columns hold ticks
+        for (
+            index,
+            times_ns,
+        ) in converted.items():  # last: if memory runs out before, all columns still hold ticks
             rows[:, index] = times_ns
         return rows
 

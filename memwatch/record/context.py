@@ -1,7 +1,7 @@
-"""Which module, which optimizer step is running, and which storages are parameters, gradients and state.
+"""Track the running module and optimizer step, and which storages are parameters, gradients and optimizer state.
 
-Module calls are seen by replacing the function that every call runs through while the block is open: a global
-forward hook would make torch.compile warn and trace it. Nothing of the user's is held but by weak reference.
+To see module calls, memwatch replaces the function that every call runs through while the block is open. A global
+forward hook would not do: torch.compile would warn and trace it. Objects of the user are held by weak references only.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _active: list[Context] = []
 
 
 def _observed(beneath: Callable[..., Any], block: object) -> Any:
-    """Return what every module call of one block runs through; another tool may keep it beyond that."""
+    """Return the function that every module call of one block runs through. Another tool may keep it longer."""
 
     def call_impl(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         context = _active[0] if _active else None
@@ -89,7 +89,7 @@ CALL_CODE: Final[CodeType] = _observed(module_call(), None).__code__
 class Context:
     """The module and optimizer calls that are running, and the roles of the storages they own.
 
-    What is read for every op lies in slots, which C++ reads without a look-up.
+    Attributes that are read for every op are slots, because C++ reads slots without a look-up.
     """
 
     __slots__ = (
@@ -166,15 +166,15 @@ class Context:
         on_step_end: Callable[[object], None] | None = None,
         on_root_call: Callable[[object], None] | None = None,
     ) -> None:
-        """Call these with each optimizer whose step has ended, and with each outermost module that is called.
+        """Set the functions to call when an optimizer's step ends and when an outermost module is called.
 
-        Without arguments call nobody any more.
+        Without arguments, stop calling them.
         """
         self._on_step_end, self._on_root_call = on_step_end, on_root_call
 
     def resume(self) -> None:
         """Resume seeing module calls and optimizer steps."""
-        if module_call() is self._beneath:  # else another tool's is above it
+        if module_call() is self._beneath:  # otherwise another tool has replaced it too
             set_module_call(self._call_impl)
         self._handles = [
             torch_optimizer.register_optimizer_step_pre_hook(self._step_starts),
@@ -184,7 +184,7 @@ class Context:
     def pause(self) -> None:
         """Stop seeing module calls and optimizer steps: at the end, or while compiled code runs.
 
-        dynamo guards on the function that every module call runs through, so ours would make it compile again.
+        dynamo guards on the function that every module call runs through. With ours in place it would compile again.
         """
         if module_call() is self._call_impl:
             set_module_call(self._beneath)
@@ -193,7 +193,7 @@ class Context:
         self._handles.clear()
 
     def sleep(self) -> None:
-        """See nothing but the ends of optimizer steps: the step that begins is not recorded."""
+        """See only the ends of optimizer steps, because the next step is not recorded."""
         if current_graph_task_id() == NO_TASK:
             self.backward_ended()
         self.is_asleep = True
@@ -201,7 +201,7 @@ class Context:
             set_module_call(self._beneath)
 
     def wake(self) -> None:
-        """See module calls and optimizer steps again, and what modules and optimizers have got meanwhile."""
+        """See module calls and optimizer steps again, and note what modules and optimizers got meanwhile."""
         self.is_asleep = False
         if module_call() is self._beneath:
             set_module_call(self._call_impl)
@@ -223,12 +223,12 @@ class Context:
             number = known[1]
         else:
             number = self.owners.registry.meet(module, self.top[0], sys._getframe(2))
-        if self.top[0] == NONE:  # no module runs; a step of an optimizer may, which calls its closure
+        if self.top[0] == NONE:  # no module runs, but an optimizer's step may be calling its closure
             if self.before_forward is not None:
                 self.before_forward()
             if self._on_root_call is not None:
                 self._on_root_call(module)
-            # what a module gets in backward, from a hook or a recomputation, is no input of the program's
+            # in backward, a hook or a recomputation calls modules: their arguments are not inputs of the program
             if current_graph_task_id() == NO_TASK:
                 self._note_inputs(module, (*args, *kwargs.values()))
         stack = self._capture_stack(self.top[1], NONE, 3)
@@ -237,7 +237,7 @@ class Context:
         self.optimizing = False
 
     def leave(self, depth: int) -> None:
-        """Note that the module call at `depth` ended, and with it whatever an exception left above it."""
+        """Note that the module call at `depth` ended, together with deeper calls that an exception left open."""
         try:
             if len(self.running) <= depth:
                 return
@@ -259,7 +259,7 @@ class Context:
         self.forget_failed_steps(caller.f_back)
         with self._harmless:
             stepped = self.owners.learn_parameters(optimizer, caller.f_back)
-            if current_graph_task_id() == NO_TASK:  # else a hook of a backward steps: it is not over
+            if current_graph_task_id() == NO_TASK:  # otherwise a hook of a backward runs this step
                 self.backward_ended()
             self.gradients.note_of(stepped)
         self._born_before_step = self._storages.count
@@ -293,7 +293,7 @@ class Context:
                 self._on_step_end(optimizer)
 
     def forget_failed_steps(self, frame: FrameType | None) -> None:
-        """Drop optimizer steps that are not running any more: no hook runs at the end of one that raised."""
+        """Drop optimizer steps that raised, because torch calls no hook at their end."""
         begun = [place for place, call in enumerate(self.running) if call[2] == NONE]
         while begun and frame is not None:
             if frame.f_code is self._step_code:
@@ -305,17 +305,17 @@ class Context:
 
     @property
     def in_backward(self) -> bool:
-        """Whether an op of a backward ran, and none outside it since."""
+        """Whether the last op belonged to a backward."""
         return self.graph_task != NO_TASK
 
     def look_at_gradients(self) -> None:
-        """Look at all gradients that there are, when the block is entered and when it is left."""
+        """Note all gradients that exist, at the beginning and the end of the block."""
         with self._harmless:
             self.gradients.note_all()
         self.backward_ended()
 
     def backward_ended(self) -> None:
-        """Note the gradients of a backward that raised, and watch what backward left by Python objects."""
+        """Note the gradients of a backward that raised, and watch the storages it left through their Python objects."""
         self.graph_task = NO_TASK
         with self._harmless:
             self.gradients.note_reached()
@@ -323,14 +323,14 @@ class Context:
                 self._storages.rewatch()
 
     def look_again(self) -> None:
-        """Look at the end for modules that were never called, for gradients, and for roles that ended or are new."""
+        """At the end of the block, search for modules never called, for gradients, and for new and ended roles."""
         self.owners.look_again()
         self.look_at_gradients()
         self.role_ends.look(sys._getframe())
 
     @property
     def is_its_thread(self) -> bool:
-        """Whether the running thread is the one that entered the block."""
+        """Whether the running thread is the thread that entered the block."""
         return _thread() == self.home
 
     def _note_inputs(self, module: nn.Module, values: tuple[Any, ...]) -> None:

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 
 class TakenRows:
-    """The rows of one flush, by table.
+    """The rows of one flush, by table. They wait for the next flush if there is no memory to write them.
 
     Args:
-        clock: turns their ticks into nanoseconds.
+        clock: converts their ticks to nanoseconds.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -45,7 +45,7 @@ class TakenRows:
         return bool(self._taken or self._in_ns)
 
     def take(self, tables: Mapping[str, Table], new_stacks: Callable[[], list[int]]) -> None:
-        """Take the rows of all tables, one after the other, and then the new call stacks."""
+        """Take the rows of all tables in their order, and then the new call stacks."""
         self._taken = dict.fromkeys(tables, ())
         self._in_ns = {**self._taken, "stacks": []}
         for name, table in tables.items():
@@ -53,7 +53,7 @@ class TakenRows:
         self._in_ns["stacks"] = new_stacks()
 
     def write(self, write: Callable[[dict[str, Any]], None]) -> None:
-        """Call a function with the rows, times in nanoseconds; they stay if that raises."""
+        """Call a function with the rows, with times in nanoseconds. If it raises, the rows stay."""
         while self._taken:
             name, rows = next(iter(self._taken.items()))
             self._in_ns[name] = rows if name == "windows" else self._clock.rows_in_ns(name, rows)
@@ -68,7 +68,7 @@ def tables_in_order(  # noqa: PLR0917  # parts of a session, each once
 ) -> dict[str, Table]:  # fmt: skip
     """Return the tables in the order in which their rows must be taken.
 
-    The program goes on meanwhile, so a table comes before the tables that its rows refer to.
+    The program keeps running meanwhile. So a table comes before the tables that its rows refer to.
     """
     tables: dict[str, Table] = {
         "unpacks": packer.unpacks,
@@ -94,11 +94,11 @@ def tables_in_order(  # noqa: PLR0917  # parts of a session, each once
 
 
 _FEWEST_OPS: Final = 1_000
-"""So many ops are worth a flush: its price is then a few hundredths of what they take."""
+"""Ops. After this many a flush costs a few percent of the time of the ops."""
 
 
 class LastFlush:
-    """When rows were last written, in ops and in time.
+    """The time of the last write, in ops and in seconds.
 
     Args:
         op_counter: the ops that have started.
@@ -114,11 +114,11 @@ class LastFlush:
         self._op, self._ticks = self._op_counter[0], ticks()
 
     def is_within(self, seconds: float) -> bool:
-        """Return whether so many seconds have not passed since."""
+        """Return whether the last write is less than `seconds` ago."""
         return bool(self._clock.duration_ns(ticks() - self._ticks) < seconds * 1e9)
 
     def is_long_ago(self, seconds: float) -> bool:
-        """Return whether a thousand ops, or so many seconds, have passed since."""
+        """Return whether the last write is at least a thousand ops or `seconds` ago."""
         waiting_ns = self._clock.duration_ns(ticks() - self._ticks)
         return self._op_counter[0] - self._op >= _FEWEST_OPS or waiting_ns >= seconds * 1e9
 
@@ -126,21 +126,21 @@ class LastFlush:
 FLUSH_OPS: Final = 10_000
 FLUSH_S: Final = 1.0
 PATIENCE: Final = 2
-"""Few ops wait for so many turns of the timer, two seconds: where the program runs no op meanwhile, up to one more."""
+"""Turns of the timer (seconds) that a few ops wait, or one more if the program runs no op. A guess."""
 RETRY_OPS: Final = 100
 CHECK_OPS: Final = 100
-"""After so many ops the allocator's channel looks whether memory is short. A guess."""
+"""Ops between two checks of the free memory. A guess."""
 WINDOW_OPS: Final = 20_000
-"""A window's events are held by torch, kilobytes for an op, until it ends."""
+"""Ops of one window of allocator events. torch holds kilobytes per op until the window ends. A guess."""
 
 
 class FlushPace:
-    """Call for a flush when it is worth one, and end the allocator's window before it.
+    """Start a flush when it is worth its price, and end the allocator's window before it.
 
     Args:
         op_counter: how many ops have started.
         clock: turns ticks into nanoseconds.
-        allocator: whose window is ended; None where no events are recorded.
+        allocator: the channel whose window ends. None if no events are recorded.
         flush: takes the rows.
         to_file: whether they go to a file.
     """
@@ -156,12 +156,12 @@ class FlushPace:
         self._flush_at: Callable[[int, int], None] = lambda op, at_ticks: None
 
     def start(self, flush_at: Callable[[int, int], None]) -> None:
-        """Begin; `flush_at` has a recorder call `due` after an op, or after some time."""
+        """Begin. `flush_at` sets the op or the time after which the recorder calls `due`."""
         self._flush_at = flush_at
         self._schedule(FLUSH_OPS)
 
     def due(self) -> None:
-        """Flush, if enough ops have run since the last time."""
+        """Flush if enough ops have run since the last flush."""
         if self._op_counter[0] < self._due_op and not self._last_flush.is_long_ago(PATIENCE * FLUSH_S):
             if self._allocator is not None:
                 self._allocator.check_memory()
@@ -171,21 +171,21 @@ class FlushPace:
             self._flush_window()
 
     def by_timer(self) -> None:
-        """Flush from another thread, if the last time was long ago."""
+        """Flush from the timer's thread if the last flush was long ago."""
         written = self._last_write
         if self._to_file and (written.is_within(FLUSH_S) or not written.is_long_ago(PATIENCE * FLUSH_S)):
-            return  # the program's own thread writes while it runs ops
+            return  # while the program runs ops, its own thread writes
         self.from_elsewhere()
 
     def from_elsewhere(self) -> None:
-        """Flush because another thread asks, or because the program asks in any thread."""
+        """Flush in the current thread, which may be another one than the block's."""
         with uninterrupted():
             if self._allocator is not None:
                 self._allocator.cut_from_elsewhere()
-            self._flush()  # what it raises, the next flush raises again in the program's thread
+            self._flush()  # an error here comes again at the next flush in the program's thread
 
     def flush_now(self) -> None:
-        """End the window and flush: a step has ended."""
+        """End the window and flush, because a step has ended."""
         with uninterrupted():
             if self._allocator is not None:
                 self._allocator.cut()

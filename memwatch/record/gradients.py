@@ -1,8 +1,8 @@
-"""Gradients: which storages are `.grad` of a parameter, at the end of each backward and at samples amid one.
+"""Note which storages are `.grad` of a parameter, at the end of each backward and at samples inside one.
 
-A backward adds gradients up in the leaves of its own graph and nowhere else. So a recorder tells which leaves that
-graph has, and they alone are looked at when it ends. A program may drop its gradients before any op runs after
-backward, so the end of backward itself is waited for.
+A backward accumulates gradients only in the leaves of its own graph. So the recorder lists these leaves, and memwatch
+reads only their gradients when the backward ends. The program may drop its gradients before the next op, so memwatch
+acts at the end of the backward itself.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Gradients:
     """Note the gradients of the parameters that a context knows.
 
     Args:
-        roles: where their role is noted.
-        owners: what knows the parameters, and names other leaves.
-        could_not_record: called with what fails at the end of a backward.
+        roles: the table of roles.
+        owners: knows the parameters, and names other leaves.
+        could_not_record: called with errors at the end of a backward.
 
     Attributes:
-        python_functions: those that torch calls.
+        python_functions: the functions that torch calls.
         first_made: number of the first storage that the running backward may have made.
     """
 
@@ -58,22 +58,23 @@ class Gradients:
         self._op_of_new = NONE
         self.first_made = 0
         self.python_functions: tuple[Callable[..., Any], ...] = (_AtEnd.__call__, _AfterOthers.__call__)
-        # one for all backwards; it holds this object weakly, for a backward that raises may keep what it never called
+        # one object for all backwards, with a weak reference to this one: a backward that raises may keep callbacks
+        # that it never called
         self._at_end = _AtEnd(_AfterOthers(weakref.ref(self)))
 
     def stop(self) -> None:
-        """Note nothing more, even if a backward still runs."""
+        """Stop, even if a backward still runs."""
         self._is_stopped = True
 
     def backward_begins(self) -> None:
-        """Have the gradients noted when the backward that runs in this thread is done."""
-        if not self._reached:  # else it runs within another one, as that of a checkpoint
+        """Arrange that the gradients are noted at the end of the backward that runs in this thread."""
+        if not self._reached:  # otherwise it runs inside another backward, as a checkpoint's does
             self.first_made = self._storages.count
         self._reached.setdefault(current_graph_task_id(), set())
         call_at_end_of_backward(self._at_end)
 
     def reached(self, leaves: Iterable[Tensor]) -> None:
-        """Hear of leaves in the graph of the backward that runs in this thread: it may give them gradients."""
+        """Note leaves that may get gradients from the backward that runs in this thread."""
         leaves = list(leaves)
         keys = self._parameters.keys_of(leaves)
         if len(keys) < len(leaves):
@@ -82,7 +83,7 @@ class Gradients:
         self._reached.setdefault(current_graph_task_id(), set()).update(keys)
 
     def note_reached(self) -> None:
-        """Note the gradients of every backward that has ended and was not looked at then, as one that raised."""
+        """Note the gradients of backwards that ended without `backward_ends`, such as those that raised."""
         while self._reached:
             self._note(self._parameters.of_keys(self._reached.popitem()[1]))
 
@@ -90,26 +91,26 @@ class Gradients:
         """Note the gradients of the backward that ends in this thread."""
         reached = self._reached.pop(current_graph_task_id(), ())
         if self._roles.was_noted(BUCKET) or self._roles.was_noted(UNSHARDED):
-            self.note_all()  # DDP and FSDP set gradients of their own, also of what this backward did not reach
+            self.note_all()  # DDP and FSDP also set gradients of parameters that this backward did not reach
         else:
             self._note(self._parameters.of_keys(reached))
 
     def note_in_op(self) -> None:
-        """Note the gradients that there are while an op of backward ends: they were there when it began."""
+        """Note the gradients that exist when an op of backward ends. They existed when the op began."""
         for reached in list(self._reached.values()):
             self._note(self._parameters.of_keys(tuple(reached)), self._op_counter[0] - 1)
 
     def note_of(self, tensors: list[Tensor]) -> None:
-        """Note the gradients of some tensors, unless no op ran since all of them were found to have new ones."""
+        """Note the gradients of some tensors. Skip this if all of them were noted as new and no op ran since."""
         if self._op_of_new != self._op_counter[0] or not self._new.issuperset(map(id, tensors)):
             self._note(self._parameters.of_keys(map(id, tensors)))
 
     def note_all(self) -> None:
-        """Note the gradients of all parameters that are known: where the recorder looks around anyway."""
+        """Note the gradients of all known parameters."""
         self._note(self._parameters)
 
     def in_role(self) -> Iterator[InRole]:
-        """Yield what is a gradient now."""
+        """Yield the present gradients."""
         for known in self._parameters:
             parameter = known()
             if parameter is None or not autograd_state(parameter).is_leaf:
@@ -118,7 +119,7 @@ class Gradients:
                 yield GRADIENT, grad, (known.name,), known.module
 
     def _note(self, parameters: Iterable[KnownParameter], op: int = NONE) -> None:
-        """Note which storages are gradients of some parameters, as of an op or of now."""
+        """Note which storages are gradients of some parameters, now or at an op."""
         if self._is_stopped:
             return
         self._storages.record_deaths()
@@ -132,21 +133,21 @@ class Gradients:
                 if parameter is None or not autograd_state(parameter).is_leaf:
                     continue
                 grad = _grad_of(parameter)
-                # when backward is over, the tensor that made a gradient is gone, and no op may touch it any more
+                # after backward, the tensor that made a gradient is gone, and no op may use it any more
                 if grad is None:
                     continue
                 is_new = note(grad, GRADIENT, known.module, known.name, op=op, watch_on=is_over)
                 if is_new:
                     (self._new if is_over else self._amid).add(known.key)
-                elif is_over and known.key in self._amid:  # a hook may have taken it out since
+                elif is_over and known.key in self._amid:  # a hook may have removed it since
                     self._amid.discard(known.key)
                     self._roles.note_again(grad, GRADIENT, known.module, known.name)
 
 
 class _AtEnd:
-    """Have the gradients noted when what others called for at the end of a backward has run.
+    """Note the gradients after all other callbacks at the end of a backward.
 
-    DistributedDataParallel and FSDP2 finish their gradients there, and call for it later than we did.
+    DistributedDataParallel and FSDP2 finish their gradients in such callbacks, and they register them after ours.
     """
 
     def __init__(self, after_others: Callable[[], None]) -> None:
@@ -169,7 +170,7 @@ class _AfterOthers:
         gradients = self._reference()
         try:
             if gradients is None or frame_callback() is not None:
-                return  # dynamo would compile our code: the op that follows has them noted
+                return  # dynamo would compile our code here; the next op notes the gradients
         except MemoryError:
             return
         with gradients.harmless:

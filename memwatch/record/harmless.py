@@ -33,19 +33,19 @@ if TYPE_CHECKING:
 class Harmless:
     """Catch the errors of memwatch in a `with` block.
 
-    Exceptions that belong to the program pass: its memory limit, an interrupt, an exit, and whatever one of its signal
-    handlers raises.
+    Exceptions that belong to the program pass: its memory limit, an interrupt, an exit, and exceptions of its signal
+    handlers.
 
     Args:
-        could_not_record: called with the name of what is being noted, and the error.
-        what: that name, as a reader would call it.
+        could_not_record: called with `what` and the error.
+        what: name of the thing that is being recorded, for the note.
     """
 
     def __init__(self, could_not_record: Callable[[str, Exception], None], what: str) -> None:
         self._could_not_record, self._what = could_not_record, what
 
     def __enter__(self) -> None:
-        """Do nothing; blocks may lie in one another, also in several threads."""
+        """Do nothing. Blocks may be nested, also in several threads."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -61,7 +61,7 @@ class Harmless:
 
 
 def weakly(could_not_record: Callable[[str, Exception], None]) -> Callable[[str, Exception], None]:
-    """Return a function that calls a method and does not keep its object alive: torch may keep who calls it."""
+    """Return a function that calls a method without keeping its object alive. torch may keep the function."""
     reference = weakref.WeakMethod(could_not_record)
 
     def note(what: str, error: Exception) -> None:
@@ -86,7 +86,7 @@ if _sigaction is not None:
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Let the handlers of signals that arrive in the block run at its end, in their order."""
+    """Delay the signal handlers of the program until the end of the block. They run in the order of the signals."""
     if threading.get_ident() != threading.main_thread().ident:  # no other thread runs handlers
         yield
         return
@@ -146,7 +146,7 @@ _numbers: Final = itertools.count()
 
 
 def when_gone(of: object, *calls: functools.partial[Any]) -> None:
-    """Make calls when an object is gone, one after another.
+    """Make calls, one after another, when an object is freed.
 
     Args:
         of: the object.
@@ -155,19 +155,19 @@ def when_gone(of: object, *calls: functools.partial[Any]) -> None:
     number = next(_numbers)
     chain = [*calls, functools.partial(_waiting.pop, number)]
     made = map(list, [map(_CALL, chain)])
-    # Python passes the dead reference to the callback; `next` takes it as its default, which nobody uses
+    # Python passes the dead reference to the callback; `next` takes it as its unused default
     callback: Callable[[Any], object] = functools.partial(next, made)
     _waiting[number] = weakref.ref(of, callback)
 
 
 _OWN: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), ""), signal_handlers.__file__
-"""The code that runs between the program's calls and torch's: around a module, an op, a checkpoint's second run."""
+"""Folders and files of the code between the program's calls and torch's calls, such as around a module's call."""
 
 
 def unlink_own_frames(error: BaseException) -> None:
-    """Take the frames of the recorder out of the tracebacks of an error, its cause and its context.
+    """Remove the recorder's frames from the tracebacks of an error, its cause and its context.
 
-    The first frame stays, which is that of the block: the interpreter may hold it already.
+    The first frame, the block's own, stays. The interpreter may hold it already.
     """
     for link in linked_errors(error):
         _unlink(link.__traceback__)

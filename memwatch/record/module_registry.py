@@ -1,4 +1,9 @@
-"""Which modules there are: their numbers, which module holds which, and the program's names for the roots."""
+"""Number the modules of the program, and know their parents and the program's names for the roots.
+
+The registry learns of a module when it is called, when an optimizer steps its parameters, or when the block begins. It
+finds the module's tree through the variables of the running calls and the tables of modules (`_modules`). So it also
+knows a parent that is never called, such as the Lightning module around `self.net`. It holds modules weakly.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +30,13 @@ if TYPE_CHECKING:
 
 _MAX_SEARCHES: Final = 64
 _MAX_SEARCHES_OF_CLASS: Final = 8
-"""A loss or an optimizer that is made anew in each step is soon known as one of its class."""
+"""Searches in a block, and for one class: a loss made anew in each step soon reaches the second limit. A guess."""
 
 
 class SearchBudget:
-    """Count the searches for the sake of modules, optimizers and leaves, in total and by class.
+    """Limit the searches for modules, optimizers and leaves, in total and by class.
 
-    Classes are held weakly, and told by `id`: nothing of their metaclass runs.
+    Classes are held weakly and compared by `id`, so that no code of their metaclass runs.
 
     Args:
         most: the most searches of the block.
@@ -42,7 +47,7 @@ class SearchBudget:
         self._of_class: dict[int, tuple[weakref.ref[type], int]] = {}
 
     def spend(self, cls: type) -> bool:
-        """Return True if another search for something of a class may be made, and count it."""
+        """Return True if another search for an object of a class is allowed, and count it."""
         count = self._count_of(cls)
         if count >= _MAX_SEARCHES_OF_CLASS or self._count >= self._most:
             return False
@@ -51,11 +56,11 @@ class SearchBudget:
         return True
 
     def found(self, cls: type) -> None:
-        """Count the searches for a class anew: they find what they look for."""
+        """Reset the count of a class, because its searches succeed."""
         self._of_class.pop(id(cls), None)
 
     def found_nothing(self, cls: type) -> None:
-        """Search for nothing else of a class: no variable led to what one of it works on."""
+        """Stop the searches for a class, because a search for it found nothing."""
         self._of_class[id(cls)] = (weakref.ref(cls), _MAX_SEARCHES_OF_CLASS)
 
     def _count_of(self, cls: type) -> int:
@@ -73,11 +78,12 @@ class ModuleRegistry:
         rows: rows of `modules`.
         strings: numbers for texts.
         own: called with each module that is new, and its number.
-        budget: how often the variables may be searched.
+        budget: limits the searches of variables.
         op_counter: how many ops have started.
 
     Attributes:
-        known: a weak reference to each module and its number, by `id`; what looks there compares the module.
+        known: a weak reference to each module and its number, by `id`. A reader compares the module, since an `id` may
+            be reused.
     """
 
     def __init__(
@@ -109,18 +115,18 @@ class ModuleRegistry:
                 yield module, number
 
     def alive_and_below(self) -> Iterator[tuple[nn.Module, int]]:
-        """Yield the known modules that are alive, with their numbers, and what they hold that is not known, with -1."""
+        """Yield the living known modules with their numbers, and unknown modules inside them with -1."""
         met: set[int] = set()
         for reference, number in reversed(list(self.known.values())):
             module = reference()
             if module is not None:
                 yield module, number
-                # most have none: to ask each for its children takes most of the time
+                # most modules have no children, and listing them takes most of the time
                 if _has_table(module):
                     yield from self._unknown_below(module, met)
 
     def _unknown_below(self, module: nn.Module, met: set[int]) -> Iterator[tuple[nn.Module, int]]:
-        """Yield what a module holds that is not known, with -1; what was met is not yielded again."""
+        """Yield the unknown modules inside a module with -1, except those in `met`."""
         waiting = [module]
         while waiting:
             holder = waiting.pop()
@@ -132,7 +138,7 @@ class ModuleRegistry:
                     waiting.append(child)
 
     def look_for_moves(self) -> None:
-        """Append a row for each module that is not in the table where it was: it lies in another one, or in none."""
+        """Append a row for each module that has left its table, for another table or for none."""
         alive = list(self.alive())
         places: dict[int, list[tuple[str, int]]] = {number: [] for _, number in alive}
         for module, number in alive:
@@ -166,13 +172,13 @@ class ModuleRegistry:
         number = self.number_of(module)
         if number != NONE:
             return number
-        self._register_tree(module, "", caller)  # nobody was seen who holds it: a part of its caller
+        self._register_tree(module, "", caller)  # no holder was found, so it counts as a part of its caller
         return self.number_of(module)
 
     def learn(
         self, modules: Iterable[nn.Module], frame: FrameType | None, owner: CodeOwner = CodeOwner.PROGRAM
     ) -> None:
-        """Register the trees of some modules, and of all that variables of the running calls lead to.
+        """Register the trees of some modules, and of all modules that variables of the running calls lead to.
 
         Args:
             modules: modules that are known to be alive.
@@ -183,8 +189,9 @@ class ModuleRegistry:
         try:
             sightings = find_modules(frame, owner)
             everything = {id(module): module for module in modules}
-            # else half-made
-            sightings = [each for each in sightings if PARAMETERS in module_dict(each.module)]
+            sightings = [
+                each for each in sightings if PARAMETERS in module_dict(each.module)
+            ]  # otherwise the module is half-made
             for each in sightings:
                 everything[id(each.module)] = each.module
                 if each.holder is not None:
@@ -194,7 +201,7 @@ class ModuleRegistry:
             resume_gc(pause)
 
     def learn_from_heap(self, without: nn.Module | None = None) -> None:
-        """Register all modules of the process, once a block, where no variable leads to the one in question.
+        """Register all modules of the process, once per block, when no variable leads to the module in question.
 
         Args:
             without: a module that is registered only if another one holds it.
@@ -223,12 +230,12 @@ class ModuleRegistry:
                 apart.append(in_modules[key])
             else:
                 self._register_tree(module, self._root_name(module, named.get(key, [])), NONE)
-        for each in apart:  # in a plain list or attribute of another module, which has its number now
+        for each in apart:  # in a plain list or attribute of another module, which is numbered by now
             parent = NONE if each.holder is None else self.number_of(each.holder)
             self._register_tree(each.module, each.name, parent)
 
     def _root_name(self, module: nn.Module, names: list[str]) -> str:
-        """Return the first of the names that no other root has, else the first; empty where there is none."""
+        """Return the first name that no other root has, or else the first name. Empty if there is none."""
         number = self.number_of(module)
         if number != NONE and (self._names[number] or self._parents[number] != NONE):
             return self._names[number]
@@ -238,7 +245,7 @@ class ModuleRegistry:
         return name
 
     def _register_tree(self, root: nn.Module, name: str, parent: int) -> None:
-        """Number a module and all in it; what was a root, and is found to have a parent, gets that."""
+        """Number a module and all modules in it. A former root that now has a parent gets that parent."""
         waiting: list[tuple[nn.Module, str, int]] = [(root, name, parent)]
         visited: set[int] = set()
         while waiting:
@@ -260,7 +267,7 @@ class ModuleRegistry:
         reference = weakref.ref(module)
         bare = not _has_memory(module)
         alike = self._of_class.get((kind, parent, name), NONE) if bare else NONE
-        if alike != NONE:  # the same variable holds another of the same kind: to a reader it is one
+        if alike != NONE:  # the same variable holds another of the same class: for a reader it is one module
             self.known[id(module)] = (reference, alike)
             return alike
         number = len(self._parents)
@@ -275,7 +282,7 @@ class ModuleRegistry:
         return number
 
     def _correct(self, number: int, name: str, parent: int, state: int = KNOWN) -> None:
-        """Append another row for a module whose name or parent is known only now, or is another since."""
+        """Append another row for a module whose name or parent became known or has changed."""
         above = parent
         while above != NONE:
             if above == number:
@@ -286,16 +293,16 @@ class ModuleRegistry:
         self._append(number, state)
 
     def _append(self, number: int, state: int = KNOWN) -> None:
-        """Append a row of what is known of a module now."""
+        """Append a row with the present facts about a module."""
         name, kind = self._strings(self._names[number]), self._strings(self._classes[number])
         self._rows += (number, name, kind, self._parents[number], self._op_counter[0], state)
 
 
 def _names_of_roots(sightings: Iterable[Sighting]) -> dict[int, list[str]]:
-    """Return the names of each root, by `id`, the one to use first.
+    """Return the names of each root, by `id`, the preferred name first.
 
-    Of the items of a list one may be the variable of a running loop, the next time another: an item whose neighbours
-    have no variable of their own is named as an item, as `nets[0]`.
+    The variable of a running loop may hold one item of a list now and another item later. So an item is named as an
+    item, such as `nets[0]`, if its neighbours have no variable of their own.
     """
     names: dict[int, list[str]] = {}
     items: dict[str, list[int]] = {}
@@ -322,13 +329,13 @@ def _children(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _has_table(module: nn.Module) -> bool:
-    """Return True if the table of a module's children has entries, or a class of its own."""
+    """Return True if the table of a module's children has entries or is not a plain dictionary."""
     table = module_dict(module).get(MODULES)
     return bool(table) if type(table) is dict else table is not None
 
 
 def _held_in(modules: Iterable[nn.Module]) -> set[int]:
-    """Return the `id` of everything that the tables of some modules hold, also further down."""
+    """Return the `id` of every module that the tables of some modules hold, at any depth."""
     held: set[int] = set()
     waiting = list(modules)
     while waiting:
@@ -340,7 +347,7 @@ def _held_in(modules: Iterable[nn.Module]) -> set[int]:
 
 
 def _has_memory(module: nn.Module) -> bool:
-    """Return True if a module or one in it has parameters or buffers."""
+    """Return True if a module or a module in it has parameters or buffers."""
     waiting: list[Any] = [module]
     met: set[int] = set()
     while waiting:

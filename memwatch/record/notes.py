@@ -28,7 +28,7 @@ class Notes:
 
     Args:
         op_counter: how many ops have started.
-        remarks: kind and words of what the choice of the recorder has to say, from the beginning.
+        remarks: kinds and texts of notes about the choice of the recorder.
     """
 
     def __init__(self, op_counter: OpCounter, remarks: Sequence[tuple[str, str]]) -> None:
@@ -43,14 +43,14 @@ class Notes:
         self._notes.append(Note(self._op_counter[0], kind, text))
 
     def note_missing(self) -> None:
-        """Note each name that torch lacks once; some are looked up when dynamo is loaded, within the block."""
+        """Note each name that torch lacks, once. Some names are looked up inside the block, when dynamo is loaded."""
         noted = {note.text for note in self._notes}
         for kind, sentence in [*(("torch", each) for each in missing()), *self._remarks]:
             if sentence not in noted:
                 self.note(kind, sentence)
 
     def could_not_record(self, op: str, error: Exception) -> None:
-        """Note once per op that its tensors could not be looked into; without memory, count it."""
+        """Note once per op that its tensors could not be recorded. Without memory, count a loss."""
         if op in self._not_recorded:
             return
         try:
@@ -61,11 +61,11 @@ class Notes:
             self.losses += 1
 
     def note_losses(self, lost_events: int, losses: int) -> None:
-        """Note what was lost because memory had run out, and which figures that concerns.
+        """Note the records that were lost because memory had run out, and the figures that this affects.
 
         Args:
-            lost_events: how many events of the allocator.
-            losses: how often something else could not be noted.
+            lost_events: number of lost allocator events.
+            losses: number of other lost records.
         """
         if lost_events:
             self.note("allocator", _LOST_EVENTS.format(count=lost_events))
@@ -73,11 +73,11 @@ class Notes:
             self.note("recorder", _LOST_ROWS.format(count=losses + self.losses))
 
     def put_back(self, notes: Sequence[Note]) -> None:
-        """Count notes as unwritten again: there was no memory to write them."""
+        """Mark notes as unwritten again, because there was no memory to write them."""
         self._written -= len(notes)
 
     def unwritten(self) -> list[Note]:
-        """Return the notes since the last time."""
+        """Return the notes since the last call."""
         notes = self._notes[self._written :]
         self._written += len(notes)
         return notes

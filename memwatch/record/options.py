@@ -37,7 +37,7 @@ class DeviceLimits:
 
     Attributes:
         every: the limit of a device that is not named.
-        named: limits by name; `cuda` is the limit of each CUDA device that has none of its own.
+        named: limits by name. `cuda` is the limit of each CUDA device without a limit of its own.
     """
 
     every: int = NO_LIMIT
@@ -49,11 +49,11 @@ class DeviceLimits:
 
 
 def read_limits(limit: Size | Mapping[str, Size] | None) -> DeviceLimits | None:
-    """Return the limits that a size, or sizes by device, stand for; None for none.
+    """Return the limits for a size or for sizes by device. None if there is no limit.
 
     Raises:
         SizeError: a size cannot be read.
-        OptionError: a name is no device's.
+        OptionError: a name is not the name of a device.
     """
     if limit is None:
         return None
@@ -66,7 +66,7 @@ def read_limits(limit: Size | Mapping[str, Size] | None) -> DeviceLimits | None:
 
 
 def _is_device(name: str) -> bool:
-    """Return True for what torch knows as a device, whether this machine has it or not."""
+    """Return True for the name of a device, whether this machine has the device or not."""
     try:
         return _DEVICE.fullmatch(name) is not None and torch.device(name) is not None
     except RuntimeError as error:
@@ -91,23 +91,23 @@ class Options:
 
     @property
     def chooses_steps(self) -> bool:
-        """Whether not every step is kept."""
+        """Whether some steps are not kept."""
         return self.schedule is not None or self.keep != "all"
 
 
 class Choice:
-    """What a block is recorded by, decided before anything of it is recorded.
+    """The recorder and the interceptor of a block, chosen before the recording begins.
 
     Attributes:
         backend: the implementation of the recorder.
-        remarks: what the user should know of the choice: a kind and a sentence each.
-        is_estimate: whether the block was entered under a FakeTensorMode: then it says what its tensors would take,
-            were they real.
-        by_mode: whether ops are seen by a dispatch mode. An estimate is: the ops that a fake mode runs within an op
-            make tensors too, and only a dispatch mode does not see those.
+        remarks: notes for the user about the choice, each with a kind and a sentence.
+        is_estimate: whether the block was entered under a FakeTensorMode. Then its figures are those of real tensors of
+            the same sizes.
+        by_mode: whether a dispatch mode sees the ops. An estimate needs this. A fake mode runs ops inside an op, and
+            they make tensors that only a dispatch mode does not see.
 
     Raises:
-        MemwatchError: `options.intercept` is none of auto, mode and key, or asks for a way that does not work.
+        MemwatchError: `options.intercept` is not auto, mode or key, or this torch does not support it.
     """
 
     def __init__(self, options: Options) -> None:
@@ -119,7 +119,7 @@ class Choice:
         self.remarks = [("recorder", faster)] if faster else []
         self.is_estimate = is_fake_mode_on()
         _require_steps(options, is_estimate=self.is_estimate)
-        # to ask whether the key works registers kernels for every op, which takes a second: not for "mode"
+        # the check whether the key works registers kernels for every op, which takes a second; "mode" skips it
         if intercept == "key" and not self.backend.key_works():
             raise MemwatchError("the dispatch key does not work in this torch; use profile(intercept='mode')")
         self.by_mode = (
@@ -130,7 +130,7 @@ class Choice:
 
 
 def _require_steps(options: Options, *, is_estimate: bool) -> None:
-    """Raise a MemwatchError where steps cannot be chosen so, or not together with other options."""
+    """Raise a MemwatchError if these options about steps are wrong or conflict with other options."""
     if options.keep not in KEEPS:
         raise MemwatchError(f"keep={options.keep!r} is unknown; use 'all' or 'peaks'")
     if options.schedule is not None and not callable(options.schedule):
@@ -145,8 +145,8 @@ def _require_steps(options: Options, *, is_estimate: bool) -> None:
 
 
 def _backend(*, for_replay: bool) -> Backend:
-    """Return the native backend if it is built and this torch has all that it shares with Python."""
-    # a replay needs the arguments as Python objects: the native recorder has nothing to save there
+    """Return the native backend if it is built and works with this torch."""
+    # a replay needs the arguments as Python objects, so the native recorder would save no time
     if not for_replay and IDENTITY_IS_ADDRESS:
         compiled = native.backend()
         if compiled is not None:

@@ -1,6 +1,6 @@
-"""Whose storages are whose: which modules own parameters and buffers, and what optimizers step and keep.
+"""Note which modules own which parameters and buffers, and which tensors optimizers step and keep.
 
-Nothing of the user's is held but by weak reference.
+Objects of the user are held by weak references only.
 """
 
 from __future__ import annotations
@@ -40,30 +40,32 @@ if TYPE_CHECKING:
 _PLAIN: Final = frozenset((id(Tensor), id(Parameter)))
 _AT_ONCE: Final = 64
 _MAX_SEARCHES_FOR_NAMES: Final = 512
-"""A program that attacks a model, or adapts to each task, has new leaves in every step."""
+"""Searches for the names of leaves in a block. Adversarial training makes new leaves in every step. A guess."""
 _WAYS_AT_FIRST: Final = 200_000
 _WAYS_PER_OP: Final = 20
-"""How many references all searches for names may follow. A reference takes some 10 us and an op at least as long.
+"""References that all searches for names together may follow, at first and more with each op. Following a reference
+takes about 10 us, and an op takes at least as long.
 
-One of PyTorch's tests has 30,000 references behind its variables, and new leaves in each of its small backwards: with
-every search it took 700 times as long as plainly.
+Without this limit, one of PyTorch's tests took 700 times as long as without memwatch. Its variables lead to 30,000
+references, and each of its small backwards has new leaves.
 """
 
 
 class Owners:
-    """Note the roles of what modules and optimizers own.
+    """Note the roles of the tensors that modules and optimizers own.
 
     Args:
         storages: the storages that are alive.
         strings: numbers for texts.
-        roles: where their roles are noted.
-        harmless: around what runs in a call of the program's.
+        roles: the table of roles.
+        harmless: wraps code that runs inside the program's calls.
 
     Attributes:
-        parameters: those that are known.
+        parameters: the known parameters.
         modules: rows of `modules`.
-        registry: the modules that are known.
-        all_state_is_seen: whether every optimizer keeps its state in itself: to ask a wrapper would run its code.
+        registry: the known modules.
+        all_state_is_seen: whether every optimizer keeps its state in itself. Reading the state of a wrapper would run
+            its code.
     """
 
     def __init__(self, storages: Storages, strings: Strings, roles: Roles, harmless: Harmless) -> None:
@@ -79,7 +81,7 @@ class Owners:
         self._ends = False
 
     def close(self) -> None:
-        """Refer to no tensor any more, even weakly: torch refuses to swap tensors that anybody refers to weakly."""
+        """Drop all weak references, because torch refuses to swap a tensor that has one."""
         self.parameters.clear()
         self._stepped.clear()
 
@@ -93,32 +95,33 @@ class Owners:
         self.registry.learn(modules, frame)
 
     def own(self, parameter: Tensor, name: str) -> None:
-        """Note that a tensor is a parameter, so that its gradient and its optimizer's state get its name."""
+        """Note that a tensor is a parameter. Its gradient and its optimizer state then get its name."""
         if self.parameters.find(parameter) is None:
             self.parameters.add(parameter, name, NONE)
         self._roles.note(parameter, PARAMETER, *self.name_of(parameter))
 
     def name_of(self, parameter: Tensor) -> tuple[str, int]:
-        """Return the name of a parameter and the number of its module, empty and -1 if it has none."""
+        """Return the name of a parameter and the number of its module. Empty and -1 if they are not known."""
         known = self.parameters.find(parameter)
         return ("", NONE) if known is None else (known.name, known.module)
 
     def look_again(self) -> None:
-        """Look at the end for modules that were never called.
+        """Search for modules that were never called, at the end of the block.
 
-        What is not known by now was not made by an op: to number it would count it as alive at entry.
+        A storage that is still unknown was not made by an op. It gets no number, or it would count as alive at the
+        beginning.
         """
         self._ends = True
         with self._harmless:
             self.registry.learn((), sys._getframe())
 
     def in_roles(self, among: KeysView[int] | None = None) -> Iterator[InRole]:
-        """Yield what is a parameter, a buffer or optimizer state now; what an optimizer steps comes after the modules'.
+        """Yield the present parameters, buffers and optimizer states. Tensors that an optimizer steps come last.
 
-        It has no words, and no module, where no module is known to own it.
+        A tensor without a known module has no words for its name and no module.
 
         Args:
-            among: addresses of storages; modules whose tensors lie elsewhere may be left out.
+            among: addresses of storages. Modules with tensors at other addresses may be skipped.
         """
         modules = self.registry.alive_and_below()
         while together := list(islice(modules, _AT_ONCE)):
@@ -148,11 +151,11 @@ class Owners:
             self._roles.note(tensor, BUFFER, key, number)
 
     def learn_parameters(self, optimizer: Any, frame: FrameType | None = None) -> list[Tensor]:
-        """Note what an optimizer steps, and return it.
+        """Note the tensors that an optimizer steps, and return them.
 
         Args:
             optimizer: the optimizer.
-            frame: the call that steps it, whose variables may lead to modules that are not known.
+            frame: the call of its step. Variables there may lead to unknown modules.
         """
         tensors = list(_stepped_by(optimizer))
         if self._has_stepped(optimizer) and self.parameters.are_known(tensors):
@@ -169,18 +172,18 @@ class Owners:
         names = self._names_of(unknown, type(optimizer))
         for group, stepped in enumerate(_groups_of(optimizer)):
             for index, tensor in enumerate(stepped):
-                # also what is known: its memory may be new, as after `module.half()`
+                # known parameters too: their memory may be new, for example after `module.half()`
                 self.own(tensor, names.get(id(tensor), f"group{group}.param{index}"))
         return tensors
 
     def name_leaves(self, leaves: list[Tensor]) -> None:
-        """Know leaves of autograd's that are no parameters by what the program calls them, so that `.grad` is told.
+        """Learn the names of autograd leaves that are not parameters, so that their `.grad` gets a role and a name.
 
-        A program may train a plain tensor, by hand or with an optimizer. What it has no variable for is a library's,
-        as the inputs of a checkpointed region.
+        A program may train a plain tensor, by hand or with an optimizer. A leaf without a variable belongs to a
+        library, such as an input of a checkpointed region.
 
         Args:
-            leaves: those that a backward reaches.
+            leaves: the leaves that a backward reaches.
         """
         unknown = {
             id(leaf): leaf for leaf in leaves if type(leaf) is Tensor and self.parameters.find(leaf) is None
@@ -189,11 +192,12 @@ class Owners:
             self.parameters.add(unknown[key], name, NONE)
 
     def _names_of(self, tensors: list[Tensor], asked_for: type) -> dict[int, str]:
-        """Return what the program calls some tensors, by `id`; empty where no search is worth its time any more.
+        """Return the program's names of some tensors, by `id`. Empty if no search is worth its time any more.
 
         Args:
             tensors: the tensors.
-            asked_for: the class of optimizers that step them, or of tensors: each has a budget of its own.
+            asked_for: the class of the optimizer that steps them, or of the tensors. Each class has a budget of its
+                own.
         """
         names: dict[int, str] = {}
         if tensors and self._budget_of_names.spend(asked_for):
@@ -206,7 +210,7 @@ class Owners:
         return names
 
     def _search(self, cls: type, tensors: list[Tensor], frame: FrameType) -> None:
-        """Look for the modules that own what an optimizer of a class steps, where that may still help."""
+        """Search for the modules that own the tensors of an optimizer, if this may still help."""
         find = self.parameters.find
         unknown = sum(find(tensor) is None for tensor in tensors)
         if not unknown or not self._budget.spend(cls):
@@ -230,7 +234,7 @@ class Owners:
             self._roles.note_watched(tensor, role, module, *words)
 
     def _state_of(self, optimizer: Any) -> Iterator[InRole]:
-        """Yield the tensors of the state that an optimizer has in itself."""
+        """Yield the tensors of an optimizer's own state."""
         kind = class_name(type(optimizer)).lower()
         _, states = optimizer_parts(optimizer)
         for parameter, state in () if states is None else list(dict.items(states)):
@@ -244,7 +248,7 @@ class Owners:
 
 
 def _items_or_itself(value: Any) -> Iterable[Any]:
-    """Return the items of a list or tuple; for all else the object alone."""
+    """Return the items of a list or tuple, or else the object alone."""
     for kind in (list, tuple):
         if is_a(value, kind):
             return list(kind.__iter__(value))
@@ -270,9 +274,9 @@ def _in_tables(attributes: dict[str, Any], number: int) -> list[InRole]:
 
 
 def _may_lie_in(modules: list[dict[str, Any]], addresses: KeysView[int]) -> bool:
-    """Return False for the attributes of modules whose tensors are plain, and lie at none of some addresses.
+    """Return False if all tensors of some modules are plain and lie at none of some addresses.
 
-    Tens of thousands may be idle: they are asked together, in few calls.
+    A program may have tens of thousands of idle modules, so this checks many in few calls.
     """
     found: list[Any] = [table for each in modules for table in (each.get(PARAMETERS), each.get(BUFFERS))]
     tables: list[dict[str, Any]] = [each for each in found if type(each) is dict or is_a(each, dict)]
@@ -291,7 +295,7 @@ def _stepped_by(optimizer: Any) -> Iterator[Tensor]:
 
 
 def _groups_of(optimizer: Any) -> Iterator[list[Tensor]]:
-    """Yield the tensors of each group of parameters that an optimizer has in itself."""
+    """Yield the tensors of each parameter group of an optimizer."""
     groups, _ = optimizer_parts(optimizer)
     for group in groups or ():
         params: Any = dict.get(group, "params")

@@ -1,4 +1,4 @@
-"""The parameters that are known, each with its name and its module. They are held weakly."""
+"""The known parameters, each with its name and its module. They are held by weak references."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 class KnownParameter(weakref.ref[Tensor]):
-    """A weak reference to a parameter: to the object that a module has, whatever content torch swaps in.
+    """A weak reference to a parameter object. torch may swap the content of the object.
 
     Attributes:
         key: its `id`.
-        name: what it is called in its module, or in its optimizer.
+        name: its name in its module, or in its optimizer.
         module: number of its module, -1 if none is known to own it.
         number: how many parameters were known before it.
     """
@@ -30,9 +30,10 @@ class KnownParameter(weakref.ref[Tensor]):
 
 
 class _ReferencesOfOthers:
-    """The module `weakref` for torch's `swap_tensors`, which refuses tensors that anybody refers to weakly.
+    """The module `weakref` for torch's `swap_tensors`, without memwatch's weak references.
 
-    A program may have had that function before the block began, so it is left as it is.
+    `swap_tensors` refuses a tensor that has weak references. The function itself is not replaced, because the program
+    may already hold it.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -47,9 +48,10 @@ REFERENCES_OF_OTHERS: Final = _ReferencesOfOthers()
 
 
 class Parameters:
-    """Know parameters by their `id`, for as long as they live.
+    """A table of parameters by `id`. An entry lives as long as its parameter.
 
-    What notes a death is the `append` of a deque, and no function of Python's: see `memwatch.record.tables.storages`.
+    The callback of a death is the `append` of a deque, not a Python function. The reason is in
+    `memwatch.record.tables.storages`.
     """
 
     def __init__(self) -> None:
@@ -58,17 +60,17 @@ class Parameters:
         self._count = 0
 
     def __iter__(self) -> Iterator[KnownParameter]:
-        """Iterate over all that are known, in the order in which they became so."""
+        """Iterate over the known parameters, in the order in which they became known."""
         self._forget_gone()
         return iter(list(self._known.values()))
 
     def find(self, tensor: Tensor) -> KnownParameter | None:
-        """Return what is known of a parameter, None if nothing is."""
+        """Return the entry of a parameter, or None."""
         known = self._known.get(id(tensor))
         return known if known is not None and known() is tensor else None
 
     def add(self, tensor: Tensor, name: str, module: int) -> None:
-        """Know a parameter by a name from now on."""
+        """Add a parameter with its name, or rename it."""
         self._forget_gone()
         before = self.find(tensor)
         known = KnownParameter(tensor, self._gone.append)
@@ -78,24 +80,24 @@ class Parameters:
         self._known[known.key] = known
 
     def keys_of(self, tensors: Iterable[Tensor]) -> list[int]:
-        """Return the keys of those tensors that are known parameters."""
-        self._forget_gone()  # else an `id` may be that of another
+        """Return the keys of the tensors that are known parameters."""
+        self._forget_gone()  # otherwise an `id` may belong to a dead parameter
         known = self._known
         return [key for key in map(id, tensors) if key in known]
 
     def are_known(self, tensors: list[Tensor]) -> bool:
-        """Return True if every one of some tensors is known."""
+        """Return True if all of some tensors are known."""
         self._forget_gone()
         return self._known.keys() >= set(map(id, tensors))
 
     def of_keys(self, keys: Iterable[int]) -> list[KnownParameter]:
-        """Return what is known of some parameters, in the order in which they became known."""
+        """Return the entries of some parameters, in the order in which they became known."""
         self._forget_gone()
         known = self._known
         return sorted((known[key] for key in keys if key in known), key=_number)
 
     def clear(self) -> None:
-        """Know none, and refer to none."""
+        """Remove all parameters."""
         self._known.clear()
 
     def _forget_gone(self) -> None:

@@ -1,8 +1,8 @@
-"""Functions of torch that memwatch replaces while a block is open, and puts back when the block ends.
+"""Functions of torch that memwatch replaces while a block is open. It restores them when the block ends.
 
-A program may keep a replacement: a module of torch that is first imported inside the block refers to it, and so does
-a wrapper that the program puts around it. So the replacement refers to its recorder weakly, and does what the original
-does once the block is over. One of the replaced functions resizes a storage.
+A program may keep a replacement: a module of torch that is first imported inside the block refers to it, and so does a
+wrapper that the program puts around it. So the replacement holds its recorder by a weak reference. Once the block is
+over, it only calls the original. One of the replaced functions resizes a storage.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _INHERITED: Final = object()
 
 
 class _Switch:
-    """Whether replacements call the methods they were put for."""
+    """Whether replacements call their methods of memwatch."""
 
     __slots__ = ("on",)
 
@@ -59,18 +59,18 @@ class Patches:
         return replacement.__code__, method.__func__.__code__
 
     def put_around(self, place: Any, name: str, method: Any) -> None:
-        """Replace a function that may run on when the block is over, so that a running call keeps nothing alive.
+        """Replace a function whose call may outlast the block, so that the call keeps nothing of the recording alive.
 
         Args:
             place: the module or class that has it.
             name: its name there.
-            method: a bound method that is called with the arguments, before the original; it returns what to call
-                after the original, or None. Only that is kept meanwhile.
+            method: a bound method that is called before the original, with its arguments. It returns a function to call
+                after the original, or None. The running call keeps only that function.
         """
         self._place(place, name, _surrounded(getattr(place, name), method, self._switch))
 
     def put_value(self, place: Any, name: str, value: object) -> None:
-        """Replace a value that is no function, such as a module that a module of torch has imported."""
+        """Replace a value that is not a function, such as a module that a module of torch has imported."""
         self._place(place, name, value)
 
     def _place(self, place: Any, name: str, replacement: Any) -> None:
@@ -80,7 +80,7 @@ class Patches:
         setattr(place, name, ours)
 
     def take_off(self) -> None:
-        """Put every original back, but where the program has put something of its own since."""
+        """Restore every original, except where the program has replaced it since."""
         self._switch.on = False
         self._switch = _Switch()
         while self._put:
@@ -94,7 +94,7 @@ class Patches:
 
 
 def _replacement(original: Callable[..., Any], method: Any, switch: _Switch) -> Any:
-    # no weakref.WeakMethod: it is Python code, which dynamo would compile where it evaluates our frames
+    # not a weakref.WeakMethod: that is Python code, which dynamo may compile
     reference, function = weakref.ref(method.__self__), method.__func__
 
     @functools.wraps(original)
@@ -117,7 +117,9 @@ def _surrounded(original: Callable[..., Any], method: Any, switch: _Switch) -> A
     @functools.wraps(original)
     def replacement(*args: Any, **kwargs: Any) -> Any:
         try:
-            leave = enter(*args, **kwargs)  # no name here for the recorder
+            leave = enter(
+                *args, **kwargs
+            )  # the recorder gets no name here, so that this frame does not keep it alive
         except MemoryError:
             leave = None
         try:
@@ -130,7 +132,7 @@ def _surrounded(original: Callable[..., Any], method: Any, switch: _Switch) -> A
 
 
 class PatchedResize:
-    """Have the table of storages hear of every `resize_`."""
+    """Report every `resize_` to the table of storages."""
 
     def __init__(self, storages: Storages) -> None:
         self._storages = storages

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _OF_LOADERS: Final = "torch.utils.data."
-"""Where the function lies that the workers of a DataLoader run."""
-_forks: Final = [0]  # of this process so far: what is registered with os.register_at_fork stays
+"""Start of the module name of the function that DataLoader workers run."""
+_forks: Final = [0]  # of this process so far; os.register_at_fork cannot be undone
 
 
 def _forked() -> None:
@@ -62,7 +62,7 @@ class StartedProcesses:
 
     @property
     def text(self) -> str:
-        """The sentence on them, empty where none started."""
+        """The note about them. Empty if none started."""
         if not self._counts.total():
             return ""
         return started_text(self._counts, self._unreached, asked=CHILDREN in os.environ)
@@ -71,7 +71,7 @@ class StartedProcesses:
         before, target = _forks[0], getattr(process, "_target", None)
         is_worker = str(getattr(target, "__module__", "")).startswith(_OF_LOADERS)
         started = start(process)
-        self._forks += _forks[0] - before  # it is counted as what it is
+        self._forks += _forks[0] - before  # it is counted by its kind below, not as a fork
         self._counts[StartedAs.LOADER_WORKER if is_worker else StartedAs.MULTIPROCESSING] += 1
         return started
 
@@ -88,7 +88,7 @@ class StartedProcesses:
 
 
 def _is_python(command: Any) -> bool:
-    """Return True for a command whose first word is a Python."""
+    """Return True for a command whose first word is a Python interpreter."""
     try:
         text = os.fsdecode(command)
     except TypeError as error:  # a list of words
@@ -101,7 +101,7 @@ def _is_python(command: Any) -> bool:
 
 
 class JobPlaceSampler:
-    """Keep the place that torch.distributed tells, or what the environment tells."""
+    """Keep this process's place in its job, from torch.distributed or else from the environment."""
 
     def __init__(self) -> None:
         self._place = JobPlace.here()
@@ -109,17 +109,17 @@ class JobPlaceSampler:
 
     @property
     def meta(self) -> dict[str, Any]:
-        """What a capture keeps of the place."""
+        """The metadata of the place."""
         self.look()
         return self._place.meta
 
     def look(self) -> None:
-        """Look the place up once a process group is there; one that is gone leaves what it told."""
+        """Read the place once there is a process group. It stays known when the group is destroyed."""
         if self._place.backend is None and has_process_group():
             self._place = JobPlace.here()
 
     def start(self) -> None:
-        """Begin to look whenever a process group is destroyed."""
+        """Read the place before each process group is destroyed."""
         if torch.distributed.is_available():
             self._patches.put(torch.distributed, "destroy_process_group", self._destroyed)
 
@@ -133,10 +133,10 @@ class JobPlaceSampler:
 
 
 class ProcessSampler:
-    """Append rows of `process` when asked, and note the processes that started.
+    """Append rows of `process` on request, and note the processes that started.
 
     Args:
-        note: takes the kind and the words of a note.
+        note: called with the kind and the text of a note.
     """
 
     def __init__(self, note: Callable[[str, str], None]) -> None:
@@ -147,16 +147,16 @@ class ProcessSampler:
 
     @property
     def meta(self) -> dict[str, Any]:
-        """The place in the job, as a capture keeps it."""
+        """The metadata of the place in the job."""
         return self._job_place.meta
 
     def start(self) -> None:
-        """Begin to hear of process groups and of processes that start."""
+        """Begin to see process groups and starting processes."""
         self._job_place.start()
         self._children.start()
 
     def stop(self) -> None:
-        """End it, and note what started."""
+        """Stop, and note which processes started."""
         self._children.stop()
         self._job_place.stop()
         if self._children.text:
@@ -172,7 +172,7 @@ ByDevice = dict[str, int]
 
 
 class DeviceBooks:
-    """Ask the adapters, and put what they say into the metadata of the recording.
+    """Read the accelerators' allocators at the beginning, at the end and when memory runs out.
 
     Args:
         note: keeps a sentence for the report.
@@ -185,7 +185,7 @@ class DeviceBooks:
         self._out_of_memory: ByDevice = {}
 
     def begin(self) -> None:
-        """Read what is allocated and reserved when the block is entered."""
+        """Read the allocated and reserved bytes at the beginning of the block."""
         devices = _accelerators()
         self._entry = {
             "entry_allocated_bytes": {name: adapter_of(name).allocated_bytes(name) for name in devices},
@@ -195,7 +195,7 @@ class DeviceBooks:
         self._out_of_memory = _out_of_memory_counts()
 
     def op_failed(self) -> None:
-        """Note what an allocator holds that had no memory left for the op that raised."""
+        """Note the memory in an allocator that had too little left for the op that raised."""
         with suppress(Exception):  # the program's own error is on its way
             for name, count in _out_of_memory_counts().items():
                 if count > self._out_of_memory.get(name, 0):
@@ -205,7 +205,7 @@ class DeviceBooks:
                         self._note(NOTE_KIND, f"{name}: when memory ran out {reserved_text(held)}")
 
     def end(self) -> None:
-        """Read what is reserved when the block ends."""
+        """Read the reserved bytes at the end of the block."""
         devices = _accelerators()
         self._end = {
             "reserved_bytes": {name: adapter_of(name).reserved_bytes(name) for name in devices},
@@ -214,7 +214,7 @@ class DeviceBooks:
 
     @property
     def entry_bytes(self) -> ByDevice:
-        """What was allocated when the block was entered."""
+        """The allocated bytes at the beginning of the block."""
         return self._entry.get("entry_allocated_bytes", {})
 
     @property

@@ -1,4 +1,4 @@
-"""Follow what checkpointing computes again in backward: when it starts and ends, and which forward region it repeats.
+"""Follow the regions that checkpointing recomputes in backward: start, end, and the forward region each repeats.
 
 `torch.utils.checkpoint` runs a region again while a node of the backward waits for its saved tensors. The Python and
 module calls are then the real ones. Only the running graph task shows that a backward is under way.
@@ -57,19 +57,19 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class RegionInputs:
-    """What a region was given, without keeping it alive."""
+    """The arguments of a region, as weak references."""
 
     _tensors: list[weakref.ref[Any] | None] = field(default_factory=list)
     _first: list[int] = field(default_factory=list)
 
     def note(self, given: Sequence[Any]) -> None:
-        """Note what a region is given; before it may stand what torch itself adds."""
+        """Note the arguments of a region. torch may have added arguments in front."""
         places: dict[int, int] = {}
         self._first = [places.setdefault(id(item), place) for place, item in enumerate(given)]
         self._tensors = [weakref.ref(item) if isinstance(item, torch.Tensor) else None for item in given]
 
     def put_back(self, unpacked: Sequence[Any]) -> tuple[Any, ...]:
-        """Return what the region is to be given when it runs again: one object where it was one object."""
+        """Return the arguments for the second run. Arguments that were one object are one object again."""
         added = len(self._tensors) - len(unpacked)
         if added < 0:
             return tuple(unpacked)
@@ -84,7 +84,7 @@ class RegionInputs:
 
 
 NOTHING: Final = -2
-"""The graph task in which nothing is computed again; -1 is the number of no graph task."""
+"""The value for "no region runs again". -1 means "outside a backward"."""
 _REGION: Final = "a checkpointed region"
 _apply: Final[Any] = BackwardCFunction.apply
 _APPLY_CODE: Final = _apply.__code__
@@ -95,10 +95,10 @@ def _nothing() -> None:
 
 
 def recomputes_by_hand() -> bool:
-    """Return True if a Function's own backward, and no hook, builds a graph where the engine wants none.
+    """Return True if a Function's own backward, not a hook, builds a graph although the engine keeps none.
 
-    That is inferred to be a checkpoint by hand: it computes its forward again and differentiates that. A recorder asks
-    for the ops of a backward that run with gradients on, where the engine was not told to keep its graph.
+    memwatch takes this for a checkpoint by hand, which computes its forward again and differentiates it. The recorder
+    calls this for ops of a backward that run with gradients on while the engine does not keep its graph.
     """
     if not isinstance(current_node(), FunctionBase):
         return False
@@ -111,7 +111,7 @@ def recomputes_by_hand() -> bool:
 
 
 class _Region(NamedTuple):
-    """Who called a checkpointed region in forward, what it was given, and where torch keeps what belongs to it."""
+    """A checkpointed region in forward: its caller, its arguments, and the frame in which torch keeps its data."""
 
     module: int
     stack: int
@@ -121,7 +121,7 @@ class _Region(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """A region that runs again, and what the context said before, None where another thread's region is its."""
+    """A region that runs again. `before` is the former state of the context, None if it stays as it is."""
 
     region: _Region
     start_op: int
@@ -129,11 +129,11 @@ class _Run(NamedTuple):
 
 
 class Recomputes:
-    """Note in the context when a checkpointed region runs again, and what torch keeps of it.
+    """Note in the context when a checkpointed region runs again, and the tensors that torch keeps of it.
 
     Attributes:
-        tables: the rows by table.
-        python_functions: those that torch calls.
+        tables: the rows, by table.
+        python_functions: the functions that torch calls.
         sees_this_thread: returns whether ops of the running thread are recorded.
     """
 
@@ -154,7 +154,7 @@ class Recomputes:
         self._newest = RegionInputs()
         self._has_context = threading.RLock()
         self._patches = Patches()
-        # by the function that runs a region again, or by its node
+        # key: the function that runs a region again, or its node
         self._regions: weakref.WeakKeyDictionary[Any, _Region] = weakref.WeakKeyDictionary()
         cls = Recomputes
         self.python_functions: tuple[Callable[..., Any], ...] = (
@@ -224,13 +224,13 @@ class Recomputes:
                 begun = self._begin(self._regions.get(key, _UNKNOWN))
         try:
             return run(*args, **kwargs)
-        finally:  # by an exception too: torch leaves a region so once it has all that it needs
+        finally:  # also after an exception: torch leaves a region with one as soon as it has all the tensors it needs
             if begun is not None:
                 with self._harmless:
                     self._end(begun)
 
     def _begin(self, region: _Region) -> _Run:
-        """Note in the context that a region runs again in this thread, unless one does so in another thread.
+        """Note in the context that a region runs again in this thread, unless another thread's region has the context.
 
         Autograd runs the backward of each device in a thread of its own, and may run regions in several at once.
         """
@@ -256,12 +256,12 @@ class Recomputes:
             return
         with disable_torch_function():
             for tensor in recomputed_tensors(frame):
-                with suppress(RuntimeError, NotImplementedError):  # it shows no storage
+                with suppress(RuntimeError, NotImplementedError):  # it has no storage
                     for part in plain_parts(tensor):
                         self._kept += (self._storages.number_of(part, NONE, BASELINE),)
 
     def _is_here(self) -> bool:
-        """Return True where ops are seen, unless a compiler writes down what runs."""
+        """Return True if ops of this thread are seen and no compiler is tracing."""
         if self._context.is_asleep or is_tracing():
             return False
         return threading.get_ident() == self._thread or self.sees_this_thread()

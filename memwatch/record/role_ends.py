@@ -1,9 +1,9 @@
-"""The ends of roles: which storages live on, and are no parameter, buffer, gradient or optimizer state any more.
+"""Find storages that live on but are no longer a parameter, buffer, gradient or optimizer state.
 
-torch tells nobody when a `.grad` is set to None, a parameter is replaced or an optimizer's state is cleared. So where
-the recorder looks around anyway, in a sample and at the end of the block, what was known to have a role is compared
-with what is in it now. Nothing is looked for in an op, a module's call or a backward. Each look is noted: what is in a
-role by the last look before an instant, and was not alive at a later one, may have left it in between.
+torch does not report when a `.grad` is set to None, a parameter is replaced or an optimizer's state is cleared. So
+memwatch compares the known roles with the present ones, in each sample and at the end of the block. It does not search
+in an op, in a module's call or in a backward. Each comparison gets a row, because a role may have ended at any time
+between two comparisons.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ _ENDING: Final = (*_OF_MODULES, GRADIENT, STATE)
 
 
 class RoleEnds:
-    """Append a row for each look, and for each role that has ended.
+    """Append a row for each comparison, and for each role that has ended.
 
     Args:
-        roles: the roles that were noted.
-        owners: what has parameters, buffers and optimizer state.
-        gradients: what has gradients.
-        harmless: around what runs in an op of the program's.
+        roles: the known roles.
+        owners: knows parameters, buffers and optimizer states.
+        gradients: knows the gradients.
+        harmless: wraps code that runs inside the program's ops.
 
     Attributes:
         tables: rows of `roles`, `role_ends` and `role_looks`.
@@ -61,12 +61,12 @@ class RoleEnds:
         self.tables = {"roles": roles.rows, "role_ends": self._rows, "role_looks": self._looks}
 
     def look(self, frame: FrameType | None, *, least_bytes: int = 0, in_op: bool = False) -> None:
-        """Note which roles ended since the last look, and which memory is new in its role.
+        """Note the roles that ended or began since the last comparison.
 
         Args:
             frame: the innermost call.
-            least_bytes: what is smaller is not looked at.
-            in_op: whether an op is running: Python has changed nothing since it started.
+            least_bytes: smaller storages are skipped.
+            in_op: whether an op is running. Then Python code has changed nothing since the op started.
         """
         with self._harmless, disable_torch_function():
             self._storages.record_deaths()
@@ -75,7 +75,9 @@ class RoleEnds:
                 for watched in list(self._storages.live.values())
                 if watched.nbytes >= least_bytes
             }
-            in_op = in_op and self._op_counter[0] > 0  # else it is an op of a step that is left out
+            in_op = (
+                in_op and self._op_counter[0] > 0
+            )  # otherwise the op belongs to a step that is not recorded
             now = self._op_counter[0] - in_op
             told = sum(1 << role for role in self._told(frame))
             roles_now = self._roles_now(large, told, now)
@@ -84,13 +86,13 @@ class RoleEnds:
                 self._owners.registry.look_for_moves()
 
     def end(self, storage: int, role: int) -> None:
-        """Note that a storage leaves a role just now, between two ops."""
+        """Note that a storage loses a role now, between two ops."""
         now = self._op_counter[0]
         self._storages.roles[storage] &= ~(1 << role)
         self._rows += (storage, role, now - 1, now)
 
     def _roles_now(self, large: dict[int, int], told: int, now: int) -> dict[int, int]:
-        """Return, by storage, a bit for each of the told roles that it is in; note those that are new."""
+        """Return the present roles of each storage as bits, limited to the roles in `told`. Note the new ones."""
         found: dict[int, int] = {}
         known, parameter_bit = self._storages.roles, 1 << PARAMETER
         for role, tensor, words, module in chain(
@@ -108,10 +110,10 @@ class RoleEnds:
         return found
 
     def _told(self, frame: FrameType | None) -> list[int]:
-        """Return the roles whose members can be told: modules may have parameters for the time of a call alone.
+        """Return the roles that can be compared now. A module may have some parameters only during a call.
 
-        FSDP lends them whole ones, and moves gradients; a functional call lends any. A wrapper of an optimizer tells
-        its state by its own code.
+        FSDP gives modules whole parameters for a call and moves gradients. A functional call gives them any tensors.
+        The state of an optimizer's wrapper could be read only by running its code.
         """
         untold: tuple[int, ...] = () if self._owners.all_state_is_seen else (STATE,)
         if self._roles.was_noted(UNSHARDED):
@@ -121,7 +123,7 @@ class RoleEnds:
         return [role for role in _ENDING if role not in untold]
 
     def _end_all_but(self, roles_now: dict[int, int], numbers: Iterable[int], told: int, now: int) -> bool:
-        """Append the ends of told roles of some storages that are in them no more; return whether there are any."""
+        """Append rows for the roles in `told` that some storages have lost. Return whether there are any."""
         known, any_ended = self._storages.roles, False
         for number in numbers:
             bits = known.get(number, 0)
@@ -135,7 +137,7 @@ class RoleEnds:
 
 
 def _numbers_of(tensor: Tensor, large: dict[int, int]) -> Sequence[int]:
-    """Return the numbers of the storages in which a tensor lies; none where it does not show them."""
+    """Return the numbers of a tensor's storages. None if the tensor does not give access to them."""
     try:
         if id(type(tensor)) in _PLAIN and tensor.layout is torch.strided:
             number = large.get(address_of(tensor))

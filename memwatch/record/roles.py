@@ -1,4 +1,4 @@
-"""What the program uses a storage for: as a parameter, a gradient, a buffer of a collective, and under which name."""
+"""The roles of storages: parameter, gradient, buffer of a collective and so on, each with a name."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ NAMES: Final = {
     GRADIENT: f"{GRADIENT_PREFIX}{{}}",
     STATE: "{}.{}[{}]",
 }
-"""How the name of what is in a role is put together, where it is new."""
+"""Templates for the names of storages, by role."""
 InRole = tuple[int, Tensor, tuple[str, ...], int]
-"""What is in a role: the role, the tensor, the words of its name, and the number of its module, -1 if none."""
+"""A tensor in a role: the role, the tensor, the words of its name, and the number of its module or -1."""
 
 
 class Roles:
-    """Append rows of `roles`, one for each role that is new to its storage.
+    """Append rows of `roles`, one for each new role of a storage.
 
     Args:
         storages: the storages that are alive.
@@ -53,21 +53,23 @@ class Roles:
         return bool(self._known.get(storage, 0) & ~(1 << INPUT))
 
     def was_noted(self, role: int) -> bool:
-        """Return True if any storage ever was in a role."""
+        """Return True if any storage ever had a role."""
         return bool(self._noted >> role & 1)
 
     def note_watched(
         self, tensor: Tensor, role: int, module: int, *words: str, op: int = NONE, watch_on: bool = False
     ) -> bool:
-        """Note the role of a tensor, cheaply where it is plain and its storage is watched; return if it may be new.
+        """Note the role of a tensor, and return whether it may be new.
+
+        This is cheap for a plain tensor whose storage is watched.
 
         Args:
             tensor: the tensor.
             role: its role.
             module: number of its module, -1 if there is none.
-            words: what its name is put together from, where the role is new.
-            op: the op as of which it is so, -1 for now.
-            watch_on: whether the tensor that the storage was watched by may be gone: as what backward made it.
+            words: the words of its name.
+            op: the op from which on the tensor has the role, -1 for now.
+            watch_on: whether the tensor through which the storage is watched may be gone, as after a backward.
         """
         number = self._watched_number(tensor, watch_on) if type(tensor) is Tensor else NONE
         if number == NONE:
@@ -81,7 +83,7 @@ class Roles:
         return True
 
     def note_again(self, tensor: Tensor, role: int, module: int, *words: str) -> None:
-        """Note that a plain tensor is still in a role in which it was noted before."""
+        """Note that a plain tensor still has a role that was noted before."""
         number = self._watched_number(tensor, True) if type(tensor) is Tensor else NONE
         if number != NONE:
             self.add(number, role, NAMES[role].format(*words), module)
@@ -107,7 +109,7 @@ class Roles:
     def add(
         self, storage: int, role: int, name: str, module: int = NONE, *, lives: bool = True, op: int = NONE
     ) -> None:
-        """Note the role of a storage by its number, as of an op or of now; one that has died has no more to come."""
+        """Note the role of a storage by its number, from an op on or from now on."""
         self._noted |= 1 << role
         if lives:
             self._known[storage] = self._known.get(storage, 0) | 1 << role

@@ -50,9 +50,9 @@ if TYPE_CHECKING:
 
 
 def saved_storage(storages: Storages, tensor: Tensor) -> tuple[int, int, int]:
-    """Return the number of a saved tensor's storage, -1 for none, the string id of its shape, and its bytes.
+    """Return the number of a saved tensor's storage (or -1), the string id of its shape, and its bytes.
 
-    A wrapper, as a DTensor or a jagged tensor, has no bytes of its own: its first part has them.
+    A wrapper, such as a DTensor or a jagged tensor, has no bytes of its own. Its first part stands for it.
     """
     has_parts = layout_of(tensor) is torch.strided or is_wrapper_subclass(tensor)
     part = next(plain_parts(tensor), tensor) if has_parts else tensor
@@ -81,7 +81,7 @@ _ANOMALY_HINT = (
 
 
 class PackedTensor(Protocol):
-    """A pack that keeps a tensor of autograd's, in whichever backend."""
+    """A pack of either backend that keeps a saved tensor."""
 
     @property
     def packed(self) -> Tensor:
@@ -93,7 +93,7 @@ class PackedTensor(Protocol):
 
     @property
     def output_nr(self) -> int:
-        """Which output of its node it was."""
+        """The index of the output of its node."""
 
     @property
     def node_name(self) -> str | None:
@@ -108,8 +108,8 @@ def inplace_error(pack: PackedTensor) -> str:
     packed = pack.packed
     original = pack.original()
     node, output_nr = pack.node_name, pack.output_nr
-    # The getter on purpose: torch calls it here too. It rebuilds the history of a view of what was changed, and so the
-    # error names another node than the one that was there when the tensor was saved.
+    # This calls the getter on purpose, because torch calls it here too. The getter rebuilds the history of a view whose
+    # base was changed. So the error names another node than the one from before the change.
     if original is not None and original.grad_fn is not None:
         node = original.grad_fn.name()
     sizes = nested_sizes_of(packed) if packed.is_nested else list(packed.shape)
@@ -128,15 +128,15 @@ Hooks: TypeAlias = tuple[Callable[..., Any], Callable[..., Any]]
 
 _register: Final[Any] = getattr(SavedTensor, "register_hooks", None)
 _data: Final = operator.attrgetter("data")
-_Function: Final[Any] = BackwardCFunction  # the stub has no attribute that can be covered
+_Function: Final[Any] = BackwardCFunction  # the stub has no attribute that can be replaced
 
 
 class Disguise(NamedTuple):
-    """What one packer can do with what its hooks packed.
+    """Functions of one packer that let memwatch hide its hooks from the program.
 
     Attributes:
-        original_of: return the tensor that was saved; None if there is none, or if another packed it.
-        hook: have the program's pair (pack, unpack) take over; return False if it cannot.
+        original_of: return the saved tensor of a pack. None if it is gone, or if the object is not this packer's.
+        hook: let the program's pair (pack, unpack) take over. Return False if this is not possible.
     """
 
     original_of: Callable[[Any], Any]
@@ -144,7 +144,7 @@ class Disguise(NamedTuple):
 
 
 class Keeper:
-    """What every pack holds, so that torch is as it was when the last of them is gone."""
+    """Every pack holds this object. When the last pack is freed, torch's own attributes come back."""
 
     __slots__ = ("__weakref__", "_cover")
 
@@ -153,7 +153,7 @@ class Keeper:
 
 
 class _Cover:
-    """What every keeper holds: torch's own attributes are back when it is gone."""
+    """Every keeper holds this object. torch's own attributes are restored when it is freed."""
 
     __slots__ = ("__weakref__",)
 
@@ -163,7 +163,7 @@ _covers: list[weakref.ref[_Cover]] = []
 
 
 def put_on(disguise: Disguise) -> Keeper:
-    """Hide the hooks of a packer until the result, and all that share it, are gone."""
+    """Hide the hooks of a packer until the returned object is freed."""
     keeper = Keeper((_covers and _covers[0]()) or _put_on_cover())
     _worn.append(disguise)
     when_gone(keeper, partial(_worn.remove, disguise))
@@ -182,12 +182,12 @@ def _put_on_cover() -> _Cover:
 
 
 def saved_tensors(ctx: Any) -> tuple[Any, ...]:
-    """Return the tensors that a function saved; autograd's own attribute reads, checks and frees them."""
+    """Return the tensors that a function saved. autograd's own attribute still reads, checks and frees them."""
     try:
         raw = raw_saved_tensors_of(ctx)
-        packed = list(map(_data, raw))  # first, for torch may drop them as it gives their values
+        packed = list(map(_data, raw))  # first, because torch may drop them when it returns their values
     except (MemoryError, RuntimeError) as error:
-        # RuntimeError: they are freed, and autograd has the words for it
+        # RuntimeError: they are freed, and autograd raises its own error below
         pass_on(error)
         packed = []
     values = list(saved_tensors_of.__get__(ctx))
@@ -198,13 +198,13 @@ def saved_tensors(ctx: Any) -> tuple[Any, ...]:
                     original = disguise.original_of(pack)
                     if original is not None and autograd_state(original, with_node=True).grad_fn is not ctx:
                         values[at] = original
-    except MemoryError:  # what autograd gives is right, too
+    except MemoryError:  # the values from autograd are right, too
         return tuple(values)
     return tuple(values)
 
 
 def register_hooks(saved: Any, *hooks: Any, **named: Any) -> None:
-    """Register hooks of the program on one saved tensor; torch's own function words the errors for wrong arguments."""
+    """Register hooks of the program on one saved tensor. torch's own function raises the errors for wrong arguments."""
     pair = (*hooks, *(named[name] for name in ("pack_hook", "unpack_hook") if name in named))
     if len(pair) == 2 and all(map(callable, pair)):
         packed = saved.data
@@ -219,7 +219,7 @@ CALLED_BACK: Final = saved_tensors, register_hooks
 
 
 class Packer(Protocol):
-    """Packs what autograd saves, and appends rows of `packs` and `unpacks`."""
+    """Packs the tensors that autograd saves, and appends rows of `packs` and `unpacks`."""
 
     @property
     def packs(self) -> Table:
@@ -235,23 +235,23 @@ class Packer(Protocol):
 
     @property
     def python_functions(self) -> tuple[Callable[..., Any], ...]:
-        """The functions of Python's that torch calls through `hooks`: dynamo must leave them alone."""
+        """The Python functions that torch calls through `hooks`. dynamo must not compile them."""
 
     @property
     def disguise(self) -> Disguise:
-        """What hides the hooks from a program that looks."""
+        """The functions that hide the hooks from the program."""
 
     def set_outer(self, hooks: Hooks | None) -> None:
-        """Have the hooks that the program pushed before do the packing."""
+        """Set hooks of the program, pushed before, that do the packing."""
 
     def set_keeper(self, keeper: object) -> None:
-        """Have every pack hold an object from now on: the disguise lasts as long as it lives."""
+        """Set the object that every new pack holds. The hooks are hidden as long as it lives."""
 
     def living_by_sequence(self) -> dict[int, list[int]]:
-        """Return the numbers of the storages that autograd keeps now, by the sequence number of the node."""
+        """Return the numbers of the storages that autograd keeps now, by the sequence number of their node."""
 
     def close(self) -> None:
-        """Append no more rows, and let go of the block; packs in the program's graph go on working."""
+        """Stop appending rows, and release the block. Packs in the program's graph go on working."""
 
 
 _FORWARD_MODE: Final = (
@@ -261,7 +261,7 @@ _FORWARD_MODE: Final = (
 
 
 class SavedTensorHooks:
-    """Have a packer pack what autograd saves in this thread between `start` and `stop`.
+    """Let a packer pack the tensors that autograd saves in this thread between `start` and `stop`.
 
     Args:
         packer: packs and unpacks.
@@ -274,7 +274,7 @@ class SavedTensorHooks:
         self._packer = packer
         self._hooks = packer.hooks
         self._outer: Hooks | None = None
-        self._taken_off_in: set[int] = set()  # threads in which torch has switched hooks off
+        self._taken_off_in: set[int] = set()  # threads in which torch has disabled hooks
         self._patches = Patches()
         self.python_functions: tuple[Callable[..., Any], ...] = (
             *packer.python_functions,
@@ -300,31 +300,31 @@ class SavedTensorHooks:
         self._packer.set_keeper(put_on(self._packer.disguise))
 
     def stop(self) -> None:
-        """Remove the hooks, leaving those that the program pushed inside the block."""
+        """Remove the hooks. Hooks that the program pushed inside the block stay."""
         self._patches.take_off()
         self.pause()
         self._packer.close()
 
     def pause(self) -> None:
-        """Take the hooks off until `resume`, leaving those that the program pushed inside the block."""
+        """Remove the hooks until `resume`. Hooks that the program pushed inside the block stay."""
         above = []
         while (top := top_saved_hooks()) is not None:
             pop_saved_hooks()
             if top[0] is self._hooks[0]:
                 break
             above.append(top)
-        else:  # the program left hooks that it had entered before the block, and so popped ours in their place
+        else:  # the program left a context of hooks from before the block, and so popped our hooks instead of its own
             above = [hooks for hooks in above if self._outer is None or hooks[0] is not self._outer[0]]
         for hooks in reversed(above):
             push_saved_hooks(*hooks)
 
     def resume(self) -> None:
-        """Push the hooks again, unless torch has switched hooks off: then they come back when it switches them on."""
+        """Push the hooks again. If torch has disabled hooks, they come back when torch enables them."""
         if get_ident() not in self._taken_off_in:
             push_saved_hooks(*self._hooks)
 
     def _program_hooks(self, current: Callable[[], Hooks | None]) -> Hooks | None:
-        """Return the program's hooks where torch asks for them: ours are not the program's."""
+        """Return the program's hooks to torch. memwatch's hooks do not belong to the program."""
         found = current()
         return program_hooks_of(self._outer) if found is not None and found[0] is self._hooks[0] else found
 
@@ -338,10 +338,10 @@ class SavedTensorHooks:
             self._note("observer", _FORWARD_MODE)
 
     def _disabling(self, disable: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        """Be off where torch switches hooks off: ours, and only ours, are no reason to refuse.
+        """Remove memwatch's hooks when torch disables hooks, so that they are no reason for torch to refuse.
 
-        `torch.autograd.graph.disable_saved_tensors_hooks` calls this, and so does the code that dynamo makes of it.
-        That function itself stays as it is: dynamo knows it by its identity.
+        `torch.autograd.graph.disable_saved_tensors_hooks` calls this, and so does dynamo's compiled form of it. That
+        function itself is not replaced, because dynamo knows it by its identity.
         """
         top = top_saved_hooks()
         if top is not None and top[0] is self._hooks[0] and self._outer is None:

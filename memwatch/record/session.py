@@ -1,4 +1,4 @@
-"""One recording: wires the recorders together, flushes their rows, and leaves torch as it was."""
+"""One recording: connect its parts, switch them on and off, flush their rows, and leave torch as it was."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from memwatch.record.options import Options
 
 _running: list[Session] = []
-_entering: Final = threading.RLock()  # a signal's handler may enter a block too
+_entering: Final = threading.RLock()  # a signal handler may enter a block too
 _ALREADY_OPEN: Final = (
     "a memwatch.profile() block is already open; leave it before opening another (`memwatch run` opens one around the "
     "whole program: start a program that has blocks of its own with `python`)"
@@ -118,14 +118,14 @@ class Session:
         return Steps(options.schedule, *parts, keeps_peaks=options.keep == "peaks")
 
     def start(self) -> None:
-        """Switch everything on; on any failure switch off what was on."""
+        """Switch everything on. On any failure, switch off the parts that are on."""
         with _entering:
             if _running:
                 raise MemwatchError("a memwatch.profile() block is open in another thread; wait for its end")
             _running.append(self)
         try:
-            # What the scan makes lives long. If gc met it in many collections, a full one would soon be due: in a step,
-            # for hundreds of milliseconds where much is alive.
+            # The scan makes long-lived objects. If gc saw them in several young collections, a full collection would
+            # soon follow. In a large program it takes hundreds of milliseconds, in the middle of a step.
             pause = pause_gc()
             try:
                 baseline.scan(self.storages, self.context)
@@ -163,8 +163,8 @@ class Session:
             self._switch_on(self._sleeper.start, self.interceptor.stop)
             tracing = JitTracing(self._stand_aside, self._sleeper.go_on)
             self._switch_on(tracing.start, tracing.stop)
-            with contextlib.suppress(MemoryError):  # then a later flush writes them
-                self._flush()  # the rows of what is alive: packing them is no work of the program's first steps
+            with contextlib.suppress(MemoryError):  # a later flush writes the rows
+                self._flush()  # write the rows of the living storages now, so that the first steps do not pay for it
             if self._steps is not None:
                 self._steps.begin(entry_bytes(self.storages, self._device_books.entry_bytes, self.strings))
         except BaseException:
@@ -172,7 +172,7 @@ class Session:
             raise
 
     def abandon(self) -> None:
-        """Switch everything off and keep nothing: the block could not be entered."""
+        """Switch everything off and keep nothing, because the block could not be entered."""
         self._switch_off()
         self._timer.stop()
         self._let_go()
@@ -198,7 +198,7 @@ class Session:
         self.ops.close()
 
     def check_place(self) -> None:
-        """Raise a `MemwatchError` where the block cannot be left: what is on is on in one thread of one process."""
+        """Raise a `MemwatchError` if this is not the thread and process that entered the block."""
         if self._pid != os.getpid():
             raise MemwatchError(
                 "the block was entered before a fork; leave it in the process that entered it"
@@ -213,7 +213,7 @@ class Session:
         """Switch everything off and return what was recorded.
 
         Args:
-            failed: whether an exception ends the block: its last step is kept then.
+            failed: whether an exception ends the block. Then its last step is kept.
         """
         with contextlib.ExitStack() as ends:  # each of them, also after one that fails
             ends.callback(self._let_go)
@@ -247,7 +247,7 @@ class Session:
         """Mark the start of a new iteration."""
         if not self._sleeper.is_asleep:
             self.context.steps += (self.op_counter[0], ticks(), self.strings("step"), self.op_counter[0])
-            if self._steps is None:  # else steps may be many, and the timer samples
+            if self._steps is None:  # otherwise there may be many steps, and the timer takes the samples
                 self._process.sample()
             if self._holders is not None:
                 self._holders.iteration_marked()
@@ -261,13 +261,13 @@ class Session:
             self._steps.optimizer_stepped(optimizer)
 
     def could_not_record(self, what: str, error: Exception) -> None:
-        """Note that something could not be looked into."""
+        """Note that something could not be recorded."""
         if isinstance(error, MemoryError) and self._allocator is not None:
             self._allocator.memory_ran_out()
         self._notes.could_not_record(what, error)
 
     def op_failed(self) -> None:
-        """Note what devices hold, and that the step that runs is worth keeping."""
+        """Note the memory of the devices, and that the running step must be kept."""
         if self._allocator is not None:
             self._allocator.memory_ran_out()
         self._device_books.op_failed()
@@ -275,12 +275,12 @@ class Session:
             self._steps.op_failed()
 
     def flush_due(self) -> None:
-        """Write the rows that are due; without memory they wait."""
+        """Write the rows that are due. Without memory they wait."""
         with contextlib.suppress(MemoryError):
             self._pace.due()
 
     def _compiled_starts(self) -> bool:
-        """Be out of the way of compiled code, if it runs in the thread of the block; return whether it does."""
+        """Switch off for compiled code in the block's thread. Return whether this was necessary."""
         here = self.context.is_its_thread and not self._sleeper.is_asleep and self.interceptor.pause()
         if here:
             self.context.pause()
@@ -291,18 +291,18 @@ class Session:
         self.interceptor.resume()
 
     def _stand_aside(self) -> None:
-        """Record nothing while torch.jit traces: the tracer would write down our ops too."""
+        """Record nothing while torch.jit traces, because the tracer would record our ops too."""
         self._notes.note("traced", "torch.jit traced a function: only the allocator saw what that used")
         self._sleeper.stand_aside()
 
     def backward_begins(self) -> bool:
-        """Return True if storages are watched from birth in backward too, not by the allocator's events alone."""
+        """Return True if storages must be watched from birth in backward too, for lack of allocator events."""
         self.context.gradients.backward_begins()
         freed_are_seen = self._allocator is not None and self._allocator.running
         return not freed_are_seen or self.interceptor.name != "key" or self.arguments is not None
 
     def leaves_reached(self, leaves: Iterable[Tensor]) -> None:
-        """Note the leaves to which the backward that runs may give gradients."""
+        """Note leaves that may get gradients from the running backward."""
         self.context.gradients.reached(leaves)
 
     def _flush_by_timer(self) -> None:
@@ -310,12 +310,12 @@ class Session:
         self._pace.by_timer()
 
     def flush_from_elsewhere(self) -> None:
-        """Write what there is, from any thread."""
+        """Write the present rows, from any thread."""
         self._pace.from_elsewhere()
 
     def _flush(self) -> None:
         with self._flushing:
-            if self._taken:  # an earlier flush had no memory to write them
+            if self._taken:  # an earlier flush had no memory to write these
                 self._taken.write(self._write)
             self._taken.take(
                 tables_in_order(
@@ -377,7 +377,7 @@ class Session:
         }
 
     def forget_in_child(self) -> None:
-        """Switch off in a forked child: its memory is not this block's, and the file belongs to the parent."""
+        """Switch off in a forked child. Its memory is not part of this block, and the file belongs to the parent."""
         self._recording.abandon()
         self._writer = None
         if self._allocator is not None:
@@ -394,7 +394,7 @@ def _forget_in_child() -> None:
 
 def _end_at_exit() -> None:
     for session in _running:
-        with contextlib.suppress(Exception):  # torch must not call back into a Python that is gone
+        with contextlib.suppress(Exception):  # torch must not call into an interpreter that has ended
             session.check_place()
             session.stop()
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
 _END_WITHIN_S: Final = 1.0
-"""How long the end of a block waits for a write that is under way, as to a disk that does not answer."""
+"""Seconds that the end of a block waits for a running write. The disk may not answer. A guess."""
 
 
 class RepeatingThread(threading.Thread):
@@ -32,25 +32,25 @@ class RepeatingThread(threading.Thread):
 
 
 class Timer:
-    """Calls a function every so often in a thread of its own; errors of the function are dropped."""
+    """Calls a function repeatedly in a thread of its own. Errors of the function are dropped."""
 
     def __init__(self, seconds: float, act: Callable[[], None]) -> None:
         self._act = [act]
         self._done: Final = threading.Event()
-        # the thread that was told to stop may run on for a while: it must not keep what `act` refers to
+        # a stopped thread may run on for a while, and it must not keep the objects of `act` alive
         target = functools.partial(_repeat, self._done, seconds, self._act)
         self._to_start = [RepeatingThread(target=target, name="memwatch-flush", daemon=True)]
         self._started: list[threading.Thread] = []
 
     def start(self) -> None:
-        """Begin, unless it has begun or is over; any thread may ask."""
+        """Start the thread, unless it was started or stopped before. Any thread may call this."""
         with suppress(IndexError):
             thread = self._to_start.pop()
             thread.start()
             self._started.append(thread)
 
     def stop(self) -> None:
-        """End for good, let go of the function, and wait for the thread unless the function takes long."""
+        """Stop for good, and release the function. Wait for the thread for a short time."""
         self._to_start.clear()
         self._act.clear()
         self._done.set()
@@ -61,14 +61,14 @@ class Timer:
 def _repeat(done: threading.Event, seconds: float, to_call: list[Callable[[], None]]) -> None:
     while not done.wait(seconds):
         with contextlib.suppress(Exception):
-            to_call[0]()  # no name here for the function
+            to_call[0]()  # the function gets no name, so that this frame does not keep it alive
 
 
 def cpu_time_ns(native_id: int | None) -> int | None:
-    """Return how long a thread has been on a processor, None if it has ended or the system does not say.
+    """Return the processor time of a thread. None if the thread has ended or the system cannot tell.
 
-    The number of a thread's clock is part of Linux's interface (`CPUCLOCK_PERTHREAD` and `CPUCLOCK_SCHED`). It is
-    not asked for by `pthread_getcpuclockid`, which may crash for a thread that has just ended.
+    The number of a thread's clock is part of Linux's interface (`CPUCLOCK_PERTHREAD` and `CPUCLOCK_SCHED`).
+    `pthread_getcpuclockid` may crash for a thread that has just ended, so it is not used.
     """
     if not sys.platform.startswith("linux") or native_id is None:
         return None
@@ -80,7 +80,7 @@ def cpu_time_ns(native_id: int | None) -> int | None:
 
 
 _RUNS_A_THREAD: Final = "_bootstrap_inner"
-"""The method of `threading.Thread` in which a thread of Python spends its life, whatever its class."""
+"""The method of `threading.Thread` that runs for the whole life of a Python thread, whatever its class."""
 
 _WORKERS: Final = tuple(
     function.__code__
@@ -90,33 +90,33 @@ _WORKERS: Final = tuple(
     )
     if isinstance(function, FunctionType)
 )
-"""What the threads of Python's pools run while they wait for something to do."""
+"""The functions that pool threads run, also while they wait for work."""
 
 
 class ThreadLogs(Protocol):
     """Logs of the allocator's events, one for each thread."""
 
     def enter_thread(self, thread: int, /) -> Callable[[], object] | None:
-        """Hear this thread, whose events carry a number; return what ends that, None if it cannot be heard."""
+        """Record the events of this thread under a number. Return the function that ends this, or None on failure."""
 
 
 def name_of(thread: threading.Thread) -> str:
-    """Return the name of a thread; no code of the program's runs, for the thread may not be ready for it."""
+    """Return the name of a thread without running code of the program. The thread may not be ready for that."""
     return thread_name(thread) or "unnamed"
 
 
 def _at_work(threads: list[threading.Thread]) -> list[int | None]:
-    """Return the system's numbers of those threads that run the program's code, or wait for work in a pool."""
+    """Return the system's numbers of the threads that run the program's code or wait for work in a pool."""
     frames = sys._current_frames()
     try:
         ids = [instance_dict(each) or {} for each in threads]
         return [each.get("_native_id") for each in ids if _is_at_work(frames.get(each.get("_ident") or 0))]
     finally:
-        frames.clear()  # this call's own frame is among them, which would be a cycle
+        frames.clear()  # it contains this call's own frame, which would make a cycle
 
 
 def _is_at_work(frame: FrameType | None) -> bool:
-    """Return True for a thread that may run the program's code: those of libraries' own, as of tqdm, do not count."""
+    """Return True for a thread that may run the program's code. Threads of libraries, such as tqdm's, do not."""
     while frame is not None:
         code = frame.f_code
         if code in _WORKERS or is_program_code(code.co_filename):
@@ -126,16 +126,16 @@ def _is_at_work(frame: FrameType | None) -> bool:
 
 
 class StartedThreads:
-    """Have a log in every thread that starts between `start` and `stop`.
+    """Put a log on every thread that starts between `start` and `stop`.
 
     Args:
-        names: receives the name of each thread, at its number; two threads never have the same.
-        logs: makes the logs; None where nothing can be heard.
-        heard: called whenever a thread has got a log, in that thread.
+        names: receives the name of each thread at the index of its number. Names are unique.
+        logs: makes the logs. None if this torch has no allocator events.
+        heard: called in each thread that got a log.
 
     Attributes:
-        before: how many threads of the program's ran already at the start, beside the one that called it.
-        unheard: how many have started that have no log.
+        before: how many other threads of the program ran already at the start.
+        unheard: how many threads have started without a log.
     """
 
     def __init__(
@@ -152,16 +152,16 @@ class StartedThreads:
 
     @property
     def at_work_before(self) -> int:
-        """How many of those threads run the program's code, or a pool's work, and were on a processor since then.
+        """How many of the threads in `before` may work for the program and have run on a processor since the start.
 
-        An idle worker of a pool, the program's or torch's own, makes nothing.
+        An idle worker of a pool allocates nothing.
         """
         ran = (cpu_ns is None or cpu_time_ns(thread) != cpu_ns for thread, cpu_ns in self._at_work_before)
         return self._stopped_at_work + sum(ran)
 
     @property
     def meta(self) -> dict[str, int]:
-        """The counts, as a capture keeps them."""
+        """The counts for the metadata of the capture."""
         return {
             "threads_before": self.before,
             "threads_at_work_before": self.at_work_before,
@@ -169,7 +169,7 @@ class StartedThreads:
         }
 
     def start(self) -> None:
-        """Begin to enter new threads."""
+        """Begin to put logs on new threads."""
         here = threading.current_thread()
         others = [
             each for each in threading.enumerate() if each is not here and not is_a(each, RepeatingThread)
@@ -180,16 +180,18 @@ class StartedThreads:
             self._patches.put_around(threading.Thread, _RUNS_A_THREAD, self._enter)
 
     def stop(self) -> None:
-        """Enter no more; a log leaves a thread that runs on when that ends, or at its next allocation."""
+        """Stop. A thread that runs on loses its log at its next allocation or at its end."""
         self._patches.take_off()
         self._stopped_at_work, self._at_work_before = self.at_work_before, []
 
     def _enter(self, thread: threading.Thread) -> Callable[[], object] | None:
-        """Number this thread and give it a log; return what takes that off again."""
+        """Number this thread and give it a log. Return the function that removes the log."""
         if is_a(thread, RepeatingThread):
             return None
         leave = None
-        with suppress(Exception):  # whoever started the thread waits for it to come up
+        with suppress(
+            Exception
+        ):  # the starting thread waits until this thread runs, so an error must not stop it
             number = self._number(name_of(thread))
             leave = None if self._logs is None else self._logs.enter_thread(number)
             if leave is not None:

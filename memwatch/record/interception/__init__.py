@@ -1,1 +1,1 @@
-"""How memwatch comes to see every op below autograd: by a dispatch key of torch's or by a dispatch mode."""
+"""See every op below autograd, through a dispatch key of torch or a dispatch mode."""

@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 _CALLER: Final = 2
-"""Frames from a method of ours to the caller of the function that it replaces."""
+"""Frames between a replacement's method and the caller of the replaced function."""
 
 
 class CompiledCalls:
     """Pause the interceptor while a compiled function runs in this thread, and append rows for each such call.
 
     Args:
-        pause: switches off what dynamo may not see; returns whether the call runs in the thread of the block.
+        pause: switches off the parts that dynamo must not see. Returns whether the call runs in the block's thread.
         resume: switches it on again.
         place: returns the running module and the call stack.
-        ours: functions that torch calls back, even where dynamo evaluates frames.
+        ours: functions of memwatch that torch calls, even while dynamo evaluates frames.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class CompiledCalls:
         self._prior: Any = None
 
     def start(self) -> None:
-        """Begin to see compiled calls; dynamo is patched when it is there, or once `torch.compile` brings it."""
+        """Begin to see compiled calls. dynamo is patched now, or when `torch.compile` imports it."""
         if loaded_eval_frame() is not None:
             self._patch_dynamo()
         else:
@@ -76,7 +76,7 @@ class CompiledCalls:
         codes = [function.__code__ for function in self._ours]
         codes += self._patches.put(dynamo, SET_CALLBACK, self._leaving)
         codes += self._patches.put(dynamo, RESTORE_CALLBACK, self._returning)
-        for code in codes:  # they run while frames are evaluated by dynamo, which is not to compile them
+        for code in codes:  # they run while dynamo evaluates frames, and it must not compile them
             dynamo.skip_code(code)
 
     def _leaving(self, set_eval_frame: Callable[[Any], Any], callback: Any) -> Any:
@@ -114,15 +114,15 @@ class CompiledCalls:
 
 
 def is_tracing() -> bool:
-    """Return True while dynamo or torch.jit writes down what runs: then nothing of ours may run."""
+    """Return True while dynamo or torch.jit traces. memwatch's code must not run then."""
     return torch.compiler.is_dynamo_compiling() or tracing_state() is not None
 
 
 class JitTracing:
-    """Switch the recorders off for the time of `torch.jit.trace` and `torch.jit.trace_module`.
+    """Switch the recorders off during `torch.jit.trace` and `torch.jit.trace_module`.
 
     Args:
-        off: switches everything off that looks at ops or tensors.
+        off: switches off everything that reads ops or tensors.
         on: switches it on again.
     """
 

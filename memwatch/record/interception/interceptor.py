@@ -1,4 +1,4 @@
-"""The interface through which a recorder gets every op of a thread: from a dispatch key or a dispatch mode."""
+"""The interface of interceptors, which pass every op of a thread to the recorder, and the probe of the free key."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 Handler: TypeAlias = Callable[[OpKind, tuple[Any, ...], dict[str, Any]], Any]
-"""Runs an op, given its kind and its arguments, and returns its result."""
+"""A function that runs an op and returns its result. It gets the op's kind and arguments."""
 
 
 class Interceptor(Protocol):
@@ -30,7 +30,7 @@ class Interceptor(Protocol):
 
     @property
     def python_functions(self) -> tuple[Callable[..., Any], ...]:
-        """The functions of Python's that torch calls while dynamo may be evaluating frames."""
+        """The Python functions that torch may call while dynamo evaluates frames."""
 
     def start(self, handler: Handler) -> None:
         """Begin to call `handler` for every op."""
@@ -39,20 +39,20 @@ class Interceptor(Protocol):
         """Leave torch as it was before `start`."""
 
     def sees_this_thread(self) -> bool:
-        """Return True in the thread of the block, and in a thread of autograd's that runs a backward for it."""
+        """Return True in the block's thread and in autograd threads that run a backward for it."""
 
     def pause(self) -> bool:
-        """Be out of the way of compiled code in this thread until `resume`; return whether it was on."""
+        """Switch off in this thread until `resume`, for compiled code. Return whether it was on."""
 
     def resume(self) -> None:
-        """Be on again."""
+        """Switch on again."""
 
 
 _EXPECTED: Final = 6
 
 
 def passes(start: Callable[[], None], stop: Callable[[], None]) -> bool:
-    """Return True if ops that run while an interceptor is on have the right result."""
+    """Return True if ops have the right result while an interceptor is on."""
     if FREE_KEY is None:
         return False
     try:
@@ -71,6 +71,6 @@ def passes(start: Callable[[], None], stop: Callable[[], None]) -> bool:
 
 @contextlib.contextmanager
 def _unseen_by_the_program() -> Iterator[None]:
-    """Run ops of memwatch's own below every mode that the program has on, with autograd as usual."""
+    """Run memwatch's own ops below every mode of the program, with autograd as usual."""
     with disable_torch_function(), disable_torch_dispatch(), torch.inference_mode(False), torch.enable_grad():
         yield

@@ -1,7 +1,7 @@
-"""See every op below autograd through a dispatch key, which nobody notices.
+"""See every op below autograd through a dispatch key. The program does not notice it.
 
-torch 2.13 has a functionality key below autograd that nothing uses (`Fake`): a kernel on it is called for every
-op while the thread includes the key. Ops that make no bytes pass it by, but for views that make a node of autograd's.
+torch 2.13 has an unused functionality key below autograd (`Fake`). A kernel on it is called for every op while the
+thread includes the key. Ops that make no bytes skip the key, except views that make an autograd node.
 """
 
 from __future__ import annotations
@@ -34,47 +34,47 @@ if TYPE_CHECKING:
 
 _PROFILER: Final = "profiler"
 Libraries: TypeAlias = dict[str, Any]
-"""Libraries of kernels, by namespace: they stay registered for as long as these objects live."""
+"""Libraries of kernels, by namespace. They stay registered as long as these objects live."""
 KernelOf: TypeAlias = Callable[[str, Any], tuple[Any, bool] | None]
-"""Returns the kernel of an overload, given its namespace, and whether it takes the keyset; None for no kernel."""
+"""A function that returns an overload's kernel and whether it takes the keyset, or None for no kernel."""
 
 
 class Kernels(Protocol):
     """A backend's kernels on the free dispatch key."""
 
     def put(self) -> None:
-        """Register them for every op that makes bytes, and let the other ops pass."""
+        """Register them for every op that makes bytes. Other ops skip the key."""
 
     def take_off(self) -> None:
-        """Take them off."""
+        """Remove them."""
 
 
 class KernelTarget(Protocol):
-    """Whom a backend's kernels call, if anyone."""
+    """The object that a backend's kernels call."""
 
     def begin(self, handler: Handler) -> None:
-        """Have the kernels call the handler, or what this backend has in its place."""
+        """Let the kernels call the handler, or this backend's own code."""
 
     def end(self) -> None:
-        """Have the kernels call nobody."""
+        """Let the kernels only run the op."""
 
 
 class _Registered:
-    """Which kernels lie on the key: those of one backend at a time, from its first block on."""
+    """The kernels that are registered on the key: one backend's at a time, from its first block on."""
 
     kernels: Kernels | None = None
 
 
 def register(kernels: Kernels) -> None:
-    """Have a backend's kernels on the key, in place of another's."""
+    """Register a backend's kernels on the key, in place of another backend's."""
     known = _Registered.kernels
     if known is kernels:
         return
     if known is not None:
         known.take_off()
-        _Registered.kernels = None  # none lie on the key if what follows fails
+        _Registered.kernels = None  # no kernels are registered if the next call fails
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch tells of every kernel that takes another's place
+        warnings.simplefilter("ignore")  # torch warns about every kernel that replaces another
         kernels.put()
     _Registered.kernels = kernels
 
@@ -83,8 +83,8 @@ class KeyInterceptor:
     """Intercept by including the free dispatch key in this thread.
 
     Args:
-        kernels: what lies on the key.
-        target: whom the kernels call while a block is open.
+        kernels: the kernels on the key.
+        target: the object that the kernels call while a block is open.
     """
 
     name: Final = "key"
@@ -108,7 +108,7 @@ class KeyInterceptor:
         self._target.end()
 
     def include(self, *, on: bool) -> None:
-        """Include the key in this thread, or no longer."""
+        """Include the key in this thread, or exclude it."""
         self._on = on
         if on:
             self._patches.put(OPS_MODULE, "key_extractor", self._keys_of)
@@ -117,11 +117,11 @@ class KeyInterceptor:
         include_key(FREE_KEY, on)
 
     def _keys_of(self, key_extractor: Callable[..., Any], tensors: Any, mask: Any) -> Any:
-        """Hide the key from operators that torch dispatches in Python, which find no kernel of theirs on it."""
+        """Hide the key from operators that torch dispatches in Python, because they have no kernel on it."""
         return key_extractor(tensors, mask.remove(FREE_KEY))
 
     def sees_this_thread(self) -> bool:
-        """Return whether this thread includes the key; autograd hands it on to the threads of other devices."""
+        """Return whether this thread includes the key. autograd passes it on to the threads of other devices."""
         return bool(is_key_included(FREE_KEY))
 
     def pause(self) -> bool:
@@ -137,13 +137,13 @@ class KeyInterceptor:
 
 
 def put_kernels(kernel_of: KernelOf | None) -> Libraries:
-    """Register a kernel for every overload that makes bytes, and for some views; the others fall through the key.
+    """Register a kernel for every overload that makes bytes, and for some views. Other overloads skip the key.
 
-    There is one kernel for each overload, and not one fallback for all: while a mode is on but switched off, as
-    FakeTensorMode does within, torch looks a Python kernel up by overload, and does not find a fallback.
+    Each overload has a kernel of its own. One fallback for all would not do: FakeTensorMode switches itself off while
+    it runs an op. In this state torch looks a Python kernel up by overload, and does not find a fallback.
 
     Args:
-        kernel_of: None where one kernel outside these libraries serves every overload that makes bytes.
+        kernel_of: None if a kernel outside these libraries serves every overload that makes bytes.
     """
     libraries: Libraries = {}
     for space, name, overload in _overloads(_names_that_may_pass() if kernel_of is None else op_names()):
@@ -159,10 +159,10 @@ def put_kernels(kernel_of: KernelOf | None) -> Libraries:
 
 
 def _names_that_may_pass() -> list[str]:
-    """Return the qualified names of the overloads that may fall through the key: views, and those of a few names.
+    """Return the qualified names of overloads that may skip the key: views, and overloads of a few names.
 
-    torch makes an object of `torch.ops` for each overload that is asked for. To have it make thousands would take
-    longer than the first block.
+    torch makes an object of `torch.ops` for each overload that is read. Making thousands of them would take longer than
+    the first block.
     """
     makes_bytes = {
         f"{schema.name}.{schema.overload_name}".removesuffix(".")
@@ -173,7 +173,7 @@ def _names_that_may_pass() -> list[str]:
 
 
 def _is_view(schema: Any) -> bool:
-    """Return True for the schema of an overload whose `is_view` torch sets."""
+    """Return True for the schema of a view, as `is_view` of its overload would be."""
     written = [each.alias_info.is_write for each in schema.arguments if each.alias_info is not None]
     return bool(written) and not any(written)
 
@@ -189,4 +189,4 @@ def _overloads(names: Iterable[str]) -> Iterator[tuple[str, str, Any]]:
             yield space, name, getattr(getattr(getattr(torch.ops, space), base), overload or "default")
         except (AttributeError, RuntimeError) as error:
             pass_on(error)
-            continue  # some ops have no Python binding; nobody can call them from here
+            continue  # some ops have no Python binding, so nothing in Python can call them

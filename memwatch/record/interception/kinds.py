@@ -1,4 +1,4 @@
-"""The kinds of ops: what the recorders need to know of each overload of ATen, computed once."""
+"""The facts that a recorder needs about each overload of ATen, computed once."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ if TYPE_CHECKING:
 
 READ, WRITE = (ACCESSES.index(access) for access in ("read", "write"))
 UNSEEN: Final = frozenset({"detach", "alias"})
-"""Ops that make no bytes; `detach` must stay unseen below autograd: `nn.Parameter` needs its output unwrapped."""
+"""Ops that make no bytes and must not be seen: `nn.Parameter` needs the output of `detach` unwrapped."""
 LIFT: Final = "lift_fresh"
-"""The op through which torch passes a tensor that it made of Python's data, or around memory that another library made.
+"""The op through which torch passes tensors that it made from Python's data or around another library's memory.
 
-It makes no bytes and has no row in `ops`. What it passes was allocated below every op, and is noted here at the latest.
+It makes no bytes and has no row in `ops`. The tensor was allocated below every op, and this is the first chance to see
+it.
 """
 VIEWS: Final = frozenset(
     {
@@ -36,9 +37,9 @@ VIEWS: Final = frozenset(
         "unbind.int", "unfold", "unsqueeze", "view", "view_as_complex", "view_as_real",
     }
 )  # fmt: skip
-"""Views whose node is noted: what its backward allocates has the view's line. The others make none, or are rare."""
+"""Views whose autograd node is noted, so that memory of its backward gets the view's line. Other views are rare."""
 _BOOKKEEPING: Final = ("profiler", "prim")
-"""Namespaces of ops that compute nothing: marks of profilers, and `prim::device`, which asks a fake tensor for its."""
+"""Namespaces of ops that compute nothing: marks of profilers, and `prim::device` of fake tensors."""
 _RESIZING: Final = frozenset({"resize_", "resize_as_", "set_", "_resize_output_"})
 _NUMBERS: Final[dict[type, torch.dtype]] = {
     bool: torch.bool,
@@ -49,19 +50,19 @@ _NUMBERS: Final[dict[type, torch.dtype]] = {
 
 
 class OpKind:
-    """What a recorder needs to know of an overload, computed once.
+    """The facts that a recorder needs about an overload, computed once.
 
     Attributes:
         overload: the overload itself.
-        name: as ``aten.add.Tensor``.
-        call: runs it.
+        name: such as ``aten.add.Tensor``.
+        call: runs the overload.
         takes_lists: whether an argument is a list, which may hold tensors.
-        accesses: how each argument is used, by its position: read or written.
+        accesses: read or write, for each argument by position.
         write_names: names of the arguments that are written.
-        resizes: whether it may give an argument another storage size.
-        is_view: whether it is one of `VIEWS`: it makes no bytes, and has no row in `ops`.
+        resizes: whether the op may change the storage size of an argument.
+        is_view: whether it is one of `VIEWS`, which make no bytes.
         is_lift: whether it is `LIFT`.
-        has_no_row: whether it is one of these: what it does is noted in other tables than `ops`.
+        has_no_row: whether it is a view or `LIFT`. These have rows in other tables than `ops`.
     """
 
     __slots__ = (
@@ -105,10 +106,10 @@ class OpKind:
         self._calling: OpKind | None = None
 
     def numbers_as_tensors(self, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """Return the arguments with tensors for numbers where the schema wants tensors; None if there are none.
+        """Return the arguments with tensors in place of numbers where the schema has tensors. None if nothing changes.
 
-        torch hands the tensor that C++ made of a number to Python as the number, and most ops do not take it back
-        (code that torch.jit traced, as `x.shape[0] // 2`, fails so under any dispatch mode).
+        If C++ makes a tensor of a number, torch passes it to Python as the number, and most ops do not accept that. So
+        traced code such as `x.shape[0] // 2` fails under any dispatch mode.
         """
         if takes_numbers_as_tensors(base_name_of(self.overload)):
             return None
@@ -120,7 +121,7 @@ class OpKind:
         return None if all(new is old for new, old in zip(restored, args, strict=True)) else tuple(restored)
 
     def calling(self, call: Callable[..., Any]) -> OpKind:
-        """Return the same kind for one run with another call; the next run takes the object again."""
+        """Return the same kind with another call, for one run. The next run reuses the object."""
         kind = self._calling
         if kind is None:
             kind = self._calling = OpKind(self.overload)
@@ -129,7 +130,7 @@ class OpKind:
         return kind
 
     def seeing(self) -> OpKind:
-        """Return the same kind for use while __torch_function__ is off: its call alone runs with it on."""
+        """Return the same kind for use while __torch_function__ is off. Only its call runs with it on."""
         if self._seeing is None:
             self._seeing = OpKind(self.overload)
             self._seeing.call = functools.partial(_with_torch_function, self.call)
@@ -154,7 +155,7 @@ def is_lift(overload: Any) -> bool:
 
 
 def mode_kind(func: Any) -> OpKind | None:
-    """Return the kind of an op that a dispatch mode sees; None for one that is not recorded."""
+    """Return the kind of an op that a dispatch mode sees. None if the op is not recorded."""
     if (
         not isinstance(func, OpOverload)
         or (func.is_view and not (is_noted_view(func) or is_lift(func)))

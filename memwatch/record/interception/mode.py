@@ -1,7 +1,7 @@
 """See every op below autograd through a dispatch mode.
 
-The mode works everywhere, but it is noticed: ATen takes out-of-place backward formulas while any mode is on, and
-dynamo gives up on compiled functions unless the mode says that they may stay compiled.
+The mode works everywhere, but it has side effects. ATen uses out-of-place backward formulas while any mode is on.
+dynamo gives up on compiled functions unless the mode allows them.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ if TYPE_CHECKING:
     from memwatch.record.interception.interceptor import Handler
 
 _PATIENCE_CALLS: Final = 10_000_000
-"""For how many calls of Python a mode that was stopped within an op waits for the op's return."""
+"""Python calls that a mode, stopped inside an op, waits for the op's return. A guess."""
 
 
 class ModeInterceptor(UncompiledMode):
     """Intercept with a TorchDispatchMode that dynamo ignores.
 
     Args:
-        dispatch: called for every op in place of the `__torch_dispatch__` written here, with the mode and the same
-            arguments. A function in C has no frame that dynamo could look at.
+        dispatch: called for every op in place of `__torch_dispatch__` below, with the mode and the same arguments. A C
+            function has no frame, so dynamo cannot compile it.
     """
 
     name: Final = "mode"
     supports_higher_order_operators = True
-    """What they run is not seen, for torch takes the mode off meanwhile."""
+    """Ops inside such operators are not seen, because torch removes the mode meanwhile."""
 
     def __init__(self, dispatch: Callable[..., Any] | None = None) -> None:
         super().__init__()
@@ -56,17 +56,17 @@ class ModeInterceptor(UncompiledMode):
     def start(self, handler: Handler) -> None:
         """Push the mode."""
         self._handler = handler
-        if self._dispatch is not None:  # torch wants a method of the mode
+        if self._dispatch is not None:  # torch requires a method of the mode
             self.__dict__["__torch_dispatch__"] = MethodType(self._dispatch, self)
         self._at_entry = [mode for mode in mode_stack() if is_torch_own(mode)]
         self.__enter__()
 
     def stop(self) -> None:
-        """Take the mode off the stack, leaving those that the program pushed later."""
+        """Remove the mode from the stack. Modes that the program pushed later stay."""
         if self._is_pushed():
             self._take_off()
         elif self._handler is not None and sys.getprofile() is None and threading.get_ident() == self._thread:
-            # the block is left within an op: torch puts the mode back when that returns
+            # the block ends inside an op: torch puts the mode back when the op returns
             sys.setprofile(functools.partial(self._take_off_later, iter(range(_PATIENCE_CALLS))))
         self._handler = None
         self.__dict__.pop("__torch_dispatch__", None)
@@ -83,7 +83,7 @@ class ModeInterceptor(UncompiledMode):
             push_mode(mode)
 
     def _take_off_later(self, tries: Iterator[int], *call: Any) -> None:
-        """Take the mode off when torch has put it back; Python's profiler calls before the next op can begin."""
+        """Remove the mode when torch has put it back. Python's profiler hook runs before the next op can begin."""
         started_again = self._handler is not None
         back = self._is_pushed()
         if started_again or back or next(tries, None) is None:
@@ -92,7 +92,7 @@ class ModeInterceptor(UncompiledMode):
             self._take_off()
 
     def sees_this_thread(self) -> bool:
-        """Return whether the mode is on in this thread; autograd hands it on to the threads of other devices."""
+        """Return whether the mode is on in this thread. autograd passes it on to the threads of other devices."""
         return self._is_pushed()
 
     def pause(self) -> bool:
@@ -103,13 +103,13 @@ class ModeInterceptor(UncompiledMode):
         """Do nothing, because `pause` left the mode on."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Hand the op to the recorder; leave tensor subclasses that dispatch on their own to themselves."""
+        """Pass the op to the recorder, unless a tensor subclass dispatches it itself."""
         if frame_callback() is not None:
             return _unseen_by_dynamo(self._hand_on, func, types, args, kwargs or {})
         return self._hand_on(func, types, args, kwargs or {})
 
     def _hand_on(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Hand an op to the recorder, unless it is of no interest to it or a subclass sees to it."""
+        """Pass an op to the recorder, unless the op is not recorded or a subclass dispatches it itself."""
         handler = self._handler
         if handler is None:
             return func(*args, **kwargs)
@@ -129,17 +129,17 @@ class ModeInterceptor(UncompiledMode):
             return self._kinds[id(func)]
         except KeyError as error:
             pass_on(error)
-            self._overloads.append(func)  # its id stays its own
+            self._overloads.append(func)  # keeps it alive, so that its id stays unique
             kind = self._kinds[id(func)] = mode_kind(func)
             return kind
 
     def _leave_to(self, beneath: list[Any], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Leave an op to the subclass of its arguments, after the modes that lie beneath this one.
+        """Let the subclass of an op's arguments run it, after the modes beneath this one.
 
-        torch asks no further mode once one declines. So the op starts anew with this mode as the lowest: what
-        the subclass runs within is seen then. torch's own modes are always the lowest, and torch asks a subclass
-        before them. Where one was pushed in the block, all of it is theirs: they trace. A FakeTensorMode that was on
-        when the block was entered makes the tensors of the program.
+        If a mode declines, torch calls no further mode. So the op starts again with this mode as the lowest one, and
+        this mode sees the ops that the subclass runs. torch's own modes are always the lowest, and torch calls a
+        subclass before them. An own mode of torch that was pushed inside the block is tracing, so the op belongs to it.
+        A FakeTensorMode from before the block makes the tensors of the program.
         """
         if all(any(mode is known for known in self._at_entry) for mode in beneath):
             return NotImplemented
@@ -162,7 +162,7 @@ _disabled: Callable[..., Any] | None = None
 
 
 def _unseen_by_dynamo(function: Callable[..., Any], *args: Any) -> Any:
-    global _disabled  # noqa: PLW0603  # no functools.cache, of which dynamo warns
+    global _disabled  # noqa: PLW0603  # not functools.cache: dynamo warns about it
     if _disabled is None:
         _disabled = disabled(lambda function, *args: function(*args))
     return _disabled(function, *args)

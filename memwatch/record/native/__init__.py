@@ -1,15 +1,13 @@
-"""The recorder written in C++: the same rows as the Python recorder writes, for a fraction of the time.
+"""The recorder written in C++. It writes the same rows as the Python recorder in a fraction of the time.
 
-`memwatch build` compiles it for the torch that is installed; without it the Python recorder does the work.
+`memwatch build` compiles it for the installed torch. Without it, memwatch uses the Python recorder.
 
-| file | what it is |
+| file | content |
 | --- | --- |
-| `recorder` | the backend, and the parts of one block's recorder, as `memwatch.record.backend` asks for them |
-| `ops`, `packs`, `allocator`, `kernels` | those parts: each keeps an object of C++'s and adds what is Python's |
-| `callbacks` | what C++ reads and calls of Python; `src/callbacks.h` binds it |
-| `extension` | what Python calls of C++ |
-| `library`, `compile`, `cache` | find, build and load the library |
-| `unbuilt` | what to tell who could have it |
+| `recorder` | the backend, and the parts of one block's recorder that `memwatch.record.backend` describes |
+| `binding` | the calls from C++ to Python and from Python to C++ |
+| `library` | finds, builds and loads the library, and says why there is none |
+| `compile`, `naming` | the compilation in a process of its own, and the name of the library |
 """
 
 from memwatch.record.native.library import remark, remark_once

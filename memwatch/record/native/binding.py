@@ -32,19 +32,19 @@ if TYPE_CHECKING:
 
 
 class StorageTable(Protocol):
-    """The table of storages: C++ appends most births and deaths; see `memwatch.record.tables.storages.Storages`."""
+    """The table of storages. C++ appends most births and deaths. See `memwatch.record.tables.storages.Storages`."""
 
     @property
     def live(self) -> dict[int, Any]:
-        """What watches each storage that lives, by the address of the storage."""
+        """The weak reference of each living storage, by the storage's address."""
 
     @property
     def roles(self) -> dict[int, int]:
-        """A bit for each role that is noted, of the storages that live."""
+        """A bit for each known role of a living storage, by number."""
 
     @property
     def dead(self) -> Deaths:
-        """Weak references whose callback ran: an object of C++'s own, which appends through them and takes them off."""
+        """The weak references whose callback ran. This is a C++ object."""
 
     @property
     def births(self) -> Table:
@@ -59,13 +59,13 @@ class StorageTable(Protocol):
         """Whether fake tensors count."""
 
     def shape_id(self, tensor: Tensor) -> int:
-        """Return the string id of a tensor's dtype and shape; C++ asks once for each."""
+        """Return the string id of a tensor's dtype and shape. C++ calls this once for each."""
 
     def device_id(self, tensor: Tensor) -> int:
-        """Return the string id of a tensor's device; C++ asks once for each."""
+        """Return the string id of a tensor's device. C++ calls this once for each."""
 
     def above_watched(self, device: int, nbytes: int, workspace_bytes: int) -> None:
-        """Call who waits for a birth of so many bytes on a device, or raise the error of the limit."""
+        """Report a birth to the sampler, or raise the error of the limit."""
 
 
 class StackTable(Protocol):
@@ -88,17 +88,19 @@ class StackTable(Protocol):
 
 
 class OpCallbacks:
-    """What the recorder of ops asks for: of the session, and where tensors are not plain.
+    """The Python functions that the op recorder in C++ calls.
 
     Attributes:
         string_id: numbers the name of an op.
         flush_due: writes the rows.
-        op_failed: hears that an op raised.
-        could_not_record: says that the tensors of an op could not be looked into.
-        frame_callback: returns what dynamo evaluates the frames of this thread with, None where it does not.
-        hand_on: `__torch_dispatch__` of the mode, for what dynamo or a tensor subclass must not meet in C++.
-        passed_on: the class of the errors that the program asked for; others do not stop an op.
-        raised_by_handler: tells that a signal handler of the program raised an exception: it passes too.
+        op_failed: notes that an op raised.
+        could_not_record: notes that the tensors of an op could not be recorded.
+        frame_callback: returns dynamo's callback for the frames of this thread, or None.
+        hand_on: `__torch_dispatch__` of the mode in Python, for calls that dynamo evaluates or a tensor subclass
+            dispatches.
+        passed_on: the class of errors that the program asked for. Other errors do not stop an op.
+        raised_by_handler: returns whether a signal handler of the program raised an exception. Such an exception passes
+            too.
     """
 
     def __init__(self, listener: Listener, operands: Operands, strings: Strings) -> None:
@@ -114,7 +116,7 @@ class OpCallbacks:
         self._operands = operands
 
     def backward_begins(self, leaves: list[Tensor]) -> bool:
-        """Hear of a backward at its first op, and of its leaves; return if storages are watched from birth in it."""
+        """Note a backward at its first op, and its leaves. Return whether its storages are watched from birth."""
         holds = self._backward_begins()
         self._leaves_reached(leaves)
         return holds
@@ -130,16 +132,16 @@ class OpCallbacks:
             self._operands.made(op, result, given)
 
     def resized(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Append the resizes of what was given to an op that may resize it."""
+        """Append the resizes of the arguments of an op that may resize them."""
         with disable_torch_function():
             self._operands.resized(args, kwargs)
 
     def overload_of(self, func: Any) -> tuple[OpKind | None, Callable[..., Any], Any, bool]:
-        """Return what is to be known of something that a dispatch mode sees; asked once for each.
+        """Return the facts about an overload that a dispatch mode sees. C++ calls this once for each.
 
         Returns:
-            Its kind, None if it is not recorded; what runs it; its schema, None if C++ cannot call it itself; and
-            whether numbers may stand where its schema wants tensors.
+            Its kind (None if it is not recorded), the function that runs it, its schema (None if C++ cannot call it),
+            and whether it accepts numbers in place of tensors.
         """
         if not isinstance(func, OpOverload):
             return None, func, None, False
@@ -147,19 +149,19 @@ class OpCallbacks:
 
 
 class PackCallbacks(Protocol):
-    """What the packs of saved tensors ask for."""
+    """The Python functions and values that the packs of saved tensors use."""
 
     @property
     def passed_on(self) -> type[Exception]:
-        """The class of the errors that the program asked for; others do not stop a pack."""
+        """The class of errors that the program asked for. Other errors do not stop a pack."""
 
     @property
     def raised_by_handler(self) -> Callable[[BaseException], bool]:
-        """Tells that a signal handler of the program raised an exception: it stops a pack too."""
+        """Returns whether a signal handler of the program raised an exception. Such an exception stops a pack too."""
 
     @property
     def could_not_record(self) -> Callable[[str, Exception], None]:
-        """Note that a saved tensor could not be looked into."""
+        """Note that a saved tensor could not be recorded."""
 
     def describe(self, tensor: Tensor) -> tuple[int, int, int]:
         """Return the storage of a tensor that is not plain, the string id of its shape, and its bytes."""
@@ -181,7 +183,7 @@ class StackWalker(Protocol):
 
 
 class OpRunner(Protocol):
-    """Records ops, called by the kernel on the key or as a mode's `__torch_dispatch__`."""
+    """Records ops. The kernel on the key calls it, or torch calls it as a mode's `__torch_dispatch__`."""
 
     @property
     def ops(self) -> Table:
@@ -197,33 +199,33 @@ class OpRunner(Protocol):
 
     @property
     def lifts(self) -> Table:
-        """Rows of the storages that torch made of Python's data."""
+        """Rows of the storages that torch made from Python's data."""
 
     def run(self) -> Callable[[OpKind, tuple[Any, ...], dict[str, Any]], Any]:
-        """Return a function of C's that runs an op that Python hands on."""
+        """Return a C function that runs an op passed on by Python."""
 
     def dispatch(self) -> Callable[..., Any]:
-        """Return a function of C's for a mode's `__torch_dispatch__`."""
+        """Return a C function for a mode's `__torch_dispatch__`."""
 
     @property
     def losses(self) -> int:
-        """How often something could not be noted because memory had run out."""
+        """How many records were lost because memory had run out."""
 
     def intercept(self) -> None:
-        """Have the kernel on the key call this recorder."""
+        """Let the kernel on the key call this recorder."""
 
     def release(self) -> None:
-        """Have the kernel on the key call nobody."""
+        """Let the kernel on the key only run the op."""
 
     def flush_at(self, op: int, at_ticks: int, /) -> None:
         """Call `flush_due` after the op of that number, or the first op that ends later than that."""
 
     def close(self) -> None:
-        """Record no more, and let go of every object of Python's; an op that is running lets go when it ends."""
+        """Stop recording, and release every Python object. A running op releases its objects when it ends."""
 
 
 class TensorPacker(Protocol):
-    """Packs what autograd saves."""
+    """Packs the tensors that autograd saves."""
 
     @property
     def packs(self) -> Table:
@@ -234,49 +236,49 @@ class TensorPacker(Protocol):
         """Rows of their uses and their release."""
 
     def hooks(self) -> Hooks:
-        """Return the pair (pack, unpack), functions of C's."""
+        """Return the pair (pack, unpack) of C functions."""
 
     def set_outer(self, hooks: Hooks | None, /) -> None:
-        """Have the hooks that the program pushed before do the packing."""
+        """Set hooks of the program, pushed before, that do the packing."""
 
     def set_keeper(self, keeper: object, /) -> None:
-        """Have every pack hold an object from now on."""
+        """Set the object that every new pack holds."""
 
     def living_by_sequence(self) -> dict[int, list[int]]:
-        """Return the numbers of the storages that autograd keeps now, by the sequence number of the node."""
+        """Return the numbers of the storages that autograd keeps now, by the sequence number of their node."""
 
     def close(self) -> None:
-        """Append no more rows, and let go of the block."""
+        """Stop appending rows, and release the block."""
 
 
 class EventLog(Protocol):
-    """Receives the allocator's events of this thread, and of every thread that enters."""
+    """Receives the allocator's events of this thread and of every entered thread."""
 
     def open(self) -> bool:
-        """Begin to receive, in the place of a torch profiler of this thread; return False where one stands there."""
+        """Begin to receive events in the place of this thread's torch profiler. Return False if there is one."""
 
     def close(self) -> None:
-        """Stop receiving; any thread may call this."""
+        """Stop receiving events. Any thread may call this."""
 
     def drop(self) -> None:
-        """Stop receiving, and drop what nobody took."""
+        """Stop receiving events, and drop those that nobody took."""
 
     def take(self) -> tuple[IntArray, int, int]:
-        """Return the events since the last time: ticks, address, signed bytes, numbers of the device and the thread.
+        """Return the events since the last call, how many were lost after them, and the time of the first lost one.
 
-        Then how many more were lost because memory had run out, and from which time on in ticks. The next call counts
-        what this call loses, if it raises MemoryError.
+        An event is a row: ticks, address, signed bytes, number of the device, number of the thread, bytes that the
+        allocator holds. If this call raises MemoryError, the next call counts its events as lost.
         """
 
     def enter_thread(self, thread: int, /) -> bool:
-        """Receive the events of this thread too, with its number; False where a torch profiler hears it."""
+        """Receive the events of this thread too, under its number. Return False if a torch profiler gets them."""
 
     def leave_thread(self) -> bool:
-        """Receive no more events of this thread; return whether they were received."""
+        """Stop receiving the events of this thread. Return whether they were received."""
 
 
 class Extension(Protocol):
-    """The module."""
+    """The compiled module `_recorder`."""
 
     @property
     def Rows(self) -> Callable[[], Table]:  # noqa: N802  # a class of the module
@@ -284,54 +286,54 @@ class Extension(Protocol):
 
     @property
     def Deaths(self) -> Callable[[], Deaths]:  # noqa: N802
-        """Makes what notes deaths in C++, each with its time."""
+        """Makes a queue of deaths in C++, each with its time."""
 
     def Storages(self, watched_storage: type, watched_tensor: type) -> Ledger:  # noqa: N802
         """Make the ledger of a table of storages."""
 
     def Stacks(self, table: StackTable, /) -> StackWalker:  # noqa: N802
-        """Make what walks stacks, and has a table number them."""
+        """Make the walker of call stacks. The table numbers the stacks."""
 
     def Recorder(  # noqa: N802
         self, *, callbacks: OpCallbacks, storages: Ledger, stacks: StackWalker, context: CallContext, uses: Table,
         op_counter: OpCounter,
     ) -> OpRunner:  # fmt: skip
-        """Make a recorder of ops, which appends to `uses` beside Python."""
+        """Make a recorder of ops. It appends to `uses`, as Python does too."""
 
     def SavedTensors(  # noqa: N802
         self, *, callbacks: PackCallbacks, storages: Ledger, context: CallContext, op_counter: OpCounter
     ) -> TensorPacker:
-        """Make what packs saved tensors."""
+        """Make the packer of saved tensors."""
 
     def Allocator(self) -> EventLog:  # noqa: N802
-        """Make what receives the allocator's events."""
+        """Make the receiver of the allocator's events."""
 
     def put_kernel(self) -> None:
-        """Put the kernel on the dispatch key, for every op that has none of its own there."""
+        """Register the kernel on the dispatch key for every op that has no kernel of its own there."""
 
     def take_kernel(self) -> None:
-        """Take it off."""
+        """Remove the kernel."""
 
     def passed(self) -> int:
         """Return how many ops the kernel saw while no recorder ran."""
 
     def autograd_state(self, tensor: Any, with_node: bool) -> tuple[Any, bool, bool, bool]:
-        """Return what autograd has noted of a tensor: the fields of `memwatch._torch.autograd_state.AutogradState`."""
+        """Return autograd's state of a tensor: the fields of `memwatch._torch.autograd_state.AutogradState`."""
 
     def GraphWalk(self, max_nodes: int, /) -> NodesBehind:  # noqa: N802
-        """Make what walks along autograd's graph."""
+        """Make a walk along autograd's graph."""
 
     def original_of(self, packed: Any, /) -> Any:
-        """Return the tensor that a pack stands for; None if it is gone, or if another packed it."""
+        """Return the saved tensor of a pack. None if it is gone, or if the object is not our pack."""
 
     def content_of(self, packed: Any, /) -> tuple[Any, Any] | None:
-        """Return what a pack of ours keeps, and the program's hook that unpacks it; None for any other object."""
+        """Return the content of our pack and the program's unpack hook. None for any other object."""
 
     def hook(self, modifying: str, packed: Any, pack_hook: Any, unpack_hook: Any, /) -> bool:
-        """Have hooks of the program take over from a pack; `modifying` words the error if they write what they get."""
+        """Let hooks of the program take over from a pack. `modifying` is the error's text if they write."""
 
     def stamp_by_torch(self, wanted: bool, /) -> None:
-        """Have the clock be torch's counter, else that of `time.perf_counter_ns`."""
+        """Choose torch's counter as the clock, or else `time.perf_counter_ns`."""
 
     def device_name(self, number: int, /) -> str:
         """Return the name of the device of an allocator event."""

@@ -1,7 +1,7 @@
-"""Compile the native recorder: run by `library.build` in a process of its own, which nothing of memwatch's enters.
+"""Compile the native recorder. `library.build` runs this file in a process that imports nothing of memwatch.
 
-The compiler writes to the process's output, setuptools ends the process on some errors, and both are told apart best
-from outside. Usage: `python compile.py NAME FOLDER FLAG... -- SOURCE...`
+A process of its own is needed because the compiler writes to the process's output and setuptools ends the process on
+some errors. Usage: `python compile.py NAME FOLDER FLAG... -- SOURCE...`
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 from typing import Any, Final
 
 NO_COMPILER: Final = 3
-"""The exit status if there is no compiler; the last line of the output names the one that was wanted."""
+"""The exit status if there is no compiler. The last line of the output names the missing compiler."""
 NO_SETUPTOOLS: Final = 4
 """The exit status if setuptools is not installed."""
 

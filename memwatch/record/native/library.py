@@ -26,16 +26,16 @@ from memwatch.record.native.naming import FLAGS, NAME, SOURCES, file_name, relea
 
 COMPILE: Final = pathlib.Path(__file__).parent / "compile.py"
 BUILT: Final = pathlib.Path(__file__).parent / "built"
-"""The folder of the package where a wheel has a library; it is not there in a checkout."""
+"""The folder with the libraries of a wheel. A checkout does not have it."""
 _OFF: Final = "MEMWATCH_NATIVE"
 _FALLBACK: Final = "the Python recorder is used until then"
 _ERROR_LINE: Final = re.compile(r"\berror\b[^:]*:", re.IGNORECASE)
 
 
 def path() -> pathlib.Path:
-    """Return the file that holds, or would hold, the library for this torch and this Python.
+    """Return the file of the library for this torch and this Python, whether it exists or not.
 
-    A wheel's library comes first, unless it does not load; then the one that `memwatch build` puts into the cache.
+    A wheel's library that loads comes first, then the library that `memwatch build` puts into the cache.
     """
     compiled = BUILT / wheel_name()
     return (
@@ -51,7 +51,7 @@ def wheel_name() -> str:
 
 
 def of_wheel() -> list[str]:
-    """Return the releases of torch for which the wheel has a library; empty where it has none."""
+    """Return the releases of torch for which the wheel has a library."""
     names = (file.name.split("-")[1].removeprefix("torch") for file in BUILT.glob(f"{NAME}-torch*"))
     return sorted(names, key=lambda release: [int(part) for part in re.findall(r"\d+", release)])
 
@@ -63,28 +63,28 @@ def _file_name(torch_version: str) -> str:
 
 
 def _suffix() -> str:
-    """Return the ending of compiled modules, which names the interface of this Python that they need."""
+    """Return the ending of compiled modules, which contains this Python's ABI."""
     return sysconfig.get_config_var("EXT_SUFFIX") or ".so"
 
 
 def load() -> Any:
-    """Return the module, or None where it is not built or MEMWATCH_NATIVE=0 switches it off."""
+    """Return the module. None if it is not built or MEMWATCH_NATIVE=0 switches it off."""
     return _load(path()) if is_wanted() and not distrust() else None
 
 
 def distrust() -> str:
-    """Return why a library that is there is not loaded; empty where it is, or where there is none."""
+    """Return the reason why an existing library is not loaded. Empty if it is loaded or does not exist."""
     file = path()
     return build_cache.distrust(file) if file.parent != BUILT and file.exists() else ""
 
 
 def is_wanted() -> bool:
-    """Return False where MEMWATCH_NATIVE=0 switches it off."""
+    """Return False if MEMWATCH_NATIVE=0 switches the native recorder off."""
     return os.environ.get(_OFF) != "0"
 
 
 def _fails_to_load(file: pathlib.Path) -> bool:
-    """Return whether a wheel's library does not load here, as where a torch was compiled in another way."""
+    """Return whether a wheel's library does not load here, for example because torch was compiled differently."""
     return is_wanted() and _load(file) is None
 
 
@@ -103,7 +103,7 @@ def _load(file: pathlib.Path) -> Any:
 
 
 def is_built() -> bool:
-    """Return True if the library for this torch, this Python and these sources is there, and is loaded."""
+    """Return True if the library for this torch, this Python and these sources exists and can be loaded."""
     return path().exists() and not distrust()
 
 
@@ -111,11 +111,11 @@ def build() -> pathlib.Path:
     """Compile the library with the machine's C++ compiler, which takes about a minute.
 
     Returns:
-        The file, which is replaced whole. Libraries of other versions stay.
+        The file. It is replaced atomically. Libraries of other versions stay.
 
     Raises:
-        MemwatchError: there is no place to write or no space there, there are no headers of Python or no compiler, or
-            the compiler did not take the sources.
+        MemwatchError: the cache cannot be written, Python's headers or the compiler are missing, or the sources do not
+            compile.
     """
     build_cache.require_writable("the native recorder", _FALLBACK)
     _require_headers()
@@ -139,13 +139,13 @@ def _require_headers() -> None:
 
 
 def _compile(folder: str) -> pathlib.Path:
-    """Compile in a child process; return the library that it left in a folder."""
+    """Compile in a child process. Return the library that it made in a folder."""
     sources = [str(source) for source in sorted(SOURCES.glob("*.cpp"))]
-    # run from there: the child must not find the modules beside `compile.py` under the names of others
+    # run the copy: beside the original, the child would import memwatch's modules instead of others of the same name
     script = shutil.copyfile(COMPILE, pathlib.Path(folder, "compile.py"))
     command = [sys.executable, str(script), NAME, folder, *FLAGS, "--", *sources]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    child = subprocess.run(  # noqa: S603  # the command is our own
+    child = subprocess.run(  # noqa: S603  # the command is built here
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         encoding="utf-8", errors="replace", check=False,
     )  # fmt: skip
@@ -158,7 +158,7 @@ def _compile(folder: str) -> pathlib.Path:
 
 
 def _reason(status: int, output: list[str]) -> str:
-    """Return what to tell the user: what failed, and what to do."""
+    """Return a message for the user: what failed, and what to do."""
     last = output[-1].strip() if output else f"exit status {status}"
     if status == NO_COMPILER:
         return (
@@ -179,13 +179,13 @@ def _reason(status: int, output: list[str]) -> str:
 
 
 def build_recorder() -> tuple[pathlib.Path, bool]:
-    """Compile the native recorder, unless it is there already.
+    """Compile the native recorder, unless it exists already.
 
     Returns:
         The library, and whether it was compiled now.
 
     Raises:
-        MemwatchError: it could not be compiled; the Python recorder is used then.
+        MemwatchError: it could not be compiled. The Python recorder is used then.
     """
     if is_built():
         return path(), False
@@ -204,7 +204,7 @@ _told: Final[list[str]] = []
 
 
 def remark() -> str:
-    """Return the line for the user; empty where it is built, cannot be, or is not wanted."""
+    """Return a line for the user about a missing recorder. Empty if it is built, cannot be built, or is not wanted."""
     if not is_wanted() or is_built():
         return ""
     reason = distrust()
@@ -214,7 +214,7 @@ def remark() -> str:
 
 
 def _of_another_torch() -> str:
-    """Return the line for who has a wheel with recorders, none of which serves this torch."""
+    """Return the line for a user whose wheel has no recorder for this torch."""
     wheel = of_wheel()
     if not wheel:
         return ""
@@ -226,7 +226,7 @@ def _of_another_torch() -> str:
 
 
 def remark_once() -> str:
-    """Return the line the first time that there is one in this process, then nothing."""
+    """Return the line once per process, and empty text afterwards."""
     text = "" if _told else remark()
     if text:
         _told.append(text)
@@ -234,7 +234,7 @@ def remark_once() -> str:
 
 
 def _could_be_built() -> bool:
-    """Return True if what the build needs is there: this Python, its headers, a compiler, and a place to write."""
+    """Return True if a build can succeed: there are Python's headers, a compiler, and a place to write."""
     header = pathlib.Path(sysconfig.get_paths()["include"]) / "Python.h"
     return header.exists() and _has_compiler() and _may_write()
 

@@ -1,6 +1,6 @@
-"""How the recorder's library is named, and how it is compiled: shared by `library` and by `wheels/build.py`.
+"""The name of the recorder's library and its compiler flags, for `library` and `wheels/build.py`.
 
-Nothing here imports torch: the wheels are built without one.
+This file must not import torch, because the wheels are built without it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ FLAGS: Final = ("-O2", "-g0", "-std=c++20", "-fvisibility=hidden")
 
 
 def digest(torch: str, git_version: str, suffix: str, sources: pathlib.Path = SOURCES) -> str:
-    """Return what a library was made from, as a few characters.
+    """Return a digest of everything that a library is made from.
 
     Args:
         torch: torch's version.
         git_version: the commit that this torch was built from.
-        suffix: the ending of compiled modules, which names the interface of Python that they need.
+        suffix: the ending of compiled modules, which contains Python's ABI.
         sources: the folder of the sources.
     """
     content = hashlib.sha256(f"{torch} {git_version} {suffix} {FLAGS}".encode())
@@ -35,8 +35,8 @@ def file_name(torch: str, git_version: str, python: str, suffix: str, sources: p
 
 
 def release_of(torch: str) -> str:
-    """Return the release of a torch, by which a library in a wheel is named: one serves the CPU and the CUDA builds.
+    """Return the release of a torch. A wheel names its libraries by it, and one serves CPU and CUDA builds.
 
-    They are built from one commit, which the digest holds, and the recorder uses nothing that only one of them has.
+    Both builds come from one commit, which is part of the digest, and the recorder uses only what both have.
     """
     return torch.split("+", maxsplit=1)[0]

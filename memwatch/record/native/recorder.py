@@ -1,9 +1,9 @@
-"""The native recorder: its C++ parts for ops, saved tensors and allocator events, put together.
+"""The native recorder: it connects the C++ parts for ops, saved tensors and allocator events.
 
-C++ leaves two jobs to Python: tensors that consist of other tensors, and the text of errors.
+Python has two jobs left: tensors that consist of other tensors, and the text of errors.
 
-The allocator's events come from c10's reports as they happen, in each thread that has a log. So a window ends wherever
-a flush needs it to, in backward too, and an event takes 48 bytes, where kineto keeps kilobytes for each op.
+The allocator's events come from c10's reports as they happen, in each thread that has a log. So a window can end at any
+flush, in backward too. An event takes 48 bytes, while kineto keeps kilobytes for each op.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 class NativeKernels:
-    """One boxed kernel for all overloads; views pass it by. See `memwatch.record.interception.key`."""
+    """One boxed kernel for all overloads. Views skip it. See `memwatch.record.interception.key`."""
 
     def __init__(self, extension: Extension) -> None:
         self._extension = extension
@@ -61,12 +61,12 @@ class NativeKernels:
         self._extension.put_kernel()
 
     def take_off(self) -> None:
-        """Take the kernel off."""
+        """Remove the kernel."""
         self._extension.take_kernel()
         self._libraries.clear()
 
     def _probe(self) -> bool:
-        """Return True if ops pass the kernel and have the right result."""
+        """Return True if ops run through the kernel and have the right result."""
         passed = self._extension.passed()
         interceptor = KeyInterceptor(self, _Nobody())
         works = passes(functools.partial(interceptor.start, _unused), interceptor.stop)
@@ -74,22 +74,22 @@ class NativeKernels:
 
 
 class NativeTarget:
-    """Have the kernel call a recorder in C++: no handler of Python's is needed."""
+    """Let the kernel call a recorder in C++. This needs no Python handler."""
 
     def __init__(self, recorder: OpRunner) -> None:
         self._recorder = recorder
 
     def begin(self, handler: Handler) -> None:
-        """Have the kernel call the recorder."""
+        """Let the kernel call the recorder."""
         self._recorder.intercept()
 
     def end(self) -> None:
-        """Have the kernel call nobody."""
+        """Let the kernel only run the op."""
         self._recorder.release()
 
 
 class _Nobody:
-    """Have the kernel call nobody, and count the ops that pass."""
+    """Let the kernel only run and count the ops."""
 
     def begin(self, handler: Handler) -> None:
         pass
@@ -103,7 +103,7 @@ def _unused(kind: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 class NativeAllocatorEvents:
-    """Receive the events where a profiler of each thread would receive them."""
+    """Receive the allocator's events in the place of each thread's torch profiler."""
 
     hears_each_thread: Final = True
 
@@ -115,50 +115,50 @@ class NativeAllocatorEvents:
         self.is_open = False
 
     def open(self) -> bool:
-        """Begin a window; return False where something else stands in the place of a torch profiler."""
+        """Begin a window. Return False if something else is in the place of the torch profiler."""
         self.is_open = self._native.open()
         self._start_ticks, self._start_op = ticks(), self._block.op_counter[0]
         return self.is_open
 
     def close(self) -> list[Window]:
-        """End the window, listen no more, and return the window."""
+        """End the window, stop receiving events, and return the window."""
         self._native.close()
         self.is_open = False
         return self._windows()
 
     def memory_ran_out(self) -> None:
-        """Do nothing: the log makes room ahead."""
+        """Do nothing, because the log makes room in advance."""
 
     def is_short_of_memory(self) -> bool:
-        """Return False: the log counts the events for which it has no room."""
+        """Return False, because the log counts the events for which it has no room."""
         return False
 
     def drop(self) -> None:
-        """Listen no more."""
+        """Stop receiving events."""
         self._native.drop()
         self.is_open = False
 
     def cut(self) -> list[Window] | None:
-        """End the window, return it and begin the next."""
+        """End the window, return it and begin the next one."""
         return self._windows()
 
     def forget_in_child(self) -> None:
-        """Be off in a forked child."""
+        """Switch off in a forked child."""
         self._native.drop()
         set_log_level(None)
 
     def enter_thread(self, thread: int, /) -> Callable[[], object] | None:
-        """Receive the events of this thread too, with its number; return None where a torch profiler hears it."""
+        """Receive the events of this thread too, under its number. Return None if a torch profiler gets them."""
         return self._native.leave_thread if self._native.enter_thread(thread) else None
 
     def leave_thread(self) -> bool:
-        """Receive no more events of this thread; return whether they were received."""
+        """Stop receiving the events of this thread. Return whether they were received."""
         return self._native.leave_thread()
 
     def _windows(self) -> list[Window]:
-        """Return what was heard since the last window began; the next begins now, so no event is outside.
+        """Return the window up to now, and begin the next one, so that no event lies between windows.
 
-        If memory ran out meanwhile, the window ends before the first event that was lost.
+        If events were lost because memory ran out, the window ends before the first lost event.
         """
         start_ticks, start_op = self._start_ticks, self._start_op
         events = None
@@ -184,7 +184,7 @@ class NativeAllocatorEvents:
 
 
 def _named(numbers: IntArray, name: Callable[[int], int]) -> IntArray:
-    """Return what `name` gives for each number; it is asked once for each that occurs."""
+    """Return `name(number)` for each number. It is called once for each distinct number."""
     found, at = np.unique(numbers, return_inverse=True)
     named: IntArray = np.array([name(number) for number in found.tolist()], dtype=np.int64)[at]
     return named
@@ -204,7 +204,7 @@ class NativePacker:
         )
         self.packs, self.unpacks = self._native.packs, self._native.unpacks
         self.hooks: Hooks = self._native.hooks()
-        self.python_functions: tuple[Callable[..., Any], ...] = ()  # the hooks are functions of C's
+        self.python_functions: tuple[Callable[..., Any], ...] = ()  # the hooks are C functions
         self.disguise = Disguise(extension.original_of, functools.partial(extension.hook, MODIFYING))
         look_through(Capsule, extension.content_of)
         self.set_outer = self._native.set_outer
@@ -214,7 +214,7 @@ class NativePacker:
 
 
 class _Callbacks:
-    """What C++ asks; see `memwatch.record.native.binding.PackCallbacks`."""
+    """The callbacks of the packs in C++. See `memwatch.record.native.binding.PackCallbacks`."""
 
     passed_on: type[Exception] = MemwatchError
     raised_by_handler = staticmethod(raised_by_handler)
@@ -225,7 +225,7 @@ class _Callbacks:
     def describe(self, tensor: Tensor) -> tuple[int, int, int]:
         return saved_storage(self._storages, tensor)
 
-    # it outlives the block, as packs in the program's graph do
+    # it outlives the block, because packs stay in the program's graph
     inplace_error = staticmethod(inplace_error)
     detached_error = DETACHED
 
@@ -252,16 +252,16 @@ class NativeOpRecorder:
         self.views, self.lifts = self._native.views, self._native.lifts
 
     def run(self, kind: OpKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an op and record it; its result or its exception is passed on as it is."""
+        """Run an op, record it, and return its result. An exception of the op passes unchanged."""
         return self._run(kind, args, kwargs)
 
     @property
     def losses(self) -> int:
-        """How often something could not be noted because memory had run out."""
+        """How many records were lost because memory had run out."""
         return self._native.losses
 
     def interceptor(self, *, by_mode: bool) -> Interceptor:
-        """Return what hands this recorder every op, without a frame or an object of Python's where it can."""
+        """Return the interceptor that passes every op to this recorder, if possible without Python frames."""
         if by_mode:
             return ModeInterceptor(self._native.dispatch())
         return KeyInterceptor(self._kernels, NativeTarget(self._native))
@@ -271,7 +271,7 @@ class NativeOpRecorder:
         self._native.flush_at(op, at_ticks)
 
     def close(self) -> None:
-        """Record no more, and let C++ go of the objects of Python's that it holds."""
+        """Stop recording, and let C++ release its Python objects."""
         self._native.close()
 
 
@@ -281,16 +281,16 @@ class NativeBackend:
     name: Final = "native"
 
     def __init__(self, extension: Extension) -> None:
-        extension.stamp_by_torch(TICKS_ARE_TORCHS)  # Python stamps rows too, and windows
+        extension.stamp_by_torch(TICKS_ARE_TORCHS)  # Python stamps rows and windows too
         self._extension = extension
         self._kernels = NativeKernels(extension)
 
     def key_works(self) -> bool:
-        """Return True if ops can be seen by the compiled kernel on the free dispatch key; probe once."""
+        """Return True if the compiled kernel on the free dispatch key sees the ops. The probe runs once."""
         return self._kernels.work()
 
     def allocator_events(self, block: Block) -> AllocatorEvents | None:
-        """Return what receives the allocator's own events."""
+        """Return the receiver of the allocator's events."""
         return NativeAllocatorEvents(self._extension, block)
 
     def recorder(self, block: Block, stacks: Stacks) -> NativeRecorder:
@@ -318,14 +318,14 @@ class NativeRecorder:
         self.capture_stack: CaptureStack = self._stacks.capture
 
     def ops(self, context: CallContext, listener: Listener) -> NativeOpRecorder:
-        """Return what records the ops."""
+        """Return the recorder of ops."""
         return NativeOpRecorder(
             self._extension, self._kernels, self._block,
             storages=self.storages, stacks=self._stacks, context=context, listener=listener,
         )  # fmt: skip
 
     def packer(self, context: CallContext) -> NativePacker:
-        """Return what packs the tensors that autograd saves."""
+        """Return the packer of the tensors that autograd saves."""
         return NativePacker(self._extension, self.storages, context, self._block.op_counter)
 
 
@@ -335,6 +335,6 @@ def _backend_of(extension: Extension) -> NativeBackend:
 
 
 def backend() -> Backend | None:
-    """Return the native backend, one for the process; None where it is not built or is switched off."""
+    """Return the native backend, one for the process. None if it is not built or is switched off."""
     extension = library.load()
     return None if extension is None else _backend_of(extension)

@@ -1,4 +1,4 @@
-"""The recorder written in Python: it works wherever torch does, and hands on the arguments that a replay needs."""
+"""The recorder written in Python. It works wherever torch works, and it can record the arguments for a replay."""
 
 from memwatch.record.python.recorder import BACKEND
 

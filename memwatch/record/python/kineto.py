@@ -1,8 +1,8 @@
 """The allocator's events through kineto, torch's own profiler.
 
-kineto records c10's memory events with address, signed bytes and a time stamp of the same counter that the op
-rows carry, so no mark per op is needed: with no op scope enabled it costs nothing but the events. They exist only
-after a stop, so they come in windows.
+kineto records c10's memory events with address, signed bytes and a time stamp. Op rows have time stamps of the same
+counter, so no mark per op is needed. With all op scopes off, only the events cost time. kineto returns events only when
+it stops, so they come in windows.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
 _SENTINEL_BYTES: Final = 7919
 _SENTINELS: Final = 8
-"""Blocks of that size, whose times are known, are the first and the last of every window."""
+"""Each window begins and ends with blocks of this size, in bytes, at known times. The size is an unusual prime."""
 
 _RESERVE_BYTES: Final = 16 << 20
-"""Room for the frees after memory has run out. kineto takes 64 KiB for every 1,024 events."""
+"""Bytes for the frees that follow when memory runs out. kineto takes 64 KiB per 1,024 events. A guess."""
 
 
 class KinetoEvents:
@@ -65,7 +65,7 @@ class KinetoEvents:
         return True
 
     def close(self) -> list[Window]:
-        """End it and return it; an empty list if its events were lost."""
+        """End the window and return it. Return an empty list if its events were lost."""
         self._reserve.release()
         end, end_sentinel = _sentinels()
         self._leave_scope()
@@ -88,7 +88,8 @@ class KinetoEvents:
     def is_short_of_memory(self) -> bool:
         """Return True if memory is about to run out, and the window can end here.
 
-        A destructor reports a free, so the process ends if kineto has no memory for it. Nobody can catch that error.
+        A destructor reports a free. If kineto has no memory for the event, the process ends, because nobody can catch
+        that error.
         """
         if current_graph_task_id() != NO_TASK:
             return False
@@ -98,37 +99,37 @@ class KinetoEvents:
         return is_short
 
     def drop(self) -> None:
-        """End the window in its own thread, once a profiler of another thread has taken its session."""
+        """End the window, in its own thread, after a profiler of another thread took over kineto's session."""
         self._leave_scope()
         with without_kineto_lines():
             drop_allocator_events()
         self.is_open = False
 
     def cut(self) -> list[Window] | None:
-        """End the window, return it and begin the next; None in backward, with which what it opens would end."""
+        """End the window, return it and begin the next one. None in backward, whose end would end that one."""
         if current_graph_task_id() != NO_TASK:
             return None
         windows = self.close()
         try:
             self.open()
-        except Exception as error:  # what was recorded so far is worth more than to pass it on
+        except Exception as error:  # the events so far are worth more than this error
             pass_on(error)
             self._block.note(
                 "allocator", f"allocator events end here, for torch's profiler did not start: {error}"
             )
         return windows
 
-    def enter_thread(self, thread: int, /) -> None:  # as the native log has it
-        """Return None, because kineto hears the thread of the block alone."""
+    def enter_thread(self, thread: int, /) -> None:  # the native log has the same method
+        """Return None, because kineto records only the block's thread."""
 
     def leave_thread(self) -> bool:
         """Return False, because no thread was entered."""
         return False
 
     def forget_in_child(self) -> None:
-        """Let this forked child end without C++ destructors: kineto's would wait for a thread the child has not.
+        """Let this forked child end without C++ destructors. kineto's would wait for a thread that only the parent has.
 
-        The events cannot be switched off here, so c10's log stays silent about blocks that the parent made.
+        The events cannot be switched off here, so c10's log level stays raised for blocks that the parent made.
         """
         libc = ctypes.CDLL(None)
         if hasattr(libc, "on_exit"):
@@ -148,7 +149,7 @@ class KinetoEvents:
                 rows.append(
                     (
                         node.start_time_ns, fields.ptr, fields.alloc_size, devices[device],
-                        NONE,  # kineto hears one thread
+                        NONE,  # kineto records one thread
                         fields.total_reserved,
                     )
                 )  # fmt: skip
@@ -158,7 +159,7 @@ class KinetoEvents:
 
 
 def _sentinels() -> tuple[int, int]:
-    """Allocate and free blocks of a size of their own; return the ticks of the best timed one, and which it was."""
+    """Allocate and free blocks of a special size. Return the ticks and the number of the best timed block."""
     timed = []
     for number in range(_SENTINELS):
         before = ticks()
@@ -170,14 +171,14 @@ def _sentinels() -> tuple[int, int]:
 
 
 def _in_our_time(events: IntArray, made: IntArray, first: tuple[int, int], last: tuple[int, int]) -> IntArray:
-    """Take the sentinels out of a window's events, and put the rest on the recorder's clock by them.
+    """Remove the sentinels from a window's events, and use them to convert all times to the recorder's clock.
 
-    kineto turns ticks into nanoseconds by a line of its own for each window, which drifts from ours by
-    microseconds in a minute; two sentinels are two points of both lines.
+    kineto converts ticks to nanoseconds with another straight line in each window. It drifts from our line by
+    microseconds in a minute. Two sentinels give two points of both lines.
 
     Args:
         events: rows of the table `allocator`, times in kineto's nanoseconds.
-        made: the rows in which the sentinels are made.
+        made: the rows of the sentinels' allocations.
         first: time in our nanoseconds of the best sentinel at the start, and its number.
         last: the same at the end.
     """

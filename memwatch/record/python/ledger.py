@@ -1,4 +1,4 @@
-"""The figures of the storages, kept in Python, and the rows of their deaths."""
+"""Keep the figures of the storages in Python, and append the rows of their deaths."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class PythonAccount:
         self.quiet_until_ticks = 0
 
     def is_quiet(self, workspace_bytes: int, at_ticks: int) -> bool:
-        """Return True where a birth need not be told: nobody would act on one as low as that until then."""
+        """Return True if the sampler need not be called for a birth, because the live bytes are low."""
         is_low = self.live_bytes + self.entry_gone_bytes + workspace_bytes <= self.quiet_bytes
         return is_low and at_ticks < self.quiet_until_ticks and self.live_bytes <= self.limit_bytes
 
@@ -42,8 +42,8 @@ class PythonLedger:
     """Keep the figures of a table of storages; see `memwatch.record.tables.storages.Ledger`.
 
     Attributes:
-        on_release: called with each weak reference in `Storages.dead` that watches no storage, with the number of
-            ops that have started and the time in ticks: packs of saved tensors share the queue.
+        on_release: called with each weak reference in `Storages.dead` that does not watch a storage, the number of ops
+            that have started, and the time in ticks. Packs of saved tensors share the queue.
     """
 
     __slots__ = (
@@ -77,8 +77,8 @@ class PythonLedger:
         return found
 
     def record_deaths(self, op: int) -> None:
-        """Append the deaths since the last call, as of now."""
-        if self._writing:  # another thread is at it, as one of autograd's or one that resizes
+        """Append the deaths since the last call, with the present time."""
+        if self._writing:  # another thread is doing it, for example an autograd thread
             return
         self._writing = True
         try:
@@ -88,14 +88,16 @@ class PythonLedger:
 
     def _record_deaths(self, at_ticks: int, op: int) -> None:
         storages = self._storages
-        dead: Any = storages.dead  # a deque: what comes in another thread is written as of the next op
+        dead: Any = storages.dead  # a deque: deaths in other threads are written at the next op
         live, roles, accounts = storages.live, storages.roles, self._accounts
-        while dead:  # each is taken off after it is written, with no call between
+        while dead:  # each is removed after it is written, with no call in between
             gone = dead[0]
             kind = gone.__class__
             if kind is WatchedStorage:
                 key = gone.key
-                if key in live and live[key] is gone:  # no call: another storage may get the address at one
+                if (
+                    key in live and live[key] is gone
+                ):  # not a call: during a call another storage may get the address
                     del live[key]
                 account = accounts[gone.device]
                 account.live_bytes -= gone.nbytes
@@ -105,14 +107,14 @@ class PythonLedger:
                 storages.deaths += (gone.number, op, at_ticks)
                 if gone.number in roles:
                     del roles[gone.number]
-            elif kind is WatchedTensor:  # it stays known, for another tensor may show its storage still
+            elif kind is WatchedTensor:  # the entry stays, because another tensor may still use the storage
                 accounts[gone.device].live_bytes -= gone.nbytes
             else:
                 self.on_release(gone, op, at_ticks)
             del dead[0]
 
     def hold_one(self, tensor: Tensor, known: WatchedTensor) -> None:
-        """Watch the storage of a tensor by its Python object from now on; `known` watched it so far."""
+        """Watch the storage of a tensor through its own Python object from now on. `known` watched it so far."""
         storages, storage = self._storages, tensor.untyped_storage()
         nbytes = known_bytes(storage.nbytes()) if storages.estimate or address_or_zero(tensor) else 0
         watched = WatchedStorage(storage, storages.dead.append)
@@ -122,11 +124,11 @@ class PythonLedger:
         self._accounts[known.device].live_bytes += nbytes
 
     def watched_number(self, tensor: Tensor, watch_on: bool) -> int:
-        """Return the number of the storage of a tensor, -1 unless it is plain and known.
+        """Return the number of a tensor's storage. -1 unless the tensor is plain and the storage known.
 
         Args:
             tensor: the tensor.
-            watch_on: whether to watch a storage of backward whose tensor is gone by its Python object from now on.
+            watch_on: whether to watch a storage made by backward through its own Python object if its tensor is gone.
         """
         try:
             known = self._storages.live.get(address_of(tensor))
@@ -143,7 +145,7 @@ class PythonLedger:
         return known.number
 
     def rewatch(self, op: int) -> None:
-        """Watch by their Python objects the storages that backward made, and forget those whose tensors are gone."""
+        """Watch the storages that backward made through their Python objects, and forget those without a tensor."""
         storages = self._storages
         self.record_deaths(op)
         self.hold = True

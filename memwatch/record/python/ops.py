@@ -1,12 +1,11 @@
-"""The hot path: run one intercepted op, and append what it was, what it read and what it made.
+"""The hot path: run one intercepted op, and append rows about the op, its inputs and its results.
 
 `PythonOpRecorder.run` is called once for each ATen op below autograd, by either interceptor. It is written for speed:
 no pytree, no object per op, flat lists of integers. Everything else is computed after the block. It must cost less than
 an empty TorchDispatchMode (reports/overhead.py).
 
-Python cannot read the engine's list of nodes. To learn which leaves a backward reaches, `BackwardGraphs` walks the
-graph from the nodes that run ops, each node once. If no op made a gradient in a node before it, an op of the leaf's
-own node copies the gradient.
+Python cannot read the engine's list of nodes. To find the leaves that a backward reaches, `BackwardGraphs` walks the
+graph from the nodes that run ops, and visits each node once.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ if TYPE_CHECKING:
 
 
 class PythonKernels:
-    """One kernel for each overload, and a fallback for those that are defined later; see `interception.key`."""
+    """One kernel for each overload, and a fallback for overloads that are defined later. See `interception.key`."""
 
     def __init__(self) -> None:
         self._libraries: Libraries = {}
@@ -70,18 +69,19 @@ class PythonKernels:
         self._libraries.clear()
 
     def begin(self, handler: Handler) -> None:
-        """Have the kernels call a handler."""
+        """Let the kernels call a handler."""
         self._handler = handler
 
     def end(self) -> None:
-        """Have the kernels call nobody."""
+        """Let the kernels only run the op."""
         self._handler = None
 
     def _kernel_of(self, space: str, overload: Any) -> tuple[Any, bool]:
         kind = self._kinds.get(overload)
         if kind is None:
-            # kept: putting all kernels again takes half the time
-            kind = self._kinds[overload] = OpKind(overload)
+            kind = self._kinds[overload] = OpKind(
+                overload
+            )  # kept: registering all kernels again takes half the time
         if kind.is_view:
             return functools.partial(_run_view, self, kind), True
         if kind.is_lift:
@@ -93,7 +93,7 @@ class PythonKernels:
 
 def _run(kernels: PythonKernels, kind: OpKind, *args: Any, **kwargs: Any) -> Any:
     try:
-        exclude_key(FREE_KEY, True)  # within: a signal's handler may raise as it returns
+        exclude_key(FREE_KEY, True)  # inside the try block: a signal handler may raise as this returns
         handler = kernels._handler
         return kind.call(*args, **kwargs) if handler is None else handler(kind, args, kwargs)
     finally:
@@ -101,7 +101,7 @@ def _run(kernels: PythonKernels, kind: OpKind, *args: Any, **kwargs: Any) -> Any
 
 
 def _run_view(kernels: PythonKernels, kind: OpKind, keyset: Any, *args: Any, **kwargs: Any) -> Any:
-    """Have the node of a view noted. What the view runs within is seen: the key stays included."""
+    """Let the handler note the node of a view. The key stays included, so ops inside the view are seen."""
     handler = kernels._handler
     calling = None if handler is None or not torch.is_grad_enabled() else _below(kind, keyset)
     if handler is None or calling is None:
@@ -110,7 +110,7 @@ def _run_view(kernels: PythonKernels, kind: OpKind, keyset: Any, *args: Any, **k
 
 
 def _run_lift(kernels: PythonKernels, kind: OpKind, keyset: Any, *args: Any, **kwargs: Any) -> Any:
-    """Have what torch made of Python's data noted."""
+    """Let the handler note a tensor that torch made from Python's data."""
     handler = kernels._handler
     calling = None if handler is None else _below(kind, keyset)
     if handler is None or calling is None:
@@ -119,7 +119,7 @@ def _run_lift(kernels: PythonKernels, kind: OpKind, keyset: Any, *args: Any, **k
 
 
 def _run_below(kernels: PythonKernels, kind: OpKind, keyset: Any, *args: Any, **kwargs: Any) -> Any:
-    """Go on below our key: kernels above it that Python wrote would run again, and count versions twice."""
+    """Go on below our key. Otherwise Python kernels above it would run again and count versions twice."""
     calling = _below(kind, keyset)
     if calling is None:
         return kind.overload.redispatch(keyset & BELOW_FREE_KEY, *args, **kwargs)
@@ -149,7 +149,7 @@ PYTHON_KERNELS: Final = PythonKernels()
 
 @functools.cache
 def key_works() -> bool:
-    """Return True if the kernels on the key see ops and change nothing; probe once per process."""
+    """Return True if the kernels on the key see ops and change nothing. The probe runs once per process."""
     seen: set[str] = set()
 
     def see(kind: OpKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -162,10 +162,10 @@ def key_works() -> bool:
 
 
 class BackwardGraphs:
-    """Remember, by its number, which nodes of each backward were walked.
+    """Remember the visited nodes of each running backward.
 
     Attributes:
-        visited: those of the backward that was entered last, and the number of no node.
+        visited: the visited nodes of the backward entered last, by number, and -1 for "no node".
     """
 
     def __init__(self) -> None:
@@ -173,7 +173,7 @@ class BackwardGraphs:
         self._visited_of: dict[int, set[int]] = {}
 
     def enter(self, task: int, *, within: int) -> bool:
-        """Take a backward for the one that runs, within another or none; return whether it is a new one."""
+        """Make a backward the running one, inside another backward or none. Return whether it is new."""
         if within == NO_TASK:
             self._visited_of.clear()
         is_new = task not in self._visited_of
@@ -181,7 +181,7 @@ class BackwardGraphs:
         return is_new
 
     def leaves_from(self, node: Any) -> list[Tensor]:
-        """Return the leaves that a node leads to, but for those beyond nodes that were visited before."""
+        """Return the leaves behind a node, except those behind nodes that were visited before."""
         leaves, waiting = [], [node]
         while waiting:
             here = waiting.pop()
@@ -235,17 +235,17 @@ class PythonOpRecorder:
 
     @property
     def losses(self) -> int:
-        """How often something could not be noted because memory had run out."""
+        """How many records were lost because memory had run out."""
         return self._losses
 
     def interceptor(self, *, by_mode: bool) -> Interceptor:
-        """Return what hands this recorder every op."""
+        """Return the interceptor that passes every op to this recorder."""
         return ModeInterceptor() if by_mode else KeyInterceptor(PYTHON_KERNELS, PYTHON_KERNELS)
 
     def run(  # the hot path: a call costs more than a branch
         self, kind: OpKind, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Run the op and record it; the op's result or exception is passed on as it is."""
+        """Run the op, record it, and return its result. An exception of the op passes unchanged."""
         if kind.has_no_row:
             return (self._run_view if kind.is_view else self._run_lift)(kind, args, kwargs)
         try:
@@ -282,7 +282,7 @@ class PythonOpRecorder:
             pass_on(error)
             self._could_not_record(kind, error)
             return kind.call(*args, **kwargs)
-        try:  # no call out of it until the row is written: a signal's handler may raise at any
+        try:  # no call outside this block until the row is written: a signal handler may raise at any call
             result = kind.call(*args, **kwargs)
             try:
                 end = ticks()
@@ -304,7 +304,7 @@ class PythonOpRecorder:
         return result
 
     def _run_unseen(self, kind: OpKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an op; no subclass nor mode of the program may see what we read."""
+        """Run an op while no subclass or mode of the program sees the recorder's reads."""
         try:
             seeing, unseen = kind.seeing(), disable_torch_function()
         except MemoryError as error:
@@ -314,7 +314,7 @@ class PythonOpRecorder:
             return self.run(seeing, args, kwargs)
 
     def _failed(self, kind: OpKind, *begun: int) -> None:
-        """Append the row of an op that raised, all of it but its end."""
+        """Append the row of an op that raised. `begun` is the row without its last two columns."""
         try:
             self.ops += (*begun, ticks(), 1)
             self._listener.op_failed()
@@ -322,9 +322,9 @@ class PythonOpRecorder:
             self._without_memory(kind, error, (*begun, begun[-1], 1))
 
     def _without_memory(self, kind: OpKind, error: MemoryError, row: tuple[int, ...]) -> None:
-        """Note that an op could not be recorded whole; see to it that its number has a row, or is given again."""
+        """Note that an op could not be fully recorded, and append its row if it has none."""
         try:
-            self._could_not_record(kind, error)  # this makes some room
+            self._could_not_record(kind, error)  # this frees some memory
             rows = self.ops
             if self._op_counter[0] == row[0] + 1 and (len(rows) < _OPS_WIDTH or rows[-_OPS_WIDTH] < row[0]):
                 rows += row
@@ -340,7 +340,7 @@ class PythonOpRecorder:
     def _with_tensors(
         self, kind: OpKind, args: tuple[Any, ...], error: BaseException
     ) -> tuple[Any, ...] | None:
-        """Return arguments with tensors in place of numbers, if the op refused the numbers; None if there are none."""
+        """Return arguments with tensors in place of numbers if the op refused the numbers, or else None."""
         if error.__class__ is not RuntimeError:
             return None
         try:
@@ -355,7 +355,7 @@ class PythonOpRecorder:
         return name
 
     def _run_view(self, kind: OpKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Note the node that a view has made, before it runs: what the backward of that allocates has no other line."""
+        """Note the node that autograd made for a view, before the view runs. It gives memory of its backward a line."""
         try:
             if _grad_enabled() and (newest := next_sequence_nr() - 1) != self._newest_told:
                 context = self._context
@@ -377,7 +377,7 @@ class PythonOpRecorder:
         return kind.call(*args, **kwargs)
 
     def _run_lift(self, kind: OpKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Note what torch has made of Python's data, below every op."""
+        """Note a tensor that torch made from Python's data, below every op."""
         made = kind.call(*args, **kwargs)
         try:
             with disable_torch_function():
@@ -395,7 +395,7 @@ class PythonOpRecorder:
         task, told = current_graph_task_id(), self._newest_told
         if task != NO_TASK:
             self._in_backward(task)
-            self._newest_told = told  # no row of this tells of the nodes that were made before
+            self._newest_told = told  # no row of this op records the nodes that were made before
         elif context.graph_task != NO_TASK:
             context.backward_ended()
         stack, before = self._capture_stack(outer, task, 5), self._storages.count
@@ -404,14 +404,14 @@ class PythonOpRecorder:
                 self.lifts += (storage, stack, module)
 
     def _op_in_backward(self, task: int) -> tuple[int, int]:
-        """Return phase and autograd node of an op within a backward."""
+        """Return phase and autograd node of an op in a backward."""
         phase, sequence, made = self._in_backward(task)
         if made != NONE:  # it makes a graph for another backward
             self.nodes += (self._op_counter[0], made)
         return phase, sequence
 
     def _in_backward(self, task: int) -> tuple[int, int, int]:
-        """Return phase and autograd node of an op or view within a backward, and the newest node if it makes one."""
+        """Return phase and autograd node of an op or view in a backward, and the newest node if it made one."""
         context = self._context
         if context.graph_task != task:
             is_new = self._graphs.enter(task, within=context.graph_task)
@@ -426,7 +426,7 @@ class PythonOpRecorder:
                 return RECOMPUTE, NONE, NONE
             self._newest_told = next_sequence_nr() - 1
             return RECOMPUTE, self._newest_told, NONE
-        node = current_node()  # none in the callbacks that run when backward is done, as FSDP's
+        node = current_node()  # None in callbacks at the end of a backward, such as FSDP's
         sequence = NONE if node is None else sequence_nr_of(node)
         if sequence not in self._graphs.visited:
             self._listener.leaves_reached(self._graphs.leaves_from(node))
@@ -439,7 +439,7 @@ class PythonOpRecorder:
     def _ran(
         self, number: int, kind: OpKind, args: tuple[Any, ...], kwargs: dict[str, Any], *, result: Any, end: int
     ) -> None:  # fmt: skip
-        """Append what an op that has run used, resized and made; a tensor we cannot look into is no reason to stop."""
+        """Append the uses, resizes and births of an op that has run. An error in reading a tensor becomes a note."""
         try:
             if self._dead:  # an address may be in use again
                 self._record_deaths(self._op_counter[0])
@@ -473,14 +473,14 @@ class PythonOpRecorder:
             self._could_not_record(kind, error)
 
     def close(self) -> None:
-        """Do nothing: nobody calls `run` when the block has ended, and Python's collector sees what it holds."""
+        """Do nothing. Nobody calls `run` after the block, and Python's garbage collector sees all references."""
 
     def flush_at(self, op: int, at_ticks: int) -> None:
         """Call `Listener.flush_due` after the op of that number, or the first op that ends later than that."""
         self._flush_op, self._flush_ticks = op, at_ticks
 
     def _touch_rest(self, number: int, kind: OpKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Append the uses of what was given by name, and the resizes."""
+        """Append the uses of keyword arguments, and the resizes."""
         if kwargs:
             writes = kind.write_names
             self._touch(number, kwargs.values(), [WRITE if name in writes else READ for name in kwargs])
@@ -504,7 +504,7 @@ class PythonOpRecorder:
 
 
 def _is_in_lists(args: tuple[Any, ...]) -> bool:
-    """Return True if a list among the arguments holds something that has a `__torch_function__`."""
+    """Return True if a list among the arguments holds an object with a `__torch_function__`."""
     try:
         return any(has_torch_function(item) for item in args if type(item) is list)
     except MemoryError:

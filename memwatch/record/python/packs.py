@@ -1,9 +1,9 @@
-"""Pack what autograd saves for backward, and write down for which node.
+"""Pack the tensors that autograd saves for backward, and record the node that saves each.
 
-Hooks on saved tensors are easy to get wrong: a pack that keeps a node's own output leaks it, and any pack
-silences autograd's "modified by an inplace operation" error. So a pack holds what autograd would hold, the tensor
-itself for an input of the node and a detached alias for an output. It checks the version at unpack, and raises
-autograd's own error.
+Hooks on saved tensors have two traps. A pack that keeps a node's own output leaks it. And with any pack, autograd no
+longer raises its "modified by an inplace operation" error. So a pack holds what autograd would hold: the tensor itself
+for an input of the node, and a detached alias for an output. At unpack it checks the version, and raises the same error
+as autograd.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ _node_kinds: dict[type, tuple[str, bool]] = {}
 
 
 class Pack:
-    """What autograd holds in place of a saved tensor.
+    """The object that autograd holds in place of a saved tensor.
 
     Attributes:
-        packed: the tensor or an alias of it, or what a hook of the program made of it.
-        original: returns the saved tensor if it lives; None for an output of its own node.
-        by_program: returns the tensor for what a hook of the program packed; None if none did.
-        keeper: holds the disguise on; see `memwatch.record.saved_tensors`.
+        packed: the tensor, an alias of it, or the result of a pack hook of the program.
+        original: returns the saved tensor if it lives. None for an output of its own node.
+        by_program: the program's unpack hook, if a hook of the program packed the tensor. Otherwise None.
+        keeper: keeps the hooks hidden. See `memwatch.record.saved_tensors`.
     """
 
     __slots__ = (
@@ -77,7 +77,7 @@ class Pack:
 
 
 class _Release(weakref.ref[Any]):
-    """A weak reference to a pack: its callback queues it beside the deaths of storages."""
+    """A weak reference to a pack. Its callback puts it into the queue of the storages' deaths."""
 
     __slots__ = ("number", "sequence", "storage")
     number: int
@@ -86,7 +86,7 @@ class _Release(weakref.ref[Any]):
 
 
 class PythonPacker:
-    """Append a row of `packs` for every saved tensor, and of `unpacks` for its uses and its release."""
+    """Append a row of `packs` for each saved tensor, and rows of `unpacks` for its uses and its release."""
 
     def __init__(
         self, storages: Storages, ledger: PythonLedger, context: CallContext, op_counter: OpCounter
@@ -107,21 +107,21 @@ class PythonPacker:
         ledger.on_release = self._released
 
     def set_outer(self, hooks: Hooks | None) -> None:
-        """Have the hooks that the program pushed before do the packing."""
+        """Set hooks of the program, pushed before, that do the packing."""
         self._outer = hooks
 
     def set_keeper(self, keeper: object) -> None:
-        """Have every pack hold an object from now on."""
+        """Set the object that every new pack holds."""
         self._keeper = keeper
 
     def close(self) -> None:
-        """Append no more rows."""
+        """Stop appending rows."""
         self._closed = True
         self._releases.clear()
         self._keeper = None
 
     def living_by_sequence(self) -> dict[int, list[int]]:
-        """Return the numbers of the storages that autograd keeps now, by the sequence number of the node."""
+        """Return the numbers of the storages that autograd keeps now, by the sequence number of their node."""
         found: dict[int, list[int]] = {}
         for release in list(self._releases.values()):
             if release.storage != NONE and release() is not None:
@@ -134,7 +134,7 @@ class PythonPacker:
             pack.keeper, pack.by_program, pack.number = self._keeper, None, NONE
             if self._outer is None:
                 _hold(pack, tensor)
-        except MemoryError:  # no row knows of this tensor
+        except MemoryError:  # this tensor gets no row
             self._note_loss()
             return tensor.detach() if self._outer is None else self._outer[0](tensor)
         if self._outer is not None:
@@ -152,23 +152,23 @@ class PythonPacker:
             return
 
     def _append(self, pack: Pack, tensor: Tensor) -> None:
-        with disable_torch_function():  # no subclass nor mode of the program may see what we read
+        with disable_torch_function():  # no subclass or mode of the program sees these reads
             storage, shape, nbytes = saved_storage(self._storages, tensor)
         sequence, at_ticks = next_sequence_nr() - 1, ticks()
         op, module = self._op_counter[0], self._context.top[0]
         needed_by = NONE if self._context.saves_inputs else sequence
         release = _Release(pack, self._storages.dead.append)
-        # no call until all is written: a signal's handler may raise at any
+        # no call until everything is written, because a signal handler may raise at any call
         release.number = number = self._count
         release.storage, release.sequence = storage, sequence
         count = number + 1
         self._releases[number] = release
-        # every number has a row: memory may run out at this line, and not at the next
+        # memory may run out at this line but not at the next, so every number has a row
         self.packs += (number, storage, op, needed_by, module, nbytes, shape, at_ticks)
         self._count, pack.number = count, number
 
     def _unpack(self, pack: Any) -> Tensor:
-        if pack.__class__ is not Pack:  # there was no memory for one
+        if pack.__class__ is not Pack:  # there was no memory for a pack
             without: Tensor = pack if self._outer is None else self._outer[1](pack)
             return without
         if not self._closed and pack.number != NONE:
@@ -201,11 +201,11 @@ class PythonPacker:
 
 
 def _hold(pack: Pack, tensor: Tensor) -> None:
-    """Keep the tensor where it is surely an input of the node that saves it, an alias where it may be an output.
+    """Keep the tensor itself if it is certainly an input of the node that saves it, or else an alias.
 
-    To keep an input itself lets backward find it as autograd would; to keep a node's own output would leak it.
-    An output is saved while its node is the newest one. There are two exceptions: functions written in Python or
-    by a library, which make other nodes in between, and forward-mode AD.
+    With the input itself, backward gets the same object as without memwatch. Keeping a node's own output would leak it.
+    An output is saved while its node is the newest node. There are two exceptions: forward-mode AD, and functions of
+    Python or a library, which make other nodes in between.
     """
     pack.version = version_of(tensor)
     with disable_torch_function():
@@ -220,7 +220,7 @@ def _hold(pack: Pack, tensor: Tensor) -> None:
     if not (newest or written or in_forward_mode()):
         pack.packed, pack.original = tensor, lambda: tensor
         return
-    if newest:  # modes of the program may see it: autograd detaches an output too
+    if newest:  # modes of the program may see this: autograd detaches an output too
         pack.packed, pack.original = tensor.detach(), _nothing
     else:
         pack.packed = _detached_unseen(tensor)
@@ -228,7 +228,7 @@ def _hold(pack: Pack, tensor: Tensor) -> None:
 
 
 def _was_detached(pack: Pack) -> bool:
-    """Return True if the program has detached a saved input in place since; torch refuses to use it then."""
+    """Return True if the program has since detached a saved input in place. torch then refuses to use it."""
     packed: Tensor = pack.packed
     if pack.node_name is None or pack.original() is not packed:
         return False
@@ -237,12 +237,12 @@ def _was_detached(pack: Pack) -> bool:
 
 
 def _is_torchs_own(node: Any) -> bool:
-    """Return True for a node of one of torch's own functions; others may use such a tensor."""
+    """Return True for a node of one of torch's own functions. Other functions may use a detached tensor."""
     return node is not None and not isinstance(node, FunctionBase) and "::" not in node.name()
 
 
 def _detached_unseen(tensor: Tensor) -> Tensor:
-    """Return an alias of a tensor, made below the dispatch modes of the program where its class has no say."""
+    """Return an alias of a tensor, made below the program's dispatch modes if its class is plain."""
     if current_mode() is None or type(tensor) not in (Tensor, Parameter):
         return tensor.detach()
     with disable_torch_dispatch():
@@ -254,7 +254,7 @@ def _nothing() -> None:
 
 
 def _of_other(node_name: str, sequence: int, reference: Callable[[], Tensor | None]) -> Tensor | None:
-    """Return a saved tensor, unless the node that unpacks it now is the one whose output it was."""
+    """Return a saved tensor, unless it is an output of the node that is unpacking it now."""
     node = current_node()
     own = node is not None and sequence_nr_of(node) == sequence and node.name() == node_name
     return None if own else reference()
@@ -265,9 +265,9 @@ def _original_of(packed: Any) -> Tensor | None:
 
 
 def _hook(packed: Any, pack_hook: Any, unpack_hook: Any) -> bool:
-    """Have hooks of the program pack what was packed, as `SavedVariable::register_hooks` does."""
+    """Let hooks of the program pack the content of a pack, as `SavedVariable::register_hooks` does."""
     if packed.__class__ is not Pack or packed.by_program is not None or not hasattr(packed, "version"):
-        return False  # a pack of hooks of the program has no version
+        return False  # a pack by hooks of the program has no version
     with torch.no_grad():
         given = packed.packed.detach()
         version = version_of(given)
@@ -287,13 +287,13 @@ _DISGUISE: Final = Disguise(_original_of, _hook)
 
 
 def _kind_of(node: Any) -> tuple[str, bool]:
-    """Return the name of a node, and whether its function is written in Python, or in C++ by a library."""
+    """Return the name of a node, and whether its function is written in Python or by a library in C++."""
     cls = type(node)
     known = _node_kinds.get(cls)
     if known is None:
         name = node.name()
         in_python = issubclass(cls, BackwardCFunction)
         known = name, in_python or "::" in name
-        if cls.__name__ == name and not in_python:  # torch's own class, one for this function
+        if cls.__name__ == name and not in_python:  # torch has a class of its own for this function
             _node_kinds[cls] = known
     return known

@@ -1,4 +1,4 @@
-"""The parts of the Python recorder, put together as `memwatch.record.backend` asks for them."""
+"""The Python recorder: its backend, and the walk of the call stack."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MAX_DEPTH: Final = 128
 
 
 class StackWalker:
-    """Walk the frames of the running thread, and have `Stacks` number what was found."""
+    """Walk the frames of the running thread. `Stacks` numbers the result."""
 
     def __init__(self, stacks: Stacks) -> None:
         self._enabled = stacks.enabled
@@ -69,7 +69,7 @@ class StackWalker:
         return number
 
     def _walk(self, innermost: Any, outer: int, here: tuple[int, int, int]) -> int:
-        """Follow the callers to the boundary; remember them for the next op that runs at the same place."""
+        """Follow the callers to the boundary, and remember them for the next op at the same place."""
         frame = innermost
         key, callers = [outer], []
         for _ in range(_MAX_DEPTH):
@@ -95,11 +95,11 @@ class PythonBackend:
     name: Final = "python"
 
     def key_works(self) -> bool:
-        """Return True if ops can be seen by Python kernels on the free dispatch key; probe once."""
+        """Return True if Python kernels on the free dispatch key see the ops. The probe runs once."""
         return key_works()
 
     def allocator_events(self, block: Block) -> AllocatorEvents | None:
-        """Return what receives the allocator's own events; None where this torch hands out none."""
+        """Return the receiver of the allocator's events. None if this torch does not provide them."""
         return KinetoEvents(block) if EVENTS_WORK else None
 
     def recorder(self, block: Block, stacks: Stacks) -> PythonRecorder:
@@ -117,11 +117,11 @@ class PythonRecorder:
         self.capture_stack: CaptureStack = StackWalker(stacks).capture
 
     def ops(self, context: CallContext, listener: Listener) -> PythonOpRecorder:
-        """Return what records the ops."""
+        """Return the recorder of ops."""
         return PythonOpRecorder(self._block, self.storages, self.capture_stack, context, listener)
 
     def packer(self, context: CallContext) -> PythonPacker:
-        """Return what packs the tensors that autograd saves."""
+        """Return the packer of the tensors that autograd saves."""
         return PythonPacker(self.storages, self._ledger, context, self._block.op_counter)
 
 

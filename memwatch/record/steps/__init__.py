@@ -1,1 +1,1 @@
-"""Which steps of a program are recorded, and what is known of the others."""
+"""Record only some steps of a program, and the live bytes of the others."""

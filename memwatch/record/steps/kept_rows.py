@@ -22,23 +22,23 @@ _OF_OPS: Final = frozenset(
         "recomputed", "steps", "holders", "arguments", "operands",
     }
 )  # fmt: skip
-"""Tables that tell what ops did: a step that is left out leaves none of their rows."""
+"""Tables about ops. A step that is left out has no rows in them."""
 _BIRTHS: Final = RECORDED_BY_NAME["births"].names
 _STORAGE, _OP, _ORIGIN = map(_BIRTHS.index, ("storage", "op", "origin"))
 _IN_OP: Final = RECORDED_BY_NAME["role_looks"].names.index("in_op")
 _NO_BIRTHS: Final = np.zeros((0, len(_BIRTHS)), dtype=np.int64)
 _OF_STORAGES: Final = frozenset({"roles", "role_ends", "resizes", "lifts"})
-"""Tables that tell of one storage each, in the first column."""
+"""Tables with a storage in the first column."""
 _FEW: Final = 1000
 _BASELINE: Final = ORIGINS.index("baseline")
 
 
 class _Numbers:
-    """Numbers of rows, of which some stretches are left out.
+    """New numbers for rows, after some stretches of rows are left out.
 
     Attributes:
-        recorded: how many there were.
-        kept: how many of them are in the capture.
+        recorded: how many rows there were.
+        kept: how many of these are in the capture.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class _Numbers:
         self.recorded = recorded
 
     def of(self, values: IntArray, *, is_count: bool) -> tuple[IntArray, NDArray[np.bool_]]:
-        """Return new numbers, and for which there is one; a count has one always."""
+        """Return new numbers, and which values have one. A count always has one."""
         starts, ends, shifts = (
             np.array(each, dtype=np.int64) for each in (self._starts, self._ends, self._shifts)
         )
@@ -71,7 +71,7 @@ class _Numbers:
 
 
 class KeptRows:
-    """Leave steps out of rows, and number what stays anew."""
+    """Leave steps out of the rows, and renumber the rest."""
 
     def __init__(self) -> None:
         self._ops, self._packs = _Numbers(), _Numbers()
@@ -88,15 +88,15 @@ class KeptRows:
     def sift(
         self, rows: dict[str, IntArray], ops: int, alive: Iterable[int], *, keep: bool
     ) -> dict[str, IntArray]:
-        """Return the rows to write of those that a step, or a part of it, has appended.
+        """Return the rows to write, from those that a step or a part of it has appended.
 
         Args:
             rows: rows by table.
             ops: how many ops have started.
-            alive: the storages that are alive, by the recorder's numbers, at least those of these rows.
+            alive: the living storages, by the recorder's numbers, at least those of these rows.
             keep: whether the step stays.
         """
-        if keep and self._is_whole:  # nothing was ever left out: every number is its own
+        if keep and self._is_whole:  # nothing was left out so far, so no number changes
             self._note_whole(rows, ops)
             return rows
         if self._is_whole:
@@ -117,10 +117,10 @@ class KeptRows:
     def _with_waiting(
         self, rows: dict[str, IntArray], alive: frozenset[int], *, keep: bool
     ) -> dict[str, IntArray]:
-        """Return the rows to number, with those that waited or without those that wait on."""
+        """Return the rows to renumber: with the rows that waited, or without those that must wait."""
         waited, self._waiting = self._waiting, {}
         if not keep:
-            if "role_looks" in rows:  # the op amid which it was is left out
+            if "role_looks" in rows:  # the op during which it happened is left out
                 rows["role_looks"][:, _IN_OP] = 0
             births = rows.pop("births", _NO_BIRTHS).copy()
             births[:, _OP], births[:, _ORIGIN] = NONE, _BASELINE
@@ -139,15 +139,15 @@ class KeptRows:
 
     @property
     def first_waiting(self) -> int | None:
-        """The first storage that waits, by the recorder's number."""
+        """The first waiting storage, by the recorder's number."""
         births = self._waiting.get("births", _NO_BIRTHS)
         return int(births[:, _STORAGE].min()) if len(births) else None
 
     def forget_all_but(self, alive: Iterable[int]) -> None:
-        """Forget the storages that are gone: some die without a row.
+        """Forget dead storages, because some die without a row.
 
         Args:
-            alive: the storages that are alive; it is asked for only now and then.
+            alive: the living storages. It is read only now and then.
         """
         if len(self._storages) > self._most_storages:
             known = frozenset(alive)
@@ -166,7 +166,7 @@ class KeptRows:
             self._storage_count += 1
 
     def _renumbered(self, name: str, table: IntArray) -> IntArray:
-        """Return the rows whose numbers all refer to what is kept, with the numbers that it has."""
+        """Return the rows that refer only to kept rows, with their new numbers."""
         table, stays = table.copy(), np.ones(len(table), dtype=bool)
         for index, column in enumerate(RECORDED_BY_NAME[name].columns):
             if column.refers is None or column.refers.to not in ("ops", "packs", "births"):
@@ -186,7 +186,7 @@ class KeptRows:
 
 
 def together(first: dict[str, IntArray], then: dict[str, IntArray]) -> dict[str, IntArray]:
-    """Return the rows of both by table."""
+    """Return the rows of both, by table."""
     names = {**first, **then}
     return {name: np.concatenate([each[name] for each in (first, then) if name in each]) for name in names}
 
@@ -194,11 +194,11 @@ def together(first: dict[str, IntArray], then: dict[str, IntArray]) -> dict[str,
 _COLUMNS: Final = RECORDED_BY_NAME["allocator"].names
 _TIME, _ADDRESS, _BYTES, _DEVICE = map(_COLUMNS.index, ("time_ns", "address", "nbytes", "device"))
 _WRITTEN: Final = -1
-"""The stretch of blocks whose birth is in the capture already."""
+"""The stretch of blocks whose birth is already in the capture."""
 _WAITED: Final = -2
-"""The stretch of what waits, where a recorded stretch follows."""
+"""The stretch of waiting rows, if a recorded stretch follows."""
 _NOWHERE: Final = 0
-"""The address of a death at an unknown place: it counts, and is in no table."""
+"""The address of a death at an unknown place. It counts, but gets no row."""
 
 
 class Heard(NamedTuple):
@@ -207,7 +207,7 @@ class Heard(NamedTuple):
     Attributes:
         rows: rows of the table `allocator`, in order.
         live_bytes: live bytes on the device of each row after it.
-        is_known: whether each is the birth of a block, or the free of one whose birth was heard.
+        is_known: whether each is the birth of a block, or the free of a block with a known birth.
     """
 
     rows: IntArray
@@ -216,11 +216,11 @@ class Heard(NamedTuple):
 
 
 class LiveEvents:
-    """Measure the live bytes after each event, and leave out what need not be kept.
+    """Measure the live bytes after each event, and leave out events that need not be kept.
 
     Attributes:
-        live_bytes: what is live on each device, by string id, after the last event that was measured.
-        highest_bytes: the most that ever was.
+        live_bytes: live bytes of each device after the last measured event, by string id.
+        highest_bytes: the highest live bytes so far, by string id of the device.
     """
 
     def __init__(self) -> None:
@@ -230,26 +230,27 @@ class LiveEvents:
         self._alive = self._waiting = _none()
 
     def enter(self, device: int, nbytes: int, *, has_books: bool) -> None:
-        """Begin with what is live on a device when the block is entered.
+        """Set the live bytes of a device at the beginning of the block.
 
         Args:
             device: string id of the device.
-            nbytes: what is live.
-            has_books: whether its allocator said so: then it tells of the frees of that, too.
+            nbytes: the live bytes.
+            has_books: whether its allocator reported them. Then it also reports when they are freed.
         """
         self.live_bytes[device] = self.highest_bytes[device] = nbytes
         if has_books:
             self._with_books.add(device)
 
     def hears_frees_of(self, devices: IntArray) -> NDArray[np.bool_]:
-        """Return for which devices the frees of what was there at entry are heard."""
+        """Return for which devices the allocator reports frees of memory from before the block."""
         return np.isin(devices, list(self._with_books))
 
     def measure(self, rows: IntArray) -> Heard:
         """Return new events with the live bytes after each of them.
 
         Args:
-            rows: rows of the table `allocator` in order, and deaths of what was there at entry as rows at address 0.
+            rows: rows of the table `allocator` in order. Deaths of storages from before the block are rows at address
+                0.
         """
         blocks = self._blocks(rows)
         before, _ = _neighbours(blocks)
@@ -259,7 +260,7 @@ class LiveEvents:
         is_known = is_birth | follows_birth
         is_of_entry = self.hears_frees_of(rows[:, _DEVICE]) | (rows[:, _ADDRESS] == _NOWHERE)
         change = np.where(is_birth | (is_of_entry & ~is_known), rows[:, _BYTES], 0)
-        change -= np.where(follows_birth, earlier_bytes, 0)  # its free, or one that was missed
+        change -= np.where(follows_birth, earlier_bytes, 0)  # its free, or a free that was missed
         live = np.zeros(len(rows), dtype=np.int64)
         for device in np.unique(rows[:, _DEVICE]).tolist():
             here = rows[:, _DEVICE] == device
@@ -268,14 +269,14 @@ class LiveEvents:
         return Heard(rows, live, is_known | is_of_entry)
 
     def sift(self, heard: Heard, bounds_ns: IntArray, is_left_out: NDArray[np.bool_]) -> IntArray:
-        """Return the rows to keep: all of recorded stretches, and of others what matters outside of them.
+        """Return the rows to keep: recorded stretches, and the rows of others that matter outside them.
 
-        What is still alive in an unrecorded stretch that has not ended waits for the next call.
+        Rows of blocks that are still alive in an unfinished unrecorded stretch wait for the next call.
 
         Args:
             heard: the events since the last call.
-            bounds_ns: when a stretch ends and another begins, in order, shape (n,).
-            is_left_out: of each stretch whether it is unrecorded, shape (n + 1,).
+            bounds_ns: the times between stretches, in order, shape (n,).
+            is_left_out: whether each stretch is unrecorded, shape (n + 1,).
         """
         rows, written = self._blocks(heard.rows), len(self._alive)
         first = written + len(self._waiting)
@@ -288,21 +289,22 @@ class LiveEvents:
         part[first:] = stretch + np.searchsorted(splits, np.arange(len(stretch)), side="left")
         before, after = _neighbours(rows)
         is_birth = rows[:, _BYTES] > 0
-        # a block whose free was missed ends where its address is allocated again: several births before one free
+        # a block with a missed free ends at the next birth at its address: there may be several births before one free
         partner = np.where(is_birth, after, _first_births(before, is_birth)[before])
         has_partner = np.where(is_birth, after, before) >= 0
         kept = ~(left_out & has_partner & (part[partner] == part) & (is_birth | is_birth[partner]))
         kept[first:] &= (heard.is_known | ~left_out[first:]) & (heard.rows[:, _ADDRESS] != _NOWHERE)
         waits = kept & (part == len(bounds_ns) + len(splits)) & bool(is_left_out[-1])
-        # as the file knows it, until what ends it is written
-        lives = is_birth & kept & ((after < 0) | waits[after])
+        lives = (
+            is_birth & kept & ((after < 0) | waits[after])
+        )  # as the file knows it, until its end is written
         self._alive, self._waiting = rows[lives & ~waits], rows[waits]
         kept[:written] = False  # these are in the capture
         written_now: IntArray = rows[kept & ~waits]
         return written_now
 
     def rest(self) -> IntArray:
-        """Return what waits: the recording ends."""
+        """Return the waiting rows, because the recording ends."""
         rest, self._waiting = self._waiting, _none()
         return rest
 
@@ -310,7 +312,7 @@ class LiveEvents:
         return np.concatenate([self._alive, self._waiting, rows])
 
     def _new_peaks(self, heard: Heard, left_out: NDArray[np.bool_]) -> IntArray:
-        """Return which events of unrecorded stretches are higher than all there was; note the highest."""
+        """Return the events of unrecorded stretches that set a new peak, and note the peaks."""
         found = []
         for device in np.unique(heard.rows[:, _DEVICE]).tolist():
             here = np.flatnonzero(heard.rows[:, _DEVICE] == device)
@@ -327,7 +329,7 @@ def _none() -> IntArray:
 
 
 def _neighbours(rows: IntArray) -> tuple[IntArray, IntArray]:
-    """Return, for each row, the one before and the one after it at the same address of a device; -1 for none."""
+    """Return the rows before and after each row at the same address of a device, -1 for none."""
     order = np.lexsort((np.arange(len(rows)), rows[:, _ADDRESS], rows[:, _DEVICE]))
     places = rows[order][:, [_DEVICE, _ADDRESS]]
     is_same = (places[1:] == places[:-1]).all(axis=1)
@@ -338,7 +340,7 @@ def _neighbours(rows: IntArray) -> tuple[IntArray, IntArray]:
 
 
 def _first_births(before: IntArray, is_birth: NDArray[np.bool_]) -> IntArray:
-    """Return, for each birth, the first one at its address since a free was heard there; any other row itself."""
+    """Return for each birth the first birth at its address since the last free. Return any other row itself."""
     first: IntArray = np.where(is_birth & (before >= 0) & is_birth[before], before, np.arange(len(before)))
     while not np.array_equal(first, first[first]):
         first = first[first]

@@ -1,6 +1,6 @@
-"""Schedules: which steps are recorded, with the meaning that torch.profiler gives its own.
+"""Schedules: which steps are recorded. They have the same meaning as those of torch.profiler.
 
-A schedule is any function from the number of a step to a `ProfilerAction`, as `torch.profiler.schedule` returns one.
+A schedule is any function from the number of a step to a `ProfilerAction`, such as `torch.profiler.schedule` returns.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from memwatch.errors import MemwatchError
 
 Schedule: TypeAlias = Callable[[int], ProfilerAction]
 KEEPS: Final = ("all", "peaks")
-"""Which of the recorded steps stay: all, or those that set a new peak or fail."""
+"""Which recorded steps are kept: all, or those that set a new peak or fail."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,11 +39,11 @@ class Cycle:
 
 @dataclass(frozen=True)
 class Sampled:
-    """Record the first steps, and then one of so many: `memwatch run --every N --first N`.
+    """Record the first steps, and then every Nth step: `memwatch run --every N --first N`.
 
     Attributes:
         every: record the steps whose numbers are multiples of this; 0 for none.
-        first: record so many steps at the start, too.
+        first: number of steps that are recorded at the start.
     """
 
     every: int = 0
@@ -60,14 +60,14 @@ def schedule(
 ) -> Schedule:
     """Return a schedule for `memwatch.profile(schedule=...)`: which steps are recorded.
 
-    Every cycle waits, warms up and records; between recorded steps the exact live curve goes on.
+    Every cycle waits, warms up and records. The exact live curve also covers the steps that are not recorded.
 
     Args:
         skip_first: steps before the first cycle.
         wait: steps of each cycle that are not recorded.
-        warmup: steps of each cycle that are observed and not kept, so that what they leave behind is named.
+        warmup: steps of each cycle that are observed but not kept, so that the memory they leave behind has names.
         active: steps of each cycle that are recorded.
-        repeat: how many cycles there are; 0 goes on to the end.
+        repeat: number of cycles. 0 repeats to the end.
 
     Raises:
         MemwatchError: a count is negative, or nothing would ever be recorded.

@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 
 class Sleeper:
-    """Switch what sees ops off and on again, in the thread of the block.
+    """Switch the parts that see ops off and on again, in the block's thread.
 
     Args:
         storages: the storages that are alive.
-        interceptor: hands every op to the handler.
+        interceptor: passes every op to the handler.
         saved: the hooks on saved tensors.
         context: the running calls.
         handler: runs an op and records it.
@@ -55,14 +55,14 @@ class Sleeper:
         self._interceptor.start(self._handler)
 
     def sleep(self) -> None:
-        """See no op any more; the allocator is heard on."""
+        """Stop seeing ops. The allocator's events go on."""
         self._interceptor.stop()
         self._saved.pause()
         self._context.sleep()
         self._storages.is_asleep = self.is_asleep = True
 
     def wake(self) -> None:
-        """See the ops again, and number what is there by now."""
+        """See ops again, and number the storages that exist by now."""
         self.is_asleep = False
         self._storages.wake()
         with disable_torch_function():
@@ -70,19 +70,19 @@ class Sleeper:
         self.go_on()
 
     def put_back(self) -> None:
-        """Be as if nothing slept, before all is switched off: the hooks look for themselves where they are put."""
+        """Undo the sleep before everything is switched off, because the hooks must find themselves on torch's stack."""
         if self.is_asleep:
             self.is_asleep = False
             self._saved.resume()
 
     def stand_aside(self) -> None:
-        """Look at no op for a while, as while torch.jit traces."""
+        """Stop seeing ops for a while, for example while torch.jit traces."""
         if not self.is_asleep:
             self._interceptor.stop()
             self._saved.pause()
 
     def go_on(self) -> None:
-        """Look at ops again."""
+        """See ops again."""
         if not self.is_asleep:
             self._saved.resume()
             self._interceptor.start(self._handler)
@@ -92,7 +92,7 @@ class Ended(NamedTuple):
     """A step that has ended.
 
     Attributes:
-        end_ns: when.
+        end_ns: the time of its end.
         recorded: whether all its ops are in the capture.
     """
 
@@ -110,12 +110,12 @@ class StepCurve:
         self._floor_bytes: dict[int, int] = {}
 
     def begin(self, start_ns: int, live_bytes: Mapping[int, int]) -> None:
-        """Begin the first step with what is live on each device."""
+        """Begin the first step with the live bytes of each device."""
         self._start_ns = start_ns
         self._peak_bytes, self._floor_bytes = dict(live_bytes), dict(live_bytes)
 
     def peak_bytes(self, device: int) -> int:
-        """Return the most live bytes of a device in the step that has not ended."""
+        """Return the peak of a device in the running step."""
         return self._peak_bytes.get(device, 0)
 
     def add(
@@ -129,8 +129,8 @@ class StepCurve:
 
         Args:
             heard: the events since the last call.
-            before_bytes: live bytes by device before them.
-            now_bytes: the same after them.
+            before_bytes: live bytes by device before these events.
+            now_bytes: live bytes by device after these events.
             ended: the steps that have ended since.
         """
         ends_ns = np.array([step.end_ns for step in ended], dtype=np.int64)
@@ -162,12 +162,12 @@ class StepCurve:
     def _of(
         self, heard: Heard, device: int, before_bytes: int, ends_ns: IntArray
     ) -> tuple[IntArray, IntArray, IntArray]:
-        """Return the most, the least and the last live bytes of each step that has ended; note those of the next."""
+        """Return the highest, lowest and last live bytes of each ended step, and note those of the running step."""
         here = heard.rows[:, 3] == device
         live, count = heard.live_bytes[here], len(ends_ns)
         step = np.searchsorted(ends_ns, heard.rows[here, 0], side="right")
         after = np.append(before_bytes, live)
-        peaks = after[np.searchsorted(step, np.arange(count + 1), side="left")]  # what each begins with
+        peaks = after[np.searchsorted(step, np.arange(count + 1), side="left")]  # the live bytes at its start
         floors = peaks.copy()
         peaks[0] = max(peaks[0], self._peak_bytes.get(device, before_bytes))
         floors[0] = min(floors[0], self._floor_bytes.get(device, before_bytes))
@@ -181,29 +181,29 @@ _WRITE_S: Final = 0.5
 _MOST_MARKS: Final = 2_000
 _FREE_PEAKS: Final = 100
 _RISE_RATIO: Final = 1.01
-"""A program that grows in every step sets as many new peaks: after some of them, only clear ones are kept."""
+"""A growing program sets a peak in every step. After `_FREE_PEAKS` steps, only such a rise counts. A guess."""
 _EVENTS: Final = "allocator"
 _CURVE: Final = "step_curve"
 
 
 class _Mark(NamedTuple):
-    """The end of a step, whether all of it was seen, and whether an op failed in it."""
+    """The end of a step, and whether all of it was seen."""
 
     at_ticks: int
     recorded: bool
 
 
 class Steps:
-    """Decide what is recorded, and sift what was.
+    """Decide which steps are recorded, and which recorded steps are kept.
 
     Args:
-        schedule: what happens in each step; None records all.
+        schedule: the action for each step. None records all steps.
         sleeper: switches the recorders off and on.
-        flush: ends the allocator's window, and hands what was appended to `sift`.
+        flush: ends the allocator's window, and passes the new rows to `sift`.
         storages: the storages that are alive.
         op_counter: how many ops have started.
-        clock: turns ticks into nanoseconds.
-        keeps_peaks: whether of the recorded steps only those stay that set a new peak or fail.
+        clock: converts ticks to nanoseconds.
+        keeps_peaks: whether only recorded steps that set a new peak or fail are kept.
     """
 
     def __init__(  # noqa: PLR0917  # parts of a session, each once
@@ -234,10 +234,10 @@ class Steps:
     # -- the program's thread ---------------------------------------------------------------------------------------
 
     def begin(self, live_bytes: Mapping[int, tuple[int, bool]]) -> None:
-        """Begin with the first step, of which the entry is no part.
+        """Begin the first step. Memory from before the block does not belong to it.
 
         Args:
-            live_bytes: by device what is live, and whether its allocator said so.
+            live_bytes: by device, the live bytes and whether its allocator reported them.
         """
         for device, (nbytes, has_books) in live_bytes.items():
             self._events.enter(device, nbytes, has_books=has_books)
@@ -247,16 +247,16 @@ class Steps:
         self._enter(self._schedule(0))
 
     def mark(self) -> None:
-        """End a step: the program says so."""
+        """End a step because the program marks it."""
         is_late = not self._is_marked and self._auto_marks > 0
         self._is_marked = True
         if not is_late:
             self._end_step()
-        elif self._marks:  # the end of the optimizer's step was taken for this one
+        elif self._marks:  # the end of the optimizer's step already ended this step
             self._marks[-1] = self._marks[-1]._replace(at_ticks=ticks())
 
     def optimizer_stepped(self, optimizer: object) -> None:
-        """Take the end of the first optimizer's step for that of a step, where the program marks none."""
+        """End a step at the end of the first optimizer's step, if the program marks no steps."""
         if self._paced_by is None:
             self._paced_by = weakref.ref(optimizer)
         if not self._is_marked and self._paced_by() is optimizer and current_graph_task_id() == NO_TASK:
@@ -264,11 +264,11 @@ class Steps:
             self._end_step()
 
     def op_failed(self) -> None:
-        """Keep the step that runs."""
+        """Keep the running step."""
         self._failed = True
 
     def end(self, *, failed: bool) -> None:
-        """End the last step with the block, which an exception may end."""
+        """End the last step at the end of the block. `failed` says that an exception ends it."""
         self._failed |= failed
         self._has_ended = True
         self._marks.append(_Mark(ticks(), not self._slept))
@@ -314,15 +314,15 @@ class Steps:
     # -- any thread that flushes, one at a time ---------------------------------------------------------------------
 
     def placed(self, notes: list[Note]) -> list[Note]:
-        """Return notes with the numbers that their ops have in the capture."""
+        """Return the notes with the op numbers of the capture."""
         return [dataclasses.replace(note, op=self._rows.op(note.op)) for note in notes]
 
     def hear(self, rows: IntArray) -> None:
-        """Take events of the allocator, until the flush that follows them."""
+        """Keep allocator events until the next flush."""
         self._held.setdefault(_EVENTS, []).append(rows)
 
     def sift(self, rows: dict[str, Any]) -> dict[str, IntArray]:
-        """Return what is to be written now of what was appended; the rest waits, or is left out.
+        """Return the rows to write now. Other rows wait or are left out.
 
         Args:
             rows: new rows by table, times in nanoseconds.
@@ -334,7 +334,7 @@ class Steps:
         for name, table in rows.items():
             if len(table):
                 self._held.setdefault(name, []).append(table)
-        marks = list(self._marks)  # the program goes on meanwhile
+        marks = list(self._marks)  # the program runs on meanwhile
         ends_ns = [self._clock.to_ns(mark.at_ticks) for mark in marks]
         count = len(ends_ns) if is_last else sum(end_ns <= until_ns for end_ns in ends_ns)
         if not self._is_held or count or is_last:
@@ -385,7 +385,7 @@ class Steps:
         return {**kept, _EVENTS: events, _CURVE: curve}
 
     def _alive(self, rows: Mapping[str, IntArray]) -> list[int]:
-        """Return the storages that are alive, from the first on that is in rows or waits."""
+        """Return the living storages from the first one that is in the rows or waits."""
         births, first = rows.get("births"), self._rows.first_waiting
         firsts = [] if first is None else [first]
         if births is not None and len(births):
@@ -393,7 +393,7 @@ class Steps:
         return [watched.number for watched in self._storages.newest(min(firsts))] if firsts else []
 
     def _stays(self, peaks: Mapping[int, int]) -> bool:
-        """Return True for a held step that is kept: it failed, or is higher than all that were kept before."""
+        """Return True if a held step is kept, because it failed or set a new peak."""
         if self._failed:
             return True
         if self._is_warmup:
@@ -408,7 +408,7 @@ class Steps:
         return is_new
 
     def _with_deaths(self, rows: dict[str, IntArray]) -> IntArray:
-        """Return the allocator's rows, and among them the deaths of what was there at entry, which it does not tell."""
+        """Return the allocator's rows and the deaths of older storages that it does not report, in order of time."""
         events = rows.pop(_EVENTS, np.zeros((0, 7), dtype=np.int64))
         births, deaths = rows.get("births"), rows.get("deaths")
         if births is not None and not len(self._entry) and self._entry_count:
@@ -426,7 +426,7 @@ class Steps:
 
 
 def _with_joined_windows(rows: dict[str, IntArray]) -> dict[str, IntArray]:
-    """Return rows in which one window stands for all that follow each other without a gap: steps are many."""
+    """Join windows that follow each other without a gap, because many steps make many windows."""
     windows = rows.get("windows")
     if windows is None or not len(windows):
         return rows
@@ -441,11 +441,11 @@ def _with_joined_windows(rows: dict[str, IntArray]) -> dict[str, IntArray]:
 
 
 def entry_bytes(storages: Storages, books: Mapping[str, int], number_of: Callable[[str], int]) -> Any:
-    """Return what is live at entry by device: of an accelerator what its allocator says, else what is known.
+    """Return the live bytes of each device at the beginning of the block, from its allocator if it reports them.
 
     Args:
-        storages: the storages that are there.
-        books: what allocators say, by name of the device.
+        storages: the table of storages.
+        books: the allocators' figures, by name of the device.
         number_of: returns the string id of a name.
     """
     found = {device: (storages.ledger.account(device).live_bytes, False) for device in storages.devices}

@@ -1,1 +1,1 @@
-"""What every recorder writes to: rows, strings, call stacks and storages, each named by a number."""
+"""The tables that both recorders fill: rows, strings, call stacks and storages, each identified by a number."""

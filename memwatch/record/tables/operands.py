@@ -1,6 +1,6 @@
-"""Record what an op read, wrote and made where its tensors are not plain: wrappers, sparse, nested, symbolic.
+"""Record the inputs and results of an op that are not plain tensors: wrappers, sparse, nested, symbolic tensors.
 
-Both recorders read plain tensors on their own and hand the others to `Operands`.
+Both recorders read plain tensors on their own and pass all others to `Operands`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OUTPUT: Final = ACCESSES.index("output")
 
 
 class Operands:
-    """Look into the tensors of an op, and append the rows of `uses` for the storages of their parts."""
+    """Find the parts of an op's tensors, and append rows of `uses` for the storages of the parts."""
 
     def __init__(self, storages: Storages, uses: Table) -> None:
         self._storages = storages
@@ -45,12 +45,12 @@ class Operands:
                 self._uses += (op, storage, access)
 
     def made(self, op: int, result: Any, given: Any) -> None:
-        """Append the births of what an op made.
+        """Append the births of the storages that an op made.
 
         Args:
             op: its number.
-            result: a tensor, or lists and tuples of them; anything else is passed over.
-            given: the arguments, or the addresses of their storages: a result may lie in one of them.
+            result: a tensor, or lists and tuples of tensors. Other objects are skipped.
+            given: the arguments, or the addresses of their storages. A result may share a storage with an argument.
         """
         if isinstance(result, Tensor):
             for part in plain_parts(result):
@@ -81,7 +81,7 @@ class Operands:
 
 
 def lies_in(key: int, given: Any) -> bool:
-    """Return True if the storage at an address belongs to an argument; if not, the address was used before."""
+    """Return True if the storage at an address belongs to an argument. If not, an earlier storage had the address."""
     if isinstance(given, Tensor):
         try:
             return any(address_of(part) == key for part in plain_parts(given))

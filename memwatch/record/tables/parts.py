@@ -1,4 +1,4 @@
-"""Where the bytes of a tensor lie: its own storage, or those of the parts of a wrapper or sparse tensor."""
+"""Find the storages that hold a tensor's bytes: its own, or those of the parts of a wrapper or sparse tensor."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _crow_indices, _col_indices = TensorBase.crow_indices, TensorBase.col_indices
 _ccol_indices, _row_indices = TensorBase.ccol_indices, TensorBase.row_indices
 _values: Final = TensorBase.values
 _MOST_CONTAINERS: Final = 1_000
-"""Lists, tuples and dicts that are looked into for one call: its arguments may be a corpus of words."""
+"""Lists, tuples and dicts that are searched for one call. The arguments may be a corpus of words. A guess."""
 
 
 def plain_parts(tensor: Tensor) -> Iterator[Tensor]:
@@ -41,7 +41,7 @@ def plain_parts(tensor: Tensor) -> Iterator[Tensor]:
 
 
 def _sparse_parts(tensor: Tensor, layout: torch.layout) -> tuple[Tensor, ...]:
-    """Return the parts of a sparse tensor; they are read by ops, which no mode of the program sees."""
+    """Return the parts of a sparse tensor. The ops that read them are hidden from the program's modes."""
     with disable_torch_dispatch():
         if layout is torch.sparse_coo:
             return coo_parts_of(tensor)
@@ -53,7 +53,7 @@ def _sparse_parts(tensor: Tensor, layout: torch.layout) -> tuple[Tensor, ...]:
 
 
 def tensors_in(values: Any) -> Iterator[Tensor]:
-    """Yield the tensors in the arguments of a call, also those in lists, tuples and dicts, nested ones included."""
+    """Yield the tensors in the arguments of a call, also inside nested lists, tuples and dicts."""
     waiting, looked_into = [iter(values)], set[int]()
     while waiting:
         for value in waiting.pop():
@@ -68,7 +68,7 @@ def tensors_in(values: Any) -> Iterator[Tensor]:
 
 
 def _items_of(value: Any) -> Iterator[Any] | None:
-    """Return what a list, tuple or dict holds, whatever its class overrides; None for all else."""
+    """Return the items of a list, tuple or dict, whatever its class overrides. None for other objects."""
     for base in mro_of(type(value)):
         if base is list or base is tuple:
             return base.__iter__(value)
@@ -78,7 +78,7 @@ def _items_of(value: Any) -> Iterator[Any] | None:
 
 
 def kind_without_storage(tensor: Tensor) -> str:
-    """Return what to call a tensor that shows no storage: its layout, or its class, or its device."""
+    """Return a name for the kind of a tensor without a storage: its layout, class or device."""
     layout = layout_of(tensor)
     if layout is not torch.strided:
         return str(layout).removeprefix("torch.")
@@ -95,12 +95,12 @@ def address_or_zero(tensor: Tensor) -> int:
 
 
 def known_bytes(nbytes: Any) -> int:
-    """Return a size in bytes; 0 for a symbolic one, as of dynamo's fake tensors, which have no memory."""
+    """Return a size in bytes. 0 for a symbolic size: dynamo's fake tensors have no memory."""
     return nbytes if type(nbytes) is int else 0
 
 
 def tensor_bytes(tensor: Tensor) -> int:
-    """Return the size of a tensor; 0 for one that has no single size, as a nested tensor."""
+    """Return the size of a tensor in bytes. 0 for a tensor without a single size, such as a nested tensor."""
     try:
         return known_bytes(nbytes_of(tensor))
     except (RuntimeError, NotImplementedError) as error:

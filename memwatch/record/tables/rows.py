@@ -12,20 +12,20 @@ if TYPE_CHECKING:
 
 
 class Table(Protocol):
-    """The rows of one table, wherever they are kept: here in a list, in C++ in an array."""
+    """The rows of one table. Python keeps them in a list, C++ in an array."""
 
     def __iadd__(self, row: tuple[int, ...], /) -> Self:
         """Append one row: its integers, in the order of the table's columns."""
 
     def take(self) -> Any:
-        """Take all rows that are here now, as one flat run of integers."""
+        """Remove and return all present rows, as one flat run of integers."""
 
 
 class Rows(list[int]):
     """The rows of one table, in a list."""
 
     def take(self) -> list[int]:
-        """Take the rows that are here now; those appended meanwhile by another thread stay for the next time."""
+        """Remove and return the present rows. Rows that another thread appends meanwhile stay for the next call."""
         count = len(self)
         taken = self[:count]
         del self[:count]
@@ -33,10 +33,10 @@ class Rows(list[int]):
 
 
 OpCounter: TypeAlias = list[int]
-"""A list of one element, the number of ops that have started; so it is also the number of the next op.
+"""A list of one element: the number of ops that have started. It is also the number of the next op.
 
-It is a plain list and no class of its own, because it is read several times for every op: Python indexes an
-exact list without a call, and C++ reads the element where it lies.
+It is a plain list because it is read several times for every op. Python indexes a list without a call, and C++ reads
+the element in place.
 """
 
 
@@ -52,7 +52,7 @@ class Strings:
 
     def __init__(self) -> None:
         self._ids: dict[str, int] = {}
-        self._first_sight = threading.RLock()  # a flush in another thread names things too
+        self._first_sight = threading.RLock()  # a flush in another thread numbers texts too
         self.texts: list[str] = []
 
     def __call__(self, text: str) -> int:
@@ -65,7 +65,7 @@ class Strings:
             number = self._ids.get(text)
             if number is None:
                 number = self._ids[text] = len(self.texts)
-                self.texts += (text,)  # no call: a signal's handler may raise at any
+                self.texts += (text,)  # not a call, because a signal handler may raise at any call
             return number
 
 
@@ -74,13 +74,13 @@ class Deaths(Protocol):
 
     @property
     def append(self) -> Callable[[Any], None]:
-        """Note one, in whatever thread it died: a function of C's."""
+        """Note a death, in whichever thread it happens. This is a C function."""
 
     def clear(self) -> None:
-        """Forget all."""
+        """Remove all."""
 
     def __len__(self) -> int:
         """Count them."""
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield them, the first one first."""
+        """Yield them, oldest death first."""

@@ -1,7 +1,7 @@
-"""Call stacks as numbers: interned as code addresses and instruction offsets, symbolised late.
+"""Number call stacks. A stack is interned as code addresses and instruction offsets, and symbolised later.
 
-A module call is a boundary: the stack above it is captured once, at the call, and every op inside names
-it by number. So the cost per op is that of the few frames between the op and the module that runs it.
+A module call is a boundary. The stack above it is captured once, at the call, and every op inside refers to it by
+number. So each op pays only for the few frames between itself and its module.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Stacks:
-    """Number call stacks; hold code objects, never frames.
+    """Number call stacks. This holds code objects, never frames.
 
     Attributes:
         enabled: whether stacks are captured at all.
@@ -30,7 +30,7 @@ class Stacks:
 
     def __init__(self, strings: Strings, boundary: CodeType, *, enabled: bool) -> None:
         self.enabled = enabled
-        # a walk stops at our frame around a module call, at torch's own just inside, and at an optimizer's step
+        # a walk stops at our frame around a module call, at torch's frame just inside it, and at an optimizer's step
         self.bounds = {
             id(code) for code in (boundary, MODULE_CALL_CODE, OPTIMIZER_STEP_CODE) if code is not None
         }
@@ -51,7 +51,7 @@ class Stacks:
         """
         number = self._ids.get(key)
         if number is None:
-            for address in key[1::2]:  # keeping the code object keeps its address from being used again
+            for address in key[1::2]:  # keeping the code object alive keeps its address unique
                 self._codes[address] = frame.f_code
                 frame = frame.f_back
             number = self._ids[key] = len(self._keys)
@@ -66,7 +66,7 @@ class Stacks:
             for depth, (file, line, function, owner) in enumerate(self._expand(written)):
                 rows += (written, depth, file, line, function, owner)
             written += 1
-        self._written = written  # last: if memory runs out, they are still new
+        self._written = written  # last: if memory runs out before, the stacks are still new
         return rows
 
     def _expand(self, number: int) -> list[tuple[int, int, int, int]]:

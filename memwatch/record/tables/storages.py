@@ -1,13 +1,13 @@
 """Record the identity, birth and death of storages through weak references only.
 
 The address of the C++ storage identifies it while it lives. Its Python object lives exactly as long, because torch
-keeps it. So a weak reference to the Python object reports the death, in whichever thread the last owner lets go.
+keeps it. So a weak reference to the Python object reports the death, in whichever thread drops the last reference.
 
 But the Python object counts as an owner of the storage, and autograd adds a gradient in place only to a storage with
-one owner. So a new storage gets no Python object while backward runs (`Ledger.hold` is off). The first tensor that is
-seen on it is watched until backward has ended, and the allocator's events tell when the memory was freed.
+one owner. So a new storage gets no Python object while backward runs (`Ledger.hold` is off). The first tensor seen on
+it is watched until backward has ended, and the allocator's events show when the memory was freed.
 
-`Account` has the figures of one device, which change with each birth and death.
+`Account` has the figures of one device. They change with each birth and death.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ if TYPE_CHECKING:
 
 
 class Watched(weakref.ref[Any]):
-    """A weak reference to what dies with a storage.
+    """A weak reference to an object that dies with a storage.
 
     Attributes:
         number: the storage's number.
-        key: the address of its C++ object, which names it while it lives.
-        nbytes: what it counts in the live bytes of its device.
+        key: the address of its C++ object, which identifies it while it lives.
+        nbytes: its share of the live bytes of its device.
         device: string id of that device.
     """
 
@@ -87,7 +87,7 @@ class WatchedTensor(Watched):
 
 
 def is_gone(known: Watched) -> bool:
-    """Return True for a storage that died, though its death is not written yet: its address may be in use again."""
+    """Return True for a storage that died but whose death is not written yet. Its address may be in use again."""
     return known.__class__ is WatchedStorage and known() is None
 
 
@@ -124,17 +124,17 @@ class Account(Protocol):
 
 NEVER: Final = 1 << 62
 _dtype_of, _device_of = TENSOR_DICT["dtype"].__get__, TENSOR_DICT["device"].__get__
-"""Fields of a tensor, read past properties that a subclass defines."""
+"""Read fields of a tensor, ignoring properties of a subclass."""
 BY_OP, BASELINE = ORIGINS.index("op"), ORIGINS.index("baseline")
 
 
 class Ledger(Protocol):
-    """The figures that change with every birth and death; whichever backend writes the births keeps them.
+    """The figures that change with every birth and death. The backend that writes the births keeps them.
 
     Attributes:
         count: storages seen so far, which is also the number of the next one.
         hold: whether a new storage is watched by its Python object from birth.
-        entry_count: storages with a smaller number were there at entry.
+        entry_count: storages with a smaller number existed at the beginning of the block.
     """
 
     count: int
@@ -145,46 +145,46 @@ class Ledger(Protocol):
         """Return the figures of a device, by the string id of its name."""
 
     def keep_for(self, storages: Storages) -> None:
-        """Keep the figures of this table from now on; called once, when the table is complete."""
+        """Keep the figures of this table from now on. Called once, when the table is complete."""
 
     def record_deaths(self, op: int, /) -> None:
-        """Append the deaths since the last call; `op` is how many ops have started.
+        """Append the deaths since the last call. `op` is the number of ops that have started.
 
-        Each is as of when it came where `Storages.dead` notes that, else as of now.
+        A death gets its own time if `Storages.dead` has it, or else the present time.
         """
 
     def hold_one(self, tensor: Tensor, known: WatchedTensor, /) -> None:
-        """Watch the storage of a tensor by its Python object from now on; `known` watched it so far."""
+        """Watch the storage of a tensor through its own Python object from now on. `known` watched it so far."""
 
     @property
     def watched_number(self) -> Callable[[Tensor, bool], int]:
-        """Return the number of the storage of a tensor, -1 unless it is plain and known.
+        """Return the number of a tensor's storage. -1 unless the tensor is plain and the storage known.
 
-        Where its second argument is True, a storage of backward whose tensor is gone is watched by its Python object
-        from now on.
+        If the second argument is True, a storage made by backward is watched through its own Python object from now on
+        when its tensor is gone.
         """
 
     def rewatch(self, op: int, /) -> None:
-        """Watch by their Python objects the storages that backward made: after it, one more owner does no harm."""
+        """Watch the storages that backward made through their own Python objects, which does no harm afterwards."""
 
 
 class Storages:
-    """Number the storages that the program touches; append their births, deaths and resizes.
+    """Number the storages that the program uses, and append their births, deaths and resizes.
 
     Args:
         strings: numbers for texts.
         op_counter: how many ops have started.
         ledger: the backend's figures.
         rows: makes a table of the kind that the backend appends to.
-        dead: notes deaths as the backend takes them off.
-        estimate: whether fake tensors count, with the bytes that real ones would take.
+        dead: makes the queue of deaths for the backend.
+        estimate: whether fake tensors count, with the bytes that real tensors would take.
 
     Attributes:
-        live: what watches each storage that lives, by the address of the storage.
-        roles: a bit for each role that is noted, of the storages that live.
+        live: the weak reference of each living storage, by the storage's address.
+        roles: a bit for each known role of a living storage, by number.
         dead: weak references whose callback ran, until they are written.
-        unseen: kinds of tensors that show no storage.
-        is_asleep: whether no step is recorded now: what is new gets no number.
+        unseen: kinds of tensors without a storage that can be read.
+        is_asleep: whether no step is recorded now. Then new storages get no number.
     """
 
     def __init__(
@@ -225,13 +225,13 @@ class Storages:
         return {self._cpu, *self._devices.values()}
 
     def gross_bytes(self, device: int) -> int:
-        """Return what is alive on a device, and what has died of the storages that were there at entry."""
+        """Return the live bytes of a device, plus the bytes of storages from before the block that have died since."""
         account = self.ledger.account(device)
         return account.live_bytes + account.entry_gone_bytes
 
     @property
     def entry_count(self) -> int:
-        """Storages with a smaller number were there at entry."""
+        """Storages with a smaller number existed at the beginning of the block."""
         return self.ledger.entry_count
 
     @entry_count.setter
@@ -239,13 +239,13 @@ class Storages:
         self.ledger.entry_count = count
 
     def number_of(self, tensor: Tensor, op: int, origin: int) -> int:
-        """Return the number of a tensor's storage, appending its birth at first sight; -1 if it has none."""
+        """Return the number of a tensor's storage, or -1 if it has none. Append the birth of a new storage."""
         try:
             key = address_of(tensor)
         except (NotImplementedError, RuntimeError) as error:
             pass_on(error)
             key = 0
-        if not key:  # a lazy tensor raises nothing, but to read its data would crash the process
+        if not key:  # a lazy tensor raises nothing here, but reading its data would crash the process
             self.unseen.add(kind_without_storage(tensor))
             return NONE
         self.record_deaths()
@@ -261,7 +261,7 @@ class Storages:
         return known.number
 
     def born(self, tensor: Tensor, key: int, op: int, origin: int, at_ticks: int) -> int:
-        """Append the birth of the storage at address `key`, first seen as that of `tensor`; return its number."""
+        """Append the birth of the storage at address `key`, first seen on `tensor`. Return its number."""
         try:
             address = data_address_of(tensor)
         except (RuntimeError, NotImplementedError, TypeError) as error:
@@ -272,13 +272,13 @@ class Storages:
         try:
             shape = self._shapes.get((_dtype_of(tensor), shape_of(tensor)))
         except (RuntimeError, TypeError) as error:
-            # nested tensors have no shape, symbolic ones none to look up
+            # nested tensors have no shape, and symbolic shapes cannot be looked up
             pass_on(error)
             shape = None
         if shape is None:
             shape = self.shape_id(tensor)
         ledger = self.ledger
-        if ledger.hold or is_on_meta(tensor):  # no allocator tells when a meta tensor goes
+        if ledger.hold or is_on_meta(tensor):  # no allocator reports the death of a meta tensor
             storage = untyped_storage_of(tensor)
             nbytes = known_bytes(storage.nbytes())
             watched: WatchedStorage | WatchedTensor = WatchedStorage(storage, self.dead.append)
@@ -287,16 +287,16 @@ class Storages:
             watched = WatchedTensor(tensor, self.dead.append)
             watched.address = address
         account = ledger.account(device)
-        # no call until all is written: a signal's handler may raise at any
+        # no call until everything is written, because a signal handler may raise at any call
         watched.number = number = ledger.count
         watched.key = key
         watched.nbytes = weight = nbytes if address or self.estimate else 0
         watched.device = device
         count, live = number + 1, account.live_bytes + weight
-        # every number has a row, and no two have the same: memory may run out at this line, and not at the next
+        # memory may run out at this line but not at the next, so every number has one row
         self.births += (number, op, at_ticks, address, nbytes, device, origin, shape)
         ledger.count = count
-        if key in self.live:  # of what died unseen; the table is in the order of the births
+        if key in self.live:  # an entry of an unnoticed death; the table must stay in the order of the births
             del self.live[key]
         self.live[key] = watched
         account.live_bytes = live
@@ -305,34 +305,34 @@ class Storages:
         return number
 
     def tell_of_births(self, on_birth: Callable[[int, int, int], None] | None) -> None:
-        """Call `on_birth` at each birth that is watched for, the first of a device too.
+        """Call `on_birth` at each birth above the watched bytes, and at the first birth on a device.
 
         Args:
-            on_birth: takes the device, the size, and the most that was live in the op that made it, where what was
-                there at entry and has died since counts as live; None to call nobody.
+            on_birth: takes the device, the size, and the highest live bytes inside the op. Storages from before the
+                block count as live even if they have died. None to stop the calls.
         """
         self._on_birth, self._told_from = on_birth, {}
         for device in self.devices:
             self._set_watch_bytes(device)
 
     def watch(self, device: int, nbytes: int, quiet_bytes: int = -1, quiet_until_ticks: int = 0) -> None:
-        """Call for every storage that is born on a device while more than `nbytes` were live in the op that made it.
+        """Call `on_birth` for each birth on a device whose op had more than `nbytes` live.
 
-        What was there at entry and has died since counts as live: it is what the block made that may be much. The
-        workspace of the op counts too, where the allocator's events are heard as they come.
+        Storages from before the block count as live even if they have died, because only the block's own memory matters
+        here. The op's workspace counts too if the allocator's events are known at once.
 
         Args:
             device: string id of the device.
-            nbytes: the live bytes above which somebody waits for births.
-            quiet_bytes: live bytes up to which nobody does for the time being.
-            quiet_until_ticks: until when.
+            nbytes: the live bytes above which births are reported.
+            quiet_bytes: live bytes up to which births are not reported for a while.
+            quiet_until_ticks: when that while ends.
         """
         self._told_from[device] = nbytes
         account = self._set_watch_bytes(device)
         account.quiet_bytes, account.quiet_until_ticks = quiet_bytes, quiet_until_ticks
 
     def limit(self, limit_of: Callable[[str], int]) -> None:
-        """Raise at the birth that lifts the live bytes of a device above the limit of its name."""
+        """Set the function that returns the limit of a device. A birth that exceeds it raises an error."""
         self._limit_of, self._limits = limit_of, {}
         for device in self.devices:
             self._set_watch_bytes(device)
@@ -348,15 +348,15 @@ class Storages:
         return account
 
     def above_watched(self, device: int, nbytes: int, workspace_bytes: int = 0) -> None:
-        """Call who waits for a birth like this one, of `nbytes` bytes, or raise the error of the limit.
+        """Report a birth of `nbytes` bytes to the sampler, or raise the error of the limit.
 
         Args:
             device: string id of the device.
             nbytes: size of the storage.
-            workspace_bytes: what the op that made it needed beyond what is live after it, as far as that is known.
+            workspace_bytes: bytes that its op needed beyond those live after it, if known.
         """
         account = self._accounts.get(device)
-        if account is None:  # the first birth on a device comes here whoever waits
+        if account is None:  # the first birth on a device always comes here
             account = self._set_watch_bytes(device)
             if account.live_bytes + workspace_bytes <= account.watch_bytes:
                 return
@@ -365,10 +365,11 @@ class Storages:
             self._on_birth(device, nbytes, high_bytes)
         limit_bytes = self._limits[device]
         if account.live_bytes + account.handed_on_bytes > limit_bytes:
-            self._limits[device] = NEVER  # once: the program may handle the error and go on
+            self._limits[device] = NEVER  # only once: the program may handle the error and go on
             self._set_watch_bytes(device)
-            # no variable here: a traceback would keep its own error
-            raise self._above_limit(device, limit_bytes)
+            raise self._above_limit(
+                device, limit_bytes
+            )  # not in a variable: the traceback would keep its own error alive
 
     def _above_limit(self, device: int, limit_bytes: int) -> MemoryLimitError:
         where = "" if device == self._cpu else f" on {self._strings.texts[device]}"
@@ -382,41 +383,41 @@ class Storages:
         return error
 
     def record_deaths(self) -> None:
-        """Append the deaths since the last time."""
+        """Append the deaths since the last call."""
         if self.dead:
             self.ledger.record_deaths(self._op_counter[0])
 
     def rewatch(self) -> None:
-        """Watch by their Python objects the storages that backward made, when it has ended."""
+        """After a backward, watch the storages that it made through their own Python objects."""
         self.ledger.rewatch(self._op_counter[0])
 
     def any_born_since(self, number: int) -> bool:
-        """Return True if the storage born last, of those that live, has at least that number."""
+        """Return True if the newest living storage has at least that number."""
         try:
             newest = next(reversed(self.live.values()), None)
-        except RuntimeError as error:  # one was born in another thread, just now
+        except RuntimeError as error:  # another thread has just added a storage
             pass_on(error)
             return True
         return newest is not None and newest.number >= number
 
     def born_since(self, number: int) -> list[tuple[int, int]]:
-        """Return number and bytes of the living storages with at least that number, in the order of their births."""
+        """Return number and bytes of living storages from a number on, in the order of their births."""
         if number == self.count:
             return []
         self.record_deaths()
         return sorted((each.number, each.nbytes) for each in self.newest(number))
 
     def newest(self, number: int) -> list[WatchedStorage | WatchedTensor]:
-        """Return the living storages with at least that number, the oldest first; older ones are not looked at."""
+        """Return the living storages from a number on, oldest first, without reading older ones."""
         try:
             newest = itertools.takewhile(lambda each: each.number >= number, reversed(self.live.values()))
             return list(newest)[::-1]
-        except RuntimeError as error:  # one was born or died in another thread, just now
+        except RuntimeError as error:  # another thread has just added or removed a storage
             pass_on(error)
             return [each for each in list(self.live.values()) if each.number >= number]
 
     def resized(self, tensor_or_storage: Any) -> None:
-        """Append a resize if the storage has another size than when it was last seen."""
+        """Append a resize if the size of the storage has changed."""
         storage = tensor_or_storage
         self.record_deaths()
         try:
@@ -444,7 +445,7 @@ class Storages:
             return
 
     def wake(self) -> None:
-        """Number what is new again, and append the resizes since."""
+        """Number new storages again, and append the resizes that happened meanwhile."""
         self.is_asleep = False
         self.record_deaths()
         for watched in map(self.live.get, self._resized_asleep):
@@ -457,7 +458,7 @@ class Storages:
         """Return the string id of a tensor's device."""
         if answers_by_code(type(tensor)):
             device = device_of(untyped_storage_of(tensor))
-        else:  # torch's own class of fake tensors tells by a property which device they stand for
+        else:  # for torch's own fake tensors, a property returns the simulated device
             device = tensor.device if is_simulated(tensor) else _device_of(tensor)
         number = self._devices.get(device)
         if number is None:
@@ -465,7 +466,7 @@ class Storages:
         return number
 
     def shape_id(self, tensor: Tensor) -> int:
-        """Return the string id of a tensor's dtype and shape, as ``float32[8, 64]``."""
+        """Return the string id of a tensor's dtype and shape, such as ``float32[8, 64]``."""
         try:
             key = (_dtype_of(tensor), shape_of(tensor))
             number = self._shapes.get(key)
@@ -478,7 +479,7 @@ class Storages:
         return number
 
     def close(self) -> None:
-        """Stop watching; what is still alive was alive at the end."""
+        """Stop watching. Storages without a death were alive at the end."""
         self.record_deaths()
         self.live.clear()
         self.dead.clear()

@@ -1,8 +1,8 @@
-// The allocator's own account, taken from c10's reports as they come: the compiled twin of the kineto windows.
+// The allocator's events, taken from c10's reports as they come: the compiled twin of the kineto windows.
 //
-// c10 reports to the profiler of the thread that allocates or frees. So each thread has a log. It stands where a torch
-// profiler of the thread would stand, so the threads of autograd inherit it as they would one. It is no profiler for
-// who asks, its configuration says "disabled".
+// c10 reports to the profiler of the thread that allocates or frees. So each thread has a log in the place of its torch
+// profiler. Threads of autograd inherit the log as they would inherit a profiler. The log's configuration is
+// "disabled", so torch does not take it for a running profiler.
 #pragma once
 
 #include <algorithm>
@@ -18,12 +18,13 @@ namespace memwatch {
 
 /// The events of all threads of a block, in the order of the reports.
 ///
-/// c10 reports a free from a destructor, so nothing here may throw. When memory runs out, a program frees what it has:
-/// the log grows when it is half full, so there is room left for as many events as it holds. If that is not enough, the
-/// log counts what it loses from then on until its rows are taken. So what it has is whole up to a time.
+/// c10 reports a free from a destructor, so nothing here may throw. When memory runs out, a program frees much of its
+/// memory at once. The log grows when it is half full, so it always has room for as many more events as it holds. If
+/// this is not enough, the log counts the lost events until its rows are taken. Its rows are complete up to the first
+/// lost event.
 class Events {
  public:
-  /// The rows since the last time, and what was lost after them.
+  /// The rows since the last call, and the number of events lost after them.
   struct Taken {
     Integers rows;
     int64_t lost = 0, lost_since = 0;  // how many events, and from which time on
@@ -34,7 +35,7 @@ class Events {
       return;
     }
     const std::lock_guard<std::mutex> guard(mutex_);
-    last_ = std::max(last_, ticks());  // the processor may read its counter before it has the lock
+    last_ = std::max(last_, ticks());  // the processor may read its counter before it gets the lock
     if (nbytes < 0) {
       newest_free_.store(last_, std::memory_order_relaxed);
     }
@@ -49,8 +50,8 @@ class Events {
     }
   }
 
-  /// Give the events since the last time: ticks, address, signed bytes, device as `number_of` tells it, thread,
-  /// and what the allocator of the device holds then.
+  /// Return the events since the last call: ticks, address, signed bytes, device number from `number_of`, thread, and
+  /// the bytes that the device's allocator then holds.
   Taken take() noexcept {
     Integers fresh;
     static_cast<void>(fresh.reserve(kFewest));
@@ -59,7 +60,7 @@ class Events {
     return {std::exchange(rows_, std::move(fresh)), std::exchange(lost_, 0), lost_since_};
   }
 
-  /// Count taken events as lost: there was no memory to hand them on.
+  /// Count taken events as lost, because there was no memory to pass them on.
   void lose(const Taken& taken) noexcept {
     const std::lock_guard<std::mutex> guard(mutex_);
     const auto count = static_cast<int64_t>(taken.rows.size()) / kColumns;
@@ -70,10 +71,10 @@ class Events {
     }
   }
 
-  /// Return whether memory was freed since some time, as far as any thread is heard.
+  /// Return whether a thread with a log freed memory since `since`.
   static bool any_free_since(int64_t since) { return newest_free_.load(std::memory_order_relaxed) >= since; }
 
-  /// Return how much more than now was live on a device, at most, since some time.
+  /// Return the highest live bytes on a device since `since`, minus the live bytes now.
   int64_t above_now(int64_t since, int64_t device) {
     if (muted_) {
       return 0;
@@ -89,7 +90,7 @@ class Events {
     return most;
   }
 
-  /// Give up the events that nobody will take; a forked child may find the mutex held for ever, and keeps them then.
+  /// Drop the events that nobody will take. In a forked child the mutex may be locked for ever; then the events stay.
   void clear() {
     const std::unique_lock<std::mutex> guard(mutex_, std::try_to_lock);
     if (guard.owns_lock()) {
@@ -98,7 +99,7 @@ class Events {
     }
   }
 
-  /// Take events, or no more.
+  /// Start or stop taking events.
   void mute(bool muted) { muted_ = muted; }
   bool is_muted() const { return muted_; }
 
@@ -116,23 +117,23 @@ class Events {
   std::mutex mutex_;
   int64_t last_ = 0;  // time of the last row: the rows of all threads are in the order of their times
   Integers rows_;
-  size_t grow_at_ = 0;                 // the size at which more room is to be made
-  int64_t lost_ = 0, lost_since_ = 0;  // events after the rows that found no room
+  size_t grow_at_ = 0;                 // the size at which the log grows
+  int64_t lost_ = 0, lost_since_ = 0;  // events after the rows that did not fit
 
   /// Room for 16,384 events: 768 KiB of addresses, of which few pages are ever written. A guess.
   static constexpr size_t kFewest = size_t{kColumns} << 14;
 
-  /// Make room for as many events as there are, and for some at least.
+  /// Make room for as many events again, and for a minimum.
   void grow() noexcept {
     static_cast<void>(rows_.reserve(std::max(rows_.size(), kFewest)));
-    // without memory try again when half of what is left is used: a try at each event would be slow
+    // without memory, try again when half of the rest is used: trying at each event would be slow
     const size_t half = rows_.capacity() / 2;
     grow_at_ =
         rows_.size() < half ? half : rows_.size() + std::max((rows_.capacity() - rows_.size()) / 2, kFewest / 16);
   }
 };
 
-/// What hears c10's reports in one thread.
+/// Receives c10's reports in one thread.
 class AllocatorLog final : public torch::profiler::impl::ProfilerStateBase {
  public:
   AllocatorLog(std::shared_ptr<Events> events, int64_t thread)
@@ -143,10 +144,11 @@ class AllocatorLog final : public torch::profiler::impl::ProfilerStateBase {
   torch::profiler::impl::ActiveProfilerType profilerType() override {
     return torch::profiler::impl::ActiveProfilerType::NONE;
   }
-  /// c10 asks at every allocation and free. A log whose block is over leaves then: only its own thread can take it off.
+  /// c10 calls this at every allocation and free. A log whose block is over removes itself here, because only its own
+  /// thread can remove it.
   bool memoryProfilingEnabled() const noexcept override {
     if (events_->is_muted()) {
-      const std::shared_ptr<Events> kept = events_;  // this object goes
+      const std::shared_ptr<Events> kept = events_;  // this object is destroyed below
       leave(kept);
       return false;
     }
@@ -156,19 +158,20 @@ class AllocatorLog final : public torch::profiler::impl::ProfilerStateBase {
     events_->add(block, nbytes, device, thread_, static_cast<int64_t>(reserved));
   }
 
-  /// Return what this thread needed on a device since some time beyond what is live now; 0 where it is not heard.
+  /// Return the bytes that this thread needed on a device since `since` beyond those live now. 0 if this thread has no
+  /// log.
   static int64_t above_now(int64_t since, c10::Device device) {
-    if (!Events::any_free_since(since)) {  // as in most ops: nobody asks who hears this thread
+    if (!Events::any_free_since(since)) {  // true for most ops; it avoids looking for this thread's log
       return 0;
     }
     const auto* log = of_this_thread();
     return log == nullptr ? 0 : log->events_->above_now(since, Events::number_of(device));
   }
 
-  /// Have a log hear this thread, unless a profiler does; return whether it does.
+  /// Put a log on this thread, unless a profiler is there. Return whether it is on.
   static bool enter(const std::shared_ptr<Events>& events, int64_t thread) {
     const auto* log = of_this_thread();
-    if (log != nullptr && log->events_->is_muted()) {  // its block is over, and nothing was allocated here since
+    if (log != nullptr && log->events_->is_muted()) {  // its block is over, and this thread has not allocated since
       const std::shared_ptr<Events> kept = log->events_;
       leave(kept);
     }
@@ -179,7 +182,7 @@ class AllocatorLog final : public torch::profiler::impl::ProfilerStateBase {
     return true;
   }
 
-  /// Have none of these logs hear this thread; return whether one did.
+  /// Take the logs of this block off this thread. Return whether there was one.
   static bool leave(const std::shared_ptr<Events>& events) {
     const auto* log = of_this_thread();
     if (log == nullptr || log->events_ != events) {
@@ -187,7 +190,7 @@ class AllocatorLog final : public torch::profiler::impl::ProfilerStateBase {
     }
     try {
       ProfilerStateBase::pop(/*global=*/false);
-    } catch (const std::exception&) {  // state of another kind lies above it, which somebody takes off first
+    } catch (const std::exception&) {  // other state lies above it, and its owner must remove that first
     }
     return true;
   }
@@ -199,10 +202,10 @@ class AllocatorLog final : public torch::profiler::impl::ProfilerStateBase {
   const int64_t thread_;
 };
 
-/// Switches logs on and off, each in the thread that it hears.
+/// Switches logs on and off, each in its own thread.
 class Allocator {
  public:
-  /// Hear this thread, that of the block, unless a profiler does; return whether it is heard.
+  /// Put a log on this thread, the block's own, unless a profiler is there. Return whether it is on.
   bool open() {
     events_->mute(false);
     const bool heard = AllocatorLog::enter(events_, kNone);
@@ -210,13 +213,13 @@ class Allocator {
     return heard;
   }
 
-  /// Be quiet wherever a log is, and leave this thread.
+  /// Stop all logs, and take the log off this thread.
   void close() {
     events_->mute(true);
     AllocatorLog::leave(events_);
   }
 
-  /// Be quiet, and keep no events: threads may keep this object.
+  /// Stop all logs and drop the events. Threads may keep this object alive.
   void drop() {
     close();
     events_->clear();
@@ -225,7 +228,7 @@ class Allocator {
   bool enter_thread(int64_t thread) { return !events_->is_muted() && AllocatorLog::enter(events_, thread); }
   bool leave_thread() { return AllocatorLog::leave(events_); }
 
-  /// Give the events since the last time, how many were lost after them, and from which time on.
+  /// Return the events since the last call, the number of events lost after them, and the time of the first lost one.
   py::tuple take() {
     Events::Taken taken = events_->take();
     try {

@@ -41,7 +41,7 @@ class AutogradState {
     }
   }
 
-  /// The tensor's node. Null for a leaf, and while torch rebuilds the history of a view.
+  /// The tensor's node. Null for a leaf, or while torch rebuilds the history of a view.
   const auto& node() const { return node_; }
   bool is_leaf() const { return is_known_ && !node_; }
   bool is_view() const { return fields_ != nullptr && fields_->is_view_; }
@@ -80,7 +80,7 @@ py::object python_node(const Node& node) {
   const at::Tensor stand_in(c10::make_intrusive<c10::TensorImpl>(
       c10::DispatchKeySet(c10::DispatchKey::CPU), caffe2::TypeMeta::Make<float>(), c10::Device(c10::kCPU)));
   torch::autograd::impl::set_gradient_edge(stand_in, torch::autograd::Edge(node, 0));
-  // the getter of the class in C, which no class of the program's covers; it lives as long as the interpreter
+  // the getter of the C class, which no class of the program overrides; it lives as long as the interpreter
   static PyObject* const getter =
       py::object(py::module_::import("torch._C").attr("TensorBase").attr("__dict__")["grad_fn"].attr("__get__"))
           .release()
@@ -91,7 +91,7 @@ py::object python_node(const Node& node) {
 
 /// `(grad_fn, requires_grad, is_leaf, retains_grad)` of a tensor: an `AutogradState` of memwatch/_torch.
 ///
-/// with_node: whether to give the node, for which torch then keeps a Python object; else None.
+/// with_node: whether to return the node. torch then keeps a Python object for it.
 inline py::tuple autograd_state(const py::object& object, bool with_node) {
   TORCH_CHECK(THPVariable_Check(object.ptr()), "autograd_state takes a tensor");
   const AutogradState state(THPVariable_Unpack(object.ptr()));

@@ -1,7 +1,8 @@
-// The arguments that Python gives to an op, as C++ takes them.
+// Convert the arguments of an op from Python to C++.
 //
-// An overload called from Python looks for those who might want to run it instead, by the class of every argument,
-// and for every name of its schema among those given. Most calls have plain tensors, by position.
+// An overload that is called from Python checks the class of every argument, because a subclass may want to run the op
+// itself. It also looks up every name of its schema among the keyword arguments. Most calls have plain tensors by
+// position and need neither.
 #pragma once
 
 #include <ATen/PythonTorchFunctionTLS.h>
@@ -17,7 +18,7 @@ namespace memwatch {
 
 template <typename Visit>
 void each_item(PyObject* sequence, Visit&& visit) {
-  // Python may run within, and the program, in another thread or a finalizer, may take items out of its list
+  // Python may run inside the loop: another thread or a finalizer of the program may remove items from the list
   for (Py_ssize_t index = 0; index < PySequence_Fast_GET_SIZE(sequence); ++index) {
     const py::object item = py::reinterpret_borrow<py::object>(PySequence_Fast_GET_ITEM(sequence, index));
     visit(item.ptr());
@@ -26,7 +27,7 @@ void each_item(PyObject* sequence, Visit&& visit) {
 
 inline bool is_list(PyObject* value) { return PyList_CheckExact(value) || PyTuple_CheckExact(value); }
 
-/// Tell whether no tensor in a value of Python's has a class that may want to run the op itself.
+/// Return whether no tensor in a Python value has a class that may want to run the op itself.
 inline bool of_exact_class(PyObject* value) {
   if (is_list(value)) {
     bool exact = true;
@@ -36,7 +37,7 @@ inline bool of_exact_class(PyObject* value) {
   return THPVariable_CheckExact(value) || !THPVariable_Check(value);
 }
 
-/// Give arguments by position, and the defaults of the others; nothing if they do not fit.
+/// Return the arguments by position, with defaults for the rest. Returns nothing if they do not fit.
 inline std::optional<torch::jit::Stack> by_position(const c10::FunctionSchema& schema, const py::tuple& args) {
   const auto& wanted = schema.arguments();
   torch::jit::Stack stack;
@@ -57,7 +58,7 @@ inline std::optional<torch::jit::Stack> by_position(const c10::FunctionSchema& s
   return args.size() <= wanted.size() ? std::make_optional(std::move(stack)) : std::nullopt;
 }
 
-/// Give the arguments as C++ takes them; nothing if Python has a say in it, or must word the error.
+/// Return the arguments for C++. Returns nothing if a Python class may run the op, or if Python must raise the error.
 inline std::optional<torch::jit::Stack> boxed(const c10::OperatorHandle& op, bool takes_numbers, const py::tuple& args,
                                               const py::dict& kwargs, const OpCallbacks& callbacks) {
   bool exact = !at::impl::torch_function_mode_enabled() && of_exact_class(args.ptr());
@@ -80,7 +81,7 @@ inline std::optional<torch::jit::Stack> boxed(const c10::OperatorHandle& op, boo
     }
     return std::nullopt;
   } catch (const std::exception&) {
-    if (PyErr_Occurred() != nullptr) {  // some of torch's conversions leave it set
+    if (PyErr_Occurred() != nullptr) {  // some conversions of torch leave an error set
       const py::error_already_set error;
       if (callbacks.is_by_handler(error)) {
         throw py::error_already_set(error);

@@ -1,8 +1,8 @@
-// What C++ reads and calls of memwatch's Python objects, all of it: no other file here names an attribute of theirs.
+// Everything that C++ reads or calls of memwatch's Python objects. No other C++ file names one of their attributes.
 //
-// memwatch/record/native/binding.py declares the same, object by object, and says what each attribute is. Methods are
-// looked up once and kept bound. The objects refer to C++ in turn, which Python's collector cannot see: whoever keeps
-// one of these lets go of it when the block ends.
+// memwatch/record/native/binding.py declares the same attributes and explains them. Methods are looked up once and kept
+// bound. The Python objects refer to C++ objects in turn, and Python's garbage collector cannot see such a cycle. So
+// every owner of a callback object releases it when the block ends.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,8 @@
 
 namespace memwatch {
 
-/// The table of storages: C++ fills it, and Python reads it. It keeps its C++ side, which so keeps no reference to it.
+/// The table of storages. C++ fills it and Python reads it. The table owns this C++ object, so this object holds no
+/// reference to the table.
 class StorageTable {
  public:
   StorageTable() = default;
@@ -62,7 +63,8 @@ struct WatchedClasses {
   Slot number, key, nbytes, device, address;
 };
 
-/// The table of call stacks. It keeps what walks the frames, which so keeps no reference to it.
+/// The table of call stacks. The table owns the object that walks the frames, so that object holds no reference to the
+/// table.
 class StackTable {
  public:
   explicit StackTable(const py::object& table)
@@ -82,11 +84,11 @@ class StackTable {
   int64_t engine;
 
  private:
-  std::vector<int64_t> bounds_;  // a few: they are compared faster than hashed
+  std::vector<int64_t> bounds_;  // few items: comparing them is faster than hashing them
   py::handle self_;
 };
 
-/// What is running while an op runs; read for every op, so from slots.
+/// What is running while an op runs. It is read for every op, so its attributes are slots.
 class CallContext {
  public:
   explicit CallContext(py::object context)
@@ -105,9 +107,9 @@ class CallContext {
     return {integer(PyTuple_GET_ITEM(pair, 0)), integer(PyTuple_GET_ITEM(pair, 1))};
   }
   bool is_optimizing() const { return optimizing_.object_of(context_.ptr()) == Py_True; }
-  /// Return the graph task of the last op, or what is the number of none.
+  /// Return the graph task of the last op, or the number that means none.
   int64_t graph_task() const { return graph_task_.of(context_.ptr()); }
-  /// Return the graph task in which a checkpointed region runs again in `thread`, or what is the number of none.
+  /// Return the graph task in which a checkpointed region runs again in `thread`, or the number that means none.
   int64_t recomputing() const { return recomputing_.of(context_.ptr()); }
   int64_t thread() const { return thread_.of(context_.ptr()); }
   bool recomputes_by_hand() const { return context_.attr("recomputes_by_hand")().cast<bool>(); }
@@ -123,7 +125,7 @@ class CallContext {
   py::object context_;
 };
 
-/// Tell whether a signal handler of the program raised an exception while code of memwatch ran.
+/// Return whether a signal handler of the program raised an exception while code of memwatch ran.
 inline bool is_by_handler(const py::object& raised_by_handler, const py::error_already_set& error) {
   if (error.trace()) {  // before Python 3.12 an exception has its traceback only once Python has caught it
     PyException_SetTraceback(error.value().ptr(), error.trace().ptr());
@@ -131,14 +133,14 @@ inline bool is_by_handler(const py::object& raised_by_handler, const py::error_a
   try {
     return raised_by_handler(error.value()).cast<bool>();
   } catch (py::error_already_set& own) {
-    if (own.matches(PyExc_MemoryError)) {  // memory has run out: nobody can tell
+    if (own.matches(PyExc_MemoryError)) {  // memory has run out, so the answer is not known
       return false;
     }
     throw;
   }
 }
 
-/// What the recorder of ops asks: of the session, and where tensors are not plain.
+/// What the op recorder calls: the session, and the Python code for tensors that are not plain.
 struct OpCallbacks {
   OpCallbacks() = default;
   explicit OpCallbacks(const py::object& callbacks)
@@ -165,7 +167,7 @@ struct OpCallbacks {
   py::object hand_on, frame_callback, passed_on, raised_by_handler;
 };
 
-/// What the packs ask: of tensors that are not plain, and for the words of an error.
+/// What the packs call: the Python code for tensors that are not plain, and for the text of an error.
 struct PackCallbacks {
   PackCallbacks() = default;
   explicit PackCallbacks(const py::object& callbacks)
@@ -183,12 +185,12 @@ struct PackCallbacks {
   py::object describe, inplace_error, detached_error, could_not_record, passed_on, raised_by_handler;
 };
 
-/// The kind of an op that Python hands on.
+/// The kind of an op that Python passes to C++.
 class PythonKind {
  public:
   explicit PythonKind(py::object kind) : kind_(std::move(kind)) {}
 
-  /// Return the function that runs the op; it may be another at the next run.
+  /// Return the function that runs the op. The next run may have another function.
   py::object call() const {
     static const Name name("call");
     return name.of(kind_.ptr());

@@ -1,8 +1,7 @@
-// Where versions of torch and of Python differ: the only file that knows. Every other file includes what differs from
-// here, and asks by the names below.
+// Differences between versions of torch and of Python. Every other file includes this one and uses the names below.
 //
-// What can be asked of the headers themselves (a file, a member) is asked of them, for it holds for versions that
-// nobody has seen yet; a version number decides only where nothing else can.
+// A check of the headers themselves (for a file or a member) also works for versions that do not exist yet. A version
+// number decides only where no such check is possible.
 #pragma once
 
 #include <Python.h>
@@ -29,7 +28,8 @@ State* profiler_of_this_thread() {
   }
 }
 
-/// Return the Python object of a function written in Python. Older nodes own it; their `pyobj()` is another's.
+/// Return the Python object of a function written in Python. An older node owns the object, and its `pyobj()` returns
+/// another object.
 template <typename Node = torch::autograd::PyNode>
 PyObject* object_of(const Node& node) {
   if constexpr (requires { node.obj; }) {
@@ -48,7 +48,8 @@ inline int last_instruction(PyFrameObject* frame) {
 #endif
 }
 
-/// Return what a weak reference refers to, owned; null if that is gone. Python 3.13 deprecates PyWeakref_GetObject.
+/// Return the object of a weak reference, owned, or null if the object is gone. Python 3.13 deprecates
+/// PyWeakref_GetObject.
 inline PyObject* referent_of(PyObject* reference) {
 #if PY_VERSION_HEX >= 0x030D0000
   PyObject* referent = nullptr;
@@ -60,7 +61,7 @@ inline PyObject* referent_of(PyObject* reference) {
 #endif
 }
 
-/// Return true if what a weak reference refers to is gone.
+/// Return true if the object of a weak reference is gone.
 inline bool is_dead(PyObject* reference) {
 #if PY_VERSION_HEX >= 0x030D0000
   PyObject* referent = referent_of(reference);

@@ -1,4 +1,4 @@
-// Weak references that died, each with the time: what stands in `Storages.dead` of memwatch/record/tables/storages.py.
+// Weak references that died, each with its time: `Storages.dead` of memwatch/record/tables/storages.py.
 //
 // A callback runs in the thread that dropped the last reference, at once; the rows are written at the next op of the
 // block's own thread, which may come long after. Another thread may allocate in between.
@@ -23,7 +23,7 @@ class Deaths {
   Deaths(const Deaths&) = delete;
   Deaths& operator=(const Deaths&) = delete;
 
-  /// Note one. Python calls this from a callback that must not fail: without memory the death is missed.
+  /// Note a death. Python calls this from a callback that must not fail. Without memory the death is missed.
   void append(PyObject* reference) noexcept {
     try {
       noted_.emplace_back(reference, ticks());
@@ -36,12 +36,12 @@ class Deaths {
 
   bool empty() const { return first_ == noted_.size(); }
   size_t size() const { return noted_.size() - first_; }
-  /// Return true if some storage died that is not noted here.
+  /// Return true if a death was missed.
   bool any_missed() const { return missed_; }
-  /// Forget that one was missed: all storages were searched.
+  /// Forget that a death was missed: all storages were searched.
   void none_missed() { missed_ = false; }
 
-  /// Take off the first one, and when it died.
+  /// Remove and return the first reference, with the time of its death.
   std::pair<py::object, int64_t> take() {
     const auto [reference, at] = noted_[first_++];
     if (empty()) {  // nearly always: few die between two ops
@@ -58,7 +58,7 @@ class Deaths {
     }
   }
 
-  /// Give those that are noted, the first one first.
+  /// Return the noted references, oldest death first.
   py::list listed() const {
     py::list references;
     for (size_t place = first_; place != noted_.size(); ++place) {

@@ -13,7 +13,8 @@
 
 namespace memwatch {
 
-/// The sequence number of the node that backward runs; none in callbacks when backward is done, as FSDP's.
+/// The sequence number of the node that backward runs. There is none in callbacks at the end of backward, such as
+/// FSDP's.
 inline int64_t running_sequence() {
   const auto node = torch::autograd::get_current_node();
   const uint64_t sequence = node ? node->sequence_nr() : std::numeric_limits<uint64_t>::max();
@@ -26,13 +27,13 @@ inline int64_t last_sequence() {
   return c10::GradMode::is_enabled() ? static_cast<int64_t>(at::sequence_number::peek()) - 1 : kNone;
 }
 
-/// The newest node of this thread that is told of already: an op or a view has its number.
+/// The newest node of this thread that a row of an op or a view already has.
 constinit inline thread_local int64_t newest_told = kNone;
 
-/// Tell whether autograd has made a node in this thread since the last op or view that was noted.
+/// Return whether autograd has made a node in this thread since the last op or view that was noted.
 inline bool has_new_node() { return c10::GradMode::is_enabled() && last_sequence() != newest_told; }
 
-/// Return the leaves that the backward which runs in this thread may give gradients: the engine lists its nodes.
+/// Return the leaves that may get gradients from the backward in this thread. The engine lists its nodes.
 inline py::list leaves_of_backward() {
   py::list leaves;
   const auto add = [&](torch::autograd::Node* node) {

@@ -19,8 +19,8 @@ class GraphWalk {
  public:
   explicit GraphWalk(int64_t max_nodes) : left_(max_nodes) {}
 
-  /// Give the sequence number of the tensor's node and of each node behind it, each with the `ctx` of a function that
-  /// is written in Python, or None.
+  /// Return the sequence number of the tensor's node and of each node behind it. Each comes with the `ctx` of a
+  /// function written in Python, or None.
   ///
   /// root: number of the root whose variable holds the tensor.
   py::list behind(const py::object& tensor, int64_t root) {

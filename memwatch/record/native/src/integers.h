@@ -1,4 +1,4 @@
-// A run of 64-bit integers that is appended to at every op: its growth moves pages where the C library can.
+// A growing run of 64-bit integers. Every op appends to it. When it grows, the C library moves its pages if it can.
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -29,7 +29,7 @@ class Integers {
     return *this;
   }
 
-  /// Append the integers that an object consists of, as a struct or an array of them; return false if there is no room.
+  /// Append the integers of a struct or an array. Return false if there is no room.
   template <typename Row>
   bool append(const Row& row) noexcept {
     constexpr size_t kCount = sizeof(Row) / sizeof(int64_t);
@@ -64,7 +64,7 @@ class Integers {
   size_t capacity() const { return capacity_; }
   int64_t operator[](size_t place) const { return values_[place]; }
 
-  /// Give the integers as an array that owns them, without a copy. They stay here if that fails.
+  /// Return the integers as an array that owns them, without a copy. They stay here if that fails.
   py::array_t<int64_t> as_array(std::vector<py::ssize_t> shape) && {
     if (size_ != 0) {
       static_cast<void>(resize(size_));  // if that fails, the array keeps the room

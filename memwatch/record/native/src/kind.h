@@ -17,11 +17,11 @@ struct Kind {
   std::string text;
   int64_t name = kNone;  // its string id
   bool skipped = false;
-  bool is_view = false;  // one whose node is noted, where Python hands it on
-  bool is_lift = false;  // likewise: what torch made of Python's data
+  bool is_view = false;  // a view whose node is noted, if Python passes it on
+  bool is_lift = false;  // likewise: a tensor that torch made from Python's data
   bool resizes = false;
   std::vector<int64_t> accesses;
-  py::object write_names;  // of arguments given by name; only where Python calls
+  py::object write_names;  // of arguments given by name; only for calls from Python
 
   int64_t access(size_t position) const { return position < accesses.size() ? accesses[position] : kAccessRead; }
 };
@@ -36,7 +36,8 @@ inline std::string text_of(const c10::OperatorName& name) {
   return text + "." + (name.overload_name.empty() ? "default" : name.overload_name);
 }
 
-/// Describe what the dispatch key sees. Views make no bytes; the others are those of `UNSEEN` in interception/kinds.py.
+/// Describe an op that the dispatch key sees. The ops without a row are views, which make no bytes, and `UNSEEN` of
+/// interception/kinds.py.
 inline Kind describe(const c10::FunctionSchema& schema, const py::object& string_id) {
   static const std::set<std::string> unseen = {"aten::detach", "aten::alias"};
   static const std::set<std::string> resizing = {"aten::resize_", "aten::resize_as_", "aten::set_",
@@ -57,7 +58,7 @@ inline Kind describe(const c10::FunctionSchema& schema, const py::object& string
   return kind;
 }
 
-/// Describe what Python hands on.
+/// Describe an op that Python passes on.
 inline Kind describe(const PythonKind& python_kind, const py::object& string_id) {
   Kind kind;
   kind.text = python_kind.name();

@@ -1,4 +1,4 @@
-// The kinds of the ops that have run: described once, and again when ops were taken away and others came.
+// The kinds of the ops that have run. Each is described once, and again after a library with ops was unloaded.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -16,7 +16,7 @@
 
 namespace memwatch {
 
-/// Counts the ops that are taken away, for as long as the process lives.
+/// Counts the ops that torch removes, as long as the process lives.
 struct OpsGone final : c10::OpRegistrationListener {
   void onOperatorRegistered(const c10::OperatorHandle&) override {}
   void onOperatorDeregistered(const c10::OperatorHandle&) override { ++count(); }
@@ -40,7 +40,8 @@ class Kinds {
 
   /// The kind of an op that the dispatch key sees.
   const Kind& of(const c10::OperatorHandle& op) {
-    if (const int64_t gone = OpsGone::listen(); gone != gone_) {  // another schema may lie where one of theirs lay
+    if (const int64_t gone = OpsGone::listen();
+        gone != gone_) {  // another schema may have the address of a removed one
       gone_ = gone;
       recent_ = {};
       for (auto& [schema, kind] : std::exchange(seen_, {})) {
@@ -55,14 +56,14 @@ class Kinds {
     auto found = seen_.find(schema);
     if (found == seen_.end()) {
       auto kind = std::make_unique<Kind>(describe(*schema, string_id_));
-      found = seen_.try_emplace(schema, std::move(kind)).first;  // the first one stays, if others came by
+      found = seen_.try_emplace(schema, std::move(kind)).first;  // the first one stays, if another thread was faster
     }
     recent = schema;
     recent_kind = found->second.get();
     return *recent_kind;
   }
 
-  /// The kind of an op that Python hands on.
+  /// The kind of an op that Python passes on.
   const Kind& of(const PythonKind& python_kind) {
     const auto found = handed_on_.find(python_kind.address());
     if (found != handed_on_.end()) {

@@ -43,7 +43,7 @@ void kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit:
   const auto note = [&](const torch::jit::Stack* results) {
     const int64_t end = ticks();
     const Locked locked;
-    const auto mine = std::move(recorder);  // goes before the lock does
+    const auto mine = std::move(recorder);  // destroyed before the lock is released
     mine->after(op, results, call, end);
   };
   try {
@@ -76,7 +76,7 @@ void note_lift(const at::Tensor& tensor) {
   }
 }
 
-/// Put the kernel on the key, for every op that has none of its own there, and those of views.
+/// Register the kernel on the key for every op that has no kernel of its own there, and the kernels of views.
 void put_kernel() {
   library = std::make_unique<torch::Library>(torch::Library::IMPL, "_", c10::DispatchKey::Fake, __FILE__, __LINE__);
   library->fallback(torch::CppFunction::makeFromBoxedFunction<&kernel>());
@@ -102,14 +102,14 @@ py::object capsule_of(Kept kept) {
   return capsule;
 }
 
-/// Give the object that a capsule keeps; Python's error if it is another's.
+/// Return the object that a capsule keeps. Raises Python's error for a foreign capsule.
 template <typename Kept>
 Kept& kept_by(PyObject* capsule) {
   auto* kept = static_cast<Kept*>(PyCapsule_GetPointer(capsule, typeid(Kept).name()));
   return kept == nullptr ? throw py::error_already_set() : *kept;
 }
 
-/// `__torch_dispatch__(mode, func, types, args, kwargs)`: called as C does, for it is called for every op.
+/// `__torch_dispatch__(mode, func, types, args, kwargs)`: a C function, because it is called for every op.
 PyObject* dispatch(PyObject* recorder, PyObject* const* given, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   TORCH_CHECK(count == 5, "__torch_dispatch__ takes 5 arguments, not ", count);
@@ -129,7 +129,7 @@ PyObject* run(PyObject* recorder, PyObject* const* given, Py_ssize_t count) {
   END_HANDLE_TH_ERRORS
 }
 
-/// Tell whether an object is a pack of ours; without memory, something else stands for a saved tensor.
+/// Return whether an object is a pack of ours. Without memory, something else stands for a saved tensor.
 bool is_pack(PyObject* packed) { return PyCapsule_IsValid(packed, typeid(std::unique_ptr<Pack>).name()) != 0; }
 
 PyObject* pack(PyObject* saved, PyObject* tensor) {
@@ -172,7 +172,8 @@ PyObject* capture(PyObject* stacks, PyObject* const* given, Py_ssize_t count) {
   END_HANDLE_TH_ERRORS
 }
 
-/// Give the tensor that was saved, for what autograd holds in its place; None if it is gone, or not packed by us.
+/// Return the saved tensor for the object that autograd holds in its place. None if the tensor is gone or the object is
+/// not our pack.
 py::object original_of(const py::object& packed) {
   if (!is_pack(packed.ptr())) {
     return py::none();
@@ -181,7 +182,8 @@ py::object original_of(const py::object& packed) {
   return original.defined() ? owned(THPVariable_Wrap(original)) : py::none();
 }
 
-/// Give what a pack of ours keeps and the hook of the program that unpacks it, if one packed it; None if not ours.
+/// Return what a pack of ours keeps, and the program's unpack hook if a hook of the program packed it. None for other
+/// objects.
 py::object content_of(const py::object& packed) {
   if (!is_pack(packed.ptr())) {
     return py::none();
@@ -200,7 +202,7 @@ bool hook(const std::string& modifying, const py::object& packed, const py::obje
          SavedTensors::hook(*kept_by<std::unique_ptr<Pack>>(packed.ptr()), modifying, pack_hook, unpack_hook);
 }
 
-/// A function of C's, called without pybind11 in between, for every op or every saved tensor.
+/// A C function that is called for every op or every saved tensor, without pybind11 in between.
 template <typename Self>
 py::object function(PyMethodDef& method, const std::shared_ptr<Self>& self) {
   return owned(PyCFunction_New(&method, capsule_of(self).ptr()));
@@ -265,7 +267,7 @@ void rewatch(const std::shared_ptr<Storages>& storages, int64_t op) {
   storages->rewatch(op);
 }
 
-/// The pair that autograd takes as its hooks.
+/// The pair of hooks for autograd.
 py::tuple hooks(const std::shared_ptr<SavedTensors>& saved) {
   static PyMethodDef methods[] = {{"pack", &pack, METH_O, nullptr}, {"unpack", &unpack, METH_O, nullptr}};
   return py::make_tuple(function(methods[0], saved), function(methods[1], saved));

@@ -17,10 +17,10 @@ namespace {
 /// The number of this thread, as `threading.get_ident()` gives it.
 int64_t this_thread() { return static_cast<int64_t>(PyThread_get_thread_ident()); }
 
-/// Give what a call of Python returned; null if it raised, and its error stays set.
+/// Return the result of a Python call. Null if it raised; its error stays set.
 py::object called(PyObject* result) { return py::reinterpret_steal<py::object>(result); }
 
-/// Tell whether tensors may lie in a list: those of c10d lie in lists of lists.
+/// Return whether a list may contain tensors. The ops of c10d have lists of lists.
 bool is_list(const c10::IValue& value) {
   return value.isList() && !value.isIntList() && !value.isDoubleList() && !value.isBoolList();
 }
@@ -67,7 +67,7 @@ bool Recorder::before(const c10::OperatorHandle& op, const torch::jit::Stack& st
   if (closed_) {
     return false;
   }
-  const Running running(*this);  // to know a kind may run Python
+  const Running running(*this);  // looking up a kind may run Python
   const Kind* kind = nullptr;
   return look(unknown_, [&] { kind = &kinds_.of(op); }) && before(*kind, op, stack, call);
 }
@@ -152,7 +152,7 @@ py::object Recorder::dispatch(const py::object& mode, const py::object& func, co
   return perform(*overload->kind, overload->python_kind, overload->call, 0, args, kwargs);
 }
 
-/// Run an op of plain tensors as C++ does: Python would look for those who might want to run it instead.
+/// Run an op of plain tensors directly in C++. A call through Python would search for a subclass that runs it instead.
 py::object Recorder::perform_boxed(const Kind* kind, c10::OperatorHandle op, torch::jit::Stack stack) {
   Call call;
   const bool noted = kind != nullptr && before(*kind, op, stack, call);
@@ -188,7 +188,7 @@ py::object Recorder::run(const py::object& kind, const py::tuple& args, const py
   return perform(*known, python_kind, function, 1, args, kwargs);
 }
 
-/// Run an op of Python's and record it, leaving `skip` frames out of its stack.
+/// Run and record an op that Python passed on, without the innermost `skip` frames in its stack.
 py::object Recorder::perform(const Kind& kind, const PythonKind& python_kind, const py::object& function, int skip,
                              const py::tuple& args, const py::dict& kwargs) {
   const Running running(*this);
@@ -209,7 +209,7 @@ py::object Recorder::perform(const Kind& kind, const PythonKind& python_kind, co
   }
   py::object result = called(PyObject_Call(function.ptr(), args.ptr(), kwargs.ptr()));
   const int64_t end = ticks();
-  if (closed_) {  // the block was left inside the op
+  if (closed_) {  // the block ended inside the op
     return result;
   }
   if (!result) {
@@ -241,7 +241,7 @@ py::object Recorder::perform(const Kind& kind, const PythonKind& python_kind, co
   return result;
 }
 
-/// After a call that failed, return arguments to try again with, tensors in place of numbers; null if there are none.
+/// Return arguments for a second try after a call failed, with tensors in place of numbers. Null if there are none.
 py::object Recorder::with_tensors(const Kind& kind, const Call& call, const PythonKind& python_kind,
                                   const py::tuple& args) {
   py::object restored;
@@ -285,7 +285,7 @@ void Recorder::lift(const at::Tensor& tensor, int skip) {
   call.kind = &lift_;
   const int64_t told = newest_told;
   const bool begun = !closed_ && start(call, skip);
-  newest_told = told;  // no row of this tells of the nodes that were made before
+  newest_told = told;  // no row of this op records the nodes that were made before it
   if (!begun) {
     return;
   }
@@ -301,10 +301,10 @@ void Recorder::lift(const at::Tensor& tensor, int skip) {
   });
 }
 
-/// As `begin`; if nothing can be noted, say so and give false.
+/// As `begin`. If the op cannot be recorded, this notes it and returns false.
 bool Recorder::start(Call& call, int skip) {
   bool begun = false;
-  if (context_.is_cleared()) {  // a signal's handler has ended the block just now
+  if (context_.is_cleared()) {  // a signal handler has just ended the block
     return begun;
   }
   look(*call.kind, [&] {
@@ -314,7 +314,7 @@ bool Recorder::start(Call& call, int skip) {
   return begun;
 }
 
-/// Note what is true before an op runs.
+/// Record the state before an op runs.
 void Recorder::begin(Call& call, int skip) {
   const auto running = static_cast<size_t>(running_);  // at least as many as ops run now, each of which gets a row
   ops_->reserve<OpsRow>(running);
@@ -353,7 +353,7 @@ void Recorder::begin(Call& call, int skip) {
   call.stack = stacks_->capture(outer, task, skip);
 }
 
-/// Number the op, as the last thing before it runs: what raises before leaves no number without a row.
+/// Number the op as the last step before it runs. An error before this step leaves no number without a row.
 ///
 /// Returns false if that failed: the op runs unrecorded.
 bool Recorder::number(Call& call) {
@@ -385,7 +385,7 @@ void Recorder::ran(const Call& call, int64_t end, bool failed) {
   });
 }
 
-/// Append the uses of what it was given.
+/// Append the uses of the op's inputs.
 void Recorder::write_uses(const Call& call) {
   for (const auto& [storage, access] : call.given.uses) {
     uses_->add(UsesRow{.op = call.number, .storage = storage, .access = access});
@@ -401,7 +401,7 @@ void Recorder::flush_if_due(const Call& call, int64_t end) {
   }
 }
 
-/// Look at tensors; one that we cannot look into is no reason to stop the program, whatever is thrown there.
+/// Read tensors. An error in reading one must not stop the program, whatever is thrown.
 ///
 /// Returns false if something was thrown.
 template <typename Look>
@@ -411,7 +411,7 @@ bool Recorder::look(const Kind& kind, Look&& with) {
     return true;
   } catch (py::error_already_set& error) {
     could_not_record(kind, error);
-  } catch (python_error& error) {  // torch's own way to hand on an exception of Python
+  } catch (python_error& error) {  // torch's own C++ exception for an exception of Python
     error.restore();
     try {
       py::error_already_set restored;
@@ -449,13 +449,13 @@ void Recorder::tell(const Kind& kind, const py::handle& error) {
   }
 }
 
-/// Count a loss.
+/// Count a lost record.
 void Recorder::lose() {
   count_loss();
   clear_error();
 }
 
-/// Clear an exception of Python that is still set: there may have been no memory for the C++ exception that carries it.
+/// Clear an exception of Python that is still set. There may have been no memory for the C++ exception that carries it.
 void Recorder::clear_error() {
   if (PyErr_Occurred() == nullptr) {
     return;
@@ -468,7 +468,7 @@ void Recorder::clear_error() {
   PyErr_Clear();
 }
 
-/// Note an exception of Python, unless it is the program's: its limit, an interrupt, an exit, one of a signal handler.
+/// Note an exception of Python, unless it belongs to the program: its limit, an interrupt, an exit, a signal handler's.
 void Recorder::could_not_record(const Kind& kind, py::error_already_set& error) {
   if (!error.matches(PyExc_Exception) || error.matches(callbacks_.passed_on) || callbacks_.is_by_handler(error)) {
     throw py::error_already_set(error);
@@ -489,7 +489,7 @@ void Recorder::could_not_record(const Kind& kind, const char* what) {
 }
 
 void Recorder::give(const at::Tensor& tensor, int64_t access, Given& given) {
-  if (!tensor.defined() || tensor.unsafeGetTensorImpl()->is_wrapped_number()) {  // a number of Python's
+  if (!tensor.defined() || tensor.unsafeGetTensorImpl()->is_wrapped_number()) {  // a Python number
     return;
   }
   if (is_plain(tensor)) {
@@ -544,7 +544,8 @@ void Recorder::made(Call& call, const at::Tensor& tensor, int64_t at) {
   const auto is_given = [&] {
     return std::find(call.given.keys.begin(), call.given.keys.end(), address) != call.given.keys.end();
   };
-  if (known == nullptr || (storages_->is_by_tensor(known) && !is_given())) {  // else its address was used before
+  if (known == nullptr ||
+      (storages_->is_by_tensor(known) && !is_given())) {  // otherwise the address belonged to an earlier storage
     const int64_t storage = storages_->born(tensor, key, call.number, kOriginOp, at, [&] {
       if (call.workspace_bytes == kNone) {
         call.workspace_bytes = AllocatorLog::above_now(call.start, tensor.device());
@@ -574,7 +575,7 @@ void Recorder::made(Call& call, PyObject* value, int64_t at) {
 }
 
 void Recorder::set_ops_started(int64_t count) {
-  py::object number = python_integer(count);  // first: the list would take null, too
+  py::object number = python_integer(count);  // first: the list would accept null, too
   if (PyList_SetItem(started_.ptr(), 0, number.release().ptr()) != 0) {
     throw py::error_already_set();
   }

@@ -1,7 +1,7 @@
 // The hot path: run one intercepted op and append its rows. The compiled twin of memwatch/record/python/ops.py.
 //
-// Plain tensors are read here; others (wrappers, sparse, nested, symbolic) are handed to Python, which knows their
-// parts. Everything that touches Python or the rows is done under the interpreter's lock.
+// Plain tensors are read here. Others (wrappers, sparse, nested, symbolic) are passed to Python code that knows their
+// parts. The interpreter's lock is held whenever Python objects or rows are touched.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -17,18 +17,18 @@
 
 namespace memwatch {
 
-/// The storages an op is given: their numbers with how they are used, and their addresses.
+/// The storages that an op is given: number, kind of use and address of each.
 struct Given {
   static constexpr unsigned kMost = 8;  // more are on the heap
   c10::SmallVector<std::pair<int64_t, int64_t>, kMost> uses;
   c10::SmallVector<int64_t, kMost> keys;
 };
 
-/// What is noted of an op before it runs.
+/// What is recorded about an op before it runs.
 struct Call {
   const Kind* kind = nullptr;
   int64_t number = 0, stack = kNone, module = kNone, phase = 0, sequence = kNone, made = kNone, start = 0;
-  int64_t workspace_bytes = kNone;  // read when the first storage that it made is seen
+  int64_t workspace_bytes = kNone;  // read when the first storage that the op made is seen
   Given given;
   torch::jit::Stack kept;  // the arguments of an op that may give them other storages
 };
@@ -39,18 +39,18 @@ class Recorder {
   Recorder(const py::object& callbacks, std::shared_ptr<Storages> storages, std::shared_ptr<Stacks> stacks,
            py::object context, std::shared_ptr<Rows> uses, py::list started);
 
-  /// Run an op that Python hands on, as `OpRecorder.run` of memwatch/record/backend.py says.
+  /// Run an op that Python passes on: `OpRecorder.run` of memwatch/record/backend.py.
   ///
-  /// Returns null if the op raised. Its error is set then: a C++ exception for it could fail for want of memory.
+  /// Returns null with Python's error set if the op raised. A C++ exception could fail for lack of memory.
   py::object run(const py::object& kind, const py::tuple& args, const py::dict& kwargs);
 
   /// Run an op that a dispatch mode sees: its `__torch_dispatch__`. Returns null like `run`.
   py::object dispatch(const py::object& mode, const py::object& func, const py::object& types, const py::tuple& args,
                       const py::dict& kwargs);
 
-  /// Record no more, and let go of every Python object, which Python's collector cannot see to be held here.
+  /// Stop recording and release every Python object. Python's garbage collector cannot see that they are held here.
   ///
-  /// An op that is running now, in this thread below us or in another, lets go of them when it ends.
+  /// An op that is running now, in this thread or in another, releases them when it ends.
   void close();
 
   /// Call `flush_due` after an op of that number, or that ended later than that.
@@ -59,13 +59,14 @@ class Recorder {
     flush_ticks_ = ticks;
   }
 
-  /// Note an op that the dispatch key sees, before it runs; false if it is not to be recorded.
+  /// Note an op that the dispatch key sees, before it runs. Returns false if the op is not to be recorded.
   bool before(const c10::OperatorHandle& op, const torch::jit::Stack& stack, Call& call);
 
-  /// Note the node that a view has made, before it runs: what the backward of that allocates has no other line.
+  /// Note the node that autograd made for a view, before the view runs. Memory that the node's backward allocates has
+  /// no other line.
   void view() { view(view_); }
 
-  /// Note a tensor that torch has made of Python's data, below every op.
+  /// Note a tensor that torch made from Python's data, below every op.
   void lift(const at::Tensor& tensor, int skip = 0);
 
   /// The rows of the ops that ran.
@@ -116,7 +117,7 @@ class Recorder {
   void set_ops_started(int64_t count);
   void leave();
 
-  /// Counts an op that runs, so that nothing it needs goes while it does.
+  /// Counts a running op, so that nothing it needs is released meanwhile.
   class Running {
    public:
     explicit Running(Recorder& recorder, bool entered = false) : recorder_(recorder) {
@@ -136,7 +137,7 @@ class Recorder {
 
   int64_t running_ = 0;
   bool closed_ = false;
-  std::set<int64_t> backwards_;  // graph tasks that ops were seen of, until all have ended
+  std::set<int64_t> backwards_;  // graph tasks whose ops were seen, until all of them have ended
 
   int64_t flush_op_ = std::numeric_limits<int64_t>::max(), flush_ticks_ = flush_op_;
   OpCallbacks callbacks_;

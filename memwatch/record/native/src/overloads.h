@@ -1,4 +1,4 @@
-// The overloads that a dispatch mode has seen: looked into once, and found again when ops were taken away.
+// The overloads that a dispatch mode has seen. Each is examined once, and again after torch removed ops.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -14,22 +14,22 @@ namespace memwatch {
 
 /// An overload as a dispatch mode sees it.
 struct Overload {
-  py::object func;  // keeps its address its own
+  py::object func;  // keeps the object alive, so that no other object gets its address
   py::object call;
-  PythonKind python_kind{py::none()};     // None for one that is not recorded
-  const Kind* kind = nullptr;             // null for such a one
-  std::optional<c10::OperatorName> name;  // of one that C++ can call
+  PythonKind python_kind{py::none()};     // None for an overload that is not recorded
+  const Kind* kind = nullptr;             // null for such an overload
+  std::optional<c10::OperatorName> name;  // of an overload that C++ can call
   std::optional<c10::OperatorHandle> op;
-  bool takes_numbers = false;  // where its schema wants tensors
+  bool takes_numbers = false;  // in place of tensors
 };
 
 class Overloads {
  public:
-  /// Ask a function what is to be known of an overload: `overload_of` of binding.py.
+  /// Call `overload_of` of binding.py for the facts about an overload.
   explicit Overloads(py::object overload_of) : overload_of_(std::move(overload_of)) {}
 
   const Overload& of(const py::object& func, Kinds& kinds) {
-    if (const int64_t gone = OpsGone::listen(); gone != gone_) {  // others may have come in their place
+    if (const int64_t gone = OpsGone::listen(); gone != gone_) {  // other ops may have the same names now
       gone_ = gone;
       for (const auto& [address, overload] : overloads_) {
         find(*overload);
@@ -40,7 +40,8 @@ class Overloads {
       return *known->second;
     }
     auto overload = look_into(func, kinds);
-    return *overloads_.try_emplace(func.ptr(), std::move(overload)).first->second;  // the first stays, if others came
+    return *overloads_.try_emplace(func.ptr(), std::move(overload))
+                .first->second;  // the first stays, if another thread was faster
   }
 
   void clear() {

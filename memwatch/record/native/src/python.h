@@ -1,4 +1,4 @@
-// Small words for talking to Python objects: interned names, integers, and the lock.
+// Helpers for Python objects: interned names, integers, and the interpreter's lock.
 #pragma once
 
 #include <torch/csrc/utils/pybind.h>
@@ -24,7 +24,7 @@ class Locked {
   PyGILState_STATE state_;
 };
 
-/// Give an owned object, or throw the Python error that is set.
+/// Return an owned object, or throw the Python error that is set.
 inline py::object owned(PyObject* object) {
   if (object == nullptr) {
     throw py::error_already_set();
@@ -60,7 +60,7 @@ class Name {
   PyObject* text_;  // lives as long as the interpreter
 };
 
-/// A slot of a Python class, found once: to read it looks nothing up.
+/// A slot of a Python class. It is found once; reading it needs no look-up.
 class Slot {
  public:
   Slot(const py::object& type, const char* name) {
@@ -71,7 +71,7 @@ class Slot {
 
   int64_t of(PyObject* owner) const { return integer(object_of(owner)); }
 
-  /// Give what the slot holds, borrowed.
+  /// Return the slot's value, borrowed.
   PyObject* object_of(PyObject* owner) const {
     PyObject* value = *at(owner);
     TORCH_CHECK(value != nullptr, "a slot is empty");

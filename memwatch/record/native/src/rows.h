@@ -30,7 +30,7 @@ class Rows {
     }
   }
 
-  /// Append a row that Python gives.
+  /// Append a row that comes from Python.
   Rows& add_tuple(const py::tuple& row) {
     if (!values_.reserve(row.size())) {  // first: half a row would shift all that follow
       throw std::bad_alloc();
@@ -41,7 +41,7 @@ class Rows {
     return *this;
   }
 
-  /// Give all rows as one array, and forget them. If that fails, they stay.
+  /// Return all rows as one array and remove them here. If that fails, they stay.
   py::array_t<int64_t> take() {
     Integers fresh;
     static_cast<void>(fresh.reserve(1));                        // ops that run now have reserved their row

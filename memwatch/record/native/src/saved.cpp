@@ -13,10 +13,10 @@ namespace memwatch {
 
 namespace {
 
-/// Tell whether a function written in Python is saving now: then a tensor of its node is its own output.
+/// Return whether a function written in Python is saving now. Then a tensor of its node is its own output.
 ///
-/// It reserves room for all before it saves the first (torch/csrc/autograd/python_function.cpp), so the room is full
-/// once it has saved, and until it frees them.
+/// Such a function reserves room for all its tensors before it saves the first one
+/// (torch/csrc/autograd/python_function.cpp). The room is full from the last save until the tensors are freed.
 bool is_saving(const torch::autograd::Node& node) {
   const auto& function_node = static_cast<const torch::autograd::PyNode&>(node);
   const auto* function = reinterpret_cast<THPFunction*>(compat::object_of(function_node));
@@ -24,7 +24,7 @@ bool is_saving(const torch::autograd::Node& node) {
          function->saved_variables.size() < function->saved_variables.capacity();
 }
 
-/// Tell whether the program has detached a saved input in place since a node saved it; torch refuses to use it then.
+/// Return whether the program has detached a saved input in place since a node saved it. torch then refuses to use it.
 bool was_detached(const Pack& pack) {
   if (pack.holds != Pack::kOriginal || pack.node_name.empty()) {
     return false;
@@ -33,13 +33,13 @@ bool was_detached(const Pack& pack) {
   return state.is_leaf() && !state.is_view();  // a view cannot be detached in place
 }
 
-/// Tell whether a node is one of torch's own functions; functions of Python and of libraries may use such a tensor.
+/// Return whether a node is one of torch's own functions. Functions of Python and of libraries may use such a tensor.
 template <typename Node>
 bool is_torchs_own(const Node& node) {
   return node && !is_in_python(*node) && node->name().find("::") == std::string::npos;
 }
 
-/// Call a hook of the program. An error of its own stays set: a C++ exception for it could fail for want of memory.
+/// Call a hook of the program. Its error stays set in Python. A C++ exception for it could fail for lack of memory.
 py::object called(PyObject* hook, const py::object& argument) {
   PyObject* result = PyObject_CallOneArg(hook, argument.ptr());
   return result != nullptr ? py::reinterpret_steal<py::object>(result) : throw python_error();
@@ -56,7 +56,7 @@ SavedTensors::SavedTensors(const py::object& callbacks, std::shared_ptr<Storages
       context_(std::move(context)),
       storages_(std::move(storages)) {}
 
-/// Let go of the block; packs in the program's graph still word their errors.
+/// Release the block. Packs that stay in the program's graph can still raise their errors.
 void SavedTensors::close() {
   log_->closed = true;
   log_->living.clear();
@@ -97,7 +97,7 @@ py::object SavedTensors::call_outer(Py_ssize_t hook, const py::object& argument)
   return called(PyTuple_GET_ITEM(outer_.ptr(), hook), argument);
 }
 
-/// As `hold`; an alias where there is no memory for the name of the node.
+/// As `hold`. Holds an alias if there is no memory for the name of the node.
 void SavedTensors::hold_or_alias(Pack& pack, const at::Tensor& tensor) const {
   try {
     hold(pack, tensor);
@@ -108,8 +108,8 @@ void SavedTensors::hold_or_alias(Pack& pack, const at::Tensor& tensor) const {
   }
 }
 
-/// As `append`; what fails there costs the row, unless the program asked for it: its limit, an interrupt, an exit, an
-/// exception of a signal handler.
+/// As `append`. An error there loses the row, unless it belongs to the program: its limit, an interrupt, an exit, a
+/// signal handler's exception.
 void SavedTensors::append_if_possible(Pack& pack, const at::Tensor& tensor, const py::object& object) {
   const PackCallbacks callbacks = callbacks_;  // the block may end meanwhile
   py::object raised;
@@ -121,7 +121,7 @@ void SavedTensors::append_if_possible(Pack& pack, const at::Tensor& tensor, cons
       throw;
     }
     raised = error.value();
-  } catch (const std::exception&) {  // as where memory has run out
+  } catch (const std::exception&) {  // for example because memory has run out
     PyErr_Clear();
     raised = py::reinterpret_borrow<py::object>(PyExc_MemoryError);
   }
@@ -137,7 +137,7 @@ void SavedTensors::append_if_possible(Pack& pack, const at::Tensor& tensor, cons
   }
 }
 
-/// Keep the tensor itself where it is surely an input of the node that saves it, an alias where it may be an output.
+/// Keep the tensor itself if it is certainly an input of the node that saves it. Keep an alias if it may be an output.
 void SavedTensors::hold(Pack& pack, const at::Tensor& tensor) const {
   pack.version = static_cast<int64_t>(tensor._version());
   pack.output_nr = tensor.output_nr();

@@ -1,5 +1,4 @@
-// What autograd keeps for backward: the compiled twin of memwatch/record/python/packs.py, which says why it is as it
-// is.
+// What autograd keeps for backward: the compiled twin of memwatch/record/python/packs.py, which explains the reasons.
 #pragma once
 
 #include <map>
@@ -14,14 +13,14 @@ namespace memwatch {
 struct SavedLog {
   explicit SavedLog(py::list op_counter) : started(std::move(op_counter)) {}
 
-  /// Note that a pack is read, or that autograd let go of it: then a destructor calls, which must not throw.
+  /// Note that a pack is read, or that autograd freed it. In the second case a destructor calls, which must not throw.
   ///
-  /// Whatever fails here costs a row.
+  /// A failure here loses a row.
   void unpack(int64_t number, bool released) noexcept {
     if (closed || number == kNone) {
       return;
     }
-    const py::error_scope keep;  // a pack may go while Python unwinds
+    const py::error_scope keep;  // a pack may die while Python unwinds
     try {
       unpacks->add(UnpacksRow{.pack = number, .op = ops_started(), .time_ticks = ticks(), .released = released});
     } catch (const std::exception&) {
@@ -44,7 +43,7 @@ struct SavedLog {
   bool closed = false;
 };
 
-/// What autograd holds in place of a saved tensor: it or an alias, and what the check at unpack needs.
+/// What autograd holds in place of a saved tensor: the tensor or an alias, and what the check at unpack needs.
 struct Pack {
   explicit Pack(std::shared_ptr<SavedLog> log) : log(std::move(log)) {}
   ~Pack() {
@@ -55,15 +54,15 @@ struct Pack {
   Pack(const Pack&) = delete;
   Pack& operator=(const Pack&) = delete;
 
-  /// The saved tensor if it lives; none for an output of its own node.
+  /// The saved tensor, if it lives. None for an output of its own node.
   at::Tensor original() const { return holds == kOriginal ? packed : at::Tensor(weak_original.lock()); }
 
-  /// What of the saved tensor `packed` is.
+  /// What `packed` is.
   enum Holds {
     kNothing,         // hooks of the program packed it
-    kOriginal,        // itself: it is an input of the node
-    kAliasOfOutput,   // an alias: to keep an output would leak it
-    kAliasOfUnknown,  // an alias: nobody can tell whether it is an input or an output
+    kOriginal,        // the saved tensor itself: it is an input of the node
+    kAliasOfOutput,   // an alias: keeping an output would leak it
+    kAliasOfUnknown,  // an alias: whether it is an input or an output is not known
   };
 
   std::shared_ptr<SavedLog> log;
@@ -83,20 +82,20 @@ class SavedTensors {
 
   const std::shared_ptr<Rows>& packs() const { return log_->packs; }
   const std::shared_ptr<Rows>& unpacks() const { return log_->unpacks; }
-  /// Have every pack hold an object; None for none.
+  /// Set the object that every pack holds, or None.
   void set_keeper(py::object keeper) { keeper_ = std::move(keeper); }
-  /// Have the hooks (pack, unpack) that the program pushed before do the packing; None for none.
+  /// Set the hooks (pack, unpack) of the program that do the packing, or None.
   void set_outer(py::object outer) { outer_ = std::move(outer); }
   void close();
-  /// Have hooks of the program pack what a pack holds, as SavedVariable::register_hooks does; false if it holds
-  /// nothing.
+  /// Let hooks of the program pack what a pack holds, as SavedVariable::register_hooks does. Returns false if the pack
+  /// holds nothing.
   ///
-  /// modifying: the words of the error if its hook writes what it is given.
+  /// modifying: the text of the error if the hook writes into the tensor that it is given.
   static bool hook(Pack& pack, const std::string& modifying, const py::object& pack_hook, py::object unpack_hook);
   std::unique_ptr<Pack> new_pack() const { return std::make_unique<Pack>(log_); }
   void pack(Pack& pack, const py::object& tensor);
   py::object unpack(Pack& pack);
-  /// Without memory for a pack, return what stands for the tensor in its place; no row knows of it.
+  /// Return a stand-in for the tensor if there is no memory for a pack. No row is written for it.
   py::object pack_without_record(const py::object& tensor);
   py::object unpack_without_record(const py::object& packed) const;
   py::dict living_by_sequence() const;

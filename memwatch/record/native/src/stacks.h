@@ -1,7 +1,7 @@
-// The running call stack as a number: the compiled twin of memwatch/record/python/recorder.py.
+// The running call stack as a number: the compiled twin of the stack walk in memwatch/record/python/recorder.py.
 //
-// Every op walks the few frames between it and the module that runs it, and looks their code objects and offsets
-// up. A stack seen for the first time is interned by the table of stacks, which keeps the code objects.
+// For every op, this walks the few frames between the op and the module that runs it, and looks up their code objects
+// and offsets. A stack seen for the first time is interned by the table of stacks, which keeps the code objects alive.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@ namespace memwatch {
 
 using Key = std::vector<int64_t>;
 
-/// Hashes keys, and runs of integers that may be equal to one: to look a key up none is made.
+/// Hashes keys and runs of integers alike, so that a look-up makes no key.
 struct HashOfKey {
   using is_transparent = void;
   size_t operator()(std::span<const int64_t> key) const {
@@ -40,7 +40,7 @@ class Stacks {
  public:
   explicit Stacks(const py::object& table) : table_(table) {}
 
-  /// Return the id of the stack, leaving out the innermost `skip` frames; as `Stacks.capture` does.
+  /// Return the id of the stack without the innermost `skip` frames.
   int64_t capture(int64_t outer, int64_t task, int skip) {
     if (!table_.enabled) {
       return kNone;
@@ -78,7 +78,7 @@ class Stacks {
 
     explicit operator bool() const { return frame_ != nullptr; }
     PyFrameObject* get() const { return frame_; }
-    /// The frame that called this one; none above the outermost. Python makes the object now, which needs memory.
+    /// The caller's frame, or none above the outermost. Python makes the frame object now, which needs memory.
     Frame back() const {
       Frame above(PyFrame_GetBack(frame_));
       if (!above && PyErr_Occurred() != nullptr) {
@@ -98,7 +98,7 @@ class Stacks {
   };
 
   int64_t walk(const Frame& innermost, int64_t outer) {
-    // no member: to ask for a frame may run gc, and with it ops of the program, which walk too
+    // a local, not a member: getting a frame may run gc, which may run ops of the program, which walk the stack too
     std::array<int64_t, 1 + 2 * kMaxDepth> scratch;
     size_t count = 1;
     scratch[0] = outer;
@@ -126,7 +126,7 @@ class Stacks {
     }
     py::tuple key(count);
     for (size_t index = 0; index < count; ++index) {
-      key[index] = python_integer(found[index]);  // it throws where a cast would leave a null
+      key[index] = python_integer(found[index]);  // it throws; a cast would leave a null
     }
     const py::handle frame_object(reinterpret_cast<PyObject*>(innermost.get()));
     const int64_t number = table_.intern(key, frame_object);

@@ -1,8 +1,8 @@
 // Births and deaths of storages: the compiled twin of `Storages.born` in memwatch/record/tables/storages.py, and of
 // memwatch/record/python/ledger.py.
 //
-// The table itself stays a Python object, which others read. This fills it, and keeps its figures: for the session it
-// is the table's `Ledger`.
+// The table itself stays a Python object, because other Python code reads it. This class fills the table and keeps its
+// figures. The session uses it as the table's `Ledger`.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,7 +19,7 @@
 
 namespace memwatch {
 
-/// Tell whether a tensor shows the one storage that holds its bytes, and sizes to look up.
+/// Return whether a tensor is plain: its bytes lie in its own storage, and its sizes are numbers.
 inline bool is_plain(const at::Tensor& tensor) {
   return tensor.defined() && tensor.layout() == at::kStrided && tensor.has_storage() && !tensor.is_nested() &&
          !tensor.key_set().has(c10::DispatchKey::Python) && !tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides();
@@ -29,7 +29,8 @@ inline int64_t key_of(const at::Tensor& tensor) {
   return reinterpret_cast<int64_t>(tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
 }
 
-/// Half of `NEVER` of memwatch/record/tables/storages.py: somebody who waits for births waits for less.
+/// Half of `NEVER` of memwatch/record/tables/storages.py. A limit above this value means that the sampler waits for no
+/// birth.
 constexpr int64_t kNobodyWaits = int64_t{1} << 61;
 
 /// The figures of one device: `Account` of memwatch/record/tables/storages.py.
@@ -38,14 +39,14 @@ struct Account {
   int64_t watch_bytes = -1, limit_bytes = kNobodyWaits;
   int64_t quiet_bytes = -1, quiet_until_ticks = 0;
 
-  /// Return true where a birth need not be told: nobody would act on one as low as that until then.
+  /// Return true if the sampler need not be called for a birth, because the live bytes stay below its limit.
   bool is_quiet(int64_t workspace, int64_t at) const {
     return at < quiet_until_ticks && live_bytes + entry_gone_bytes + workspace <= quiet_bytes;
   }
 };
 
-/// A storage that backward made, watched by a tensor, under a limit: the tensor may die before the storage, as that of
-/// a gradient does which becomes a parameter's `.grad`.
+/// A storage that backward made under a memory limit, and that memwatch watches through a tensor. The tensor may die
+/// before the storage. This happens when a gradient becomes a parameter's `.grad`.
 struct HandedOn {
   c10::weak_intrusive_ptr<c10::StorageImpl> storage;
   Account* account;
@@ -78,7 +79,7 @@ class Storages {
     return last_account_.second;
   }
 
-  /// Let go of every Python object, once no look at a tensor is under way.
+  /// Release every Python object as soon as no tensor is being read.
   void close() {
     closed_ = true;
     if (looks_ == 0) {
@@ -86,7 +87,7 @@ class Storages {
     }
   }
 
-  /// Keeps what a look at a tensor needs while it lasts: Python code that it calls may end the block.
+  /// Keeps alive what reading a tensor needs. Python code that runs meanwhile may end the block.
   class Look {
    public:
     explicit Look(std::shared_ptr<Storages> storages) : storages_(std::move(storages)) { ++storages_->looks_; }
@@ -106,7 +107,8 @@ class Storages {
   /// Return true for a storage that is watched by its own Python object.
   bool is_by_storage(PyObject* known) const { return is_exactly(known, watched_.storage); }
 
-  /// Give what is known of the storage at an address (borrowed), or null; one that is dead was another one.
+  /// Return the entry of the storage at an address (borrowed), or null. The entry of a dead storage does not count: the
+  /// address belongs to another storage now.
   PyObject* find(const py::object& key) const {
     PyObject* known = PyDict_GetItemWithError(table_.live.ptr(), key.ptr());
     if (known == nullptr && PyErr_Occurred() != nullptr) {
@@ -118,7 +120,8 @@ class Storages {
 
   int64_t number_of(PyObject* known) const { return watched_.number.of(known); }
 
-  /// Return the number of the storage of a plain tensor, at first sight as one that was there before.
+  /// Return the number of the storage of a plain tensor. A storage that is not known yet counts as older than the
+  /// block.
   int64_t number_of(const at::Tensor& tensor, int64_t op) {
     record_deaths(op);
     const py::object key = python_integer(key_of(tensor));
@@ -155,7 +158,7 @@ class Storages {
 
   /// Return the number of the storage of a tensor, none unless it is plain and known.
   ///
-  /// watch_on: to watch by its Python object from now on a storage of backward whose tensor is gone.
+  /// watch_on: whether to watch a storage of backward through its own Python object if its tensor is gone.
   int64_t watched_number(const at::Tensor& tensor, bool watch_on) {
     PyObject* known = !closed_ && is_plain(tensor) ? find(python_integer(key_of(tensor))) : nullptr;
     if (known == nullptr) {
@@ -174,7 +177,7 @@ class Storages {
     return number_of(known);
   }
 
-  /// Watch by their Python objects the storages that backward made, and forget those whose tensors are gone.
+  /// Watch the storages that backward made through their own Python objects, and forget those whose tensors are gone.
   void rewatch(int64_t op) {
     if (closed_) {
       return;
@@ -202,8 +205,8 @@ class Storages {
     return born(tensor, key, op, origin, at, [] { return int64_t{0}; });
   }
 
-  /// As above; `workspace_bytes()` is what the op that made it needed beyond what is live after it, asked if somebody
-  /// waits for births.
+  /// As above. `workspace_bytes()` returns the bytes that the op needed beyond those live after it. It is called only
+  /// if the sampler waits for births.
   template <typename Workspace>
   int64_t born(const at::Tensor& tensor, const py::object& key, int64_t op, Origin origin, int64_t at,
                Workspace&& workspace_bytes) {
@@ -220,7 +223,7 @@ class Storages {
       reference = weakly(watched_.tensor, owned(THPVariable_Wrap(tensor)));
       watched_.address.set(reference.ptr(), address);
     }
-    table_.births->reserve<BirthsRow>(1);  // a number without a row would be in no table
+    table_.births->reserve<BirthsRow>(1);  // without a row, the number would be in no table
     const int64_t storage = count;
     watched_.number.set(reference.ptr(), storage);
     watched_.key.set(reference.ptr(), key);
@@ -244,7 +247,8 @@ class Storages {
     }
     if (there.watch_bytes < kNobodyWaits) {
       const int64_t workspace = workspace_bytes();
-      const bool is_above = is_above_limit(there);  // first: what was handed on and is gone must not count there
+      const bool is_above =
+          is_above_limit(there);  // first: bytes that were handed on and freed since must not count there
       const bool is_watched = there.live_bytes + workspace > there.watch_bytes && !there.is_quiet(workspace, at);
       if (is_above || is_watched) {
         table_.above_watched(device, weight, workspace);
@@ -253,10 +257,10 @@ class Storages {
     return storage;
   }
 
-  /// Append the deaths since the last time, each as of when it came, whichever thread dropped the last reference.
+  /// Append the deaths since the last call, each with its own time, whichever thread dropped the last reference.
   void record_deaths(int64_t op) {
     while (any_dead()) {
-      table_.deaths->reserve<DeathsRow>(1);  // first: what is taken off the queue must be written
+      table_.deaths->reserve<DeathsRow>(1);  // first: a death that leaves the queue must be written
       const auto [gone, at] = table_.dead->take();
       if (is_by_storage(gone.ptr())) {
         record_death(gone.ptr(), op, at);
@@ -280,21 +284,21 @@ class Storages {
 
   /// Return the string id of dtype and shape.
   int64_t shape_of(const at::Tensor& tensor) {
-    // no Python runs between here and the look-up, so no other thread writes the scratch
+    // no Python runs between here and the look-up, so no other thread writes `shape_`
     shape_.assign(1, static_cast<int64_t>(tensor.scalar_type()));
     shape_.insert(shape_.end(), tensor.sizes().begin(), tensor.sizes().end());
     const auto known = shapes_.find(shape_);
     if (known != shapes_.end()) {
       return known->second;
     }
-    const Key mine = shape_;  // other threads may come by while Python runs
+    const Key mine = shape_;  // other threads may run while Python runs
     const int64_t id = table_.shape_id(owned(THPVariable_Wrap(tensor)));
     shapes_.emplace(mine, id);
     return id;
   }
 
  private:
-  /// Return whether the allocator tells when this memory is freed; a meta tensor has none.
+  /// Return whether the allocator reports when this memory is freed. A meta tensor has no memory.
   static bool has_events(const at::Tensor& tensor) { return !tensor.is_meta(); }
 
   int64_t device_of(const at::Tensor& tensor) {
@@ -310,14 +314,15 @@ class Storages {
     return known->second;
   }
 
-  /// Make a weak reference. To call its class would parse the arguments twice, for an `__init__` that does nothing.
+  /// Make a weak reference. Calling its class would parse the arguments twice, because of an `__init__` that does
+  /// nothing.
   py::object weakly(const py::object& type, const py::object& referent) const {
     const py::object arguments = owned(PyTuple_Pack(2, referent.ptr(), table_.note_death.ptr()));
     auto* of = reinterpret_cast<PyTypeObject*>(type.ptr());
     return owned(of->tp_new(of, arguments.ptr(), nullptr));
   }
 
-  /// Put what watches a storage at the end of the table, which is in the order of the births.
+  /// Append a weak reference to the table, which is in the order of the births.
   void put_last(const py::object& key, const py::object& reference) const {
     PyObject* live = table_.live.ptr();
     PyObject* there = PyDict_SetDefault(live, key.ptr(), reference.ptr());
@@ -328,7 +333,7 @@ class Storages {
     }
   }
 
-  /// Append the deaths that came while there was no memory to note them, as of now.
+  /// Append the deaths that could not be noted when they came, because memory had run out. They get the present time.
   void record_missed_deaths(int64_t op) {
     std::vector<py::object> gone;
     PyObject *key = nullptr, *known = nullptr;
@@ -357,7 +362,7 @@ class Storages {
     forget_roles(gone);
   }
 
-  /// Take what watches a storage off the table, unless another storage has its address by now.
+  /// Remove the weak reference of a storage from the table, unless another storage has its address by now.
   void take_off(PyObject* gone) const {
     PyObject* key = watched_.key.object_of(gone);
     if (PyDict_GetItemWithError(table_.live.ptr(), key) == gone) {
@@ -372,11 +377,11 @@ class Storages {
     }
   }
 
-  /// Return what watches the living storages with at least a number by their tensors, the oldest first.
+  /// Return the references that watch living storages through tensors, from a storage number on, oldest first.
   std::vector<py::object> by_tensor_since(int64_t number) const {
     std::vector<py::object> found;
     const py::object newest = table_.live.attr("values")().attr("__reversed__")();
-    while (PyObject* next = PyIter_Next(newest.ptr())) {  // no Python runs within: nobody changes the table
+    while (PyObject* next = PyIter_Next(newest.ptr())) {  // no Python runs inside the loop, so nobody changes the table
       auto known = py::reinterpret_steal<py::object>(next);
       if (number_of(known.ptr()) < number) {
         break;
@@ -389,7 +394,7 @@ class Storages {
     return found;
   }
 
-  /// Count a storage for the limit though the tensor that it was watched by is gone, for as long as it lives.
+  /// Count a storage for the limit as long as it lives, although the tensor that it was watched through is gone.
   void hand_on(int64_t number) {
     const auto found = handed_on_.find(number);
     if (found == handed_on_.end()) {
@@ -411,7 +416,7 @@ class Storages {
     }
   }
 
-  /// Return true if what is live is above the limit, what was handed on and is still there included.
+  /// Return true if the live bytes are above the limit, including storages that were handed on and still live.
   bool is_above_limit(Account& there) {
     if (there.live_bytes + there.handed_on_bytes <= there.limit_bytes) {
       return false;

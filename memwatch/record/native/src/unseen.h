@@ -1,9 +1,9 @@
-// Detaching where no dispatch mode of the program looks.
+// Detach tensors so that no dispatch mode of the program sees it.
 //
-// A mode sees every `detach`: of ours, and of autograd's own. Autograd detaches an output that it saves, and so do our
-// packs, so a mode sees the same there with memwatch as without. But it saves an input as it is, and gives it back
-// as it is; given the same tensor by a hook, it detaches that (torch/csrc/autograd/saved_variable.cpp, `unpack`), and
-// asks the modes first. So for a saved input the hook gives a tensor that is detached without asking them.
+// A mode sees every `detach`, by memwatch or by autograd. Autograd detaches each output that it saves. Our packs do the
+// same, so a mode sees no difference there. Autograd saves an input as it is and returns it as it is. But if a hook
+// returns the input, autograd detaches it (torch/csrc/autograd/saved_variable.cpp, `unpack`), and calls the modes
+// first. So for a saved input, memwatch's hook returns a tensor whose `detach` does not call the modes.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,7 +22,7 @@ class BelowModes {
       c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot})};
 };
 
-/// A view of all of another tensor, with its version counter, of which no mode sees copies.
+/// A view of all of another tensor, with its version counter. No mode sees it being copied.
 class UnseenImpl final : public c10::TensorImpl {
  public:
   explicit UnseenImpl(const c10::TensorImpl& source) : TensorImpl(source.key_set(), source.dtype(), source.device()) {
@@ -44,13 +44,13 @@ class UnseenImpl final : public c10::TensorImpl {
 
 inline bool any_mode() { return c10::impl::TorchDispatchModeTLS::stack_len() > 0; }
 
-/// Return true for a tensor that is nothing but one of torch's own: no subclass, wrapper or other layout.
+/// Return true for a tensor of torch's own class: no subclass, no wrapper, no other layout.
 inline bool is_of_torch_itself(const at::Tensor& tensor) {
   const c10::TensorImpl& implementation = *tensor.unsafeGetTensorImpl();
   return typeid(implementation) == typeid(c10::TensorImpl) && !tensor.key_set().has(c10::DispatchKey::Python);
 }
 
-/// Detach a tensor; no mode sees it, unless the tensor's own class wants to.
+/// Detach a tensor without calling a mode, unless the tensor's own class has a `__torch_dispatch__`.
 inline at::Tensor detached_unseen(const at::Tensor& tensor) {
   if (!any_mode() || !is_of_torch_itself(tensor)) {
     return tensor.detach();
@@ -59,7 +59,7 @@ inline at::Tensor detached_unseen(const at::Tensor& tensor) {
   return tensor.detach();
 }
 
-/// Return what autograd may detach without a mode seeing it, in place of a tensor that a mode must not be asked about.
+/// Return a tensor in place of another one, so that autograd can detach it without calling a mode.
 inline at::Tensor to_be_detached_unseen(const at::Tensor& tensor) {
   if (!any_mode() || !is_of_torch_itself(tensor)) {
     return tensor;

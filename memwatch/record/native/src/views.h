@@ -1,7 +1,8 @@
-// The kernels of views on the dispatch key: each notes the node that autograd has made for it, and goes on below.
+// The kernels of views on the dispatch key. Each one notes the node that autograd made for the view, and then calls the
+// next kernel.
 //
-// They take their arguments as they come: to box them would cost more than what is noted. Those of `VIEWS` in
-// interception/kinds.py and no others: `tests/native/test_native_twins.py` runs each.
+// They take unboxed arguments, because boxing would cost more than the note. There is a kernel for each name in `VIEWS`
+// of interception/kinds.py and for no other op. `tests/native/test_native_twins.py` runs each of them.
 #pragma once
 
 #include <ATen/ops/_reshape_alias_ops.h>
@@ -73,7 +74,7 @@ void put_views(torch::Library& library) {
   put_view<note, view_as_real>(library, "view_as_real");
 }
 
-/// The kernel of `LIFT` in interception/kinds.py: `note` is called with what torch has made of Python's data.
+/// The kernel of `LIFT` in interception/kinds.py. It calls `note` with the tensor that torch made from Python's data.
 template <void (*note)(const at::Tensor&)>
 at::Tensor run_lift(c10::DispatchKeySet keys, const at::Tensor& made) {
   constexpr c10::DispatchKeySet below(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::Fake);
