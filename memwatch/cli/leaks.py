@@ -1,9 +1,11 @@
 """Run a program and report the tensors that it leaves behind.
 
 A tensor counts as leaked if only a reference cycle keeps it, if the garbage collector can never free it, or if
-something other than a top-level name of the program still holds it. A holder that keeps the tensor and graph of every
-optimizer step is a leak too. memwatch searches for these after steps 6, 12, 24 and so on. If there are leaks, the exit
-code is 1. A program that fails ends as it would without memwatch.
+something other than a top-level name of the program still holds it. Something that keeps the graph of each optimizer
+step, or of each pass of a loop, is a leak too, and so are hooks that each step or pass registers. memwatch searches for
+these after steps 4, 8, 16 and so on, and after passes 6, 11, 21 and so on. If there are leaks, the exit code is 1. If
+there are none, memwatch says where it looked, and what it did not judge. A program that fails ends as it would without
+memwatch.
 
     memwatch leaks train.py --epochs 1
     memwatch leaks -m package.train
@@ -13,7 +15,7 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from memwatch.cli.output import emit, say
 from memwatch.cli.program import hide_own_frames
@@ -25,12 +27,8 @@ if TYPE_CHECKING:
     import argparse
 
     from memwatch.leaks import Leak
+    from memwatch.leaks.program_growth import ProgramGrowth
     from memwatch.settings import Settings
-
-_NONE: Final = (
-    "no leaks: only top-level names, models and optimizers hold what the run made; "
-    "what grows in them is found by memwatch.find_leaks(step)"
-)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,9 +42,10 @@ def execute(options: argparse.Namespace) -> int | BaseException:
     # imported first: the program's folder comes first in sys.path later, and may hold modules of the same name
     from memwatch.leaks import TensorLeakError, check_leaks
     from memwatch.report.console import line_width
-    from memwatch.words.leaks import GREW_BY_STEP
+    from memwatch.words.leaks import grow_line
 
     found: list[Leak] = []
+    at_end: list[Leak] = []
     program, settings = chosen_program(options), project_settings()  # the program may change the folder
     try:
         run = program.load()
@@ -54,14 +53,15 @@ def execute(options: argparse.Namespace) -> int | BaseException:
         return hide_own_frames(error)
     try:
         with check_leaks() as check:
-            steps = check.follow_steps()
+            growth = check.follow_rounds()
             try:
                 run()
             except SystemExit as error:
                 if error.code not in {None, 0}:
                     return error
             finally:
-                steps.stop()
+                growth.stop()
+            at_end = growth.held_at_end()
             names = vars(sys.modules["__main__"])
             check._blocks[-1].exempt.globals |= {(id(names), name) for name in names}
     except TensorLeakError as error:
@@ -70,16 +70,56 @@ def execute(options: argparse.Namespace) -> int | BaseException:
         return hide_own_frames(error)
     told = {leak.cause for leak in found}
     found = _counted(found, settings)
-    growing = _counted([leak for leak in steps.leaks if leak.cause not in told], settings)
     parts = [str(TensorLeakError(found))] if found else []
-    if growing:
-        parts.append("\n".join([GREW_BY_STEP, *map(str, growing)]))
+    for rounds in growth.rounds:
+        leaks = [leak for leak in rounds.leaks if leak.cause not in told]
+        told |= {leak.cause for leak in leaks}
+        leaks = _counted(leaks, settings)
+        if leaks:
+            parts.append("\n".join([grow_line(rounds.place), *map(str, leaks)]))
     if not parts:
-        if not told and not steps.leaks:
-            say(_NONE)
+        _say_what_was_searched(growth, at_end, told, settings)
         return 0
     emit(_wrapped("\n".join(parts), line_width(None)))
     return 1
+
+
+def _say_what_was_searched(
+    growth: ProgramGrowth, at_end: list[Leak], told: set[str], settings: Settings
+) -> None:
+    """Say that there are no leaks, as far as memwatch looked, and what it did not judge."""
+    from memwatch.leaks.program_growth import FEWEST_PASSES, FEWEST_STEPS
+    from memwatch.words import leaks as words
+
+    kept_by_place = {rounds.place: rounds.kept for rounds in growth.rounds if rounds.kept}
+    if not told:
+        places = [rounds.place for rounds in growth.rounds]
+        say(words.searched_line(places, is_certain=not kept_by_place))
+    if not growth.rounds:
+        say(
+            words.not_searched_line(
+                growth.steps.number, fewest_steps=FEWEST_STEPS, fewest_passes=FEWEST_PASSES
+            )
+        )
+    for place, leaks in kept_by_place.items():
+        rows = _rows(leaks, told)
+        if rows:
+            held = words.held_phrase(rows)
+            say(words.KEPT_BY_ROUND.format(round=words.round_phrase(place), held=held))
+    held_at_end = _rows([leak for leak in at_end if leak.count > 1], told)
+    if held_at_end:
+        say(words.HELD_AT_END.format(held=words.held_phrase(held_at_end)))
+
+
+def _rows(leaks: list[Leak], told: set[str]) -> list[tuple[str, int, dict[str, int]]]:
+    """Return the holders that nothing was said of yet, with what each holds; note that they are told."""
+    rows = {
+        leak.cause: (leak.holder, leak.count, {leak.device: leak.nbytes})
+        for leak in leaks
+        if leak.cause not in told
+    }
+    told |= rows.keys()
+    return list(rows.values())
 
 
 def _counted(leaks: list[Leak], settings: Settings) -> list[Leak]:

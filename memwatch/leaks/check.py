@@ -25,7 +25,7 @@ from memwatch.leaks.ledger import Ledger
 from memwatch.leaks.nearby import NearbySearch
 from memwatch.leaks.new_storage_mode import NewStorageMode
 from memwatch.leaks.new_storages import NewStorages
-from memwatch.leaks.steps_of_program import ProgramSteps
+from memwatch.leaks.program_growth import ProgramGrowth
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -142,13 +142,13 @@ class check_leaks:  # noqa: N801 - used like a function
         if leaks:
             raise TensorLeakError(leaks) from error
 
-    def follow_steps(self) -> ProgramSteps:
-        """Search the heap after some steps of the block's optimizer too; the caller ends this with `stop()`."""
+    def follow_rounds(self) -> ProgramGrowth:
+        """Search the heap after some rounds of the block's work too; the caller ends this with `stop()`."""
         block = self._blocks[-1]
         assert block.watch is not None
-        steps = ProgramSteps(block.made, block.watch)
-        steps.start()
-        return steps
+        growth = ProgramGrowth(block.made, block.watch, block.young)
+        growth.start()
+        return growth
 
     def keep(self, *objects: object) -> None:
         """Exempt what the caller of the block holds: its arguments and its result."""
@@ -196,6 +196,10 @@ class _Block:
         self.watch = NewStorageMode(self.made, 0) if sites else None
         self._autocast_depth = autocast_depth()
         self.may_have_grown = False
+
+    def young(self) -> list[object]:
+        """Return the tensors and nodes that the block made; drop the list soon."""
+        return self._ledger.young()
 
     def start(self) -> None:
         self._ledger.start()

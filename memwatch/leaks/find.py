@@ -12,23 +12,21 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
-from memwatch.device_names import CPU
 from memwatch.devices import adapter_of, devices_in_use
 from memwatch.edges import EdgeKind, VertexKind
 from memwatch.heap.classes import count_by_class
 from memwatch.heap.roots import Held
-from memwatch.heap.tensors import quiet, storage_of
 from memwatch.leaks.balance import unbalanced
 from memwatch.leaks.diagnose import diagnose
 from memwatch.leaks.exemptions import Exemptions
+from memwatch.leaks.graph_growth import holder_of_largest_graph, leak_of_graph
 from memwatch.leaks.groups import largest_first, leak_of, leaks_of
 from memwatch.leaks.growth import grown_classes
 from memwatch.leaks.hook_growth import leaks_of_hooks, next_hook_number
-from memwatch.leaks.kinds import LeakKind
 from memwatch.leaks.leak import Leaks
 from memwatch.leaks.ledger import Change, Ledger
 from memwatch.leaks.new_storage_mode import NewStorageMode
-from memwatch.leaks.new_storages import NODE_BYTES, NewStorages, behind
+from memwatch.leaks.new_storages import NewStorages
 from memwatch.leaks.places import growth
 from memwatch.leaks.schedule import AUTO, MOST_BYTES, MOST_S, PERIOD, RunsError, Schedule, schedule_of
 from memwatch.leaks.series import series_of
@@ -59,7 +57,6 @@ def most_growth_bytes(before: dict[str, int], after: dict[str, int]) -> int:
 __all__ = ["RunsError", "find_growth", "find_leaks"]
 
 _NOISE_BYTES: Final = 64
-_MOST_ENDS: Final = 100  # tensors whose graphs are measured, the latest ones
 _ONE_STEP: Final = 2  # counts: what one call alone adds does not grow
 _TWO_PAIRS: Final = 4  # measured calls: fewer show no period
 _FILLS: Final = frozenset(
@@ -253,9 +250,7 @@ class _GrowthSearch:
             leaks[keeping] = replace(leaks[keeping], graph_nodes=nodes)
             return leaks
         assert survivor is not None
-        survivor.kind = LeakKind.GRAPH
-        leak = leak_of([survivor], nodes * NODE_BYTES, nodes, per_call=True, end_s=self._end_s)
-        return largest_first([*leaks, replace(leak, device=CPU, graph_nodes=nodes)])
+        return largest_first([*leaks, leak_of_graph(survivor, nodes, self._end_s)])
 
     def _nodes_grow_on(self) -> bool:
         """Return True if further calls add nodes too, so that no window was filling."""
@@ -268,16 +263,7 @@ class _GrowthSearch:
 
     def _holder_of_graph(self) -> Survivor | None:
         """Return the tensor with the largest graph, with its holder. None if the holder is excused."""
-        with quiet():
-            ends = self.ledger.graph_ends()[-_MOST_ENDS:]
-            sizes = [behind([tensor])[1] for tensor in ends]
-            end = max(zip(sizes, range(len(ends)), strict=True), default=(0, 0))[1]
-            storage = storage_of(ends[end]) if ends else None
-        del ends
-        made = [made for made in self.ledger.alive(0) if storage is not None and made.ref() is storage]
-        del storage
-        held = self._held()
-        return next(iter(diagnose(made, Exemptions(state=False), per_call=True, held=held).retained), None)
+        return holder_of_largest_graph(self.ledger.graph_ends(), self.ledger.alive(0), held=self._held())
 
     def _periods(self) -> list[range]:
         """Return the ranges of runs that must each add to a leak if no further calls are made.

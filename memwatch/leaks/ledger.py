@@ -157,6 +157,10 @@ class Ledger:
         born = (made for made in self._known.values() if made.run >= first_run and made.alive)
         return [*(made for made in born if id(made.ref) not in grown), *grown.values()]
 
+    def young(self) -> list[object]:
+        """Return the living tensors, nodes and storages that the runs made; drop the list soon."""
+        return self._young.survivors()
+
     def graph_ends(self) -> list[torch.Tensor]:
         """Return the living tensors that the runs made and that have a graph; drop the list soon."""
         with quiet():

@@ -41,6 +41,7 @@ class NewStorageMode(UncompiledMode):
     Attributes:
         run: index of the run, which may change while the mode is on.
         ops: how many ops came by.
+        on_op: called with each op that may make a storage, before its storages are noted.
     """
 
     def __init__(self, book: NewStorages, run: int) -> None:
@@ -48,6 +49,7 @@ class NewStorageMode(UncompiledMode):
         self._book = book
         self.run = run
         self.ops = 0
+        self.on_op: Callable[[object], None] | None = None
         self._looks: dict[Any, _Look | None] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -76,6 +78,8 @@ class NewStorageMode(UncompiledMode):
 
     def note_made(self, func: Any, result: Any, args: Sequence[Any]) -> None:
         """Note the storages that an op returns, and the smaller ones from which they were made."""
+        if self.on_op is not None:
+            self.on_op(func)
         for tensor in _tensors(result):
             for storage in _storages(tensor):
                 if self._book.has(storage):

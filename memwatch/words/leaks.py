@@ -117,6 +117,8 @@ MORE_REFERENCES: Final = "... {count} more references, within C++ ..."
 """In place of the middle of a long way through an autograd graph."""
 _MOST_HIDDEN: Final = 8  # references in a row within C++ that the terminal shows
 _AT_AN_END: Final = 3
+_MOST_ROUNDS: Final = 2  # loops that the verdict names
+_MOST_HELD: Final = 3  # holders that a line names
 
 ROOT: Final = "root"
 """The first box of a drawn retention path."""
@@ -130,7 +132,32 @@ NO_DOT: Final = (
 )
 NOT_DRAWN: Final = "cannot draw {target}: {error}. The leak as text:\n{leak}"
 
-GREW_BY_STEP: Final = "These leaks grow with each optimizer step (in this list, 'call' means one step):"
+GROW_BY_ROUND: Final = "These leaks grow with each {round} (in this list, 'call' means one {short}):"
+ROUND_OF_STEPS: Final = "optimizer step"
+ROUND_OF_LOOP: Final = "pass of the loop at {place}"
+LEFT_NOTHING: Final = (
+    "{verdict}: apart from top-level names, models and optimizers nothing holds what the run made"
+)
+NO_LEAKS_IN: Final = ", and nothing kept a graph or a hook of each {rounds}"
+OR_OF_EACH: Final = " or of each "
+VERDICT: Final = "no leaks"
+VERDICT_AT_END: Final = "no leaks at the end"
+VERDICT_BESIDE_KEPT: Final = "no certain leaks"
+NOT_SEARCHED: Final = (
+    "memwatch did not look for growth: the program made {steps}, and none of its own loops had {passes} passes. "
+    "Run at least {fewest} steps or {passes} passes, or call memwatch.find_leaks(step)"
+)
+COUNT_OF_STEPS: Final = "{count} optimizer steps"
+COUNT_OF_STEP: Final = "1 optimizer step"
+NO_STEPS: Final = "no optimizer step"
+KEPT_BY_ROUND: Final = (
+    "each {round} added to {held}. If these are not results, drop or detach them in the loop"
+)
+HELD_AT_END: Final = (
+    "not judged, because a name at the top level holds it: {held}. If it is not a result, delete it"
+)
+HELD: Final = "{holder} ({amount})"
+MORE_HOLDERS: Final = "{count} more"
 EVERY: Final = "every={every}: write how many calls there are from one mark to the next, or 0"
 GREW: Final = "{size} more of tensors at mark {last} than at mark {first}, and more at each mark between"
 NOTHING_GREW: Final = "no holder had more tensors at each of the last {marks} marks"
@@ -161,6 +188,47 @@ def _counted(kind: str, count: int) -> str:
     """Return the number of tensors, hooks or nodes of a leak, with the word for them."""
     names = {"graph": (NODE, NODES), "hooks": (HOOK, HOOKS)}.get(kind, (TENSOR, TENSORS))
     return f"{count} {names[count != 1]}"
+
+
+def round_phrase(place: tuple[str, int, str] | None) -> str:
+    """Return the name of a step of the optimizer, or of a pass of the loop that begins at a place."""
+    return ROUND_OF_STEPS if place is None else ROUND_OF_LOOP.format(place=site_phrase(*place))
+
+
+def grow_line(place: tuple[str, int, str] | None) -> str:
+    """Return the line above leaks that grow with each round."""
+    return GROW_BY_ROUND.format(round=round_phrase(place), short="step" if place is None else "pass")
+
+
+def searched_line(places: Sequence[tuple[str, int, str] | None], *, is_certain: bool) -> str:
+    """Return the verdict on a program without leaks.
+
+    Args:
+        places: where the loops begin that were searched; None for the steps of the optimizer.
+        is_certain: False if each round added to something that may be a result.
+    """
+    rounds = OR_OF_EACH.join(list(dict.fromkeys(map(round_phrase, places)))[:_MOST_ROUNDS])
+    verdict = VERDICT if is_certain else VERDICT_BESIDE_KEPT
+    left = LEFT_NOTHING.format(verdict=verdict if places else VERDICT_AT_END)
+    return left + (NO_LEAKS_IN.format(rounds=rounds) if places else "")
+
+
+def not_searched_line(steps: int, *, fewest_steps: int, fewest_passes: int) -> str:
+    """Return why memwatch did not look for growth."""
+    counted = COUNT_OF_STEP if steps == 1 else COUNT_OF_STEPS.format(count=steps)
+    return NOT_SEARCHED.format(
+        steps=counted if steps else NO_STEPS, fewest=fewest_steps, passes=fewest_passes
+    )
+
+
+def held_phrase(held: Sequence[tuple[str, int, Mapping[str, int]]]) -> str:
+    """Return holders, each with what it holds: its words, tensors, and bytes by device."""
+    shown = [
+        HELD.format(holder=holder, amount=_amount("retained", sizes, count))
+        for holder, count, sizes in held[:_MOST_HELD]
+    ]
+    more = len(held) - len(shown)
+    return IN_A_CYCLE.join([*shown, *[MORE_HOLDERS.format(count=more)] * (more > 0)])
 
 
 def _amount(kind: str, sizes: Mapping[str, int], count: int) -> str:

@@ -1,0 +1,180 @@
+"""Count the passes of the program's own loops from the call stacks of its ops.
+
+A program without an optimizer says nowhere where one round of its work ends and the next begins. Its loops do. An op
+shows which instruction each running call has reached. If a call has gone back to an earlier instruction, or calls the
+same function again from the same instruction, a loop of that call has begun another pass. No frame is kept and no
+tracing is switched on: a frame that is kept keeps its variables, and tracing belongs to debuggers.
+
+Two stacks of the same functions can be those of two calls one after the other, for a frame may lie where an earlier one
+did. Where they cannot be told apart, passes are missed or split, so that memwatch finds less, and never more.
+"""
+
+from __future__ import annotations
+
+import dis
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from memwatch._torch.modules import MODULE_CALL_CODE
+from memwatch.own_code import CodeOwner, code_owner, is_memwatch_code, line_at
+
+if TYPE_CHECKING:
+    from types import CodeType, FrameType
+
+_WAITS: Final = "JUMP_BACKWARD_NO_INTERRUPT"
+"""The jump with which `await` and `yield from` wait: no loop of the program."""
+
+
+class _Call(NamedTuple):
+    """One running call: a frame that may be gone by now, its code, and the offset that it has reached."""
+
+    frame_id: int
+    code: CodeType
+    offset: int
+
+
+class _Range(NamedTuple):
+    """The instructions of a loop, by their offsets: the first one, to which it jumps back, and the last."""
+
+    start: int
+    end: int
+
+
+@dataclass(eq=False)
+class Loop:
+    """One run of a loop of the program.
+
+    Attributes:
+        code: the function or module that has the loop.
+        range: its instructions.
+        depth: how many calls are running around the one that has the loop.
+        passes: how many passes have begun after the first.
+        is_over: True once the call has left it.
+    """
+
+    code: CodeType
+    range: _Range
+    depth: int
+    passes: int = 0
+    is_over: bool = False
+
+    @property
+    def place(self) -> tuple[str, int, str]:
+        """The file, the line at which the loop begins, and the function."""
+        return self.code.co_filename, line_at(self.code, self.range.start), self.code.co_name
+
+
+class LoopPasses:
+    """Compares the stack of each op with that of the op before it."""
+
+    def __init__(self) -> None:
+        self._stack: list[_Call] = []
+        self._op: object = None
+        self._running: dict[tuple[int, int], Loop] = {}  # by depth and first instruction
+        self._ranges: dict[int, tuple[CodeType, list[_Range]]] = {}  # by the id of a code, which it keeps
+        self._owners: dict[int, bool] = {}
+
+    def note(self, op: object) -> Loop | None:
+        """Note an op of this thread, none of a backward; return the loop that has begun another pass with it."""
+        before, self._stack = self._stack, _running_calls()
+        op_before, self._op = self._op, op
+        stack = self._stack
+        same = 0  # calls that have not moved
+        for old, new in zip(before, stack, strict=False):
+            if old.frame_id != new.frame_id or old.code is not new.code or old.offset != new.offset:
+                break
+            same += 1
+        if same == len(before) == len(stack):
+            return self._called_again() if op is op_before else None
+        if same == len(before) or same == len(stack):
+            self._end(same)
+            return None  # one instruction called torch, and then a function: of C++, so it is one call
+        old, new = before[same], stack[same]
+        is_same_call = old.frame_id == new.frame_id and old.code is new.code
+        if is_same_call and old.offset < new.offset:
+            self._end(same + 1)
+            self._end_left(same, new.offset)
+            return None
+        if is_same_call and self._range_of(new.code, new.offset, old.offset) is not None:
+            self._end(same + 1)
+            return self._passed(same, old.offset)
+        self._end(same)
+        return self._passed(same - 1, stack[same - 1].offset) if same else None
+
+    def _called_again(self) -> Loop | None:
+        """Count a pass if the same op came from the same instructions: the innermost loop around them has made it.
+
+        A function of C++ that makes several tensors runs several ops from one instruction, hardly the same one twice.
+        """
+        for depth, call in reversed(list(enumerate(self._stack))):
+            if self._range_of(call.code, call.offset, call.offset) is not None:
+                self._end(depth + 1)
+                return self._passed(depth, call.offset)
+        return None
+
+    def _passed(self, depth: int, offset_before: int) -> Loop | None:
+        """Count a pass of the innermost loop in which a call was and is; return the loop if it is the program's."""
+        call = self._stack[depth]
+        found = self._range_of(call.code, call.offset, offset_before)
+        if found is None or not self._is_of_program(depth):
+            return None
+        self._end_left(depth, call.offset)
+        loop = self._running.get((depth, found.start))
+        if loop is None:
+            loop = self._running[depth, found.start] = Loop(call.code, found, depth)
+        loop.passes += 1
+        return loop
+
+    def _end(self, depth: int) -> None:
+        """End the loops of the calls from a depth on: those calls have returned."""
+        for key in [key for key in self._running if key[0] >= depth]:
+            self._running.pop(key).is_over = True
+
+    def _end_left(self, depth: int, offset: int) -> None:
+        """End the loops of a call that it has left by moving on."""
+        for key, loop in list(self._running.items()):
+            if key[0] == depth and offset > loop.range.end:
+                self._running.pop(key).is_over = True
+
+    def _range_of(self, code: CodeType, first: int, last: int) -> _Range | None:
+        """Return the innermost loop that has two instructions, the one behind the other."""
+        known = self._ranges.get(id(code))
+        if known is None:
+            known = self._ranges[id(code)] = code, _loops_of(code)
+        around = (each for each in known[1] if each.start <= first and last <= each.end)
+        return min(around, key=lambda each: each.end - each.start, default=None)
+
+    def _is_of_program(self, depth: int) -> bool:
+        """Return True for a call of the program's own code that is not part of a module's forward.
+
+        A forward that goes through its layers is one round of work. What it keeps of each layer is for the backward.
+        """
+        code = self._stack[depth].code
+        if id(code) not in self._owners:
+            self._owners[id(code)] = code_owner(code.co_filename) is CodeOwner.PROGRAM
+        return self._owners[id(code)] and not any(
+            each.code is MODULE_CALL_CODE for each in self._stack[:depth]
+        )
+
+
+def _running_calls() -> list[_Call]:
+    """Return the running calls of this thread, outermost first, without those of memwatch and of what runs it."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and is_memwatch_code(frame.f_code.co_filename):
+        frame = frame.f_back
+    calls = []
+    while frame is not None and not is_memwatch_code(frame.f_code.co_filename):
+        calls.append(_Call(id(frame), frame.f_code, frame.f_lasti))
+        frame = frame.f_back
+    return calls[::-1]
+
+
+def _loops_of(code: CodeType) -> list[_Range]:
+    """Return the loops of a function: each jump back ends one."""
+    ends: dict[int, int] = {}
+    for each in dis.get_instructions(code):
+        is_jump = each.opcode in dis.hasjrel or each.opcode in dis.hasjabs
+        if is_jump and each.argval <= each.offset and each.opname != _WAITS:
+            ends[each.argval] = max(ends.get(each.argval, 0), each.offset)
+    return [_Range(start, end) for start, end in ends.items()]

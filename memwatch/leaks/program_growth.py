@@ -1,0 +1,299 @@
+"""What grows from one round of a program's work to the next, while the program runs.
+
+At the end of a program the variables of its functions are gone, and a list at its top level may be its result. Only the
+rounds in between show growth. A round is a step of the program's optimizer, or a pass of one of its loops.
+
+A holder that keeps a tensor with its graph, a hook, or more of a graph in each round leaks. A holder that keeps a
+tensor without a graph may collect results. memwatch names it and does not judge it.
+
+A backward may need the graphs that a loop collects: unrolled steps, micro-batches whose losses are added up, inner
+steps of meta-learning. If a backward runs while they are alive, after the loop or in a loop that had none before, they
+are no leak. Nor are graphs that a function collects if they are gone when the function is called again.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from bisect import bisect_right
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final
+
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from memwatch._torch.autograd_state import autograd_state
+from memwatch._torch.engine import is_in_backward
+from memwatch.edges import EdgeKind
+from memwatch.heap.ids import identities
+from memwatch.heap.tensors import is_tensor, quiet, storage_of
+from memwatch.leaks.diagnose import diagnose
+from memwatch.leaks.exemptions import Exemptions
+from memwatch.leaks.graph_growth import holder_of_largest_graph, leak_of_graph
+from memwatch.leaks.groups import leaks_of
+from memwatch.leaks.hook_growth import leaks_of_hooks, next_hook_number
+from memwatch.leaks.loop_passes import LoopPasses
+from memwatch.leaks.new_storages import behind, tensors_among
+
+if TYPE_CHECKING:
+    import weakref
+    from collections.abc import Callable, Sequence
+
+    import numpy as np
+    import torch
+    from numpy.typing import NDArray
+
+    from memwatch.leaks.leak import Leak
+    from memwatch.leaks.loop_passes import Loop
+    from memwatch.leaks.new_storage_mode import NewStorageMode
+    from memwatch.leaks.new_storages import NewStorage, NewStorages, Site
+    from memwatch.leaks.survivor import Survivor
+
+FEWEST_STEPS: Final = 4
+"""Steps after which the heap is searched first, and again each time their number has doubled. The first step makes lazy
+state, and variables still hold the tensors of the last one. Two are left, as few as can show growth."""
+FEWEST_PASSES: Final = 6
+"""Likewise for a loop, whose passes are less certain to be rounds: three passes are left. Guess."""
+_MOST_S: Final = 30.0
+"""No more searches once they took longer: the last one of each loop decides."""
+_MOST_COUNTING_S: Final = 5.0
+"""No more counts of autograd nodes once they took longer."""
+_MOST_RUNS: Final = 2
+"""How many runs of one loop are followed. A function that is called again and again is part of a larger round."""
+_STATE: Final = frozenset({EdgeKind.PARAMETER, EdgeKind.BUFFER})
+
+
+@dataclass(eq=False)
+class Rounds:
+    """The steps of the optimizer, or the passes of one run of a loop.
+
+    Attributes:
+        loop: the loop; None for steps.
+        leaks: what each round kept and no backward needs, per round, as the last search found it.
+        kept: holders that got a tensor without a graph in each round.
+        was_searched: True once the heap was searched for what the rounds left.
+        hook_numbers: the number of the next hook, at the end of each round.
+        nodes: how many autograd nodes the program had then, for the rounds that were counted.
+        old: identities of the objects from before the second round.
+        backwards: how many rounds after the first had a backward.
+        in_backward: True if this round had one.
+        found: the storages behind the leaks.
+        is_judged: True if no further search is wanted.
+    """
+
+    loop: Loop | None
+    leaks: list[Leak] = field(default_factory=list)
+    kept: list[Leak] = field(default_factory=list)
+    was_searched: bool = False
+    hook_numbers: list[int] = field(default_factory=list)
+    nodes: list[int] = field(default_factory=list)
+    old: NDArray[np.int64] | None = None
+    backwards: int = 0
+    in_backward: bool = False
+    found: list[weakref.ref[torch.UntypedStorage]] = field(default_factory=list)
+    is_judged: bool = False
+    _starts: list[int] = field(default_factory=list)  # clock at the start of each round after the first
+
+    @property
+    def number(self) -> int:
+        """How many rounds have ended."""
+        return len(self._starts)
+
+    @property
+    def place(self) -> Site | None:
+        """Where the loop begins; None for steps."""
+        return None if self.loop is None else self.loop.place
+
+    @property
+    def have_backward(self) -> bool:
+        """Whether each round after the first had a backward, or an optimizer's step."""
+        return self.loop is None or self.backwards >= self.number - 1
+
+    def begin_next(self, clock: int) -> None:
+        """End a round."""
+        self.backwards += self.in_backward and self.number > 0
+        self.in_backward = False
+        self._starts.append(clock)
+        self.hook_numbers.append(next_hook_number())
+
+    def round_of(self, made: NewStorage) -> int:
+        """Return the number of the round that made a storage."""
+        return bisect_right(self._starts, made.run)
+
+    def is_alive(self) -> bool:
+        """Return True if something of what the last search found is alive."""
+        return any(ref() is not None for ref in self.found)
+
+    def acquit(self) -> None:
+        """Drop the leaks, and search no more."""
+        self.leaks, self.found, self.is_judged = [], [], True
+
+
+class ProgramGrowth:
+    """Follows the rounds of a program, and searches for what each of them left.
+
+    Args:
+        book: the storages that the program made.
+        mode: sees each op of the program.
+        young: returns the tensors and nodes that the program made.
+    """
+
+    def __init__(self, book: NewStorages, mode: NewStorageMode, young: Callable[[], list[object]]) -> None:
+        self.steps = Rounds(None)
+        self.loops: list[Rounds] = []
+        self._book = book
+        self._mode = mode
+        self._young = young
+        self._passes = LoopPasses()
+        self._runs: dict[object, list[Rounds]] = {}  # of each loop, by its place
+        self._handle: Any = None
+        self._optimizer: int | None = None
+        self._search_s = self._counting_s = 0.0
+
+    def start(self) -> None:
+        """Have torch call after each optimizer step, and the mode at each op."""
+        self._handle = register_optimizer_step_post_hook(self._after_step)
+        self._mode.on_op = self._at_op
+
+    def stop(self) -> None:
+        """End the calls."""
+        self._mode.on_op = None
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
+    @property
+    def rounds(self) -> list[Rounds]:
+        """The steps and loops that were searched, the steps first."""
+        return [each for each in [self.steps, *self.loops] if each.was_searched]
+
+    def held_at_end(self) -> list[Leak]:
+        """Return who holds what the program made, its top-level names included; call it before the block ends."""
+        found = diagnose(self._book.alive(), Exemptions(), per_call=False)
+        return leaks_of(found.retained, [0], per_call=False)
+
+    def _after_step(self, optimizer: object, _args: Any, _kwargs: Any) -> None:
+        if self._optimizer is None:
+            self._optimizer = id(optimizer)
+        if self._optimizer == id(optimizer):
+            self._begin_next(self.steps)
+
+    def _at_op(self, op: object) -> None:
+        """Note an op that makes storages."""
+        if is_in_backward():
+            self._note_backward()
+            return
+        loop = self._passes.note(op)
+        if loop is None:
+            return
+        rounds = next((each for each in reversed(self.loops) if each.loop is loop), None)
+        if rounds is None and loop.passes == 1:
+            rounds = self._follow(loop)
+        if rounds is not None:
+            self._begin_next(rounds)
+
+    def _follow(self, loop: Loop) -> Rounds | None:
+        """Follow a run of a loop, unless runs before it have shown what there is to see."""
+        runs = self._runs.setdefault((id(loop.code), loop.range), [])
+        if runs and (runs[-1].leaks or runs[-1].kept) and not runs[-1].is_alive():
+            runs[-1].acquit()  # what a call of the function collects is gone before the next call
+            runs[-1].kept = []
+        if len(runs) == _MOST_RUNS or any(each.is_judged for each in runs):
+            return None
+        rounds = Rounds(loop)
+        runs.append(rounds)
+        self.loops.append(rounds)
+        return rounds
+
+    def _note_backward(self) -> None:
+        """Acquit the loops whose graphs a backward may need."""
+        for each in self.loops:
+            is_running = each.loop is not None and not each.loop.is_over
+            each.in_backward |= is_running
+            is_own = is_running and each.have_backward
+            if each.leaks and not is_own and each.is_alive():
+                each.acquit()
+
+    def _begin_next(self, rounds: Rounds) -> None:
+        self._mode.run += 1
+        rounds.begin_next(self._mode.run)
+        fewest = FEWEST_STEPS if rounds.loop is None else FEWEST_PASSES - 1
+        if rounds.old is None:
+            rounds.old = identities(gc.get_objects())
+        doublings, rest = divmod(rounds.number, fewest)
+        is_due = rest == 0 and doublings & (doublings - 1) == 0 and not rounds.is_judged
+        if rounds.number <= fewest or is_due:
+            self._count_nodes(rounds)
+        if is_due and self._search_s < _MOST_S:
+            start_s = time.monotonic()
+            self._search(rounds)
+            self._search_s += time.monotonic() - start_s
+
+    def _count_nodes(self, rounds: Rounds) -> None:
+        if self._counting_s < _MOST_COUNTING_S:
+            start_s = time.monotonic()
+            rounds.nodes.append(behind(self._young())[1])
+            self._counting_s += time.monotonic() - start_s
+
+    def _search(self, rounds: Rounds) -> None:
+        """Find the holders that keep something of each round but the first and the last."""
+        measured = range(1, rounds.number - 1)
+        made = [
+            replace(each, run=number)
+            for each in self._book.alive()
+            if (number := rounds.round_of(each)) in measured
+        ]
+        leaks: list[Leak] = []
+        rounds.was_searched, rounds.kept, rounds.found = True, [], []
+        if {each.run for each in made}.issuperset(measured):
+            look = diagnose(made, Exemptions(state=False), per_call=True, old=rounds.old)
+            with_graph = _storages_with_graph()
+            keeping = [each for each in look.retained if _keeps_graph(each, with_graph)]
+            others = [
+                each
+                for each in look.retained
+                if not _keeps_graph(each, with_graph) and not _is_of_module(each)
+            ]
+            leaks = [replace(each, keeps_graph=True) for each in _of_each_round(keeping, measured)]
+            rounds.kept = _of_each_round(others, measured)
+            rounds.found = [each.storage.ref for each in (keeping if leaks else others)]
+        if not leaks:
+            leaks = self._growing_graph(rounds)
+        rounds.leaks = leaks + leaks_of_hooks(rounds.hook_numbers, (), leaks)
+
+    def _growing_graph(self, rounds: Rounds) -> list[Leak]:
+        """Return the value to whose graph each round adds, though backward has freed its tensors."""
+        counts = rounds.nodes
+        if len(counts) < FEWEST_STEPS or any(before >= after for before, after in pairwise(counts)):
+            return []
+        with quiet():
+            ends: list[Any] = [obj for obj in self._young() if is_tensor(obj)]
+            ends = [tensor for tensor in ends if not autograd_state(tensor).is_leaf]
+        grown = counts[-1] - counts[0]
+        survivor = holder_of_largest_graph(ends, self._book.alive(), least_nodes=grown, old=rounds.old)
+        del ends
+        if survivor is None:
+            return []
+        rounds.found = [survivor.storage.ref]
+        return [leak_of_graph(survivor, grown // (rounds.number - 1))]
+
+
+def _of_each_round(survivors: Sequence[Survivor], measured: range) -> list[Leak]:
+    return [each for each in leaks_of(survivors, measured, per_call=True) if each.every == 1]
+
+
+def _keeps_graph(survivor: Survivor, with_graph: set[int]) -> bool:
+    return survivor.through_graph or id(survivor.storage.ref()) in with_graph
+
+
+def _is_of_module(survivor: Survivor) -> bool:
+    """Return True for a parameter or a buffer: the loop builds a model."""
+    return any(step.edge.kind in _STATE for step in survivor.steps)
+
+
+def _storages_with_graph() -> set[int]:
+    """Return the ids of the storages of tensors that lead to a graph."""
+    with quiet():
+        tensors: list[Any] = [obj for obj in tensors_among(gc.get_objects()) if is_tensor(obj)]
+        ends = (tensor for tensor in tensors if not autograd_state(tensor).is_leaf)
+        return {id(storage_of(tensor)) for tensor in ends}
