@@ -20,6 +20,27 @@ for group in {optimizer}.param_groups:
         if "step" in (state := {optimizer}.state.get(parameter, {{}})):
             state["step"] = state["step"].to(parameter.device)
 """,
+    # gc does not look into the hooks of a parameter: they must not refer to it, and so not to the optimizer either. A
+    # copy of the optimizer steps for one parameter; a copy has no hooks, and no scheduler that counts its steps
+    "step_in_backward": """\
+import copy
+import weakref
+from functools import partial
+
+def step_now(parameter, optimizer, one, number):
+    one.state = optimizer().state
+    one.param_groups = [{{**optimizer().param_groups[number], "params": [parameter]}}]
+    one.step()
+    one.state, one.param_groups = {{}}, []
+    parameter.grad = None  # optimizer.step() finds no gradient and does nothing
+
+one = copy.copy({optimizer})
+one.state, one.param_groups = {{}}, []
+for number, group in enumerate({optimizer}.param_groups):
+    for parameter in group["params"]:
+        of_optimizer = dict(optimizer=weakref.ref({optimizer}), one=copy.copy(one), number=number)
+        parameter.register_post_accumulate_grad_hook(partial(step_now, **of_optimizer))
+""",
     "gradients": """\
 {optimizer}.register_step_post_hook(lambda optimizer, *_: optimizer.zero_grad())
 """,

@@ -30,9 +30,16 @@ def made(name: str, lines: str = "") -> Program:
     torch.manual_seed(0)
     gc.collect()
     program = PROGRAMS[name]()
-    exec(lines, {"model": program.model, "optimizer": program.optimizers[0]})  # the lines of a way
+    applied(lines, program.model, program.optimizers[0])
     program.step()
     return program
+
+
+def applied(lines: str, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Run the lines of a way in a function, as in a `main()`, whose variables are gone when it ends."""
+    space: dict[str, Any] = {}
+    exec("\n    ".join(["def apply(model, optimizer):", *lines.splitlines(), "return"]), space)
+    space["apply"](model, optimizer)
 
 
 def recorded(program: Program, *, holders: bool = False) -> memwatch.Profile:

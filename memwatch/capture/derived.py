@@ -171,7 +171,7 @@ DERIVED: Final = (
         "ways",
         "One row per change that would lower the peak by 5 % or more, the lowest peak first.",
         ("way", "text", "the change in a few words"),
-        ("kind", "text", "`checkpoint`, `foreach` or `fused`; two kinds are joined by ` + `"),
+        ("kind", "text", "what is changed, such as `checkpoint`; two kinds are joined by ` + `"),
         ("peak_bytes", "int", "most live bytes at one instant with the change"),
         (
             "time_ratio",

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from memwatch.analysis.facts.coded import Grouped
+from memwatch.analysis.ways.timeline import LAST
 from memwatch.capture.schema import ACCESSES, IN_BACKWARD, NONE
 from memwatch.device_names import is_host
 
@@ -29,12 +30,11 @@ if TYPE_CHECKING:
 
     from memwatch.analysis.facts.facts import Facts
     from memwatch.analysis.saved_tensors import SavedTensors
+    from memwatch.analysis.ways.timeline import ChangedBytes, Timeline
     from memwatch.capture.packed import IntArray
 
 _RNG_STATE_BYTES: Final = 5_056
 """The state of the host's random numbers, which each checkpoint keeps (torch 2.13: `torch.get_rng_state().nbytes`)."""
-_LAST: Final = np.iinfo(np.int64).max
-"""An op after all others."""
 _MOST_OPS: Final = 10_000
 """Ops that are simulated, of a recording of any length.
 
@@ -83,10 +83,12 @@ class Checkpointing:
     Args:
         facts: what the capture shows.
         saved: what autograd saved.
+        timeline: the ops and events of the capture.
     """
 
-    def __init__(self, facts: Facts, saved: SavedTensors) -> None:
+    def __init__(self, facts: Facts, saved: SavedTensors, timeline: Timeline) -> None:
         self._facts, self._saved = facts, saved
+        self._event_of = timeline.event_of
         tables = facts.capture.tables
         self._ops, self._uses, self._unpacks = tables["ops"], tables["uses"], tables["unpacks"]
         self._calls = tables["calls"]
@@ -154,25 +156,16 @@ class Checkpointing:
         calls = (self._of_call(start, end) for start, end in spans if start < end)
         return [call for call in calls if call is not None]
 
-    def bytes_of(self, rows: IntArray) -> IntArray:
-        """Return, per event, the bytes of some allocations that are alive."""
-        allocations = self._facts.allocations
-        change = np.zeros(len(self._facts.curve.live_bytes) + 1, dtype=np.int64)
-        nbytes, death = allocations.nbytes[rows].astype(np.int64), allocations.death_event[rows]
-        np.add.at(change, allocations.birth_event[rows], nbytes)
-        np.subtract.at(change, np.where(death == NONE, len(change) - 1, death), nbytes)
-        return np.cumsum(change)[:-1]
-
     def writes_buffers(self, module: int) -> bool:
         """Return True if the calls of a module write buffers, such as running statistics."""
         return any(call.writes_buffers for call in self.calls_of(module))
 
-    def peak_bytes(self, calls: Sequence[CheckpointedCall], spared: IntArray | None = None) -> int:
+    def peak_bytes(self, calls: Sequence[CheckpointedCall], other: ChangedBytes | None = None) -> int:
         """Return the most bytes that would be alive at one instant if all of these calls were checkpointed.
 
         Args:
             calls: the calls.
-            spared: bytes per event that another change would not have alive.
+            other: what another change does to the live bytes.
         """
         allocations, live = self._facts.allocations, self._facts.curve.live_bytes
         change = np.zeros(len(live) + 1, dtype=np.int64)
@@ -199,14 +192,17 @@ class Checkpointing:
             if death != NONE:
                 alive(death, until, int(allocations.nbytes[row]))
         changed = live + np.cumsum(change)[:-1]
-        if spared is not None:
-            changed -= spared
+        if other is not None:
+            changed -= other.spared
         # the forward runs again between two recorded events
-        again = [
+        between = [
             int(changed[call.again_event - 1]) - gone + call.again_most_bytes
             for call, gone in zip(calls, gone_bytes, strict=True)
         ]
-        return max([int(changed[self._events].max()), self._elsewhere_bytes, *again])
+        spikes = () if other is None else other.spikes
+        within = range(self._events.start, self._events.stop)
+        between += [int(changed[spike.event - 1]) + spike.nbytes for spike in spikes if spike.event in within]
+        return max([int(changed[self._events].max()), self._elsewhere_bytes, *between])
 
     def _of_call(self, start_op: int, end_op: int) -> CheckpointedCall | None:
         if self._in_backward[start_op]:
@@ -222,7 +218,7 @@ class Checkpointing:
         begin, end, cut = self._event_of(start_op), self._event_of(end_op), self._event_of(last_op)
         again = self._event_of(again_op)
         released = self._saved.released_op[packs]
-        over = self._event_of(_LAST if (released == NONE).any() else int(released.max()))
+        over = self._event_of(LAST if (released == NONE).any() else int(released.max()))
         made = self._allocations_by_op.within(start_op, end_op)
         made = made[allocations.counted[made]]
         kept = made[np.isin(allocations.storage[made], self._saved.storage[packs])]
@@ -264,7 +260,7 @@ class Checkpointing:
         last = int(used[~self._in_backward[used]].max(initial=int(self._facts.allocations.op[row]))) + 1
         others = np.setdiff1d(self._packs_by_storage.within(storage, storage + 1), packs)
         released = self._saved.released_op[others]
-        return self._event_of(_LAST if (released == NONE).any() else int(released.max(initial=last)))
+        return self._event_of(LAST if (released == NONE).any() else int(released.max(initial=last)))
 
     def _inputs(self, start_op: int, end_op: int) -> IntArray:
         """Return the allocations that a call reads from outside, but for parameters and buffers."""
@@ -289,13 +285,6 @@ class Checkpointing:
         dies = is_born & (death != NONE) & (death < cut) & ~np.isin(made, kept)
         np.subtract.at(change, death[dies] - begin, nbytes[dies])
         return int(np.cumsum(change).max(initial=0))
-
-    def _event_of(self, op: int) -> int:
-        """Return the first event at or after the start of an op."""
-        starts_ns = self._ops["start_ns"]
-        if op >= len(starts_ns):
-            return len(self._facts.curve.live_bytes) - 1
-        return int(np.searchsorted(self._facts.curve.time_ns, starts_ns[op]))
 
     def _rows_of_storages(self) -> IntArray:
         """Return, for each storage, its first allocation; -1 for none."""

@@ -11,6 +11,8 @@ from memwatch.analysis.findings.finding import LEAST_RATIO
 from memwatch.analysis.findings.optimizer import foreach_temporaries, loop_temporaries
 from memwatch.analysis.ways.blocks import SavingModules
 from memwatch.analysis.ways.checkpointing import Checkpointing
+from memwatch.analysis.ways.step_in_backward import step_in_backward
+from memwatch.analysis.ways.timeline import ChangedBytes, Timeline
 from memwatch.analysis.ways.way import Way
 from memwatch.capture.schema import NONE
 from memwatch.way_lines import LINES
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from memwatch.analysis.facts.facts import Facts
     from memwatch.analysis.saved_tensors import SavedTensors
     from memwatch.analysis.ways.checkpointing import CheckpointedCall
-    from memwatch.capture.packed import IntArray
+    from memwatch.analysis.ways.way import Basis
 
 _NO_GAIN_RATIO: Final = 0.01
 """A block whose checkpoint lowers the peak by less than this share of the whole fall is not worth its time. A guess."""
@@ -33,12 +35,14 @@ _FORMER: Final = FORMER_MODULE.format(name="")
 """In the name of a module that was replaced: `get_submodule` does not find it."""
 
 
-class _Setting(NamedTuple):
-    """A setting of the optimizer, and the bytes per event that would not be alive with it."""
+class _Change(NamedTuple):
+    """A change that leaves the ops of the forward as they are, and what it does to the live bytes."""
 
     kind: str
     text: str
-    spared: IntArray
+    bytes: ChangedBytes
+    time_ratio: float
+    basis: Basis
     decision: str
     lines: str
 
@@ -65,37 +69,37 @@ class _Search:
 
     def __init__(self, facts: Facts, saved: SavedTensors) -> None:
         self._facts = facts
-        self._checkpointing = Checkpointing(facts, saved)
+        self._timeline = Timeline(facts)
+        self._checkpointing = Checkpointing(facts, saved, self._timeline)
         self._saving = SavingModules(facts, saved)
         self._tree = facts.places.module_tree
         self._least_bytes = max(int(facts.curve.peak_increase_bytes * LEAST_RATIO), 1)
 
     def ways(self) -> list[Way]:
         """Return the ways that lower the peak by enough; of two together, those that do so further than either."""
-        settings, checkpoints = self._settings(), self._checkpoints()
+        changes, checkpoints = self._changes(), self._checkpoints()
         most_bytes = self._facts.curve.peak_bytes - self._least_bytes
         alone = [self._way(checkpoint, None) for checkpoint in checkpoints]
-        alone += [self._way(None, setting) for setting in settings]
+        alone += [self._way(None, change) for change in changes]
         found = [way for way in alone if way.peak_bytes <= most_bytes]
         lowest = min((way.peak_bytes for way in alone), default=most_bytes)
-        together = [self._way(checkpoint, setting) for checkpoint in checkpoints for setting in settings]
+        together = [self._way(checkpoint, change) for checkpoint in checkpoints for change in changes]
         found += [way for way in together if way.peak_bytes <= min(most_bytes, lowest - self._least_bytes)]
         return sorted(found, key=lambda way: way.peak_bytes)
 
-    def _way(self, checkpoint: _Checkpoint | None, setting: _Setting | None) -> Way:
+    def _way(self, checkpoint: _Checkpoint | None, change: _Change | None) -> Way:
         calls = [] if checkpoint is None else checkpoint.calls
-        spared = None if setting is None else setting.spared
-        again_ns = sum(call.again_ns for call in calls)
-        changes = [change for change in (checkpoint, setting) if change is not None]
-        texts = [change.text for change in changes]
+        again_ratio = sum(call.again_ns for call in calls) / self._checkpointing.ops_ns
+        parts = [part for part in (checkpoint, change) if part is not None]
+        texts = [part.text for part in parts]
         return Way(
-            kind=" + ".join(change.kind for change in changes),
+            kind=" + ".join(part.kind for part in parts),
             text=texts[0] if len(texts) == 1 else words.BOTH.format(first=texts[0], other=texts[1]),
-            peak_bytes=self._checkpointing.peak_bytes(calls, spared),
-            time_ratio=math.nan if setting is not None else 1 + again_ns / self._checkpointing.ops_ns,
-            basis="simulated" if setting is None else "estimated",
-            decision="; ".join(change.decision for change in changes if change.decision),
-            lines="\n".join(change.lines for change in changes),
+            peak_bytes=self._checkpointing.peak_bytes(calls, None if change is None else change.bytes),
+            time_ratio=again_ratio + (1 if change is None else change.time_ratio),
+            basis="simulated" if change is None else change.basis,
+            decision="; ".join(part.decision for part in parts if part.decision),
+            lines="\n".join(part.lines for part in parts),
         )
 
     def _checkpoints(self) -> list[_Checkpoint]:
@@ -158,18 +162,30 @@ class _Search:
                 model=model if model.isidentifier() else "model", names=_as_expression(names)
             )
 
-    def _settings(self) -> list[_Setting]:
-        """Return the settings of the optimizer whose temporaries were recorded."""
+    def _changes(self) -> list[_Change]:
+        """Return the changes of the optimizer: settings whose temporaries were recorded, and a step in the backward."""
         found = []
         for kind, text, decision, rows in (
             ("foreach", words.FOREACH, "", foreach_temporaries(self._facts)),
             ("fused", words.FUSED, words.ROUNDING, loop_temporaries(self._facts)),
         ):
             if rows:
-                spared = self._checkpointing.bytes_of(np.array(rows))
-                found.append(
-                    _Setting(kind, text, spared, decision, LINES[kind].format(optimizer="optimizer"))
+                spared = ChangedBytes(self._timeline.bytes_of(np.array(rows)))
+                lines = LINES[kind].format(optimizer="optimizer")
+                found.append(_Change(kind, text, spared, math.nan, "estimated", decision, lines))
+        step = step_in_backward(self._facts, self._timeline)
+        if step is not None:
+            found.append(
+                _Change(
+                    kind="step_in_backward",
+                    text=words.STEP_IN_BACKWARD,
+                    bytes=step.bytes,
+                    time_ratio=1.0 if step.is_exact else math.nan,
+                    basis="simulated" if step.is_exact else "estimated",
+                    decision=words.NO_WHOLE_GRADIENT,
+                    lines=LINES["step_in_backward"].format(optimizer="optimizer"),
                 )
+            )
         return found
 
 

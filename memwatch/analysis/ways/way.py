@@ -13,7 +13,7 @@ class Way:
     """A change of the program, with the peak that it would have.
 
     Attributes:
-        kind: what is changed, as in `memwatch fit`: `checkpoint`, `foreach`, `fused`; several are joined by ` + `.
+        kind: what is changed, such as `checkpoint` or `foreach`; two kinds are joined by ` + `.
         text: the change in a few words.
         peak_bytes: the most live bytes with it.
         time_ratio: duration of the ops with it, relative to that without; NaN where that is not known.
