@@ -107,6 +107,8 @@ import torch
 LOADED: Final = """\
 from memwatch.planner.plan import load_plan
 
-plan = load_plan("step.plan")  # the file that fit.plan.save("step.plan") writes
+plan = load_plan({path!r}){comment}
 """
 """Lines that come before those of a way that applies a plan."""
+UNSAVED: Final = '  # the file that fit.plan.save("step.plan") writes'
+"""The comment where you have to write the plan yourself."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import warnings
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -22,11 +23,15 @@ if TYPE_CHECKING:
 
     from memwatch.fit.blocks import SavedScan
     from memwatch.planner.plan import Plan
+    from memwatch.reading import Reading
 
 _GOOD_ENOUGH: Final = 1.02
 """A way whose steps take at most this, relative to the program's, ends the search; so near, two take as long."""
 _NOISE: Final = 1.1
-"""Where the program takes longer than this, relative to a way that computes more, its time cannot be right."""
+"""Two durations whose ratio is below this may be equal.
+
+Where the program takes longer than this, relative to a way that computes more, its time cannot be right.
+"""
 _MARGINS: Final = (1.0, 0.9)
 """Shares of what the limit leaves that a planned way is given; the second only if the first is too much."""
 
@@ -55,6 +60,9 @@ class Trial(Protocol):
 
     def plan(self, way: Way) -> Plan:
         """Return a plan of a step in a way, to be applied within some budget."""
+
+    def recorded(self, way: Way) -> Reading:
+        """Return the recording of a step in a way."""
 
     def scan(self) -> SavedScan:
         """Run steps and return what the modules save in the last of them."""
@@ -134,11 +142,16 @@ class Search:
     def _best(self) -> Measurement | None:
         """Return the fastest way under the limit; one with other results only if there is no other.
 
-        Of ways that take as long it is the one that was tried first: it changes less of the program.
+        Of ways that take as long it is the one that was tried first: it changes less of the program. A way whose lines
+        need memwatch must be faster than one whose lines need torch alone, by more than the noise.
         """
         fitting = [each for each in self.tried if each.fits(self._limit_bytes)]
         exact = [each for each in fitting if self.is_bitwise(each) is not False] or fitting
         least_cost = min((each.cost for each in exact), default=0.0)
+        of_torch = [each for each in exact if not each.way.is_planned]
+        least_of_torch = min((each.cost for each in of_torch), default=math.inf)
+        if least_of_torch <= least_cost * _NOISE:
+            exact, least_cost = of_torch, least_of_torch
         return next((each for each in exact if each.cost <= least_cost * _GOOD_ENOUGH), None)
 
     def _try(self, way: Way) -> Measurement:
@@ -168,7 +181,11 @@ class Search:
         self._say("what modules save")
         scan = self._trial.scan()
         saved, self._changing, self._baseline_bytes = scan.found, scan.changing_buffers, scan.baseline_bytes
-        for change in self._settings(gradients_wait=scan.gradients_wait):
+        predicted = self._predicted() if self._may(Kind.STEP_IN_BACKWARD) else {}
+        settings = self._settings(predicted, gradients_wait=scan.gradients_wait)
+        for change in sorted(
+            settings, key=lambda change: predicted.get(change.kind.value, plain.peak_bytes or 0)
+        ):
             measured = self._try(base.way.also(change))
             yield measured
             if self._is_gain(measured, base):
@@ -186,7 +203,8 @@ class Search:
             yield from self._least(base.way, divided[-1], Kind.OFFLOAD)
         for kind in (Kind.POLICY, Kind.BACKEND):
             if self._may(kind) and not plain.is_estimate:
-                yield from self._planned(base, kind)
+                # a plan is of a forward, a backward and then a step
+                yield from self._planned(plain if base.way.steps_in_backward else base, kind)
         # last, for a fused step rounds differently: it is wanted only where no way with the program's results fits
         if self._may_fuse() and not any(measured.fits(self._limit_bytes) for measured in self.tried):
             yield self._try(Way((Change(Kind.FUSED),)))
@@ -210,7 +228,19 @@ class Search:
             "fused" in group and not group["fused"] and not group.get("differentiable") for group in groups
         )
 
-    def _settings(self, *, gradients_wait: bool) -> list[Change]:
+    def _predicted(self) -> dict[str, int]:
+        """Return the peak of each kind of way that a recording of the program predicts."""
+        if self.tried[0].is_estimate:
+            return {}
+        self._say("a recording of the program")
+        try:
+            ways = self._trial.recorded(Way()).ways
+        except Exception as error:
+            pass_on(error)
+            return {}  # out of memory: only ways that need no prediction are tried
+        return dict(zip(ways["kind"][::-1], ways["peak_bytes"][::-1].astype(int), strict=True))
+
+    def _settings(self, predicted: Collection[str], *, gradients_wait: bool) -> list[Change]:
         found = []
         groups = [group for optimizer in self._trial.optimizers for group in optimizer.param_groups]
         by_default = not is_host(
@@ -221,6 +251,8 @@ class Search:
             found.append(Change(Kind.FOREACH))
         if self._may(Kind.GRADIENTS) and gradients_wait:
             found.append(Change(Kind.GRADIENTS))
+        if self._may(Kind.STEP_IN_BACKWARD) and Kind.STEP_IN_BACKWARD.value in predicted:
+            found.append(Change(Kind.STEP_IN_BACKWARD))
         return found
 
     def _least(self, base: Way, names: tuple[str, ...], kind: Kind) -> Iterator[Measurement]:

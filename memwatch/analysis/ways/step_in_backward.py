@@ -165,12 +165,18 @@ def _parts(
     steps, allocations = facts.capture.tables["steps"], facts.allocations
     made_by = Grouped(allocations.op)
     is_step = np.array([facts.strings[name] in _ONE_BY_ONE for name in steps["name"].tolist()], dtype=bool)
+    spans = list(zip(steps["op"][is_step].tolist(), steps["end_op"][is_step].tolist(), strict=True))
+    is_known = np.zeros(len(op), dtype=bool)
+    for start, end in spans:
+        is_known |= (op >= start) & (op < end)
+    if not spans or (op[~is_known] < spans[-1][1]).any():
+        return None
+    if not is_known.all():  # the recording ends in a step
+        spans.append((int(op[~is_known].min()), facts.capture.rows("ops")))
     found: list[_Part] = []
     stepped: set[int] = set()
-    is_known = np.zeros(len(op), dtype=bool)
-    for start, end in zip(steps["op"][is_step].tolist(), steps["end_op"][is_step].tolist(), strict=True):
+    for start, end in spans:
         within = (op >= start) & (op < end)
-        is_known |= within
         gradients, first = np.unique(storage[within], return_index=True)
         first_op = op[within][first]  # uses are in the order of ops
         parameters = {parameter_of[gradient] for gradient in gradients.tolist()}
@@ -179,7 +185,7 @@ def _parts(
         if stepped and not parameters & stepped:
             return None  # the lines are about one optimizer
         stepped |= parameters
-        over = timeline.event_of(end)
+        over = timeline.event_of(end)  # what is alive then stays: the state that a first step makes
         bounds = np.unique(first_op).tolist()
         for number, (begin, until) in enumerate(pairwise([start, *bounds[1:], end])):
             made = made_by.within(begin, until)
@@ -194,7 +200,7 @@ def _parts(
                     made[stays],
                 )
             )
-    return found if is_known.all() else None
+    return found
 
 
 def _most_bytes(facts: Facts, rows: IntArray) -> int:
