@@ -41,6 +41,34 @@ for number, group in enumerate({optimizer}.param_groups):
         of_optimizer = dict(optimizer=weakref.ref({optimizer}), one=copy.copy(one), number=number)
         parameter.register_post_accumulate_grad_hook(partial(step_now, **of_optimizer))
 """,
+    # replaced until the process ends, for a model that is called in evaluation too
+    "loss_in_parts": """\
+import torch
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+head = {model}.get_submodule({name!r})
+logits_of, whole_loss = head.forward, functional.cross_entropy
+
+def no_logits(hidden):  # the loss computes the logits, part by part
+    return hidden if torch.is_grad_enabled() else logits_of(hidden)
+
+def loss_of_part(hidden, target, options):
+    return whole_loss(logits_of(hidden), target, reduction="sum", **options)
+
+def loss_by_parts(hidden, target, *args, **options):
+    if hidden.shape[-1] != head.in_features or not torch.is_grad_enabled():
+        return whole_loss(hidden, target, *args, **options)  # the logits of another head
+    options = {{name: value for name, value in options.items() if value is not None}}
+    reduction = options.pop("reduction", "mean")
+    if args or reduction == "none" or not set(options) <= {{"ignore_index", "label_smoothing"}}:
+        return whole_loss(logits_of(hidden), target, *args, reduction=reduction, **options)
+    parts = zip(hidden.chunk(8), target.chunk(8))
+    total = sum(checkpoint(loss_of_part, *part, options, use_reentrant=False) for part in parts)
+    return total / (target != options.get("ignore_index", -100)).sum() if reduction == "mean" else total
+
+head.forward, functional.cross_entropy = no_logits, loss_by_parts
+""",
     "gradients": """\
 {optimizer}.register_step_post_hook(lambda optimizer, *_: optimizer.zero_grad())
 """,

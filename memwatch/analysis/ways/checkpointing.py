@@ -84,6 +84,11 @@ class Checkpointing:
         facts: what the capture shows.
         saved: what autograd saved.
         timeline: the ops and events of the capture.
+
+    Attributes:
+        window: the ops that are simulated.
+        ops_ns: the time that they take.
+        rng_bytes: the state of random numbers that each checkpoint keeps.
     """
 
     def __init__(self, facts: Facts, saved: SavedTensors, timeline: Timeline) -> None:
@@ -104,9 +109,10 @@ class Checkpointing:
         self._first_op, self._end_op = self._ops_around_peak()
         self._events = slice(self._event_of(self._first_op), self._event_of(self._end_op) + 1)
         self._elsewhere_bytes = self._most_where_nothing_changes()
+        self.window = range(self._first_op, self._end_op)
         within = slice(self._first_op, self._end_op)
         self.ops_ns = max(int((self._ops["end_ns"][within] - self._ops["start_ns"][within]).sum()), 1)
-        self._rng_bytes = _RNG_STATE_BYTES if is_host(facts.device) else 0
+        self.rng_bytes = _RNG_STATE_BYTES if is_host(facts.device) else 0
         self._first_unpack = np.full(len(saved), NONE, dtype=np.int64)
         read = self._unpacks["released"] == 0
         self._first_unpack[self._unpacks["pack"][read][::-1]] = self._unpacks["op"][read][::-1]
@@ -177,7 +183,7 @@ class Checkpointing:
 
         kept_until: dict[int, int] = {}  # the event up to which checkpoints keep an allocation
         for call in calls:
-            alive(call.begin_event, call.over_event, self._rng_bytes)
+            alive(call.begin_event, call.over_event, self.rng_bytes)
             for row in call.inputs:
                 kept_until[row] = max(kept_until.get(row, 0), call.over_event)
         gone_bytes = []  # what each call's first backward op finds gone, though no recorded event says so
@@ -231,7 +237,7 @@ class Checkpointing:
             begin_event=begin,
             again_event=again,
             over_event=over,
-            again_most_bytes=self._most_again(made, kept, begin, cut) + self._rng_bytes,
+            again_most_bytes=self._most_again(made, kept, begin, cut) + self.rng_bytes,
             again_ns=int(duration_ns.sum()),
             writes_buffers=self._writes_buffers(start_op, end_op),
         )

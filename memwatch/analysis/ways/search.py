@@ -11,6 +11,7 @@ from memwatch.analysis.findings.finding import LEAST_RATIO
 from memwatch.analysis.findings.optimizer import foreach_temporaries, loop_temporaries
 from memwatch.analysis.ways.blocks import SavingModules
 from memwatch.analysis.ways.checkpointing import Checkpointing
+from memwatch.analysis.ways.loss_in_parts import loss_in_parts
 from memwatch.analysis.ways.step_in_backward import step_in_backward
 from memwatch.analysis.ways.timeline import ChangedBytes, Timeline
 from memwatch.analysis.ways.way import Way
@@ -45,11 +46,14 @@ class _Change(NamedTuple):
     basis: Basis
     decision: str
     lines: str
+    modules: frozenset[int] = frozenset()
+    """Modules that no checkpoint may be around."""
 
 
 class _Checkpoint(NamedTuple):
     """A checkpoint around each of some modules, and what it would change at their calls."""
 
+    modules: frozenset[int]
     kind: str
     text: str
     calls: list[CheckpointedCall]
@@ -68,7 +72,7 @@ class _Search:
     """Simulates the ways of one recording."""
 
     def __init__(self, facts: Facts, saved: SavedTensors) -> None:
-        self._facts = facts
+        self._facts, self._saved = facts, saved
         self._timeline = Timeline(facts)
         self._checkpointing = Checkpointing(facts, saved, self._timeline)
         self._saving = SavingModules(facts, saved)
@@ -83,7 +87,12 @@ class _Search:
         alone += [self._way(None, change) for change in changes]
         found = [way for way in alone if way.peak_bytes <= most_bytes]
         lowest = min((way.peak_bytes for way in alone), default=most_bytes)
-        together = [self._way(checkpoint, change) for checkpoint in checkpoints for change in changes]
+        together = [
+            self._way(checkpoint, change)
+            for checkpoint in checkpoints
+            for change in changes
+            if not checkpoint.modules & change.modules
+        ]
         found += [way for way in together if way.peak_bytes <= min(most_bytes, lowest - self._least_bytes)]
         return sorted(found, key=lambda way: way.peak_bytes)
 
@@ -140,6 +149,7 @@ class _Search:
         template = words.CHECKPOINT if len(names) > 1 else words.CHECKPOINT_ONE
         keeps = any(self._checkpointing.writes_buffers(module) for module in modules)
         return _Checkpoint(
+            modules=frozenset(modules),
             kind="checkpoint",
             text=template.format(count=len(names), names=_told(names)),
             calls=[call for module in modules for call in self._checkpointing.calls_of(module)],
@@ -151,16 +161,10 @@ class _Search:
         """Yield the lines for the modules of each model."""
         by_root: dict[int, list[str]] = {}
         for module in modules:
-            root = module
-            while self._tree.parents[root] != NONE:
-                root = self._tree.parents[root]
-            name, prefix = self._tree.names[module], self._tree.prefixes[root]
-            by_root.setdefault(root, []).append(name.removeprefix(prefix).removeprefix("."))
+            root, name = self._place(module)
+            by_root.setdefault(root, []).append(name)
         for root, names in by_root.items():
-            model = self._tree.names[root]
-            yield LINES[key].format(
-                model=model if model.isidentifier() else "model", names=_as_expression(names)
-            )
+            yield LINES[key].format(model=self._model_name(root), names=_as_expression(names))
 
     def _changes(self) -> list[_Change]:
         """Return the changes of the optimizer: settings whose temporaries were recorded, and a step in the backward."""
@@ -186,7 +190,43 @@ class _Search:
                     lines=LINES["step_in_backward"].format(optimizer="optimizer"),
                 )
             )
-        return found
+        return found + self._loss_in_parts()
+
+    def _loss_in_parts(self) -> list[_Change]:
+        checkpointing = self._checkpointing
+        loss = loss_in_parts(
+            self._facts, self._saved, self._timeline, checkpointing.window, checkpointing.rng_bytes
+        )
+        if loss is None or _FORMER in self._tree.names[loss.head]:
+            return []
+        root, name = self._place(loss.head)
+        return [
+            _Change(
+                kind="loss_in_parts",
+                text=words.LOSS_IN_PARTS.format(name=self._tree.names[loss.head]),
+                bytes=loss.bytes,
+                time_ratio=1 + loss.again_ns / checkpointing.ops_ns,
+                basis="simulated",
+                decision=words.NO_LOGITS,
+                lines=LINES["loss_in_parts"].format(model=self._model_name(root), name=name),
+                modules=frozenset(self._with_ancestors(loss.head)),
+            )
+        ]
+
+    def _with_ancestors(self, module: int) -> Iterator[int]:
+        while module != NONE:
+            yield module
+            module = self._tree.parents[module]
+
+    def _place(self, module: int) -> tuple[int, str]:
+        """Return the model that holds a module, and the module's name in it."""
+        *_, root = self._with_ancestors(module)
+        return root, self._tree.names[module].removeprefix(self._tree.prefixes[root]).removeprefix(".")
+
+    def _model_name(self, root: int) -> str:
+        """Return what the lines call a model."""
+        name = self._tree.names[root]
+        return name if name.isidentifier() else "model"
 
 
 def _told(names: list[str]) -> str:
