@@ -11,6 +11,7 @@ FOREACH: Final = "let the optimizer update one parameter at a time (foreach=Fals
 FUSED: Final = "let one kernel update each parameter (fused=True)"
 STEP_IN_BACKWARD: Final = "update each parameter in the backward and free its gradient at once"
 LOSS_IN_PARTS: Final = "compute the logits of {name} and the cross entropy part by part"
+OFFLOAD: Final = "keep what {count} modules save for backward on the host: {names}"
 BOTH: Final = "{first}, and {other}"
 
 FIRST_AND_LAST: Final = "{first}, {second} ... {last}"
@@ -24,6 +25,7 @@ NO_LOGITS: Final = (
     "the loss rounds a little differently; while gradients are on, the model returns hidden states and no logits, and "
     "they must reach cross_entropy with a row for each token"
 )
+HOST_MEMORY: Final = "it takes pinned memory of the host, and copies take time"
 BUFFERS: Final = "the lines keep the modules' buffers, such as running statistics, from being updated twice"
 """What you have to decide or to know before you take a way."""
 

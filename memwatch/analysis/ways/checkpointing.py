@@ -155,12 +155,16 @@ class Checkpointing:
         return self._known[module]
 
     def _found(self, module: int) -> list[CheckpointedCall]:
+        calls = (self._of_call(start, end) for start, end in self.spans_of(module))
+        return [call for call in calls if call is not None]
+
+    def spans_of(self, module: int) -> list[tuple[int, int]]:
+        """Return the first op of each call of a module, and the op after its last."""
         rows = np.sort(self._calls_by_module.within(module, module + 1))
         starts = self._calls["start_op"][rows]
         rows = rows[(starts >= self._first_op) & (starts < self._end_op)]
         spans = zip(self._calls["start_op"][rows].tolist(), self._calls["end_op"][rows].tolist(), strict=True)
-        calls = (self._of_call(start, end) for start, end in spans if start < end)
-        return [call for call in calls if call is not None]
+        return [(start, end) for start, end in spans if start < end]
 
     def writes_buffers(self, module: int) -> bool:
         """Return True if the calls of a module write buffers, such as running statistics."""

@@ -12,10 +12,12 @@ from memwatch.analysis.findings.optimizer import foreach_temporaries, loop_tempo
 from memwatch.analysis.ways.blocks import SavingModules
 from memwatch.analysis.ways.checkpointing import Checkpointing
 from memwatch.analysis.ways.loss_in_parts import loss_in_parts
+from memwatch.analysis.ways.offloading import offloaded
 from memwatch.analysis.ways.step_in_backward import step_in_backward
 from memwatch.analysis.ways.timeline import ChangedBytes, Timeline
 from memwatch.analysis.ways.way import Way
 from memwatch.capture.schema import NONE
+from memwatch.device_names import is_host
 from memwatch.way_lines import LINES
 from memwatch.words import ways as words
 from memwatch.words.places import FORMER_MODULE
@@ -81,7 +83,10 @@ class _Search:
 
     def ways(self) -> list[Way]:
         """Return the ways that lower the peak by enough; of two together, those that do so further than either."""
-        changes, checkpoints = self._changes(), self._checkpoints()
+        blocks = self._blocks()
+        sets = [blocks, blocks[::2]] if len(blocks) > 1 else [blocks]
+        checkpoints = [self._checkpoint(modules) for modules in sets if modules]
+        changes = [*self._changes(), *self._loss_in_parts(), *self._offload(blocks)]
         most_bytes = self._facts.curve.peak_bytes - self._least_bytes
         alone = [self._way(checkpoint, None) for checkpoint in checkpoints]
         alone += [self._way(None, change) for change in changes]
@@ -111,8 +116,8 @@ class _Search:
             lines="\n".join(part.lines for part in parts),
         )
 
-    def _checkpoints(self) -> list[_Checkpoint]:
-        """Return the best set of blocks, without those that bring nothing, and every second one of them.
+    def _blocks(self) -> list[int]:
+        """Return the best set of blocks, without those that bring nothing.
 
         A set of other blocks takes the place of those that repeat only where it lowers the peak by enough: the lines
         for those that repeat are the shortest.
@@ -125,9 +130,7 @@ class _Search:
             peak_bytes = self._peak_of(modules)
             if peak_bytes < lowest - (self._least_bytes if best else 0):
                 best, lowest = modules, peak_bytes
-        best = self._without_idle(best, lowest)
-        sets = [best, best[::2]] if len(best) > 1 else [best]
-        return [self._checkpoint(modules) for modules in sets if modules]
+        return self._without_idle(best, lowest)
 
     def _without_idle(self, modules: list[int], lowest: int) -> list[int]:
         """Drop each module whose checkpoint does not lower the peak, beginning with the last to run."""
@@ -190,7 +193,26 @@ class _Search:
                     lines=LINES["step_in_backward"].format(optimizer="optimizer"),
                 )
             )
-        return found + self._loss_in_parts()
+        return found
+
+    def _offload(self, modules: list[int]) -> list[_Change]:
+        """Return the offload of what some modules save; none on the host, and none where checkpoints are already."""
+        if is_host(self._facts.device) or not modules or self._facts.capture.rows("recomputes"):
+            return []
+        names = [self._tree.names[module] for module in modules]
+        spans = [span for module in modules for span in self._checkpointing.spans_of(module)]
+        return [
+            _Change(
+                kind="offload",
+                text=words.OFFLOAD.format(count=len(names), names=_told(names)),
+                bytes=offloaded(self._facts, self._saved, self._timeline, spans),
+                time_ratio=math.nan,
+                basis="simulated",
+                decision=words.HOST_MEMORY,
+                lines="\n".join(self._lines("offload", modules)),
+                modules=frozenset(modules),
+            )
+        ]
 
     def _loss_in_parts(self) -> list[_Change]:
         checkpointing = self._checkpointing

@@ -219,11 +219,7 @@ def _ready_events(
 
     For a gradient from before the block that is its entry.
     """
-    nodes = facts.capture.tables["ops"]["sequence"]
     last = np.full(int(facts.allocations.storage.max(initial=0)) + 1, NONE, dtype=np.int64)
     np.maximum.at(last, storage, op)
-    # the ops of a node follow one another: each one's node ends before the next op of another node
-    changes = np.append(np.flatnonzero(np.diff(nodes) != 0) + 1, len(nodes))
     last_op = last[facts.allocations.storage[rows]]
-    next_op = changes[np.minimum(np.searchsorted(changes, last_op, side="right"), len(changes) - 1)]
-    return np.where(last_op == NONE, 0, timeline.events_of(next_op))
+    return np.where(last_op == NONE, 0, timeline.events_after_nodes(last_op))

@@ -40,6 +40,7 @@ class Timeline:
 
     def __init__(self, facts: Facts) -> None:
         self._facts = facts
+        self._nodes = facts.capture.tables["ops"]["sequence"]
         self._starts_ns = facts.capture.tables["ops"]["start_ns"]
         self._count = len(facts.curve.live_bytes)
 
@@ -54,6 +55,12 @@ class Timeline:
         starts_ns = self._starts_ns[np.minimum(ops, len(self._starts_ns) - 1)]
         events: IntArray = np.searchsorted(self._facts.curve.time_ns, starts_ns)
         return np.where(ops >= len(self._starts_ns), self._count - 1, events)
+
+    def events_after_nodes(self, ops: IntArray) -> IntArray:
+        """Return the event at which the backward node of each op has run: the start of the next op of another node."""
+        changes = np.append(np.flatnonzero(np.diff(self._nodes) != 0) + 1, len(self._nodes))
+        next_op = changes[np.minimum(np.searchsorted(changes, ops, side="right"), len(changes) - 1)]
+        return self.events_of(next_op)
 
     def bytes_of(self, rows: IntArray) -> IntArray:
         """Return, per event, the bytes of some allocations that are alive."""
