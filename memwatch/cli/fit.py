@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ways",
         metavar="KIND,...",
         help="kinds of ways to try, of foreach, fused, gradients, step_in_backward, checkpoint, chain, policy, "
-        "backend and offload; default all",
+        "backend, offload and loss_in_parts; default all",
     )
     parser.add_argument(
         "--save-plan",

@@ -100,7 +100,7 @@ def fit(
         model: the model.
         limit: the limit, in bytes or as text such as ``"8 GiB"``.
         ways: kinds of ways to try: `"foreach"`, `"gradients"`, `"step_in_backward"`, `"checkpoint"`, `"chain"`,
-            `"policy"`, `"backend"`, `"offload"`, `"fused"`; None tries all.
+            `"policy"`, `"backend"`, `"offload"`, `"fused"`, `"loss_in_parts"`; None tries all.
         quiet: do not print the table.
 
     Returns:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from memwatch.device_names import is_host
 from memwatch.errors import MemwatchError
@@ -40,6 +40,11 @@ _ABOUT_BUDGETS: Final = r"memwatch\.apply_plan|torch\.compile, backend memwatch"
 """How the warnings begin of plans that are above their budget."""
 
 
+def _peak_bytes(predicted: dict[str, dict[str, Any]], kind: Kind) -> float:
+    """Return the peak that is predicted for a kind of way; infinite where none is."""
+    return float(predicted[kind.value]["peak_bytes"]) if kind.value in predicted else math.inf
+
+
 class Trial(Protocol):
     """Runs steps in a way and measures them."""
 
@@ -61,8 +66,8 @@ class Trial(Protocol):
     def plan(self, way: Way) -> Plan:
         """Return a plan of a step in a way, to be applied within some budget."""
 
-    def recorded(self, way: Way) -> Reading:
-        """Return the recording of a step in a way."""
+    def recorded(self, way: Way, *, stacks: bool = False) -> Reading:
+        """Return the recording of a step in a way, with call stacks if they are asked for."""
 
     def scan(self) -> SavedScan:
         """Run steps and return what the modules save in the last of them."""
@@ -181,11 +186,9 @@ class Search:
         self._say("what modules save")
         scan = self._trial.scan()
         saved, self._changing, self._baseline_bytes = scan.found, scan.changing_buffers, scan.baseline_bytes
-        predicted = self._predicted() if self._may(Kind.STEP_IN_BACKWARD) else {}
+        predicted = self._predicted()
         settings = self._settings(predicted, gradients_wait=scan.gradients_wait)
-        for change in sorted(
-            settings, key=lambda change: predicted.get(change.kind.value, plain.peak_bytes or 0)
-        ):
+        for change in sorted(settings, key=lambda change: _peak_bytes(predicted, change.kind)):
             measured = self._try(base.way.also(change))
             yield measured
             if self._is_gain(measured, base):
@@ -211,6 +214,28 @@ class Search:
             if self.lowest is not None and not self.lowest.fits(self._limit_bytes):
                 others = [change for change in self.lowest.way.changes if not change.kind.is_of_step]
                 yield self._try(Way((*others, Change(Kind.FUSED))))
+        yield from self._with_loss_in_parts(base, predicted)
+
+    def _with_loss_in_parts(
+        self, base: Measurement, predicted: dict[str, dict[str, Any]]
+    ) -> Iterator[Measurement]:
+        """Try a loss in parts where nothing else fits: it rounds differently. Then with the lowest way so far."""
+        row = predicted.get(Kind.LOSS_IN_PARTS.value)
+        if row is None or not self._may(Kind.LOSS_IN_PARTS):
+            return
+        head = row["modules"]
+        change = Change(Kind.LOSS_IN_PARTS, (head,))
+        for way in (base.way, self.lowest.way if self.lowest is not None else base.way):
+            holds_head = any(
+                head == name or head.startswith(f"{name}.") for each in way.changes for name in each.names
+            )
+            if (
+                way.is_planned
+                or holds_head
+                or any(measured.fits(self._limit_bytes) for measured in self.tried)
+            ):
+                continue
+            yield self._try(way.also(change))
 
     def _may(self, kind: Kind) -> bool:
         return kind in self._kinds
@@ -228,17 +253,18 @@ class Search:
             "fused" in group and not group["fused"] and not group.get("differentiable") for group in groups
         )
 
-    def _predicted(self) -> dict[str, int]:
-        """Return the peak of each kind of way that a recording of the program predicts."""
-        if self.tried[0].is_estimate:
+    def _predicted(self) -> dict[str, dict[str, Any]]:
+        """Return the row of `prof.ways` for each kind that a recording of the program shows to lower the peak."""
+        of_recording = (Kind.STEP_IN_BACKWARD, Kind.LOSS_IN_PARTS)
+        if self.tried[0].is_estimate or not any(self._may(kind) for kind in of_recording):
             return {}
         self._say("a recording of the program")
         try:
-            ways = self._trial.recorded(Way()).ways
+            ways = self._trial.recorded(Way(), stacks=True).ways
         except Exception as error:
             pass_on(error)
             return {}  # out of memory: only ways that need no prediction are tried
-        return dict(zip(ways["kind"][::-1], ways["peak_bytes"][::-1].astype(int), strict=True))
+        return {way["kind"]: way for way in reversed(ways.to_dict("records"))}  # the lowest of a kind
 
     def _settings(self, predicted: Collection[str], *, gradients_wait: bool) -> list[Change]:
         found = []

@@ -15,6 +15,7 @@ CHANGES: Final[dict[str, str]] = {
     "checkpoint": "computes {which} again in the backward",
     "chain": "computes `{name}` again in the backward, part by part",
     "offload": "moves what {which} save to the host until the backward",
+    "loss_in_parts": "the cross entropy computes the logits of `{name}` part by part",
     "backend": "compiles the model and plans forward and backward",
     "policy": "recomputes the tensors that a plan names in the backward",
 }
@@ -28,6 +29,7 @@ NAMES: Final[dict[str, str]] = {
     "checkpoint": "checkpoint {blocks} of {of} blocks",
     "chain": "checkpoint {name} in {segments} segments",
     "offload": "offload {blocks} of {of} blocks",
+    "loss_in_parts": "loss in parts",
     "backend": "compile backend, {budget}",
     "policy": "selective checkpoint, {budget}",
 }

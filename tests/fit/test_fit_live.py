@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 from torch.utils import _pytree as pytree
 
 import memwatch
@@ -259,6 +260,38 @@ def test_a_step_in_the_backward_is_tried_where_nothing_else_reads_the_gradients(
     fit.undo()
     step()
     assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_a_loss_in_parts_is_tried_where_no_other_way_fits(reads):
+    """`undo` puts the function of torch back; a program that reads the logits itself keeps them."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 2_000))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x, target = torch.randn(256, 16), torch.randint(0, 2_000, (256,))
+    whole_loss = functional.cross_entropy
+
+    def step():
+        optimizer.zero_grad()
+        logits = model(x)
+        functional.cross_entropy(logits, target).backward()
+        if reads:
+            logits.argmax(-1)
+        optimizer.step()
+
+    limit, ways = fit_programs.peak_of(step) // 2, ("foreach", "loss_in_parts")
+    if reads:
+        with pytest.raises(memwatch.BudgetError, match="of 1 ways"):
+            memwatch.fit(step, model, limit, ways=ways, quiet=True)
+        return
+    fit = memwatch.fit(step, model, limit, ways=ways, quiet=True)
+    assert fit.peak_bytes <= limit
+    assert fit_words.NOT_BITWISE in fit.notes
+    assert functional.cross_entropy is not whole_loss
+    assert fit_programs.peak_of(step) <= limit
+    fit.undo()
+    assert functional.cross_entropy is whole_loss
+    assert model(x).shape == (256, 2_000)
 
 
 def test_of_ways_that_take_as_long_one_without_memwatch_is_kept():

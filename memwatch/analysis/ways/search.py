@@ -23,7 +23,7 @@ from memwatch.words import ways as words
 from memwatch.words.places import FORMER_MODULE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from memwatch.analysis.facts.facts import Facts
     from memwatch.analysis.saved_tensors import SavedTensors
@@ -48,14 +48,13 @@ class _Change(NamedTuple):
     basis: Basis
     decision: str
     lines: str
-    modules: frozenset[int] = frozenset()
-    """Modules that no checkpoint may be around."""
+    modules: tuple[int, ...] = ()
 
 
 class _Checkpoint(NamedTuple):
     """A checkpoint around each of some modules, and what it would change at their calls."""
 
-    modules: frozenset[int]
+    modules: tuple[int, ...]
     kind: str
     text: str
     calls: list[CheckpointedCall]
@@ -96,7 +95,7 @@ class _Search:
             self._way(checkpoint, change)
             for checkpoint in checkpoints
             for change in changes
-            if not checkpoint.modules & change.modules
+            if not self._is_around(checkpoint.modules, change.modules)
         ]
         found += [way for way in together if way.peak_bytes <= min(most_bytes, lowest - self._least_bytes)]
         return sorted(found, key=lambda way: way.peak_bytes)
@@ -114,6 +113,7 @@ class _Search:
             basis="simulated" if change is None else change.basis,
             decision="; ".join(part.decision for part in parts if part.decision),
             lines="\n".join(part.lines for part in parts),
+            modules=", ".join(self._place(module)[1] for part in parts for module in part.modules),
         )
 
     def _blocks(self) -> list[int]:
@@ -152,7 +152,7 @@ class _Search:
         template = words.CHECKPOINT if len(names) > 1 else words.CHECKPOINT_ONE
         keeps = any(self._checkpointing.writes_buffers(module) for module in modules)
         return _Checkpoint(
-            modules=frozenset(modules),
+            modules=tuple(modules),
             kind="checkpoint",
             text=template.format(count=len(names), names=_told(names)),
             calls=[call for module in modules for call in self._checkpointing.calls_of(module)],
@@ -210,7 +210,7 @@ class _Search:
                 basis="simulated",
                 decision=words.HOST_MEMORY,
                 lines="\n".join(self._lines("offload", modules)),
-                modules=frozenset(modules),
+                modules=tuple(modules),
             )
         ]
 
@@ -231,9 +231,13 @@ class _Search:
                 basis="simulated",
                 decision=words.NO_LOGITS,
                 lines=LINES["loss_in_parts"].format(model=self._model_name(root), name=name),
-                modules=frozenset(self._with_ancestors(loss.head)),
+                modules=(loss.head,),
             )
         ]
+
+    def _is_around(self, modules: Collection[int], inner: Collection[int]) -> bool:
+        """Return True if one of some modules is one of others, or holds it."""
+        return any(each in modules for module in inner for each in self._with_ancestors(module))
 
     def _with_ancestors(self, module: int) -> Iterator[int]:
         while module != NONE:

@@ -21,6 +21,7 @@ class Way:
             program makes in place of something was not recorded).
         decision: what you have to decide, empty if the results stay the same in every bit.
         lines: the lines of Python that make the change.
+        modules: the names of the modules that it changes in their model, joined by `, `.
     """
 
     kind: str
@@ -30,3 +31,4 @@ class Way:
     basis: Basis
     decision: str
     lines: str
+    modules: str

@@ -83,6 +83,7 @@ class WayRecord(TypedDict):
     basis: Annotated[str, "`simulated` or `estimated`"]
     decision: Annotated[str, "what to decide or to know first; empty if there is nothing"]
     lines: Annotated[str, "the lines of Python that make the change"]
+    modules: Annotated[str, "the modules that it changes, by their names in the model, joined by `, `"]
 
 
 class NoteRecord(TypedDict):
