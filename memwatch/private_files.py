@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from memwatch.errors import MemwatchError
+from memwatch.output_files import OutputError, write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -206,6 +207,60 @@ class PrivateFiles:
         self.refuses = True
 
 
+class OutsideWriter:
+    """Writes one file where the user sees it, though this process has a private view of the file systems by then.
+
+    Create it before `PrivateFiles`. A process of its own writes the file. It ends when this process does.
+
+    Args:
+        path: the file, which must not exist unless `force` is set.
+        force: whether an existing file may be replaced.
+    """
+
+    def __init__(self, path: Path, *, force: bool = False) -> None:
+        self.path = path
+        content_end, self._content_end = os.pipe()
+        self._answer_end, answer_end = os.pipe()
+        if not _is_detached_child():
+            os.close(content_end)
+            os.close(answer_end)
+            return
+        try:
+            os.close(self._content_end)
+            os.close(self._answer_end)
+            with open(content_end, "rb") as file:
+                header = file.read(_LENGTH.size)
+                content = file.read(*_LENGTH.unpack(header)) if len(header) == _LENGTH.size else None
+            if content is not None:
+                try:
+                    write_whole(path, content, force=force)
+                    answer = ""
+                except OutputError as error:
+                    answer = str(error)
+                os.write(answer_end, answer.encode() or b"\0")
+        finally:
+            os._exit(0)
+
+    def write(self, content: bytes) -> None:
+        """Write the file, whole or not at all.
+
+        Raises:
+            OutputError: the file cannot be written.
+        """
+        with contextlib.suppress(BrokenPipeError), open(self._content_end, "wb") as file:
+            file.write(_LENGTH.pack(len(content)) + content)
+        with open(self._answer_end, "rb") as file:
+            answer = file.read()
+        if answer != b"\0":
+            raise OutputError(
+                answer.decode() or f"cannot write {self.path}: the process that writes it has ended"
+            )
+
+
+_LENGTH: Final = struct.Struct("=Q")
+"""Comes before the content of a file: a process that the program starts may keep the pipe open."""
+
+
 def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
 
@@ -325,26 +380,43 @@ def _remove_at_end(folders: list[str]) -> int:
     A process of its own waits for that. It starts before the overlays exist, so it sees the real folders.
     """
     read_end, write_end = os.pipe()
+    if not _is_detached_child():
+        os.close(read_end)
+        return write_end
+    try:
+        os.close(write_end)
+        os.read(read_end, 1)
+        for folder in folders:
+            _remove_tree(folder)
+    finally:
+        os._exit(0)
+
+
+def _is_detached_child() -> bool:
+    """Start a process that outlives this one, and that neither a terminal nor a wait for children has to do with.
+
+    Returns:
+        True in the new process, which must end by `os._exit`; False in this one.
+    """
     child = os.fork()
     if child:
-        os.close(read_end)
         os.waitpid(child, 0)
-        return write_end
+        return False
+    is_ready = False
     try:
         os.setsid()  # a Ctrl-C in the terminal is not for this process
         if os.fork():
             os._exit(0)  # a program that waits for its children must not wait for this one
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
-        os.close(write_end)
         nowhere = os.open(os.devnull, os.O_RDWR)
         for file in range(3):  # whoever reads the output of memwatch must not wait for this process
             os.dup2(nowhere, file)
-        os.read(read_end, 1)
-        for folder in folders:
-            _remove_tree(folder)
+        is_ready = True
     finally:
-        os._exit(0)
+        if not is_ready:
+            os._exit(1)
+    return True
 
 
 def _remove_tree(folder: str) -> None:

@@ -20,6 +20,55 @@ for group in {optimizer}.param_groups:
         if "step" in (state := {optimizer}.state.get(parameter, {{}})):
             state["step"] = state["step"].to(parameter.device)
 """,
+    # gc does not look into the hooks of a parameter: they must not refer to it, and so not to the optimizer either. A
+    # copy of the optimizer steps for one parameter; a copy has no hooks, and no scheduler that counts its steps
+    "step_in_backward": """\
+import copy
+import weakref
+from functools import partial
+
+def step_now(parameter, optimizer, one, number):
+    one.state = optimizer().state
+    one.param_groups = [{{**optimizer().param_groups[number], "params": [parameter]}}]
+    one.step()
+    one.state, one.param_groups = {{}}, []
+    parameter.grad = None  # optimizer.step() finds no gradient and does nothing
+
+one = copy.copy({optimizer})
+one.state, one.param_groups = {{}}, []
+for number, group in enumerate({optimizer}.param_groups):
+    for parameter in group["params"]:
+        of_optimizer = dict(optimizer=weakref.ref({optimizer}), one=copy.copy(one), number=number)
+        parameter.register_post_accumulate_grad_hook(partial(step_now, **of_optimizer))
+""",
+    # replaced until the process ends, for a model that is called in evaluation too
+    "loss_in_parts": """\
+import torch
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+head = {model}.get_submodule({name!r})
+logits_of, whole_loss = head.forward, functional.cross_entropy
+
+def no_logits(hidden):  # the loss computes the logits, part by part
+    return hidden if torch.is_grad_enabled() else logits_of(hidden)
+
+def loss_of_part(hidden, target, options):
+    return whole_loss(logits_of(hidden), target, reduction="sum", **options)
+
+def loss_by_parts(hidden, target, *args, **options):
+    if hidden.shape[-1] != head.in_features or not torch.is_grad_enabled():
+        return whole_loss(hidden, target, *args, **options)  # the logits of another head
+    options = {{name: value for name, value in options.items() if value is not None}}
+    reduction = options.pop("reduction", "mean")
+    if args or reduction == "none" or not set(options) <= {{"ignore_index", "label_smoothing"}}:
+        return whole_loss(logits_of(hidden), target, *args, reduction=reduction, **options)
+    parts = zip(hidden.chunk(8), target.chunk(8))
+    total = sum(checkpoint(loss_of_part, *part, options, use_reentrant=False) for part in parts)
+    return total / (target != options.get("ignore_index", -100)).sum() if reduction == "mean" else total
+
+head.forward, functional.cross_entropy = no_logits, loss_by_parts
+""",
     "gradients": """\
 {optimizer}.register_step_post_hook(lambda optimizer, *_: optimizer.zero_grad())
 """,
@@ -86,6 +135,8 @@ import torch
 LOADED: Final = """\
 from memwatch.planner.plan import load_plan
 
-plan = load_plan("step.plan")  # the file that fit.plan.save("step.plan") writes
+plan = load_plan({path!r}){comment}
 """
 """Lines that come before those of a way that applies a plan."""
+UNSAVED: Final = '  # the file that fit.plan.save("step.plan") writes'
+"""The comment where you have to write the plan yourself."""

@@ -17,22 +17,32 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn import functional
 from ways_programs import PROGRAMS, Program
 
 import memwatch
 
 _HERE = Path(__file__).parent
 _STEPS = 5
+_CROSS_ENTROPY = functional.cross_entropy
 
 
 def made(name: str, lines: str = "") -> Program:
     """Return a program, changed by some lines, after its first step."""
     torch.manual_seed(0)
+    functional.cross_entropy = _CROSS_ENTROPY  # the lines of one way replace it
     gc.collect()
     program = PROGRAMS[name]()
-    exec(lines, {"model": program.model, "optimizer": program.optimizers[0]})  # the lines of a way
+    applied(lines, program.model, program.optimizers[0])
     program.step()
     return program
+
+
+def applied(lines: str, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Run the lines of a way in a function, as in a `main()`, whose variables are gone when it ends."""
+    space: dict[str, Any] = {}
+    exec("\n    ".join(["def apply(model, optimizer):", *lines.splitlines(), "return"]), space)
+    space["apply"](model, optimizer)
 
 
 def recorded(program: Program, *, holders: bool = False) -> memwatch.Profile:

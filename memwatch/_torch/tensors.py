@@ -17,6 +17,7 @@
 | tensor._indices(), tensor._values() | coo_parts_of(tensor) |
 | torch._C._set_conj, torch._C._set_neg | set_conj, set_neg |
 | "_grad", "_base", "_backward_hooks", "_post_accumulate_grad_hooks" | GRAD, BASE, BACKWARD_HOOKS, POST_GRAD_HOOKS |
+| tensor._post_accumulate_grad_hooks | gradient_hooks(parameter) |
 | "_indices", "_values" | INDICES, VALUES |
 | torch._C._functorch.is_functorch_wrapped_tensor | is_wrapped |
 | torch._C._functorch.get_unwrapped | unwrapped |
@@ -24,6 +25,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -144,6 +146,14 @@ def _unknown_sizes(tensor: Any) -> str:
 
 _nested: Final = Part("an error about a nested tensor does not show its sizes")
 _nested_sizes: Final[Callable[[Any], Any]] = _nested.take("torch.Tensor._nested_tensor_size", _unknown_sizes)
+
+
+def gradient_hooks(parameter: torch.Tensor) -> dict[Any, Any]:
+    """Return the dictionary of the hooks that run when the gradient of a parameter is complete; an empty one is set."""
+    if getattr(parameter, POST_GRAD_HOOKS) is None:
+        setattr(parameter, POST_GRAD_HOOKS, OrderedDict())
+    hooks: dict[Any, Any] = getattr(parameter, POST_GRAD_HOOKS)
+    return hooks
 
 
 def nested_sizes_of(tensor: Any) -> Any:

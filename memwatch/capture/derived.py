@@ -171,7 +171,7 @@ DERIVED: Final = (
         "ways",
         "One row per change that would lower the peak by 5 % or more, the lowest peak first.",
         ("way", "text", "the change in a few words"),
-        ("kind", "text", "`checkpoint`, `foreach` or `fused`; two kinds are joined by ` + `"),
+        ("kind", "text", "what is changed, such as `checkpoint`; two kinds are joined by ` + `"),
         ("peak_bytes", "int", "most live bytes at one instant with the change"),
         (
             "time_ratio",
@@ -185,6 +185,7 @@ DERIVED: Final = (
         ),
         ("decision", "text", "what you have to decide or to know first; empty if there is nothing"),
         ("lines", "text", "the lines of Python that make the change"),
+        ("modules", "text", "the modules that it changes, by their names in the model, joined by `, `"),
     ),
 )
 DERIVED_BY_NAME: Final = {table.name: table for table in DERIVED}

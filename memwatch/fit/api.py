@@ -25,7 +25,7 @@ from memwatch.planner.errors import BudgetError
 from memwatch.progress import working
 from memwatch.report.facts import bytes_by, peak_instant
 from memwatch.sizes import format_bytes, parse_bytes
-from memwatch.way_lines import LOADED
+from memwatch.way_lines import LOADED, UNSAVED
 from memwatch.words import fit as words
 from memwatch.words.storages import short_op
 
@@ -99,8 +99,8 @@ def fit(
             each time; of an iterator that cannot be set back it takes new data in each trial, and a note says so.
         model: the model.
         limit: the limit, in bytes or as text such as ``"8 GiB"``.
-        ways: kinds of ways to try: `"foreach"`, `"gradients"`, `"checkpoint"`, `"chain"`, `"policy"`, `"backend"`,
-            `"offload"`, `"fused"`; None tries all.
+        ways: kinds of ways to try: `"foreach"`, `"gradients"`, `"step_in_backward"`, `"checkpoint"`, `"chain"`,
+            `"policy"`, `"backend"`, `"offload"`, `"fused"`, `"loss_in_parts"`; None tries all.
         quiet: do not print the table.
 
     Returns:
@@ -144,6 +144,7 @@ def fit_program(
     steps: int = 3,
     ways: Collection[str] | None = None,
     files: PrivateFiles | None = None,
+    plan_path: str | None = None,
 ) -> Fit:
     """Return the fastest way to run a training script within a limit; each way is tried in a run of its beginning.
 
@@ -153,6 +154,7 @@ def fit_program(
         steps: steps of the optimizer after which a run is ended.
         ways: kinds of ways to try; see `fit`.
         files: keeps what the script writes away from the user's files; None lets the script write.
+        plan_path: the file from which the lines of a way with a plan load it; the caller writes it.
 
     Returns:
         The result; nothing is in force.
@@ -175,7 +177,7 @@ def fit_program(
         limit_bytes,
         trial.device,
         ways_table(search, kept, limit_bytes),
-        code=_code(kept, trial.names),
+        code=_code(kept, trial.names, plan_path),
         plan=kept.way.plan,
         notes=notes,
     )
@@ -212,8 +214,12 @@ def _estimated(
         return None
 
 
-def _code(kept: Measurement, names: Expressions) -> str:
-    return (LOADED if kept.way.plan is not None else "") + kept.way.code(names)
+def _code(kept: Measurement, names: Expressions, plan_path: str | None = None) -> str:
+    """Return the lines for the program; those of a way with a plan load it from a file."""
+    if kept.way.plan is None:
+        return kept.way.code(names)
+    comment = UNSAVED if plan_path is None else ""
+    return LOADED.format(path=plan_path or "step.plan", comment=comment) + kept.way.code(names)
 
 
 def _searched(

@@ -47,7 +47,7 @@ class EstimatedTrial(ModelTrial):
         found.changing_buffers = {name for name, _ in self.model.named_buffers()}  # fake bytes show no change
         return found
 
-    def recorded(self, way: Way) -> Reading:
+    def recorded(self, way: Way, *, stacks: bool = False) -> Reading:
         """Return the recording of a step in a way."""
         return self._recorded(way)[0]
 

@@ -79,11 +79,11 @@ class LiveTrial(ModelTrial):
             found = EstimatedTrial(self._step, self.model, self.device).scan()
         return found
 
-    def recorded(self, way: Way) -> Reading:
+    def recorded(self, way: Way, *, stacks: bool = False) -> Reading:
         """Return the recording of a step in a way."""
         with self.within(way):
             self._step()  # the state of the optimizer is there afterwards
-            recording = profile(stacks=False, holders=False)
+            recording = profile(stacks=stacks, holders=False)
             with recording:
                 self._step()
         return recording.on(self.device) if self.device in recording.devices else recording

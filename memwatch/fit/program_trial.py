@@ -118,9 +118,9 @@ class ProgramTrial:
         self._run_program(Way(), lambda: found.watching(self.model))
         return found
 
-    def recorded(self, way: Way) -> Reading:
+    def recorded(self, way: Way, *, stacks: bool = False) -> Reading:
         """Return the recording of the program's steps in a way."""
-        recording = profile(stacks=False, holders=False)
+        recording = profile(stacks=stacks, holders=False)
         self._run_program(way, lambda: recording)
         return recording.on(self.device) if self.device in recording.devices else recording
 
@@ -145,6 +145,8 @@ class ProgramTrial:
             run.watching(),
         ):
             program()
+        if way.replaces_functions and run.applied is not None:
+            run.applied.undo()  # the next run is in the same process
         if not run.is_complete:
             raise TooFewStepsError(
                 f"the program made {run.steps} steps of an optimizer of torch, and {run.needed_steps} are needed; "
@@ -194,6 +196,7 @@ class _Run:
         self.model: nn.Module | None = None
         self.optimizers: list[Optimizer] = []
         self.names, self.device = Expressions(), "cpu"
+        self.applied: Applied | None = None
         self.times_ns: list[int] = []
         self.results = b""
         self.steps = 0
@@ -228,7 +231,7 @@ class _Run:
         self.names = expressions_of(_spaces(), module, self.optimizers)
         if self._pre_hook is not None:
             self._pre_hook.remove()  # a compiler would trace it into the model
-        Applied(self._way, module, self.optimizers)
+        self.applied = Applied(self._way, module, self.optimizers)
 
     def _stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self.model is None or optimizer is not self.optimizers[0] or self.is_complete:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import warnings
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from memwatch.device_names import is_host
 from memwatch.errors import MemwatchError
@@ -22,17 +23,26 @@ if TYPE_CHECKING:
 
     from memwatch.fit.blocks import SavedScan
     from memwatch.planner.plan import Plan
+    from memwatch.reading import Reading
 
 _GOOD_ENOUGH: Final = 1.02
 """A way whose steps take at most this, relative to the program's, ends the search; so near, two take as long."""
 _NOISE: Final = 1.1
-"""Where the program takes longer than this, relative to a way that computes more, its time cannot be right."""
+"""Two durations whose ratio is below this may be equal.
+
+Where the program takes longer than this, relative to a way that computes more, its time cannot be right.
+"""
 _MARGINS: Final = (1.0, 0.9)
 """Shares of what the limit leaves that a planned way is given; the second only if the first is too much."""
 
 
 _ABOUT_BUDGETS: Final = r"memwatch\.apply_plan|torch\.compile, backend memwatch"
 """How the warnings begin of plans that are above their budget."""
+
+
+def _peak_bytes(predicted: dict[str, dict[str, Any]], kind: Kind) -> float:
+    """Return the peak that is predicted for a kind of way; infinite where none is."""
+    return float(predicted[kind.value]["peak_bytes"]) if kind.value in predicted else math.inf
 
 
 class Trial(Protocol):
@@ -55,6 +65,9 @@ class Trial(Protocol):
 
     def plan(self, way: Way) -> Plan:
         """Return a plan of a step in a way, to be applied within some budget."""
+
+    def recorded(self, way: Way, *, stacks: bool = False) -> Reading:
+        """Return the recording of a step in a way, with call stacks if they are asked for."""
 
     def scan(self) -> SavedScan:
         """Run steps and return what the modules save in the last of them."""
@@ -134,11 +147,16 @@ class Search:
     def _best(self) -> Measurement | None:
         """Return the fastest way under the limit; one with other results only if there is no other.
 
-        Of ways that take as long it is the one that was tried first: it changes less of the program.
+        Of ways that take as long it is the one that was tried first: it changes less of the program. A way whose lines
+        need memwatch must be faster than one whose lines need torch alone, by more than the noise.
         """
         fitting = [each for each in self.tried if each.fits(self._limit_bytes)]
         exact = [each for each in fitting if self.is_bitwise(each) is not False] or fitting
         least_cost = min((each.cost for each in exact), default=0.0)
+        of_torch = [each for each in exact if not each.way.is_planned]
+        least_of_torch = min((each.cost for each in of_torch), default=math.inf)
+        if least_of_torch <= least_cost * _NOISE:
+            exact, least_cost = of_torch, least_of_torch
         return next((each for each in exact if each.cost <= least_cost * _GOOD_ENOUGH), None)
 
     def _try(self, way: Way) -> Measurement:
@@ -168,7 +186,9 @@ class Search:
         self._say("what modules save")
         scan = self._trial.scan()
         saved, self._changing, self._baseline_bytes = scan.found, scan.changing_buffers, scan.baseline_bytes
-        for change in self._settings(gradients_wait=scan.gradients_wait):
+        predicted = self._predicted()
+        settings = self._settings(predicted, gradients_wait=scan.gradients_wait)
+        for change in sorted(settings, key=lambda change: _peak_bytes(predicted, change.kind)):
             measured = self._try(base.way.also(change))
             yield measured
             if self._is_gain(measured, base):
@@ -186,13 +206,36 @@ class Search:
             yield from self._least(base.way, divided[-1], Kind.OFFLOAD)
         for kind in (Kind.POLICY, Kind.BACKEND):
             if self._may(kind) and not plain.is_estimate:
-                yield from self._planned(base, kind)
+                # a plan is of a forward, a backward and then a step
+                yield from self._planned(plain if base.way.steps_in_backward else base, kind)
         # last, for a fused step rounds differently: it is wanted only where no way with the program's results fits
         if self._may_fuse() and not any(measured.fits(self._limit_bytes) for measured in self.tried):
             yield self._try(Way((Change(Kind.FUSED),)))
             if self.lowest is not None and not self.lowest.fits(self._limit_bytes):
                 others = [change for change in self.lowest.way.changes if not change.kind.is_of_step]
                 yield self._try(Way((*others, Change(Kind.FUSED))))
+        yield from self._with_loss_in_parts(base, predicted)
+
+    def _with_loss_in_parts(
+        self, base: Measurement, predicted: dict[str, dict[str, Any]]
+    ) -> Iterator[Measurement]:
+        """Try a loss in parts where nothing else fits: it rounds differently. Then with the lowest way so far."""
+        row = predicted.get(Kind.LOSS_IN_PARTS.value)
+        if row is None or not self._may(Kind.LOSS_IN_PARTS):
+            return
+        head = row["modules"]
+        change = Change(Kind.LOSS_IN_PARTS, (head,))
+        for way in (base.way, self.lowest.way if self.lowest is not None else base.way):
+            holds_head = any(
+                head == name or head.startswith(f"{name}.") for each in way.changes for name in each.names
+            )
+            if (
+                way.is_planned
+                or holds_head
+                or any(measured.fits(self._limit_bytes) for measured in self.tried)
+            ):
+                continue
+            yield self._try(way.also(change))
 
     def _may(self, kind: Kind) -> bool:
         return kind in self._kinds
@@ -210,7 +253,20 @@ class Search:
             "fused" in group and not group["fused"] and not group.get("differentiable") for group in groups
         )
 
-    def _settings(self, *, gradients_wait: bool) -> list[Change]:
+    def _predicted(self) -> dict[str, dict[str, Any]]:
+        """Return the row of `prof.ways` for each kind that a recording of the program shows to lower the peak."""
+        of_recording = (Kind.STEP_IN_BACKWARD, Kind.LOSS_IN_PARTS)
+        if self.tried[0].is_estimate or not any(self._may(kind) for kind in of_recording):
+            return {}
+        self._say("a recording of the program")
+        try:
+            ways = self._trial.recorded(Way(), stacks=True).ways
+        except Exception as error:
+            pass_on(error)
+            return {}  # out of memory: only ways that need no prediction are tried
+        return {way["kind"]: way for way in reversed(ways.to_dict("records"))}  # the lowest of a kind
+
+    def _settings(self, predicted: Collection[str], *, gradients_wait: bool) -> list[Change]:
         found = []
         groups = [group for optimizer in self._trial.optimizers for group in optimizer.param_groups]
         # torch updates lists of tensors where starting a kernel costs
@@ -220,6 +276,8 @@ class Search:
             found.append(Change(Kind.FOREACH))
         if self._may(Kind.GRADIENTS) and gradients_wait:
             found.append(Change(Kind.GRADIENTS))
+        if self._may(Kind.STEP_IN_BACKWARD) and Kind.STEP_IN_BACKWARD.value in predicted:
+            found.append(Change(Kind.STEP_IN_BACKWARD))
         return found
 
     def _least(self, base: Way, names: tuple[str, ...], kind: Kind) -> Iterator[Measurement]:

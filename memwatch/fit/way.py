@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
+from torch.nn import functional
+
+from memwatch._torch.tensors import gradient_hooks
 from memwatch.errors import OptionError
 from memwatch.sizes import format_bytes
 from memwatch.way_lines import LINES
@@ -26,11 +29,13 @@ class Kind(Enum):
     FOREACH = "foreach"
     FUSED = "fused"
     GRADIENTS = "gradients"
+    STEP_IN_BACKWARD = "step_in_backward"
     CHECKPOINT = "checkpoint"
     CHAIN = "chain"
     POLICY = "policy"
     BACKEND = "backend"
     OFFLOAD = "offload"
+    LOSS_IN_PARTS = "loss_in_parts"
 
     @classmethod
     def chosen(cls, names: Collection[str] | None) -> set[Kind]:
@@ -53,7 +58,7 @@ class Kind(Enum):
     @property
     def is_of_optimizers(self) -> bool:
         """Whether the lines are about each optimizer."""
-        return self.is_of_step or self is Kind.GRADIENTS
+        return self.is_of_step or self in (Kind.GRADIENTS, Kind.STEP_IN_BACKWARD)
 
 
 @dataclass(frozen=True)
@@ -134,6 +139,16 @@ class Way:
         return any(change.kind in (Kind.POLICY, Kind.BACKEND) for change in self.changes)
 
     @property
+    def steps_in_backward(self) -> bool:
+        """Whether hooks of the parameters make the optimizer's step."""
+        return any(change.kind is Kind.STEP_IN_BACKWARD for change in self.changes)
+
+    @property
+    def replaces_functions(self) -> bool:
+        """Whether it replaces a function of torch, for all that the process runs."""
+        return any(change.kind is Kind.LOSS_IN_PARTS for change in self.changes)
+
+    @property
     def computes_again(self) -> bool:
         """Whether a step does all that it did, and computes something twice."""
         kinds = {change.kind for change in self.changes}
@@ -164,7 +179,10 @@ class Applied:
     """A way in force; `undo` takes it back."""
 
     def __init__(self, way: Way, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
-        before = [(space, dict(space)) for space in _spaces(model, optimizers)]
+        parameters = [parameter for group in _groups(optimizers) for parameter in group["params"]]
+        functions = [functional.__dict__] if way.replaces_functions else []
+        hooks = [gradient_hooks(parameter) for parameter in parameters] if way.steps_in_backward else []
+        before = [(space, dict(space)) for space in [*_spaces(model, optimizers), *hooks, *functions]]
         names = tuple(f"optimizer_{number}" for number in range(len(optimizers)))
         space: dict[str, Any] = {
             "model": model,
@@ -190,7 +208,7 @@ class Applied:
 
 
 _MISSING: Any = object()
-_OF_LOOPS: Final = ("block", "chain", "contexts", "group")
+_OF_LOOPS: Final = ("block", "chain", "contexts", "group", "of_optimizer", "one", "parameter")
 """Names that the lines bind, and that none of their functions reads."""
 
 
@@ -201,6 +219,10 @@ def _spaces(model: nn.Module, optimizers: Sequence[Optimizer]) -> list[dict[Any,
         found += [optimizer.__dict__, *optimizer.param_groups]
         found += [value for value in optimizer.__dict__.values() if isinstance(value, dict)]
     return found
+
+
+def _groups(optimizers: Sequence[Optimizer]) -> list[dict[str, Any]]:
+    return [group for optimizer in optimizers for group in optimizer.param_groups]
 
 
 def _changes(before: dict[Any, Any], after: dict[Any, Any]) -> dict[Any, tuple[Any, Any]]:

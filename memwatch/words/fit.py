@@ -11,9 +11,11 @@ CHANGES: Final[dict[str, str]] = {
     "foreach": "one parameter is updated at a time",
     "fused": "one kernel updates a parameter, without temporaries",
     "gradients": "zero_grad() right after the optimizer's step",
+    "step_in_backward": "each parameter is updated in the backward, and its gradient freed",
     "checkpoint": "computes {which} again in the backward",
     "chain": "computes `{name}` again in the backward, part by part",
     "offload": "moves what {which} save to the host until the backward",
+    "loss_in_parts": "the cross entropy computes the logits of `{name}` part by part",
     "backend": "compiles the model and plans forward and backward",
     "policy": "recomputes the tensors that a plan names in the backward",
 }
@@ -23,9 +25,11 @@ NAMES: Final[dict[str, str]] = {
     "foreach": "foreach=False",
     "fused": "fused=True",
     "gradients": "gradients freed early",
+    "step_in_backward": "step in backward",
     "checkpoint": "checkpoint {blocks} of {of} blocks",
     "chain": "checkpoint {name} in {segments} segments",
     "offload": "offload {blocks} of {of} blocks",
+    "loss_in_parts": "loss in parts",
     "backend": "compile backend, {budget}",
     "policy": "selective checkpoint, {budget}",
 }

@@ -9,12 +9,23 @@ CHECKPOINT: Final = "checkpoint {count} modules: {names}"
 CHECKPOINT_ONE: Final = "checkpoint the module {names}"
 FOREACH: Final = "let the optimizer update one parameter at a time (foreach=False)"
 FUSED: Final = "let one kernel update each parameter (fused=True)"
+STEP_IN_BACKWARD: Final = "update each parameter in the backward and free its gradient at once"
+LOSS_IN_PARTS: Final = "compute the logits of {name} and the cross entropy part by part"
+OFFLOAD: Final = "keep what {count} modules save for backward on the host: {names}"
 BOTH: Final = "{first}, and {other}"
 
 FIRST_AND_LAST: Final = "{first}, {second} ... {last}"
 """Modules by name, from the first to the last of them."""
 
 ROUNDING: Final = "a fused step rounds a little differently"
+NO_WHOLE_GRADIENT: Final = (
+    "it excludes gradient accumulation, clipping by the norm of all gradients, and GradScaler"
+)
+NO_LOGITS: Final = (
+    "the loss rounds a little differently; while gradients are on, the model returns hidden states and no logits, and "
+    "they must reach cross_entropy with a row for each token"
+)
+HOST_MEMORY: Final = "it takes pinned memory of the host, and copies take time"
 BUFFERS: Final = "the lines keep the modules' buffers, such as running statistics, from being updated twice"
 """What you have to decide or to know before you take a way."""
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 from torch.utils import _pytree as pytree
 
 import memwatch
@@ -22,6 +23,9 @@ from memwatch.errors import MemwatchError, OptionError
 from memwatch.fit import live_trial
 from memwatch.fit.api import fit_program
 from memwatch.fit.kept_tensors import fingerprint
+from memwatch.fit.measurement import Measurement
+from memwatch.fit.search import Search
+from memwatch.fit.way import Change, Kind, Way
 from memwatch.sizes import SizeError
 from memwatch.words import fit as fit_words
 
@@ -227,6 +231,82 @@ def test_a_fused_step_is_not_tried_where_a_way_with_equal_results_fits():
     model, _, step = adamw_on_an_embedding()
     fit = memwatch.fit(step, model, fit_programs.peak_of(step), ways=(*FAST, "fused"), quiet=True)
     assert not fit.ways["way"].str.contains("fused").any()
+
+
+@pytest.mark.parametrize("clips", [False, True])
+def test_a_step_in_the_backward_is_tried_where_nothing_else_reads_the_gradients(clips):
+    """It computes the same, and `undo` removes its hooks; a program that clips gradients keeps its own step."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(6)))
+    optimizer = torch.optim.AdamW(model.parameters())
+    x = torch.ones(2, 64)
+
+    def step():
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        if clips:
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+    limit = fit_programs.peak_of(step) - 64 * 64 * 4
+    if clips:
+        with pytest.raises(memwatch.MemwatchError, match="of 1 ways"):
+            memwatch.fit(step, model, limit, ways=("step_in_backward",), quiet=True)
+        return
+    fit = memwatch.fit(step, model, limit, ways=("step_in_backward",), quiet=True)
+    assert fit.ways["bitwise"].to_list() == ["yes", "yes"]
+    step()
+    assert all(parameter.grad is None for parameter in model.parameters())
+    fit.undo()
+    step()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_a_loss_in_parts_is_tried_where_no_other_way_fits(reads):
+    """`undo` puts the function of torch back; a program that reads the logits itself keeps them."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 2_000))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x, target = torch.randn(256, 16), torch.randint(0, 2_000, (256,))
+    whole_loss = functional.cross_entropy
+
+    def step():
+        optimizer.zero_grad()
+        logits = model(x)
+        functional.cross_entropy(logits, target).backward()
+        if reads:
+            logits.argmax(-1)
+        optimizer.step()
+
+    limit, ways = fit_programs.peak_of(step) // 2, ("foreach", "loss_in_parts")
+    if reads:
+        with pytest.raises(memwatch.BudgetError, match="of 1 ways"):
+            memwatch.fit(step, model, limit, ways=ways, quiet=True)
+        return
+    fit = memwatch.fit(step, model, limit, ways=ways, quiet=True)
+    assert fit.peak_bytes <= limit
+    assert fit_words.NOT_BITWISE in fit.notes
+    assert functional.cross_entropy is not whole_loss
+    assert fit_programs.peak_of(step) <= limit
+    fit.undo()
+    assert functional.cross_entropy is whole_loss
+    assert model(x).shape == (256, 2_000)
+
+
+def test_of_ways_that_take_as_long_one_without_memwatch_is_kept():
+    """A planned way must be faster by more than the noise."""
+    plain = Measurement(Way(), 20, step_time_ns=100)
+    checkpoint = Measurement(Way((Change(Kind.CHECKPOINT, ("0",)),)), 10, step_time_ns=208)
+
+    def kept_beside(planned_ns):
+        policy = Measurement(Way((Change(Kind.POLICY),)), 10, step_time_ns=planned_ns)
+        search = Search(None, 10, (), print)
+        search.tried = [plain, checkpoint, policy]
+        return search._best()
+
+    assert kept_beside(200) is checkpoint
+    assert kept_beside(150).way.is_planned
 
 
 @pytest.mark.usefixtures("only_sleep_takes_time")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+import re
+import textwrap
 
 import pytest
 import torch
 
 from memwatch.fit import program_trial
 from memwatch.fit.way import Way
+from memwatch.sizes import parse_bytes
 
 _MEMWATCH = """
 import sys
@@ -51,6 +54,76 @@ def test_a_script_is_fitted(fit):
     assert "block = net.get_submodule(name)" in done.stdout
     assert "step 0" not in done.stdout
     assert "arguments" not in done.stdout
+
+
+PASTED = """
+import sys
+import memwatch
+import torch
+from torch import nn
+
+def main(width, batch):
+    torch.manual_seed(0)
+    net = nn.Sequential(*(nn.Sequential(nn.Linear(64, width), nn.GELU(), nn.Linear(width, 64)) for _ in range(4)))
+    adam = torch.optim.AdamW(net.parameters())
+
+    def step():
+        net(torch.randn(batch, 64)).square().mean().backward()
+        adam.step()
+        adam.zero_grad()
+
+    # here
+    for number in range(12):
+        step()
+    with memwatch.profile(holders=False) as prof:
+        step()
+        step()
+    print("peak", prof.peak_bytes)
+
+main(*map(int, sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "limit", "arguments"),
+    [
+        ("policy", "3.2MiB", "256 256"),
+        ("checkpoint", "3.2MiB", "256 256"),
+        ("step_in_backward", "4MiB", "512 4"),
+    ],
+)
+def test_printed_lines_give_the_printed_peak_when_you_paste_them(fit, tmp_path, kind, limit, arguments):
+    """A plan that the lines load is in the file that they name."""
+    arguments = arguments.split()
+    (tmp_path / "train.py").write_text(PASTED)
+    done = fit("--ways", kind, "--limit", limit, "train.py", *arguments)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "train.plan").exists() == (kind == "policy")
+    head, _, lines = done.stdout.partition("write before the training loop:\n")
+    promised_bytes = parse_bytes(re.search(r"with a peak of (.*)", head).group(1))
+    script = PASTED.replace("    # here\n", textwrap.indent(lines, "    "))
+    ran = fit.func(script, *arguments)
+    assert ran.returncode == 0, ran.stderr
+    assert int(ran.stdout.split("peak ")[1]) == pytest.approx(promised_bytes, rel=0.01)
+
+
+def test_a_plan_is_written_where_you_say_and_replaces_nothing(fit, tmp_path):
+    """An existing file is an error before anything runs; without the option memwatch takes a free name."""
+    (tmp_path / "train.py").write_text(PASTED)
+    for name in ("train.plan", "mine.plan"):
+        (tmp_path / name).write_text("not a plan")
+    of_script = ("--limit", "3.2MiB", "--ways", "policy", "train.py", "256", "256")
+    refused = fit("--save-plan", "mine.plan", *of_script)
+    assert refused.returncode == 1
+    assert "mine.plan exists" in refused.stderr
+    done = fit(*of_script)
+    assert done.returncode == 0, done.stderr
+    assert "load_plan('train-2.plan')" in done.stdout
+    assert "wrote train-2.plan" in done.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "train.py", "train.plan", "mine.plan", "train-2.plan",
+    }  # fmt: skip
+    assert (tmp_path / "train.plan").read_text() == "not a plan"
 
 
 @pytest.mark.words

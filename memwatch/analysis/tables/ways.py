@@ -18,6 +18,6 @@ def ways(found: list[Way]) -> pd.DataFrame:
     Args:
         found: the changes, in the order of the rows.
     """
-    names = ("kind", "peak_bytes", "time_ratio", "basis", "decision", "lines")
+    names = ("kind", "peak_bytes", "time_ratio", "basis", "decision", "lines", "modules")
     columns = {name: [getattr(way, name) for way in found] for name in names}
     return table("ways", {"way": [way.text for way in found], **columns})

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from memwatch.analysis.facts.coded import Grouped
+from memwatch.analysis.ways.timeline import LAST
 from memwatch.capture.schema import ACCESSES, IN_BACKWARD, NONE
 from memwatch.device_names import is_host
 
@@ -29,12 +30,11 @@ if TYPE_CHECKING:
 
     from memwatch.analysis.facts.facts import Facts
     from memwatch.analysis.saved_tensors import SavedTensors
+    from memwatch.analysis.ways.timeline import ChangedBytes, Timeline
     from memwatch.capture.packed import IntArray
 
 _RNG_STATE_BYTES: Final = 5_056
 """The state of the host's random numbers, which each checkpoint keeps (torch 2.13: `torch.get_rng_state().nbytes`)."""
-_LAST: Final = np.iinfo(np.int64).max
-"""An op after all others."""
 _MOST_OPS: Final = 10_000
 """Ops that are simulated, of a recording of any length.
 
@@ -83,10 +83,17 @@ class Checkpointing:
     Args:
         facts: what the capture shows.
         saved: what autograd saved.
+        timeline: the ops and events of the capture.
+
+    Attributes:
+        window: the ops that are simulated.
+        ops_ns: the time that they take.
+        rng_bytes: the state of random numbers that each checkpoint keeps.
     """
 
-    def __init__(self, facts: Facts, saved: SavedTensors) -> None:
+    def __init__(self, facts: Facts, saved: SavedTensors, timeline: Timeline) -> None:
         self._facts, self._saved = facts, saved
+        self._event_of = timeline.event_of
         tables = facts.capture.tables
         self._ops, self._uses, self._unpacks = tables["ops"], tables["uses"], tables["unpacks"]
         self._calls = tables["calls"]
@@ -102,9 +109,10 @@ class Checkpointing:
         self._first_op, self._end_op = self._ops_around_peak()
         self._events = slice(self._event_of(self._first_op), self._event_of(self._end_op) + 1)
         self._elsewhere_bytes = self._most_where_nothing_changes()
+        self.window = range(self._first_op, self._end_op)
         within = slice(self._first_op, self._end_op)
         self.ops_ns = max(int((self._ops["end_ns"][within] - self._ops["start_ns"][within]).sum()), 1)
-        self._rng_bytes = _RNG_STATE_BYTES if is_host(facts.device) else 0
+        self.rng_bytes = _RNG_STATE_BYTES if is_host(facts.device) else 0
         self._first_unpack = np.full(len(saved), NONE, dtype=np.int64)
         read = self._unpacks["released"] == 0
         self._first_unpack[self._unpacks["pack"][read][::-1]] = self._unpacks["op"][read][::-1]
@@ -147,32 +155,27 @@ class Checkpointing:
         return self._known[module]
 
     def _found(self, module: int) -> list[CheckpointedCall]:
+        calls = (self._of_call(start, end) for start, end in self.spans_of(module))
+        return [call for call in calls if call is not None]
+
+    def spans_of(self, module: int) -> list[tuple[int, int]]:
+        """Return the first op of each call of a module, and the op after its last."""
         rows = np.sort(self._calls_by_module.within(module, module + 1))
         starts = self._calls["start_op"][rows]
         rows = rows[(starts >= self._first_op) & (starts < self._end_op)]
         spans = zip(self._calls["start_op"][rows].tolist(), self._calls["end_op"][rows].tolist(), strict=True)
-        calls = (self._of_call(start, end) for start, end in spans if start < end)
-        return [call for call in calls if call is not None]
-
-    def bytes_of(self, rows: IntArray) -> IntArray:
-        """Return, per event, the bytes of some allocations that are alive."""
-        allocations = self._facts.allocations
-        change = np.zeros(len(self._facts.curve.live_bytes) + 1, dtype=np.int64)
-        nbytes, death = allocations.nbytes[rows].astype(np.int64), allocations.death_event[rows]
-        np.add.at(change, allocations.birth_event[rows], nbytes)
-        np.subtract.at(change, np.where(death == NONE, len(change) - 1, death), nbytes)
-        return np.cumsum(change)[:-1]
+        return [(start, end) for start, end in spans if start < end]
 
     def writes_buffers(self, module: int) -> bool:
         """Return True if the calls of a module write buffers, such as running statistics."""
         return any(call.writes_buffers for call in self.calls_of(module))
 
-    def peak_bytes(self, calls: Sequence[CheckpointedCall], spared: IntArray | None = None) -> int:
+    def peak_bytes(self, calls: Sequence[CheckpointedCall], other: ChangedBytes | None = None) -> int:
         """Return the most bytes that would be alive at one instant if all of these calls were checkpointed.
 
         Args:
             calls: the calls.
-            spared: bytes per event that another change would not have alive.
+            other: what another change does to the live bytes.
         """
         allocations, live = self._facts.allocations, self._facts.curve.live_bytes
         change = np.zeros(len(live) + 1, dtype=np.int64)
@@ -184,7 +187,7 @@ class Checkpointing:
 
         kept_until: dict[int, int] = {}  # the event up to which checkpoints keep an allocation
         for call in calls:
-            alive(call.begin_event, call.over_event, self._rng_bytes)
+            alive(call.begin_event, call.over_event, self.rng_bytes)
             for row in call.inputs:
                 kept_until[row] = max(kept_until.get(row, 0), call.over_event)
         gone_bytes = []  # what each call's first backward op finds gone, though no recorded event says so
@@ -199,14 +202,17 @@ class Checkpointing:
             if death != NONE:
                 alive(death, until, int(allocations.nbytes[row]))
         changed = live + np.cumsum(change)[:-1]
-        if spared is not None:
-            changed -= spared
+        if other is not None:
+            changed -= other.spared
         # the forward runs again between two recorded events
-        again = [
+        between = [
             int(changed[call.again_event - 1]) - gone + call.again_most_bytes
             for call, gone in zip(calls, gone_bytes, strict=True)
         ]
-        return max([int(changed[self._events].max()), self._elsewhere_bytes, *again])
+        spikes = () if other is None else other.spikes
+        within = range(self._events.start, self._events.stop)
+        between += [int(changed[spike.event - 1]) + spike.nbytes for spike in spikes if spike.event in within]
+        return max([int(changed[self._events].max()), self._elsewhere_bytes, *between])
 
     def _of_call(self, start_op: int, end_op: int) -> CheckpointedCall | None:
         if self._in_backward[start_op]:
@@ -222,7 +228,7 @@ class Checkpointing:
         begin, end, cut = self._event_of(start_op), self._event_of(end_op), self._event_of(last_op)
         again = self._event_of(again_op)
         released = self._saved.released_op[packs]
-        over = self._event_of(_LAST if (released == NONE).any() else int(released.max()))
+        over = self._event_of(LAST if (released == NONE).any() else int(released.max()))
         made = self._allocations_by_op.within(start_op, end_op)
         made = made[allocations.counted[made]]
         kept = made[np.isin(allocations.storage[made], self._saved.storage[packs])]
@@ -235,7 +241,7 @@ class Checkpointing:
             begin_event=begin,
             again_event=again,
             over_event=over,
-            again_most_bytes=self._most_again(made, kept, begin, cut) + self._rng_bytes,
+            again_most_bytes=self._most_again(made, kept, begin, cut) + self.rng_bytes,
             again_ns=int(duration_ns.sum()),
             writes_buffers=self._writes_buffers(start_op, end_op),
         )
@@ -264,7 +270,7 @@ class Checkpointing:
         last = int(used[~self._in_backward[used]].max(initial=int(self._facts.allocations.op[row]))) + 1
         others = np.setdiff1d(self._packs_by_storage.within(storage, storage + 1), packs)
         released = self._saved.released_op[others]
-        return self._event_of(_LAST if (released == NONE).any() else int(released.max(initial=last)))
+        return self._event_of(LAST if (released == NONE).any() else int(released.max(initial=last)))
 
     def _inputs(self, start_op: int, end_op: int) -> IntArray:
         """Return the allocations that a call reads from outside, but for parameters and buffers."""
@@ -289,13 +295,6 @@ class Checkpointing:
         dies = is_born & (death != NONE) & (death < cut) & ~np.isin(made, kept)
         np.subtract.at(change, death[dies] - begin, nbytes[dies])
         return int(np.cumsum(change).max(initial=0))
-
-    def _event_of(self, op: int) -> int:
-        """Return the first event at or after the start of an op."""
-        starts_ns = self._ops["start_ns"]
-        if op >= len(starts_ns):
-            return len(self._facts.curve.live_bytes) - 1
-        return int(np.searchsorted(self._facts.curve.time_ns, starts_ns[op]))
 
     def _rows_of_storages(self) -> IntArray:
         """Return, for each storage, its first allocation; -1 for none."""

@@ -11,19 +11,24 @@ from memwatch.analysis.findings.finding import LEAST_RATIO
 from memwatch.analysis.findings.optimizer import foreach_temporaries, loop_temporaries
 from memwatch.analysis.ways.blocks import SavingModules
 from memwatch.analysis.ways.checkpointing import Checkpointing
+from memwatch.analysis.ways.loss_in_parts import loss_in_parts
+from memwatch.analysis.ways.offloading import offloaded
+from memwatch.analysis.ways.step_in_backward import step_in_backward
+from memwatch.analysis.ways.timeline import ChangedBytes, Timeline
 from memwatch.analysis.ways.way import Way
 from memwatch.capture.schema import NONE
+from memwatch.device_names import is_host
 from memwatch.way_lines import LINES
 from memwatch.words import ways as words
 from memwatch.words.places import FORMER_MODULE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from memwatch.analysis.facts.facts import Facts
     from memwatch.analysis.saved_tensors import SavedTensors
     from memwatch.analysis.ways.checkpointing import CheckpointedCall
-    from memwatch.capture.packed import IntArray
+    from memwatch.analysis.ways.way import Basis
 
 _NO_GAIN_RATIO: Final = 0.01
 """A block whose checkpoint lowers the peak by less than this share of the whole fall is not worth its time. A guess."""
@@ -33,19 +38,23 @@ _FORMER: Final = FORMER_MODULE.format(name="")
 """In the name of a module that was replaced: `get_submodule` does not find it."""
 
 
-class _Setting(NamedTuple):
-    """A setting of the optimizer, and the bytes per event that would not be alive with it."""
+class _Change(NamedTuple):
+    """A change that leaves the ops of the forward as they are, and what it does to the live bytes."""
 
     kind: str
     text: str
-    spared: IntArray
+    bytes: ChangedBytes
+    time_ratio: float
+    basis: Basis
     decision: str
     lines: str
+    modules: tuple[int, ...] = ()
 
 
 class _Checkpoint(NamedTuple):
     """A checkpoint around each of some modules, and what it would change at their calls."""
 
+    modules: tuple[int, ...]
     kind: str
     text: str
     calls: list[CheckpointedCall]
@@ -64,42 +73,51 @@ class _Search:
     """Simulates the ways of one recording."""
 
     def __init__(self, facts: Facts, saved: SavedTensors) -> None:
-        self._facts = facts
-        self._checkpointing = Checkpointing(facts, saved)
+        self._facts, self._saved = facts, saved
+        self._timeline = Timeline(facts)
+        self._checkpointing = Checkpointing(facts, saved, self._timeline)
         self._saving = SavingModules(facts, saved)
         self._tree = facts.places.module_tree
         self._least_bytes = max(int(facts.curve.peak_increase_bytes * LEAST_RATIO), 1)
 
     def ways(self) -> list[Way]:
         """Return the ways that lower the peak by enough; of two together, those that do so further than either."""
-        settings, checkpoints = self._settings(), self._checkpoints()
+        blocks = self._blocks()
+        sets = [blocks, blocks[::2]] if len(blocks) > 1 else [blocks]
+        checkpoints = [self._checkpoint(modules) for modules in sets if modules]
+        changes = [*self._changes(), *self._loss_in_parts(), *self._offload(blocks)]
         most_bytes = self._facts.curve.peak_bytes - self._least_bytes
         alone = [self._way(checkpoint, None) for checkpoint in checkpoints]
-        alone += [self._way(None, setting) for setting in settings]
+        alone += [self._way(None, change) for change in changes]
         found = [way for way in alone if way.peak_bytes <= most_bytes]
         lowest = min((way.peak_bytes for way in alone), default=most_bytes)
-        together = [self._way(checkpoint, setting) for checkpoint in checkpoints for setting in settings]
+        together = [
+            self._way(checkpoint, change)
+            for checkpoint in checkpoints
+            for change in changes
+            if not self._is_around(checkpoint.modules, change.modules)
+        ]
         found += [way for way in together if way.peak_bytes <= min(most_bytes, lowest - self._least_bytes)]
         return sorted(found, key=lambda way: way.peak_bytes)
 
-    def _way(self, checkpoint: _Checkpoint | None, setting: _Setting | None) -> Way:
+    def _way(self, checkpoint: _Checkpoint | None, change: _Change | None) -> Way:
         calls = [] if checkpoint is None else checkpoint.calls
-        spared = None if setting is None else setting.spared
-        again_ns = sum(call.again_ns for call in calls)
-        changes = [change for change in (checkpoint, setting) if change is not None]
-        texts = [change.text for change in changes]
+        again_ratio = sum(call.again_ns for call in calls) / self._checkpointing.ops_ns
+        parts = [part for part in (checkpoint, change) if part is not None]
+        texts = [part.text for part in parts]
         return Way(
-            kind=" + ".join(change.kind for change in changes),
+            kind=" + ".join(part.kind for part in parts),
             text=texts[0] if len(texts) == 1 else words.BOTH.format(first=texts[0], other=texts[1]),
-            peak_bytes=self._checkpointing.peak_bytes(calls, spared),
-            time_ratio=math.nan if setting is not None else 1 + again_ns / self._checkpointing.ops_ns,
-            basis="simulated" if setting is None else "estimated",
-            decision="; ".join(change.decision for change in changes if change.decision),
-            lines="\n".join(change.lines for change in changes),
+            peak_bytes=self._checkpointing.peak_bytes(calls, None if change is None else change.bytes),
+            time_ratio=again_ratio + (1 if change is None else change.time_ratio),
+            basis="simulated" if change is None else change.basis,
+            decision="; ".join(part.decision for part in parts if part.decision),
+            lines="\n".join(part.lines for part in parts),
+            modules=", ".join(self._place(module)[1] for part in parts for module in part.modules),
         )
 
-    def _checkpoints(self) -> list[_Checkpoint]:
-        """Return the best set of blocks, without those that bring nothing, and every second one of them.
+    def _blocks(self) -> list[int]:
+        """Return the best set of blocks, without those that bring nothing.
 
         A set of other blocks takes the place of those that repeat only where it lowers the peak by enough: the lines
         for those that repeat are the shortest.
@@ -112,9 +130,7 @@ class _Search:
             peak_bytes = self._peak_of(modules)
             if peak_bytes < lowest - (self._least_bytes if best else 0):
                 best, lowest = modules, peak_bytes
-        best = self._without_idle(best, lowest)
-        sets = [best, best[::2]] if len(best) > 1 else [best]
-        return [self._checkpoint(modules) for modules in sets if modules]
+        return self._without_idle(best, lowest)
 
     def _without_idle(self, modules: list[int], lowest: int) -> list[int]:
         """Drop each module whose checkpoint does not lower the peak, beginning with the last to run."""
@@ -136,6 +152,7 @@ class _Search:
         template = words.CHECKPOINT if len(names) > 1 else words.CHECKPOINT_ONE
         keeps = any(self._checkpointing.writes_buffers(module) for module in modules)
         return _Checkpoint(
+            modules=tuple(modules),
             kind="checkpoint",
             text=template.format(count=len(names), names=_told(names)),
             calls=[call for module in modules for call in self._checkpointing.calls_of(module)],
@@ -147,30 +164,95 @@ class _Search:
         """Yield the lines for the modules of each model."""
         by_root: dict[int, list[str]] = {}
         for module in modules:
-            root = module
-            while self._tree.parents[root] != NONE:
-                root = self._tree.parents[root]
-            name, prefix = self._tree.names[module], self._tree.prefixes[root]
-            by_root.setdefault(root, []).append(name.removeprefix(prefix).removeprefix("."))
+            root, name = self._place(module)
+            by_root.setdefault(root, []).append(name)
         for root, names in by_root.items():
-            model = self._tree.names[root]
-            yield LINES[key].format(
-                model=model if model.isidentifier() else "model", names=_as_expression(names)
-            )
+            yield LINES[key].format(model=self._model_name(root), names=_as_expression(names))
 
-    def _settings(self) -> list[_Setting]:
-        """Return the settings of the optimizer whose temporaries were recorded."""
+    def _changes(self) -> list[_Change]:
+        """Return the changes of the optimizer: settings whose temporaries were recorded, and a step in the backward."""
         found = []
         for kind, text, decision, rows in (
             ("foreach", words.FOREACH, "", foreach_temporaries(self._facts)),
             ("fused", words.FUSED, words.ROUNDING, loop_temporaries(self._facts)),
         ):
             if rows:
-                spared = self._checkpointing.bytes_of(np.array(rows))
-                found.append(
-                    _Setting(kind, text, spared, decision, LINES[kind].format(optimizer="optimizer"))
+                spared = ChangedBytes(self._timeline.bytes_of(np.array(rows)))
+                lines = LINES[kind].format(optimizer="optimizer")
+                found.append(_Change(kind, text, spared, math.nan, "estimated", decision, lines))
+        step = step_in_backward(self._facts, self._timeline)
+        if step is not None:
+            found.append(
+                _Change(
+                    kind="step_in_backward",
+                    text=words.STEP_IN_BACKWARD,
+                    bytes=step.bytes,
+                    time_ratio=1.0 if step.is_exact else math.nan,
+                    basis="simulated" if step.is_exact else "estimated",
+                    decision=words.NO_WHOLE_GRADIENT,
+                    lines=LINES["step_in_backward"].format(optimizer="optimizer"),
                 )
+            )
         return found
+
+    def _offload(self, modules: list[int]) -> list[_Change]:
+        """Return the offload of what some modules save; none on the host, and none where checkpoints are already."""
+        if is_host(self._facts.device) or not modules or self._facts.capture.rows("recomputes"):
+            return []
+        names = [self._tree.names[module] for module in modules]
+        spans = [span for module in modules for span in self._checkpointing.spans_of(module)]
+        return [
+            _Change(
+                kind="offload",
+                text=words.OFFLOAD.format(count=len(names), names=_told(names)),
+                bytes=offloaded(self._facts, self._saved, self._timeline, spans),
+                time_ratio=math.nan,
+                basis="simulated",
+                decision=words.HOST_MEMORY,
+                lines="\n".join(self._lines("offload", modules)),
+                modules=tuple(modules),
+            )
+        ]
+
+    def _loss_in_parts(self) -> list[_Change]:
+        checkpointing = self._checkpointing
+        loss = loss_in_parts(
+            self._facts, self._saved, self._timeline, checkpointing.window, checkpointing.rng_bytes
+        )
+        if loss is None or _FORMER in self._tree.names[loss.head]:
+            return []
+        root, name = self._place(loss.head)
+        return [
+            _Change(
+                kind="loss_in_parts",
+                text=words.LOSS_IN_PARTS.format(name=self._tree.names[loss.head]),
+                bytes=loss.bytes,
+                time_ratio=1 + loss.again_ns / checkpointing.ops_ns,
+                basis="simulated",
+                decision=words.NO_LOGITS,
+                lines=LINES["loss_in_parts"].format(model=self._model_name(root), name=name),
+                modules=(loss.head,),
+            )
+        ]
+
+    def _is_around(self, modules: Collection[int], inner: Collection[int]) -> bool:
+        """Return True if one of some modules is one of others, or holds it."""
+        return any(each in modules for module in inner for each in self._with_ancestors(module))
+
+    def _with_ancestors(self, module: int) -> Iterator[int]:
+        while module != NONE:
+            yield module
+            module = self._tree.parents[module]
+
+    def _place(self, module: int) -> tuple[int, str]:
+        """Return the model that holds a module, and the module's name in it."""
+        *_, root = self._with_ancestors(module)
+        return root, self._tree.names[module].removeprefix(self._tree.prefixes[root]).removeprefix(".")
+
+    def _model_name(self, root: int) -> str:
+        """Return what the lines call a model."""
+        name = self._tree.names[root]
+        return name if name.isidentifier() else "model"
 
 
 def _told(names: list[str]) -> str:

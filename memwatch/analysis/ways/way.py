@@ -13,7 +13,7 @@ class Way:
     """A change of the program, with the peak that it would have.
 
     Attributes:
-        kind: what is changed, as in `memwatch fit`: `checkpoint`, `foreach`, `fused`; several are joined by ` + `.
+        kind: what is changed, such as `checkpoint` or `foreach`; two kinds are joined by ` + `.
         text: the change in a few words.
         peak_bytes: the most live bytes with it.
         time_ratio: duration of the ops with it, relative to that without; NaN where that is not known.
@@ -21,6 +21,7 @@ class Way:
             program makes in place of something was not recorded).
         decision: what you have to decide, empty if the results stay the same in every bit.
         lines: the lines of Python that make the change.
+        modules: the names of the modules that it changes in their model, joined by `, `.
     """
 
     kind: str
@@ -30,3 +31,4 @@ class Way:
     basis: Basis
     decision: str
     lines: str
+    modules: str

@@ -75,7 +75,7 @@ class WayRecord(TypedDict):
     """One change of the program that was simulated: the peak would be lower with it."""
 
     way: Annotated[str, "the change in a few words"]
-    kind: Annotated[str, "`checkpoint`, `foreach` or `fused`; two kinds are joined by ` + `"]
+    kind: Annotated[str, "what is changed, such as `checkpoint`; two kinds are joined by ` + `"]
     peak_bytes: Annotated[int, "most live bytes at one instant with the change"]
     time_ratio: Annotated[
         float | None, "duration of the ops, relative to that without the change; null if not known"
@@ -83,6 +83,7 @@ class WayRecord(TypedDict):
     basis: Annotated[str, "`simulated` or `estimated`"]
     decision: Annotated[str, "what to decide or to know first; empty if there is nothing"]
     lines: Annotated[str, "the lines of Python that make the change"]
+    modules: Annotated[str, "the modules that it changes, by their names in the model, joined by `, `"]
 
 
 class NoteRecord(TypedDict):

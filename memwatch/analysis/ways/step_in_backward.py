@@ -1,0 +1,225 @@
+"""What would be alive if the optimizer updated each parameter in the backward, as soon as its gradient is there.
+
+A hook on each parameter (`register_post_accumulate_grad_hook`) makes the optimizer's step for this parameter and drops
+its gradient. That changes a recording at three places:
+
+1. A gradient dies when the backward node that made it has run, instead of after the optimizer's step.
+2. The temporaries of the step are made there, for one parameter at a time, beside the gradient.
+3. The optimizer's own step finds no gradients and makes nothing.
+
+The same results need a program in which nothing but the optimizer reads the gradients, and in which one backward makes
+all of a parameter's gradient. `step_in_backward` returns None for a recording that shows anything else.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from memwatch.analysis.facts.coded import Grouped
+from memwatch.analysis.ways.timeline import ChangedBytes, Spike
+from memwatch.capture.schema import ACCESSES, BACKWARD, IN_BACKWARD, NONE, OPTIMIZER, ROLES
+
+if TYPE_CHECKING:
+    from memwatch.analysis.facts.facts import Facts
+    from memwatch.analysis.ways.timeline import Timeline
+    from memwatch.capture.packed import IntArray
+
+_GRADIENT: Final = ROLES.index("gradient")
+_WRITTEN: Final = ACCESSES.index("write")
+_OF_JOBS: Final = tuple(
+    ROLES.index(role) for role in ("unsharded parameter", "unsharded gradient", "bucket", "reducer memory")
+)
+"""Roles in a job of many processes: there a gradient is complete only after the processes have exchanged it."""
+_ONE_BY_ONE: Final = frozenset(
+    f"{name}.step"
+    for name in (
+        "ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Muon", "NAdam", "RAdam", "RMSprop",
+        "Rprop", "SGD",
+    )
+)  # fmt: skip
+"""The optimizers of torch 2.13 that update each parameter by its own gradient and state alone: all but LBFGS."""
+
+
+class StepInBackward(NamedTuple):
+    """The step of the optimizer, made in the backward.
+
+    Attributes:
+        bytes: what it changes.
+        is_exact: whether the temporaries of each parameter's step were recorded by themselves.
+    """
+
+    bytes: ChangedBytes
+    is_exact: bool
+
+
+class _Part(NamedTuple):
+    """What a step does for the gradients that it begins to read in the same op.
+
+    A step in a loop has such a part for each gradient, a step by `foreach` has one for all.
+    """
+
+    gradients: IntArray  # storages
+    temporaries: IntArray  # allocations
+    temporary_most_bytes: int
+    state: IntArray  # allocations that the first step makes, and that stay
+
+
+def step_in_backward(facts: Facts, timeline: Timeline) -> StepInBackward | None:
+    """Return what a step in the backward would change; None where the results would not be the same."""
+    tables, allocations = facts.capture.tables, facts.allocations
+    roles, uses, ops = tables["roles"], tables["uses"], tables["ops"]
+    if np.isin(roles["role"], _OF_JOBS).any() or facts.capture.rows("nodes"):
+        return None
+    is_gradient = roles["role"] == _GRADIENT
+    storages, parameters = _parameters(roles["storage"][is_gradient], roles["module"][is_gradient],
+                                       roles["name"][is_gradient])  # fmt: skip
+    touching = np.flatnonzero(np.isin(uses["storage"], storages))
+    op, storage, access = (uses[name][touching] for name in ("op", "storage", "access"))
+    phase, node = ops["phase"][op], ops["sequence"][op]
+    in_backward, in_step = np.isin(phase, IN_BACKWARD), phase == OPTIMIZER
+    if not in_step.any() or not (in_backward | in_step).all():
+        return None  # the program reads gradients: it clips them, or scales the loss
+    if (in_backward & (access == _WRITTEN) & (node == NONE)).any():
+        return None  # a node without a number: autograd adds to the gradient of an earlier backward
+    parts = _parts(
+        facts, timeline, op[in_step], storage[in_step], dict(zip(storages, parameters, strict=True))
+    )
+    if parts is None:
+        return None
+    stepped = np.unique(storage[in_step])
+    of_optimizer = np.isin(parameters, parameters[np.isin(storages, stepped)])
+    rows = allocations.rows_of(storages[of_optimizer])
+    rows = rows[allocations.counted[rows]]
+    made_by, is_from_before = allocations.op[rows], allocations.birth_event[rows] <= 0
+    if not (is_from_before | ((made_by != NONE) & (ops["phase"][made_by] == BACKWARD))).all():
+        return None  # the program sets gradients itself
+    is_unread = ~np.isin(allocations.storage[rows], stepped) & (allocations.death_event[rows] != NONE)
+    if (is_unread & ~is_from_before).any():
+        return None  # the backward of another model's loss, which no step follows
+    ready = _ready_events(facts, timeline, rows, op[in_backward], storage[in_backward])
+    return StepInBackward(
+        _changed(facts, timeline, parts, rows, ready),
+        is_exact=all(len(part.gradients) == 1 or not part.temporary_most_bytes for part in parts),
+    )
+
+
+def _changed(
+    facts: Facts, timeline: Timeline, parts: list[_Part], rows: IntArray, ready: IntArray
+) -> ChangedBytes:
+    """Return what changes.
+
+    Args:
+        facts: what the capture shows.
+        timeline: its ops and events.
+        parts: the recorded steps.
+        rows: the gradients.
+        ready: the event at which each of them is complete.
+    """
+    allocations = facts.allocations
+    spared = timeline.bytes_within(allocations.nbytes[rows], ready, allocations.death_event[rows])
+    temporaries = [part.temporaries for part in parts]
+    if temporaries:
+        spared += timeline.bytes_of(np.concatenate(temporaries))
+    ready_of = dict(zip(allocations.storage[rows].tolist(), ready.tolist(), strict=True))
+    spikes, state = [], []
+    for part in parts:
+        sizes = allocations.nbytes[part.gradients].astype(np.float64)
+        state_bytes = int(allocations.nbytes[part.state].sum())
+        for gradient, share in zip(
+            part.gradients.tolist(), (sizes / max(sizes.sum(), 1)).tolist(), strict=True
+        ):
+            event = ready_of[gradient]
+            if event > 0:  # the backward of a gradient from before the block was not recorded
+                spikes.append(Spike(event, round(share * (part.temporary_most_bytes + state_bytes))))
+                if state_bytes:
+                    made = int(allocations.birth_event[part.state].min())
+                    state.append((round(share * state_bytes), event, made))
+    if state:
+        spared -= timeline.bytes_within(*np.array(state).T)
+    return ChangedBytes(spared, tuple(spikes))
+
+
+def _parameters(storages: IntArray, modules: IntArray, names: IntArray) -> tuple[IntArray, IntArray]:
+    """Return the storages of gradients, each once, and a number for the parameter of each."""
+    keys = np.stack([modules, names], axis=1)
+    _, parameters = np.unique(keys, axis=0, return_inverse=True)
+    found, first = np.unique(storages, return_index=True)
+    return found, parameters.reshape(-1)[first]
+
+
+def _parts(
+    facts: Facts, timeline: Timeline, op: IntArray, storage: IntArray, parameter_of: dict[int, int]
+) -> list[_Part] | None:
+    """Return the parts of each step; None if several optimizers step, or one that is not known.
+
+    Args:
+        facts: what the capture shows.
+        timeline: its ops and events.
+        op: the ops of steps that read gradients.
+        storage: the gradient that each reads.
+        parameter_of: the parameter of each gradient.
+    """
+    steps, allocations = facts.capture.tables["steps"], facts.allocations
+    made_by = Grouped(allocations.op)
+    is_step = np.array([facts.strings[name] in _ONE_BY_ONE for name in steps["name"].tolist()], dtype=bool)
+    spans = list(zip(steps["op"][is_step].tolist(), steps["end_op"][is_step].tolist(), strict=True))
+    is_known = np.zeros(len(op), dtype=bool)
+    for start, end in spans:
+        is_known |= (op >= start) & (op < end)
+    if not spans or (op[~is_known] < spans[-1][1]).any():
+        return None
+    if not is_known.all():  # the recording ends in a step
+        spans.append((int(op[~is_known].min()), facts.capture.rows("ops")))
+    found: list[_Part] = []
+    stepped: set[int] = set()
+    for start, end in spans:
+        within = (op >= start) & (op < end)
+        gradients, first = np.unique(storage[within], return_index=True)
+        first_op = op[within][first]  # uses are in the order of ops
+        parameters = {parameter_of[gradient] for gradient in gradients.tolist()}
+        if not parameters:
+            continue
+        if stepped and not parameters & stepped:
+            return None  # the lines are about one optimizer
+        stepped |= parameters
+        over = timeline.event_of(end)  # what is alive then stays: the state that a first step makes
+        bounds = np.unique(first_op).tolist()
+        for number, (begin, until) in enumerate(pairwise([start, *bounds[1:], end])):
+            made = made_by.within(begin, until)
+            made = made[allocations.counted[made]]
+            death = allocations.death_event[made]
+            stays = (death == NONE) | (death >= over)
+            found.append(
+                _Part(
+                    gradients[first_op == bounds[number]],
+                    made[~stays],
+                    _most_bytes(facts, made[~stays]),
+                    made[stays],
+                )
+            )
+    return found
+
+
+def _most_bytes(facts: Facts, rows: IntArray) -> int:
+    """Return the most bytes of some allocations that are alive at once; all of them die."""
+    allocations = facts.allocations
+    nbytes = allocations.nbytes[rows].astype(np.int64)
+    events = np.concatenate([allocations.birth_event[rows], allocations.death_event[rows]])
+    change = np.concatenate([nbytes, -nbytes])[np.argsort(events, kind="stable")]
+    return int(np.cumsum(change).max(initial=0))
+
+
+def _ready_events(
+    facts: Facts, timeline: Timeline, rows: IntArray, op: IntArray, storage: IntArray
+) -> IntArray:
+    """Return the event at which each gradient is complete: when the last node that touched it in backward has run.
+
+    For a gradient from before the block that is its entry.
+    """
+    last = np.full(int(facts.allocations.storage.max(initial=0)) + 1, NONE, dtype=np.int64)
+    np.maximum.at(last, storage, op)
+    last_op = last[facts.allocations.storage[rows]]
+    return np.where(last_op == NONE, 0, timeline.events_after_nodes(last_op))

@@ -1,0 +1,143 @@
+"""A loss in parts: offered where only a cross entropy of the program's own code reads the logits."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from ways import applied
+
+import memwatch
+
+_CROSS_ENTROPY = functional.cross_entropy
+_WIDTH, _WORDS, _TOKENS = 32, 2_000, 256
+
+
+class _Model(nn.Module):
+    def __init__(self, head):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(_WIDTH, _WIDTH), nn.GELU())
+        self.head = head
+
+    def forward(self, x):
+        return self.head(self.body(x))
+
+
+class _Training:
+    """A language model of one layer; `loss` makes the loss of its result."""
+
+    def __init__(self, loss, head=None):
+        torch.manual_seed(0)
+        gc.collect()
+        self.model = _Model(nn.Linear(_WIDTH, _WORDS) if head is None else head)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.x, self.target = torch.randn(4, _TOKENS // 4, _WIDTH), torch.randint(0, _WORDS, (_TOKENS,))
+        self.target[:7] = -100
+        self._loss = loss
+
+    def step(self):
+        self.optimizer.zero_grad()
+        self._loss(self.model(self.x), self.target).backward()
+        self.optimizer.step()
+
+
+def _of_function(logits, target):
+    return functional.cross_entropy(logits.flatten(0, 1), target)
+
+
+def _of_variable(logits, target):
+    logits = logits[:, :-1].reshape(-1, logits.shape[-1])  # a copy
+    return functional.cross_entropy(logits, target[: len(logits)], label_smoothing=0.1)
+
+
+def _of_module(logits, target):
+    return nn.CrossEntropyLoss(reduction="sum")(logits.view(-1, logits.shape[-1]), target) / 100
+
+
+def _with_accuracy(logits, target):
+    assert logits.argmax(-1).shape == logits.shape[:-1]
+    return _of_function(logits, target)
+
+
+def _with_penalty(logits, target):
+    return _of_function(logits, target) + logits.logsumexp(-1).square().mean()
+
+
+def _recorded(training):
+    training.step()
+    with memwatch.profile(holders=False) as prof:
+        training.step()
+        training.step()
+    return prof
+
+
+def _way_of(prof):
+    found = [way for way in prof.ways.itertuples() if way.kind == "loss_in_parts"]
+    return found[0] if found else None
+
+
+@pytest.mark.parametrize("loss", [_of_function, _of_variable, _of_module])
+def test_it_gives_the_promised_peak_and_nearly_the_same_results(loss, monkeypatch):
+    """In evaluation the model returns logits as before."""
+    monkeypatch.setattr(functional, "cross_entropy", _CROSS_ENTROPY)  # put back at the end
+    way = _way_of(_recorded(_Training(loss)))
+    assert way.basis == "simulated"
+    assert way.time_ratio > 1
+    assert "rounds" in way.decision
+    changed = _Training(loss)
+    applied(way.lines, changed.model, changed.optimizer)
+    assert _recorded(changed).peak_bytes == pytest.approx(way.peak_bytes, rel=0.02)
+    plain = _Training(loss)
+    functional.cross_entropy = _CROSS_ENTROPY
+    _recorded(plain)
+    for one, other in zip(plain.model.parameters(), changed.model.parameters(), strict=True):
+        assert torch.allclose(one, other, atol=1e-6)
+    with torch.no_grad():
+        assert changed.model(changed.x).shape == (4, _TOKENS // 4, _WORDS)
+
+
+def test_together_with_checkpoints_it_keeps_its_promise(monkeypatch):
+    """What the parts have alive is beside what the checkpoints keep."""
+    monkeypatch.setattr(functional, "cross_entropy", _CROSS_ENTROPY)
+
+    def deep():
+        training = _Training(_of_function)
+        torch.manual_seed(0)
+        block = (nn.Linear(_WIDTH, 32 * _WIDTH), nn.GELU(), nn.Linear(32 * _WIDTH, _WIDTH))
+        training.model.body = nn.Sequential(*(nn.Sequential(*block) for _ in range(4)))
+        return training
+
+    found = [way for way in _recorded(deep()).ways.itertuples() if way.kind == "checkpoint + loss_in_parts"]
+    assert found
+    for way in found:
+        functional.cross_entropy, changed = _CROSS_ENTROPY, None
+        changed = deep()
+        applied(way.lines, changed.model, changed.optimizer)
+        assert _recorded(changed).peak_bytes == pytest.approx(way.peak_bytes, rel=0.02)
+
+
+@pytest.mark.parametrize("loss", [_with_accuracy, _with_penalty])
+def test_it_is_not_offered_where_the_program_reads_the_logits(loss):
+    """With the change they would be hidden states."""
+    assert _way_of(_recorded(_Training(loss))) is None
+
+
+def test_it_is_not_offered_where_the_logits_are_no_result_of_a_linear_layer():
+    """The head has another layer after it, so its weight alone does not make the logits."""
+    head = nn.Sequential(nn.Linear(_WIDTH, _WORDS), nn.Hardtanh())
+    assert _way_of(_recorded(_Training(_of_function, head))) is None
+
+
+def test_it_is_not_offered_for_a_loss_that_a_library_computes(monkeypatch):
+    """Its lines may need the size of the vocabulary from the logits."""
+    from memwatch.analysis.facts import call_stacks
+    from memwatch.own_code import CodeOwner
+
+    prof = _recorded(_Training(_of_function))
+    monkeypatch.setattr(
+        call_stacks.CallStacks, "owners", lambda self, stack: [CodeOwner.TORCH, CodeOwner.INSTALLED]
+    )
+    assert _way_of(prof) is None

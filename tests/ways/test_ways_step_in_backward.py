@@ -1,0 +1,161 @@
+"""A step in the backward: offered where each parameter can be updated by itself, with the same results."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from ways import applied
+
+import memwatch
+
+
+class _Training:
+    """A wide model with a small batch, whose gradients are a large part of the peak."""
+
+    def __init__(self, make_optimizer, *, micro_batches=1, clips=False, set_to_none=True):
+        torch.manual_seed(0)
+        gc.collect()
+        self.model = nn.Sequential(*(nn.Sequential(nn.Linear(128, 128), nn.ReLU()) for _ in range(6)))
+        self.model[5][0].weight = self.model[0][0].weight  # one gradient of two nodes
+        self.optimizer = make_optimizer(self.model.parameters())
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, gamma=0.5)
+        self._x, self._micro_batches = torch.randn(8, 128), micro_batches
+        self._clips, self._set_to_none = clips, set_to_none
+
+    def step(self):
+        self.optimizer.zero_grad(set_to_none=self._set_to_none)
+        for _ in range(self._micro_batches):
+            functional.mse_loss(self.model(self._x), self._x).backward()
+        if self._clips:
+            nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.scheduler.step()
+
+
+def _recorded(training, warmup=1):
+    for _ in range(warmup):
+        training.step()
+    with memwatch.profile(holders=False) as prof:
+        training.step()
+        training.step()
+    return prof
+
+
+def _way_of(prof):
+    found = [way for way in prof.ways.itertuples() if way.kind == "step_in_backward"]
+    return found[0] if found else None
+
+
+def _adam(parameters, **options):
+    return torch.optim.AdamW(parameters, lr=1e-3, **options)
+
+
+def _sgd(parameters):
+    return torch.optim.SGD(parameters, lr=1e-3, momentum=0.9)
+
+
+@pytest.mark.parametrize("make_optimizer", [_adam, _sgd])
+@pytest.mark.parametrize("warmup", [0, 1])
+def test_it_gives_the_promised_peak_and_the_same_bits(make_optimizer, warmup):
+    """The first step makes the optimizer's state, and with the change makes it in the backward."""
+    prof = _recorded(_Training(make_optimizer), warmup)
+    way = _way_of(prof)
+    assert way.basis == "simulated"
+    assert way.time_ratio == 1
+    assert "accumulation" in way.decision
+    changed = _Training(make_optimizer)
+    applied(way.lines, changed.model, changed.optimizer)
+    assert _recorded(changed, warmup).peak_bytes == pytest.approx(way.peak_bytes, rel=0.01)
+    plain = _Training(make_optimizer)
+    _recorded(plain, warmup)
+    for one, other in zip(plain.model.parameters(), changed.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+    before, after = (each.optimizer.state_dict()["state"] for each in (plain, changed))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[0][key], after[0][key]) for key in before[0])
+
+
+def test_with_lists_of_tensors_the_temporaries_of_one_parameter_are_an_estimate():
+    """They were recorded for all parameters together."""
+
+    def foreach(parameters):
+        return _adam(parameters, foreach=True)
+
+    way = _way_of(_recorded(_Training(foreach)))
+    assert way.basis == "estimated"
+    changed = _Training(foreach)
+    applied(way.lines, changed.model, changed.optimizer)
+    assert _recorded(changed).peak_bytes == pytest.approx(way.peak_bytes, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "twin",
+    [
+        lambda: _Training(_adam, clips=True),
+        lambda: _Training(_adam, micro_batches=2),
+        lambda: _Training(_adam, set_to_none=False),
+    ],
+    ids=["it clips gradients", "it accumulates gradients", "it keeps gradients"],
+)
+def test_it_is_not_offered_where_a_gradient_is_needed_whole(twin):
+    """The steps would not be the same, or the gradient stays alive."""
+    assert _way_of(_recorded(twin())) is None
+
+
+def test_it_is_not_offered_for_an_optimizer_that_reads_all_gradients_together():
+    """LBFGS takes one direction for all parameters."""
+    training = _Training(_adam)
+    optimizer = torch.optim.LBFGS(training.model.parameters(), lr=1e-3, max_iter=1)
+    x = torch.randn(8, 128)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = functional.mse_loss(training.model(x), x)
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    with memwatch.profile(holders=False) as prof:
+        optimizer.step(closure)
+    assert _way_of(prof) is None
+
+
+@pytest.mark.parametrize("drops", [False, True])
+def test_it_is_not_offered_where_a_backward_passes_through_a_model_of_another_optimizer(drops):
+    """In a GAN the generator's backward makes gradients of the discriminator that no step may use."""
+    generator, discriminator = nn.Linear(128, 128), nn.Linear(128, 128)
+    first, second = _adam(generator.parameters()), _adam(discriminator.parameters())
+    x = torch.randn(8, 128)
+
+    def step():
+        second.zero_grad()
+        discriminator(generator(x).detach()).square().mean().backward()
+        second.step()
+        if drops:
+            second.zero_grad()
+        first.zero_grad()
+        discriminator(generator(x)).square().mean().backward()
+        first.step()
+
+    step()
+    with memwatch.profile(holders=False) as prof:
+        step()
+        step()
+    assert _way_of(prof) is None
+
+
+def test_a_changed_program_is_freed_like_any_other():
+    """The garbage collector does not look into the hooks of a parameter, so these hold weak references."""
+    way = _way_of(_recorded(_Training(_adam)))
+    changed = _Training(_adam)
+    applied(way.lines, changed.model, changed.optimizer)
+    changed.step()
+    weight = weakref.ref(changed.model[1][0].weight)
+    del changed
+    gc.collect()
+    assert weight() is None
