@@ -25,7 +25,6 @@ from memwatch.record import baseline, context
 from memwatch.record.allocator import AllocatorChannel, WaitingEvents
 from memwatch.record.arguments import ArgumentRecorder
 from memwatch.record.backend import Block
-from memwatch.record.books import Books
 from memwatch.record.clock import Clock, ticks
 from memwatch.record.flush import FLUSH_S, FlushPace, TakenRows, tables_in_order
 from memwatch.record.holders.sampler import HolderSampler
@@ -39,6 +38,7 @@ from memwatch.record.steps.steps import Sleeper, Steps, entry_bytes
 from memwatch.record.tables.rows import Strings, new_op_counter
 from memwatch.record.tables.stacks import Stacks
 from memwatch.record.threads import StartedThreads, Timer
+from memwatch.record.torch_records import Books
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
