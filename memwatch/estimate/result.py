@@ -10,7 +10,7 @@ import numpy as np
 
 from memwatch.device_names import is_host
 from memwatch.devices import adapter_of
-from memwatch.devices.caching_allocator import CachingAllocator
+from memwatch.devices.cuda_allocator import ANY_DEVICE_BYTES, Model, Trace
 from memwatch.estimate.workspace import Workspace, workspace_at_peak
 
 if TYPE_CHECKING:
@@ -83,10 +83,5 @@ class Estimate:
             np.add.at(changes, np.maximum(birth, 0), blocks)
             np.subtract.at(changes, death[death >= 0], blocks[death >= 0])
             return int(np.cumsum(changes).max()), None
-        allocator, dies = CachingAllocator(), np.flatnonzero(death >= 0)
-        rows = np.concatenate([np.arange(len(sizes)), dies])
-        born = np.concatenate([np.ones(len(sizes), dtype=bool), np.zeros(len(dies), dtype=bool)])
-        for place in np.lexsort((born, np.concatenate([birth, death[dies]]))).tolist():
-            row = int(rows[place])
-            allocator.allocate(row, int(sizes[row])) if born[place] else allocator.free(row)
-        return allocator.most_allocated_bytes, allocator.reserved_bytes
+        outcome = Model().run(Trace.of_lives(sizes, birth, death), "", ANY_DEVICE_BYTES)
+        return outcome.most_allocated_bytes, outcome.most_reserved_bytes
