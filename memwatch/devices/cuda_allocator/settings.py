@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -97,8 +98,11 @@ def _wrong(value: str) -> bool:
     raise ValueError(value)
 
 
-def _mib(value: str) -> int:
-    return int(value) * MIB
+def _mib(value: str, least: int) -> int:
+    number = int(value)
+    if number < least:  # as torch has it
+        raise ValueError(value)
+    return number * MIB
 
 
 def _ratio(value: str) -> float:
@@ -137,9 +141,9 @@ def _power_of_two(value: str) -> int:
 
 _KEYS: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
     "roundup_power2_divisions": ("divisions", _divisions),
-    "max_split_size_mb": ("most_split_bytes", _mib),
-    "max_non_split_rounding_mb": ("most_rounding_bytes", _mib),
-    "large_segment_size_mb": ("shared_segment_bytes", _mib),
+    "max_split_size_mb": ("most_split_bytes", functools.partial(_mib, least=20)),
+    "max_non_split_rounding_mb": ("most_rounding_bytes", functools.partial(_mib, least=20)),
+    "large_segment_size_mb": ("shared_segment_bytes", functools.partial(_mib, least=11)),
     "garbage_collection_threshold": ("collects_above", _ratio),
     "per_process_memory_fraction": ("fraction", _ratio),
     "expandable_segments": ("is_expandable", _truth),
