@@ -22,6 +22,7 @@ def estimate_text(
     rounding_bytes: int,
     block_bytes: int,
     reserved_bytes: int | None,
+    reserved_rests_on: str,
     workspace_bytes: int | None,
     workspace_rests_on: str,
     not_counted: str,
@@ -38,6 +39,7 @@ def estimate_text(
         rounding_bytes: what the peak grows by in whole blocks.
         block_bytes: the size of a block.
         reserved_bytes: what a caching allocator takes from the device for these, None where there is none.
+        reserved_rests_on: how it is known.
         workspace_bytes: what kernels take at the peak beside tensors, None where that is not known.
         workspace_rests_on: how it is known.
         not_counted: what is in none of the figures.
@@ -67,10 +69,6 @@ def estimate_text(
     table.add_row(format_bytes(rounding_bytes), "modelled", blocks)
     table.add_row("?", "not counted", not_counted)
     if reserved_bytes is not None:
-        told = (
-            "reserved",
-            "modelled: segments that torch's caching allocator takes for these blocks by default",
-        )
-        table.add_row(format_bytes(reserved_bytes), *told)
+        table.add_row(format_bytes(reserved_bytes), "reserved", reserved_rests_on)
     parts: list[RenderableType] = [head, "", table, *(Text(f"- {clip(note)}") for note in notes)]
     return to_text(*parts, width=width, color=color)

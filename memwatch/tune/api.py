@@ -108,14 +108,19 @@ def tune(
         default=default,
         outcomes=tuple(sorted(outcomes, key=_rank)),
         rejected=rejected,
-        earlier=tuple(_earlier_lines(reading, lives, default, allocator)),
+        earlier=tuple(_earlier_lines(reading, lives, allocator)),
     )
 
 
-def _rank(outcome: Outcome) -> tuple[bool, int, int, int, int]:
-    """Order settings: those that fit, without retries, that reserve little, and that are short."""
-    keys = outcome.settings.count(":")
-    return not outcome.fits, outcome.retries, outcome.most_reserved_bytes, keys, len(outcome.settings)
+def _rank(outcome: Outcome) -> tuple[int, ...]:
+    """Order settings: those that fit, without retries, that reserve little, and that are short.
+
+    Of those that do not fit, the one that gets furthest comes first.
+    """
+    simplicity = outcome.settings.count(":"), len(outcome.settings)
+    if outcome.refused_event is not None:
+        return 1, -outcome.refused_event, *simplicity
+    return 0, outcome.retries, outcome.most_reserved_bytes, *simplicity
 
 
 def _reading_of(source: Reading | str | os.PathLike[str]) -> Reading:
@@ -231,19 +236,19 @@ def _pool(extra: str, key: str) -> str:
     return "" if not found or not any(found) else str(found)
 
 
-def _earlier_lines(
-    reading: Reading, lives: _Lives, default: Outcome, allocator: Allocator
-) -> list[EarlierLine]:
+def _earlier_lines(reading: Reading, lives: _Lives, allocator: Allocator) -> list[EarlierLine]:
     """Return lines whose long-lived tensors split segments, found by making the tensors of each line first.
 
-    The segments are those of the default settings. Only lines with few tensors are tried.
+    The segments are those of the default settings on a device that never fills up. Only lines with few tensors are
+    tried.
     """
+    trace = lives.trace
+    default = allocator.run(trace, "", ANY_DEVICE_BYTES)
     if (
         default.most_reserved_bytes - default.most_allocated_bytes
         < _LEAST_GAIN_RATIO * default.most_reserved_bytes
     ):
         return []
-    trace = lives.trace
     event = int(np.argmax(default.reserved_bytes))
     order = np.full(len(lives.sizes), len(trace), dtype=np.int64)
     end = np.full(len(lives.sizes), len(trace), dtype=np.int64)
@@ -276,8 +281,7 @@ def _earlier_lines(
 
 
 def _holder_of(reading: Reading, storage: int) -> str:
-    event = int(reading.part("storages", ["birth_event"], [storage])["birth_event"].iloc[0])
-    if event < 0:
-        return ""
-    held = reading.held_at(event)
+    """Return who held a storage just before it died, or at the end."""
+    death = int(reading.part("storages", ["death_event"], [storage])["death_event"].iloc[0])
+    held = reading.held_at(death - 1 if death >= 0 else len(reading.timeline) - 1)
     return str(held.at[storage, "holder"]) if storage in held.index else ""

@@ -243,8 +243,17 @@ class EstimateRecord(TypedDict):
     ]
     workspace_is_scaled: Annotated[bool, "whether that follows from runs of smaller sizes"]
     workspace_unknown: Annotated[list[str], "ops whose workspace is not known"]
-    reserved_bytes: Annotated[
-        int | None, "modelled bytes that a caching allocator reserves; null without one"
+    reserved_bytes: Annotated[int | None, "bytes that a caching allocator reserves; null without one"]
+    allocator: Annotated[
+        str | None,
+        "whose reserved bytes these are: torch's own allocator, or memwatch's model; null without one",
+    ]
+    fits: Annotated[bool | None, "whether it fits --device-memory; null without this option"]
+    most_reserved_on_device_bytes: Annotated[
+        int | None, "bytes reserved at most on that device; null likewise"
+    ]
+    retries: Annotated[
+        int | None, "allocations for which the allocator first gave free segments back there; null likewise"
     ]
     rounding_bytes: Annotated[int, "modelled bytes that rounding to whole blocks adds to the peak"]
     block_bytes: Annotated[int, "the size of a block"]
