@@ -12,12 +12,16 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 VARIABLE = "MEMWATCH_BUILD_NATIVE"
 COMPILED, TAG = "MEMWATCH_COMPILED", "MEMWATCH_WHEEL_TAG"
 """The libraries that `wheels/build.py` compiled, and the tag of the wheel."""
-FOLDERS = {"_planner": "memwatch/planner/native/built", "_recorder": "memwatch/record/native/built"}
+FOLDERS = {
+    "_cuda_driver": "memwatch/devices/cuda_allocator/built",
+    "_planner": "memwatch/planner/native/built",
+    "_recorder": "memwatch/record/native/built",
+}
 """Where a library belongs in the wheel, by the first word of its name."""
 
 
 class NativeRecorder(BuildHookInterface):
-    """Compile the planner's kernels, and the recorder for the torch of the build's environment.
+    """Compile the planner's kernels, the stand-in driver, and the recorder for the torch of the build's environment.
 
     Without the variable the wheel is pure Python. The recorder serves that torch and that Python alone: with others
     the recorder in Python is used.
@@ -46,12 +50,13 @@ class NativeRecorder(BuildHookInterface):
     def _compile(self) -> tuple[list[pathlib.Path], list[str]]:
         """Compile for the torch that is installed here; return the libraries, and their names in the wheel."""
         sys.path.insert(0, self.root)
+        from memwatch.devices.cuda_allocator.library import build_driver
         from memwatch.planner.kernels import compile_kernels
         from memwatch.record.native import library
         from memwatch.record.native.library import build_recorder
 
-        recorder, kernels = build_recorder()[0], compile_kernels()[0]
-        return [recorder, kernels], [library.wheel_name(), kernels.name]
+        recorder, others = build_recorder()[0], [compile_kernels()[0], build_driver()[0]]
+        return [recorder, *others], [library.wheel_name(), *(file.name for file in others)]
 
     def _is_wanted(self) -> bool:
         return os.environ.get(VARIABLE) == "1"

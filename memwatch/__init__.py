@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from memwatch.replay.api import apply_plan, plan
     from memwatch.replay.errors import UnsupportedOpError
     from memwatch.replay.run import ReplayResult
+    from memwatch.tune import tune
     from memwatch.verification import verify
 
 _HOMES = {
@@ -53,6 +54,7 @@ _HOMES = {
     "plan": "memwatch.replay.api",
     "profile": "memwatch.profile",
     "schedule": "memwatch.profile",
+    "tune": "memwatch.tune.api",
     "verify": "memwatch.verification",
     "why_alive": "memwatch.leaks",
 }
@@ -89,6 +91,7 @@ __all__ = [
     "profile",
     "replay",
     "schedule",
+    "tune",
     "verify",
     "why_alive",
 ]

@@ -279,6 +279,11 @@ def load(path: str | os.PathLike[str]) -> Reading:
     return Reading(load_capture(path))
 
 
+def recorded_on_device(reading: Reading) -> Capture:
+    """Return the recorded tables as the device of a reading sees them: storages have their numbers in `storages`."""
+    return reading._tables.facts.capture
+
+
 def sites_at_peak(reading: Reading) -> PeakSites:
     """Return what a comparison needs of a reading, which may go then: a long run's takes gigabytes."""
     from memwatch.analysis.compare import peak_sites

@@ -1,4 +1,4 @@
-"""Build the wheels that need no compiler: one per Python, with the planner's library and a recorder for each torch.
+"""Build the wheels that need no compiler: one per Python, with a recorder for each torch and what serves all of them.
 
     python wheels/build.py                                       # all of them, and the sdist and the plain wheel
     python wheels/build.py --pythons 3.11 --torches 2.13
@@ -79,7 +79,7 @@ def main() -> int:
     hatch("-t", "sdist", "-t", "wheel", dist=options.dist)
     with tempfile.TemporaryDirectory() as folder:
         work = pathlib.Path(folder)
-        planner = compile_planner(work)
+        shared = [compile_planner(work), compile_driver(work)]
         stubs = make_stubs(work / "stubs")
         pythons = [describe_python(version) for version in options.pythons]
         pairs = [(python, torch) for python in pythons for torch in torches]
@@ -88,7 +88,7 @@ def main() -> int:
         made = []
         for python in pythons:
             compiled = [file for pair, file in zip(pairs, recorders, strict=True) if pair[0] is python]
-            made.append(build_wheel(python, planner, compiled, options.dist))
+            made.append(build_wheel(python, [*shared, *compiled], options.dist))
     too_large = [file for file in made if file.stat().st_size > MOST_BYTES]
     for file in sorted(options.dist.iterdir()):
         print(f"{file.stat().st_size / 1e6:6.2f} MB  {file}")
@@ -184,6 +184,16 @@ def compile_planner(work: pathlib.Path) -> pathlib.Path:
     return file
 
 
+def compile_driver(work: pathlib.Path) -> pathlib.Path:
+    """Compile the stand-in for CUDA's driver; return it."""
+    names = module_of("memwatch/devices/cuda_allocator/naming.py")
+    file = work / names.file_name()
+    sources = [str(names.SOURCES / name) for name in names.FILES]
+    command = [compiler(), *names.FLAGS, "-Wl,--strip-all", *sources, "-ldl", "-o", file]
+    subprocess.run(command, check=True)
+    return file
+
+
 def compile_recorder(python: Python, torch: Torch, stubs: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
     """Compile the recorder of one Python and one torch, unless it is in the folder; return it."""
     names = module_of("memwatch/record/native/naming.py")
@@ -210,13 +220,11 @@ def hatch(*arguments: str, dist: pathlib.Path, **variables: str) -> None:
     subprocess.run(command, cwd=ROOT, env=os.environ | variables, check=True, stdout=subprocess.DEVNULL)
 
 
-def build_wheel(
-    python: Python, planner: pathlib.Path, recorders: list[pathlib.Path], dist: pathlib.Path
-) -> pathlib.Path:
+def build_wheel(python: Python, libraries: list[pathlib.Path], dist: pathlib.Path) -> pathlib.Path:
     """Build the wheel of one Python, and have auditwheel choose its tag; return it."""
     with tempfile.TemporaryDirectory() as folder:
         plain = pathlib.Path(folder, "plain")
-        compiled = os.pathsep.join(map(str, (planner, *recorders)))
+        compiled = os.pathsep.join(map(str, libraries))
         tag = f"{python.tag}-{python.tag}-linux_{MACHINE}"
         hatch("-t", "wheel", dist=plain, MEMWATCH_COMPILED=compiled, MEMWATCH_WHEEL_TAG=tag)
         (wheel,) = plain.glob("*.whl")

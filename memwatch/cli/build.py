@@ -1,8 +1,8 @@
-"""Compile memwatch's C++ parts (the recorder and the planner) for your torch.
+"""Compile memwatch's C++ parts (the recorder, the planner and a stand-in for CUDA's driver) for your torch.
 
 This needs a C++ compiler and the headers of Python, and takes about a minute. Without the compiled recorder, memwatch
-records the same data in Python, which is slower. The planner's part needs only the compiler and takes some seconds. If
-you skip this step, the first plan that needs it compiles it.
+records the same data in Python, which is slower. The other parts need only the compiler and take some seconds. If you
+skip this step, the first plan or `memwatch tune` that needs one compiles it.
 
     memwatch build
 """
@@ -24,10 +24,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Compile what is not there yet, and print where the libraries lie; return 0."""
+    from memwatch.devices.cuda_allocator.library import build_driver
     from memwatch.planner.kernels import compile_kernels
     from memwatch.profile import build_recorder
 
     try:
+        _report(*build_driver())
         _report(*compile_kernels())
     finally:  # one may be built where the other cannot
         _report(*build_recorder())

@@ -7,6 +7,7 @@ counted exactly. Figures that come from a model are listed separately.
 
     memwatch estimate --world-size 256 train.py --epochs 1
     memwatch estimate --device cuda -o train.memwatch --html train.py
+    memwatch estimate --device cuda --device-memory 80GiB train.py
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from memwatch.cli.files import make_room
 from memwatch.cli.next_step import command_line, memwatch_command
-from memwatch.cli.numbers import not_negative, positive
+from memwatch.cli.numbers import not_negative, positive, size
 from memwatch.cli.output import add_json, emit, emit_json
 from memwatch.cli.program import hide_own_frames
 from memwatch.cli.program_arguments import PROGRAM_USAGE, add_program, chosen_program
@@ -29,8 +30,9 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this verb."""
-    own = "[--world-size N] [--rank R] [--steps N] [--device TYPE] [--json] [-o FILE] [-f] [--html[=PATH]]"
-    parser.usage = f"memwatch estimate {own} {PROGRAM_USAGE}"
+    own = "[--world-size N] [--rank R] [--steps N] [--device TYPE] [--device-memory SIZE]"
+    files = "[--json] [-o FILE] [-f] [--html[=PATH]]"
+    parser.usage = f"memwatch estimate {own} {files} {PROGRAM_USAGE}"
     parser.add_argument(
         "--world-size",
         type=positive,
@@ -45,6 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--device", metavar="TYPE", help="cuda: pretend that there is a GPU")
     parser.add_argument(
+        "--device-memory",
+        type=size,
+        metavar="SIZE",
+        help="print whether it fits a device with so much memory for torch, such as 80GiB",
+    )
+    parser.add_argument(
         "-o", "--output", metavar="FILE", help="write the capture, which all other verbs read"
     )
     parser.add_argument("-f", "--force", action="store_true", help="replace files that exist")
@@ -58,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int | BaseException:
-    """Print the estimate; return 0, or the exception of the program."""
+    """Print the estimate; return 0, 1 if it does not fit the device, or the exception of the program."""
     # imported first: the program's folder comes first in sys.path later, and may hold modules of the same name
     from memwatch.estimate.job import Job
     from memwatch.estimate.program import estimate_program
@@ -89,11 +97,12 @@ def execute(options: argparse.Namespace) -> int | BaseException:
         return hide_own_frames(error)
     if options.html:
         found.reading.report(page, force=options.force)
+    outcome = None if options.device_memory is None else found.on_device(options.device_memory)
     if options.json:
-        emit_json(estimate_record(found))
+        emit_json(estimate_record(found, outcome))
     else:
-        emit(text_of(found, _next(options.output)))
-    return 0
+        emit(text_of(found, _next(options.output), device_memory=options.device_memory, outcome=outcome))
+    return int(outcome is not None and not outcome.fits)
 
 
 def _next(capture: str | None) -> str:

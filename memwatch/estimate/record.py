@@ -7,12 +7,18 @@ from typing import TYPE_CHECKING
 from memwatch.report.records import summary_record
 
 if TYPE_CHECKING:
+    from memwatch.devices.cuda_allocator import Outcome
     from memwatch.estimate.result import Estimate
     from memwatch.report.records.schema import EstimateRecord
 
 
-def estimate_record(estimate: Estimate) -> EstimateRecord:
-    """Return the figures of an estimate, and the summary of what was recorded."""
+def estimate_record(estimate: Estimate, outcome: Outcome | None = None) -> EstimateRecord:
+    """Return the figures of an estimate, and the summary of what was recorded.
+
+    Args:
+        estimate: the estimate.
+        outcome: what the allocator does on the device that was asked about; None if none was.
+    """
     workspace = estimate.workspace
     return {
         "device": estimate.reading.device,
@@ -21,6 +27,10 @@ def estimate_record(estimate: Estimate) -> EstimateRecord:
         "workspace_is_scaled": workspace is not None and workspace.is_scaled,
         "workspace_unknown": [] if workspace is None else list(workspace.unknown),
         "reserved_bytes": estimate.reserved_bytes,
+        "allocator": None if estimate.reserved_bytes is None else estimate.allocator,
+        "fits": None if outcome is None else outcome.fits,
+        "most_reserved_on_device_bytes": None if outcome is None else outcome.most_reserved_bytes,
+        "retries": None if outcome is None else outcome.retries,
         "rounding_bytes": estimate.rounding_bytes,
         "block_bytes": estimate.block_bytes,
         "rank": estimate.job.rank,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -10,11 +11,14 @@ import numpy as np
 
 from memwatch.device_names import is_host
 from memwatch.devices import adapter_of
-from memwatch.devices.caching_allocator import CachingAllocator
+from memwatch.devices.cuda_allocator import ANY_DEVICE_BYTES, SettingsError, Trace, choose_allocator
+from memwatch.errors import MemwatchError
 from memwatch.estimate.workspace import Workspace, workspace_at_peak
+from memwatch.sizes import parse_bytes
 
 if TYPE_CHECKING:
     from memwatch.capture.packed import IntArray
+    from memwatch.devices.cuda_allocator import Allocator, Outcome
     from memwatch.estimate.calls import Calls
     from memwatch.estimate.job import Job
     from memwatch.reading import Reading
@@ -65,28 +69,77 @@ class Estimate:
 
     @property
     def reserved_bytes(self) -> int | None:
-        """What a caching allocator takes from the device for these blocks: modelled; None where there is none."""
+        """What torch's caching allocator takes from the device for these blocks; None where there is none."""
         return self._in_blocks[1]
 
     @cached_property
-    def _in_blocks(self) -> tuple[int, int | None]:
-        """Return the peak of the blocks, and what is reserved for them."""
+    def allocator(self) -> str:
+        """Whose reserved bytes these are: those of torch's own allocator, or of memwatch's model."""
+        return self._allocator[0].name
+
+    @property
+    def is_model(self) -> bool:
+        """Whether the reserved bytes are those of memwatch's model, because torch is not a CUDA build."""
+        return bool(self._allocator[1])
+
+    @property
+    def settings(self) -> str:
+        """The settings of the allocator: those of the environment."""
+        return os.environ.get("PYTORCH_CUDA_ALLOC_CONF", os.environ.get("PYTORCH_ALLOC_CONF", ""))
+
+    def on_device(self, device_memory: int | str) -> Outcome:
+        """Return what the allocator does on a device of so much memory, on one stream.
+
+        Args:
+            device_memory: the memory that torch can use, as `"80 GiB"`. What the CUDA context and libraries take has
+                to be subtracted.
+
+        Raises:
+            MemwatchError: the program has no tensors on an accelerator, or the settings are not known.
+        """
+        if is_host(self.reading.device):
+            raise MemwatchError(
+                "the program put its tensors on the host, so nothing is known of a device; estimate it with "
+                "--device cuda"
+            )
+        return self._allocator[0].run(self._trace, self.settings, parse_bytes(device_memory))
+
+    def fits(self, device_memory: int | str) -> bool:
+        """Return whether the tensors fit on a device of so much memory; see `on_device`."""
+        return self.on_device(device_memory).fits
+
+    @cached_property
+    def _allocator(self) -> tuple[Allocator, str]:
+        return choose_allocator()
+
+    @cached_property
+    def _trace(self) -> Trace:
+        return Trace.of_lives(*self._lives)
+
+    @property
+    def _lives(self) -> tuple[IntArray, IntArray, IntArray]:
+        """Return sizes, births and deaths of the storages on the device."""
         storages = self.reading.part(
             "storages", ["counted", "device", "nbytes", "birth_event", "death_event"]
         )
         storages = storages[storages["counted"] & (storages["device"] == self.reading.device)]
-        columns = (storages[name].to_numpy() for name in ("nbytes", "birth_event", "death_event"))
-        sizes, birth, death = columns
+        sizes, births, deaths = (
+            storages[name].to_numpy() for name in ("nbytes", "birth_event", "death_event")
+        )
+        return sizes, births, deaths
+
+    @cached_property
+    def _in_blocks(self) -> tuple[int, int | None]:
+        """Return the peak of the blocks, and what is reserved for them."""
         if is_host(self.reading.device):
+            sizes, birth, death = self._lives
             blocks = -(-sizes // self.block_bytes) * self.block_bytes
             changes: IntArray = np.zeros(len(self.reading.timeline) + 1, dtype=np.int64)
             np.add.at(changes, np.maximum(birth, 0), blocks)
             np.subtract.at(changes, death[death >= 0], blocks[death >= 0])
             return int(np.cumsum(changes).max()), None
-        allocator, dies = CachingAllocator(), np.flatnonzero(death >= 0)
-        rows = np.concatenate([np.arange(len(sizes)), dies])
-        born = np.concatenate([np.ones(len(sizes), dtype=bool), np.zeros(len(dies), dtype=bool)])
-        for place in np.lexsort((born, np.concatenate([birth, death[dies]]))).tolist():
-            row = int(rows[place])
-            allocator.allocate(row, int(sizes[row])) if born[place] else allocator.free(row)
-        return allocator.most_allocated_bytes, allocator.reserved_bytes
+        try:
+            outcome = self._allocator[0].run(self._trace, self.settings, ANY_DEVICE_BYTES)
+        except SettingsError:  # `on_device` raises it; without a limit the default is good enough
+            outcome = self._allocator[0].run(self._trace, "", ANY_DEVICE_BYTES)
+        return outcome.most_allocated_bytes, outcome.most_reserved_bytes

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from memwatch.report.estimate import estimate_text
+from memwatch.sizes import format_bytes, parse_bytes
 from memwatch.words.allocators import counted
 from memwatch.words.places import short_place
 
 if TYPE_CHECKING:
+    from memwatch.devices.cuda_allocator import Outcome
     from memwatch.estimate.result import Estimate
     from memwatch.estimate.workspace import Workspace
 
@@ -19,12 +21,20 @@ _SHOWN: Final = 3
 _ELSEWHERE: Final = "buffers of collectives' libraries, fragmentation"
 
 
-def text_of(estimate: Estimate, following: str = "") -> str:
+def text_of(
+    estimate: Estimate,
+    following: str = "",
+    *,
+    device_memory: str | None = None,
+    outcome: Outcome | None = None,
+) -> str:
     """Return an estimate and the summary of its recording as text for a terminal.
 
     Args:
         estimate: the estimate.
         following: the line that says what to do next, empty for none.
+        device_memory: the memory of the device that was asked about.
+        outcome: what the allocator does on it; None if no device was asked about.
     """
     reading, workspace = estimate.reading, estimate.workspace
     head = estimate_text(
@@ -32,14 +42,35 @@ def text_of(estimate: Estimate, following: str = "") -> str:
         rounding_bytes=estimate.rounding_bytes,
         block_bytes=estimate.block_bytes,
         reserved_bytes=estimate.reserved_bytes,
+        reserved_rests_on="" if estimate.reserved_bytes is None else _reserved_rests_on(estimate),
         workspace_bytes=None if workspace is None else workspace.nbytes,
         workspace_rests_on="" if workspace is None else _rests_on(workspace),
         not_counted=_not_counted(workspace),
         device=reading.device,
         run=_run(estimate),
-        notes=[*_reads(estimate), *estimate.remarks],
+        notes=[*_fits(device_memory, outcome), *_reads(estimate), *estimate.remarks],
     )
     return f"{head}\n{reading.summary(rows=_ROWS, following=following)}"
+
+
+def _reserved_rests_on(estimate: Estimate) -> str:
+    settings = f" with {estimate.settings}" if estimate.settings else " by default"
+    kind = "modelled" if estimate.is_model else "computed"
+    return f"{kind} by {estimate.allocator}: its segments for these blocks{settings}, on one stream"
+
+
+def _fits(device_memory: str | None, outcome: Outcome | None) -> list[str]:
+    if device_memory is None or outcome is None:
+        return []
+    size = format_bytes(parse_bytes(device_memory))
+    if not outcome.fits:
+        return [f"does not fit a device of {size}"]
+    left = format_bytes(parse_bytes(device_memory) - outcome.most_reserved_bytes)
+    retries = ""
+    if outcome.retries:
+        times = counted(outcome.retries, "time")
+        retries = f"; the allocator has to give free segments back and retry {times}, which is slow"
+    return [f"fits a device of {size}: {left} are left for the CUDA context and what is not counted{retries}"]
 
 
 def _rests_on(workspace: Workspace) -> str:

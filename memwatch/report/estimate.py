@@ -22,6 +22,7 @@ def estimate_text(
     rounding_bytes: int,
     block_bytes: int,
     reserved_bytes: int | None,
+    reserved_rests_on: str,
     workspace_bytes: int | None,
     workspace_rests_on: str,
     not_counted: str,
@@ -38,8 +39,8 @@ def estimate_text(
         rounding_bytes: bytes that the peak gains because the allocator hands out whole blocks.
         block_bytes: the size of a block.
         reserved_bytes: bytes that a caching allocator takes from the device for these tensors. None if the device
-            has
-            no such allocator.
+            has no such allocator.
+        reserved_rests_on: the source of `reserved_bytes`.
         workspace_bytes: bytes of the kernels' own buffers at the peak. None if unknown.
         workspace_rests_on: the source of `workspace_bytes`.
         not_counted: the kinds of memory that no figure includes.
@@ -69,10 +70,6 @@ def estimate_text(
     table.add_row(format_bytes(rounding_bytes), "modelled", blocks)
     table.add_row("?", "not counted", not_counted)
     if reserved_bytes is not None:
-        told = (
-            "reserved",
-            "modelled: segments that torch's caching allocator takes for these blocks by default",
-        )
-        table.add_row(format_bytes(reserved_bytes), *told)
+        table.add_row(format_bytes(reserved_bytes), "reserved", reserved_rests_on)
     parts: list[RenderableType] = [head, "", table, *(Text(f"- {clip(note)}") for note in notes)]
     return to_text(*parts, width=width, color=color)

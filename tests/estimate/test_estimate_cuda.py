@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import gc
+import json
 import textwrap
 
 import pytest
 import torch
 
+from memwatch.cli.main import main
 from memwatch.devices.pretended import library
 from memwatch.errors import MemwatchError
 from memwatch.estimate.job import Job
 from memwatch.estimate.program import estimate_program
+from memwatch.report.records.schema import EstimateRecord
 
 TRAINING = """
     import os, torch
@@ -188,3 +191,57 @@ def test_without_a_compiler_a_move_is_refused_with_what_to_do(monkeypatch, tmp_p
             estimate("import torch; torch.ones(3).to('cuda')")
     finally:
         library.load_or_build.cache_clear()
+
+
+TWO_LAYERS = """
+    import torch
+    from torch import nn
+    model = nn.Sequential(nn.Linear(1024, 1024), nn.Linear(1024, 1024)).to("{device}")
+    optimizer = torch.optim.SGD(model.parameters())
+    for _ in range(2):
+        model(torch.ones(8, 1024, device="{device}")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+@pytest.fixture
+def _model_of_the_allocator(monkeypatch):
+    """Have memwatch's model answer, by default settings, whatever torch is installed."""
+    monkeypatch.setenv("MEMWATCH_C10_CUDA", "/nowhere/libc10_cuda.so")
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.usefixtures("_model_of_the_allocator")
+def test_an_estimate_fits_a_device_that_has_what_it_reserves_and_no_smaller_one():
+    """Four matrices of 4 MiB share segments of 20 MiB, biases and activations one of 2 MiB."""
+    found = estimate(TWO_LAYERS.format(device="cuda"))
+    assert found.reserved_bytes == 22 << 20
+    assert found.fits("22 MiB")
+    assert not found.fits((22 << 20) - 1)
+    assert found.is_model
+
+
+@pytest.mark.usefixtures("_model_of_the_allocator")
+def test_an_estimate_uses_the_settings_of_the_environment(monkeypatch):
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "large_segment_size_mb:40")
+    assert estimate(TWO_LAYERS.format(device="cuda")).reserved_bytes == 42 << 20
+
+
+def test_whether_a_program_on_the_host_fits_a_device_is_not_guessed():
+    with pytest.raises(MemwatchError, match=r"put its tensors on the host.* --device cuda"):
+        estimate(TWO_LAYERS.format(device="cpu")).fits("1 GiB")
+
+
+@pytest.mark.usefixtures("_model_of_the_allocator")
+def test_the_command_exits_with_1_where_the_program_does_not_fit(tmp_path, capsys):
+    (tmp_path / "two.py").write_text(textwrap.dedent(TWO_LAYERS.format(device="cuda")))
+    words = ["estimate", "--device", "cuda", "--device-memory"]
+    assert main([*words, "22MiB", str(tmp_path / "two.py")]) == 0
+    assert "- fits a device of 22.00 MiB: 0 B are left for the CUDA context" in capsys.readouterr().out
+    assert main([*words, "20MiB", "--json", str(tmp_path / "two.py")]) == 1
+    record = json.loads(capsys.readouterr().out)
+    assert record.keys() == EstimateRecord.__annotations__.keys()
+    assert record["fits"] is False
+    assert record["allocator"] == "memwatch's model of torch's allocator"

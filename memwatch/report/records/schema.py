@@ -244,8 +244,17 @@ class EstimateRecord(TypedDict):
     ]
     workspace_is_scaled: Annotated[bool, "whether that follows from runs of smaller sizes"]
     workspace_unknown: Annotated[list[str], "ops whose workspace is not known"]
-    reserved_bytes: Annotated[
-        int | None, "modelled bytes that a caching allocator reserves; null without one"
+    reserved_bytes: Annotated[int | None, "bytes that a caching allocator reserves; null without one"]
+    allocator: Annotated[
+        str | None,
+        "whose reserved bytes these are: torch's own allocator, or memwatch's model; null without one",
+    ]
+    fits: Annotated[bool | None, "whether it fits --device-memory; null without this option"]
+    most_reserved_on_device_bytes: Annotated[
+        int | None, "bytes reserved at most on that device; null likewise"
+    ]
+    retries: Annotated[
+        int | None, "allocations for which the allocator first gave free segments back there; null likewise"
     ]
     rounding_bytes: Annotated[int, "modelled bytes that rounding to whole blocks adds to the peak"]
     block_bytes: Annotated[int, "the size of a block"]
@@ -257,9 +266,43 @@ class EstimateRecord(TypedDict):
     summary: Annotated[SummaryRecord, "the peak, as of a recorded run"]
 
 
+class SettingRecord(TypedDict):
+    """What torch's CUDA allocator reserves for a program under one setting."""
+
+    settings: Annotated[str, "the value of `PYTORCH_ALLOC_CONF`, empty for the default"]
+    most_reserved_bytes: Annotated[int, "what it held of the device at most"]
+    most_allocated_bytes: Annotated[int, "the blocks that it had handed out at most"]
+    retries: Annotated[int, "allocations for which it first gave free segments back"]
+    fits: Annotated[bool, "whether every allocation fitted on the device"]
+
+
+class EarlierLineRecord(TypedDict):
+    """A line whose long-lived tensors split segments."""
+
+    line: Annotated[str, "`file:line`"]
+    count: Annotated[int, "its tensors that are alive when most bytes are reserved"]
+    nbytes: Annotated[int, "their bytes"]
+    holder: Annotated[str, "who holds the largest, empty if that is not known"]
+    most_reserved_bytes: Annotated[int, "reserved at most, by default, if they are made before all others"]
+
+
+class TuneRecord(TypedDict):
+    """The settings of torch's CUDA allocator for a program: `memwatch tune --json`."""
+
+    device: Annotated[str, "the device whose tensors count"]
+    allocator: Annotated[str, "whose answers these are: torch's own allocator, or memwatch's model"]
+    is_model: Annotated[bool, "whether it is the model"]
+    device_bytes: Annotated[int | None, "the memory of the device, null if it never fills up"]
+    lower_bound_bytes: Annotated[int, "the tensors' peak: no setting can reserve less"]
+    environment: Annotated[str, "the line that sets the best setting, empty if that is the default"]
+    settings: Annotated[list[SettingRecord], "the best first"]
+    rejected: Annotated[dict[str, str], "why a setting was not tried, by setting"]
+    earlier: Annotated[list[EarlierLineRecord], "lines whose tensors split segments"]
+
+
 RECORDS: tuple[type, ...] = (
     SummaryRecord, PeakRecord, GroupRecord, StorageRecord, HeldStorageRecord, FindingRecord, NoteRecord,
     LiveRecord, TreeRecord, StatsRecord, DevicePeakRecord, AllocatedRecord, DifferenceRecord, SiteRecord, PlanRecord,
-    ReplayRecord, EstimateRecord,
+    ReplayRecord, EstimateRecord, SettingRecord, EarlierLineRecord, TuneRecord,
 )  # fmt: skip
 """All records, in the order of the page of documentation."""

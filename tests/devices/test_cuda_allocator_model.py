@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from memwatch.devices.caching_allocator import CachingAllocator
+from memwatch.devices.cuda_allocator.model import CachingAllocator
 
 MIB = 1 << 20
 

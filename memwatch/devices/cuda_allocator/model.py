@@ -1,0 +1,492 @@
+"""A model of torch's CUDA caching allocator, for a torch that is not a CUDA build.
+
+The allocator hands out blocks of whole 512 B from segments: blocks of up to 1 MiB from segments of 2 MiB, blocks below
+10 MiB from segments of 20 MiB, and larger blocks from segments of their own in whole 2 MiB. It takes the smallest free
+block of the stream that is large enough, splits it where enough is left, and joins free neighbours. When the device is
+full it gives free segments back and tries again. `reports/allocator.md` compares the model with torch's own code.
+"""
+
+from __future__ import annotations
+
+import bisect
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from memwatch.devices.cuda_allocator.settings import Settings
+from memwatch.devices.cuda_allocator.trace import ANY_DEVICE_BYTES, FREE, Outcome, SettingsError
+from memwatch.errors import MemwatchError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from memwatch.devices.cuda_allocator.trace import Trace
+
+BLOCK_BYTES: Final = 512
+_SMALL_BYTES: Final = 1 << 20
+_SMALL_SEGMENT: Final = 2 << 20
+_SHARED_BELOW: Final = 10 << 20
+_ROUND: Final = 2 << 20
+
+
+class DeviceFullError(MemwatchError):
+    """An allocation does not fit on the device."""
+
+
+@dataclass(eq=False, slots=True)
+class _Block:
+    """A stretch of a segment.
+
+    Attributes:
+        start, nbytes: where it is.
+        stream: the stream whose allocations may take it.
+        pool: the pool of its segment.
+        is_free: whether it is not handed out.
+        is_mapped: whether it has memory; always, but in segments that grow.
+        before, after: its neighbours in the segment.
+        segment: the first and the last address of a segment that grows; None for others.
+        seen: the requests of its pool before it became free.
+    """
+
+    start: int
+    nbytes: int
+    stream: int
+    pool: _Pool
+    is_free: bool = True
+    is_mapped: bool = True
+    before: _Block | None = None
+    after: _Block | None = None
+    segment: tuple[int, int] | None = None
+    seen: int = 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is a whole segment."""
+        return self.before is None and self.after is None
+
+
+@dataclass(eq=False, slots=True)
+class _Pool:
+    """The free blocks of small or of large segments.
+
+    Attributes:
+        is_small: which of the two.
+        page_bytes: what a segment that grows grows by.
+        keys: stream, size and address of each free block, in order.
+        blocks: the free blocks by address.
+        unmapped: stream and address of each stretch of a growing segment that has no memory, in order.
+        requests: how many blocks were asked for; counted for garbage collection.
+    """
+
+    is_small: bool
+    page_bytes: int
+    keys: list[tuple[int, int, int]] = field(default_factory=list)
+    blocks: dict[int, _Block] = field(default_factory=dict)
+    unmapped: list[tuple[int, int]] = field(default_factory=list)
+    without_memory: dict[int, _Block] = field(default_factory=dict)
+    requests: int = 0
+
+    def put(self, block: _Block) -> None:
+        block.seen = self.requests
+        bisect.insort(self.keys, (block.stream, block.nbytes, block.start))
+        self.blocks[block.start] = block
+
+    def take(self, block: _Block) -> None:
+        del self.keys[bisect.bisect_left(self.keys, (block.stream, block.nbytes, block.start))]
+        del self.blocks[block.start]
+
+    def put_unmapped(self, block: _Block) -> None:
+        bisect.insort(self.unmapped, (block.stream, block.start))
+        self.without_memory[block.start] = block
+
+    def take_unmapped(self, block: _Block) -> None:
+        del self.unmapped[bisect.bisect_left(self.unmapped, (block.stream, block.start))]
+        del self.without_memory[block.start]
+
+    def in_order(self) -> Iterator[_Block]:
+        """Yield the free blocks by stream, size and address; the pool may change meanwhile."""
+        for _, _, start in list(self.keys):
+            yield self.blocks[start]
+
+
+class CachingAllocator:
+    """An allocator that has handed out nothing.
+
+    Args:
+        settings: its settings.
+        device_bytes: the memory of the device.
+
+    Attributes:
+        allocated_bytes, most_allocated_bytes: blocks that are handed out, now and at most.
+        reserved_bytes, most_reserved_bytes: segments, now and at most.
+        retries: allocations for which the device had no room at first.
+    """
+
+    def __init__(self, settings: Settings = Settings(), device_bytes: int = ANY_DEVICE_BYTES) -> None:  # noqa: B008  # frozen
+        self.allocated_bytes = self.most_allocated_bytes = 0
+        self.reserved_bytes = self.most_reserved_bytes = self.retries = 0
+        self._settings, self._device_bytes = settings, device_bytes
+        self._allowed_bytes = None if settings.fraction is None else int(settings.fraction * device_bytes)
+        self._small = _Pool(True, _SMALL_SEGMENT)
+        self._large = _Pool(False, settings.shared_segment_bytes)
+        self._handed_out: dict[int, _Block] = {}
+        self._next_address = 0
+        self._was_refused = False
+
+    def allocate(self, number: int, nbytes: int, stream: int = 0) -> None:
+        """Hand out a block, which is freed by its number.
+
+        Raises:
+            DeviceFullError: the device has no room, also after all free segments were given back.
+        """
+        if nbytes == 0:
+            return
+        size = self._rounded(nbytes)
+        pool = self._small if size <= _SMALL_BYTES else self._large
+        self._was_refused = False
+        block = self._free_block(pool, size, stream)
+        if block is None:
+            if self._collects:
+                self._collect_garbage()
+            block = (
+                self._new_block(pool, size, stream)
+                or (self._release_available(pool, size, stream) and self._new_block(pool, size, stream))
+                or (self._release_all() and self._new_block(pool, size, stream))
+                or None
+            )
+        if block is None:
+            raise DeviceFullError(f"{nbytes} bytes do not fit")
+        self.retries += self._was_refused
+        left = block.nbytes - size
+        if self._is_split(block, size, left):
+            rest = block
+            block = _Block(
+                rest.start, size, stream, pool, segment=rest.segment, before=rest.before, after=rest
+            )
+            if block.before is not None:
+                block.before.after = block
+            rest.before = block
+            rest.start, rest.nbytes = rest.start + size, left
+            pool.put(rest)
+        block.is_free = False
+        self._handed_out[number] = block
+        self.allocated_bytes += block.nbytes
+        self.most_allocated_bytes = max(self.most_allocated_bytes, self.allocated_bytes)
+
+    def free(self, number: int) -> None:
+        """Take a block back; its free neighbours become part of it."""
+        block = self._handed_out.pop(number, None)
+        if block is None:  # nothing was asked for
+            return
+        self.allocated_bytes -= block.nbytes
+        block.is_free = True
+        self._join_neighbours(block)
+        block.pool.put(block)
+
+    # sizes
+
+    def _rounded(self, nbytes: int) -> int:
+        """Return the size of the block for a request."""
+        if nbytes < BLOCK_BYTES:
+            return BLOCK_BYTES
+        index = min(max(nbytes.bit_length() - 1 - 20, 0), len(self._settings.divisions) - 1)
+        divisions = self._settings.divisions[index]
+        if divisions > 1 and nbytes > BLOCK_BYTES * divisions:
+            power = 1 << (nbytes.bit_length() - 1)
+            step = power // divisions
+            return -(-nbytes // step) * step
+        return -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES
+
+    def _segment_bytes(self, size: int) -> int:
+        """Return the size of a new segment for a block."""
+        if size <= _SMALL_BYTES:
+            return _SMALL_SEGMENT
+        if size < _SHARED_BELOW:
+            return self._settings.shared_segment_bytes
+        return -(-size // _ROUND) * _ROUND
+
+    def _is_split(self, block: _Block, size: int, left: int) -> bool:
+        if block.pool.is_small or self._settings.is_expandable:
+            return left >= BLOCK_BYTES
+        most = self._settings.most_split_bytes
+        return left > _SMALL_BYTES and (most is None or size < most)
+
+    # free blocks
+
+    def _free_block(self, pool: _Pool, size: int, stream: int) -> _Block | None:
+        """Return the free block that serves a request best, and take it out of its pool."""
+        pool.requests += self._collects
+        place = bisect.bisect_left(pool.keys, (stream, size, 0))
+        if place == len(pool.keys) or pool.keys[place][0] != stream:
+            return None
+        block = pool.blocks[pool.keys[place][2]]
+        if block.segment is not None:
+            # a block at the end of what is mapped can grow, so another one may fit better
+            while place + 1 < len(pool.keys) and pool.keys[place + 1][0] == stream:
+                other = pool.blocks[pool.keys[place + 1][2]]
+                if _size_to_grow_to(other) >= _size_to_grow_to(block):
+                    break
+                place, block = place + 1, other
+        most = self._settings.most_split_bytes
+        if most is not None and size < most <= block.nbytes:
+            return None
+        if most is not None and size >= most and block.nbytes >= size + self._settings.most_rounding_bytes:
+            return None
+        pool.take(block)
+        return block
+
+    def _join_neighbours(self, block: _Block) -> None:
+        pool = block.pool
+        before, after = block.before, block.after
+        if before is not None and before.is_free and before.is_mapped == block.is_mapped:
+            (pool.take if before.is_mapped else pool.take_unmapped)(before)
+            block.start, block.nbytes = before.start, before.nbytes + block.nbytes
+            block.before = before.before
+            if block.before is not None:
+                block.before.after = block
+        if after is not None and after.is_free and after.is_mapped == block.is_mapped:
+            (pool.take if after.is_mapped else pool.take_unmapped)(after)
+            block.nbytes += after.nbytes
+            block.after = after.after
+            if block.after is not None:
+                block.after.before = block
+
+    # the device
+
+    def _take_from_device(self, nbytes: int) -> bool:
+        if self.reserved_bytes + nbytes > self._device_bytes:
+            self._was_refused = True
+            return False
+        self.reserved_bytes += nbytes
+        self.most_reserved_bytes = max(self.most_reserved_bytes, self.reserved_bytes)
+        return True
+
+    def _new_addresses(self, nbytes: int) -> int:
+        start = self._next_address
+        self._next_address += -(-nbytes // _ROUND) * _ROUND
+        return start
+
+    def _new_block(self, pool: _Pool, size: int, stream: int) -> _Block | None:
+        """Return a block of memory that the device gives; None where it has no room."""
+        nbytes = self._segment_bytes(size)
+        if self._allowed_bytes is not None and self.reserved_bytes + nbytes > self._allowed_bytes:
+            return None
+        if self._settings.refuses_early and self.reserved_bytes + nbytes > self._device_bytes:
+            raise DeviceFullError(f"a segment of {nbytes} bytes does not fit")
+        if self._settings.is_expandable:
+            return self._grown(pool, size, stream)
+        if not self._take_from_device(nbytes):
+            return None
+        return _Block(self._new_addresses(nbytes), nbytes, stream, pool)
+
+    def _release(self, block: _Block) -> None:
+        block.pool.take(block)
+        self.reserved_bytes -= block.nbytes
+
+    def _release_available(self, pool: _Pool, size: int, stream: int) -> bool:
+        """Give back segments that are too large to be split, just enough for a request."""
+        most = self._settings.most_split_bytes
+        if most is None or self._settings.is_expandable:
+            return False
+        size = max(size, most)
+        place = bisect.bisect_left(pool.keys, (stream, size, 0))
+        if place < len(pool.keys) and pool.keys[place][0] == stream:
+            self._release(pool.blocks[pool.keys[place][2]])
+            return True
+        released = 0
+        while place > 0 and released < size:
+            place -= 1
+            of_stream, nbytes, start = pool.keys[place]
+            if nbytes < most or of_stream != stream:
+                break
+            self._release(pool.blocks[start])
+            released += nbytes
+        return released >= size
+
+    def _release_all(self) -> bool:
+        """Give back every segment that is free, and every free page of segments that grow."""
+        for pool in (self._large, self._small):
+            growing = []
+            for block in pool.in_order():
+                if block.segment is not None:
+                    growing.append(block)
+                elif block.is_whole:
+                    self._release(block)
+            for block in growing:
+                self._unmap(block)
+        return True
+
+    @property
+    def _collects(self) -> bool:
+        return self._allowed_bytes is not None and self._settings.collects_above > 0
+
+    def _collect_garbage(self) -> None:
+        """Give back free segments that were not used for long, where more is reserved than the threshold."""
+        assert self._allowed_bytes is not None
+        target = self.reserved_bytes - int(self._settings.collects_above * self._allowed_bytes)
+        if target <= 0:
+            return
+        pool = self._large
+        whole = [block for block in pool.in_order() if block.is_whole and block.segment is None]
+        reclaimed, has_released = 0, True
+        while reclaimed < target and has_released and whole:
+            mean = sum(pool.requests - block.seen for block in whole) / len(whole)
+            old = [block for block in whole if pool.requests - block.seen >= mean]
+            for block in old:
+                reclaimed += block.nbytes
+                self._release(block)
+            has_released = bool(old)
+            whole = [block for block in whole if block not in old]
+
+    # segments that grow
+
+    def _grown(self, pool: _Pool, size: int, stream: int) -> _Block | None:
+        """Return a block at the lowest addresses of a growing segment where enough is free; map what is missing."""
+        block = self._growing(pool, size, stream)
+        if not block.is_mapped and not self._map(block, min(block.nbytes, size)):
+            return None
+        while block.nbytes < size:
+            following = block.after
+            assert following is not None
+            if not self._map(following, min(size - block.nbytes, following.nbytes)):
+                return None
+            block = following
+        pool.take(block)
+        return block
+
+    def _growing(self, pool: _Pool, size: int, stream: int) -> _Block:
+        """Return the first of some free blocks in a row that are large enough together; if need be at new addresses."""
+        place = bisect.bisect_left(pool.unmapped, (stream, 0))
+        for of_stream, start in pool.unmapped[place:]:
+            if of_stream != stream:
+                break
+            first = pool.without_memory[start]
+            if first.before is not None and first.before.is_free:
+                first = first.before
+            total, block = 0, first
+            following: _Block | None = first
+            while total < size and following is not None and following.is_free:
+                block = following
+                total += block.nbytes
+                following = block.after
+            if total >= size:
+                return first
+        wanted = self._device_bytes + self._device_bytes // 8
+        nbytes = -(-wanted // pool.page_bytes) * pool.page_bytes
+        start = self._new_addresses(nbytes)
+        made = _Block(start, nbytes, stream, pool, is_mapped=False, segment=(start, start + nbytes))
+        pool.put_unmapped(made)
+        return made
+
+    def _map(self, block: _Block, size: int) -> bool:
+        """Give the beginning of a block memory in whole pages, and join it to free neighbours."""
+        pool = block.pool
+        nbytes = -(-size // pool.page_bytes) * pool.page_bytes
+        taken = 0
+        for _ in range(nbytes // pool.page_bytes):
+            if not self._take_from_device(pool.page_bytes):
+                self.reserved_bytes -= taken
+                return False
+            taken += pool.page_bytes
+        pool.take_unmapped(block)
+        block.is_mapped = True
+        if nbytes < block.nbytes:
+            rest = _Block(
+                block.start + nbytes,
+                block.nbytes - nbytes,
+                block.stream,
+                pool,
+                is_mapped=False,
+                segment=block.segment,
+                before=block,
+                after=block.after,
+            )
+            if rest.after is not None:
+                rest.after.before = rest
+            block.after, block.nbytes = rest, nbytes
+            pool.put_unmapped(rest)
+        self._join_neighbours(block)
+        pool.put(block)
+        return True
+
+    def _unmap(self, block: _Block) -> None:
+        """Give back the whole pages of a free block of a growing segment."""
+        pool = block.pool
+        assert block.segment is not None
+        base, page = block.segment[0], pool.page_bytes
+        first = base + -(-(block.start - base) // page) * page
+        last = base + (block.start + block.nbytes - base) // page * page
+        if first >= last:
+            return
+        pool.take(block)
+        end = block.start + block.nbytes
+        if first > block.start:
+            head = _Block(block.start, first - block.start, block.stream, pool, segment=block.segment)
+            head.before, head.after = block.before, block
+            if head.before is not None:
+                head.before.after = head
+            block.before = head
+            pool.put(head)
+        if last < end:
+            tail = _Block(last, end - last, block.stream, pool, segment=block.segment)
+            tail.before, tail.after = block, block.after
+            if tail.after is not None:
+                tail.after.before = tail
+            block.after = tail
+            pool.put(tail)
+        block.start, block.nbytes, block.is_mapped = first, last - first, False
+        self.reserved_bytes -= last - first
+        self._join_neighbours(block)
+        if not block.is_whole:  # else its addresses are given back
+            pool.put_unmapped(block)
+
+
+def _size_to_grow_to(block: _Block) -> int:
+    following = block.after
+    return block.nbytes + (following.nbytes if following is not None and not following.is_mapped else 0)
+
+
+class Model:
+    """The model, with the interface of torch's own allocator."""
+
+    name: Final = "memwatch's model of torch's allocator"
+
+    def run(self, trace: Trace, settings: str, device_bytes: int) -> Outcome:
+        """Return what the allocator does with a trace.
+
+        Raises:
+            SettingsError: the model does not know the settings.
+        """
+        allocator = CachingAllocator(Settings.parse(settings), device_bytes)
+        after = np.zeros((2, len(trace)), dtype=np.int64)
+        refused = None
+        events: Iterable[tuple[int, int, int]] = zip(
+            trace.blocks.tolist(), trace.sizes.tolist(), trace.streams.tolist(), strict=True
+        )
+        for event, (block, nbytes, stream) in enumerate(events):
+            if nbytes == FREE:
+                allocator.free(block)
+            else:
+                try:
+                    allocator.allocate(block, nbytes, stream)
+                except DeviceFullError:
+                    refused = event
+                    after[:, event:] = [[allocator.reserved_bytes], [allocator.allocated_bytes]]
+                    break
+            after[0, event], after[1, event] = allocator.reserved_bytes, allocator.allocated_bytes
+        return Outcome(
+            settings, after[0], after[1], allocator.most_reserved_bytes, allocator.retries, refused
+        )
+
+    def run_many(
+        self, trace: Trace, settings: Sequence[str], device_bytes: int
+    ) -> list[Outcome | SettingsError]:
+        """Return what the allocator does with a trace under each of several settings."""
+        return [self._run_or_reject(trace, each, device_bytes) for each in settings]
+
+    def _run_or_reject(self, trace: Trace, settings: str, device_bytes: int) -> Outcome | SettingsError:
+        try:
+            return self.run(trace, settings, device_bytes)
+        except SettingsError as error:
+            return error

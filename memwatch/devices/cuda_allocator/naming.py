@@ -1,0 +1,21 @@
+"""How the library of the stand-in driver is named and compiled: shared by `library` and by `wheels/build.py`."""
+
+from __future__ import annotations
+
+import hashlib
+import pathlib
+import platform
+from typing import Final
+
+SOURCES: Final = pathlib.Path(__file__).parent / "src"
+# one library serves every torch and every CUDA, so it names none in itself and links none
+FLAGS: Final = ("-O2", "-g0", "-std=c++17", "-shared", "-fPIC", "-fvisibility=hidden")
+FILES: Final = ("driver.cpp", "replay.cpp")
+
+
+def file_name() -> str:
+    """Return the name of the library for this machine and these sources."""
+    digest = hashlib.sha256(repr(FLAGS).encode())
+    for source in sorted(SOURCES.iterdir()):
+        digest.update(source.read_bytes())
+    return f"_cuda_driver-{platform.machine()}-{digest.hexdigest()[:16]}.so"
