@@ -19,7 +19,7 @@ from memwatch.record.native import remark as unbuilt_remark
 from memwatch.record.native.building import build_recorder
 from memwatch.record.options import Options, read_limits
 from memwatch.record.own_frames import unlink_own_frames
-from memwatch.record.session import Session
+from memwatch.record.session import Session, is_recording
 from memwatch.record.steps.schedule import Sampled, Schedule, schedule
 from memwatch.record.uninterrupted import uninterrupted
 from memwatch.report.out_of_memory import breakdown
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from memwatch.ranks import Ranks
 
 __all__ = [
-    "Profile", "Sampled", "allocator_only", "build_recorder", "profile", "schedule", "unbuilt_remark",
+    "Profile", "Sampled", "allocator_only", "build_recorder", "is_recording", "profile", "schedule", "unbuilt_remark",
 ]  # fmt: skip
 
 P = ParamSpec("P")

@@ -4,6 +4,7 @@
 | --- | --- |
 | torch._C._functorch.is_functorch_wrapped_tensor | is_wrapped |
 | torch._C._functorch.get_unwrapped | unwrapped |
+| torch._C._functorch.peek_interpreter_stack() is not None | is_transforming() |
 """
 
 from __future__ import annotations
@@ -24,3 +25,12 @@ is_wrapped: Final[Callable[[Any], bool]] = _wrappers.take(
     "torch._C._functorch.is_functorch_wrapped_tensor", lambda tensor: False
 )
 """Return True for a wrapper that torch.func makes."""
+
+_peek: Final[Callable[[], Any]] = Part("`memwatch attach` may begin amid a transform of torch.func").take(
+    "torch._C._functorch.peek_interpreter_stack", lambda: None
+)
+
+
+def is_transforming() -> bool:
+    """Return True while this thread is inside a transform of torch.func, such as `vmap` or `grad`."""
+    return _peek() is not None

@@ -394,6 +394,11 @@ class Session:
         self._let_go()
 
 
+def is_recording() -> bool:
+    """Return whether a block is open in this process."""
+    return bool(_running)
+
+
 def _forget_in_child() -> None:
     for session in _running:
         session.forget_in_child()

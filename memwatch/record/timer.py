@@ -7,6 +7,7 @@ import functools
 import threading
 from typing import TYPE_CHECKING, Final
 
+from memwatch.own_code import OwnThread
 from memwatch.signal_handlers import suppress
 
 if TYPE_CHECKING:
@@ -17,10 +18,6 @@ _END_WITHIN_S: Final = 1.0
 """How long the end of a block waits for a write that is under way, as to a disk that does not answer."""
 
 
-class RepeatingThread(threading.Thread):
-    """A thread of memwatch's own."""
-
-
 class Timer:
     """Calls a function every so often in a thread of its own; errors of the function are dropped."""
 
@@ -29,7 +26,7 @@ class Timer:
         self._done: Final = threading.Event()
         # the thread that was told to stop may run on for a while: it must not keep what `act` refers to
         target = functools.partial(_repeat, self._done, seconds, self._act)
-        self._to_start = [RepeatingThread(target=target, name="memwatch-flush", daemon=True)]
+        self._to_start = [OwnThread(target=target, name="memwatch-flush", daemon=True)]
         self._started: list[threading.Thread] = []
 
     def start(self) -> None:

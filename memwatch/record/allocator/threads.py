@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 from memwatch.heap.class_checks import is_a
 from memwatch.heap.frames import thread_name
 from memwatch.heap.names import instance_dict
-from memwatch.own_code import is_program_code
+from memwatch.own_code import OwnThread, is_program_code
 from memwatch.record.patches import Patches
-from memwatch.record.timer import RepeatingThread
 from memwatch.signal_handlers import pass_on, suppress
 
 if TYPE_CHECKING:
@@ -134,7 +133,7 @@ class StartedThreads:
         """Begin to enter new threads."""
         here = threading.current_thread()
         others = [
-            each for each in threading.enumerate() if each is not here and not is_a(each, RepeatingThread)
+            each for each in threading.enumerate() if each is not here and not is_a(each, OwnThread)
         ]
         self.before = len(others)
         self._at_work_before = [(thread, cpu_time_ns(thread)) for thread in _at_work(others)]
@@ -148,7 +147,7 @@ class StartedThreads:
 
     def _enter(self, thread: threading.Thread) -> Callable[[], object] | None:
         """Number this thread and give it a log; return what takes that off again."""
-        if is_a(thread, RepeatingThread):
+        if is_a(thread, OwnThread):
             return None
         leave = None
         with suppress(Exception):  # whoever started the thread waits for it to come up
