@@ -57,11 +57,23 @@ def listen_at(path: Path) -> socket.socket:
     with contextlib.suppress(FileExistsError):
         path.parent.mkdir(mode=0o700)
     require_private(path.parent, os.geteuid())
-    path.unlink(missing_ok=True)  # of an earlier process with this number
+    _remove_left_over(path.parent)
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(path))
     listener.listen()
     return listener
+
+
+def _remove_left_over(folder: Path) -> None:
+    """Remove the sockets of processes that were killed: nobody answers there."""
+    for path in folder.glob("*.attach"):
+        with socket.socket(socket.AF_UNIX) as connection:
+            try:
+                connection.connect(str(path))
+            except ConnectionRefusedError:
+                path.unlink(missing_ok=True)
+            except OSError:  # removed meanwhile
+                continue
 
 
 def require_credentials() -> None:
@@ -98,8 +110,8 @@ class Channel:
         while b"\n" not in self._received:
             try:
                 more = self._connection.recv(4096)
-            except TimeoutError:
-                raise
+            except (TimeoutError, BlockingIOError):
+                raise TimeoutError from None
             except OSError:
                 more = b""
             if not more or len(self._received) > _MOST_BYTES:

@@ -236,6 +236,8 @@ class _Stretch:
             attempt = _Attempt(act, now_s - began_s)
             call_later(attempt)
             while not attempt.is_tried.wait(_SILENT_S):
+                if attempt.has_begun:
+                    continue
                 told_s = time.monotonic()
                 self._tell_of_waiting("has not returned to Python code")
                 self._check_client(attempt)
@@ -255,7 +257,7 @@ class _Stretch:
             return
         try:
             self._channel.receive(0)
-        except (TimeoutError, BlockingIOError):
+        except TimeoutError:
             return
         if attempt.cancel():
             raise _ClientGoneError
@@ -268,6 +270,7 @@ class _Attempt:
     """A pending call of the main thread: calls a function once, and notes what came of it.
 
     Attributes:
+        has_begun: whether the main thread calls the function, or has called it.
         is_tried: set once the function has returned or raised.
         obstacle: what the function found in its way, if anything.
         error: what it raised, as text: a traceback would keep frames of the program.
@@ -276,6 +279,7 @@ class _Attempt:
     def __init__(self, act: Callable[[FrameType | None, float], str], waited_s: float) -> None:
         self._act, self._waited_s = act, waited_s
         self._turn = threading.Lock()
+        self.has_begun = False
         self.is_tried = threading.Event()
         self.obstacle = ""
         self.error = ""
@@ -288,6 +292,7 @@ class _Attempt:
         """Run in the main thread. An exception of a signal handler passes on into the program, which it is for."""
         if not self._turn.acquire(blocking=False):
             return
+        self.has_begun = True
         try:
             # beyond our own frames, which the pending call has put on top of the program's
             frame: FrameType | None = sys._getframe(1)
