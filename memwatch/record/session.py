@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from memwatch.capture import Capture
     from memwatch.capture.packed import IntArray
     from memwatch.record.options import Options
 
@@ -319,6 +320,15 @@ class Session:
     def flush_from_elsewhere(self) -> None:
         """Write what there is, from any thread."""
         self._pace.from_elsewhere()
+
+    def capture_so_far(self) -> Capture:
+        """Return what was recorded until now; called in the thread of the block.
+
+        Raises:
+            CaptureError: the file cannot be read.
+        """
+        self._pace.flush_now()
+        return self._recording.so_far(self._meta(complete=False))
 
     def _flush(self) -> None:
         with self._flushing:
