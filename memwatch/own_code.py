@@ -15,6 +15,7 @@ import os
 import site
 import sys
 import sysconfig
+import threading
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
@@ -140,6 +141,10 @@ def line_at(code: CodeType, offset: int) -> int:
         if start <= offset < end and line is not None:
             return line
     return code.co_firstlineno
+
+
+class OwnThread(threading.Thread):
+    """A thread of memwatch's own, which counts as none of the program's."""
 
 
 def is_program_code(file: str) -> bool:

@@ -19,7 +19,7 @@ from memwatch.record.harmless import uninterrupted, unlink_own_frames
 from memwatch.record.native import remark as unbuilt_remark
 from memwatch.record.native.library import build_recorder
 from memwatch.record.options import Options, read_limits
-from memwatch.record.session import Session
+from memwatch.record.session import Session, is_recording
 from memwatch.record.steps.schedule import Sampled, Schedule, schedule
 from memwatch.report.out_of_memory import breakdown
 from memwatch.reserve import Reserve, small_pools
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from memwatch.ranks import Ranks
 
 __all__ = [
-    "Profile", "Sampled", "allocator_only", "build_recorder", "profile", "schedule", "unbuilt_remark",
+    "Profile", "Sampled", "allocator_only", "build_recorder", "is_recording", "profile", "schedule", "unbuilt_remark",
 ]  # fmt: skip
 
 P = ParamSpec("P")
@@ -49,6 +49,7 @@ class Profile(Reading):
     Attributes:
         page: the page that was written because memory ran out, if it was.
         replaces_file: whether an existing file makes room for the capture.
+        on_step: called after each `step()`.
     """
 
     def __init__(self, options: Options) -> None:
@@ -60,6 +61,7 @@ class Profile(Reading):
         # absolute, because the program may change its working directory
         self._path = None if options.path is None else pathlib.Path(options.path).absolute()
         self.page: pathlib.Path | None = None
+        self.on_step: Callable[[], None] | None = None
         self.replaces_file = False
 
     def __enter__(self) -> Profile:
@@ -194,12 +196,24 @@ class Profile(Reading):
                 "step() marks an iteration inside an open profile() block; this block is not open"
             )
         self._session.mark_step()
+        if self.on_step is not None:
+            self.on_step()
 
     def flush(self) -> None:
         """Write to the file what was recorded so far; any thread may ask. Where no block is open there is nothing."""
         session = self._session
         if session is not None:
             session.flush_from_elsewhere()
+
+    def so_far(self) -> Reading | None:
+        """Return a reading of what an open block has recorded until now; None where no block is open.
+
+        Call it in the thread that entered the block. It reads the whole recording, so a long one takes long.
+
+        Raises:
+            CaptureError: the file cannot be read.
+        """
+        return None if self._session is None else Reading(self._session.capture_so_far())
 
     @property
     def num_ops_started(self) -> int:

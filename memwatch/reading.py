@@ -10,8 +10,9 @@ from memwatch.analysis import ByDevice, UnknownDeviceError
 from memwatch.analysis.last_seconds import last_seconds
 from memwatch.analysis.latest_iterations import Iteration
 from memwatch.analysis.latest_iterations import latest_iterations as iterations_of
-from memwatch.analysis.live_now import LiveNow
+from memwatch.analysis.live_now import LiveNow, StepsPeak
 from memwatch.analysis.live_now import live_now as live_now_of
+from memwatch.analysis.live_now import peak_of_steps as peak_of_steps_of
 from memwatch.analysis.observer import not_memory, observer_effects, unrecorded, unrecorded_steps
 from memwatch.analysis.other_threads import other_threads
 from memwatch.capture import Capture
@@ -319,3 +320,8 @@ def latest_iterations(reading: Reading, count: int) -> list[Iteration]:
 def live_now(reading: Reading, count: int) -> LiveNow:
     """Return the curve so far and what is alive after its last event, with the `count` largest storages."""
     return live_now_of(reading._tables.facts, count)
+
+
+def peak_of_steps(reading: Reading, first: int) -> StepsPeak | None:
+    """Return the highest peak of the steps that the program has marked, from one on; None where there is none yet."""
+    return peak_of_steps_of(reading._tables.facts, first)

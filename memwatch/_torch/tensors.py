@@ -21,6 +21,7 @@
 | "_indices", "_values" | INDICES, VALUES |
 | torch._C._functorch.is_functorch_wrapped_tensor | is_wrapped |
 | torch._C._functorch.get_unwrapped | unwrapped |
+| torch._C._functorch.peek_interpreter_stack() is not None | is_transforming() |
 """
 
 from __future__ import annotations
@@ -189,3 +190,12 @@ is_wrapped: Final[Callable[[Any], bool]] = _wrappers.take(
     "torch._C._functorch.is_functorch_wrapped_tensor", lambda tensor: False
 )
 """Return True for a wrapper that torch.func makes."""
+
+_peek: Final[Callable[[], Any]] = Part("`memwatch attach` may begin inside a transform of torch.func").take(
+    "torch._C._functorch.peek_interpreter_stack", lambda: None
+)
+
+
+def is_transforming() -> bool:
+    """Return True while this thread is inside a transform of torch.func, such as `vmap` or `grad`."""
+    return _peek() is not None

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from memwatch.analysis.facts.marked_steps import events_between
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -54,9 +56,6 @@ def live_now(facts: Facts, count: int) -> LiveNow:
     curve = facts.curve
     alive = np.flatnonzero(facts.alive_at(len(curve.time_ns) - 1))
     nbytes, category = facts.allocations.nbytes[alive], facts.categories.category
-    sums: dict[str, int] = {}
-    for name, size in zip(category.of(alive), nbytes.tolist(), strict=True):
-        sums[name] = sums.get(name, 0) + size
     rows = alive[np.argsort(-nbytes, kind="stable")[:count]]
     columns = (
         facts.allocations.nbytes[rows].tolist(), category.of(rows), facts.names(rows),
@@ -65,7 +64,43 @@ def live_now(facts: Facts, count: int) -> LiveNow:
     return LiveNow(
         time_ns=facts.since_start(curve.time_ns),
         live_bytes=curve.live_bytes,
-        categories=sorted(sums.items(), key=lambda each: -each[1]),
+        categories=_by_category(facts, alive),
         largest=[LiveStorage(*row) for row in zip(*columns, strict=True)],
         storages=len(alive),
     )
+
+
+class StepsPeak(NamedTuple):
+    """The highest peak of some steps.
+
+    Attributes:
+        steps: how many steps they are.
+        peak_bytes: most live bytes in them.
+        categories: what was alive at that instant by category, largest first; empty for a step that is not recorded.
+    """
+
+    steps: int
+    peak_bytes: int
+    categories: Sequence[tuple[str, int]]
+
+
+def peak_of_steps(facts: Facts, first: int) -> StepsPeak | None:
+    """Return the highest peak of the steps that the program has marked, from one on; None where there is none yet."""
+    steps, curve = facts.steps, facts.curve
+    if first >= len(steps):
+        return None
+    highest = first + int(steps.peak_bytes[first:].argmax())
+    begin, after = events_between(curve, int(steps.start_ns[highest]), int(steps.end_ns[highest]))
+    event, peak_bytes = begin + int(curve.live_bytes[begin:after].argmax()), int(steps.peak_bytes[highest])
+    is_seen = bool(steps.recorded[highest]) and int(curve.live_bytes[event]) == peak_bytes
+    categories = _by_category(facts, np.flatnonzero(facts.alive_at(event))) if is_seen else []
+    return StepsPeak(len(steps) - first, peak_bytes, categories)
+
+
+def _by_category(facts: Facts, rows: IntArray) -> list[tuple[str, int]]:
+    """Return the bytes of some allocations by category, largest first."""
+    sums: dict[str, int] = {}
+    categories = facts.categories.category.of(rows)
+    for name, size in zip(categories, facts.allocations.nbytes[rows].tolist(), strict=True):
+        sums[name] = sums.get(name, 0) + size
+    return sorted(sums.items(), key=lambda each: -each[1])

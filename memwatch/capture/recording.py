@@ -166,6 +166,21 @@ class Recording:
         }
         return Capture(tables, self._strings, self.meta, self._notes)
 
+    def so_far(self, meta: dict[str, Any]) -> Capture:
+        """Return what was recorded until now, from memory or from the file.
+
+        Raises:
+            CaptureError: the file cannot be read.
+        """
+        if self.failure is not None:
+            raise self.failure
+        if self._path is not None:
+            return load(self._path)
+        tables: dict[str, Columns] = {
+            name: table.joined(self._tables[name]) for name, table in empty_tables().items()
+        }
+        return Capture(tables, list(self._strings), meta, list(self._notes))
+
     def abandon(self) -> None:
         """Forget the file without closing it: a forked child shares it with its parent."""
         with contextlib.suppress(AttributeError):

@@ -6,15 +6,16 @@ where the variable is set. Nothing is imported here that takes time, for most Py
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 from memwatch.job import CHILDREN
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 VARIABLE: Final = "MEMWATCH"
 _LEFT_OUT: Final = frozenset({"memwatch", "torchrun", "torch.distributed.run", "torch.distributed.launch"})
@@ -24,7 +25,7 @@ _activated: Final[list[int]] = []
 
 
 def activate() -> None:
-    """Have this process recorded once it imports torch. A wrong option ends it before the program starts.
+    """Do what the variable names once this process imports torch. A wrong word ends it before the program starts.
 
     Three kinds of processes are left out: commands of memwatch itself, torch's launcher of ranks, and what
     `memwatch run --children` records already.
@@ -32,25 +33,23 @@ def activate() -> None:
     if _activated or CHILDREN in os.environ or _is_left_out(sys.orig_argv):
         return
     _activated.append(os.getpid())
-    text = os.environ[VARIABLE].strip()
-    if text == "0":
-        return
     try:
-        options = _read(text)
+        wanted = _read(os.environ[VARIABLE])
     except ValueError as error:
         _refuse(str(error))
+    if not wanted:
+        return
     from memwatch.children.torch_import import when_torch_is_imported
 
     started_as = os.getpid()
 
-    def record() -> None:
+    def start() -> None:
         # a fork that imports torch for itself is no process that Python started
-        if os.getpid() == started_as:
-            from memwatch.cli.activated import record_this_process
+        for name, options in wanted.items() if os.getpid() == started_as else ():
+            mode = _MODES[name]
+            getattr(importlib.import_module(mode.module), mode.function)(options)
 
-            record_this_process(options)
-
-    when_torch_is_imported(record)
+    when_torch_is_imported(start)
 
 
 def _is_left_out(words: list[str]) -> bool:
@@ -63,21 +62,28 @@ def _is_left_out(words: list[str]) -> bool:
     return bool(_LEFT_OUT.intersection((*modules[:1], *map(os.path.basename, words[1:2]))))
 
 
-def _read(text: str) -> dict[str, Any]:
-    """Return the options that the variable sets, with the names that `memwatch run` has for them.
+def _read(text: str) -> dict[str, dict[str, Any]]:
+    """Return the modes that the value of the variable names, each with its options. Options alone are of a recording.
 
     Raises:
-        ValueError: an option does not exist, or its value means nothing.
+        ValueError: a word is neither a mode nor an option of one, or its value means nothing.
     """
-    options: dict[str, Any] = {}
-    for word in filter(None, (part.strip() for part in text.split(","))):
-        if word == "1":
+    words = [word for word in (part.strip() for part in text.split(",")) if word]
+    if words == [_NOTHING]:
+        return {}
+    modes = [word for word in words if word in _MODES] or [_RECORD]
+    wanted: dict[str, dict[str, Any]] = {mode: {} for mode in modes}
+    for word in words:
+        if word in _MODES:
             continue
         name, equals, value = word.partition("=")
-        if not equals or name not in _READERS:
-            raise ValueError(f"{VARIABLE} has no option {word!r}; it is 1, or has {', '.join(_READERS)}")
-        _READERS[name](options, value)
-    return options
+        takers = [mode for mode in wanted if equals and name in _MODES[mode].options]
+        if not takers:
+            known = [f"{name}=" for mode in wanted for name in _MODES[mode].options]
+            raise ValueError(f"{VARIABLE} does not know {word!r}; it takes {', '.join([*_MODES, *known])}")
+        for mode in takers:
+            _MODES[mode].options[name](wanted[mode], value)
+    return wanted if words else {}
 
 
 def _switch(name: str) -> Callable[[dict[str, Any], str], None]:
@@ -111,17 +117,34 @@ def _limit(options: dict[str, Any], value: str) -> None:
     options["limit"] = [*options.get("limit", ()), value]
 
 
-_READERS: Final[dict[str, Callable[[dict[str, Any], str], None]]] = {
-    "out": _output,
-    "limit": _limit,
-    "every": _count("every"),
-    "first": _count("first"),
-    "stacks": _switch("stacks"),
-    "replay": _switch("replay"),
-    "children": _switch("children"),
-    "html": _switch("html"),
-    "quiet": _switch("quiet"),
+class _Mode(NamedTuple):
+    """What a word of the variable has this process do: the function that does it, and the readers of its options."""
+
+    module: str
+    function: str
+    options: Mapping[str, Callable[[dict[str, Any], str], None]]
+
+
+_NOTHING, _RECORD = "0", "1"
+_MODES: Final = {
+    _RECORD: _Mode(
+        "memwatch.cli.activated",
+        "record_this_process",
+        {
+            "out": _output,
+            "limit": _limit,
+            "every": _count("every"),
+            "first": _count("first"),
+            "stacks": _switch("stacks"),
+            "replay": _switch("replay"),
+            "children": _switch("children"),
+            "html": _switch("html"),
+            "quiet": _switch("quiet"),
+        },
+    ),
+    "attach": _Mode("memwatch.attach.listener", "let_in", {}),
 }
+"""Every word that the variable may have without `=`. Its function is called with the options once torch is imported."""
 
 
 def _refuse(why: str) -> NoReturn:

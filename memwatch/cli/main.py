@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 VERBS: Final = (
-    "run", "report", "summary", "stats", "tree", "diff", "merge", "leaks", "plan", "replay", "fit", "estimate", "tune",
-    "transform", "import", "live", "mcp", "skill", "build",
+    "run", "attach", "report", "summary", "stats", "tree", "diff", "merge", "leaks", "plan", "replay", "fit",
+    "estimate", "tune", "transform", "import", "live", "mcp", "skill", "build",
 )  # fmt: skip
 """The verbs in the order of the help; each is a module of this package with `add_arguments` and `execute`."""
 

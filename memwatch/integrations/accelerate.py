@@ -30,6 +30,7 @@ def profile(
     *,
     page: str | os.PathLike[str] | None = None,
     schedule: Any = None,
+    log_steps: bool = True,
     **options: Any,
 ) -> Iterator[Profile]:
     """Record a block in every process of an accelerator, and log the peak with its trackers.
@@ -39,12 +40,14 @@ def profile(
         path: where the capture goes, which may hold `{rank}`, `{pid}` and `{host}`; None keeps it in memory.
         page: where the page goes at the end; None writes none.
         schedule: which steps are recorded; see `memwatch.profile`.
+        log_steps: whether the trackers get the peak of the steps at `step()`, as often as that is cheap.
         options: the other options of `memwatch.profile`.
 
     Yields:
         The recording: `step()` marks an iteration, and it can be read after the block.
     """
-    training = Training(path, page=page, schedule=schedule, **options)
+    log = accelerator.log if log_steps and accelerator.is_main_process else None
+    training = Training(path, page=page, schedule=schedule, log=log, **options)
     recording = training.begin()
     try:
         yield recording

@@ -28,6 +28,7 @@ class MemwatchCallback(Callback):
         path: where the capture goes, which may hold `{rank}`, `{pid}` and `{host}`; None keeps it in memory.
         page: where the page goes at the end; None writes none.
         schedule: which steps are recorded; see `memwatch.profile`.
+        log_steps: whether the loggers get the peak of the batches while `fit` runs, as often as that is cheap.
         options: the other options of `memwatch.profile`.
 
     Attributes:
@@ -40,10 +41,13 @@ class MemwatchCallback(Callback):
         *,
         page: str | os.PathLike[str] | None = None,
         schedule: Any = None,
+        log_steps: bool = True,
         **options: Any,
     ) -> None:
         super().__init__()
-        self._training = Training(path, page=page, schedule=schedule, **options)
+        log = self._log if log_steps else None
+        self._training = Training(path, page=page, schedule=schedule, log=log, **options)
+        self._trainer: Any = None
 
     @property
     def profile(self) -> Profile | None:
@@ -52,7 +56,12 @@ class MemwatchCallback(Callback):
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Enter the block."""
+        self._trainer = trainer
         self._training.begin()
+
+    def _log(self, figures: dict[str, int]) -> None:
+        for logger in self._trainer.loggers:
+            logger.log_metrics(figures, step=self._trainer.global_step)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any, **__: Any) -> None:
         """Mark an iteration."""
@@ -61,9 +70,11 @@ class MemwatchCallback(Callback):
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
         """Leave the block and log the peak."""
         figures = self._training.end(together=True)
-        for logger in trainer.loggers if figures else ():
-            logger.log_metrics(figures, step=trainer.global_step)
+        if figures:
+            self._log(figures)
+        self._trainer = None
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Leave the block of a `fit` that failed; the page shows what it had."""
         self._training.end()
+        self._trainer = None

@@ -30,6 +30,7 @@ class MemwatchCallback(TrainerCallback):
         path: where the capture goes, which may hold `{rank}`, `{pid}` and `{host}`; None keeps it in memory.
         page: where the page goes at the end; None writes none.
         schedule: which steps are recorded; see `memwatch.profile`.
+        log_steps: whether the peak of the steps is logged while the training runs, as often as that is cheap.
         options: the other options of `memwatch.profile`.
 
     Attributes:
@@ -43,9 +44,12 @@ class MemwatchCallback(TrainerCallback):
         *,
         page: str | os.PathLike[str] | None = None,
         schedule: Any = None,
+        log_steps: bool = True,
         **options: Any,
     ) -> None:
-        self._training = Training(path, page=page, schedule=schedule, **options)
+        log = self._log if log_steps else None
+        self._training = Training(path, page=page, schedule=schedule, log=log, **options)
+        self._state: Any = None
         self._trainer = trainer
 
     @property
@@ -55,6 +59,7 @@ class MemwatchCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Enter the block."""
+        self._state = state
         self._training.begin()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -64,9 +69,14 @@ class MemwatchCallback(TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Leave the block and log the peak."""
         figures = self._training.end(together=True)
-        if not figures or not state.is_world_process_zero:
+        if figures:
+            self._log(figures)
+        self._state = None
+
+    def _log(self, figures: dict[str, int]) -> None:
+        if not self._state.is_world_process_zero:
             return
         if self._trainer is not None:
             self._trainer.log(figures)
         else:
-            state.log_history.append({**figures, "step": state.global_step})
+            self._state.log_history.append({**figures, "step": self._state.global_step})

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from memwatch.capture import Capture
     from memwatch.capture.packed import IntArray
     from memwatch.record.options import Options
 
@@ -313,6 +314,15 @@ class Session:
         """Write the present rows, from any thread."""
         self._pace.from_elsewhere()
 
+    def capture_so_far(self) -> Capture:
+        """Return what was recorded until now; called in the thread of the block.
+
+        Raises:
+            CaptureError: the file cannot be read.
+        """
+        self._pace.flush_now()
+        return self._recording.so_far(self._meta(complete=False))
+
     def _flush(self) -> None:
         with self._flushing:
             if self._taken:  # an earlier flush had no memory to write these
@@ -385,6 +395,11 @@ class Session:
         self._flushing = threading.Lock()
         self._switch_off()
         self._let_go()
+
+
+def is_recording() -> bool:
+    """Return whether a block is open in this process."""
+    return bool(_running)
 
 
 def _forget_in_child() -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from memwatch.heap.class_checks import is_a
 from memwatch.heap.frames import thread_name
 from memwatch.heap.names import instance_dict
-from memwatch.own_code import is_program_code
+from memwatch.own_code import OwnThread, is_program_code
 from memwatch.record.patches import Patches
 from memwatch.signal_handlers import pass_on, suppress
 
@@ -27,10 +27,6 @@ _END_WITHIN_S: Final = 1.0
 """Seconds that the end of a block waits for a running write. The disk may not answer. A guess."""
 
 
-class RepeatingThread(threading.Thread):
-    """A thread of memwatch's own."""
-
-
 class Timer:
     """Calls a function repeatedly in a thread of its own. Errors of the function are dropped."""
 
@@ -39,7 +35,7 @@ class Timer:
         self._done: Final = threading.Event()
         # a stopped thread may run on for a while, and it must not keep the objects of `act` alive
         target = functools.partial(_repeat, self._done, seconds, self._act)
-        self._to_start = [RepeatingThread(target=target, name="memwatch-flush", daemon=True)]
+        self._to_start = [OwnThread(target=target, name="memwatch-flush", daemon=True)]
         self._started: list[threading.Thread] = []
 
     def start(self) -> None:
@@ -171,9 +167,7 @@ class StartedThreads:
     def start(self) -> None:
         """Begin to put logs on new threads."""
         here = threading.current_thread()
-        others = [
-            each for each in threading.enumerate() if each is not here and not is_a(each, RepeatingThread)
-        ]
+        others = [each for each in threading.enumerate() if each is not here and not is_a(each, OwnThread)]
         self.before = len(others)
         self._at_work_before = [(thread, cpu_time_ns(thread)) for thread in _at_work(others)]
         if hasattr(threading.Thread, _RUNS_A_THREAD):
@@ -186,7 +180,7 @@ class StartedThreads:
 
     def _enter(self, thread: threading.Thread) -> Callable[[], object] | None:
         """Number this thread and give it a log. Return the function that removes the log."""
-        if is_a(thread, RepeatingThread):
+        if is_a(thread, OwnThread):
             return None
         leave = None
         with suppress(

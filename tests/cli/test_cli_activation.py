@@ -85,13 +85,21 @@ def test_nothing_of_memwatch_is_imported_where_nobody_asks(run):
     assert run("-c", f"import torch; {told}", told=None).stdout == "False\n"
 
 
-@pytest.mark.parametrize("told", ["banana=1", "limit=8giga", "every=0", "stacks=yes", "out="])
+@pytest.mark.parametrize("told", ["banana=1", "limit=8giga", "every=0", "stacks=yes", "out=", "attach,out=a"])
 def test_a_wrong_option_stops_the_program_before_it_starts(told, run, tmp_path):
     done = run("-c", "print('ran')", told=told)
     assert done.returncode == 2
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
     assert line.startswith("memwatch: error: ")
+    assert captures(tmp_path) == []
+
+
+def test_a_program_can_let_clients_in_without_being_recorded(run, tmp_path):
+    code = "import threading, torch; torch.ones(1); print([each.name for each in threading.enumerate()])"
+    done = run("-c", code, told="attach")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "memwatch-attach" in done.stdout
     assert captures(tmp_path) == []
 
 

@@ -14,11 +14,12 @@ import torch
 
 import memwatch
 from memwatch.capture.file import load
+from memwatch.own_code import OwnThread
 from memwatch.record import native, session
 from memwatch.record.backend import Block
 from memwatch.record.clock import Clock
 from memwatch.record.tables.rows import Strings, new_op_counter
-from memwatch.record.threads import RepeatingThread, StartedThreads, cpu_time_ns
+from memwatch.record.threads import StartedThreads, cpu_time_ns
 
 pytestmark = pytest.mark.skipif(
     native.backend() is None, reason="only the native recorder hears other threads"
@@ -64,7 +65,7 @@ def test_what_a_thread_allocates_is_in_the_file_before_it_ends(tmp_path, monkeyp
 def test_without_a_file_a_window_of_other_threads_ends_too(monkeypatch):
     """The block's thread starts no op while it waits. The two parts that the timer makes add up to one account."""
     monkeypatch.setattr(session, "FLUSH_S", 0.02)
-    before = {each for each in threading.enumerate() if isinstance(each, RepeatingThread)}
+    before = {each for each in threading.enumerate() if isinstance(each, OwnThread)}
     with memwatch.profile() as prof:
         in_thread(lambda: [(torch.ones(COUNT), time.sleep(0.02)) for _ in range(10)])
     windows = prof.capture.tables["windows"]
@@ -73,7 +74,7 @@ def test_without_a_file_a_window_of_other_threads_ends_too(monkeypatch):
     assert prof.peak_increase_bytes == 10 * 4 * COUNT
 
     def left():
-        return {each for each in threading.enumerate() if isinstance(each, RepeatingThread)} - before
+        return {each for each in threading.enumerate() if isinstance(each, OwnThread)} - before
 
     assert until(lambda: not left())
 

@@ -6,8 +6,9 @@ import gc
 import threading
 import weakref
 
+from memwatch.own_code import OwnThread
 from memwatch.record import threads
-from memwatch.record.threads import RepeatingThread, Timer
+from memwatch.record.threads import Timer
 
 
 class Recorder:
@@ -39,5 +40,5 @@ def test_the_thread_of_a_timer_that_is_over_has_ended():
         repeated = Timer(1000.0, Recorder().flush)
         repeated.start()
         repeated.stop()
-        new = [each for each in threading.enumerate() if isinstance(each, RepeatingThread)]
+        new = [each for each in threading.enumerate() if isinstance(each, OwnThread)]
         assert not set(new) - before

@@ -45,6 +45,10 @@ def test_a_loop_of_an_accelerator_is_recorded(tmp_path):
     with profile(accelerator, page=tmp_path / "a.html", stacks=False) as prof:
         accelerator.backward(patterns_accelerate.Net()(torch.ones(4, patterns_accelerate.IN)).sum())
         prof.step()
+        step = dict(tracker.logged)
+    assert step["memwatch/steps"] == 1
+    assert step["memwatch/step_peak_bytes"] == prof.steps.peak_bytes[0] > 0
+    assert step["memwatch/step_peak_bytes/parameter"] > 0
     assert tracker.logged["memwatch/peak_bytes"] == prof.peak_bytes
     assert f'data-bytes="{prof.peak_bytes}"' in (tmp_path / "a.html").read_text()
     with pytest.raises(ZeroDivisionError), profile(accelerator):

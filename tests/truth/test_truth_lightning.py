@@ -20,12 +20,15 @@ from truth_checks import (
 PROGRAMS = programs_of(patterns_lightning)
 
 
-def test_a_callback_records_a_fit(tmp_path):
+def test_a_callback_records_a_fit(tmp_path, monkeypatch):
     """Each batch is a step, the peak goes to the trainer's loggers, and a fit that fails leaves its page."""
     import lightning
     from lightning.pytorch.loggers import CSVLogger
 
+    from memwatch.integrations import training
     from memwatch.integrations.lightning import MemwatchCallback
+
+    monkeypatch.setattr(training, "_SHARE_RATIO", float("inf"))  # every step is logged, whatever it takes
 
     class Failing(patterns_lightning.Lit):
         def training_step(self, batch, number):
@@ -44,7 +47,10 @@ def test_a_callback_records_a_fit(tmp_path):
 
     callback = MemwatchCallback(page=tmp_path / "a.html", stacks=False)
     logged = fit(patterns_lightning.Lit(), callback)
-    assert [row["memwatch/peak_bytes"] for row in logged] == [str(callback.profile.peak_bytes)]
+    peaks = [row["memwatch/peak_bytes"] for row in logged if row["memwatch/peak_bytes"]]
+    assert peaks == [str(callback.profile.peak_bytes)]
+    steps = [row["memwatch/step_peak_bytes"] for row in logged if row["memwatch/step_peak_bytes"]]
+    assert steps == [str(peak) for peak in callback.profile.steps.peak_bytes[:3]]
     assert len(callback.profile.steps) in (3, 4)  # the end of the trainer may count as one more
     with pytest.raises(ZeroDivisionError):
         fit(Failing(), callback)

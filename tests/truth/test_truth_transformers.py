@@ -47,17 +47,19 @@ def test_what_is_said_of_the_peak_is_true_with_any_share_of_the_samples(name, ra
     assert found.right_ratio >= RIGHT_RATIO, "\n".join(found.wrong)
 
 
-def test_a_callback_records_a_training(tmp_path):
+def test_a_callback_records_a_training(tmp_path, monkeypatch):
     """Steps are the optimizer's. The peak is in the trainer's history and in its reports."""
     import transformers
 
+    from memwatch.integrations import training
     from memwatch.integrations.transformers import MemwatchCallback
 
+    monkeypatch.setattr(training, "_SHARE_RATIO", float("inf"))  # every step is logged, whatever it takes
     seen = []
 
     class Reporter(transformers.TrainerCallback):
         def on_log(self, args, state, control, logs=None, **kwargs):
-            seen.append(logs)
+            seen.append((state.global_step, logs))
 
     arguments = transformers.TrainingArguments(
         tmp_path, use_cpu=True, max_steps=2, gradient_accumulation_steps=2, per_device_train_batch_size=1,
@@ -77,7 +79,14 @@ def test_a_callback_records_a_training(tmp_path):
     assert (
         logged["memwatch/peak_bytes"] == prof.peak_bytes == memwatch.load(tmp_path / "a.memwatch").peak_bytes
     )
-    assert any("memwatch/peak_bytes" in logs for logs in seen)
+    assert any("memwatch/peak_bytes" in logs for _, logs in seen)
+    steps = {step: logs for step, logs in seen if "memwatch/step_peak_bytes" in logs}
+    peaks = [logs["memwatch/step_peak_bytes"] for logs in steps.values()]
+    assert (list(steps), peaks) == ([1, 2], prof.steps.peak_bytes[:2].tolist())
+    for logs in steps.values():
+        assert logs["memwatch/step_peak_bytes/parameter"] > 0
+        parts = sum(nbytes for name, nbytes in logs.items() if name.startswith("memwatch/step_peak_bytes/"))
+        assert parts == logs["memwatch/step_peak_bytes"]
     assert len(prof.steps) in (2, 3)  # the end of the trainer may count as one more
     assert f'data-bytes="{prof.peak_bytes}"' in (tmp_path / "a.html").read_text()
 

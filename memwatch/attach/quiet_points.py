@@ -1,0 +1,88 @@
+"""The points of the main thread at which a recording can begin or end, and the program does not notice.
+
+A recording pushes hooks on saved tensors, and sometimes a dispatch mode, and includes a dispatch key. A program that
+has a `with` statement of the same kind open would take off ours in place of its own. torch itself puts its state back
+at the end of a backward and of `inference_mode`. And a loop of torch's over hooks raises if one is added meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import torch
+
+from memwatch._torch.autograd import NO_TASK, current_graph_task_id, top_saved_hooks
+from memwatch._torch.jit import tracing_state
+from memwatch._torch.modes import mode_stack
+from memwatch._torch.tensors import is_transforming
+from memwatch.own_code import is_memwatch_code
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+_TORCH: Final = os.path.dirname(torch.__file__)
+_BUSY: Final = tuple(
+    os.path.join(_TORCH, *place)
+    for place in (
+        ("_dynamo", ""), ("_inductor", ""), ("_functorch", ""), ("fx", ""), ("jit", ""),
+        ("utils", "checkpoint.py"), ("optim", "optimizer.py"),
+    )
+)  # fmt: skip
+"""Files of torch that trace or compile a program, push hooks, or call hooks of the kinds that a recording adds."""
+_MODULE_CALL: Final = os.path.join(_TORCH, "nn", "modules", "module.py")
+_OWN_MODULE_CALL: Final = os.path.join("memwatch", "record", "context.py")
+"""Our own frame around each call of a module, which may stay: it looks whether the recording is still on."""
+
+
+class TorchState(NamedTuple):
+    """What a recording changes of torch in the main thread."""
+
+    hooks: int | None
+    modes: tuple[int, ...]
+
+    @classmethod
+    def here(cls) -> TorchState:
+        """Return the state of this thread."""
+        hooks = top_saved_hooks()
+        return cls(None if hooks is None else id(hooks[0]), tuple(map(id, mode_stack())))
+
+
+PLAIN: Final = TorchState(None, ())
+"""The state of a thread that is inside no `with` statement of these kinds."""
+
+
+def obstacle(frame: FrameType | None, expected: TorchState) -> str:
+    """Return why no recording can begin or end in this thread now, or an empty text.
+
+    Args:
+        frame: the innermost frame of the program.
+        expected: the state of torch outside all `with` statements that opened since.
+    """
+    if current_graph_task_id() != NO_TASK:
+        return "is in a backward"
+    if is_transforming() or tracing_state() is not None:
+        return "is in a transform or a trace of torch"
+    if TorchState.here() != expected:
+        return "is inside hooks on saved tensors or a dispatch mode"
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file.startswith(_BUSY):
+            return f"is in {os.path.relpath(file, os.path.dirname(_TORCH))}"
+        if is_memwatch_code(file) and not file.endswith(_OWN_MODULE_CALL):
+            return "is in code of memwatch"
+        frame = frame.f_back
+    return ""
+
+
+def is_between_calls(frame: FrameType | None) -> bool:
+    """Return True where the thread runs no module.
+
+    In a forward, autograd keeps tensors that no object of Python refers to. They are freed by the next backward. A
+    recording that begins there does not know them, and shows a lower peak until then.
+    """
+    while frame is not None:
+        if frame.f_code.co_filename == _MODULE_CALL:
+            return False
+        frame = frame.f_back
+    return True

@@ -1,0 +1,267 @@
+"""Record a process that runs already for a while, and print its summary.
+
+The process must have been started with MEMWATCH=attach in its environment, or run Python 3.14 or later. What it held
+before is the baseline of the recording. Without `--seconds` and `--steps` the recording takes 10 seconds.
+
+    memwatch attach 4242 --steps 3
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import shlex
+import socket
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import psutil
+
+from memwatch._version import __version__
+from memwatch.attach.channel import AttachError, Channel, require_credentials, require_private, socket_path
+from memwatch.cli import summary
+from memwatch.cli.activation import VARIABLE
+from memwatch.cli.files import make_room
+from memwatch.cli.numbers import positive
+from memwatch.cli.output import add_json, say
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_SECONDS: Final = 10
+_SILENT_S: Final = 3.0
+"""After how long the user hears that the process does not answer at all; it says why it waits after two."""
+_POLL_S: Final = 0.02
+_MODE: Final = "attach"
+_HOME: Final = Path(__file__).parents[2]
+
+_REMOTE_EXEC: Final = (3, 14)
+"""The first Python that lets another process run a script in it."""
+_SCRIPT: Final = """\
+import importlib.util, sys
+if importlib.util.find_spec("memwatch") is None:
+    sys.path.append({home!r})
+try:
+    from memwatch.attach.listener import let_in
+    let_in()
+except Exception as error:
+    with open({failed!r}, "w") as file:
+        file.write(f"{{type(error).__name__}}: {{error}}")
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this verb."""
+    parser.add_argument("pid", metavar="PID", type=positive, help="the number of the process")
+    ends = parser.add_mutually_exclusive_group()
+    ends.add_argument(
+        "--seconds", metavar="N", type=positive, help=f"how long to record (default: {_SECONDS})"
+    )
+    ends.add_argument(
+        "--steps",
+        metavar="N",
+        type=positive,
+        help="record until N more iterations have begun and ended; the optimizer's steps are counted",
+    )
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", type=Path, help="the capture (default: attach.PID.memwatch)"
+    )
+    parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
+    add_json(parser)
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Record, and print the summary; return 0."""
+    require_credentials()
+    capture = (options.output or Path(f"attach.{options.pid}.memwatch")).absolute()
+    make_room(capture, force=options.force)
+    process = _process(options.pid)
+    try:
+        with _connect(process) as connection:
+            _record(options, Channel(connection), process, capture)
+    except psutil.NoSuchProcess:
+        raise AttachError(f"process {options.pid} ended before its recording began") from None
+    say(f"wrote {capture}")
+    return summary.execute(argparse.Namespace(capture=capture, rows=None, json=options.json, device=None))
+
+
+def _process(pid: int) -> psutil.Process:
+    """Return the process.
+
+    Raises:
+        AttachError: there is none, or it is another user's.
+    """
+    try:
+        process = psutil.Process(pid)
+        if process.status() == psutil.STATUS_ZOMBIE:
+            raise AttachError(f"process {pid} has ended already")
+        user = process.uids().effective
+        if os.geteuid() not in (0, user):
+            raise AttachError(f"process {pid} belongs to {process.username()}; attach to it as that user")
+    except psutil.NoSuchProcess:
+        raise AttachError(f"there is no process {pid}; `pgrep -af python` lists those of Python") from None
+    return process
+
+
+def _connect(process: psutil.Process) -> socket.socket:
+    """Return a connection to the listener in the process, which is put there first where Python can.
+
+    Raises:
+        AttachError: nobody listens there, with what to do about it.
+        psutil.NoSuchProcess: it has ended.
+    """
+    connection = _reach(process)
+    if connection is not None:
+        return connection
+    maps = _maps(process)
+    if maps is not None and "/libtorch" not in maps:
+        raise AttachError(f"process {process.pid} has not loaded torch, so it has nothing to record")
+    version = re.search(r"/(?:lib)?python(3)\.(\d+)[/.\n]", maps or "")
+    theirs = tuple(map(int, version.groups())) if version else sys.version_info[:2]
+    if theirs < _REMOTE_EXEC:
+        raise AttachError(_how_to_start(process))
+    if theirs != sys.version_info[:2]:
+        name = ".".join(map(str, theirs))
+        raise AttachError(
+            f"process {process.pid} runs Python {name}; attach with the memwatch of a Python {name}"
+        )
+    return _enter(process)
+
+
+def _reach(process: psutil.Process) -> socket.socket | None:
+    """Return a connection to the listener that the process has, None if it has none."""
+    user = process.uids().effective
+    path = socket_path(process.pid, user)
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        require_private(path.parent, user)
+        connection.connect(str(path))
+    except (FileNotFoundError, ConnectionRefusedError):  # refused: the socket of an earlier process
+        connection.close()
+        return None
+    peer = Channel(connection)
+    if (peer.pid, peer.user) != (process.pid, user):
+        connection.close()
+        raise AttachError(
+            f"{path} is not the socket of process {process.pid}; remove it, and start that again"
+        )
+    return connection
+
+
+def _maps(process: psutil.Process) -> str | None:
+    """Return the list of the files that a process has mapped, None where the system does not show it."""
+    try:
+        return Path(f"/proc/{process.pid}/maps").read_text(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        raise psutil.NoSuchProcess(process.pid) from None
+    except OSError:
+        return None
+
+
+def _how_to_start(process: psutil.Process) -> str:
+    """Return why a process cannot be entered, and how to start it so that it can."""
+    with contextlib.suppress(psutil.AccessDenied):
+        words = process.environ().get(VARIABLE, "").split(",")
+        if _MODE in words:
+            return (
+                f"process {process.pid} has {VARIABLE}={_MODE} and does not listen: it is still importing torch (try "
+                "again), or another Python process forked it (attach to that one)"
+            )
+    command = shlex.join(process.cmdline()) or "python train.py"
+    return (
+        f"process {process.pid} lets nobody in; start it as `{VARIABLE}={_MODE} {command}`. "
+        "From Python 3.14 on, a process needs no variable"
+    )
+
+
+def _enter(process: psutil.Process) -> socket.socket:
+    """Have the process run a script that starts its listener, and return a connection to it."""
+    folder = Path(tempfile.mkdtemp(prefix="memwatch-attach-"))
+    script, failed = folder / "listen.py", folder / "failed"
+    script.write_text(_SCRIPT.format(home=str(_HOME), failed=str(failed)))
+    user = process.uids().effective
+    if user != os.geteuid():
+        os.chown(folder, user, -1)
+        os.chown(script, user, -1)
+    remote_exec: Any = getattr(sys, "remote_exec")  # noqa: B009  # Python 3.14
+    try:
+        remote_exec(process.pid, str(script))
+    except (OSError, RuntimeError) as error:
+        raise AttachError(
+            f"Python cannot enter process {process.pid}: {error}. The system may allow it to root alone "
+            f"(`sysctl kernel.yama.ptrace_scope`); else start the process with {VARIABLE}={_MODE}"
+        ) from None
+    began_s, is_told = time.monotonic(), False
+    while (connection := _reach(process)) is None:
+        if failed.exists():
+            raise AttachError(f"process {process.pid} cannot import memwatch: {failed.read_text()}")
+        if not is_told and time.monotonic() - began_s > _SILENT_S:
+            is_told = True
+            say(_silent(process))
+        time.sleep(_POLL_S)
+    script.unlink()  # it has run; a process that does not find its script prints an error
+    folder.rmdir()
+    return connection
+
+
+def _silent(process: psutil.Process) -> str:
+    return f"process {process.pid} stays in C++ code or a system call; the recording begins when it returns"
+
+
+def _record(options: argparse.Namespace, channel: Channel, process: psutil.Process, capture: Path) -> None:
+    """Ask for a recording, and return when it is over.
+
+    Raises:
+        AttachError: it did not begin, or failed.
+    """
+    steps = options.steps
+    seconds = None if steps is not None else options.seconds or _SECONDS
+    channel.send(memwatch=__version__, seconds=seconds, steps=steps, output=str(capture), force=options.force)
+    has_started = False
+    for message in _messages(channel, process):
+        event = message.get("event")
+        if event == "waiting":
+            where = f" at {message['where']}" if message.get("where") else ""
+            end = "ends" if has_started else "begins"
+            say(f"process {process.pid} {message['why']}{where}; the recording {end} when it is past that")
+        elif event == "heard":
+            continue
+        elif event == "started":
+            has_started = True
+            extent = f"{steps} steps" if steps is not None else f"{seconds} s"
+            say(f"recording process {process.pid} for {extent} (Ctrl-C ends it now)")
+        elif event == "ended":
+            return
+        else:
+            raise AttachError(f"process {process.pid} was not recorded: {message.get('text')}")
+    if not has_started or not capture.exists():
+        raise AttachError(f"process {process.pid} ended before its recording began")
+    say(f"process {process.pid} ended while it was recorded; the capture has what was recorded until then")
+
+
+def _messages(channel: Channel, process: psutil.Process) -> Iterator[dict[str, Any]]:
+    """Yield what the process sends, until it closes the connection. The first Ctrl-C asks for the end."""
+    is_told = has_answered = is_asked = False
+    while True:
+        try:
+            message = channel.receive(_SILENT_S)
+        except TimeoutError:
+            if not (is_told or has_answered):
+                is_told = True
+                say(_silent(process))
+            continue
+        except KeyboardInterrupt:
+            if is_asked or not has_answered:
+                raise
+            is_asked = True
+            channel.send(event="end")
+            continue
+        if message is None:
+            return
+        has_answered = True
+        yield message
