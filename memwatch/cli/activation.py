@@ -47,6 +47,11 @@ def activate() -> None:
         if (
             os.getpid() == started_as
         ):  # a fork that imports torch for itself is no process that Python started
+            if options.pop("monitor", False):
+                from memwatch.cli.monitored import monitor_this_process
+
+                monitor_this_process(options)
+                return
             from memwatch.cli.activated import record_this_process
 
             record_this_process(options)
@@ -71,13 +76,23 @@ def _read(text: str) -> dict[str, Any]:
         ValueError: an option does not exist, or its value means nothing.
     """
     options: dict[str, Any] = {}
-    for word in filter(None, (part.strip() for part in text.split(","))):
+    words = [part.strip() for part in text.split(",") if part.strip()]
+    readers = _READERS
+    if words[:1] == ["monitor"]:
+        options["monitor"], readers = True, _READERS_OF_MONITOR
+        del words[0]
+    for word in words:
         if word == "1":
             continue
         name, equals, value = word.partition("=")
-        if not equals or name not in _READERS:
-            raise ValueError(f"{VARIABLE} has no option {word!r}; it is 1, or has {', '.join(_READERS)}")
-        _READERS[name](options, value)
+        if not equals or name not in readers:
+            first = "monitor" if "monitor" in options else "1"
+            raise ValueError(
+                f"{VARIABLE} has no option {word!r}; it is {first}, or also has {', '.join(readers)}"
+                if first == "monitor"
+                else f"{VARIABLE} has no option {word!r}; it is 1 or monitor, or has {', '.join(readers)}"
+            )
+        readers[name](options, value)
     return options
 
 
@@ -112,6 +127,15 @@ def _limit(options: dict[str, Any], value: str) -> None:
     options["limit"] = [*options.get("limit", ()), value]
 
 
+def _seconds(options: dict[str, Any], value: str) -> None:
+    try:
+        options["interval_s"] = float(value)
+    except ValueError:
+        raise ValueError(f"{VARIABLE}: {value!r} is no number of seconds") from None
+    if not 0 < options["interval_s"] < 1e9:
+        raise ValueError(f"{VARIABLE}: interval={value} is not above 0")
+
+
 _READERS: Final[dict[str, Callable[[dict[str, Any], str], None]]] = {
     "out": _output,
     "limit": _limit,
@@ -121,6 +145,12 @@ _READERS: Final[dict[str, Callable[[dict[str, Any], str], None]]] = {
     "replay": _switch("replay"),
     "children": _switch("children"),
     "html": _switch("html"),
+    "quiet": _switch("quiet"),
+}
+
+_READERS_OF_MONITOR: Final[dict[str, Callable[[dict[str, Any], str], None]]] = {
+    "out": _output,
+    "interval": _seconds,
     "quiet": _switch("quiet"),
 }
 
