@@ -86,12 +86,8 @@ def _read(text: str) -> dict[str, Any]:
             continue
         name, equals, value = word.partition("=")
         if not equals or name not in readers:
-            first = "monitor" if "monitor" in options else "1"
-            raise ValueError(
-                f"{VARIABLE} has no option {word!r}; it is {first}, or also has {', '.join(readers)}"
-                if first == "monitor"
-                else f"{VARIABLE} has no option {word!r}; it is 1 or monitor, or has {', '.join(readers)}"
-            )
+            alone = "monitor" if "monitor" in options else "1 or monitor"
+            raise ValueError(f"{VARIABLE} has no option {word!r}; it is {alone}, or has {', '.join(readers)}")
         readers[name](options, value)
     return options
 

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 from memwatch.sizes import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+
+    from memwatch.monitor.rows import Child
 
 _SAMPLED: Final = 16  # tensors whose holders are searched
 _MOST_OBJECTS: Final = 2_000_000
@@ -92,6 +94,12 @@ def paths(before: Mapping[str, int], now: Mapping[str, int], row: str) -> str:
     }
     largest = sorted(grown, key=lambda name: -grown[name])[:_NAMED]
     return ", ".join(f"{name or 'without a name'} ({format_bytes(grown[name])} more)" for name in largest)
+
+
+def children(processes: Sequence[Child]) -> str:
+    """Return the largest processes that this one started, as a sentence."""
+    largest = sorted(processes, key=lambda process: -process.uss_bytes)[:_NAMED]
+    return ", ".join(f"{each.name} {each.pid} has {format_bytes(each.uss_bytes)}" for each in largest)
 
 
 def _held_by(targets: list[Any], of_which: str) -> str:

@@ -56,6 +56,12 @@ _BY_MAPPING: Final = {
     Use.DEVICE: ("device files", "smaps: mappings of /dev"),
 }
 
+OWN_ROWS: Final = (
+    TENSORS, PINNED, PYTHON, PYTHON_FREE, NATIVE, NATIVE_AT_START, MALLOC_FREE, OTHER,
+    *(name for name, _ in _BY_MAPPING.values()),
+)  # fmt: skip
+"""The rows that this process may have."""
+
 
 @dataclass(frozen=True)
 class Row:

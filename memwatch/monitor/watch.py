@@ -22,7 +22,7 @@ from memwatch.monitor.objects import (
     python_memory,
     tensor_memory,
 )
-from memwatch.monitor.rows import NATIVE, PYTHON, TENSORS, Known, rows_of
+from memwatch.monitor.rows import NATIVE, OWN_ROWS, PYTHON, TENSORS, Known, rows_of
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -36,6 +36,8 @@ _MOST_CPU_RATIO: Final = 0.01
 _MOST_NOTES: Final = 20
 _SEARCH_AGAIN_BYTES: Final = 1 << 20
 """malloc's blocks in use that no row explains grow by this before the Python objects are searched again."""
+CHILDREN: Final = "child processes"
+"""No row of this process: the USS of those that it started."""
 _WAIT_TENSORS_S: Final = 2.0
 _WAIT_SEARCH_S: Final = 20.0
 _alive: Final[weakref.WeakSet[Monitor]] = weakref.WeakSet()
@@ -95,15 +97,11 @@ class Monitor:
             samples = list(self._history.samples)
         if not samples:
             return []
+        series = {row: [sample.rows.get(row, 0) for sample in samples] for row in samples[-1].rows}
+        series[CHILDREN] = [sum(sample.children.values()) for sample in samples]
+        times_s, ticks = [sample.time_s for sample in samples], [sample.ticks for sample in samples]
         found = [
-            growth_of(
-                row,
-                [sample.time_s for sample in samples],
-                [sample.rows.get(row, 0) for sample in samples],
-                [sample.ticks for sample in samples],
-                samples[-1].rss_bytes,
-            )
-            for row in samples[-1].rows
+            growth_of(row, times_s, nbytes, ticks, samples[-1].rss_bytes) for row, nbytes in series.items()
         ]
         return sorted((each for each in found if each is not None), key=lambda each: -each.bytes_per_hour)
 
@@ -139,8 +137,8 @@ class Monitor:
             "memwatch_children_uss_bytes": float(sum(child.uss_bytes for child in latest.children)),
             "memwatch_monitor_cpu_seconds_total": self._cpu_s,
         }
-        for row in latest.rows:
-            values[f"memwatch_{_identifier(row.row)}_bytes"] = float(row.nbytes)
+        for row in OWN_ROWS:  # the empty ones too: a gauge that comes and goes is of no use
+            values[f"memwatch_{_identifier(row)}_bytes"] = float(latest.nbytes(row))
         for growth in self.growth:
             values[f"memwatch_{_identifier(growth.row)}_growth_bytes_per_hour"] = growth.bytes_per_hour
         return values
@@ -161,16 +159,14 @@ class Monitor:
         return "".join(lines)
 
     def _run(self) -> None:
+        before_s = self._cpu_s
         while True:
-            cpu_s = self._cpu_s
             # the cost of the sample just taken decides how long to wait
-            wait_s = max(self._interval_s, (cpu_s - self._cost_before) / _MOST_CPU_RATIO)
-            self._cost_before = cpu_s
+            wait_s = max(self._interval_s, (self._cpu_s - before_s) / _MOST_CPU_RATIO)
+            before_s = self._cpu_s
             if self._stopped.wait(wait_s) or self._pid != os.getpid() or sys.is_finalizing():
                 return
             self._sample()
-
-    _cost_before = 0.0
 
     def _sample(self, *, is_first: bool = False) -> None:
         """Take a sample. No error of memwatch leaves this method: the program did not ask for the thread."""
@@ -185,7 +181,6 @@ class Monitor:
             self._note(f"a sample was left out: {type(error).__name__}: {error}")
 
     def _take(self, *, is_first: bool) -> None:
-        # a child process began with a copy of the lock's state: `_forked` has made a new one
         before_s = time.thread_time()
         if is_first:
             self._python = python_memory()
@@ -260,6 +255,8 @@ class Monitor:
         latest = self._latest
         if latest is None:
             return ""
+        if row == CHILDREN:
+            return examine.children(latest.children)
         if row not in (TENSORS, PYTHON):
             return examine.paths(self._paths_at_start, latest.by_path, row)
 
