@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from memwatch.capture.errors import CaptureError
     from memwatch.fit import Fit, fit
     from memwatch.leaks import Leak, LeakWatch, TensorLeakError, check_leaks, find_leaks, why_alive
+    from memwatch.monitor.rows import process_memory
+    from memwatch.monitor.watch import Monitor, monitor
     from memwatch.plan_training import Turns
     from memwatch.planner.errors import BudgetError
     from memwatch.planner.plan import Plan
@@ -51,7 +53,10 @@ _HOMES = {
     "fit": "memwatch.fit.api",
     "load": "memwatch.reading",
     "merge": "memwatch.ranks.gathering",
+    "Monitor": "memwatch.monitor.watch",
+    "monitor": "memwatch.monitor.watch",
     "plan": "memwatch.replay.api",
+    "process_memory": "memwatch.monitor.rows",
     "profile": "memwatch.profile",
     "schedule": "memwatch.profile",
     "tune": "memwatch.tune.api",
@@ -72,6 +77,7 @@ __all__ = [
     "LeakWatch",
     "MemoryLimitError",
     "MemwatchError",
+    "Monitor",
     "Plan",
     "Profile",
     "Ranks",
@@ -86,8 +92,10 @@ __all__ = [
     "fit",
     "load",
     "merge",
+    "monitor",
     "plan",
     "planner",
+    "process_memory",
     "profile",
     "replay",
     "schedule",

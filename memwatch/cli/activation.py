@@ -117,6 +117,15 @@ def _limit(options: dict[str, Any], value: str) -> None:
     options["limit"] = [*options.get("limit", ()), value]
 
 
+def _seconds(options: dict[str, Any], value: str) -> None:
+    try:
+        options["interval_s"] = float(value)
+    except ValueError:
+        raise ValueError(f"{VARIABLE}: {value!r} is not a number of seconds") from None
+    if not 0 < options["interval_s"] < 1e9:
+        raise ValueError(f"{VARIABLE}: interval={value} is not above 0")
+
+
 class _Mode(NamedTuple):
     """What a word of the variable has this process do: the function that does it, and the readers of its options."""
 
@@ -143,6 +152,11 @@ _MODES: Final = {
         },
     ),
     "attach": _Mode("memwatch.attach.listener", "let_in", {}),
+    "monitor": _Mode(
+        "memwatch.cli.monitored",
+        "monitor_this_process",
+        {"out": _output, "interval": _seconds, "quiet": _switch("quiet")},
+    ),
 }
 """Every word that the variable may have without `=`. Its function is called with the options once torch is imported."""
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 VERBS: Final = (
     "run", "attach", "report", "summary", "stats", "tree", "diff", "merge", "leaks", "plan", "replay", "fit",
-    "estimate", "tune", "transform", "import", "live", "mcp", "skill", "build",
+    "estimate", "tune", "transform", "import", "live", "ps", "mcp", "skill", "build",
 )  # fmt: skip
 """The verbs in the order of the help; each is a module of this package with `add_arguments` and `execute`."""
 

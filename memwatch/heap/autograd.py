@@ -132,18 +132,19 @@ class NativeEdge(NamedTuple):
         return Edge(self.kind, self.name, self.position, *ends, hidden=self.hidden)
 
 
-def autograd_edges(obj: object) -> list[NativeEdge]:
+def autograd_edges(obj: object, *, hooks: bool = True) -> list[NativeEdge]:
     """List what a tensor or an autograd node holds in C++.
 
     Args:
         obj: a tensor or an autograd node; anything else has no such edges.
+        hooks: whether to list the hooks of nodes, which takes longer than all the rest.
 
     Returns:
         Edges to tensors, nodes, storages, hook dictionaries and packed objects. Call it under
         :func:`memwatch.heap.tensors.quiet`, and drop the result soon: reading makes Python objects for C++
         ones.
     """
-    edges = _tensor_edges(obj) if is_tensor(obj) else _node_edges(obj)
+    edges = _tensor_edges(obj) if is_tensor(obj) else _node_edges(obj, hooks=hooks)
     return [edge for edge in edges if edge.target is not None]
 
 
@@ -221,7 +222,7 @@ def sparse_parts(tensor: torch.Tensor) -> list[tuple[str, torch.Tensor | None]]:
     return found
 
 
-def _node_edges(node: Any) -> Iterator[NativeEdge]:
+def _node_edges(node: Any, *, hooks: bool) -> Iterator[NativeEdge]:
     python = is_python_node(node)
     namespace = _PYTHON_NODE if python else type_dict(type(node))
     for position, entry in enumerate(_read(namespace, "next_functions", node) or ()):
@@ -234,8 +235,8 @@ def _node_edges(node: Any) -> Iterator[NativeEdge]:
     if python:
         for name in ("to_save", "saved_for_forward"):
             yield NativeEdge(EdgeKind.CTX_SAVED, _read(_PYTHON_NODE, name, node), name)
-    for kind, hooks in node_hooks(node):
-        yield NativeEdge(kind, hooks)
+    for kind, table in node_hooks(node) if hooks else ():
+        yield NativeEdge(kind, table)
 
 
 def _saved_names(node: object, *, python: bool) -> tuple[str, ...]:

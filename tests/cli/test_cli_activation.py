@@ -147,3 +147,24 @@ def test_each_rank_of_torchrun_has_its_file(run, tmp_path):
     ranks = [memwatch.load(tmp_path / name) for name in captures(tmp_path)]
     assert [rank.meta["rank"] for rank in ranks] == [0, 1]
     assert ranks[1].peak_increase_bytes >= 2 * 4096
+
+
+def test_monitor_watches_the_process_and_prints_its_report(run, tmp_path):
+    done = run("train.py", told="monitor,out=kept/{pid}.jsonl,interval=1000")
+    assert done.returncode == 0, done.stderr
+    assert "memwatch: process" in done.stderr
+    assert "native, at start" in done.stderr
+    assert "no row grows" in done.stderr
+    (file,) = (tmp_path / "kept").iterdir()
+    assert len(file.read_text().splitlines()) == 2
+    assert not captures(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "told", ["monitor,limit=1GiB", "monitor,interval=0", "monitor,interval=often", "watch"]
+)
+def test_a_wrong_option_of_the_monitor_ends_the_program_before_it_starts(told, run):
+    done = run("train.py", told=told)
+    assert done.returncode == 2
+    assert "memwatch: error: MEMWATCH" in done.stderr
+    assert "Traceback" not in done.stderr

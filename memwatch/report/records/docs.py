@@ -12,9 +12,9 @@ _HEAD: Final = """# JSON
 
 Generated from `memwatch/report/records/schema.py` by `python -m memwatch.report.records.docs > docs/json.md`.
 
-`summary`, `tree`, `stats`, `diff`, `plan`, `replay`, `estimate` and `tune` print JSON with `--json`, and `memwatch mcp
-CAPTURE` answers with the same records ([command_line.md](command_line.md)). Sizes are in bytes, times in nanoseconds. A
-later version may add fields. It does not remove the fields on this page.
+`summary`, `tree`, `stats`, `diff`, `plan`, `replay`, `estimate`, `tune` and `ps` print JSON with `--json`, and
+`memwatch mcp CAPTURE` answers with the same records ([command_line.md](command_line.md)). Sizes are in bytes, times in
+nanoseconds. A later version may add fields. It does not remove the fields on this page.
 """
 
 

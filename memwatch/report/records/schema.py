@@ -300,9 +300,44 @@ class TuneRecord(TypedDict):
     earlier: Annotated[list[EarlierLineRecord], "lines whose tensors split segments"]
 
 
+class RowRecord(TypedDict):
+    """A part of a process's memory."""
+
+    row: Annotated[str, "its name, such as `tensors` or `thread stacks`"]
+    nbytes: Annotated[int, "bytes in RAM"]
+    private_nbytes: Annotated[int, "bytes among them that no other process has"]
+    how: Annotated[str, "how it is known"]
+
+
+class ChildRecord(TypedDict):
+    """A process, as an entry in a list."""
+
+    pid: Annotated[int, "its number"]
+    name: Annotated[str, "its command"]
+    rss_bytes: Annotated[int, "bytes in RAM"]
+    pss_bytes: Annotated[int, "the same, where a page that several processes have counts in parts"]
+    uss_bytes: Annotated[int, "bytes that no other process has"]
+    shared_bytes: Annotated[int, "bytes that others have too"]
+
+
+class ProcessRecord(TypedDict):
+    """The memory of one process: `memwatch ps --json PID`. Without a PID it prints a list of `ChildRecord`."""
+
+    pid: Annotated[int, "its number"]
+    name: Annotated[str, "its command"]
+    rss_bytes: Annotated[int, "bytes in RAM"]
+    pss_bytes: Annotated[int, "the same, where a page that several processes have counts in parts"]
+    uss_bytes: Annotated[int, "bytes that no other process has"]
+    coverage: Annotated[float, "share of `rss_bytes` in rows that name a cause"]
+    rows: Annotated[list[RowRecord], "parts that sum to `rss_bytes`, largest first"]
+    children: Annotated[list[ChildRecord], "the processes that it started"]
+    notes: Annotated[list[str], "what could not be read"]
+
+
 RECORDS: tuple[type, ...] = (
     SummaryRecord, PeakRecord, GroupRecord, StorageRecord, HeldStorageRecord, FindingRecord, NoteRecord,
     LiveRecord, TreeRecord, StatsRecord, DevicePeakRecord, AllocatedRecord, DifferenceRecord, SiteRecord, PlanRecord,
     ReplayRecord, EstimateRecord, SettingRecord, EarlierLineRecord, TuneRecord,
+    ProcessRecord, RowRecord, ChildRecord,
 )  # fmt: skip
 """All records, in the order of the page of documentation."""

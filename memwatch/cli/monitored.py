@@ -1,0 +1,46 @@
+"""Watch the memory of this process because MEMWATCH=monitor asked for it: from when torch is imported to its end."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from memwatch.cli.output import say
+from memwatch.errors import MemwatchError
+from memwatch.job import JobPlace, named_for
+from memwatch.monitor.watch import Monitor, monitor
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def monitor_this_process(options: Mapping[str, Any]) -> None:
+    """Start the monitor, and print its report when the process ends. If it cannot start, the process runs on.
+
+    Args:
+        options: what MEMWATCH sets: `output`, a file for the samples, `interval_s` and `quiet`.
+    """
+    output = options.get("output")
+    try:
+        path = None if output is None else named_for(JobPlace.here(), output).absolute()
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        watch = monitor(path, interval_s=options.get("interval_s", 10.0))
+    except (MemwatchError, OSError) as error:
+        say(f"process {os.getpid()} is not watched: {error}")
+        return
+    atexit.register(_end, watch, quiet=bool(options.get("quiet")))
+
+
+def _end(watch: Monitor, *, quiet: bool) -> None:
+    if not watch.is_running:  # a fork of the process that was asked
+        return
+    watch.stop()
+    if quiet:
+        return
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # closed or taken away by the program
+        sys.stderr.write(f"memwatch: {watch.report()}")
+        sys.stderr.flush()

@@ -1,0 +1,133 @@
+"""Examine what grows: the types and the holders of objects, the names of mappings."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final
+
+from memwatch.sizes import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from memwatch.monitor.rows import Child
+
+_SAMPLED: Final = 16  # tensors whose holders are searched
+_MOST_OBJECTS: Final = 2_000_000
+"""A search of more objects would stop the program for longer than about 3 s."""
+_NAMED: Final = 3
+
+
+def tensors(at_start: frozenset[int]) -> str:
+    """Return who holds the tensors that were not there at the start, as a sentence.
+
+    Args:
+        at_start: ids of the tensors that were.
+    """
+    from memwatch.heap.classes import of_classes
+    from memwatch.heap.tensors import TypeFilter, is_on_cpu, is_tensor, quiet
+
+    if refusal := _refusal():
+        return refusal
+    with quiet():
+        new = [
+            obj
+            for obj in of_classes(gc.get_objects(), TypeFilter().wants)
+            if id(obj) not in at_start and is_tensor(obj) and is_on_cpu(obj)
+        ]
+    sampled = new[:: max(len(new) // _SAMPLED, 1)][:_SAMPLED]
+    new.clear()
+    return _held_by(sampled, "of its new tensors that were looked at")
+
+
+def python_objects(types_at_start: Mapping[str, tuple[int, int]], lengths_at_start: dict[int, int]) -> str:
+    """Return the types that have more bytes and the containers that have more entries, as a sentence.
+
+    Args:
+        types_at_start: number and bytes of the objects by type, when the monitor began.
+        lengths_at_start: the lengths of containers by id, when the monitor began.
+    """
+    from memwatch.monitor.objects import grown_containers, python_memory
+
+    if refusal := _refusal():
+        return refusal
+    grown = {
+        name: (count - types_at_start.get(name, (0, 0))[0], nbytes - types_at_start.get(name, (0, 0))[1])
+        for name, (count, nbytes) in python_memory().by_type.items()
+    }
+    largest = sorted(grown, key=lambda name: -grown[name][1])[:_NAMED]
+    found = [
+        f"{grown[name][0]:+,} `{name}` ({format_bytes(grown[name][1])})"
+        for name in largest
+        if grown[name][1] > 0
+    ]
+    for container, added, nbytes in grown_containers(lengths_at_start, 1):
+        kind = type(container).__qualname__
+        path = _held_by([container], "")
+        found.append(f"{added:,} new entries (about {format_bytes(nbytes)}) in the `{kind}` held by {path}")
+        del container
+    return "; ".join(found)
+
+
+def _refusal() -> str:
+    number = len(gc.get_objects())
+    if number <= _MOST_OBJECTS:
+        return ""
+    return f"the holders were not searched, because a search of {number:,} objects would stop the program for long"
+
+
+def paths(before: Mapping[str, int], now: Mapping[str, int], row: str) -> str:
+    """Return the files whose mappings grew, as a sentence."""
+    from memwatch.monitor.rows import NATIVE
+
+    if row == NATIVE:
+        return (
+            "blocks of malloc that belong to no tensor and no Python object that memwatch finds: a native library, or "
+            "objects that gc does not show"
+        )
+    prefix = f"{row}: "
+    grown = {
+        name.removeprefix(prefix): nbytes - before.get(name, 0)
+        for name, nbytes in now.items()
+        if name.startswith(prefix) and nbytes > before.get(name, 0)
+    }
+    largest = sorted(grown, key=lambda name: -grown[name])[:_NAMED]
+    return ", ".join(f"{name or 'without a name'} ({format_bytes(grown[name])} more)" for name in largest)
+
+
+def children(processes: Sequence[Child]) -> str:
+    """Return the largest processes that this one started, as a sentence."""
+    largest = sorted(processes, key=lambda process: -process.uss_bytes)[:_NAMED]
+    return ", ".join(f"{each.name} {each.pid} has {format_bytes(each.uss_bytes)}" for each in largest)
+
+
+def _held_by(targets: list[Any], of_which: str) -> str:
+    """Return who holds most of some objects, by the shortest paths from the program's roots."""
+    from memwatch.heap.paths import steps_of
+    from memwatch.heap.search import search
+    from memwatch.heap.snapshot import Snapshot
+
+    holders: Counter[str] = Counter()
+    number = len(targets)
+    with Snapshot(targets, deep=True) as snapshot:
+        tree = search(snapshot, snapshot.root_groups(runner=True), closed=snapshot.barriers())
+        for target in targets:
+            position = snapshot.position(target)
+            if tree.reaches(position):
+                steps = [step for step in steps_of(snapshot, tree.path(position)) if not step.hidden]
+                holders[_words_of(steps)] += 1
+    targets.clear()
+    if not holders:
+        return "no reference that gc sees"
+    holder, count = holders.most_common(1)[0]
+    return f"{count} {of_which} ({number}) are held by {holder}" if of_which else holder
+
+
+def _words_of(steps: list[Any]) -> str:
+    """Return the path to an object without the places in containers, which differ from object to object."""
+    from memwatch.edges import EdgeKind
+
+    places = {EdgeKind.VALUE, EdgeKind.ITEM, EdgeKind.KEY, EdgeKind.MEMBER}
+    named = [step.words for step in steps if step.edge.kind not in places]
+    return ", ".join(dict.fromkeys(named[:_NAMED])) or "a container without a name"

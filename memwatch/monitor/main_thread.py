@@ -1,0 +1,60 @@
+"""Call a function in the main thread of the program, between two of its bytecodes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, TypeVar
+
+from memwatch.signal_handlers import call_later, pass_on
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+
+
+class MainThread:
+    """Calls functions in the main thread, one at a time.
+
+    Attributes:
+        cpu_s: processor time that the last call took, in seconds.
+    """
+
+    def __init__(self) -> None:
+        self.cpu_s = 0.0
+        self._waiting = threading.Event()
+        self._waiting.set()
+
+    def call(self, function: Callable[[], T], timeout_s: float) -> T | None:
+        """Return what a function returns; None if it fails, or if the main thread does not come to it in time.
+
+        A main thread that waits for another one, or that runs C code, comes to it too late.
+        """
+        if threading.current_thread() is threading.main_thread():
+            return function()
+        if not self._waiting.is_set():
+            return None  # the last call still waits
+        result: list[T] = []
+        is_wanted = threading.Lock()  # whoever takes it decides: the call begins, or nobody waits any more
+        begun, done = threading.Event(), threading.Event()
+        self._waiting.clear()
+
+        def run() -> None:
+            self._waiting.set()
+            if not is_wanted.acquire(blocking=False):
+                return
+            begun.set()
+            before_s = time.thread_time()
+            try:
+                result.append(function())
+            except Exception as error:
+                pass_on(error)  # a signal's handler raised it: it belongs to the program
+            finally:
+                self.cpu_s = time.thread_time() - before_s
+                done.set()
+
+        call_later(run)
+        if not done.wait(timeout_s) and (is_wanted.acquire(blocking=False) or not done.wait(timeout_s)):
+            return None
+        return result[0] if result else None

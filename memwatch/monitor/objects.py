@@ -1,0 +1,304 @@
+"""The tensors and the large Python objects of this process: where their memory lies, and how much it is."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import itertools
+import sys
+import types
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from memwatch.monitor.mappings import union_of
+from memwatch.signal_handlers import pass_on
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+_MAX_NODES: Final = 1_000_000
+
+
+@dataclass
+class TensorMemory:
+    """Where the host tensors of this process lie.
+
+    Attributes:
+        ranges: rows of begin and end, which do not overlap, by address.
+        pinned: the same of tensors in pinned memory, which are not among `ranges`.
+        count: how many tensors were found.
+        with_graphs: whether autograd's graphs were followed.
+    """
+
+    ranges: NDArray[np.int64] = field(default_factory=lambda: union_of(()))
+    pinned: NDArray[np.int64] = field(default_factory=lambda: union_of(()))
+    count: int = 0
+    with_graphs: bool = True
+
+
+def tensor_memory(*, with_graphs: bool = True) -> TensorMemory:
+    """Find the memory of all host tensors; none if the program has not imported torch.
+
+    Args:
+        with_graphs: whether to follow autograd's graphs to tensors that only C++ holds. Another thread must not do
+            that while the program's thread runs backward.
+    """
+    if "torch" not in sys.modules:
+        return TensorMemory()
+    import torch
+
+    from memwatch.heap.tensors import is_on_cpu, is_tensor, quiet
+
+    ranges: list[tuple[int, int]] = []
+    pinned: list[tuple[int, int]] = []
+    has_pinned = torch.cuda.is_initialized()
+    tensors = _all_tensors(with_graphs=with_graphs)
+    count = 0
+    with quiet():
+        while tensors:  # each is dropped at once: nothing that the program frees meanwhile is kept for long
+            tensor = tensors.pop()
+            if not is_tensor(tensor):
+                continue
+            try:
+                memory = _memory_on_host(tensor) if is_on_cpu(tensor) else range(0)
+                if memory:
+                    is_pinned = has_pinned and torch.Tensor.is_pinned(tensor)
+                    (pinned if is_pinned else ranges).append((memory.start, memory.stop))
+                    count += 1
+            except (RuntimeError, NotImplementedError, AttributeError) as error:
+                pass_on(error)  # it shows no memory of its own
+    return TensorMemory(union_of(ranges), union_of(pinned), count, with_graphs)
+
+
+def _memory_on_host(tensor: Any) -> range:
+    from memwatch.heap.shared_memory import memory_of
+
+    return memory_of(tensor)
+
+
+def _all_tensors(*, with_graphs: bool) -> list[Any]:
+    from memwatch.heap.autograd import autograd_edges
+    from memwatch.heap.classes import of_classes
+    from memwatch.heap.packs import seen_through
+    from memwatch.heap.tensors import TypeFilter, is_storage, quiet
+
+    wanted = TypeFilter()
+    if gc.get_freeze_count():
+        found = [obj for objects in _levels_of_objects() for obj in of_classes(objects, wanted.wants)]
+    else:
+        found = of_classes(gc.get_objects(), wanted.wants)
+    if not with_graphs:
+        return found
+    seen = set(map(id, found))
+    todo = list(found)
+    with quiet():
+        while todo and len(found) < _MAX_NODES:
+            for edge in seen_through(autograd_edges(todo.pop(), hooks=False)):
+                target: Any = edge.target
+                if id(target) not in seen and wanted(target) and not is_storage(target):
+                    seen.add(id(target))
+                    found.append(target)
+                    todo.append(target)
+    return found
+
+
+def ids_of_tensors() -> frozenset[int]:
+    """Return the ids of the tensors that gc lists."""
+    return frozenset(map(id, _all_tensors(with_graphs=False))) if "torch" in sys.modules else frozenset()
+
+
+_PIECE: Final = 20_000  # objects whose referents are listed at a time
+_MOST_SMALL_BYTES: Final = 512
+"""Python's own allocator gives larger blocks to malloc."""
+_RANGE_BYTES: Final = 64 << 10
+"""Of larger blocks the pages are looked at: a numpy array may be made and not touched."""
+_IN_ONE_BLOCK: Final = (str, bytes, int, tuple)
+_HAS_GC: Final = 1 << 14  # Py_TPFLAGS_HAVE_GC
+_GC_HEADER_BYTES: Final = 16
+# read through `type` itself: a metaclass may answer with code of its own
+_MRO, _NAMESPACE, _BASIC_BYTES, _FLAGS, _QUALNAME = (
+    type.__dict__[name].__get__
+    for name in ("__mro__", "__dict__", "__basicsize__", "__flags__", "__qualname__")
+)
+
+
+@dataclass
+class PythonMemory:
+    """The Python objects that gc shows, and what these refer to.
+
+    Attributes:
+        large_bytes: blocks that malloc gave, without those in `ranges`.
+        ranges: large blocks whose address is known.
+        by_type: how many objects there are of each type and the bytes of these, small ones too.
+        lengths: how many entries the larger containers have, by their ids.
+    """
+
+    large_bytes: int = 0
+    ranges: NDArray[np.int64] = field(default_factory=lambda: union_of(()))
+    by_type: dict[str, tuple[int, int]] = field(default_factory=dict)
+    lengths: dict[int, int] = field(default_factory=dict)
+
+
+def python_memory() -> PythonMemory:
+    """Add up the Python objects that gc shows, and what these refer to. Takes about 1 s for a million objects."""
+    counts: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
+    large_bytes = 0
+    ranges: list[tuple[int, int]] = []
+    lengths: dict[int, int] = {}
+    for objects in _levels_of_objects():
+        lengths.update((id(container), length) for container, length in _containers(objects))
+        types_of = _ids_of(tuple(map(type, objects)))
+        distinct, of_class = np.unique(types_of, return_inverse=True)
+        classes = [ctypes.cast(key, ctypes.py_object).value for key in distinct.tolist()]
+        kinds = [_Kind(cls) for cls in classes]
+        has_size = np.array([kind.has_plain_size for kind in kinds])[of_class]
+        measured = objects if has_size.all() else list(itertools.compress(objects, has_size.tolist()))
+        nbytes = np.zeros(len(objects), dtype=np.int64)
+        nbytes[has_size] = np.fromiter(map(sys.getsizeof, measured), dtype=np.int64, count=len(measured))
+        number = np.bincount(of_class, minlength=len(classes))
+        total = np.bincount(of_class, weights=nbytes, minlength=len(classes))
+        for kind, count, size in zip(kinds, number.tolist(), total.tolist(), strict=True):
+            counts[kind.name] += count
+            sizes[kind.name] += int(size)
+        blocks = nbytes - np.array([kind.bytes_of_object for kind in kinds])[of_class]
+        is_large = blocks > np.array([kind.most_small_bytes for kind in kinds])[of_class]
+        has_address = is_large & (blocks >= _RANGE_BYTES)
+        has_address &= np.array([kind.shows_address for kind in kinds])[of_class]
+        places = np.flatnonzero(has_address).tolist()
+        begins = [kinds[of_class[place]].address(objects[place]) for place in places]
+        ranges += [
+            (begin, begin + int(blocks[place])) for begin, place in zip(begins, places, strict=True) if begin
+        ]
+        rest = blocks[is_large & ~has_address]
+        large_bytes += int(((rest + 8 + 15) // 16 * 16).sum())  # malloc rounds up
+    by_type = {name: (counts[name], nbytes) for name, nbytes in sizes.most_common()}
+    return PythonMemory(large_bytes, union_of(ranges), by_type, lengths)
+
+
+class _Kind:
+    """How the objects of one class lie in memory.
+
+    Attributes:
+        name: the class.
+        has_plain_size: whether C code measures its objects: code of the program shall not run.
+        shows_address: whether memwatch knows where the large block of an object lies.
+        bytes_of_object: bytes of the object that lie outside of its large block.
+        most_small_bytes: larger blocks come from malloc.
+    """
+
+    def __init__(self, cls: type) -> None:
+        self.name = _name_of(cls)
+        self._is_array = any(_name_of(base) == "numpy.ndarray" for base in _MRO(cls))
+        is_one_block = any(base is each for base in _MRO(cls) for each in _IN_ONE_BLOCK)
+        self.has_plain_size = _has_plain_size(cls)
+        self.shows_address = self._is_array or cls is str or cls is bytes
+        header_bytes = _GC_HEADER_BYTES if _FLAGS(cls) & _HAS_GC else 0
+        self.bytes_of_object = 0 if is_one_block else _BASIC_BYTES(cls) + header_bytes
+        self.most_small_bytes = 0 if self._is_array else _MOST_SMALL_BYTES  # numpy always calls malloc
+
+    def address(self, obj: Any) -> int:
+        """Return where the large block of an object lies."""
+        return int(_ARRAY_INTERFACE(obj)["data"][0]) if self._is_array else id(obj)
+
+
+_ARRAY_INTERFACE: Final = np.ndarray.__dict__["__array_interface__"].__get__
+
+
+def _name_of(cls: type) -> str:
+    module = _NAMESPACE(cls).get("__module__")
+    if type(module) is not str:  # a class of C code has it before its name
+        module = type.__dict__["__module__"].__get__(cls)
+    return f"{module}.{_QUALNAME(cls)}".removeprefix("builtins.")
+
+
+def _has_plain_size(cls: type) -> bool:
+    """Return True unless a class measures its objects with code of its own."""
+    method = next(
+        (_NAMESPACE(base)["__sizeof__"] for base in _MRO(cls) if "__sizeof__" in _NAMESPACE(base)), None
+    )
+    return isinstance(method, types.MethodDescriptorType)
+
+
+_LEAST_LENGTH: Final = 64  # of a container that may be where a program grows: the others are too many
+_CONTAINERS: Final = (dict, list, set, deque)
+_SAMPLED_ENTRIES: Final = 32
+
+
+def _containers(objects: Sequence[Any]) -> Iterator[tuple[Any, int]]:
+    """Yield the larger containers and their lengths."""
+    bases: dict[int, Any] = {}
+    for obj in objects:
+        cls = type(obj)
+        base = bases.get(id(cls), False)
+        if base is False:
+            base = next((each for each in _CONTAINERS if any(each is one for one in _MRO(cls))), None)
+            bases[id(cls)] = base
+        if base is not None and (length := base.__len__(obj)) >= _LEAST_LENGTH:
+            yield obj, length
+
+
+def grown_containers(before: dict[int, int], most: int) -> list[tuple[Any, int, int]]:
+    """Return the containers that got most bytes of entries, with the number of new entries and about their bytes.
+
+    Args:
+        before: lengths by id, of an earlier :func:`python_memory`.
+        most: how many to return.
+    """
+    grown: list[tuple[int, int, Any]] = []
+    for objects in _levels_of_objects():
+        for container, length in _containers(objects):
+            added = length - before.get(id(container), 0)
+            if added >= _LEAST_LENGTH and container is not before:
+                entries = list(itertools.islice(gc.get_referents(container), _SAMPLED_ENTRIES))
+                each = sum(map(_bytes_of, entries)) / max(len(entries), 1)
+                grown.append((int(added * each), added, container))
+    grown.sort(key=lambda each: -each[0])
+    return [(container, added, nbytes) for nbytes, added, container in grown[:most]]
+
+
+def _bytes_of(entry: Any) -> int:
+    """Return the bytes of an entry and of what it refers to: one level, which is enough to put containers in order."""
+    parts = [entry, *itertools.islice(gc.get_referents(entry), _SAMPLED_ENTRIES)]
+    return sum(sys.getsizeof(part) for part in parts if _has_plain_size(type(part)))
+
+
+def _levels_of_objects() -> Iterator[list[Any]]:
+    """Yield the objects that gc lists, then those that these refer to and gc does not list, and so on."""
+    level = gc.get_objects()
+    if gc.get_freeze_count():  # gc lists no frozen objects: they are found from the modules
+        level += sys.modules.values()
+    known = np.sort(_ids_of(level))
+    yield level
+    while level:
+        found: list[Any] = []
+        found_ids: list[NDArray[np.int64]] = []
+        for first in range(0, len(level), _PIECE):
+            referents = gc.get_referents(*level[first : first + _PIECE])
+            ids, at = np.unique(_ids_of(referents), return_index=True)
+            places = np.minimum(np.searchsorted(known, ids), len(known) - 1)
+            is_new = known[places] != ids
+            found += map(referents.__getitem__, at[is_new].tolist())
+            found_ids.append(ids[is_new])
+            referents.clear()
+        ids, at = np.unique(np.concatenate(found_ids), return_index=True)
+        level = list(map(found.__getitem__, at.tolist()))
+        found.clear()
+        if level:
+            known = np.sort(np.concatenate([known, ids]))
+            yield level
+            # dictionaries and tuples of plain values, which gc does not list, have referents of their own
+            level = [obj for obj in level if type(obj) not in _LEAVES]
+
+
+_LEAVES: Final = frozenset({str, bytes, int, float, bool, type(None), bytearray, complex, types.CodeType})
+
+
+def _ids_of(objects: Sequence[object]) -> NDArray[np.int64]:
+    """Return the ids. `memwatch.heap.ids` is faster, but its package imports torch, which the program may not have."""
+    return np.fromiter(map(id, objects), dtype=np.int64, count=len(objects))

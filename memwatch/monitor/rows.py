@@ -1,0 +1,462 @@
+"""The rows of a process: parts that sum to its RSS, each with how it is known."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import psutil
+
+from memwatch.errors import OptionError
+from memwatch.monitor.malloc import (
+    MallocFigures,
+    PythonFigures,
+    is_heap_of_arena,
+    malloc_figures,
+    mmapped_blocks,
+    python_figures,
+)
+from memwatch.monitor.mappings import (
+    Residency,
+    Use,
+    cut_joined,
+    read_mappings,
+    union_of,
+)
+from memwatch.monitor.objects import PythonMemory, TensorMemory, python_memory, tensor_memory
+from memwatch.signal_handlers import pass_on
+from memwatch.sizes import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pandas as pd
+    from numpy.typing import NDArray
+
+    from memwatch.monitor.mappings import Mapping
+
+TENSORS: Final = "tensors"
+PINNED: Final = "pinned tensors"
+PYTHON: Final = "Python objects"
+PYTHON_FREE: Final = "Python's allocator, free"
+NATIVE: Final = "native"
+NATIVE_AT_START: Final = "native, at start"
+MALLOC_FREE: Final = "malloc, free"
+OTHER: Final = "other mappings"
+ANONYMOUS: Final = "malloc and anonymous memory"
+UNEXPLAINED: Final = frozenset({NATIVE, OTHER, ANONYMOUS})
+"""Rows that name no cause: coverage leaves them out."""
+_BY_MAPPING: Final = {
+    Use.SHARED: ("shared memory", "smaps: /dev/shm, memfd, System V and shared anonymous memory"),
+    Use.STACK: ("thread stacks", "smaps: [stack], and memory right above a guard page"),
+    Use.CODE: ("code and libraries", "smaps: files with code and what lies in their data"),
+    Use.FILE: ("file mappings", "smaps: files that are mapped"),
+    Use.DEVICE: ("device files", "smaps: mappings of /dev"),
+}
+
+OWN_ROWS: Final = (
+    TENSORS, PINNED, PYTHON, PYTHON_FREE, NATIVE, NATIVE_AT_START, MALLOC_FREE, OTHER,
+    *(name for name, _ in _BY_MAPPING.values()),
+)  # fmt: skip
+"""The rows that this process may have."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One part of a process's memory, in bytes.
+
+    Attributes:
+        row: its name.
+        nbytes: its share of RSS.
+        private_nbytes: its share of USS, the memory that no other process has.
+        how: how it is known.
+    """
+
+    row: str
+    nbytes: int
+    private_nbytes: int
+    how: str
+
+
+@dataclass(frozen=True)
+class Child:
+    """A process that this one started, in bytes: `shared_bytes` is what it has in common with others."""
+
+    pid: int
+    name: str
+    rss_bytes: int
+    pss_bytes: int
+    uss_bytes: int
+    shared_bytes: int
+
+
+@dataclass(frozen=True)
+class ProcessRows:
+    """The memory of one process.
+
+    Attributes:
+        pid: the process.
+        name: its command.
+        rss_bytes: memory that it has in RAM.
+        pss_bytes: the same, where a page that several processes have counts in parts.
+        uss_bytes: memory that no other process has.
+        rows: parts that sum to `rss_bytes`, and whose private bytes sum to `uss_bytes`.
+        children: the processes that it started.
+        notes: what could not be read, in sentences.
+        by_type: Python objects by type, with their number and bytes; empty for other processes.
+        by_path: bytes of mappings by row and file, as `file mappings: /data/x.bin`.
+        trimmable_bytes: about what `malloc_trim(0)` would give back.
+    """
+
+    pid: int
+    name: str
+    rss_bytes: int
+    pss_bytes: int
+    uss_bytes: int
+    rows: list[Row]
+    children: list[Child] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    by_type: dict[str, tuple[int, int]] = field(default_factory=dict)
+    by_path: dict[str, int] = field(default_factory=dict)
+    trimmable_bytes: int = 0
+
+    @property
+    def coverage(self) -> float:
+        """The share of RSS in rows that name a cause."""
+        explained = sum(row.nbytes for row in self.rows if row.row not in UNEXPLAINED)
+        return explained / self.rss_bytes if self.rss_bytes else 1.0
+
+    def nbytes(self, row: str) -> int:
+        """Return the bytes of a row, 0 if there is none of this name."""
+        return sum(each.nbytes for each in self.rows if each.row == row)
+
+
+def process_memory(pid: int | None = None, *, children: bool = True) -> pd.DataFrame:
+    """Split the resident memory of a process into rows.
+
+    The rows of this process come from the kernel's list of mappings, from malloc, from Python's allocator and from the
+    objects that are alive. Of another process, memwatch reads `/proc` alone, which doesn't distinguish tensors from
+    other memory of malloc. Reading this process takes about 1 s per million Python objects.
+
+    Args:
+        pid: the process; by default this one.
+        children: whether to list the processes that it started, in `attrs["children"]`.
+
+    Returns:
+        A table with the columns `row`, `nbytes`, `private_nbytes` and `how`, largest first. `nbytes` sums to
+        the RSS of the process, and `private_nbytes` to its USS. `attrs` has `pid`, `rss_bytes`, `pss_bytes`,
+        `uss_bytes`, `coverage` (the share of RSS in rows that name a cause), `children` and `notes`.
+
+    Raises:
+        ProcessError: there is no such process, it belongs to another user, or the system has no `/proc/PID/smaps`.
+    """
+    import pandas as pd
+
+    found = rows_of(pid, children=children)
+    frame: pd.DataFrame = pd.DataFrame(
+        [(row.row, row.nbytes, row.private_nbytes, row.how) for row in found.rows],
+        columns=["row", "nbytes", "private_nbytes", "how"],
+    )
+    frame.attrs.update(
+        pid=found.pid,
+        rss_bytes=found.rss_bytes,
+        pss_bytes=found.pss_bytes,
+        uss_bytes=found.uss_bytes,
+        coverage=found.coverage,
+        children=[vars(child) for child in found.children],
+        notes=found.notes,
+    )
+    return frame
+
+
+@dataclass(frozen=True)
+class Known:
+    """What an earlier reading of this process tells a later one.
+
+    Attributes:
+        native_at_start_bytes: the row "native" when the monitor began.
+        python: the Python objects, where they shall not be searched again.
+        tensors: the tensors, where somebody has searched them just now.
+    """
+
+    native_at_start_bytes: int | None = None
+    python: PythonMemory | None = None
+    tensors: TensorMemory | None = None
+
+
+def rows_of(
+    pid: int | None = None,
+    *,
+    children: bool = True,
+    known: Known | None = None,
+) -> ProcessRows:
+    """Return the memory of a process; see :func:`process_memory`.
+
+    Args:
+        pid: the process; by default this one.
+        children: whether to list the processes that it started.
+        known: what an earlier reading tells.
+
+    Raises:
+        OptionError: `pid` is no number of a process.
+        ProcessError: the process cannot be read.
+    """
+    if pid is not None and (isinstance(pid, bool) or not isinstance(pid, int) or pid < 1):
+        raise OptionError(f"{pid!r} is no process; give its number, as `ps` lists it")
+    is_own = pid is None or pid == os.getpid()
+    number = os.getpid() if pid is None else pid
+    mappings = read_mappings(number, is_heap_of_arena=is_heap_of_arena if is_own else None)
+    mappings = cut_joined(mappings, Residency(mappings, number))
+    notes: list[str] = []
+    rows = _rows_by_mapping(mappings)
+    by_type: dict[str, tuple[int, int]] = {}
+    trimmable_bytes = 0
+    if is_own:
+        own = _OwnProcess(mappings, known or Known())
+        rows = own.rows()
+        by_type, trimmable_bytes, notes = own.python.by_type, own.trimmable_bytes, own.notes
+    else:
+        anonymous = [each for each in mappings if each.use in (Use.ARENA, Use.ANONYMOUS)]
+        rows.append(
+            Row(
+                ANONYMOUS,
+                sum(each.rss for each in anonymous),
+                sum(each.private for each in anonymous),
+                "smaps; /proc doesn't tell tensors, Python objects and other blocks of malloc apart",
+            )
+        )
+    rows = sorted((row for row in rows if row.nbytes), key=lambda row: -row.nbytes)
+    return ProcessRows(
+        pid=number,
+        name=_name_of(number),
+        rss_bytes=sum(each.rss for each in mappings),
+        pss_bytes=sum(each.pss for each in mappings),
+        uss_bytes=sum(each.private for each in mappings),
+        rows=rows,
+        children=_children_of(number, notes) if children else [],
+        notes=notes,
+        by_type=by_type,
+        by_path=_by_path(mappings),
+        trimmable_bytes=trimmable_bytes,
+    )
+
+
+def _rows_by_mapping(mappings: Sequence[Mapping]) -> list[Row]:
+    return [
+        Row(
+            name,
+            sum(each.rss for each in mappings if each.use is use),
+            sum(each.private for each in mappings if each.use is use),
+            how,
+        )
+        for use, (name, how) in _BY_MAPPING.items()
+    ]
+
+
+def _by_path(mappings: Sequence[Mapping]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for each in mappings:
+        if each.use in _BY_MAPPING and each.rss:
+            name = f"{_BY_MAPPING[each.use][0]}: {each.path}"
+            found[name] = found.get(name, 0) + each.rss
+    return found
+
+
+class _Left:
+    """Bytes in memory that no row has yet. What is taken never exceeds what is left, so that the sums stay true."""
+
+    def __init__(self, nbytes: int, private: int) -> None:
+        self.nbytes, self.private = nbytes, private
+
+    def take(self, nbytes: int, private: int | None = None) -> tuple[int, int]:
+        """Take bytes, and the private ones among them; without a figure the same share is private as of the rest."""
+        taken = min(max(nbytes, 0), self.nbytes)
+        if private is None:
+            private = self.private * taken // self.nbytes if self.nbytes else 0
+        # what remains cannot have more private bytes than bytes
+        taken_private = min(max(private, 0), self.private, taken)
+        taken_private = max(taken_private, self.private - (self.nbytes - taken))
+        self.nbytes -= taken
+        self.private -= taken_private
+        return taken, taken_private
+
+    def take_all(self) -> tuple[int, int]:
+        return self.take(self.nbytes, self.private)
+
+
+class _OwnProcess:
+    """Splits the memory of this process: the kernel's figures first, then the allocators', then the objects'."""
+
+    def __init__(self, mappings: list[Mapping], known: Known) -> None:
+        # the allocators first: what memwatch allocates below shall not count
+        self._malloc: MallocFigures | None = malloc_figures()
+        self._python: PythonFigures | None = python_figures()
+        self._known = known
+        self._mappings = mappings
+        self._residency = Residency(mappings, os.getpid())
+        self._tensors: TensorMemory = known.tensors or tensor_memory()
+        self.python: PythonMemory = known.python or python_memory()
+        self.notes: list[str] = []
+        self.trimmable_bytes = 0 if self._malloc is None else self._malloc.trimmable_bytes
+
+    def rows(self) -> list[Row]:
+        """Return the rows, which sum to the mappings' bytes."""
+        rows = _rows_by_mapping(self._mappings)
+        arenas = [each for each in self._mappings if each.use is Use.ARENA]
+        anonymous = [each for each in self._mappings if each.use is Use.ANONYMOUS]
+        blocks = mmapped_blocks(anonymous, self._residency) if self._malloc is not None else union_of(())
+        if blocks is None:
+            self.notes.append(
+                "malloc's large blocks were not searched, because there is too much memory; "
+                'some of the row "native" may be in "other mappings"'
+            )
+            blocks = union_of(())
+        # malloc: its arenas, and the blocks that have mappings of their own
+        arena_rss = sum(each.rss for each in arenas)
+        rest = _Left(sum(each.rss for each in anonymous), sum(each.private for each in anonymous))
+        blocks_rss, blocks_private = rest.take(*self._in_memory(blocks))
+        malloc = _Left(arena_rss + blocks_rss, sum(each.private for each in arenas) + blocks_private)
+        malloc_ranges = union_of([*map(tuple, blocks.tolist()), *((each.start, each.end) for each in arenas)])
+        other_ranges = _without(union_of((each.start, each.end) for each in anonymous), blocks)
+
+        for name, ranges, how in (
+            (PINNED, self._tensors.pinned, "tensors that gc lists in pinned memory; pages by pagemap"),
+            (TENSORS, self._tensors.ranges, self._how_tensors()),
+        ):
+            in_malloc = malloc.take(*self._in_memory(_common(ranges, malloc_ranges)))
+            in_rest = rest.take(*self._in_memory(_common(ranges, other_ranges)))
+            rows.append(Row(name, in_malloc[0] + in_rest[0], in_malloc[1] + in_rest[1], how))
+
+        rows.append(Row(MALLOC_FREE, *malloc.take(self._free_in_memory(arena_rss)), self._how_free()))
+        rows += self._python_rows(malloc, rest)
+        rows += self._native_rows(malloc)
+        rows.append(
+            Row(OTHER, *rest.take_all(), "smaps: private memory of mmap that no allocator above claims")
+        )
+        return rows
+
+    def _in_memory(self, ranges: NDArray[np.int64]) -> tuple[int, int]:
+        resident, private = self._residency.of_ranges(*self._residency.split(ranges))
+        return int(resident.sum()), int(private.sum())
+
+    def _how_tensors(self) -> str:
+        graphs = " and autograd's graphs hold" if self._tensors.with_graphs else ""
+        return f"{self._tensors.count} tensors that gc lists{graphs}; pages by pagemap"
+
+    def _free_in_memory(self, arena_rss: int) -> int:
+        """Return the free bytes of arenas in memory: pages that aren't in memory count as free ones first."""
+        if self._malloc is None:
+            return 0
+        used = self._malloc.arena_bytes - self._malloc.free_bytes
+        return min(self._malloc.free_bytes, max(arena_rss - used, 0))
+
+    def _how_free(self) -> str:
+        if self._malloc is None:
+            return ""
+        return (
+            f"malloc_info: free in {self._malloc.arenas} arenas; "
+            f"malloc_trim would return about {format_bytes(self.trimmable_bytes)}"
+        )
+
+    def _python_rows(self, malloc: _Left, rest: _Left) -> list[Row]:
+        blocks_of_python = _without(self.python.ranges, union_of(
+            map(tuple, np.concatenate([self._tensors.ranges, self._tensors.pinned]).tolist())
+        ))  # fmt: skip
+        large = malloc.take(self.python.large_bytes + self._in_memory(blocks_of_python)[0])
+        if self._python is None:
+            self.notes.append(
+                "this Python has no _PyObject_DebugMallocStats, so its small objects are not a row of their own"
+            )
+            return [Row(PYTHON, *large, "gc: objects above 512 B, by sys.getsizeof")]
+        small = rest.take(self._python.used_bytes)
+        free = rest.take(self._python.arena_bytes - self._python.used_bytes)
+        return [
+            Row(
+                PYTHON,
+                small[0] + large[0],
+                small[1] + large[1],
+                "pymalloc: blocks in use; gc: objects above 512 B, by sys.getsizeof",
+            ),
+            Row(PYTHON_FREE, *free, "pymalloc: arenas without the blocks in use"),
+        ]
+
+    def _native_rows(self, malloc: _Left) -> list[Row]:
+        how = "malloc_info: in use, and neither a tensor nor a Python object that memwatch finds"
+        at_start_bytes = self._known.native_at_start_bytes
+        rows = []
+        if at_start_bytes is not None:
+            at_start = malloc.take(at_start_bytes)
+            rows.append(Row(NATIVE_AT_START, *at_start, "as much as there was when the monitor began"))
+        return [*rows, Row(NATIVE, *malloc.take_all(), how)]
+
+
+def _common(first: NDArray[np.int64], second: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return what two lists of ranges have in common."""
+    if not len(first) or not len(second):
+        return union_of(())
+    bounds = np.unique(np.concatenate([first.ravel(), second.ravel()]))
+    low, high = bounds[:-1], bounds[1:]
+    inside = _covers(first, low) & _covers(second, low)
+    return np.stack([low[inside], high[inside]], axis=1)
+
+
+def _without(first: NDArray[np.int64], second: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the parts of ranges that are in no range of another list."""
+    if not len(first) or not len(second):
+        return first
+    bounds = np.unique(np.concatenate([first.ravel(), second.ravel()]))
+    low, high = bounds[:-1], bounds[1:]
+    inside = _covers(first, low) & ~_covers(second, low)
+    return np.stack([low[inside], high[inside]], axis=1)
+
+
+def _covers(ranges: NDArray[np.int64], addresses: NDArray[np.int64]) -> NDArray[np.bool_]:
+    at = np.searchsorted(ranges[:, 0], addresses, side="right") - 1
+    covers: NDArray[np.bool_] = (at >= 0) & (addresses < ranges[np.maximum(at, 0), 1])
+    return covers
+
+
+def _name_of(pid: int) -> str:
+    try:
+        return psutil.Process(pid).name()
+    except psutil.Error as error:
+        pass_on(error)
+        return ""
+
+
+def _children_of(pid: int, notes: list[str]) -> list[Child]:
+    try:
+        processes = psutil.Process(pid).children(recursive=True)
+    except psutil.Error as error:
+        pass_on(error)
+        return []
+    children = []
+    for process in processes:
+        try:
+            children.append(_figures_of(process))
+        except psutil.AccessDenied as error:  # noqa: PERF203
+            pass_on(error)
+            notes.append(f"process {process.pid}, which this one started, may not be read")
+        except psutil.Error as error:  # it has ended
+            pass_on(error)
+    return children
+
+
+def python_processes() -> list[Child]:
+    """Return the Python processes that this user may read, largest first; this one is left out."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.pid != os.getpid() and "python" in os.path.basename(process.exe()):
+                found.append(_figures_of(process))
+        except psutil.Error as error:  # noqa: PERF203
+            pass_on(error)
+    return sorted(found, key=lambda process: -process.rss_bytes)
+
+
+def _figures_of(process: psutil.Process) -> Child:
+    memory: Any = process.memory_full_info()
+    rss, pss, uss = int(memory.rss), int(memory.pss), int(memory.uss)
+    return Child(process.pid, process.name(), rss, pss, uss, max(rss - uss, 0))

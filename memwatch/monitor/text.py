@@ -1,0 +1,85 @@
+"""The rows of a process as text and as a record for JSON."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from memwatch.sizes import format_bytes
+from memwatch.text import visible
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from memwatch.monitor.growth import Growth
+    from memwatch.monitor.rows import Child, ProcessRows
+
+_WIDTH: Final = 28  # of a row's name
+_SIZE: Final = 11
+
+
+def of_process(found: ProcessRows) -> str:
+    """Return the rows of a process, its children and the notes as text."""
+    head = (
+        f"process {found.pid} ({visible(found.name)}): RSS {format_bytes(found.rss_bytes)}, "
+        f"PSS {format_bytes(found.pss_bytes)}, USS {format_bytes(found.uss_bytes)}; "
+        f"{found.coverage:.0%} of RSS explained"
+    )
+    lines = [
+        head,
+        f"{'':{_WIDTH}} {'bytes':>{_SIZE}} {'private':>{_SIZE}}  how it is known",
+        *(
+            f"{row.row:{_WIDTH}} {format_bytes(row.nbytes):>{_SIZE}} {format_bytes(row.private_nbytes):>{_SIZE}}  "
+            f"{row.how}"
+            for row in found.rows
+        ),
+    ]
+    if found.children:
+        lines += ["", "processes that it started:", *_table_of(found.children)]
+    lines += [f"note: {note}" for note in found.notes]
+    return "\n".join(lines) + "\n"
+
+
+def of_processes(processes: Sequence[Child]) -> str:
+    """Return a table of processes as text."""
+    if not processes:
+        return "no Python process that this user may read is running\n"
+    return "\n".join(_table_of(processes)) + "\n"
+
+
+def _table_of(processes: Sequence[Child]) -> list[str]:
+    return [
+        f"{'pid':>8} {'RSS':>{_SIZE}} {'PSS':>{_SIZE}} {'USS':>{_SIZE}} {'shared':>{_SIZE}}  name",
+        *(
+            f"{each.pid:>8} {format_bytes(each.rss_bytes):>{_SIZE}} {format_bytes(each.pss_bytes):>{_SIZE}} "
+            f"{format_bytes(each.uss_bytes):>{_SIZE}} {format_bytes(each.shared_bytes):>{_SIZE}}  {visible(each.name)}"
+            for each in processes
+        ),
+    ]
+
+
+def record_of(found: ProcessRows) -> dict[str, Any]:
+    """Return what `memwatch ps --json` prints; see `ProcessRecord` in docs/json.md."""
+    return {
+        "pid": found.pid,
+        "name": found.name,
+        "rss_bytes": found.rss_bytes,
+        "pss_bytes": found.pss_bytes,
+        "uss_bytes": found.uss_bytes,
+        "coverage": found.coverage,
+        "rows": [vars(row) for row in found.rows],
+        "children": [vars(child) for child in found.children],
+        "notes": found.notes,
+    }
+
+
+def of_growth(growth: Growth, cause: str) -> str:
+    """Return a sentence on a row that grows, and a line on its cause."""
+    since = time.strftime("%H:%M:%S", time.localtime(growth.since_s))
+    rate = growth.bytes_per_thousand_ticks
+    per_step = "" if rate is None else f", {format_bytes(rate)} per 1,000 steps"
+    line = (
+        f"{growth.row} +{format_bytes(growth.nbytes)} since {since} "
+        f"({format_bytes(growth.bytes_per_hour)} per hour{per_step})\n"
+    )
+    return line + (f"    {visible(cause)}\n" if cause else "")

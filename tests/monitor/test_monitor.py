@@ -1,0 +1,227 @@
+"""The monitor names the rows that grow, and disturbs nothing."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import json
+import os
+import threading
+import time
+
+import growing_programs
+import pytest
+
+import memwatch
+from memwatch.errors import OptionError
+from memwatch.monitor import history, watch
+from memwatch.monitor.growth import growth_of
+from memwatch.monitor.history import MOST_SAMPLES, History, Sample, SampleFile
+from memwatch.monitor.rows import OWN_ROWS
+
+MIB = 1 << 20
+SAMPLED = ["a dictionary of requests", "an autograd graph", "a native library"]
+"""`reports/monitor.py` runs all programs."""
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+def test_the_row_and_the_holder_of_a_growing_program_are_named(name, tmp_path):
+    program = growing_programs.PROGRAMS[name]
+    rows, coverage, report = growing_programs.run(name, twin=False, folder=str(tmp_path))
+    assert rows[0] == program.row, report
+    assert program.holder in report
+    assert coverage >= (0.85 if program.row == "native" else 0.95)
+    assert "per 1,000 steps" in report
+
+
+@pytest.mark.parametrize("name", SAMPLED[:2])
+def test_no_row_of_a_twin_that_drops_as_much_is_accused(name, tmp_path):
+    rows, coverage, report = growing_programs.run(name, twin=True, folder=str(tmp_path))
+    assert rows == [], report
+    assert coverage >= 0.95
+    assert "no row grows" in report
+
+
+def grows(values):
+    times = [float(at) for at in range(len(values))]
+    return growth_of("row", times, [int(value) for value in values], [0] * len(values), 100 * MIB)
+
+
+def test_steady_growth_is_noticed_under_a_saw():
+    """What is freed after each step hides nothing: the lowest values rise."""
+    found = grows([at * MIB + (at % 3) * 50 * MIB for at in range(60)])
+    assert found.nbytes > 20 * MIB
+    assert found.bytes_per_hour == pytest.approx(3600 * MIB, rel=0.1)
+
+
+def test_growth_that_begins_late_is_noticed():
+    assert grows([MIB] * 60 + [at * MIB for at in range(60)])
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [MIB * min(at, 15) for at in range(60)],  # a cache that is full
+        [MIB * (at % 7) for at in range(60)],
+        [100 * MIB - MIB * at for at in range(60)],
+        [MIB * (at // 40) * 50 for at in range(60)],  # one step
+        [at * 1000 for at in range(60)],  # too little to matter
+        [at * MIB for at in range(8)],  # too few samples
+        [],
+    ],
+)
+def test_what_does_not_grow_steadily_is_not_accused(values):
+    assert grows(values) is None
+
+
+def sample(number):
+    return Sample(float(number), number, 1, 1, 1, 1.0, {"tensors": number}, {})
+
+
+def test_the_history_stays_bounded_and_covers_the_whole_run():
+    kept = History()
+    for number in range(100_000):
+        kept.add(sample(number))
+        assert len(kept.samples) <= MOST_SAMPLES
+    times = [each.time_s for each in kept.samples]
+    assert times[0] == 0.0
+    assert times[-1] > 99_000
+    gaps = [after - before for before, after in itertools.pairwise(times)]
+    assert max(gaps) <= 100_000 / (MOST_SAMPLES / 2)
+
+
+def test_the_file_grows_by_less_than_a_megabyte_an_hour(tmp_path, monkeypatch):
+    now_s = [0.0]
+    monkeypatch.setattr(history.time, "monotonic", lambda: now_s[0])
+    file = SampleFile(tmp_path / "memory.jsonl", pytest.fail)
+    for number in range(36_000):
+        now_s[0] += 0.1
+        file.write({**vars(sample(number)), "rows": {f"row {each}": number for each in range(12)}})
+    lines = (tmp_path / "memory.jsonl").read_text().splitlines()
+    assert sum(map(len, lines)) < 1_000_000
+    assert json.loads(lines[-1])["ticks"] > 35_000
+
+
+def test_a_full_disk_is_a_note_and_leaves_no_half_line(tmp_path, monkeypatch):
+    notes = []
+    file = SampleFile(tmp_path / "memory.jsonl", notes.append)
+    file.write({"number": 1})
+
+    class Full:
+        def __init__(self, *args, **kwargs):
+            self.file = open(*args, **kwargs)  # noqa: SIM115
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            self.file.close()
+
+        def tell(self):
+            return self.file.tell()
+
+        def write(self, line):
+            self.file.write(line[:4])
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(history, "open", Full, raising=False)
+    file.write({"number": 2})
+    assert (tmp_path / "memory.jsonl").read_text() == '{"number":1}\n'
+    assert "No space left" in notes[0]
+
+
+@pytest.fixture
+def monitor(tmp_path):
+    """Return a monitor whose thread samples once at most."""
+    with memwatch.monitor(tmp_path / "memory.jsonl", interval_s=1000) as found:
+        yield found
+
+
+def test_metrics_are_a_flat_dictionary_of_numbers(monitor):
+    values = monitor.metrics()
+    assert all(type(value) is float for value in values.values())
+    assert values["memwatch_tensors_bytes"] >= 0
+    assert values["memwatch_native_at_start_bytes"] > 0
+    rows = [values[f"memwatch_{watch._identifier(row)}_bytes"] for row in OWN_ROWS]
+    assert sum(rows) == values["memwatch_rss_bytes"]
+
+
+def test_an_error_of_memwatch_is_a_note(monitor, monkeypatch):
+    def fail(**_):
+        raise RuntimeError("smaps is odd")
+
+    monkeypatch.setattr(watch, "rows_of", fail)
+    monitor.sample()
+    assert monitor.notes == ["a sample was left out: RuntimeError: smaps is odd"]
+    assert "smaps is odd" in monitor.report()
+
+
+def test_stop_ends_the_thread_and_the_report_stays(monitor, tmp_path):
+    thread = monitor._thread
+    monitor.stop()
+    thread.join(timeout=60)
+    assert not thread.is_alive()
+    assert not monitor.is_running
+    monitor.stop()
+    monitor.sample()
+    lines = (tmp_path / "memory.jsonl").read_text().splitlines()
+    assert len(lines) == 2  # at its start and at its stop
+    assert json.loads(lines[-1])["rss_bytes"] > 0
+    assert f"process {os.getpid()}" in monitor.report()
+
+
+FORK = """
+import os, threading, torch, memwatch
+watch = memwatch.monitor("memory.jsonl", interval_s=0.05)
+if os.fork():
+    _, status = os.wait()
+    print(status, watch.is_running)
+else:
+    watch.stop()
+    watch.sample()
+    assert not watch.is_running
+    assert watch.metrics() and "process" in watch.report()
+    inner = memwatch.monitor(interval_s=1000)
+    inner.sample()
+    inner.stop()
+    assert not inner.notes, inner.notes
+    os._exit(7)
+"""
+
+
+def test_a_fork_has_a_stopped_monitor_and_may_start_its_own(fresh_python):
+    done = fresh_python(FORK)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [str(7 << 8), "True"]
+
+
+def test_the_searches_run_in_the_main_thread(monitor):
+    """And a main thread that waits is not waited for for ever."""
+    seen = []
+    asked = threading.Thread(
+        target=lambda: seen.append(monitor._main_thread.call(threading.current_thread, 60.0))
+    )
+    asked.start()
+    while not seen:
+        time.sleep(0.001)
+    assert seen == [threading.main_thread()]
+
+    def ask_late():
+        time.sleep(0.5)  # the main thread is in `join` by then
+        seen.append(monitor._main_thread.call(lambda: "late", 0.01))
+
+    late = threading.Thread(target=ask_late)
+    late.start()
+    late.join()
+    assert seen[1] is None
+
+
+@pytest.mark.parametrize("interval_s", [0, -1, "10", float("nan"), True, None])
+def test_a_wrong_interval_is_an_error(interval_s):
+    with pytest.raises(OptionError, match="interval_s"):
+        memwatch.monitor(interval_s=interval_s)
+
+
+def test_a_file_that_cannot_be_written_is_an_error(tmp_path):
+    with pytest.raises(OptionError, match="choose another file"):
+        memwatch.monitor(tmp_path / "missing" / "memory.jsonl")

@@ -1,0 +1,264 @@
+"""process_memory: rows that sum to RSS and USS, each with the memory that belongs to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+import psutil
+import pytest
+
+import memwatch
+from memwatch.errors import OptionError
+from memwatch.monitor import malloc, mappings, rows
+from memwatch.monitor.mappings import ProcessError, Use
+
+MIB = 1 << 20
+PROGRAM = """
+import ctypes, json, mmap, os, sys, threading
+import numpy as np, torch, memwatch
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+libc.free.argtypes = [ctypes.c_void_p]
+def malloc(nbytes):
+    address = libc.malloc(nbytes)
+    ctypes.memset(address, 1, nbytes)
+    return address
+def rows():
+    table = memwatch.process_memory(children=False)
+    assert table.nbytes.sum() == table.attrs["rss_bytes"]
+    assert table.private_nbytes.sum() == table.attrs["uss_bytes"]
+    assert (table.private_nbytes <= table.nbytes).all()
+    return dict(zip(table.row, table.nbytes.tolist())), table.attrs["coverage"]
+before, _ = rows()
+kept = []
+{code}
+after, coverage = rows()
+print(json.dumps([{{name: after.get(name, 0) - before.get(name, 0) for name in {{*before, *after}}}}, coverage]))
+os._exit(0)  # threads may be waiting
+"""
+GROWING = {
+    "one large tensor": ("tensors", "kept.append(torch.ones(24 << 18))"),
+    "many small tensors": ("tensors", "kept += [torch.ones(500) for _ in range(12_000)]"),
+    "tensors that only autograd holds": (
+        "tensors",
+        """
+        x = torch.ones(3 << 18, requires_grad=True)
+        for _ in range(8):
+            x = x.sin().exp()
+        kept.append(x.sum())
+        del x
+        """,
+    ),
+    "a numpy array": ("Python objects", "kept.append(np.ones(3 << 20))"),
+    "a dictionary of texts": ("Python objects", "kept.append({i: 'x' * 2000 + str(i) for i in range(12_000)})"),
+    "small objects": ("Python objects", "kept += [[i] for i in range(280_000)]"),
+    "native, small blocks": ("native", "kept += [malloc(2000) for _ in range(12_000)]"),
+    "native, a large block": ("native", "kept.append(malloc(24 << 20))"),
+    "fragmented malloc": (
+        "malloc, free",
+        """
+        blocks = [malloc(2000) for _ in range(20_000)]
+        kept += blocks[::10]
+        for number, block in enumerate(blocks):
+            if number % 10:
+                libc.free(block)
+        """,
+    ),
+    "a file": (
+        "file mappings",
+        """
+        with open("data", "wb") as file:
+            file.write(bytes(24 << 20))
+        with open("data", "rb") as file:
+            kept.append(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
+        sum(kept[0][::4096])
+        """,
+    ),
+    "tensors in shared memory": (
+        "shared memory",
+        "kept += [torch.ones(3 << 18).share_memory_() for _ in range(8)]",
+    ),
+    "anonymous memory": (
+        "other mappings",
+        "kept.append(mmap.mmap(-1, 24 << 20, flags=34)); kept[0][:] = bytes(24 << 20)",
+    ),
+    "stacks of threads": (
+        "thread stacks",
+        """
+        free, done = threading.Semaphore(0), threading.Event()
+        def use_stack(levels):
+            if levels:
+                return sorted([0], key=lambda _: use_stack(levels - 1))
+            free.release()
+            done.wait()
+        sys.setrecursionlimit(10_000)
+        for _ in range(8):
+            kept.append(threading.Thread(target=use_stack, args=(1500,), daemon=True))
+            kept[-1].start()
+            free.acquire()
+        """,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GROWING)
+def test_memory_is_in_the_row_of_its_kind(name, fresh_python):
+    """24 MiB of a kind raise one row by that, and no other by as much as a third of it."""
+    row, code = GROWING[name]
+    done = fresh_python(PROGRAM.format(code=textwrap.dedent(code)))
+    assert done.returncode == 0, done.stderr
+    grown, _ = json.loads(done.stdout)
+    # code that runs for the first time is read from its file, and the search itself leaves free blocks
+    others = [grown[other] for other in {*grown} - {row, "code and libraries", "malloc, free"}]
+    assert grown[row] > 21 * MIB, grown
+    assert max(others) < 12 * MIB, grown
+
+
+def test_memory_that_nobody_touched_is_in_no_row(fresh_python):
+    """Both have addresses, and no page."""
+    done = fresh_python(PROGRAM.format(code="kept += [torch.empty(64 << 18), np.zeros(64 << 20, np.uint8)]"))
+    assert done.returncode == 0, done.stderr
+    grown, _ = json.loads(done.stdout)
+    assert max(grown.values()) < 16 * MIB, grown
+
+
+def test_the_sums_are_those_of_the_system():
+    table = memwatch.process_memory()
+    system = psutil.Process().memory_full_info()
+    assert list(table.columns) == ["row", "nbytes", "private_nbytes", "how"]
+    assert table.nbytes.sum() == table.attrs["rss_bytes"] == pytest.approx(system.rss, rel=0.1)
+    assert table.private_nbytes.sum() == table.attrs["uss_bytes"] == pytest.approx(system.uss, rel=0.1)
+    assert table.how.str.len().min() > 0
+    assert table.row.is_unique
+
+
+def test_the_blocks_that_are_found_are_those_of_malloc():
+    """The search for large blocks finds what malloc says that it gave, to the byte."""
+    found = mappings.read_mappings(os.getpid(), is_heap_of_arena=malloc.is_heap_of_arena)
+    figures = malloc.malloc_figures()
+    residency = mappings.Residency(found, os.getpid())
+    found = mappings.cut_joined(found, residency)
+    residency = mappings.Residency(found, os.getpid())
+    blocks = malloc.mmapped_blocks([each for each in found if each.use is Use.ANONYMOUS], residency)
+    assert (blocks[:, 1] - blocks[:, 0]).sum() == pytest.approx(figures.mmapped_bytes, rel=0.02)
+    assert figures.mmapped_bytes > 0
+
+
+FORK = """
+import json, os, torch, memwatch
+kept = torch.ones(8 << 18)
+def tensors():
+    table = memwatch.process_memory().set_index("row")
+    return table.loc["tensors", ["nbytes", "private_nbytes"]].tolist()
+read, write = os.pipe()
+if os.fork():
+    print(os.read(read, 1000).decode())
+    os.wait()
+else:
+    shared = tensors()
+    kept[: 4 << 18] = 2
+    os.write(write, json.dumps([shared, tensors()]).encode())
+    os._exit(0)
+"""
+
+
+def test_a_fork_shares_its_tensors_until_it_writes(fresh_python):
+    done = fresh_python(FORK)
+    assert done.returncode == 0, done.stderr
+    (first, private), (second, written) = json.loads(done.stdout)
+    assert first >= 8 * MIB
+    assert second >= 8 * MIB
+    assert private < MIB
+    assert 4 * MIB <= written <= second
+
+
+@pytest.fixture
+def other_process():
+    """Return a process of a Python that has no torch, and has made 8 MiB."""
+    code = "import sys; kept = bytes([1]) * (8 << 20); print('ready', flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        process.stdout.readline()
+        yield process
+        process.stdin.close()
+
+
+def test_another_process_is_read_from_proc(other_process):
+    table = memwatch.process_memory(other_process.pid)
+    assert table.nbytes.sum() == pytest.approx(
+        psutil.Process(other_process.pid).memory_full_info().rss, rel=0.01
+    )
+    nbytes = table.set_index("row").nbytes
+    assert nbytes["malloc and anonymous memory"] > 8 * MIB
+    assert table.attrs["coverage"] < 0.9
+    mine = memwatch.process_memory()
+    assert other_process.pid in [child["pid"] for child in mine.attrs["children"]]
+    assert not memwatch.process_memory(children=False).attrs["children"]
+
+
+def test_ps_prints_the_rows(other_process, shell_memwatch):
+    done = shell_memwatch("ps", str(other_process.pid))
+    assert done.returncode == 0, done.stderr
+    assert f"process {other_process.pid} (" in done.stdout
+    assert "code and libraries" in done.stdout
+    record = json.loads(shell_memwatch("ps", "--json", str(other_process.pid)).stdout)
+    assert sum(row["nbytes"] for row in record["rows"]) == record["rss_bytes"]
+    assert other_process.pid in [each["pid"] for each in json.loads(shell_memwatch("ps", "--json").stdout)]
+
+
+def test_ps_says_what_is_wrong(shell_memwatch):
+    for words, message in (
+        (["ps", "4194303"], "there is no process 4194303"),
+        (["ps", "train.py"], "'train.py' is no process"),
+        (["ps", "0"], "'0' is no process"),
+    ):
+        done = shell_memwatch(*words)
+        assert done.returncode in (1, 2)
+        assert message in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("raised", "message"), [(PermissionError, "another user"), (FileNotFoundError, "no process")]
+)
+def test_a_process_that_cannot_be_read_is_an_error(raised, message, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise raised
+
+    monkeypatch.setattr(mappings, "open", refuse, raising=False)
+    with pytest.raises(ProcessError, match=message):
+        memwatch.process_memory(os.getppid())
+
+
+def test_a_system_without_proc_is_an_error(monkeypatch):
+    monkeypatch.setattr(mappings.os.path, "exists", lambda path: False)
+    with pytest.raises(ProcessError, match="Linux"):
+        memwatch.process_memory()
+
+
+@pytest.mark.parametrize("pid", [0, -1, "1", True, 1.5])
+def test_what_is_no_process_is_an_error(pid):
+    with pytest.raises(OptionError, match="no process"):
+        memwatch.process_memory(pid)
+
+
+def test_without_the_allocators_figures_the_sums_are_still_true(monkeypatch):
+    """As with musl, or a Python of another allocator."""
+    monkeypatch.setattr(rows, "malloc_figures", lambda: None)
+    monkeypatch.setattr(rows, "python_figures", lambda: None)
+    table = memwatch.process_memory()
+    assert table.nbytes.sum() == table.attrs["rss_bytes"]
+    assert any("_PyObject_DebugMallocStats" in note for note in table.attrs["notes"])
+    assert "malloc, free" not in table.row.tolist()
+
+
+def test_no_torch_is_imported(fresh_python, tmp_path):
+    """A program that has not imported torch gets its rows without it."""
+    code = "import sys, memwatch; memwatch.process_memory(); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
