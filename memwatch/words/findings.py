@@ -9,6 +9,7 @@ HEADLINES: Final[dict[str, str]] = {
     "iteration": (
         "keeps {nbytes} of the last pass through the loop, never used again, while the next pass runs"
     ),
+    "stale": "keeps {nbytes} from one iteration into the next, where nothing reads them",
     "lag": "keeps {nbytes} made long before their first use",
     "void": "keeps {nbytes} that no op ever uses",
     "gradient": "keeps {nbytes} in forward, though the optimizer is done with them",
@@ -74,6 +75,18 @@ DROP: Final[dict[str, str]] = {
     ),
 }
 """How to cut a reference, by kind of holder."""
+
+STALE: Final[dict[str, str]] = {
+    "attribute": "set it to None once the iteration is done with it, or keep `.item()` or the shape",
+    "global": "set it to None once the iteration is done with it, or keep `.item()` or the shape",
+    "exception": DROP["exception"],
+    "generator": DROP["generator"],
+}
+"""The advice for stale memory, by kind of holder."""
+LAST_EXCEPTION: Final = (
+    "clear sys.last_value, sys.last_exc and sys.last_traceback once the error is reported, "
+    "or keep the error's text"
+)
 
 DROP_ANY: Final = "drop the reference after its last use"
 LAST_USED: Final = "{advice} (last used at {site})"

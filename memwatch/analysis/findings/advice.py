@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from memwatch.analysis.findings.kinds import FindingKind
 from memwatch.analysis.holders import HolderKind
+from memwatch.edges import EdgeKind
 from memwatch.sizes import format_bytes
 from memwatch.words import findings as words
 from memwatch.words.places import short_place
@@ -64,6 +65,9 @@ def advise(
 
 def _what_to_do(kind: FindingKind, holder: Holder) -> str:
     drop = words.DROP.get(holder.kind.value, words.DROP_ANY)
+    if kind is FindingKind.STALE:
+        of_interpreter = any(edge.kind is EdgeKind.LAST_EXCEPTION for edge in holder.edges)
+        return words.LAST_EXCEPTION if of_interpreter else words.STALE.get(holder.kind.value, drop)
     if kind is FindingKind.LAG and holder.kind is HolderKind.EVALUATION_STACK:
         return words.LAG_IN_CALL
     if kind is FindingKind.VOID and holder.kind not in _OWN_NAMES:

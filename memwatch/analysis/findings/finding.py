@@ -22,8 +22,9 @@ class Finding(ShownAsText):
 
     Attributes:
         kind: ``drag`` (held after the last use), ``iteration`` (the same, from one pass of a loop into the
-            next), ``lag`` (made long before the first use), ``void`` (never used), ``gradient`` (alive in the
-            next forward), ``graph`` (saved for a backward that never runs), ``retained`` (for one that ran),
+            next), ``stale`` (an object keeps it from one iteration into the next, where nothing reads it), ``lag``
+            (made long before the first use), ``void`` (never used), ``gradient`` (alive in the next forward),
+            ``graph`` (saved for a backward that never runs), ``retained`` (for one that ran),
             ``set_to_none`` (gradients filled with zeros instead of freed), ``output`` (a model's result, kept through
             backward), ``optimizer`` (temporaries of a foreach step), ``fused`` (temporaries of
             a step for one parameter), ``workspace`` (of one op), ``recompute`` (of a

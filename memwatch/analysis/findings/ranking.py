@@ -86,10 +86,19 @@ def _that_matter(
     while len(reported) != count:
         count = len(reported)
         together = live - _sum(mended)
-        reported = [each for each in reported if _matters(live, together, each.bytes_of_stretch, least_bytes)]
+        reported = [
+            each
+            for each in reported
+            if _is_stale(each) or _matters(live, together, each.bytes_of_stretch, least_bytes)
+        ]
         cut = {holder.key for each in reported for holder in (each.candidate.holder, *each.candidate.others)}
         mended = [each for each in mended if each.candidate.holder.key in cut]
     return reported, mended
+
+
+def _is_stale(spared: _Spared) -> bool:
+    """Return True for what matters between two iterations, whatever the peak; it was measured there."""
+    return spared.candidate.kind is FindingKind.STALE
 
 
 def _matters(live: IntArray, together: IntArray, spared: IntArray, least_bytes: int) -> bool:
