@@ -24,7 +24,7 @@ HEADLINES: Final[dict[str, str]] = {
     "twice": "keeps {nbytes} of a tensor that autograd saves in another dtype or layout too",
     "buckets": "keeps {nbytes} of gradients twice, in `.grad` and in its buckets",
     "autocast": "keeps {nbytes} of converted weights after their use, until the region of autocast ends",
-    "growth": "keeps {nbytes} that grew from step to step",
+    "growth": "keeps {nbytes} of all passes of a loop, though no later pass reads them",
     "float32": "keeps {nbytes} of float32 copies of tensors in a lower precision",
 }
 """The words after the holder, by kind of finding."""
@@ -48,6 +48,7 @@ ADVICE: Final[dict[str, str]] = {
         "pass cache_enabled=False to torch.autocast where each weight is used once, and leave the region before "
         "backward()"
     ),
+    "growth": "keep a number or a summary of each pass (`.item()`), or empty it",
     "float32": (
         "if the lower precision is exact enough there, run this op under torch.autocast(..., enabled=False) and "
         "without `.float()`: it then saves half as much"
@@ -94,6 +95,8 @@ FORWARD_AT: Final = "{advice} (the forward is at {site})"
 
 ABOUT: Final = "about {nbytes}"
 """A peak that is estimated: what the mended program makes in its place was not recorded."""
+PER_ROUND: Final = "{headline}, +{rate} per pass"
+"""A headline, and what each micro-batch, token or step of an environment adds."""
 NO_LOWER_PEAK: Final = "{headline}; {advice}"
 ALONE: Final = "{headline}; {advice}; the peak would fall to {alone}"
 ALONE_AND_TOGETHER: Final = (

@@ -32,6 +32,7 @@ def advise(
     peak_bytes: int,
     alone_bytes: int,
     together_bytes: int,
+    rate_bytes: int,
 ) -> str:
     """Return the advice of a finding.
 
@@ -45,10 +46,15 @@ def advise(
         peak_bytes: the peak.
         alone_bytes: what it would fall to if this alone were done.
         together_bytes: what it would fall to if all were done.
+        rate_bytes: what each pass of a loop adds to them; 0 where they are no series.
     """
     is_needed = kind is FindingKind.GRAPH and is_trained
     advice = words.GRAPH_OF_TRAINED_FORWARD if is_needed else _what_to_do(kind, holder)
-    if kind in (FindingKind.DRAG, FindingKind.OUTPUT) and last_used and not holder.foreign:
+    if (
+        kind in (FindingKind.DRAG, FindingKind.OUTPUT, FindingKind.GROWTH)
+        and last_used
+        and not holder.foreign
+    ):
         advice = words.LAST_USED.format(advice=advice, site=last_used)
     if kind is FindingKind.GRAPH and made_at not in ("", short_place(holder.site)):
         advice = words.FORWARD_AT.format(advice=advice, site=made_at)
@@ -60,6 +66,8 @@ def advise(
     else:
         template = words.NO_LOWER_PEAK if together == alone else words.TOGETHER
     headline = kind.headline.format(nbytes=format_bytes(nbytes))
+    if rate_bytes:
+        headline = words.PER_ROUND.format(headline=headline, rate=format_bytes(rate_bytes))
     return template.format(headline=headline, advice=advice, alone=alone, together=together)
 
 
