@@ -5,7 +5,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python -m
 PYTEST := $(RUN) pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart=0 -q
 # These search the whole heap, many times: in a process that has not imported what the other tests import.
-HEAP_TESTS := tests/leaks tests/heap tests/plugin
+HEAP_TESTS := tests/leaks tests/heap tests/plugin tests/known_leaks
 # Workers and the processes that tests start import hundreds of modules: one compiles them for all.
 export PYTHONDONTWRITEBYTECODE :=
 INSTALL := $(RUN) pip install --quiet -c constraints.txt

@@ -71,8 +71,8 @@ def cost_table() -> list[str]:
     tools = [name for name in TOOLS if name != "memray" or importlib.util.find_spec("memray")]
     lines = [
         (
-            "| workload | tool | steps | CPU per step, ms | ratio to nothing | the monitor's own CPU, share of the time | "
-            "file, bytes per hour |"
+            "| workload | tool | steps | CPU per step, ms | ratio to nothing | "
+            "the monitor's own CPU, share of the time | file, bytes per hour |"
         ),
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
@@ -123,8 +123,8 @@ def zoo_table() -> list[str]:
         *lines,
         "",
         (
-            f"The first row is right in {right} of {number} programs, coverage is at least 95 % in {covered}, and a row of "
-            f"{accused} twins is accused."
+            f"The first row is right in {right} of {number} programs. Coverage is at least 95 % in {covered}. "
+            f"A row of {accused} twins is accused."
         ),
     ]
 

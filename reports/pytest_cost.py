@@ -1,5 +1,8 @@
 """Measure what tests cost under the plugin in a process with a million objects: clean ones, and ones that leak.
 
+`--memwatch-findings=all` records each test. Its cost is a ratio: of the CPU time of the calls with it to that without,
+for tests of a small layer and for tests that train a model.
+
 Run: python reports/pytest_cost.py > reports/pytest_cost.md
 """
 
@@ -50,6 +53,26 @@ def test_plain(n): body()
 @pytest.mark.no_tensor_leaks
 @pytest.mark.parametrize("n", range({tests}))
 def test_marked(n): body()
+"""
+
+FINDINGS = """
+import pytest
+import torch
+
+torch.set_num_threads(1)
+BODY_S = []
+WIDTHS = {{"a small layer": (16, 1), "a training of 4 steps": (512, 4)}}
+
+@pytest.mark.parametrize("n", range({tests}))
+@pytest.mark.parametrize("name", WIDTHS)
+def test_body(name, n):
+    width, steps = WIDTHS[name]
+    model = torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(1 if steps == 1 else 4)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        model(torch.ones(width, width)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
 """
 
 LEAKS = """
@@ -193,6 +216,29 @@ def _slowest(function: Callable[..., None], program: Callable[[], object]) -> fl
     return max(times)
 
 
+def measure_findings(mode: str) -> None:
+    """Print the median CPU time of the calls of each kind of test, in milliseconds."""
+    tests = 30
+    watch = session(FINDINGS.format(tests=tests), 0, time.process_time, f"--memwatch-findings={mode}")
+    times: dict[str, list[float]] = {}
+    for call, name in zip(watch.call_s, watch.names, strict=True):
+        times.setdefault(name.partition("[")[2].partition("-")[0], []).append(call)
+    for name, calls in times.items():
+        print(f"{name}={1e3 * statistics.median(calls):.3f}")
+
+
+def findings_rows() -> list[str]:
+    """Return the rows of the table about avoidable memory."""
+    found = {
+        mode: dict(line.split("=") for line in in_a_process_of_its_own("findings", mode))
+        for mode in ("off", "all")
+    }
+    return [
+        f"| {name} | {off} | {found['all'][name]} | {float(found['all'][name]) / float(off):.1f} |"
+        for name, off in found["off"].items()
+    ]
+
+
 def measure_memory(name: str) -> None:
     """Print how much memory the process has before its first diagnosis, and at most in it."""
     namespace: dict[str, Any] = {}
@@ -233,6 +279,12 @@ def main() -> None:
     if sys.argv[1:] == ["leaks"]:
         measure_leaks()
         return
+    if sys.argv[1:2] == ["findings"]:
+        if len(sys.argv) > 2:
+            measure_findings(sys.argv[2])
+        else:
+            print("\n".join(findings_rows()))
+        return
     if sys.argv[1:2] == ["memory"]:
         measure_memory(sys.argv[2])
         return
@@ -259,6 +311,13 @@ def main() -> None:
     print("| leak | `find_leaks` | `check_leaks` | marker `no_tensor_leaks` | `--memwatch-leaks=all` |")
     print("| --- | --- | --- | --- | --- |")
     print("\n".join(in_a_process_of_its_own("leaks")))
+    print(
+        "\n## Avoidable memory\n\nCalls of tests under `--memwatch-findings=off` and `=all`, median CPU time in "
+        "milliseconds, and the ratio. `python reports/pytest_cost.py findings` measures these rows alone.\n"
+    )
+    print("| test | off | all | ratio |")
+    print("| --- | --- | --- | --- |")
+    print("\n".join(findings_rows()))
     print(
         "\n## Memory of a diagnosis\n\nThe resident memory of a process with these objects, torch included, before its "
         "first `find_leaks` that finds a leak, and the most in it (Linux).\n"

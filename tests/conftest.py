@@ -21,7 +21,7 @@ pytest_plugins = ["pytester"]
 if scrambled_words.VARIABLE in os.environ:  # see test_words_are_last.py
     scrambled_words.scramble()
 
-_SEARCH_WHOLE_HEAP = ("leaks", "heap", "plugin")
+_SEARCH_WHOLE_HEAP = ("leaks", "heap", "plugin", "known_leaks")
 _FIRST = ("leaks", "heap")
 _LAST = (
     # these import pandas
@@ -32,8 +32,8 @@ _LAST = (
     "test_leaks_advice_taken.py", "test_leaks_advice_last.py", "test_leaks_pipelining.py", "test_heap_graph.py",
     "test_leaks_replaced_parameters.py", "test_leaks_hook_growth.py", "test_leaks_replaced_values.py",
     "test_heap_peeks.py",
-    # this imports lightning as well
-    "test_leaks_compiler.py",
+    # these import lightning as well
+    "test_leaks_compiler.py", "test_known_leaks.py",
     # its classes define `__eq__`, and while they live the callbacks at exit are not listed
     "test_heap_runs_no_program_code.py",
     # these import what the test before them did not: libraries, and torch's op database

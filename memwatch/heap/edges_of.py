@@ -127,7 +127,7 @@ Named = tuple["Edge | None", int]
 """An edge without its target, and how many references of the chain it covers; None where it needs no telling."""
 
 _SHELL_RESULTS: Final = ("_", "__", "___")
-_LAST_EXCEPTION: Final = ("last_value", "last_exc", "last_traceback")
+LAST_EXCEPTION: Final = ("last_value", "last_exc", "last_traceback")
 _ORDERED: Final = (tuple, list, deque)
 _ORDERED_IDS: Final = class_ids(*_ORDERED)
 _SELF_DESCRIPTORS: Final = ("__dict__", "__weakref__")
@@ -198,7 +198,7 @@ def _global(
         return None
     text = plain_text(name)
     module = owner.name if owner is not None and owner.kind is VertexKind.MODULE and reader is None else ""
-    if text in _LAST_EXCEPTION and module == "sys":
+    if text in LAST_EXCEPTION and module == "sys":
         return Edge(EdgeKind.LAST_EXCEPTION, name), before + 1
     if text in ("Out", "_oh") and in_interactive_shell():
         return Edge(EdgeKind.OUTPUT_HISTORY, name), before + 1

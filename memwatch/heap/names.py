@@ -79,21 +79,24 @@ class Assignment(NamedTuple):
 
 
 def assignment_place(cls: type, name: str) -> Assignment:
-    """Return where the methods of a class first assign an attribute.
+    """Return where the methods of a class first assign an attribute something other than None.
 
     The file is None if the class has no function of its own.
     """
     file = class_place(cls)[0]
     file = None if file == GENERATED else file
+    assigned: Assignment | None = None
     for base in mro_of(cls):
         for function in map(function_of, list(type_dict(base).values())):
             if type(function) is FunctionType and name in function.__code__.co_names:
-                store = next(iter(stores_of(function.__code__, name)), None)
-                if store is not None and function.__code__.co_filename == GENERATED:
-                    return Assignment(file, None, store.of_argument)
-                if store is not None:
-                    return Assignment(function.__code__.co_filename, store.line, store.of_argument)
-    return Assignment(file, None)
+                for store in stores_of(function.__code__, name):
+                    found = Assignment(function.__code__.co_filename, store.line, store.of_argument)
+                    if found.file == GENERATED:
+                        found = Assignment(file, None, store.of_argument)
+                    if not store.of_none:  # `self.last = None` of an `__init__` is not what keeps anything
+                        return found
+                    assigned = assigned or found
+    return assigned or Assignment(file, None)
 
 
 def function_of(value: Any) -> Any:
@@ -114,11 +117,13 @@ class Store(NamedTuple):
         line: its line.
         owner: the variable whose attribute it is; None for any other owner, such as the result of a call.
         of_argument: True if it stores an argument of the function as it is.
+        of_none: True if it stores None.
     """
 
     line: int
     owner: str | None
     of_argument: bool
+    of_none: bool
 
 
 @functools.lru_cache(maxsize=1024)
@@ -132,7 +137,8 @@ def stores_of(code: CodeType, name: str) -> tuple[Store, ...]:
         if instruction.opname == "STORE_ATTR" and instruction.argval == name:
             place = getattr(getattr(instruction, "positions", None), "lineno", None) or line
             owner, value = _variables_before(before)
-            found.append(Store(place, owner, value in _arguments(code)))
+            of_none = [each.argval for each in before[-2:-1] if each.opname == "LOAD_CONST"] == [None]
+            found.append(Store(place, owner, value in _arguments(code), of_none))
         before.append(instruction)
     return tuple(found)
 

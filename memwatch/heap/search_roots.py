@@ -15,6 +15,7 @@ from inspect import CO_VARARGS, CO_VARKEYWORDS
 from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.edges import EdgeKind, Vertex, VertexKind
+from memwatch.heap.edges_of import LAST_EXCEPTION
 from memwatch.heap.frames import is_test_runner_code, may_be_traced, names_of_threads, read_locals
 from memwatch.heap.names import type_name
 from memwatch.heap.roots import Held, Root, RootKind
@@ -84,6 +85,16 @@ def context_root() -> Root:
         RootKind.CONTEXT,
         [Held(EdgeKind.CONTEXT_VARIABLE, variable.name, value) for variable, value in variables],
     )
+
+
+def last_exceptions_root() -> Root:
+    """Return what Python keeps of the last uncaught exception, for a debugger."""
+    held = [
+        Held(EdgeKind.LAST_EXCEPTION, name, value)
+        for name in LAST_EXCEPTION
+        if (value := getattr(sys, name, None)) is not None
+    ]
+    return Root(RootKind.EXCEPTION, held)
 
 
 def _namespace(space: dict[str, Any], file: str, line: int, body: CodeType | None = None) -> Root:

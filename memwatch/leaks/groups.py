@@ -13,6 +13,7 @@ from memwatch.leaks.advice import remedy_for
 from memwatch.leaks.cause import cause_of
 from memwatch.leaks.cut import edit_of, holder_of
 from memwatch.leaks.kinds import LeakKind
+from memwatch.leaks.known_leaks import known_leak
 from memwatch.leaks.leak import Leak
 from memwatch.leaks.second_holder import is_latest
 from memwatch.words.advice import Remedy, advice
@@ -241,6 +242,7 @@ def leak_of(
     remedy = remedy_for(shown.kind, cut, holder_edges, edges, cycle_length=shown.cycle_length)
     remedy = _remedy_of_group(remedy, shown, group, keeps_graph=keeps_graph, grows=grows)
     lines = {id(edge): with_line(edge) for edge in (*edges, *cuts)}
+    known = known_leak(shown.kind, [lines[id(edge)] for edge in edges])
     return Leak(
         kind=shown.kind,
         nbytes=nbytes,
@@ -252,7 +254,9 @@ def leak_of(
         ),
         site=site,
         caller=caller,
-        advice=advice(
+        known=known,
+        advice=(known.remedy if known is not None else "")
+        or advice(
             remedy,
             with_graph=keeps_graph and shown.kind.is_reached,
             further=[reference_phrase(lines[id(edge)]) for edge in cuts[1:]],

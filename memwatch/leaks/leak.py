@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from memwatch.edges import Edge
+    from memwatch.leaks.known_leaks import KnownLeak
 
 _ENTRIES: Final = frozenset({EdgeKind.ITEM, EdgeKind.VALUE, EdgeKind.KEY, EdgeKind.MEMBER})
 
@@ -66,6 +67,7 @@ class Leak(ShownAsText):
             replace it. For :func:`memwatch.check_leaks` only.
         graph_nodes: nodes of autograd graphs that grow along with its tensors, per call. Only for the largest leak of
             :func:`memwatch.find_leaks` that keeps a graph.
+        known: the leak of a library that this is, with a link; None if it is the program's own.
     """
 
     kind: LeakKind
@@ -94,6 +96,7 @@ class Leak(ShownAsText):
     one_value: bool = False
     cuts: tuple[Edge, ...] = ()
     graph_nodes: int = 0
+    known: KnownLeak | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kind", LeakKind(self.kind))
@@ -127,6 +130,9 @@ class Leak(ShownAsText):
             lines.append(words.HELD_FOR.format(seconds=self.held_s))
         if self.beside:
             lines.append(words.beside_line(self.beside))
+        if self.known is not None:
+            known = self.known
+            lines.append(words.KNOWN.format(library=known.library, what=known.what, link=known.link))
         return "\n".join([*lines, words.ADVICE.format(advice=self.advice)])
 
     @property

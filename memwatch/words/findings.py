@@ -9,6 +9,7 @@ HEADLINES: Final[dict[str, str]] = {
     "iteration": (
         "keeps {nbytes} of the last pass through the loop, never used again, while the next pass runs"
     ),
+    "stale": "keeps {nbytes} from one iteration into the next, where nothing reads them",
     "lag": "keeps {nbytes} made long before their first use",
     "void": "keeps {nbytes} that no op ever uses",
     "gradient": "keeps {nbytes} in forward, though the optimizer is done with them",
@@ -23,7 +24,7 @@ HEADLINES: Final[dict[str, str]] = {
     "twice": "keeps {nbytes} of a tensor that autograd saves in another dtype or layout too",
     "buckets": "keeps {nbytes} of gradients twice, in `.grad` and in its buckets",
     "autocast": "keeps {nbytes} of converted weights after their use, until the region of autocast ends",
-    "growth": "keeps {nbytes} that grew from step to step",
+    "growth": "keeps {nbytes} of all passes of a loop, though no later pass reads them",
     "float32": "keeps {nbytes} of float32 copies of tensors in a lower precision",
 }
 """The words after the holder, by kind of finding."""
@@ -47,6 +48,7 @@ ADVICE: Final[dict[str, str]] = {
         "pass cache_enabled=False to torch.autocast where each weight is used once, and leave the region before "
         "backward()"
     ),
+    "growth": "keep a number or a summary of each pass (`.item()`), or empty it",
     "float32": (
         "if the lower precision is exact enough there, run this op under torch.autocast(..., enabled=False) and "
         "without `.float()`: it then saves half as much"
@@ -75,12 +77,26 @@ DROP: Final[dict[str, str]] = {
 }
 """How to cut a reference, by kind of holder."""
 
+STALE: Final[dict[str, str]] = {
+    "attribute": "set it to None once the iteration is done with it, or keep `.item()` or the shape",
+    "global": "set it to None once the iteration is done with it, or keep `.item()` or the shape",
+    "exception": DROP["exception"],
+    "generator": DROP["generator"],
+}
+"""The advice for stale memory, by kind of holder."""
+LAST_EXCEPTION: Final = (
+    "clear sys.last_value, sys.last_exc and sys.last_traceback once the error is reported, "
+    "or keep the error's text"
+)
+
 DROP_ANY: Final = "drop the reference after its last use"
 LAST_USED: Final = "{advice} (last used at {site})"
 FORWARD_AT: Final = "{advice} (the forward is at {site})"
 
 ABOUT: Final = "about {nbytes}"
 """A peak that is estimated: what the mended program makes in its place was not recorded."""
+PER_ROUND: Final = "{headline}, +{rate} per pass"
+"""A headline, and what each micro-batch, token or step of an environment adds."""
 NO_LOWER_PEAK: Final = "{headline}; {advice}"
 ALONE: Final = "{headline}; {advice}; the peak would fall to {alone}"
 ALONE_AND_TOGETHER: Final = (

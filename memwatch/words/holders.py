@@ -19,6 +19,7 @@ HEADS: Final[dict[EdgeKind, str]] = {
     EdgeKind.GLOBAL: "global `{name}` of module `{owner}`",
     EdgeKind.CONTEXT_VARIABLE: "context variable `{name}`",
     EdgeKind.EXCEPTION_HANDLED: "the {name} that is being handled",
+    EdgeKind.LAST_EXCEPTION: "`sys.{name}`, the last uncaught exception",
     EdgeKind.C_CODE: "C++, and Python shows no reference to it",
 }
 """The variable at the root of a path. `{name}` includes the references that follow, in Python's notation."""

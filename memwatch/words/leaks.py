@@ -85,6 +85,7 @@ HELD_FOR: Final = "  held for {seconds:.3f} s so far; the next collection of gc 
 BESIDE: Final = "  and {objects} per call"
 MORE_OBJECTS: Final = "{count} more objects of type {name}"
 MORE_OBJECT: Final = "1 more object of type {name}"
+KNOWN: Final = "  known leak of {library}: {what} ({link})"
 ADVICE: Final = "  advice: {advice}"
 NO_LEAKS: Final = "No leaks found"
 TOTAL: Final = "{size} of tensors leaked ({count} in {groups})"

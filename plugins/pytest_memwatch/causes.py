@@ -1,4 +1,4 @@
-"""The causes behind the leaks of a session: many tests may show one, and one edit ends it."""
+"""The causes behind the leaks and the avoidable memory of a session: many tests may show one, and one edit ends it."""
 
 from __future__ import annotations
 
@@ -68,6 +68,37 @@ def cause_lines(results: Results, freed: Freed, *, verbose: bool) -> list[str]:
         if number and not verbose and len(lines) + len(told) > MOST_LINES:
             return lines + _in_short(causes[number:])
         lines += told
+    return lines
+
+
+def avoidable_lines(results: Results, *, verbose: bool) -> list[str]:
+    """Return the causes of avoidable memory as lines of the summary, each once; none if no test failed for it."""
+    found: dict[str, list[tuple[str, dict[str, Any]]]] = {}
+    for node, row in results.items():
+        for finding in row.get("findings", []) if row["failed"] == "findings" else []:
+            found.setdefault(finding["cause"], []).append((node, finding))
+    if not found:
+        return []
+    failed = {node for rows in found.values() for node, _ in rows}
+    lines = [f"Avoidable memory: {counted_tests(len(failed))}, {_many(len(found), 'cause')}"]
+    order = sorted(found, key=lambda cause: -len(found[cause]))
+    for cause in order if verbose else order[:MOST_SHORT]:
+        tests = list(dict.fromkeys(node for node, _ in found[cause]))
+        largest = max((finding for _, finding in found[cause]), key=lambda finding: finding["nbytes"])
+        nbytes, holder = format_bytes(largest["nbytes"]), largest["holder"]
+        lines += [
+            "",
+            f"{cause}  {counted_tests(len(tests))}, up to {nbytes}: {largest['kind']}: {holder}",
+            f"  advice: {largest['advice']}",
+            f"  to tolerate it, in the ini file: memwatch_ignore = {cause}: known, {holder}",
+        ]
+        if not verbose and len(tests) > SHOWN_TESTS:
+            lines.append(
+                f"  first tests: {', '.join(tests[:SHOWN_TESTS])} (all of them with -v or --memwatch-json)"
+            )
+    if not verbose and len(order) > MOST_SHORT:
+        more = _many(len(order) - MOST_SHORT, "more cause")
+        lines += ["", f"and {more} (all of them with -v or --memwatch-json)"]
     return lines
 
 

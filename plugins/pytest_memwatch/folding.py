@@ -70,11 +70,26 @@ def _failures(reports: list[pytest.TestReport]) -> Folded:
         if not causes:
             kept.append(report)
             continue
+        if report.memwatch["failed"] == "findings":  # its section is short: a paragraph for each finding
+            kept.append(_with_count(report, counts))
+            lines += 1 + _lines_of(kept[-1])
+            continue
         kept.append(_with_new_leaks(report, shown, counts, MOST_FAILURE_LINES - lines))
         shown.update((cause, report.nodeid) for cause in causes if cause not in shown)
         lines += 1 + _lines_of(kept[-1])
     what = f"and {counted_tests(left_out)} with other causes, which the section memwatch lists; -v shows each test"
     return kept, what if left_out else ""
+
+
+def _with_count(report: pytest.TestReport, counts: Counter[str]) -> pytest.TestReport:
+    """Return a report of avoidable memory with how many tests have the cause that its sentence names."""
+    first = report.memwatch["findings"][0]["cause"]
+    told = copy.copy(report)
+    if counts[first] > 1:
+        told.longrepr = str(report.longrepr).replace(
+            f"({first})", f"({first}, {counted_tests(counts[first])})"
+        )
+    return told
 
 
 def _with_new_leaks(
@@ -143,15 +158,17 @@ def _tests(reports: list[pytest.TestReport]) -> Folded:
 
 def tests_by_cause(reports: list[pytest.TestReport]) -> Counter[str]:
     """Return how many of some reports have each cause."""
-    return Counter(
-        cause
-        for report in reports
-        for cause in {leak["cause"] for leak in (getattr(report, "memwatch", None) or {}).get("leaks", [])}
-    )
+    return Counter(cause for report in reports for cause in _causes(getattr(report, "memwatch", None) or {}))
+
+
+def _causes(data: dict[str, Any]) -> set[str]:
+    """Return the causes for which a test failed, those of its leaks or of its avoidable memory."""
+    rows = data.get("findings" if data.get("failed") == "findings" else "leaks", [])
+    return {row["cause"] for row in rows}
 
 
 def one_for_each_cause(reports: list[pytest.TestReport], most: int = 1) -> list[pytest.TestReport]:
-    """Leave out the tests that failed for nothing but leaks whose causes other tests have shown.
+    """Leave out the tests that failed for nothing but memory whose causes other tests have shown.
 
     Args:
         reports: the reports of failed tests, in order.
@@ -171,5 +188,5 @@ def one_for_each_cause(reports: list[pytest.TestReport], most: int = 1) -> list[
 def _causes_alone(report: pytest.TestReport) -> set[str]:
     """Return the causes of a failure that shows nothing else: neither a traceback nor a peak."""
     data = getattr(report, "memwatch", None) or {}
-    only_leaks = data.get("failed") == "leak" and isinstance(report.longrepr, str)
-    return {leak["cause"] for leak in data.get("leaks", [])} if only_leaks else set()
+    only_memory = data.get("failed") in ("leak", "findings") and isinstance(report.longrepr, str)
+    return _causes(data) if only_memory else set()

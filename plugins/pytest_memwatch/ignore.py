@@ -33,8 +33,16 @@ class IgnoreRule:
         return matches(leak, self.pattern)
 
     def matches_finding(self, finding: Finding) -> bool:
-        """Return True if the kind, the holder, the site or a line of the path of a finding matches."""
-        texts = (str(finding.kind), finding.holder, finding.site, *finding.path.splitlines())
+        """Return True if the cause, the kind, the holder, the site or a line of the path of a finding matches."""
+        from pytest_memwatch.verdict import finding_cause
+
+        texts = (
+            finding_cause(finding),
+            str(finding.kind),
+            finding.holder,
+            finding.site,
+            *finding.path.splitlines(),
+        )
         return any(self.pattern in text or fnmatchcase(text, self.pattern) for text in texts)
 
 

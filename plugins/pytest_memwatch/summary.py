@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.sizes import format_bytes
 from memwatch.words.allocators import counted
-from pytest_memwatch.causes import MOST_SHORT, cause_lines
+from pytest_memwatch.causes import MOST_SHORT, avoidable_lines, cause_lines
 from pytest_memwatch.verdict import top_lines
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ def summary_lines(
         _comparison(results, baseline) if baseline is not None else [],
         _failures(results),
         cause_lines(results, freed, verbose=verbose),
+        avoidable_lines(results, verbose=verbose),
         _small(results, settings),
         _noted(
             results,

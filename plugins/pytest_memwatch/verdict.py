@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import fields
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.sizes import format_bytes
-from memwatch.words.leaks import MARK_FOR_LINES, failure_sentence, sizes_of
+from memwatch.words.leaks import CAUSE, MARK_FOR_LINES, failure_sentence, sizes_of
 from memwatch.words.places import short_place
 from memwatch.words.storages import short_op
 
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from memwatch.edges import Edge
     from memwatch.leaks import Leak
 
-_TYPED: Final = ("edges", "cut", "cuts", "cycle_length", "branch")
+_TYPED: Final = ("edges", "cut", "cuts", "cycle_length", "branch", "known")
 PEAK_SECTION = "memwatch peak memory"
 FINDINGS_SECTION = "memwatch avoidable memory"
 
@@ -56,7 +58,8 @@ def findings_sentence(findings: Sequence[Finding]) -> str:
     first = findings[0]
     more = f", and {len(findings) - 1} more" if len(findings) > 1 else ""
     where = f" at {short_place(first.site)}" if first.site else ""
-    return f"Avoidable memory: {format_bytes(first.nbytes)}, {first.kind}: {first.holder}{where}{more}"
+    told = f"{format_bytes(first.nbytes)}, {first.kind}: {first.holder}{where}"
+    return f"Avoidable memory: {told} ({finding_cause(first)}){more}"
 
 
 def findings_section(findings: Sequence[Finding], figures: dict[str, Any]) -> str:
@@ -65,10 +68,21 @@ def findings_section(findings: Sequence[Finding], figures: dict[str, Any]) -> st
     return "\n\n".join([peak, *(f"{format_bytes(each.nbytes)}  {each.kind}: {each}" for each in findings)])
 
 
+def finding_cause(finding: Finding) -> str:
+    """Return a short name for what one edit would end: findings of other tests with the same cause have the same.
+
+    Lines and sizes do not count, so the name outlives an edit of the code around.
+    """
+    file = PurePath(finding.site.rpartition(":")[0]).name
+    part = (str(finding.kind), finding.holder.removesuffix(finding.remark), file)
+    return CAUSE.format(digest=hashlib.sha256(repr(part).encode("utf-8", "backslashreplace")).hexdigest()[:8])
+
+
 def finding_data(finding: Finding) -> dict[str, Any]:
     """Return a finding as plain data, for the report object and the JSON file."""
     names = ("nbytes", "holder", "site", "advice", "predicted_peak_bytes")
-    return {"kind": str(finding.kind), **{name: getattr(finding, name) for name in names}}
+    data = {"kind": str(finding.kind), "cause": finding_cause(finding)}
+    return data | {name: getattr(finding, name) for name in names}
 
 
 def top_lines(rows: Sequence[dict[str, Any]], indent: str = "  ") -> list[str]:
@@ -89,12 +103,16 @@ def leak_data(leak: Leak) -> dict[str, Any]:
     edges = [edge_data(edge) for edge in leak.edges]
     beside = [list(row) for row in leak.beside]
     cuts = [edge_data(edge) for edge in leak.cuts]
+    known = leak.known
     return data | {
         "kind": leak.kind.value,
         "path": list(leak.path),
         "beside": beside,
         "edges": edges,
         "cuts": cuts,
+        "known": None
+        if known is None
+        else {"library": known.library, "what": known.what, "link": known.link},
     }
 
 

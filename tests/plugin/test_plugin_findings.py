@@ -105,3 +105,70 @@ def test_a_wrong_mode_is_told(pytester):
     pytester.makepyfile("def test_it():\n    pass\n")
     result = pytester.runpytest_subprocess("--memwatch-findings=some")
     result.stderr.fnmatch_lines(["*--memwatch-findings=some: choose one of marked, all, off*"])
+
+
+MANY = """
+import pytest, torch
+
+class Recorder:
+    def __init__(self):
+        self.seen = None
+
+    def record(self, x):
+        self.seen = x * 2
+
+def work(recorder):
+    recorder.record(torch.ones(1024, 1024))
+    return [torch.ones(1024, 1024) for _ in range(2)]
+
+@pytest.mark.parametrize("n", range(12))
+def test_it(n):
+    work(Recorder())
+"""
+
+
+def test_one_cause_of_twelve_tests_is_told_once(pytester):
+    """The failures show one test; the summary has the cause with its tests, its advice and a rule to copy."""
+    pytester.makepyfile(test_many=MANY)
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--memwatch-findings=all")
+    result.assert_outcomes(failed=12)
+    result.stdout.fnmatch_lines([
+        "*Avoidable memory: 4.00 MiB, *`recorder.seen`* (cause-*, 12 tests)",
+        "Avoidable memory: 12 tests, 1 cause",
+        "cause-*  12 tests, up to 4.00 MiB: *`recorder.seen`*",
+        "  advice: *",
+        "  to tolerate it, in the ini file: memwatch_ignore = cause-*: known, *",
+        "  first tests: *::test_it*, * (all of them with -v or --memwatch-json)",
+    ])  # fmt: skip
+    assert sum("AVOIDABLE " in line for line in result.stdout.lines) == 3
+    assert len(result.stdout.lines) <= 40
+    [rule] = [line.partition("in the ini file: ")[2] for line in result.stdout.lines if "to tolerate" in line]
+    pytester.makeini(f"[pytest]\n{rule}\n")
+    tolerated = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--memwatch-findings=all")
+    tolerated.assert_outcomes(passed=12)
+
+
+def test_a_known_leak_is_plain_data_in_the_results(pytester):
+    """The JSON file has the library and the link of its thread."""
+    pytester.makepyfile(
+        test_known="""
+        import torch
+        class Exp(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                ctx.result = x.exp()
+                return ctx.result
+            @staticmethod
+            def backward(ctx, gradient):
+                return gradient * ctx.result
+        def test_it():
+            Exp.apply(torch.randn(4096, requires_grad=True))
+        """
+    )
+    pytester.runpytest_subprocess(
+        "-p", "no:cacheprovider", "--memwatch-leaks=all", "--memwatch-json=out.json"
+    )
+    (test,) = json.loads((pytester.path / "out.json").read_text())["tests"]
+    (leak,) = test["leaks"]
+    assert leak["known"]["library"] == "torch"
+    assert leak["known"]["link"] == "https://github.com/pytorch/pytorch/issues/25340"

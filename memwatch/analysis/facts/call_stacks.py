@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from functools import cached_property
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -11,6 +12,9 @@ from memwatch.own_code import CodeOwner
 if TYPE_CHECKING:
     from memwatch.capture import Capture
     from memwatch.capture.packed import IntArray
+
+_BODY: Final = "<module>"
+"""The name that Python gives to the body of a module."""
 
 
 class Call(NamedTuple):
@@ -53,6 +57,12 @@ class CallStacks:
     def _rows(self, stack: int) -> IntArray:
         start = np.searchsorted(self._numbers, stack)
         return self._order[start : np.searchsorted(self._numbers, stack, side="right")]
+
+    @cached_property
+    def files_of_running_modules(self) -> frozenset[str]:
+        """The files whose module's body ran ops itself, or called what did."""
+        bodies = np.array(self._text(self._columns["function"]), dtype=object) == _BODY
+        return frozenset(self._text(self._columns["file"][bodies]))
 
     @property
     def has_program_code(self) -> bool:

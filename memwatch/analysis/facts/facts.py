@@ -167,6 +167,11 @@ class Facts:
         )
 
     @cached_property
+    def module_classes(self) -> frozenset[str]:
+        """The names of the classes of the recorded modules."""
+        return frozenset(self.capture.text(np.unique(self.capture.tables["modules"]["class_name"])))
+
+    @cached_property
     def recomputes(self) -> Recomputes:
         """The tensors that checkpoints computed again in backward."""
         return Recomputes(self.capture)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from memwatch.analysis.findings.kinds import FindingKind
 from memwatch.analysis.holders import HolderKind
+from memwatch.edges import EdgeKind
 from memwatch.sizes import format_bytes
 from memwatch.words import findings as words
 from memwatch.words.places import short_place
@@ -31,6 +32,7 @@ def advise(
     peak_bytes: int,
     alone_bytes: int,
     together_bytes: int,
+    rate_bytes: int,
 ) -> str:
     """Return the advice of a finding.
 
@@ -44,10 +46,15 @@ def advise(
         peak_bytes: the peak.
         alone_bytes: the peak after this change alone.
         together_bytes: the peak after all changes.
+        rate_bytes: bytes that each pass of a loop adds; 0 without a series.
     """
     is_needed = kind is FindingKind.GRAPH and is_trained
     advice = words.GRAPH_OF_TRAINED_FORWARD if is_needed else _what_to_do(kind, holder)
-    if kind in (FindingKind.DRAG, FindingKind.OUTPUT) and last_used and not holder.foreign:
+    if (
+        kind in (FindingKind.DRAG, FindingKind.OUTPUT, FindingKind.GROWTH)
+        and last_used
+        and not holder.foreign
+    ):
         advice = words.LAST_USED.format(advice=advice, site=last_used)
     if kind is FindingKind.GRAPH and made_at not in ("", short_place(holder.site)):
         advice = words.FORWARD_AT.format(advice=advice, site=made_at)
@@ -59,11 +66,16 @@ def advise(
     else:
         template = words.NO_LOWER_PEAK if together == alone else words.TOGETHER
     headline = kind.headline.format(nbytes=format_bytes(nbytes))
+    if rate_bytes:
+        headline = words.PER_ROUND.format(headline=headline, rate=format_bytes(rate_bytes))
     return template.format(headline=headline, advice=advice, alone=alone, together=together)
 
 
 def _what_to_do(kind: FindingKind, holder: Holder) -> str:
     drop = words.DROP.get(holder.kind.value, words.DROP_ANY)
+    if kind is FindingKind.STALE:
+        of_interpreter = any(edge.kind is EdgeKind.LAST_EXCEPTION for edge in holder.edges)
+        return words.LAST_EXCEPTION if of_interpreter else words.STALE.get(holder.kind.value, drop)
     if kind is FindingKind.LAG and holder.kind is HolderKind.EVALUATION_STACK:
         return words.LAG_IN_CALL
     if kind is FindingKind.VOID and holder.kind not in _OWN_NAMES:

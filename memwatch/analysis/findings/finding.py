@@ -22,6 +22,7 @@ class Finding(ShownAsText):
 
     Attributes:
         kind: ``drag`` (held after the last use), ``iteration`` (the same, from one pass of a loop into the next),
+            ``stale`` (an object keeps it from one iteration into the next, where nothing reads it),
             ``lag`` (made long before the first use), ``void`` (never used), ``gradient`` (alive in the next forward),
             ``graph`` (saved for a backward that never runs), ``retained`` (for one that ran), ``set_to_none``
             (gradients filled with zeros instead of freed), ``output`` (a model's result, kept through backward),

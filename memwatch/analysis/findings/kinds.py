@@ -12,6 +12,7 @@ class FindingKind(str, Enum):
 
     DRAG = "drag"  # held after the last use
     ITERATION = "iteration"  # the same, from one pass of a loop into the next
+    STALE = "stale"  # an object keeps it from one iteration into the next, and nothing reads it there
     LAG = "lag"  # made long before the first use
     VOID = "void"  # never used
     GRADIENT = "gradient"  # alive in the next forward

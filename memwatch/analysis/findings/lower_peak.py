@@ -20,6 +20,7 @@ _FREED_AFTER_LAST_USE: Final = frozenset(
         FindingKind.OUTPUT,
         FindingKind.GRADIENT,
         FindingKind.ITERATION,
+        FindingKind.STALE,
         FindingKind.GRAPH,
         FindingKind.RETAINED,
         FindingKind.AUTOCAST,

@@ -12,6 +12,7 @@ from memwatch.analysis.findings.finding import Finding
 from memwatch.analysis.findings.kinds import FindingKind
 from memwatch.analysis.findings.lag import without_gathered
 from memwatch.analysis.findings.lower_peak import spared_bytes
+from memwatch.analysis.findings.series import as_growth, rate_bytes
 from memwatch.capture.schema import NONE
 from memwatch.words import findings as words
 from memwatch.words.places import short_own_place
@@ -46,7 +47,7 @@ def rank(candidates: list[Candidate], facts: Facts, least_bytes: int) -> list[Fi
     reported, mended = _that_matter(spared, live, least_bytes)
     together_bytes = int((live - _sum(mended)).max())
     found = [
-        _finding(candidate, facts, int((live - spared).max()), together_bytes)
+        _finding(as_growth(candidate, facts), facts, int((live - spared).max()), together_bytes)
         for candidate, spared in _merged(reported)
     ]
     return sorted(found, key=lambda finding: -finding.nbytes)
@@ -87,10 +88,19 @@ def _that_matter(
     while len(reported) != count:
         count = len(reported)
         together = live - _sum(mended)
-        reported = [each for each in reported if _matters(live, together, each.bytes_of_stretch, least_bytes)]
+        reported = [
+            each
+            for each in reported
+            if _is_stale(each) or _matters(live, together, each.bytes_of_stretch, least_bytes)
+        ]
         cut = {holder.key for each in reported for holder in (each.candidate.holder, *each.candidate.others)}
         mended = [each for each in mended if each.candidate.holder.key in cut]
     return reported, mended
+
+
+def _is_stale(spared: _Spared) -> bool:
+    """Return True for what matters between two iterations, whatever the peak; it was measured there."""
+    return spared.candidate.kind is FindingKind.STALE
 
 
 def _matters(live: IntArray, together: IntArray, spared: IntArray, least_bytes: int) -> bool:
@@ -175,6 +185,7 @@ def _finding(candidate: Candidate, facts: Facts, alone_bytes: int, together_byte
         peak_bytes=facts.curve.peak_bytes,
         alone_bytes=alone_bytes,
         together_bytes=together_bytes,
+        rate_bytes=rate_bytes(candidate, facts),
     )
     return Finding(
         kind=candidate.kind,

@@ -32,6 +32,7 @@ from memwatch.analysis.findings.ranking import rank
 from memwatch.analysis.findings.recompute import find_recompute
 from memwatch.analysis.findings.retained import find_retained
 from memwatch.analysis.findings.set_to_none import find_set_to_none
+from memwatch.analysis.findings.stale import find_stale
 from memwatch.analysis.findings.twice import find_twice
 from memwatch.analysis.findings.void import find_void
 from memwatch.analysis.findings.workspace import find_workspace
@@ -77,8 +78,13 @@ def _candidates(evidence: Evidence, least_bytes: int) -> list[Candidate]:
     """Return the candidates of all moments; those of one kind and holder are joined."""
     facts = evidence.facts
     live = facts.curve.live_bytes.astype(np.int64)
-    found: dict[tuple[FindingKind, HolderKey | None], Candidate] = {}
-    taken: set[int] = set()
+    stale = _that_users_can_mend(find_stale(evidence, least_bytes), facts)
+    found: dict[tuple[FindingKind, HolderKey | None], Candidate] = {
+        (candidate.kind, candidate.holder.key): candidate for candidate in stale
+    }
+    taken = {row for candidate in stale for row in candidate.allocations}
+    for candidate in stale:
+        live -= spared_bytes(candidate, facts)
     for _ in range(_MAX_ROUNDS):
         event = facts.curve.peak_event
         if live[event] < live.max():

@@ -25,6 +25,7 @@ _VARIABLES: Final = {
     EdgeKind.GLOBAL: HolderKind.GLOBAL,
     EdgeKind.CONTEXT_VARIABLE: HolderKind.GLOBAL,
     EdgeKind.EXCEPTION_HANDLED: HolderKind.EXCEPTION,
+    EdgeKind.LAST_EXCEPTION: HolderKind.EXCEPTION,
 }
 """Kinds of the reference at a root that a reader is told of as a variable."""
 

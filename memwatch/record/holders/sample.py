@@ -29,6 +29,7 @@ from memwatch.heap.roots import RootKind
 from memwatch.heap.search_roots import (
     call_roots,
     context_root,
+    last_exceptions_root,
     namespace_roots,
     running,
     running_functions,
@@ -145,7 +146,7 @@ class Sample:
         # From all calls at once: of an object that several calls reach, the shortest way there is told.
         for chain in search.tensors(*sorted(call_roots(frame, spaces), key=_is_of_library)):
             self._held(chain)
-        for root in (*namespace_roots(spaces), context_root()):
+        for root in (*namespace_roots(spaces), context_root(), last_exceptions_root()):
             for chain in search.tensors(root):
                 self._held(chain)
         for chain in search.rest():

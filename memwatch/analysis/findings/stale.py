@@ -1,0 +1,234 @@
+"""Stale: an object keeps memory from one iteration into the next, and nothing reads it there.
+
+A module's `last_input`, a class variable, the variables of a kept exception and a suspended generator's batch are
+stale memory. The rules for references look at high events of the live curve. Stale memory often lies where the peak
+does not change without it: the program has it in its hands between two iterations, when a validation or another model
+wants to run. So this rule looks at the whole recording.
+
+No op reads the best weights so far, nor predictions whose metric numpy computes, though the program wants both. So a
+holder is reported only if it does the same again and again: each iteration replaces what the one before left, and no
+iteration reads what an earlier one left. Nobody reads the variables of an exception, so these need no repetition.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from memwatch.analysis.findings.candidate import Candidate, by_holder
+from memwatch.analysis.findings.kinds import FindingKind
+from memwatch.analysis.holders import HolderKind
+from memwatch.analysis.other_threads import unrecorded_code_ran_while_idle
+from memwatch.capture.schema import ACCESSES, KEPT_ON_PURPOSE, NONE
+from memwatch.edges import EdgeKind
+from memwatch.words.holders import site_text
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from memwatch.analysis.facts.facts import Facts
+    from memwatch.analysis.findings.moment import Evidence
+    from memwatch.analysis.holders import Holder
+    from memwatch.capture.packed import IntArray
+
+_FEWEST_REPLACED: Final = 2
+"""Results of one line that later iterations replaced unread. A single one is a buffer that was filled twice."""
+_MOST_ASKED: Final = 4
+"""Of these, the latest are asked who held them. Each costs up to a millisecond in a capture with many samples."""
+_FEWEST_CROSSED: Final = 2
+"""Ends of iterations that an exception's variable outlives: one may lie within a retry."""
+_LEAST_PART: Final = 8  # one result of a line is at least this part of what a finding has to bring
+_STATE: Final = ("parameter", "unsharded parameter", "buffer", "optimizer state")
+"""A copy of these is kept for later, as the best weights so far."""
+_LASTING: Final = (
+    EdgeKind.CLASS_ATTRIBUTE, EdgeKind.THREAD_LOCAL, EdgeKind.CLOSURE_CELL, EdgeKind.CELL_CONTENTS,
+    EdgeKind.DEFAULT_ARGUMENT, EdgeKind.CACHE_RESULT, EdgeKind.CACHE_ARGUMENT, EdgeKind.CONTEXT_VARIABLE,
+)  # fmt: skip
+"""References of objects that an iteration does not make anew, as it makes a model's output."""
+_OF_OBJECT: Final = (EdgeKind.ATTRIBUTE, EdgeKind.FIELD)
+_OF_STACKS: Final = (HolderKind.LOCAL, HolderKind.ARGUMENT, HolderKind.EVALUATION_STACK)
+
+
+def find_stale(evidence: Evidence, least_bytes: int) -> list[Candidate]:
+    """Return what objects keep across the ends of iterations while nothing reads it, by holder.
+
+    Args:
+        evidence: what is known of the whole capture.
+        least_bytes: what is worth telling, of one holder at one time.
+    """
+    facts = evidence.facts
+    if not len(facts.kept_across.ends_ns):
+        return []
+    claims = []
+    for rows in _unread(facts, least_bytes):
+        holders = _keeper(evidence, rows)
+        if holders:
+            claims += [(row, holders) for row in rows.tolist()]
+    found = (
+        dataclasses.replace(
+            each, nbytes=_most_across(facts, each.allocations), spans=_unneeded(evidence, each.allocations)
+        )
+        for each in _one_for_each_exception(by_holder(FindingKind.STALE, claims, facts.allocations))
+    )
+    return [each for each in found if each.nbytes >= least_bytes]
+
+
+def _one_for_each_exception(candidates: list[Candidate]) -> list[Candidate]:
+    """Join what the calls on one exception's traceback keep: whoever drops the exception frees all of it."""
+    joined: dict[object, Candidate] = {}
+    for candidate in sorted(candidates, key=lambda each: -each.nbytes):
+        holder = candidate.holder
+        of_exception = holder.kind is HolderKind.EXCEPTION
+        key = (holder.kind, holder.subject[0]) if of_exception else holder.key_of_items
+        joined[key] = joined[key].joined(candidate) if key in joined else candidate
+    return list(joined.values())
+
+
+def _unread(facts: Facts, least_bytes: int) -> list[IntArray]:
+    """Return what outlives its iteration unread, by the calls that made it; calls of which one is read are left out."""
+    allocations, ends_ns = facts.allocations, np.sort(facts.kept_across.ends_ns)
+    large = allocations.counted & (allocations.storage != NONE) & (allocations.op != NONE)
+    large &= allocations.nbytes * _LEAST_PART >= least_bytes
+    rows = np.flatnonzero(large)
+    ops = facts.capture.tables["ops"]
+    stacks, last = ops["stack"][allocations.op[rows]], facts.use_bounds.last_op[rows]
+    rows, stacks, last = (column[stacks != NONE] for column in (rows, stacks, last))
+    forever = np.iinfo(np.int64).max
+    death_ns = np.where(allocations.death_ns[rows] == NONE, forever, allocations.death_ns[rows])
+    end_ns = np.append(ends_ns, forever)[np.searchsorted(ends_ns, allocations.birth_ns[rows], side="right")]
+    outlives = death_ns > end_ns
+    is_read_later = (last != NONE) & (ops["start_ns"][np.maximum(last, 0)] >= end_ns)
+    is_kept = outlives & ~_is_kept_on_purpose(facts, rows)
+    often_read = np.isin(stacks, stacks[is_read_later])
+    unread = is_kept & ~often_read
+    return [rows[unread & (stacks == stack)] for stack in np.unique(stacks[unread]).tolist()]
+
+
+def _is_kept_on_purpose(facts: Facts, rows: IntArray) -> NDArray[np.bool_]:
+    """Return which allocations have a role that keeps them, are copies of what has one, or lie in autocast's cache."""
+    category, allocations = facts.categories.category, facts.allocations
+    found: NDArray[np.bool_] = category.of(rows).isin(KEPT_ON_PURPOSE)
+    uses = facts.capture.tables["uses"]
+    reads = uses["access"] == ACCESSES.index("read")
+    of_state = np.isin(uses["storage"], allocations.storage[category.isin(_STATE)])
+    made = allocations.op[rows]
+    found |= np.isin(made, uses["op"][reads & of_state]) & ~np.isin(made, uses["op"][reads & ~of_state])
+    found |= np.isin(allocations.storage[rows], list(facts.autocast_copies))
+    return found
+
+
+def _keeper(evidence: Evidence, rows: IntArray) -> list[Holder]:
+    """Return who keeps the results of one line into later iterations, first the holder to name; empty if not known.
+
+    Args:
+        evidence: what is known of the whole capture.
+        rows: the results, in the order in which they were made.
+    """
+    facts, allocations = evidence.facts, evidence.facts.allocations
+    made_ns, death_ns = allocations.birth_ns[rows], allocations.death_ns[rows]
+    # what the whole run keeps dies with it, after the last result was made
+    died = (death_ns[:-1] != NONE) & (death_ns[:-1] < made_ns[-1])
+    is_replaced = np.append(died & (death_ns[:-1] > made_ns[1:]), False)
+    needs_exception = is_replaced.sum() < _FEWEST_REPLACED
+    asked = np.flatnonzero(_crossed(facts, rows) >= _FEWEST_CROSSED if needs_exception else is_replaced)
+    found = []
+    for place in sorted({*asked[:_MOST_ASKED].tolist(), *asked[-_MOST_ASKED:].tolist()}):
+        row = int(rows[place])
+        before = int(allocations.op[rows[place + 1]]) - 1 if is_replaced[place] else NONE
+        holders = _last_holders(evidence, row, before)
+        if holders is None or unrecorded_code_ran_while_idle(facts, row):
+            return []
+        found.append([_at_the_store(each) for each in holders if not each.foreign])
+    known = [holders for holders in found if holders]
+    if len({holders[0].key_of_items for holders in known}) != 1:
+        return []
+    if needs_exception and known[0][0].kind is not HolderKind.EXCEPTION:
+        return []
+    return min(known, key=lambda holders: not holders[0].is_likely)
+
+
+def _last_holders(evidence: Evidence, row: int, before: int) -> list[Holder] | None:
+    """Return who held an allocation last; empty where no sample tells, None where autograd or a brief variable did.
+
+    A variable may have the next result of the line while an object still has this one. What samples saw of a variable
+    itself they saw until then.
+
+    Args:
+        evidence: what is known of the whole capture.
+        row: the allocation.
+        before: the last op before the line made its next result; -1 if it made none while this one lived.
+    """
+    facts, death = evidence.facts, int(evidence.facts.allocations.death_event[row])
+    last = facts.capture.rows("ops") - 1 if death == NONE else facts.op_at(death)
+    for op in (last, before) if before != NONE else (last,):
+        if evidence.holders.packs_at(row, op):
+            return None
+        holders = [each for each in evidence.holders.variables(row, op) if each.may_be_cut]
+        if holders:
+            return holders if all(_is_lasting(facts, each) for each in holders) else None
+    return []
+
+
+def _crossed(facts: Facts, rows: IntArray) -> IntArray:
+    """Return how many iterations end in the life of each allocation."""
+    allocations, ends_ns = facts.allocations, np.sort(facts.kept_across.ends_ns)
+    death_ns = allocations.death_ns[rows]
+    after = np.where(death_ns == NONE, len(ends_ns), np.searchsorted(ends_ns, death_ns))
+    return after - np.searchsorted(ends_ns, allocations.birth_ns[rows], side="right")
+
+
+def _unneeded(evidence: Evidence, rows: list[int]) -> tuple[tuple[int, int, int], ...]:
+    """Return when nothing needs each allocation any more: after its last use, and after autograd let go of it."""
+    facts, saved = evidence.facts, evidence.saved
+    released_ns = np.zeros(len(facts.allocations), dtype=np.int64)
+    of_storage = saved.storage != NONE
+    np.maximum.at(released_ns, saved.storage[of_storage], saved.released_ns[of_storage])
+    starts = np.maximum(
+        facts.biographies.last_events(np.array(rows)),
+        np.searchsorted(facts.curve.time_ns, released_ns[facts.allocations.storage[rows]], side="right"),
+    )
+    deaths = facts.allocations.death_event[rows]
+    ends = np.where(deaths == NONE, len(facts.curve.time_ns), deaths)
+    spans = zip(rows, starts.tolist(), ends.tolist(), strict=True)
+    return tuple(span for span in spans if span[1] < span[2])
+
+
+def _is_lasting(facts: Facts, holder: Holder) -> bool:
+    """Return True if a later statement of a loop does not replace a holder with all that it holds."""
+    if holder.is_of_array:
+        return False
+    if holder.kind in (HolderKind.EXCEPTION, HolderKind.GENERATOR, HolderKind.HOOK):
+        return True
+    head, *way = holder.edges
+    if any(edge.kind in _LASTING for edge in holder.edges):
+        return True
+    module = head.owner if head.kind is EdgeKind.GLOBAL else None
+    if module is not None and module.file not in facts.call_stacks.files_of_running_modules:
+        return True  # the body of a running module may have the loop, whose variables are its globals
+    classes = facts.module_classes
+    of_objects = [edge for edge in way if edge.kind in _OF_OBJECT]
+    is_argument = head.kind is EdgeKind.ARGUMENT and bool(of_objects)
+    return is_argument or any(edge.owner is not None and edge.owner.name in classes for edge in of_objects)
+
+
+def _at_the_store(holder: Holder) -> Holder:
+    """Return a holder with the line that stores the memory, where that is known."""
+    stores = [edge for edge in holder.edges[1:] if edge.kind in (*_OF_OBJECT, EdgeKind.CLASS_ATTRIBUTE)]
+    site = site_text(stores[-1]) if stores else ""
+    if not site:
+        return holder
+    return dataclasses.replace(holder, site=site, is_own=stores[-1].is_own)
+
+
+def _most_across(facts: Facts, rows: list[int]) -> int:
+    """Return the most of some allocations that is alive at the end of an iteration."""
+    allocations, ends_ns = facts.allocations, np.sort(facts.kept_across.ends_ns)
+    change = np.zeros(len(ends_ns) + 1, dtype=np.int64)
+    born = np.searchsorted(ends_ns, allocations.birth_ns[rows], side="left")
+    died = np.searchsorted(ends_ns, allocations.death_ns[rows], side="left")
+    died[allocations.death_ns[rows] == NONE] = len(ends_ns)
+    np.add.at(change, born, allocations.nbytes[rows])
+    np.subtract.at(change, died, allocations.nbytes[rows])
+    return int(np.cumsum(change).max())

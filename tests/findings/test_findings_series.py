@@ -1,0 +1,140 @@
+"""Growth inside one call: a container gets more with each pass of a loop, and no later pass reads it."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from torch import nn
+
+import memwatch
+
+MIB = 2**20
+ROWS, WIDE = 256, 1024  # a float32 tensor of them has 1 MiB
+PASSES = 8
+
+
+def profiled(program, *arguments):
+    gc.collect()
+    with memwatch.profile() as prof:
+        program(*arguments)
+    return prof
+
+
+def kinds(prof):
+    return [
+        finding.kind for finding in prof.findings if finding.kind in ("growth", "graph", "drag", "iteration")
+    ]
+
+
+@torch.no_grad()
+def rollout(keep):
+    """Steps of an environment."""
+    policy, seen = nn.Linear(WIDE, 4), []
+    state = torch.randn(ROWS, WIDE)
+    for _ in range(PASSES):
+        action = policy(state).argmax(1)
+        state = state * 0.9 + action[:, None]
+        seen.append(state if keep else float(state.mean()))
+    return len(seen)
+
+
+@torch.no_grad()
+def generate(keep):
+    """Generated tokens, with the hidden states of each."""
+    head, scores = nn.Linear(WIDE, WIDE), []
+    hidden = torch.randn(ROWS, WIDE)
+    for _ in range(PASSES):
+        hidden = torch.tanh(head(hidden))
+        scores.append(hidden if keep else float(hidden.mean()))
+    return hidden
+
+
+def micro_batches(keep):
+    """The shape of verl #6696: the outputs keep their graphs until the step is over."""
+    net, entropy_of = (nn.Sequential(nn.Linear(WIDE, WIDE), nn.GELU()) for _ in range(2))
+    output_lst = []
+    for _ in range(4):
+        hidden = net(torch.randn(ROWS, WIDE))
+        entropy = entropy_of(hidden)
+        hidden.square().mean().backward()
+        output_lst.append(entropy if keep else entropy.detach().mean())
+    return sum(float(entropy.detach().sum()) for entropy in output_lst)
+
+
+@pytest.mark.parametrize(("program", "variable"), [(rollout, "`seen`"), (generate, "`scores`")])
+def test_what_each_pass_leaves_in_a_container_is_growth(program, variable):
+    """It has the container and the bytes of one pass, without a mark of any step."""
+    (finding,) = [each for each in profiled(program, True).findings if each.kind == "growth"]
+    assert finding.holder.startswith(variable)
+    assert "+1.00 MiB per pass" in finding.advice
+    assert finding.nbytes >= (PASSES - 2) * MIB
+    assert "growth" not in kinds(profiled(program, False))
+
+
+def test_a_graph_that_each_micro_batch_keeps_tells_what_one_adds():
+    """`entropy_of` saves its input, which `net` returned, and the input of GELU."""
+    (finding,) = [each for each in profiled(micro_batches, True).findings if each.kind == "graph"]
+    assert finding.holder.startswith("`output_lst`")
+    assert "+2.00 MiB per pass" in finding.advice
+    assert "per pass" not in " ".join(map(str, profiled(micro_batches, False).findings))
+
+
+@torch.no_grad()
+def list_as_cache():
+    """Each token reads the keys of all tokens before it."""
+    keys, token = [], torch.randn(ROWS, WIDE)
+    for _ in range(PASSES):
+        keys.append(token * 2)
+        token = torch.stack(keys).mean(0) + 1
+
+
+@torch.no_grad()
+def concatenated_cache():
+    keys, token = torch.zeros(0, ROWS, WIDE), torch.randn(ROWS, WIDE)
+    for _ in range(PASSES):
+        keys = torch.cat([keys, token[None] * 2])
+        token = keys.mean(0) + 1
+
+
+def chunks_that_are_joined():
+    return torch.cat([torch.randn(ROWS, WIDE).exp() for _ in range(PASSES)]).sum()
+
+
+def chunks_that_are_freed_in_time():
+    chunks = []
+    for _ in range(PASSES):
+        chunks.append(torch.randn(ROWS, WIDE).exp())
+        if len(chunks) == 2:
+            torch.cat(chunks).sum()
+            chunks.clear()
+
+
+def layers_of_one_forward():
+    model = nn.Sequential(*(nn.Linear(WIDE, WIDE) for _ in range(PASSES)))
+    model(torch.randn(ROWS, WIDE)).square().mean().backward()
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        list_as_cache, concatenated_cache, chunks_that_are_joined, chunks_that_are_freed_in_time,
+        layers_of_one_forward,
+    ],
+)  # fmt: skip
+def test_a_series_that_a_later_op_reads_is_no_growth(program):
+    """A cache that each token reads, and what waits for the op that joins it, have to be kept."""
+    assert kinds(profiled(program)) == []
+
+
+def test_inputs_that_a_later_loop_reads_are_no_growth():
+    """A list that is filled by one loop and read by the next is drag after that: `del` frees it."""
+
+    def program():
+        inputs = [torch.randn(ROWS, WIDE) for _ in range(PASSES)]
+        total = sum(float(each.exp().sum()) for each in inputs)
+        torch.randn(4 * ROWS, WIDE).sum()
+        return total
+
+    assert kinds(profiled(program)) == ["drag"]
