@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from memwatch import build_cache
-from memwatch.devices.cuda_allocator import torchs_own as torchs_own_module
 from memwatch.devices.cuda_allocator import (
     ANY_DEVICE_BYTES,
     FREE,
@@ -23,6 +22,7 @@ from memwatch.devices.cuda_allocator import (
     choose_allocator,
     find_torchs_own,
 )
+from memwatch.devices.cuda_allocator import torchs_own as torchs_own_module
 from memwatch.devices.cuda_allocator.torchs_own import VARIABLE
 from memwatch.errors import MemwatchError
 
