@@ -204,6 +204,9 @@ def main() -> int:
         "streams. Three of four devices have 1.02 to 1.5 times the memory of the tensors' peak, so that many traces",
         "fill them.",
         "",
+        "Retries are allocations that a full device refused at first. The limit of `per_process_memory_fraction`",
+        "refuses without asking the device, so these retries are not counted.",
+        "",
     ]
     (HERE / "allocator.md").write_text(
         "\n".join([*introduction, *sections]).rstrip() + "\n", encoding="utf-8"

@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import subprocess
+import sys
 import zlib
 
 import numpy as np
@@ -21,6 +22,7 @@ from memwatch.devices.cuda_allocator import (
     choose_allocator,
     find_torchs_own,
 )
+from memwatch.devices.cuda_allocator import torchs_own as torchs_own_module
 from memwatch.devices.cuda_allocator.torchs_own import VARIABLE
 from memwatch.errors import MemwatchError
 
@@ -150,6 +152,21 @@ def test_a_torch_without_cuda_leaves_the_model_and_says_why(monkeypatch):
     assert isinstance(allocator, Model)
     assert "/nowhere/libc10_cuda.so, which is not a file" in reason
     assert "\n" not in reason
+
+
+def test_a_real_library_of_cuda_in_the_child_is_noticed(tmp_path):
+    """With it the process could touch a GPU, so the child refuses to run."""
+    import _ctypes
+
+    library = tmp_path / "libcudart.so.99"
+    library.write_bytes(pathlib.Path(_ctypes.__file__).read_bytes())
+    code = (
+        f"import ctypes, runpy; ctypes.CDLL({str(library)!r})\n"
+        f"foreign = runpy.run_path({str(torchs_own_module._CHILD)!r})['_foreign']\n"
+        f"print(foreign('/elsewhere'), foreign({str(tmp_path)!r}) == '')"
+    )
+    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(library), "True"]
 
 
 @pytest.mark.skipif(os.name != "posix", reason="builds a library")
