@@ -73,5 +73,6 @@ def _to_measure(reading: Reading) -> list[str]:
     lowest_bytes = int(reading.ways["peak_bytes"].iloc[0])
     if lowest_bytes > (1 - _LEAST_FALL_RATIO) * reading.peak_bytes:
         return []
-    limit = f"{math.ceil(lowest_bytes / 2**20)}MiB"
+    lowest_mib = lowest_bytes / 2**20
+    limit = f"{math.ceil(lowest_mib) if lowest_mib >= 10 else math.ceil(lowest_mib * 10) / 10:g}MiB"
     return [FIT_COMMAND.format(command=command_line(*memwatch_command(), "fit", "--limit", limit, *argv))]

@@ -264,7 +264,8 @@ SENTENCES: Final[dict[Remedy, str]] = {
         "numbers (`.item()`)"
     ),
     Remedy.VALUE: (
-        "the dictionary keeps each entry: limit its size, delete entries after use, or key a `WeakKeyDictionary`"
+        "the dictionary keeps each entry: limit its size, or delete entries after use; if its keys are objects, a "
+        "`WeakKeyDictionary` drops each entry with its key"
     ),
     Remedy.MEMBER: "the set keeps each entry: discard it after use, or use a `weakref.WeakSet`",
     Remedy.BUFFER: "the buffer keeps the assigned value: assign `value.detach()`",

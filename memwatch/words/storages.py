@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
+_OLDER: Final = "made before the recording began"
 _OUTSIDE_OPS: Final = "made outside every recorded op"
 _CALL_NOT_IMPORTED: Final = "its call is not in the memory snapshot"
 _MADE_IN_THREAD: Final = "made in thread {thread}"
@@ -98,16 +99,19 @@ def made_name(op_name: str, module: str, place: str, *, is_workspace: bool) -> s
     return _AT.format(what=what, place=place) if place else what
 
 
-def unmade_name(thread: str, step: int, *, has_ops: bool) -> str:
+def unmade_name(thread: str, step: int, *, is_older: bool, has_ops: bool) -> str:
     """Return a name for memory whose op and place are both unknown.
 
     Args:
         thread: name of the thread that allocated it, empty for the block's own.
         step: the step that made it, if it was not recorded, else -1.
+        is_older: whether it was alive when the block was entered.
         has_ops: whether ops were recorded at all.
     """
     if thread:
         return _MADE_IN_THREAD.format(thread=thread)
     if step >= 0:
         return _MADE_IN_STEP.format(step=step)
-    return _OUTSIDE_OPS if has_ops else _CALL_NOT_IMPORTED
+    if not has_ops:
+        return _CALL_NOT_IMPORTED
+    return _OLDER if is_older else _OUTSIDE_OPS

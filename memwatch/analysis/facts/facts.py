@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memwatch.analysis.facts.allocations import UNRECORDED, Allocations, in_order, join_allocations
+from memwatch.analysis.facts.allocations import BASELINE, UNRECORDED, Allocations, in_order, join_allocations
 from memwatch.analysis.facts.at_entry import as_counted_at_entry
 from memwatch.analysis.facts.autocast import autocast_copies
 from memwatch.analysis.facts.biographies import Biographies, write_biographies
@@ -195,9 +195,10 @@ class Facts:
         thread, made, roles = self.allocations.thread, self.made_by, self.categories
         step = self._unrecorded_step
         recorded = self.recorded_names
-        return Names(self.strings, thread, step, made, roles, recorded, self.purposes, tree, has_ops).of(
-            allocations
-        )
+        is_older = self.allocations.origin == BASELINE
+        return Names(
+            self.strings, thread, step, is_older, made, roles, recorded, self.purposes, tree, has_ops
+        ).of(allocations)
 
     @cached_property
     def recorded_names(self) -> Coded:

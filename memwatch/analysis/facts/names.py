@@ -13,6 +13,8 @@ from memwatch.words.places import own_place_in_file
 from memwatch.words.storages import made_name, output_name, role_name, saved_name, unmade_name
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from memwatch.analysis.facts.categories import Categories
     from memwatch.analysis.facts.made_by import MadeBy
     from memwatch.analysis.facts.module_tree import ModuleTree
@@ -35,6 +37,7 @@ class _Kind(NamedTuple):
     saved_by: int
     saved_in: int
     is_kept_for_backward: int
+    is_older: int
 
 
 class Names(NamedTuple):
@@ -43,6 +46,7 @@ class Names(NamedTuple):
     strings: Texts
     thread: IntArray
     step: IntArray  # that made it, if it was not recorded, else -1
+    is_older: NDArray[np.bool_]  # whether it is older than the block
     made: MadeBy
     roles: Categories
     recorded: Coded  # the names of the roles, with the modules' names
@@ -56,7 +60,7 @@ class Names(NamedTuple):
         columns = (  # in the order of _Kind
             roles.role_name.codes, made.op_name.codes, made.stack, made.module_name.codes, self.thread,
             self.step, roles.category.isin(["workspace"]), way.output_of, way.saved_by, way.saved_in,
-            roles.category.isin(["activation", "recomputed"]),
+            roles.category.isin(["activation", "recomputed"]), self.is_older,
         )  # fmt: skip
         chosen = [np.asarray(column[allocations], dtype=np.int64) for column in columns]
         first, of_kind = different_rows(chosen)
@@ -77,7 +81,9 @@ class Names(NamedTuple):
         op_name, module = self.made.op_name.values[kind.op_name], self.made.module_name.values[kind.module]
         place = own_place_in_file(*lines)
         made_as = made_name(op_name, module, place, is_workspace=bool(kind.is_workspace))
-        return made_as or unmade_name(self.strings[kind.thread], kind.step, has_ops=self.has_ops)
+        return made_as or unmade_name(
+            self.strings[kind.thread], kind.step, is_older=bool(kind.is_older), has_ops=self.has_ops
+        )
 
 
 def recorded_names(roles: Categories, tree: ModuleTree) -> Coded:
