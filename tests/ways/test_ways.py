@@ -224,3 +224,23 @@ def test_a_module_that_was_replaced_is_not_named():
     assert len(prof.ways)
     for lines in prof.ways["lines"]:
         exec(lines, {"net": net, "model": net})
+
+
+def test_the_summary_has_the_lines_of_the_first_way_that_needs_no_decision():
+    """The way with the lowest peak needs one: it also updates each parameter in the backward."""
+    net = nn.Sequential(*(nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)) for _ in range(5)))
+    optimizer, x = torch.optim.SGD(net.parameters(), lr=0.1), torch.randn(256, 64)
+
+    def step():
+        optimizer.zero_grad()
+        net(x).square().mean().backward()
+        optimizer.step()
+
+    step()
+    with memwatch.profile(holders=False) as prof:
+        step()
+    assert prof.ways["kind"][0] == "checkpoint + step_in_backward"
+    text = prof.summary(width=120)
+    assert "The lines for the first of them that needs no decision" in text
+    assert "partial(checkpoint, block.forward" in text
+    assert "register_post_accumulate_grad_hook" not in text
