@@ -102,7 +102,7 @@ def test_printed_lines_give_the_printed_peak_when_you_paste_them(fit, tmp_path, 
     assert (tmp_path / "train.plan").exists() == (kind == "policy")
     head, _, lines = done.stdout.partition("write before the training loop:\n")
     assert {line.split()[7] for line in head.splitlines() if line.startswith(">")} == {"yes"}
-    promised_bytes = parse_bytes(re.search(r"with a peak of (.*)", head).group(1))
+    promised_bytes = parse_bytes(re.search(r"with a peak of (\S+ \S+)", " ".join(head.split())).group(1))
     script = PASTED.replace("    # here\n", textwrap.indent(lines, "    "))
     ran = fit.func(script, *arguments)
     assert ran.returncode == 0, ran.stderr
