@@ -244,3 +244,22 @@ def test_the_summary_has_the_lines_of_the_first_way_that_needs_no_decision():
     assert "The lines for the first of them that needs no decision" in text
     assert "partial(checkpoint, block.forward" in text
     assert "register_post_accumulate_grad_hook" not in text
+
+
+def test_the_lines_reach_into_a_wrapper_for_several_devices():
+    """Its modules are named as in the model, which the wrapper holds."""
+    model, x = nn.DataParallel(_Net()), torch.randn(512, 64)
+
+    def step():
+        model.zero_grad()
+        model(x).square().mean().backward()
+
+    step()
+    with memwatch.profile() as prof:
+        step()
+    lines = prof.ways["lines"][0]
+    assert "model.module.get_submodule" in lines
+    exec(lines, {"model": model})
+    with memwatch.profile(holders=False) as after:
+        step()
+    assert after.peak_bytes == pytest.approx(prof.ways["peak_bytes"][0], rel=0.02)
