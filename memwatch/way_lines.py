@@ -27,23 +27,25 @@ import copy
 import weakref
 from functools import partial
 
-def step_now(parameter, optimizer, one, number):
-    one.state = optimizer().state
-    one.param_groups = [{{**optimizer().param_groups[number], "params": [parameter]}}]
+def step_now(parameter, all_of_it, one, number):
+    group = {{**all_of_it().param_groups[number], "params": [parameter]}}
+    one.state, one.param_groups = all_of_it().state, [group]
     one.step()
     one.state, one.param_groups = {{}}, []
-    parameter.grad = None  # optimizer.step() finds no gradient and does nothing
+    parameter.grad = None  # so optimizer.step() does nothing
 
 one = copy.copy({optimizer})
 one.state, one.param_groups = {{}}, []
 for number, group in enumerate({optimizer}.param_groups):
     for parameter in group["params"]:
-        of_optimizer = dict(optimizer=weakref.ref({optimizer}), one=copy.copy(one), number=number)
-        parameter.register_post_accumulate_grad_hook(partial(step_now, **of_optimizer))
+        hook = partial(step_now, number=number, one=copy.copy(one))
+        hook = partial(hook, all_of_it=weakref.ref({optimizer}))
+        parameter.register_post_accumulate_grad_hook(hook)
 """,
     # replaced until the process ends, for a model that is called in evaluation too
     "loss_in_parts": """\
 import torch
+from functools import partial
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
@@ -58,14 +60,18 @@ def loss_of_part(hidden, target, options):
 
 def loss_by_parts(hidden, target, *args, **options):
     if hidden.shape[-1] != head.in_features or not torch.is_grad_enabled():
-        return whole_loss(hidden, target, *args, **options)  # the logits of another head
-    options = {{name: value for name, value in options.items() if value is not None}}
+        return whole_loss(hidden, target, *args, **options)  # of another head
+    options = {{key: it for key, it in options.items() if it is not None}}
     reduction = options.pop("reduction", "mean")
-    if args or reduction == "none" or not set(options) <= {{"ignore_index", "label_smoothing"}}:
-        return whole_loss(logits_of(hidden), target, *args, reduction=reduction, **options)
+    known = {{"ignore_index", "label_smoothing"}}
+    if args or reduction == "none" or options.keys() - known:
+        options["reduction"] = reduction
+        return whole_loss(logits_of(hidden), target, *args, **options)
+    loss_of = partial(checkpoint, loss_of_part, use_reentrant=False)
     parts = zip(hidden.chunk(8), target.chunk(8))
-    total = sum(checkpoint(loss_of_part, *part, options, use_reentrant=False) for part in parts)
-    return total / (target != options.get("ignore_index", -100)).sum() if reduction == "mean" else total
+    total = sum(loss_of(*part, options) for part in parts)
+    count = (target != options.get("ignore_index", -100)).sum()
+    return total / count if reduction == "mean" else total
 
 head.forward, functional.cross_entropy = no_logits, loss_by_parts
 """,

@@ -135,6 +135,13 @@ class LiveTrial(ModelTrial):
 
 def trained(model: nn.Module, optimizers: Sequence[Optimizer]) -> list[torch.Tensor]:
     """Return all that a step writes for the next: parameters, buffers, the state of optimizers."""
-    states = leaves_of([dict(state) for optimizer in optimizers for state in optimizer.state.values()])
+    # in the order of the parameters: the first step makes the states, and a hook steps in the order of the backward
+    pairs = [
+        (optimizer, parameter)
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    ]
+    states = leaves_of([dict(each.state[parameter]) for each, parameter in pairs if parameter in each.state])
     kept = [leaf for leaf in states if isinstance(leaf, torch.Tensor)]
     return [*model.parameters(), *model.buffers(), *kept]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
+from itertools import product
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from memwatch.device_names import is_host
@@ -43,6 +44,11 @@ _ABOUT_BUDGETS: Final = r"memwatch\.apply_plan|torch\.compile, backend memwatch"
 def _peak_bytes(predicted: dict[str, dict[str, Any]], kind: Kind) -> float:
     """Return the peak that is predicted for a kind of way; infinite where none is."""
     return float(predicted[kind.value]["peak_bytes"]) if kind.value in predicted else math.inf
+
+
+def _is_part(kind: Kind, predicted: Collection[str]) -> bool:
+    """Return True if a kind of change is predicted to lower the peak, alone or together with another."""
+    return any(kind.value in kinds.split(" + ") for kinds in predicted)
 
 
 class Trial(Protocol):
@@ -194,8 +200,17 @@ class Search:
             if self._is_gain(measured, base):
                 base = measured
         divided = partitions(self._trial.model, saved) if self._may(Kind.CHECKPOINT) else []
-        for names in divided:  # smaller blocks only if the large ones do not fit
-            found = list(self._least(base.way, names, Kind.CHECKPOINT))
+        bases = [base.way]
+        if (
+            self._may(Kind.STEP_IN_BACKWARD)
+            and not base.way.steps_in_backward
+            and _is_part(Kind.STEP_IN_BACKWARD, predicted)
+        ):
+            bases.append(
+                base.way.also(Change(Kind.STEP_IN_BACKWARD))
+            )  # alone it lowers nothing, with checkpoints it does
+        for way, names in product(bases, divided):  # smaller blocks only if the large ones do not fit
+            found = list(self._least(way, names, Kind.CHECKPOINT))
             yield from found
             if any(measured.fits(self._limit_bytes) for measured in found):
                 break

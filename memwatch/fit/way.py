@@ -208,7 +208,7 @@ class Applied:
 
 
 _MISSING: Any = object()
-_OF_LOOPS: Final = ("block", "chain", "contexts", "group", "of_optimizer", "one", "parameter")
+_OF_LOOPS: Final = ("block", "chain", "contexts", "group", "hook", "one", "parameter")
 """Names that the lines bind, and that none of their functions reads."""
 
 

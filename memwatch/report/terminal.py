@@ -344,7 +344,7 @@ def _lowered(reading: Reading, peak_bytes: int) -> str:
 
 
 def _ways(reading: Reading, most: int) -> list[RenderableType]:
-    """Return a row for each change that would lower the peak, and the lines that make the first of them."""
+    """Return a row for each change that would lower the peak, and the lines of the first that needs no decision."""
     found = reading.ways
     rows_of = Table.grid(padding=(0, GAP, 0, 0))
     for way in found.head(most).itertuples():
@@ -354,8 +354,10 @@ def _ways(reading: Reading, most: int) -> list[RenderableType]:
     parts: list[RenderableType] = [ways.HEADING, rows_of]
     if len(found) > most:
         parts.append(Text(ways.MORE_WAYS.format(count=len(found) - most), style="dim"))
-    code = Text(str(found["lines"].iloc[0]).rstrip(), overflow="fold")
-    parts += [Text(ways.LINES_OF_FIRST), Padding(code, (0, 0, 0, INDENT))]
+    ready = found.index[found["decision"] == ""]
+    chosen = ready[0] if len(ready) else found.index[0]
+    code = Text(str(found["lines"][chosen]).rstrip(), overflow="fold")
+    parts += [Text(ways.LINES_OF_FIRST if chosen == 0 else ways.LINES_OF), Padding(code, (0, 0, 0, INDENT))]
     if len(found) > 1:
         parts.append(Text(ways.MORE_LINES, style="dim"))
     return parts

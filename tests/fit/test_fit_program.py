@@ -90,6 +90,7 @@ main(*map(int, sys.argv[1:]))
         ("policy", "3.2MiB", "256 256"),
         ("checkpoint", "3.2MiB", "256 256"),
         ("step_in_backward", "4MiB", "512 4"),
+        ("checkpoint,step_in_backward", "2.7MiB", "256 256"),
     ],
 )
 def test_printed_lines_give_the_printed_peak_when_you_paste_them(fit, tmp_path, kind, limit, arguments):
@@ -100,7 +101,8 @@ def test_printed_lines_give_the_printed_peak_when_you_paste_them(fit, tmp_path, 
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "train.plan").exists() == (kind == "policy")
     head, _, lines = done.stdout.partition("write before the training loop:\n")
-    promised_bytes = parse_bytes(re.search(r"with a peak of (.*)", head).group(1))
+    assert {line.split()[7] for line in head.splitlines() if line.startswith(">")} == {"yes"}
+    promised_bytes = parse_bytes(re.search(r"with a peak of (\S+ \S+)", " ".join(head.split())).group(1))
     script = PASTED.replace("    # here\n", textwrap.indent(lines, "    "))
     ran = fit.func(script, *arguments)
     assert ran.returncode == 0, ran.stderr

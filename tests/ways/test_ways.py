@@ -108,6 +108,11 @@ class _Net(nn.Module):
         return x
 
 
+def _checkpoints_of(prof):
+    ways = prof.ways
+    return ways["peak_bytes"][ways["kind"] == "checkpoint"].to_list()
+
+
 def _ways_of(step):
     step()
     with memwatch.profile(holders=False) as prof:
@@ -194,13 +199,13 @@ def test_of_a_long_recording_the_iterations_around_the_peak_are_simulated(monkey
         validate()
     path = tmp_path / "run.memwatch"
     prof.save(path)
-    whole = memwatch.load(path).ways
+    whole = _checkpoints_of(memwatch.load(path))
     monkeypatch.setattr(checkpointing, "_MOST_OPS", 60)
-    part = memwatch.load(path).ways
+    part = _checkpoints_of(memwatch.load(path))
     with memwatch.profile(holders=False) as alone:
         validate()
-    assert whole["peak_bytes"][0] == alone.peak_bytes
-    assert list(part["peak_bytes"]) == list(whole["peak_bytes"])
+    assert whole[0] == alone.peak_bytes
+    assert part == whole
 
 
 def test_a_module_that_was_replaced_is_not_named():
@@ -219,3 +224,42 @@ def test_a_module_that_was_replaced_is_not_named():
     assert len(prof.ways)
     for lines in prof.ways["lines"]:
         exec(lines, {"net": net, "model": net})
+
+
+def test_the_summary_has_the_lines_of_the_first_way_that_needs_no_decision():
+    """The way with the lowest peak needs one: it also updates each parameter in the backward."""
+    net = nn.Sequential(*(nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)) for _ in range(5)))
+    optimizer, x = torch.optim.SGD(net.parameters(), lr=0.1), torch.randn(256, 64)
+
+    def step():
+        optimizer.zero_grad()
+        net(x).square().mean().backward()
+        optimizer.step()
+
+    step()
+    with memwatch.profile(holders=False) as prof:
+        step()
+    assert prof.ways["kind"][0] == "checkpoint + step_in_backward"
+    text = prof.summary(width=120)
+    assert "The lines for the first of them that needs no decision" in text
+    assert "partial(checkpoint, block.forward" in text
+    assert "register_post_accumulate_grad_hook" not in text
+
+
+def test_the_lines_reach_into_a_wrapper_for_several_devices():
+    """Its modules are named as in the model, which the wrapper holds."""
+    model, x = nn.DataParallel(_Net()), torch.randn(512, 64)
+
+    def step():
+        model.zero_grad()
+        model(x).square().mean().backward()
+
+    step()
+    with memwatch.profile() as prof:
+        step()
+    lines = prof.ways["lines"][0]
+    assert "model.module.get_submodule" in lines
+    exec(lines, {"model": model})
+    with memwatch.profile(holders=False) as after:
+        step()
+    assert after.peak_bytes == pytest.approx(prof.ways["peak_bytes"][0], rel=0.02)

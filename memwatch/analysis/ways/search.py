@@ -34,6 +34,8 @@ _NO_GAIN_RATIO: Final = 0.01
 """A block whose checkpoint lowers the peak by less than this share of the whole fall is not worth its time. A guess."""
 _MOST_NAMES: Final = 4
 """From this many modules on, the text names three of them. A guess."""
+_WRAPPERS: Final = ("DistributedDataParallel", "DataParallel")
+"""Classes of torch that hold the model as `module`; its modules are named without this part."""
 _FORMER: Final = FORMER_MODULE.format(name="")
 """In the name of a module that was replaced: `get_submodule` does not find it."""
 
@@ -252,7 +254,8 @@ class _Search:
     def _model_name(self, root: int) -> str:
         """Return what the lines call a model."""
         name = self._tree.names[root]
-        return name if name.isidentifier() else "model"
+        name = name if name.isidentifier() else "model"
+        return f"{name}.module" if self._tree.classes[root] in _WRAPPERS else name
 
 
 def _told(names: list[str]) -> str:
