@@ -509,9 +509,19 @@ def state_of_a_recurrent_module():
     train(Hidden())
 
 
+_USERS = deque(maxlen=3)
+
+
+def cache_of_several_that_was_not_hit():
+    train(Net(), lambda x, out: _USERS.append(x * 2))
+    train(Net(), lambda x, out: _USERS.append(x * 2))
+    _USERS.clear()
+
+
 SILENT = (
-    average_of_weights, best_weights, double_buffer, read_by_the_next_step, read_by_every_third_step,
-    cache_that_is_read, momentum, variables_of_the_loop, replay_that_fills, state_of_a_recurrent_module,
+    cache_of_several_that_was_not_hit, average_of_weights, best_weights, double_buffer, read_by_the_next_step,
+    read_by_every_third_step, cache_that_is_read, momentum, variables_of_the_loop, replay_that_fills,
+    state_of_a_recurrent_module,
 )  # fmt: skip
 
 CASES = {

@@ -128,6 +128,21 @@ def test_a_series_that_a_later_op_reads_is_no_growth(program):
     assert kinds(profiled(program)) == []
 
 
+def test_a_list_that_each_step_fills_anew_is_no_series():
+    """Of the gradients of a step only the last ones are alive: `del` frees them."""
+
+    def program():
+        weights = [torch.randn(ROWS, WIDE, requires_grad=True) for _ in range(3)]
+        for _ in range(PASSES):
+            grads = torch.autograd.grad(sum(weight.exp().sum() for weight in weights), weights)
+            for weight, grad in zip(weights, grads, strict=True):
+                weight.data.sub_(grad, alpha=0.1)
+
+    told = " ".join(map(str, profiled(program).findings))
+    assert "per pass" not in told
+    assert "growth" not in kinds(profiled(program))
+
+
 def test_inputs_that_a_later_loop_reads_are_no_growth():
     """A list that is filled by one loop and read by the next is drag after that: `del` frees it."""
 

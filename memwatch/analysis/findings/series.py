@@ -17,6 +17,7 @@ from memwatch.analysis.holders.paths import HolderPath
 from memwatch.capture.schema import NONE
 
 if TYPE_CHECKING:
+    from memwatch.analysis.facts.allocations import Allocations
     from memwatch.analysis.facts.facts import Facts
     from memwatch.analysis.findings.candidate import Candidate
     from memwatch.capture.packed import IntArray
@@ -59,8 +60,34 @@ def rate_bytes(candidate: Candidate, facts: Facts) -> int:
 
 
 def _by_stack(rows: IntArray, facts: Facts) -> list[IntArray]:
-    """Return the places of what the same calls made in several passes."""
-    ops = facts.allocations.op[rows]
-    stacks = np.append(facts.capture.tables["ops"]["stack"], NONE)[ops]
-    found, counts = np.unique(stacks[stacks != NONE], return_counts=True)
-    return [np.flatnonzero(stacks == stack) for stack in found[counts >= _FEWEST_PASSES].tolist()]
+    """Return the places of what one op of one line made in several passes, and what is alive at one time of it.
+
+    A container that each step fills anew is no series: of what the op made, nothing dies while it goes on.
+    """
+    allocations, ops = facts.allocations, facts.capture.tables["ops"]
+    # the ops of one line have one call stack; their names tell them apart
+    numbers = np.where(
+        ops["stack"] == NONE, NONE, ops["stack"].astype(np.int64) * (int(ops["name"].max()) + 1) + ops["name"]
+    )
+    every = np.append(numbers, NONE)[np.minimum(allocations.op, len(numbers))]
+    every[(allocations.op == NONE) | (allocations.storage == NONE)] = NONE  # the workspace of a kernel
+    places_of = every[rows]
+    found, counts = np.unique(places_of[places_of != NONE], return_counts=True)
+    series = []
+    for place in found[counts >= _FEWEST_PASSES].tolist():
+        members = np.flatnonzero(places_of == place)
+        last = int(allocations.birth_event[rows[members]].max())
+        together = members[_ends(allocations, rows[members]) > last]
+        if len(together) < _FEWEST_PASSES:
+            continue
+        first = int(allocations.birth_event[rows[together]].min())
+        ends = _ends(allocations, np.flatnonzero(every == place))
+        if not ((ends > first) & (ends <= last)).any():
+            series.append(together)
+    return series
+
+
+def _ends(allocations: Allocations, rows: IntArray) -> IntArray:
+    """Return the event after the life of each allocation, past all events where its end is not recorded."""
+    deaths = allocations.death_event[rows]
+    return np.where(deaths == NONE, np.iinfo(np.int64).max, deaths)

@@ -128,9 +128,11 @@ def _keeper(evidence: Evidence, rows: IntArray) -> list[Holder]:
     """
     facts, allocations = evidence.facts, evidence.facts.allocations
     made_ns, death_ns = allocations.birth_ns[rows], allocations.death_ns[rows]
-    # what the whole run keeps dies with it, after the last result was made
-    died = (death_ns[:-1] != NONE) & (death_ns[:-1] < made_ns[-1])
-    is_replaced = np.append(died & (death_ns[:-1] > made_ns[1:]), False)
+    # each result dies between the next one and the one after it: a window or a cache of several may be read yet
+    is_replaced = np.zeros(len(rows), dtype=bool)
+    is_replaced[:-2] = (
+        (death_ns[:-2] > made_ns[1:-1]) & (death_ns[:-2] < made_ns[2:]) & (death_ns[:-2] != NONE)
+    )
     needs_exception = is_replaced.sum() < _FEWEST_REPLACED
     asked = np.flatnonzero(_crossed(facts, rows) >= _FEWEST_CROSSED if needs_exception else is_replaced)
     found = []
