@@ -1,10 +1,10 @@
 """Execute a schedule on real storages, and free each buffer at the step that the plan names.
 
-A window is what a tensor shows of a storage: data type, shape, stride and offset. Every argument is rebuilt from its
-window just before a call and dropped right after it, so only the list of storages keeps a buffer alive. The executor
-empties this list and nothing else: it never touches saved tensors or optimizer state of the program.
+A window is the view of a storage that a tensor has: data type, shape, stride and offset. Every argument is rebuilt from
+its window just before a call and dropped right after it, so only the list of storages keeps a buffer alive. The
+executor empties this list and nothing else. It never touches saved tensors or optimizer state of the program.
 
-Offloaded buffers of an accelerator move to pinned host memory, those of the CPU to a memory-mapped file.
+Offloaded buffers of an accelerator move to pinned host memory. Offloaded buffers of the CPU move to a mapped file.
 """
 
 from __future__ import annotations
@@ -94,10 +94,10 @@ OnStep = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Frees:
-    """At which steps buffers begin and cease to be held.
+    """The steps at which storages of buffers are kept and dropped.
 
     Attributes:
-        bound: per step, the buffers whose new storage is kept; other storages that the step makes are dropped.
+        bound: per step, the buffers whose new storage is kept. Other new storages are dropped at once.
         freed: per step, the buffers whose storage is dropped after it.
     """
 
@@ -106,7 +106,7 @@ class Frees:
 
 
 def frees_of(graph: Graph, schedule: Schedule) -> Frees:
-    """Return what to hold and what to free at each step, from the allocations that the planner counted."""
+    """Return the buffers to keep and to free at each step, from the allocations that the planner counted."""
     held = allocations(graph, schedule)
     order = np.lexsort((held.last_step, held.first_step, held.buffer))
     bound: list[set[int]] = [set() for _ in range(len(schedule))]
@@ -115,7 +115,7 @@ def frees_of(graph: Graph, schedule: Schedule) -> Frees:
     columns = (held.buffer[order].tolist(), held.first_step[order].tolist(), held.last_step[order].tolist())
     for buffer, first, last in zip(*columns, strict=True):
         if buffer == previous and last <= until:
-            continue  # made again while the old storage is still held: the new one is dropped
+            continue  # the old storage is still in use, so the new one is dropped
         previous, until = buffer, last
         if first >= 0:
             bound[first].add(buffer)
@@ -251,7 +251,7 @@ class Executor:
         return storage
 
     def _check(self, call: Call, result: Value) -> None:
-        """Compare results with the recorded ones, tensors by window and numbers by value; note new storages."""
+        """Compare results with the recorded ones: tensors by window, numbers by value. Remember new storages."""
         expected, given = list(leaves(call.result)), list(leaves(result))
         if len(expected) != len(given):
             raise ReplayError(
@@ -285,7 +285,7 @@ class Executor:
 
 
 def rebuild(window: Window, storage: torch.UntypedStorage) -> torch.Tensor:
-    """Return the tensor that shows a window of a storage."""
+    """Return a tensor with this window on a storage."""
     empty: Value = torch.empty(0, dtype=window.dtype, device=storage.device)
     tensor: torch.Tensor = empty.set_(storage, window.offset, window.size, window.stride)
     if "c" in window.flags:  # conjugated lazily: torch conjugates when the tensor is read
