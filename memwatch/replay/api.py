@@ -126,10 +126,15 @@ def plan(
     assert isinstance(graph, Graph)
     with working("memwatch plan"), _best_is_replayable(program):
         found = plan_graph(
-            graph, budget=budget, order=order, recompute=recompute, offload=offload,
-            time_limit_s=time_limit_s, seed=seed,
+            graph,
+            budget=budget,
+            order=order,
+            recompute=recompute,
+            offload=offload,
+            time_limit_s=time_limit_s,
+            seed=seed,
             name_of=op_text if program is None else namer_of(program.recorded),
-        )  # fmt: skip
+        )
     return found if program is None else _with_program(found, program)
 
 

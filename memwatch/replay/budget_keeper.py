@@ -42,8 +42,9 @@ def warn_of_uncovered(args: Sequence[Any]) -> None:
     ):
         warnings.warn(
             "torch.compile, backend memwatch: code that torch.compile does not compile runs before the first graph; "
-            "the budget does not cover what it keeps for the backward", stacklevel=2,
-        )  # fmt: skip
+            "the budget does not cover what it keeps for the backward",
+            stacklevel=2,
+        )
 
 
 _log = logging.getLogger(__name__)
@@ -343,8 +344,10 @@ class BudgetKeeper:
         planned = sequence.orders
         _log.info(
             "a step took %s, planned were %s; planned extra cost %.1f %%",
-            format_bytes(peak_bytes), format_bytes(planned.peak_increase_bytes), 100 * planned.extra_cost_ratio,
-        )  # fmt: skip
+            format_bytes(peak_bytes),
+            format_bytes(planned.peak_increase_bytes),
+            100 * planned.extra_cost_ratio,
+        )
         if peak_bytes > budget:
             sequence.num_over_budget += 1
             expected = self._planner.model(sequence).peak_of(planned.whole) or planned.peak_increase_bytes

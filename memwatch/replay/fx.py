@@ -97,7 +97,7 @@ class GraphReader:
         given = (seen | {name for node in outputs for name in self.buffers[node]}) - written
         spec = OpSpec(
             BOUNDARY, sorted(given, key=str), dict(self.tangents), 0.0, sorted(written), effect=Effect.UNKNOWN
-        )  # fmt: skip
+        )
         self.ops.append(spec)
 
     def _item(self, node: fx.Node) -> tuple[str, ...]:
@@ -122,10 +122,16 @@ class GraphReader:
         if made or writes or effect is not Effect.NONE:
             # a random op may run twice only if the state of the generator before it was saved
             spec = OpSpec(
-                f"{self.prefix}{node.name}", sorted(reads), made, _price(node), sorted(writes), effect=effect,
+                f"{self.prefix}{node.name}",
+                sorted(reads),
+                made,
+                _price(node),
+                sorted(writes),
+                effect=effect,
                 recomputable=state is not None or (None if list(_tensors(node)) else False),
-                workspace_bytes=self.workspace_of(node) + (STATE_BYTES if state else 0), writes_once=sorted(once),
-            )  # fmt: skip
+                workspace_bytes=self.workspace_of(node) + (STATE_BYTES if state else 0),
+                writes_once=sorted(once),
+            )
             self.ops.append(spec)
 
     def _name(self, node: fx.Node, tensor: torch.Tensor, new: dict[Name, int]) -> str:

@@ -217,9 +217,19 @@ class _Reader:
                 reads[known] = None
             buffers.append(known)
         made = Call(
-            op, name, line, positional, dict(zip(names, values, strict=True)), results, tuple(buffers),
-            tuple(reads), tuple(writes), tuple(makes), tuple(resized), grad,
-        )  # fmt: skip
+            op,
+            name,
+            line,
+            positional,
+            dict(zip(names, values, strict=True)),
+            results,
+            tuple(buffers),
+            tuple(reads),
+            tuple(writes),
+            tuple(makes),
+            tuple(resized),
+            grad,
+        )
         self._note_windows(made)
         if _has_no_memory(made):
             self._calls_without_memory += 1

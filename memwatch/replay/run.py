@@ -124,9 +124,13 @@ def replay_schedule(
     gap = _largest_of_all(program, wrong, wanted, found)
     tolerance = run.own_difference() if wrong else 0.0
     return result(
-        identical=not wrong and not outcome.rng_differs, max_abs_diff=gap, tolerance=tolerance,
-        num_checked=len(wanted), synthetic=False, differs_in=_last_writer(program, wrong),
-    )  # fmt: skip
+        identical=not wrong and not outcome.rng_differs,
+        max_abs_diff=gap,
+        tolerance=tolerance,
+        num_checked=len(wanted),
+        synthetic=False,
+        differs_in=_last_writer(program, wrong),
+    )
 
 
 class _Outcome:

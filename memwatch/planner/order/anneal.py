@@ -25,12 +25,15 @@ if TYPE_CHECKING:
     from memwatch.planner.order.problem import Problem
 
 
-# (target below the best peak, start temperature): shares of the best peak, in the order of the rounds. Bytes above
-# the target are what a move is priced by. On random layered graphs, a target far below the peak guided best.
+# (distance of the target below the best peak, start temperature), as shares of the best peak, for each round. The price
+# of a move is the change of the bytes above the target. On random layered graphs, targets far below the peak gave the
+# lowest peaks.
 _ROUNDS = ((0.4, 0.3), (0.2, 0.1), (0.6, 0.3), (0.8, 0.1), (0.2, 0.3), (0.4, 0.1), (0.6, 0.1), (0.8, 0.3))
-_COOLING = 1 / 25  # temperature at the end of a round, as a share of that at its start
-_MOVES_PER_CALL = 400_000  # a call of the kernel cannot be interrupted; it takes well under a second
-_NEAR = 100  # positions that an op moves at most, in every other round
+_COOLING = 1 / 25  # temperature at the end of a round, as a share of the temperature at its start; a guess
+_MOVES_PER_CALL = (
+    400_000  # a call of the kernel cannot be interrupted, and so many moves take well under a second
+)
+_NEAR = 100  # positions that an op moves at most, in every second round; a guess
 
 
 def anneal_order(
@@ -49,7 +52,7 @@ def anneal_order(
         problem: the ordering problem.
         start: the order to start from.
         lower_bound_bytes: stop when a peak this low is reached.
-        rounds: how many times to cool down.
+        rounds: how often the temperature falls from hot to cold.
         moves: moves per round.
         seed: seed of the random moves.
         clock: when to stop; it is read between two calls of the kernel.
@@ -110,7 +113,7 @@ def propose(
 
 
 def is_accepted(state: NDArray[np.uint64], worse: float, temperature: float) -> bool:
-    """Return True for a move that is not worse, and for a worse one the more rarely the colder it is (Metropolis)."""
+    """Return True for a move that is not worse. Accept worse moves at random, and rarely when it is cold (Metropolis)."""
     return worse <= 0 or random_below(state, 1 << 30) < math.exp(-worse / temperature) * (1 << 30)
 
 
@@ -122,7 +125,7 @@ def anneal(
 
     Args:
         problem: the ordering problem.
-        order: the order to start from; replaced by the order in which the run ends.
+        order: the order to start from. It is replaced by the last order of the run.
         best: replaced by the order with the lowest peak.
         state: one word of random state.
         cooling: length and temperatures of the run.
@@ -131,7 +134,7 @@ def anneal(
     num_ops = len(order)
     best_peak = max(walk.level.max(), walk.after.max())
     best[:] = walk.order
-    # positions at or above the best peak; a lower peak can be there only when none is left
+    # positions at or above the best peak; the present peak is lower only if there are none
     touching = np.int64((walk.level >= best_peak).sum())
     undo = np.empty(3 * (np.int64(len(problem.touch)) + 1), np.int64)
     hot = np.empty(num_ops, np.int64)
@@ -165,7 +168,7 @@ def anneal(
 
 
 class Walk(NamedTuple):
-    """An order with all that is needed to price the move of an op from the positions between alone."""
+    """An order and its live bytes. The price of moving an op follows from the positions between old and new place."""
 
     order: IntArray  # position -> op
     place: IntArray  # op -> position
@@ -181,10 +184,15 @@ def empty_walk(problem: Problem, order: IntArray) -> Walk:
     """Return the walk of an order before its bytes are counted."""
     num_ops, num_buffers = len(order), len(problem.nbytes)
     return Walk(
-        order.copy(), np.empty(num_ops, np.int64), np.empty(num_ops, np.int64), np.empty(num_ops, np.int64),
-        np.empty(num_ops, np.int64), np.empty(num_ops + 1, np.int64), np.empty(num_buffers, np.int64),
+        order.copy(),
+        np.empty(num_ops, np.int64),
+        np.empty(num_ops, np.int64),
+        np.empty(num_ops, np.int64),
+        np.empty(num_ops, np.int64),
+        np.empty(num_ops + 1, np.int64),
         np.empty(num_buffers, np.int64),
-    )  # fmt: skip
+        np.empty(num_buffers, np.int64),
+    )
 
 
 @with_twin(partial(calls.new_walk, empty_walk))

@@ -1,6 +1,7 @@
 """The cheap candidates: program order, list schedules and beam searches.
 
-Some are made for the program and for its mirror image, in which every order runs backwards with the same peak.
+Some are also made for the mirror image of the program. Its orders are the orders of the program read backwards, with
+the same peaks.
 """
 
 from __future__ import annotations
@@ -23,8 +24,11 @@ if TYPE_CHECKING:
     from memwatch.planner.order.problem import Problem
 
 
-_LONGEST_RUN = 24
-_BEAM_WIDTHS = (4, 16)  # both are tried, because a wider beam is not always better
+_LONGEST_RUN = 24  # ops that the list schedule looks ahead along a chain; a guess
+_BEAM_WIDTHS = (
+    4,
+    16,
+)  # downsets per size; both are tried, because a wider beam is not always better; a guess
 
 
 def inductor_orders(problem: Problem) -> Iterator[tuple[str, IntArray]]:
@@ -83,7 +87,7 @@ def num_waiting(problem: Problem) -> IntArray:
 
 @with_twin(calls.breadth_first)
 def breadth_first(problem: Problem) -> IntArray:
-    """Return the ops in the order in which they become ready."""
+    """Return the ops in the order in which they become ready: all their predecessors have run."""
     num_ops = len(problem.workspace)
     waiting = num_waiting(problem)
     order = np.empty(num_ops, np.int64)
@@ -176,9 +180,9 @@ def run_ahead(problem: Problem, seen: IntArray, waiting: IntArray, op: int, long
 
 @with_twin(calls.least_growth)
 def least_growth(problem: Problem, longest: int, widest: int) -> IntArray:
-    """Return an order that runs, op by op, the op that fits under the peak so far and grows least.
+    """Return an order. Each step runs the ready op that fits under the present peak and adds the fewest live bytes.
 
-    Where none fits, it runs the op that needs least.
+    If no op fits, the step runs the op that needs the fewest bytes.
 
     Args:
         problem: the ordering problem.
@@ -225,7 +229,7 @@ def least_growth(problem: Problem, longest: int, widest: int) -> IntArray:
     return order
 
 
-_WIDEST_SCAN = 256  # ready ops examined per state
+_WIDEST_SCAN = 256  # ready ops examined per state; a guess
 
 
 class Beam(NamedTuple):
@@ -254,10 +258,14 @@ def new_beam(problem: Problem, width: int) -> Beam:
     """Return a beam in which row 0 is the empty downset."""
     num_ops = len(problem.workspace)
     beam = Beam(
-        np.zeros((width, len(problem.nbytes)), np.int64), np.zeros((width, num_ops), np.int64),
-        np.zeros((width, num_ops), np.int64), np.zeros(width, np.int64), np.zeros(width, np.int64),
-        np.zeros(width, np.int64), np.zeros(width, np.uint64),
-    )  # fmt: skip
+        np.zeros((width, len(problem.nbytes)), np.int64),
+        np.zeros((width, num_ops), np.int64),
+        np.zeros((width, num_ops), np.int64),
+        np.zeros(width, np.int64),
+        np.zeros(width, np.int64),
+        np.zeros(width, np.int64),
+        np.zeros(width, np.uint64),
+    )
     beam.waiting[0] = num_waiting(problem)
     beam.live[0] = beam.peak[0] = live_at_start(problem)
     for op in range(num_ops):
@@ -272,7 +280,7 @@ def list_candidates(
 ) -> int:
     """Write the ways to go on to `out`; return how many there are.
 
-    A state with a safe op, one that fits under the peak and frees what it takes, has only this way.
+    A safe op fits under the peak and frees at least the bytes that it takes. If a state has one, only this op counts.
     """
     count = 0
     for state in range(size):
@@ -349,9 +357,12 @@ def beam_search(problem: Problem, width: int, bits: NDArray[np.uint64]) -> IntAr
     old, new = new_beam(problem, width), new_beam(problem, width)
     most = width * min(num_ops, _WIDEST_SCAN)
     found = Candidates(
-        np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.int64),
-        np.empty(most, np.int64), np.empty(most, np.uint64),
-    )  # fmt: skip
+        np.empty(most, np.int64),
+        np.empty(most, np.int64),
+        np.empty(most, np.int64),
+        np.empty(most, np.int64),
+        np.empty(most, np.uint64),
+    )
     came_from = np.empty((num_ops, width), np.int64)
     ran = np.empty((num_ops, width), np.int64)
     chosen = np.empty(width, np.int64)

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class _Segment:
     """A run of ops, from valley to valley, that an optimal order need not interrupt.
 
-    `hill` is the most it needs and `net` what it leaves behind, both on top of what is live before it (bytes).
-    `ops` is an op or a pair of two such values, so that joining takes no time.
+    `hill` is the most bytes that it needs, and `net` the bytes that it leaves alive. Both are relative to the live
+    bytes before it. `ops` is an op or a pair of such values, so that joining takes no time.
     """
 
     hill: int
@@ -35,7 +35,7 @@ class _Segment:
 
     @property
     def priority(self) -> tuple[int, int]:
-        """Sort key: segments that leave no more behind, least need first; then the others, longest way down first."""
+        """Sort key: segments that lower live bytes, lowest hill first; then others, largest hill minus net first."""
         return (0, self.hill) if self.net <= 0 else (1, self.net - self.hill)
 
     def then(self, other: _Segment) -> _Segment:
@@ -45,7 +45,7 @@ class _Segment:
 
 
 def tree_order(problem: Problem) -> IntArray | None:
-    """Return an optimal order when the program is a forest, None when it is not.
+    """Return an optimal order of a forest; None for other programs.
 
     In an in-forest every op has at most one successor, in an out-forest at most one predecessor. Every buffer
     must have the same first and last user in every order. Under these conditions, merging the segments of

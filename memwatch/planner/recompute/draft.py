@@ -64,7 +64,7 @@ def remove_steps(draft: Draft, first: int, second: int) -> None:
 
 
 class Events(NamedTuple):
-    """Events of all buffers; those of buffer b are the entries from ``ptr[b]`` to ``ptr[b + 1]``.
+    """Events of all buffers. The events of buffer b are the entries from ``ptr[b]`` to ``ptr[b + 1]``.
 
     They are in step order, and reads come before writes of the same step.
     """
@@ -175,10 +175,13 @@ class Work(NamedTuple):
 def new_work(model: Model, room: int) -> Work:
     """Return working memory for schedules of up to `room` steps."""
     return Work(
-        np.empty(model.num_buffers, np.int64), np.empty(model.num_buffers, np.int64),
-        np.empty(model.num_buffers, np.int64), np.empty(room + 2, np.int64),
-        np.empty(model.num_ops, np.int64), np.empty(model.num_ops, np.int64),
-    )  # fmt: skip
+        np.empty(model.num_buffers, np.int64),
+        np.empty(model.num_buffers, np.int64),
+        np.empty(model.num_buffers, np.int64),
+        np.empty(room + 2, np.int64),
+        np.empty(model.num_ops, np.int64),
+        np.empty(model.num_ops, np.int64),
+    )
 
 
 def compute_backwards(model: Model, op: int, step: int, work: Work) -> bool:
@@ -294,8 +297,8 @@ def sweep(model: Model, draft: Draft, work: Work) -> int:
 def overflow(model: Model, draft: Draft, work: Work, budget: int) -> float:
     """Return the bytes above the budget after a sweep, summed over the steps; 0 exactly when it fits.
 
-    A repeated op counts only by what it adds to the step for which it runs. It runs where everything may be
-    far above the budget, and counting all of that would make every cut there look bad.
+    A repeated op counts only with the bytes that it adds to the step for which it runs. All steps near it may be far
+    above the budget. If a repeated op counted in full, every cut there would look bad.
     """
     tokens = draft.tokens
     for step in range(draft.size[0] - 1, -1, -1):

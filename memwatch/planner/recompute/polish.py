@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from memwatch.planner.recompute.model import Model
 
 
-_FARTHEST = 40  # steps that one step is moved by at most
+_FARTHEST = 40  # steps by which one step is moved at most; a guess
 
 
 class Effort(NamedTuple):
@@ -70,7 +70,7 @@ class Bench(NamedTuple):
 
 
 def shift_one(model: Model, draft: Draft, bench: Bench) -> None:
-    """Move a random step to a random place not far away, unless that makes the schedule invalid."""
+    """Move a random step to a random place nearby, if the schedule stays valid."""
     size = draft.size[0]
     source = random_below(bench.random, size)
     token = draft.tokens[source]
@@ -89,7 +89,7 @@ def shift_one(model: Model, draft: Draft, bench: Bench) -> None:
 
 
 def undo_some(model: Model, draft: Draft, bench: Bench) -> None:
-    """Take back random recomputes and moves, a few everywhere or most of those in one window."""
+    """Take back random recomputes and moves: a few anywhere, or most of them in one window."""
     count = computes(model, draft)
     first, last, share = 0, draft.size[0], 0.05 + 0.3 * random_unit(bench.random)
     if random_unit(bench.random) < 0.5:
@@ -108,7 +108,7 @@ def undo_some(model: Model, draft: Draft, bench: Bench) -> None:
 
 
 def cut_anywhere(model: Model, draft: Draft, bench: Bench, effort: Effort) -> None:
-    """Cut a random gap at a random step, unless that makes the schedule invalid."""
+    """Cut a random gap at a random step, if the schedule stays valid."""
     if draft.size[0] + effort.limit + 2 >= len(draft.tokens):
         return
     events = list_events(model, draft)

@@ -76,8 +76,10 @@ class AppliedPlan:
             raise BudgetError(
                 f"the plan claims a peak increase of {format_bytes(self.peak_increase_bytes)}, and a step took "
                 f"{format_bytes(found_bytes)}",
-                None, found_bytes, advice="record a step as large as this one and plan again",
-            )  # fmt: skip
+                None,
+                found_bytes,
+                advice="record a step as large as this one and plan again",
+            )
         return found_bytes
 
     def __enter__(self) -> AppliedPlan:

@@ -144,9 +144,16 @@ def own_timeline(step: TrainingStep, own: Sequence[tuple[Region, int, int]]) -> 
             np.subtract.at(change, [left + 1, stop], RANDOM_STATE_BYTES)
     live = np.cumsum(change)[:-1] + _number_bytes(step)
     return Timeline(
-        live, step.call_workspace_bytes, mode_bytes, price, items, mode_price,
-        np.cumsum(before)[:-1], first, _last_backward(step),
-    )  # fmt: skip
+        live,
+        step.call_workspace_bytes,
+        mode_bytes,
+        price,
+        items,
+        mode_price,
+        np.cumsum(before)[:-1],
+        first,
+        _last_backward(step),
+    )
 
 
 def _last_backward(step: TrainingStep) -> int:
@@ -234,9 +241,16 @@ class _Simulation:
         if self.runs:
             live = live + _number_bytes(step)
         return Timeline(
-            live, workspace, mode_bytes, price, items, mode_price,
-            made_before, self.first, int(self.moment[_last_backward(step)]),
-        )  # fmt: skip
+            live,
+            workspace,
+            mode_bytes,
+            price,
+            items,
+            mode_price,
+            made_before,
+            self.first,
+            int(self.moment[_last_backward(step)]),
+        )
 
     def _hold(self, start: int, end: int, nbytes: int) -> None:
         if end >= start:
