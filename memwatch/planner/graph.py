@@ -168,7 +168,9 @@ class Graph:
             GraphError: a duplicate, a buffer used before it is made, a cycle, or an impossible number.
         """
         specs = _read_ops(ops)
-        sizes, may_free, pinned = external_nbytes or {}, set(freeable_externals), set(keep)
+        sizes = external_nbytes or {}
+        may_free = set(freeable_externals)
+        pinned = set(keep)
         producer = _producers(specs)
         index = _index_buffers(specs, producer, [*sizes, *freeable_externals, *keep])
         reads, read_version, writes, write_version = _buffer_access(specs, index, producer)

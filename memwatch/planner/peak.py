@@ -137,7 +137,10 @@ def _events(graph: Graph, schedule: Schedule) -> tuple[IntArray, IntArray, IntAr
     """Return what every step does to every buffer: (buffer, step, kind, version)."""
     compute_steps = np.flatnonzero(schedule.kind == StepKind.COMPUTE)
     ops = schedule.index[compute_steps]
-    buffers, steps, kinds, versions = [], [], [], []
+    buffers = []
+    steps = []
+    kinds = []
+    versions = []
     parts = (
         (graph.makes, MAKE, np.zeros(len(graph.makes.indices), dtype=np.int64)),
         (graph.reads, READ, graph.read_version),
@@ -181,7 +184,8 @@ def _check_steps(graph: Graph, schedule: Schedule) -> None:
         )
     again = np.flatnonzero((count > 1) & ~graph.op_recomputable)
     if len(again):
-        name, effect = graph.op_names[again[0]], Effect(int(graph.op_effect[again[0]])).name
+        name = graph.op_names[again[0]]
+        effect = Effect(int(graph.op_effect[again[0]])).name
         raise OrderError(
             f"op {name!r} is computed {int(count[again[0]])} times, but may run only once (effect {effect})"
         )
@@ -203,7 +207,8 @@ def _fault(graph: Graph, schedule: Schedule, status: int, step: int, buffer: int
     name = graph.buffer_names[buffer]
     if status == LOST:
         return f"buffer {name!r} is kept, but its last version is not there at the end"
-    kind, index = StepKind(int(schedule.kind[step])), int(schedule.index[step])
+    kind = StepKind(int(schedule.kind[step]))
+    index = int(schedule.index[step])
     who = (
         f"op {graph.op_names[index]!r} (step {step})"
         if kind == StepKind.COMPUTE
@@ -336,7 +341,9 @@ def _walk_buffer(events: Events, buffer: int, out: Intervals, count: int) -> tup
     wanted = _wanted_versions(events, buffer)
     on_host = -1
     current = 0 if events.external[buffer] else -1
-    out.buffer[count], out.first[count], out.last[count] = buffer, -1, -1
+    out.buffer[count] = buffer
+    out.first[count] = -1
+    out.last[count] = -1
     for event in range(events.indptr[buffer], events.indptr[buffer + 1]):
         slot = event - events.indptr[buffer]
         now, kind = events.step[event], events.kind[event]
@@ -353,7 +360,9 @@ def _walk_buffer(events: Events, buffer: int, out: Intervals, count: int) -> tup
                 count += 1
                 continue
             count += current >= 0
-            out.buffer[count], out.first[count], out.last[count] = buffer, now, now
+            out.buffer[count] = buffer
+            out.first[count] = now
+            out.last[count] = now
             current = brought
             continue
         if current < 0:

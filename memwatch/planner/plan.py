@@ -122,7 +122,8 @@ class Plan(ShownAsText):
         return "\n".join(lines)
 
     def _peak_line(self) -> str:
-        peak, program = self.peak_increase_bytes, self.program_peak_increase_bytes
+        peak = self.peak_increase_bytes
+        program = self.program_peak_increase_bytes
         share = f" ({100 * peak / program:.0f}% of the program's)" if program else ""
         budget = f"budget {format_bytes(self.budget_bytes)}: " if self.budget_bytes is not None else ""
         return (

@@ -183,7 +183,8 @@ def plan_before(
 
 
 def _order(graph: Graph, request: PlanRequest, history: _History, clock: Clock) -> OrderResult:
-    known, is_new = history.order, history.wants_search(None, request.time_limit_s)
+    known = history.order
+    is_new = history.wants_search(None, request.time_limit_s)
     if request.order != "auto":
         order = request.order if callable(request.order) else lambda program: range(program.num_ops)
         known = known or custom_order(graph, order)
@@ -276,7 +277,8 @@ def _budget_error(
         request: the options.
         is_cut: whether the time limit ended the search.
     """
-    found, bound = format_bytes(best.peak_increase_bytes), format_bytes(best.lower_bound_bytes)
+    found = format_bytes(best.peak_increase_bytes)
+    bound = format_bytes(best.lower_bound_bytes)
     lowest = f"no plan fits {format_bytes(allowed)}: the lowest peak increase found is {found}"
     error = partial(BudgetError, best=best, bound_bytes=best.lower_bound_bytes)
     if allowed >= best.lower_bound_bytes:

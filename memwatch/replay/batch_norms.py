@@ -86,7 +86,7 @@ def _chain(copy: fx.Node) -> list[fx.Node]:
 
 
 def _made_by(item: Any) -> tuple[Any, int]:
-    """Return the batch norm whose new statistic a value is, and its index; None if it is no such value."""
+    """Return the batch norm whose new statistic a value is, and its index; None for other values."""
     if getattr(item, "target", None) is not operator.getitem:
         return None, 0
     norm, place = item.args

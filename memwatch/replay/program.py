@@ -262,7 +262,8 @@ class _Reader:
 
     def _new(self, storage: int, nbytes: int, maker: int) -> int:
         self._current[storage] = len(self._buffers)
-        device, dtype = self._device.get(storage, "cpu"), self._dtype.get(storage, "uint8")
+        device = self._device.get(storage, "cpu")
+        dtype = self._dtype.get(storage, "uint8")
         self._buffers.append(Buffer(storage, nbytes, device, dtype, maker, pinned=False))
         return len(self._buffers) - 1
 

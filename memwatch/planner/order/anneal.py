@@ -113,7 +113,7 @@ def propose(
 
 
 def is_accepted(state: NDArray[np.uint64], worse: float, temperature: float) -> bool:
-    """Return True for a move that is not worse. Accept worse moves at random, and rarely when it is cold (Metropolis)."""
+    """Return True for a move that is not worse. Accept a worse move at random, rarely when it is cold (Metropolis)."""
     return worse <= 0 or random_below(state, 1 << 30) < math.exp(-worse / temperature) * (1 << 30)
 
 
@@ -146,7 +146,8 @@ def anneal(
         position, reach = propose(state, hot, num_hot, num_ops, cooling.farthest)
         op = walk.order[position]
         lowest, highest = legal_range(problem, walk, op)
-        lowest, highest = max(lowest, position - reach), min(highest, position + reach)
+        lowest = max(lowest, position - reach)
+        highest = min(highest, position + reach)
         if lowest >= highest:
             continue
         to = lowest + random_below(state, highest - lowest)
@@ -258,7 +259,8 @@ def retouch(problem: Problem, walk: Walk, op: int, to: int, undo: IntArray) -> i
     count = 0
     for entry in range(problem.touch_ptr[op], problem.touch_ptr[op + 1]):
         buffer = problem.touch[entry]
-        first, last = new_first(problem, walk, buffer, op, to), new_last(problem, walk, buffer, op, to)
+        first = new_first(problem, walk, buffer, op, to)
+        last = new_last(problem, walk, buffer, op, to)
         if first != walk.first[buffer] or last != walk.last[buffer]:
             undo[3 * count], undo[3 * count + 1] = buffer, walk.first[buffer]
             undo[3 * count + 2] = walk.last[buffer]

@@ -333,7 +333,10 @@ def safe_run(problem: Problem, now: Downset, first: int, room: int, run: IntArra
     """
     live = np.zeros(LONGEST_RUN + 1, np.int64)
     cursor = np.zeros(LONGEST_RUN + 1, np.int64)
-    depth, tries, found, candidate = 0, 0, 0, first
+    depth = 0
+    tries = 0
+    found = 0
+    candidate = first
     while True:
         if candidate >= 0 and tries < _MOST_TRIES:
             tries += 1
@@ -474,7 +477,8 @@ def heap_push(search: Search, key: int, state: int) -> None:
         above = (hole - 1) // 2
         if search.heap_key[above] <= key:
             break
-        search.heap_key[hole], search.heap_state[hole] = search.heap_key[above], search.heap_state[above]
+        search.heap_key[hole] = search.heap_key[above]
+        search.heap_state[hole] = search.heap_state[above]
         hole = above
     search.heap_key[hole], search.heap_state[hole] = key, state
 
@@ -492,7 +496,8 @@ def heap_pop(search: Search) -> int:
             below += 1
         if search.heap_key[below] >= key:
             break
-        search.heap_key[hole], search.heap_state[hole] = search.heap_key[below], search.heap_state[below]
+        search.heap_key[hole] = search.heap_key[below]
+        search.heap_state[hole] = search.heap_state[below]
         hole = below
     search.heap_key[hole], search.heap_state[hole] = key, state
     return int(result)

@@ -151,7 +151,10 @@ def run_ahead(problem: Problem, seen: IntArray, waiting: IntArray, op: int, long
     After each op the chain goes on with the successor of least growth that waits for nothing else.
     """
     ran = np.empty(longest, np.int64)
-    live, top, valley, top_at_valley = np.int64(0), np.int64(0), np.int64(0), np.int64(0)
+    live = np.int64(0)
+    top = np.int64(0)
+    valley = np.int64(0)
+    top_at_valley = np.int64(0)
     length = 0
     while op >= 0 and length < longest:
         rise, net = effect_of(problem, seen, op)
@@ -201,7 +204,10 @@ def least_growth(problem: Problem, longest: int, widest: int) -> IntArray:
             ready[num_ready] = op
             num_ready += 1
     for position in range(num_ops):
-        chosen, chosen_top, chosen_net, chosen_fits = -1, np.int64(0), np.int64(0), False
+        chosen = -1
+        chosen_top = np.int64(0)
+        chosen_net = np.int64(0)
+        chosen_fits = False
         for slot in range(max(0, num_ready - widest), num_ready):
             top, net = run_ahead(problem, seen, waiting, ready[slot], longest)
             fits = live + top <= peak
@@ -211,7 +217,10 @@ def least_growth(problem: Problem, longest: int, widest: int) -> IntArray:
                     (net, top) < (chosen_net, chosen_top) if fits else (top, net) < (chosen_top, chosen_net)
                 )
             if chosen < 0 or better:
-                chosen, chosen_top, chosen_net, chosen_fits = slot, top, net, fits
+                chosen = slot
+                chosen_top = top
+                chosen_net = net
+                chosen_fits = fits
         op = ready[chosen]
         for slot in range(chosen, num_ready - 1):
             ready[slot] = ready[slot + 1]

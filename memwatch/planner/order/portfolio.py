@@ -74,7 +74,9 @@ class _Best:
         """Keep an order if it is better than the best one so far."""
         peak = int(peak_of(self.problem, order))
         if self.peak_bytes < 0 or peak < self.peak_bytes:
-            self.order, self.peak_bytes, self.method = order, peak, method
+            self.order = order
+            self.peak_bytes = peak
+            self.method = method
 
 
 def best_order(graph: Graph, *, time_limit_s: float = 10.0, seed: int = 0) -> OrderResult:

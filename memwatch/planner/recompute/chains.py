@@ -162,6 +162,7 @@ def fill_rotor_table(
             late = best[split[:, None], last[:, None], np.maximum(room, 0)]
             price = forward[:, None] + late + best[first, split - 1]
             is_better = (room >= 0) & (price < value)
-            value, chosen = np.where(is_better, price, value), np.where(is_better, split[:, None], chosen)
+            value = np.where(is_better, price, value)
+            chosen = np.where(is_better, split[:, None], chosen)
         best[first, last], choice[first, last] = value, chosen
     return best, choice

@@ -54,7 +54,10 @@ def gaps_at(model: Model, events: Events, draft: Draft, step: int) -> IntArray:
         if left != version:
             continue
         row = rows[count]
-        row[BUFFER], row[VERSION], row[SINCE], row[PEAK_STEP] = buffer, version, since, step
+        row[BUFFER] = buffer
+        row[VERSION] = version
+        row[SINCE] = since
+        row[PEAK_STEP] = step
         row[UNTIL] = draft.size[0] if is_last else events.step[slot]
         count += 1
     return rows[:count]
@@ -74,7 +77,9 @@ def move_points(model: Model, scene: Scene, cut: Cut) -> tuple[int, int, float]:
         if tokens[out_before] < model.num_ops:
             left -= model.cost[tokens[out_before]]
         out_before += 1
-    stall, left, in_before = max(left, 0.0), model.move_cost[cut.buffer], cut.until
+    stall = max(left, 0.0)
+    left = model.move_cost[cut.buffer]
+    in_before = cut.until
     while left > 0 and in_before - 1 > cut.peak_step and live[in_before - 1] <= scene.budget:
         in_before -= 1
         if tokens[in_before] < model.num_ops:

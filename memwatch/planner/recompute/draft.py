@@ -58,7 +58,8 @@ def remove_steps(draft: Draft, first: int, second: int) -> None:
     at = 0
     for position in range(draft.size[0]):
         if position not in (first, second):
-            draft.tokens[at], draft.ids[at] = draft.tokens[position], draft.ids[position]
+            draft.tokens[at] = draft.tokens[position]
+            draft.ids[at] = draft.ids[position]
             at += 1
     draft.size[0] = at
 
@@ -186,7 +187,9 @@ def new_work(model: Model, room: int) -> Work:
 
 def compute_backwards(model: Model, op: int, step: int, work: Work) -> bool:
     """Go back over a compute step: its outputs are born here, its inputs are wanted before. False: not valid."""
-    wanted, until, live = work.wanted, work.until, work.live
+    wanted = work.wanted
+    until = work.until
+    live = work.live
     work.left[op] -= model.has_once
     repeats = model.has_once and work.left[op] > 0
     for entry in range(model.write_ptr[op], model.write_ptr[op + 1]):
@@ -218,7 +221,10 @@ def compute_backwards(model: Model, op: int, step: int, work: Work) -> bool:
 
 def move_backwards(model: Model, token: int, step: int, work: Work) -> bool:
     """Go back over an offload or a reload; False if it is not valid."""
-    wanted, until, host, live = work.wanted, work.until, work.host, work.live
+    wanted = work.wanted
+    until = work.until
+    host = work.host
+    live = work.live
     buffer = token - model.num_ops
     if buffer >= model.num_buffers:  # reload
         buffer -= model.num_buffers

@@ -186,7 +186,8 @@ def _gain(model: Model, tools: Tools, budget: int, before: float) -> float:
 def _same_cut_in_other_blocks(model: Model, ranking: Ranking, chosen: int, needed: int) -> IntArray:
     """Return the same cut in other blocks, as often as needed to free enough bytes."""
     row = ranking.rows[chosen]
-    kind, nbytes = model.kind[model.producer[row[BUFFER]]], model.nbytes[row[BUFFER]]
+    kind = model.kind[model.producer[row[BUFFER]]]
+    nbytes = model.nbytes[row[BUFFER]]
     ranks, count = np.empty(len(ranking.rows), np.int64), 0
     for rank in ranking.ranked:
         other = ranking.rows[rank]
@@ -219,7 +220,9 @@ def _best_cut(model: Model, draft: Draft, tools: Tools, peak_step: int, style: S
     scene = Scene(draft, list_events(model, draft), tools.search, tools.work.live, style.budget)
     before = overflow(model, draft, tools.work, style.budget)
     ranking = _rank_cuts(model, scene, tools.work, peak_step, style)
-    best_score, chosen, tried = 0.0, -1, 0
+    best_score = 0.0
+    chosen = -1
+    tried = 0
     for rank in ranking.ranked:
         if tried >= (style.shortlist if chosen >= 0 else 4 * style.shortlist):
             break

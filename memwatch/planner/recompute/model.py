@@ -47,7 +47,8 @@ def op_classes(graph: Graph) -> IntArray:
     )
     colours = _number(list(rows))
     for _ in range(_ROUNDS):
-        before, after = _sums(graph.preds, colours), _sums(graph.succs, colours)
+        before = _sums(graph.preds, colours)
+        after = _sums(graph.succs, colours)
         colours = _number(list(zip(colours.tolist(), before.tolist(), after.tolist(), strict=True)))
     return colours
 

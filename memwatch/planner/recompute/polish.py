@@ -91,7 +91,9 @@ def shift_one(model: Model, draft: Draft, bench: Bench) -> None:
 def undo_some(model: Model, draft: Draft, bench: Bench) -> None:
     """Take back random recomputes and moves: a few anywhere, or most of them in one window."""
     count = computes(model, draft)
-    first, last, share = 0, draft.size[0], 0.05 + 0.3 * random_unit(bench.random)
+    first = 0
+    last = draft.size[0]
+    share = 0.05 + 0.3 * random_unit(bench.random)
     if random_unit(bench.random) < 0.5:
         width = max(4, int(draft.size[0] * 0.5 * random_unit(bench.random)))
         first = random_below(bench.random, draft.size[0])

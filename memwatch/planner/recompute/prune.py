@@ -143,7 +143,9 @@ def prune(model: Model, draft: Draft, budget: int, rank: IntArray) -> None:
     """
     length = draft.size[0]
     draft.ids[:length] = np.arange(length)
-    work, trial, where = new_work(model, length), new_draft(length), np.arange(length)
+    work = new_work(model, length)
+    trial = new_draft(length)
+    where = np.arange(length)
     changed = True
     while changed:
         changed = False

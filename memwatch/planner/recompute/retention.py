@@ -111,7 +111,9 @@ class _Model:
     """The variables of one problem. OR-tools has no types, hence Any."""
 
     def __init__(self, graph: Graph, room_bytes: int, copies: int, cp: Any) -> None:
-        self.cp, self._graph, self._copies = cp, graph, copies
+        self.cp = cp
+        self._graph = graph
+        self._copies = copies
         self._last = _event(graph.num_ops + 1, 0)
         most = max(float(graph.op_cost.sum()), 1e-30)
         self.scale = (
@@ -142,7 +144,8 @@ class _Model:
         from ortools.sat.python import cp_model
 
         cp, graph = self.cp, self._graph
-        present, start = [cp.new_constant(1)], [cp.new_constant(_event(op, op))]
+        present = [cp.new_constant(1)]
+        start = [cp.new_constant(_event(op, op))]
         events = [_event(stage, op) for stage in range(op + 1, graph.num_ops + 1)]
         for _ in range(self._copies - 1 if graph.op_recomputable[op] else 0):
             is_there = cp.new_bool_var("")
@@ -173,7 +176,9 @@ class _Model:
 
     def _add_inputs(self, op: int, copy: int) -> None:
         """Require that every computation finds each of its inputs in exactly one interval."""
-        cp, start, is_there = self.cp, self._start[op][copy], self._present[op][copy]
+        cp = self.cp
+        start = self._start[op][copy]
+        is_there = self._present[op][copy]
         for buffer in self._graph.reads.row(op).tolist():
             producer = int(self._graph.buffer_producer[buffer])
             if producer < 0:

@@ -103,8 +103,12 @@ class RecomputeSearch:
     """
 
     def __init__(self, graph: Graph, model: Model, terms: Terms) -> None:
-        self._graph, self._model, self._terms = graph, model, terms
-        self._budget, self._keeps_order, self._clock = terms.budget_bytes, terms.keeps_order, terms.clock
+        self._graph = graph
+        self._model = model
+        self._terms = terms
+        self._budget = terms.budget_bytes
+        self._keeps_order = terms.keeps_order
+        self._clock = terms.clock
 
     def run(self, starts: Iterable[IntArray], seeds: Seeds = lambda budget_bytes: []) -> PricedSchedule:
         """Return the cheapest schedule that fits, or the lowest schedule if none fits.

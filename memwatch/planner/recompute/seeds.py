@@ -58,7 +58,8 @@ def cut_into_stages(graph: Graph, most: int) -> Stages | None:
     if turn < 2 or not len(made):
         return None
     last_early, first_late = _uses_around(graph, turn)
-    producer, nbytes = graph.buffer_producer[made], graph.buffer_nbytes[made]
+    producer = graph.buffer_producer[made]
+    nbytes = graph.buffer_nbytes[made]
     change = np.zeros(turn + 1, dtype=np.int64)
     np.add.at(change, producer, nbytes)
     np.subtract.at(change, np.maximum(last_early[made], producer), nbytes)

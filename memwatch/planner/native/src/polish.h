@@ -90,7 +90,7 @@ class Polish {
     if (choice < 0.5 || (0.6 <= choice && choice < 0.8)) undo_some();
   }
 
-  /// Move a random step to a random place not far away, unless that makes the schedule invalid.
+  /// Move a random step to a random place nearby, if the schedule stays valid.
   void shift_one() {
     const Int size = then_->length(), source = below(size), token = then_->tokens[source];
     if (model_.is_op(token) && model_.stays[token] == 1) return;
