@@ -209,13 +209,13 @@ def _search(
     keeps_order = request.order != "auto"
     model = recompute_model(graph, movable, costs, recompute=request.recompute, keeps_order=keeps_order)
     search = RecomputeSearch(graph, model, Terms(budget_bytes, keeps_order, request.seed, clock))
-    starts = _starts(graph, request, history, budget_bytes, clock)
+    starts = _start_orders(graph, request, history, budget_bytes, clock)
     if request.recompute and not callable(request.order):
         return search.run(starts, lambda budget: [*known, *seeds(graph, budget)])
     return search.run(starts)
 
 
-def _starts(
+def _start_orders(
     graph: Graph, request: PlanRequest, history: _History, budget_bytes: int, clock: Clock
 ) -> list[IntArray]:
     """Return the orders to start from: the program's own, where it is allowed, and the best order known."""

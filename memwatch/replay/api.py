@@ -26,7 +26,7 @@ from memwatch.reading import Reading, load
 from memwatch.replay.checkpoints.apply import AppliedPlan, apply_step
 from memwatch.replay.checkpoints.step import read_step
 from memwatch.replay.checkpoints.turns import training_step
-from memwatch.replay.graph import Recorded, in_words, namer_of, recorded_program
+from memwatch.replay.graph import Recorded, namer_of, recorded_program, with_readable_names
 from memwatch.replay.run import check_inputs, replay_schedule
 
 if TYPE_CHECKING:
@@ -221,7 +221,7 @@ def replayable(source: _Recording | Capture | str | os.PathLike[str]) -> Replaya
 def _with_program(found: Plan, program: Replayable) -> RecordedPlan:
     """Return the plan with its program, and with moves that name ops and lines instead of numbers."""
     values = {item.name: getattr(found, item.name) for item in dataclasses.fields(Plan)}
-    values["moves"] = describe_moves(in_words(program.recorded), found.schedule)
+    values["moves"] = describe_moves(with_readable_names(program.recorded), found.schedule)
     return RecordedPlan(**values, program=program)
 
 

@@ -110,7 +110,7 @@ def written_once(node: fx.Node) -> tuple[fx.Node, ...]:
     return tuple(values[place] for place in _STATISTICS)
 
 
-def without_statistics(node: fx.Node) -> None:
+def remove_statistics(node: fx.Node) -> None:
     """Replace a batch norm that runs again by a batch norm that writes no statistics."""
     if written_once(node):
         x, weight, bias, _, _, *rest = node.args

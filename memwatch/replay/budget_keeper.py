@@ -186,7 +186,7 @@ class BudgetKeeper:
 
     def abandon_episode(self) -> None:
         """Stop the measurement without a result, for instance because a graph raised."""
-        if self._episode is not None and self._episode.can_stop_here:
+        if self._episode is not None and self._episode.is_in_window_thread:
             self._episode.stop()
             self._episode = None
 
@@ -222,7 +222,7 @@ class BudgetKeeper:
             return
         self._step_budget.note_backward_end()
         episode.mark(mark.BACKWARD_RETURNED)
-        if not episode.is_pending() and episode.can_stop_here:
+        if not episode.is_pending() and episode.is_in_window_thread:
             self._end_episode()
 
     def _open_episode(self, graph: TracedGraph, args: Sequence[Any]) -> Episode:
@@ -294,7 +294,7 @@ class BudgetKeeper:
         """End the episode. Use its measurement, if there is one, to plan or to check the plan."""
         episode = self._episode
         self._episode = None
-        if episode is None or not episode.can_stop_here:
+        if episode is None or not episode.is_in_window_thread:
             return
         stretches = episode.stop() if episode.is_measured else []
         runs = episode.runs

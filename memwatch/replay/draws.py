@@ -45,7 +45,7 @@ def _dropout_backward(gradient: torch.Tensor, mask: torch.Tensor, scale: float) 
 _ON_CPU: Final[dict[Any, Callable[..., Any]]] = {_FORWARD: _dropout, _BACKWARD: _dropout_backward}
 
 
-def on_cpu(op: Any) -> Any:
+def cpu_kernel_of(op: Any) -> Any:
     """Return the function that runs an op on the CPU as eager PyTorch does. For most ops it is the op itself."""
     return _ON_CPU.get(op, op)
 
@@ -53,7 +53,7 @@ def on_cpu(op: Any) -> Any:
 def kernel_of(node: fx.Node) -> Any:
     """Return the function that runs a node as eager PyTorch does."""
     values = [item for item in leaves(node.meta.get("val")) if isinstance(item, torch.Tensor)]
-    return on_cpu(node.target) if _drops(node) and values[0].device.type == "cpu" else node.target
+    return cpu_kernel_of(node.target) if _drops(node) and values[0].device.type == "cpu" else node.target
 
 
 def with_dropouts_of_eager(module: fx.GraphModule) -> fx.GraphModule:
@@ -90,12 +90,12 @@ def draw_again(state: torch.Tensor, op: Callable[..., Any], *args: Any, **kwargs
     before = read_state()
     torch.default_generator.set_state(state)
     try:
-        return on_cpu(op)(*args, **kwargs)
+        return cpu_kernel_of(op)(*args, **kwargs)
     finally:
         torch.default_generator.set_state(before)
 
 
-def reads_state(node: fx.Node) -> bool:
+def saves_state(node: fx.Node) -> bool:
     """Return True for a node that saves the state of the generator."""
     return node.target is read_state
 
@@ -106,7 +106,7 @@ def state_before(node: fx.Node) -> fx.Node | None:
     return found
 
 
-def drawn_from(state: fx.Node) -> fx.Node:
+def random_node_of(state: fx.Node) -> fx.Node:
     """Return the random node that belongs to a saved state."""
     found: fx.Node = state.meta[_DRAWN]
     return found

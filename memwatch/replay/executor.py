@@ -93,7 +93,7 @@ OnStep = Callable[[int], None]
 
 
 @dataclass(frozen=True)
-class Frees:
+class FreeSteps:
     """The steps at which storages of buffers are kept and dropped.
 
     Attributes:
@@ -105,7 +105,7 @@ class Frees:
     freed: list[list[int]]
 
 
-def frees_of(graph: Graph, schedule: Schedule) -> Frees:
+def free_steps_of(graph: Graph, schedule: Schedule) -> FreeSteps:
     """Return the buffers to keep and to free at each step, from the allocations that the planner counted."""
     held = allocations(graph, schedule)
     order = np.lexsort((held.last_step, held.first_step, held.buffer))
@@ -121,7 +121,7 @@ def frees_of(graph: Graph, schedule: Schedule) -> Frees:
             bound[first].add(buffer)
         if last < len(schedule):
             freed[last].append(buffer)
-    return Frees(bound, freed)
+    return FreeSteps(bound, freed)
 
 
 @dataclass
@@ -155,7 +155,7 @@ class Executor:
             ReplayError: an op raised, or returned another value or shape than it was recorded with.
         """
         buffer_of = self.recorded.buffer_of.tolist()
-        plan = frees_of(self.recorded.graph, self.schedule)
+        plan = free_steps_of(self.recorded.graph, self.schedule)
         calls = self.recorded.program.calls
         overloads = [call_of(overload_of(call)) for call in calls]
         steps = list(zip(self.schedule.kind.tolist(), self.schedule.index.tolist(), strict=True))

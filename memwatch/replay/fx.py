@@ -24,7 +24,7 @@ from memwatch.encoding.values import Value, leaves
 from memwatch.planner import Effect, Graph, OpSpec, cuda_block_sizes
 from memwatch.replay.batch_norms import written_once
 from memwatch.replay.cost import price
-from memwatch.replay.draws import STATE_BYTES, reads_state, state_before
+from memwatch.replay.draws import STATE_BYTES, saves_state, state_before
 from memwatch.replay.errors import UnsupportedOpError
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class GraphReader:
 
     prefix: str = ""
     given: dict[fx.Node, str] = field(default_factory=dict)
-    size_of: Callable[[Value], int] = field(default_factory=lambda: hinted)
+    size_of: Callable[[Value], int] = field(default_factory=lambda: traced_size)
     workspace_of: Callable[[fx.Node], int] = lambda node: 0
     ops: list[OpSpec] = field(default_factory=list)
     buffers: dict[fx.Node, tuple[str, ...]] = field(default_factory=dict)
@@ -161,7 +161,7 @@ def graph_from_fx(module: fx.GraphModule, num_fwd_outputs: int | None = None) ->
         UnsupportedOpError: a node does not call an ATen op, or has no value.
     """
     reader = GraphReader()
-    crossing = None if num_fwd_outputs is None else crossing_node(module.graph)
+    crossing = None if num_fwd_outputs is None else first_backward_node(module.graph)
     outputs = list(leaves(module.graph.output_node().args))[:num_fwd_outputs]
     for node in module.graph.nodes:
         if node is crossing:
@@ -176,7 +176,7 @@ def graph_from_fx(module: fx.GraphModule, num_fwd_outputs: int | None = None) ->
     return Graph.build(reader.ops, keep, external_nbytes=inputs)
 
 
-def crossing_node(graph: fx.Graph) -> fx.Node:
+def first_backward_node(graph: fx.Graph) -> fx.Node:
     """Return the first node of a joint graph that uses a tangent; all forward outputs are computed before it."""
     node: fx.Node
     for node in graph.nodes:
@@ -206,7 +206,7 @@ def is_tangent(node: fx.Node) -> bool:
 
 def is_op(node: fx.Node) -> bool:
     """Return True for a node that computes: an ATen op, an op with subgraphs, arithmetic of symbolic sizes."""
-    if isinstance(node.target, (OpOverload, HigherOrderOperator)) or reads_state(node):
+    if isinstance(node.target, (OpOverload, HigherOrderOperator)) or saves_state(node):
         return True
     return node.op == "call_function" and isinstance(node.meta.get("val"), (*_SYMBOLS, int, float, bool))
 
@@ -221,7 +221,7 @@ def written_nodes(node: fx.Node) -> Iterator[fx.Node]:
             yield from (item for item in leaves(value) if isinstance(item, fx.Node))
 
 
-def hinted(size: Value) -> int:
+def traced_size(size: Value) -> int:
     """Return a size as a number; a symbolic size is replaced by the value that it was traced with."""
     return int(size_hint(size, fallback=_UNKNOWN_SIZE)) if isinstance(size, torch.SymInt) else int(size)
 
@@ -245,7 +245,7 @@ def _effect(node: fx.Node) -> Effect:
     if isinstance(overload, HigherOrderOperator):
         return Effect.UNKNOWN
     if not isinstance(overload, OpOverload):
-        return Effect.RNG if reads_state(node) else Effect.NONE
+        return Effect.RNG if saves_state(node) else Effect.NONE
     if overload.namespace in COLLECTIVE_NAMESPACES:
         return Effect.COLLECTIVE
     only_acts = not schema_of(overload).returns and not list(written_nodes(node))
@@ -272,8 +272,8 @@ def _sized(value: Value) -> Value:
     if isinstance(value, (list, tuple)):
         return [_sized(item) for item in value]
     if isinstance(value, torch.SymInt):
-        return hinted(value)
+        return traced_size(value)
     if isinstance(value, torch.Tensor) and value.layout is torch.strided:
-        size, stride = (tuple(hinted(item) for item in items) for items in (value.shape, value.stride()))
+        size, stride = (tuple(traced_size(item) for item in items) for items in (value.shape, value.stride()))
         return torch.empty_strided(size, stride, dtype=value.dtype, device="meta")
     return value

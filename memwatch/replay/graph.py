@@ -201,13 +201,13 @@ def effect_of(call: Call) -> Effect:
     return Effect.NONE
 
 
-def in_words(recorded: Recorded) -> Graph:
+def with_readable_names(recorded: Recorded) -> Graph:
     """Return the same graph with names for people.
 
     An op is named by its overload, number and line, a buffer by its type and the op that made it.
     """
     program = recorded.program
-    ops = tuple(_op_words(call) for call in program.calls)
+    ops = tuple(_readable_name(call) for call in program.calls)
     buffers = []
     for number in recorded.buffer_of.tolist():
         buffer = program.buffers[number]
@@ -218,11 +218,11 @@ def in_words(recorded: Recorded) -> Graph:
 
 def namer_of(recorded: Recorded) -> Callable[[Name], str]:
     """Return a function that names the ops of a recorded program for people, by overload, number and line."""
-    words = {call.op: _op_words(call) for call in recorded.program.calls}
+    words = {call.op: _readable_name(call) for call in recorded.program.calls}
     return lambda name: words.get(cast("int", name), str(name))
 
 
-def _op_words(call: Call) -> str:
+def _readable_name(call: Call) -> str:
     space, name, _ = call.name.rsplit(".", 2)
     place = f", {place_in_file(call.line)}" if call.line else ""
     return f"{name if space == 'aten' else f'{space}::{name}'} (op {call.op}{place})"

@@ -167,7 +167,7 @@ def _peak(events: list[tuple[int, int, int]]) -> int:
 
 
 @contextlib.contextmanager
-def hear_allocator(device: str) -> Iterator[list[tuple[int, int, int]]]:
+def record_allocator_events(device: str) -> Iterator[list[tuple[int, int, int]]]:
     """Yield a list. At the end of the block it is filled with (time, address, signed bytes) of a device's events.
 
     Raises:

@@ -25,8 +25,8 @@ from memwatch.devices import adapter_of
 from memwatch.encoding.host_memory import as_bytes, new_storage
 from memwatch.encoding.values import Value, leaves
 from memwatch.planner.schedule import StepKind
-from memwatch.replay.batch_norms import without_statistics
-from memwatch.replay.draws import draw_again, drawn_from, reads_state, state_before
+from memwatch.replay.batch_norms import remove_statistics
+from memwatch.replay.draws import draw_again, random_node_of, saves_state, state_before
 from memwatch.replay.fx import BOUNDARY, is_tangent
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Rewritten:
+class RewrittenGraph:
     """A planned graph.
 
     Attributes:
@@ -46,9 +46,9 @@ class Rewritten:
     saved: list[fx.Node]
 
 
-def rewritten(
+def rewrite_graph(
     module: fx.GraphModule, order: Iterable[object], num_fwd_outputs: int | None = None
-) -> Rewritten:
+) -> RewrittenGraph:
     """Return a graph that runs in an order.
 
     Args:
@@ -67,7 +67,7 @@ def rewritten(
     new = fx.GraphModule(module, writer.graph)
     new.meta.update(module.meta)
     new.graph.lint()
-    return Rewritten(new, list(writer.saved))
+    return RewrittenGraph(new, list(writer.saved))
 
 
 @dataclass
@@ -106,13 +106,13 @@ class _Writer:
             self._move(name)
             return
         node = self._nodes[str(name)]
-        if reads_state(node) and drawn_from(node).name not in self.repeated:
+        if saves_state(node) and random_node_of(node).name not in self.repeated:
             return  # the random op runs only once, so nobody needs the state
         is_again = node in self.now
         state = state_before(node) if is_again else None
         self.now[node] = self._copy(node) if state is None else self._drawn_again(node, state)
         if is_again:
-            without_statistics(self.now[node])
+            remove_statistics(self.now[node])
         for user in node.users:
             if (
                 user.target is operator.getitem

@@ -345,6 +345,6 @@ def _generators_differ(executor: Executor) -> bool:
     if inputs is None or executor.last_drawn < 0:
         return False
     recorded = inputs.rng_after[executor.last_drawn]
-    drawn_from = inputs.rng_before[executor.last_drawn].keys()
-    now = read_states(drawn_from, inputs.generators)
+    generators = inputs.rng_before[executor.last_drawn].keys()
+    now = read_states(generators, inputs.generators)
     return any(crc32(state) != recorded[name] for name, state in now.items())

@@ -28,12 +28,12 @@ from memwatch.planner.request import op_text
 from memwatch.replay.fx import (
     BOUNDARY,
     GraphReader,
-    crossing_node,
-    hinted,
+    first_backward_node,
     is_op,
     is_tangent,
     mutated_inputs,
     plain_outputs,
+    traced_size,
 )
 from memwatch.replay.op_workspace import Workspaces
 from memwatch.replay.rewrite import Move
@@ -87,7 +87,7 @@ class GraphRun:
         if isinstance(size, int):
             return size
         found = size_at(size, self.values) if self.values else None
-        return hinted(size) if found is None else found
+        return traced_size(size) if found is None else found
 
 
 @dataclass
@@ -233,7 +233,7 @@ class StepModel:
             if name is not None:
                 known[node] = name
         reader = GraphReader(prefix, known, run.size_of, workspaces)
-        crossing = None if run.num_fwd_outputs is None else crossing_node(run.module.graph)
+        crossing = None if run.num_fwd_outputs is None else first_backward_node(run.module.graph)
         outputs = list(leaves(run.module.graph.output_node().args))[: run.num_fwd_outputs]
         turn = -1
         for node in run.module.graph.nodes:

@@ -152,11 +152,11 @@ def anneal(
             continue
         to = lowest + random_below(state, highest - lowest)
         to += to >= position
-        undone = retouch(problem, walk, op, to, undo)
+        undone = reassign_users(problem, walk, op, to, undo)
         overflow, more_touching = price_of_move(walk, op, to, cooling.target_bytes, best_peak)
         temperature = cooling.hot_bytes * math.exp(cool * turn)
         if not is_accepted(state, overflow, temperature):
-            untouch(problem, walk, undo, undone)
+            restore_users(problem, walk, undo, undone)
             continue
         move_op(walk, op, to)
         touching += more_touching
@@ -226,7 +226,7 @@ def legal_range(problem: Problem, walk: Walk, op: int) -> tuple[int, int]:
     return lowest, highest
 
 
-def new_first(problem: Problem, walk: Walk, buffer: int, op: int, to: int) -> int:
+def first_user_after_move(problem: Problem, walk: Walk, buffer: int, op: int, to: int) -> int:
     """Return the op that touches a buffer first after `op` has moved to position `to`."""
     first = walk.first[buffer]
     if first != op:
@@ -238,7 +238,7 @@ def new_first(problem: Problem, walk: Walk, buffer: int, op: int, to: int) -> in
     return int(first)
 
 
-def new_last(problem: Problem, walk: Walk, buffer: int, op: int, to: int) -> int:
+def last_user_after_move(problem: Problem, walk: Walk, buffer: int, op: int, to: int) -> int:
     """Return the op that touches a buffer last after `op` has moved to position `to`."""
     last = walk.last[buffer]
     if last != op:
@@ -250,26 +250,26 @@ def new_last(problem: Problem, walk: Walk, buffer: int, op: int, to: int) -> int
     return int(last)
 
 
-def retouch(problem: Problem, walk: Walk, op: int, to: int, undo: IntArray) -> int:
+def reassign_users(problem: Problem, walk: Walk, op: int, to: int, undo: IntArray) -> int:
     """Assign allocations and frees to the ops that make them after `op` has moved to `to`.
 
     Returns:
-        How many entries, (buffer, former first, former last) each, were written to `undo` for `untouch`.
+        How many entries, (buffer, former first, former last) each, were written to `undo` for `restore_users`.
     """
     count = 0
     for entry in range(problem.touch_ptr[op], problem.touch_ptr[op + 1]):
         buffer = problem.touch[entry]
-        first = new_first(problem, walk, buffer, op, to)
-        last = new_last(problem, walk, buffer, op, to)
+        first = first_user_after_move(problem, walk, buffer, op, to)
+        last = last_user_after_move(problem, walk, buffer, op, to)
         if first != walk.first[buffer] or last != walk.last[buffer]:
             undo[3 * count], undo[3 * count + 1] = buffer, walk.first[buffer]
             undo[3 * count + 2] = walk.last[buffer]
             count += 1
-            hand_over(problem, walk, buffer, first, last)
+            set_first_and_last(problem, walk, buffer, first, last)
     return count
 
 
-def hand_over(problem: Problem, walk: Walk, buffer: int, first: int, last: int) -> None:
+def set_first_and_last(problem: Problem, walk: Walk, buffer: int, first: int, last: int) -> None:
     """Make `first` allocate the buffer and `last` free it."""
     nbytes = problem.nbytes[buffer]
     if not problem.at_start[buffer]:
@@ -283,10 +283,10 @@ def hand_over(problem: Problem, walk: Walk, buffer: int, first: int, last: int) 
     walk.first[buffer], walk.last[buffer] = first, last
 
 
-def untouch(problem: Problem, walk: Walk, undo: IntArray, count: int) -> None:
-    """Undo `retouch`."""
+def restore_users(problem: Problem, walk: Walk, undo: IntArray, count: int) -> None:
+    """Undo `reassign_users`."""
     for index in range(count):
-        hand_over(problem, walk, undo[3 * index], undo[3 * index + 1], undo[3 * index + 2])
+        set_first_and_last(problem, walk, undo[3 * index], undo[3 * index + 1], undo[3 * index + 2])
 
 
 def price_of_move(walk: Walk, op: int, to: int, target: int, best: int) -> tuple[float, int]:

@@ -18,7 +18,7 @@ import numpy as np
 from memwatch.planner.kernels import with_twin
 from memwatch.planner.native import calls
 from memwatch.planner.order.lists import breadth_first
-from memwatch.planner.order.problem import effect_of, live_at_start, mark_run, mark_unrun, mirrored
+from memwatch.planner.order.problem import effect_of, live_at_start, mark_run, mark_unrun, mirror_image
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -80,7 +80,7 @@ def _raise_level(
     problem: Problem, known_peak_bytes: int, level: int, max_states: int, clock: Clock
 ) -> SearchResult:
     """Raise the level until an order is found or none can be under the known peak."""
-    directions = [_Direction(problem, max_states), _Direction(mirrored(problem), max_states)]
+    directions = [_Direction(problem, max_states), _Direction(mirror_image(problem), max_states)]
     level = max(level, *(direction.level for direction in directions))
     # two threads that meet after a fixed number of expansions: faster than one, and the result stays the same
     with ThreadPoolExecutor(len(directions)) as pool:

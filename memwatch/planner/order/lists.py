@@ -12,7 +12,7 @@ import numpy as np
 
 from memwatch.planner.kernels import with_twin
 from memwatch.planner.native import calls
-from memwatch.planner.order.problem import effect_of, live_at_start, mark_run, mark_unrun, mirrored
+from memwatch.planner.order.problem import effect_of, live_at_start, mark_run, mark_unrun, mirror_image
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,7 +40,7 @@ def inductor_orders(problem: Problem) -> Iterator[tuple[str, IntArray]]:
 
 def list_orders(problem: Problem, clock: Clock) -> Iterator[tuple[str, IntArray]]:
     """Yield (name, order) of the list schedules, cheapest first, until the time is up."""
-    backwards = mirrored(problem)
+    backwards = mirror_image(problem)
     yield "program", np.arange(problem.num_ops)
     yield from inductor_orders(problem)
     if not clock.is_over():
@@ -53,7 +53,7 @@ def list_orders(problem: Problem, clock: Clock) -> Iterator[tuple[str, IntArray]
 def beam_orders(problem: Problem, seed: int, clock: Clock) -> Iterator[tuple[str, IntArray]]:
     """Yield (name, order) of beam searches of several widths, forwards and backwards, until the time is up."""
     bits = np.random.default_rng(seed).integers(0, 2**64, size=problem.num_ops, dtype=np.uint64)
-    backwards = mirrored(problem)
+    backwards = mirror_image(problem)
     for width in _BEAM_WIDTHS:
         if not clock.is_over():
             yield f"beam-{width}", beam_search(problem, width, bits)

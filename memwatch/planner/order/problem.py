@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Problem(NamedTuple):
     """The problem as arrays, for the kernels. A buffer is live from the first op that touches it to the last.
 
-    Read backwards, every order is an order of a problem of the same kind, the mirror image (see `mirrored`).
+    Read backwards, every order is an order of a problem of the same kind, the mirror image (see `mirror_image`).
     Row i of a list is ``list[list_ptr[i]:list_ptr[i + 1]]``.
     """
 
@@ -73,7 +73,7 @@ def order_problem(graph: Graph) -> Problem:
     )
 
 
-def mirrored(problem: Problem) -> Problem:
+def mirror_image(problem: Problem) -> Problem:
     """Return the problem whose orders are this one's orders read backwards, with the same peaks."""
     return problem._replace(
         at_start=problem.at_end,

@@ -14,7 +14,7 @@ import numpy as np
 
 from memwatch.planner.order.anneal import new_walk
 from memwatch.planner.order.lists import breadth_first
-from memwatch.planner.order.problem import mirrored
+from memwatch.planner.order.problem import mirror_image
 
 if TYPE_CHECKING:
     from memwatch.planner.csr import IntArray
@@ -38,7 +38,7 @@ class _Segment:
         """Sort key: segments that lower live bytes, lowest hill first; then others, largest hill minus net first."""
         return (0, self.hill) if self.net <= 0 else (1, self.net - self.hill)
 
-    def then(self, other: _Segment) -> _Segment:
+    def join(self, other: _Segment) -> _Segment:
         """Return this segment and then the other one, as one segment."""
         hill = max(self.hill, self.net + other.hill)
         return _Segment(hill, self.net + other.net, (self.ops, other.ops))
@@ -54,7 +54,7 @@ def tree_order(problem: Problem) -> IntArray | None:
     order = _in_tree_order(problem)
     if order is not None:
         return order
-    order = _in_tree_order(mirrored(problem))
+    order = _in_tree_order(mirror_image(problem))
     return None if order is None else order[::-1].copy()
 
 
@@ -84,7 +84,7 @@ def _priority(segment: _Segment) -> tuple[int, int]:
 def _append(segments: list[_Segment], last: _Segment) -> None:
     """Append a segment, joined with those before it whose priority is higher than its own."""
     while segments and segments[-1].priority > last.priority:
-        last = segments.pop().then(last)
+        last = segments.pop().join(last)
     segments.append(last)
 
 

@@ -69,7 +69,7 @@ class Bench(NamedTuple):
     random: NDArray[np.uint64]
 
 
-def shift_one(model: Model, draft: Draft, bench: Bench) -> None:
+def move_random_step(model: Model, draft: Draft, bench: Bench) -> None:
     """Move a random step to a random place nearby, if the schedule stays valid."""
     size = draft.size[0]
     source = random_below(bench.random, size)
@@ -88,7 +88,7 @@ def shift_one(model: Model, draft: Draft, bench: Bench) -> None:
         copy_draft(bench.trial, draft)
 
 
-def undo_some(model: Model, draft: Draft, bench: Bench) -> None:
+def undo_random_cuts(model: Model, draft: Draft, bench: Bench) -> None:
     """Take back random recomputes and moves: a few anywhere, or most of them in one window."""
     count = computes(model, draft)
     first = 0
@@ -109,7 +109,7 @@ def undo_some(model: Model, draft: Draft, bench: Bench) -> None:
     drop_useless(model, draft, bench.work)
 
 
-def cut_anywhere(model: Model, draft: Draft, bench: Bench, effort: Effort) -> None:
+def cut_random_gap(model: Model, draft: Draft, bench: Bench, effort: Effort) -> None:
     """Cut a random gap at a random step, if the schedule stays valid."""
     if draft.size[0] + effort.limit + 2 >= len(draft.tokens):
         return
@@ -139,16 +139,16 @@ def _value(model: Model, draft: Draft, work: Work, budget: int) -> tuple[float, 
     return overflow(model, draft, work, budget), duration(model, draft)
 
 
-def _disturb(model: Model, draft: Draft, bench: Bench, effort: Effort) -> None:
+def _change_randomly(model: Model, draft: Draft, bench: Bench, effort: Effort) -> None:
     """Change a schedule at random: by a cut, by moved steps, by undone cuts, or by two of these."""
     choice = random_unit(bench.random)
     if 0.35 <= choice < 0.6:
-        cut_anywhere(model, draft, bench, effort)
+        cut_random_gap(model, draft, bench, effort)
     if choice >= 0.6:
         for _ in range(1 + random_below(bench.random, 3)):
-            shift_one(model, draft, bench)
+            move_random_step(model, draft, bench)
     if choice < 0.5 or 0.6 <= choice < 0.8:
-        undo_some(model, draft, bench)
+        undo_random_cuts(model, draft, bench)
 
 
 @with_twin(calls.polish)
@@ -168,7 +168,7 @@ def polish(model: Model, draft: Draft, effort: Effort) -> None:
     best_value = now_value
     for turn in range(effort.rounds):
         copy_draft(now, then)
-        _disturb(model, then, bench, effort)
+        _change_randomly(model, then, bench, effort)
         power, noise = 0.5 + random_unit(random), 0.5 * random_unit(random)
         style = Style(effort.budget, power, noise, effort.limit, 8, 4 * model.num_ops, False, random)
         if fit(model, then, style) <= effort.budget:

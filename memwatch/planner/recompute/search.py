@@ -118,18 +118,22 @@ class RecomputeSearch:
             seeds: returns, for a budget (bytes), schedules to start from that compute some ops again. Invalid
                 schedules are left out.
         """
-        begun = [self.evaluate(tokens) for tokens in starts]
-        for start in sorted(begun, key=lambda one: one.peak_bytes):
+        priced_starts = [self.evaluate(tokens) for tokens in starts]
+        for start in sorted(priced_starts, key=lambda one: one.peak_bytes):
             if start.peak_bytes <= self._budget:
                 return start
         prepare(self._clock)
-        best = self._search(begun, seeds)
+        best = self._search(priced_starts, seeds)
         if best.peak_bytes <= self._budget:
             return best
-        return self._lower_peak_stepwise(self._step_down(best, begun, seeds))
+        return self._lower_peak_stepwise(self._step_down(best, priced_starts, seeds))
 
-    def _search(self, begun: list[PricedSchedule], seeds: Seeds) -> PricedSchedule:
-        found = self._fit_in_styles(begun) + self._fit_blocks(begun) + self._fit_seeds(seeds(self._budget))
+    def _search(self, priced_starts: list[PricedSchedule], seeds: Seeds) -> PricedSchedule:
+        found = (
+            self._fit_in_styles(priced_starts)
+            + self._fit_blocks(priced_starts)
+            + self._fit_seeds(seeds(self._budget))
+        )
         best = self._best(found)
         if best.peak_bytes > self._budget and not self._clock.is_over():
             best = self._best([best, self.fit(best.tokens, 1.0, self._graph.num_ops)])
@@ -140,7 +144,9 @@ class RecomputeSearch:
             best = self.reorder_and_prune(best)
         return self.solve(best) if self._graph.num_ops <= _LARGEST_EXACT else best
 
-    def _step_down(self, best: PricedSchedule, begun: list[PricedSchedule], seeds: Seeds) -> PricedSchedule:
+    def _step_down(
+        self, best: PricedSchedule, priced_starts: list[PricedSchedule], seeds: Seeds
+    ) -> PricedSchedule:
         """Return the lowest schedule of searches whose budget is a little below what was found.
 
         With a budget far below every known schedule, the greedy search values all cuts alike. A target a little below
@@ -152,7 +158,7 @@ class RecomputeSearch:
             if share is None or best.peak_bytes <= self._budget or self._clock.is_over():
                 break
             target = int(best.peak_bytes * (1 - share))
-            found = self.prune(self._with_budget(target)._search(begun, seeds))
+            found = self.prune(self._with_budget(target)._search(priced_starts, seeds))
             if found.peak_bytes < best.peak_bytes:
                 best, steps = found, iter(_STEPS_DOWN)
         return best
@@ -179,18 +185,18 @@ class RecomputeSearch:
             best = lower
         return best
 
-    def _fit_in_styles(self, begun: list[PricedSchedule]) -> list[PricedSchedule]:
+    def _fit_in_styles(self, priced_starts: list[PricedSchedule]) -> list[PricedSchedule]:
         """Return the starts, and the results of the greedy search for each start and style."""
         styles = _STYLES if self._graph.num_ops <= _LARGEST_STYLED else _STYLES[:1]
-        found = list(begun)
+        found = list(priced_starts)
         for power, limit in styles:
-            for one in begun:
-                if len(found) > len(begun) and self._clock.is_over():
+            for one in priced_starts:
+                if len(found) > len(priced_starts) and self._clock.is_over():
                     return found
                 found.append(self.fit(one.tokens, power, limit))
         return found
 
-    def _fit_blocks(self, begun: list[PricedSchedule]) -> list[PricedSchedule]:
+    def _fit_blocks(self, priced_starts: list[PricedSchedule]) -> list[PricedSchedule]:
         """Return schedules that treat repeated blocks alike, and some for a tighter budget with the rest taken back.
 
         Both find schedules that no sequence of single best cuts reaches.
@@ -200,7 +206,7 @@ class RecomputeSearch:
         found: list[PricedSchedule] = []
         tighter = self._with_budget(int(self._budget * _TIGHTER))
         is_repeated = np.bincount(self._model.kind).max(initial=0) >= _BLOCKS
-        for one in begun:
+        for one in priced_starts:
             if self._clock.is_over():
                 break
             found.append(self.prune(tighter.fit(one.tokens, 1.0, 60)))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from memwatch.replay.checkpoints.choose import Choice
-    from memwatch.replay.checkpoints.contexts import Around, Contexts, Sizes
+    from memwatch.replay.checkpoints.contexts import ContextMaker, Contexts, Sizes
     from memwatch.replay.checkpoints.regions import Region
     from memwatch.replay.checkpoints.step import TrainingStep
 
@@ -250,7 +250,7 @@ class Checkpointed:
         return checkpoint(run, *args, use_reentrant=False, context_fn=self._contexts)
 
     def _contexts(self) -> Contexts:
-        around: list[Around] = [self._without_statistics] if self._has_statistics else []
+        around: list[ContextMaker] = [self._without_statistics] if self._has_statistics else []
         if self._check is not None:
             around += self._check.first_pass.region(self._check.claim_bytes)
         return contexts_of(self._sizes, around)

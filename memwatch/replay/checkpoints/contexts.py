@@ -60,7 +60,7 @@ def sizes_by_region(choice: Choice) -> dict[int, Sizes]:
     return dict(found)
 
 
-def contexts_of(sizes: Sizes | None, around: Iterable[Around] = ()) -> Contexts:
+def contexts_of(sizes: Sizes | None, around: Iterable[ContextMaker] = ()) -> Contexts:
     """Return the two contexts of a region.
 
     Args:
@@ -106,7 +106,7 @@ def _result_bytes(result: Any) -> int:
     return sum(each.untyped_storage().nbytes() for each in leaves(result) if isinstance(each, Tensor))
 
 
-Around: TypeAlias = "Callable[[], AbstractContextManager[Any]]"
+ContextMaker: TypeAlias = "Callable[[], AbstractContextManager[Any]]"
 
 
 @dataclass(slots=True)
@@ -114,7 +114,7 @@ class RunAgain:
     """The context in which a region runs again, inside of other contexts."""
 
     inner: AbstractContextManager[Any]
-    around: tuple[Around, ...]
+    around: tuple[ContextMaker, ...]
     _stack: contextlib.ExitStack | None = None
 
     def __enter__(self) -> None:
@@ -163,7 +163,7 @@ class FirstPass:
         self._has_run_again = False
         self._end_calls: Callable[[], None] = lambda: None
 
-    def region(self, claim_bytes: int) -> list[Around]:
+    def region(self, claim_bytes: int) -> list[ContextMaker]:
         """Begin to measure with the first region of a pass; return the contexts to enter when the region runs again.
 
         Args:

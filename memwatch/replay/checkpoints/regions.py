@@ -63,7 +63,7 @@ def likely_regions(step: TrainingStep) -> list[Region]:
     most = max(
         families, key=lambda runs: sum(step.run_end[run] - step.run_start[run] for run in runs), default=[]
     )
-    return in_turns(step, _as_regions(step, most))
+    return with_turns(step, _as_regions(step, most))
 
 
 def _runs(step: TrainingStep) -> list[int]:
@@ -142,12 +142,12 @@ def own_regions(step: TrainingStep) -> list[tuple[Region, int, int]]:
         if place != NONE and wanted:
             taken.update(range(place, place + len(wanted)))
             found.append((Region(0, place, place + len(wanted)), start, end))
-    turns = in_turns(step, [region for region, _, _ in sorted(found, key=lambda entry: entry[0].start)])
+    turns = with_turns(step, [region for region, _, _ in sorted(found, key=lambda entry: entry[0].start)])
     again = {region.start: (start, end) for region, start, end in found}
     return [(region, *again[region.start]) for region in turns]
 
 
-def in_turns(step: TrainingStep, regions: Iterable[Region]) -> list[Region]:
+def with_turns(step: TrainingStep, regions: Iterable[Region]) -> list[Region]:
     """Return regions with their turn as the key. A backward ends a pass, and the next pass begins with turn 0."""
     backward = np.flatnonzero(np.isin(step.call_phase, IN_BACKWARD))
     turns: dict[int, int] = {}  # number of backward calls before a region -> newest turn

@@ -142,7 +142,7 @@ def own_timeline(step: TrainingStep, own: Sequence[tuple[Region, int, int]]) -> 
         for calls in (slice(region.start, region.end), slice(start, stop)):
             mode_bytes[calls] = step.call_mode_bytes[calls]
         if step.is_on_host:
-            left = min(_left(step, region, start, stop), count - 1)
+            left = min(_last_call_of_region(step, region, start, stop), count - 1)
             np.add.at(change, [region.start, start], RANDOM_STATE_BYTES)
             np.subtract.at(change, [left + 1, stop], RANDOM_STATE_BYTES)
     live = np.cumsum(change)[:-1] + _number_bytes(step)
@@ -167,7 +167,7 @@ def _number_bytes(step: TrainingStep) -> int:
     return _NUMBER_BYTES * int((~np.isin(step.call_phase, IN_BACKWARD)).sum())
 
 
-def _left(step: TrainingStep, region: Region, start: int, stop: int) -> int:
+def _last_call_of_region(step: TrainingStep, region: Region, start: int, stop: int) -> int:
     """Return the last call at which torch keeps the objects of a region that ran again.
 
     They are dropped together with the last of the region's inputs and results, apart from those that the program holds.
@@ -222,8 +222,8 @@ class _Simulation:
 
     def run(self) -> Timeline:
         step = self.step
-        forward_end = self._forward()
-        self._again()
+        forward_end = self._add_forward_buffers()
+        self._add_recomputed_buffers()
         workspace, mode_bytes = np.zeros((2, self.count), dtype=np.int64)
         workspace[self.moment[:-1]] = step.call_workspace_bytes
         price = 0
@@ -262,13 +262,13 @@ class _Simulation:
             self.change[kinds, start] += nbytes
             self.change[kinds, min(end, self.count - 1) + 1] -= nbytes
 
-    def _forward(self) -> IntArray:
+    def _add_forward_buffers(self) -> IntArray:
         """Add the buffers that the recorded calls made; return the moment at which each buffer is freed."""
         step, moment = self.step, self.moment
         dies = np.minimum(step.buffer_death, step.num_calls - 1)
         end = moment[dies]
         end[step.buffer_death >= step.num_calls] = self.count
-        for buffer, call in self._loosened().items():
+        for buffer, call in self._last_other_holders().items():
             end[buffer] = moment[call] if call != NONE else -1
         for run in self.runs:
             frame_end = int(moment[run.released])
@@ -285,7 +285,7 @@ class _Simulation:
             )
         return end
 
-    def _loosened(self) -> dict[int, int]:
+    def _last_other_holders(self) -> dict[int, int]:
         """Return buffers that autograd saved in regions -> the last call at which something else may hold them."""
         step = self.step
         released = np.full(len(step.buffer_nbytes) + 1, NONE, dtype=np.int64)
@@ -298,7 +298,7 @@ class _Simulation:
                 if death >= step.num_calls or not self.in_backward[death] or death > released[buffer]:
                     continue  # a variable or something else held it longest
                 if buffer not in last:
-                    last[buffer] = self._held_by_python(buffer, death)
+                    last[buffer] = self._last_python_holder(buffer, death)
         if not last:
             return last
         loosened = np.concatenate([run.packs for run in self.runs])
@@ -309,7 +309,7 @@ class _Simulation:
                 last[buffer] = max(last[buffer], int(step.pack_released[pack]))
         return last
 
-    def _held_by_python(self, buffer: int, death: int) -> int:
+    def _last_python_holder(self, buffer: int, death: int) -> int:
         """Return the last call before the backward at which a variable may hold a buffer.
 
         If no call after the region that made the buffer uses it, this is the last call of the region.
@@ -322,7 +322,7 @@ class _Simulation:
             return self.runs[run].region.end - 1
         return int(self.before_backward[death])
 
-    def _again(self) -> None:
+    def _add_recomputed_buffers(self) -> None:
         """Add the buffers that are made when regions run again."""
         step, moment = self.step, self.moment
         for run in self.runs:
