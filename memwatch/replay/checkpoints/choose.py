@@ -58,9 +58,8 @@ def choose_saved(timeline: Timeline, regions: list[Region]) -> Choice:
     for item in timeline.items:
         groups.setdefault(item.key, []).append(item)
     by_worth = sorted(groups, key=lambda key: -_worth(groups[key]))
-    by_region = sorted(
-        by_worth, key=lambda key: -key[0]
-    )  # the saved results of the last region live for the shortest time
+    # the last region holds what it saves for the shortest time
+    by_region = sorted(by_worth, key=lambda key: -key[0])
     found = [_plain(timeline, regions)]
     found += [
         _saving(timeline, regions, {key: groups[key] for key in order}) for order in (by_worth, by_region)
