@@ -20,7 +20,7 @@ from memwatch.errors import MemwatchError
 from memwatch.heap.class_checks import derives
 from memwatch.heap.classes import of_classes
 from memwatch.heap.tensors import is_simulated, quiet, storage_bytes, storage_of
-from memwatch.replay.measure import hear_allocator
+from memwatch.replay.measure import record_allocator_events
 from memwatch.signal_handlers import raises_later
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def count_live_bytes(device: str) -> Iterator[LiveBytes]:
     older = _Older() if is_host(device) else None
     found = LiveBytes(older.nbytes if older is not None else adapter_of(device).allocated_bytes(device))
     found.peak_bytes = found.baseline_bytes
-    with _without_log_lines(), hear_allocator(device) as events:
+    with _without_log_lines(), record_allocator_events(device) as events:
         yield found
     if older is not None:
         events = older.merged_with(events)

@@ -1,8 +1,8 @@
 """The time limit of a search.
 
-Small programs finish long before their limit, so the limit never decides their plan: the seed alone does. What counts
-is the time that this process works. On a machine that is shared with others the clock on the wall goes on while the
-search waits for its turn, and a plan that others would have found in time would be missed.
+The search of a small program ends long before the limit, so the seed alone decides its plan. The limit counts the CPU
+time of this process. On a shared machine, the process often waits for the CPU. If the limit counted the time on the
+wall, a search would find a worse plan there than on an idle machine.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _PATIENCE: Final = 3.0
-"""So many times the limit may pass on the wall at most, if the process gets no more of the machine."""
+"""Time on the wall after which a search ends in any case, as a multiple of its limit. A guess."""
 
 
 def working_time(
     wall_s: Callable[[], float] = time.monotonic, cpu_s: Callable[[], float] = time.process_time
 ) -> Callable[[], float]:
-    """Return a function that tells how long the process has worked from now on (seconds).
+    """Return a function that returns the working time of the process since now (seconds).
 
-    It never runs ahead of the clock on the wall: many threads at work are no reason to stop early.
+    Working time is CPU time, but never more than the time on the wall. With many threads CPU time runs faster.
 
     Args:
-        wall_s: the clock on the wall (seconds).
+        wall_s: the time on the wall (seconds).
         cpu_s: CPU time of the process (seconds).
     """
     start_wall_s, start_cpu_s = wall_s(), cpu_s()
@@ -40,9 +40,7 @@ def working_time(
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """A deadline, and the function that tells the time.
-
-    One clock is made per call of the planner and handed to everything that searches.
+    """A deadline, and the function that returns the time. Each call of the planner makes one for all its searches.
 
     Attributes:
         deadline_s: time at which the search has to end (seconds, on the scale of `now_s`).
@@ -54,23 +52,23 @@ class Clock:
 
     @classmethod
     def of(cls, limit_s: float, now_s: Callable[[], float] | None = None) -> Clock:
-        """Return a clock whose time is up after `limit_s` seconds of work.
+        """Return a clock that is over after `limit_s` seconds of work.
 
         Args:
             limit_s: the limit (seconds).
-            now_s: tells the time (seconds). Tests hand in their own, so that no test waits.
+            now_s: returns the time (seconds). Tests pass their own function, so that no test waits.
         """
         now_s = now_s or working_time()
         return cls(now_s() + limit_s, now_s)
 
     def is_over(self) -> bool:
-        """Return True when the time is up."""
+        """Return True after the deadline."""
         return self.now_s() >= self.deadline_s
 
     def left_s(self) -> float:
-        """Return the seconds that are left, 0 when the time is up."""
+        """Return the seconds up to the deadline; 0 after it."""
         return max(0.0, self.deadline_s - self.now_s())
 
     def share(self, ratio: float) -> Clock:
-        """Return a clock for one part of the search: its time is up when `ratio` of what is left is used."""
+        """Return a clock for one part of the search, with this share of the time that is left."""
         return Clock(self.now_s() + ratio * self.left_s(), self.now_s)

@@ -24,8 +24,8 @@ class BudgetError(MemwatchError):
     Attributes:
         best: the plan with the lowest peak that was found.
         bound_bytes: peak increase that no plan can go below (bytes).
-        reason: what stands in the way.
-        options: the options that would allow more; the message advises to use them.
+        reason: why no plan fits.
+        options: the options that would allow a lower peak. The message advises to use them.
     """
 
     def __init__(
@@ -39,12 +39,12 @@ class BudgetError(MemwatchError):
         self._given_advice = advice
 
     def for_options(self, existing: Collection[str]) -> BudgetError:
-        """Return a new error that reads as this one does for a caller who has some of the options only."""
+        """Return a new error that advises only options that the caller has."""
         options = tuple(each for each in self.options if each in existing)
         return BudgetError(self.reason, self.best, self.bound_bytes, options, self._given_advice)
 
     def because(self, reason: str) -> BudgetError:
-        """Return a new error that has one more reason; this one if there is none."""
+        """Return a new error with one more reason; this error if the reason is empty."""
         if not reason:
             return self
         return BudgetError(

@@ -32,13 +32,13 @@ ShortOp: TypeAlias = tuple[Name, Collection[Name], Mapping[Name, int], float]
 
 
 class Effect(IntEnum):
-    """What an op does besides reading and writing its buffers; such ops cannot be moved freely."""
+    """The effect of an op besides reading and writing its buffers. It limits where the op may run."""
 
     NONE = 0
-    RNG = 1  # draws random numbers: ops of this kind keep their order, or each would draw other numbers
-    COLLECTIVE = 2  # talks to other ranks: all ranks must run these ops in the same order
-    ITEM = 3  # hands a value to Python, which may decide what runs next
-    UNKNOWN = 4  # anything may have happened: keeps its place among all ops with an effect
+    RNG = 1  # draws random numbers: in another order, the ops would draw other numbers
+    COLLECTIVE = 2  # communicates with other ranks: all ranks must run these ops in the same order
+    ITEM = 3  # returns a value to Python, which may decide which op runs next
+    UNKNOWN = 4  # may do anything: keeps its place among all ops with an effect
 
     @property
     def recomputable(self) -> bool:
@@ -55,15 +55,14 @@ class OpSpec:
         reads: buffers the op reads.
         makes: buffers the op allocates, with their size (bytes).
         cost: seconds, FLOPs or any other additive price of computing the op once.
-        writes: existing buffers the op mutates (a write is a read too, unless it overwrites everything).
-        writes_once: those of `writes` that only the first computation mutates, because nothing else that the op
-            makes depends on them; batch norm's running statistics are an example. Whoever executes the plan
-            hands later computations something else.
-        time_ns: how long the op took when it was recorded, nanoseconds; 0 where that is not known.
+        writes: existing buffers the op mutates. A write counts as a read too.
+        writes_once: the part of `writes` that only the first run mutates, such as the running statistics of a batch
+            norm. No other result of the op depends on them, so the executor passes something else to later runs.
+        time_ns: recorded run time of the op, nanoseconds; 0 if not known.
         workspace_bytes: bytes the op allocates and frees while it runs.
-        effect: what the op does besides reading and writing its buffers.
-        recomputable: whether the op may run again. None means yes, unless it has an effect. True on an RNG
-            op promises that whoever executes the plan restores the generator state first.
+        effect: its effect besides reading and writing its buffers.
+        recomputable: whether the op may run again. None: only an op without an effect may. True for an RNG op
+            promises that the executor restores the state of the generator first.
     """
 
     name: Name
@@ -79,7 +78,7 @@ class OpSpec:
 
     @property
     def may_run_again(self) -> bool:
-        """Whether the op may be computed more than once, `recomputable` being None included."""
+        """Whether the op may run more than once."""
         return self.effect is Effect.NONE if self.recomputable is None else self.recomputable
 
 
@@ -95,24 +94,23 @@ def cuda_block_sizes(nbytes: IntArray) -> IntArray:
 class Graph:
     """A program without branches, as immutable arrays; op `i` is the i-th op of the program.
 
-    How memory is counted: when an op runs, its outputs and its workspace are allocated, and live bytes are
-    taken. Then every buffer whose last user has run is freed, unless it is pinned. An output that nobody
-    uses is freed right after the op that made it.
+    Memory is counted in this way. When an op runs, its outputs and its workspace are allocated, and then live bytes
+    are counted. After the op, every buffer whose last user has run is freed, unless it is pinned. An unused output
+    is freed right after the op that made it.
 
-    Mutation gives a buffer versions: version 0 is what its producer made, and each op that writes it makes
-    the next one.
+    A mutated buffer has versions. Its producer makes version 0, and each op that writes it makes the next version.
 
     Attributes:
         op_names: name of every op, in program order.
         op_cost: price of computing each op once.
-        op_time_ns: time each op took when it was recorded, nanoseconds; 0 where that is not known.
+        op_time_ns: recorded run time of each op, nanoseconds; 0 if not known.
         op_workspace_bytes: bytes each op allocates and frees while it runs.
         op_effect: `Effect` of each op.
         op_recomputable: whether each op may be computed more than once.
         buffer_names: name of every buffer; external ones first in order of appearance.
         buffer_nbytes: size of every buffer (bytes).
         buffer_producer: op that makes each buffer, -1 for an external one.
-        buffer_pinned: whether each buffer must be there, in its last version, at the end.
+        buffer_pinned: whether each buffer must exist, in its last version, at the end.
         buffer_freeable: whether each buffer may be freed after its last use.
         buffer_death: op after which the recorded program freed each buffer, -1 where that was its last
             use. Only `program_peak` reads it: plans always free at the last use.
@@ -158,8 +156,8 @@ class Graph:
         """Return the graph of a list of ops in program order.
 
         Args:
-            ops: ``(name, reads, {buffer: nbytes}, cost)`` or `OpSpec`. A buffer that is read or written
-                and never made is external: it is there before the first op.
+            ops: ``(name, reads, {buffer: nbytes}, cost)`` or `OpSpec`. A buffer that no op makes is external: it
+                exists before the first op.
             keep: buffers that must be alive at the end.
             external_nbytes: sizes (bytes) of external buffers; 0 where not given.
             freeable_externals: external buffers that may be freed after their last use.
@@ -170,13 +168,15 @@ class Graph:
             GraphError: a duplicate, a buffer used before it is made, a cycle, or an impossible number.
         """
         specs = _read_ops(ops)
-        sizes, may_free, pinned = external_nbytes or {}, set(freeable_externals), set(keep)
+        sizes = external_nbytes or {}
+        may_free = set(freeable_externals)
+        pinned = set(keep)
         producer = _producers(specs)
         index = _index_buffers(specs, producer, [*sizes, *freeable_externals, *keep])
         reads, read_version, writes, write_version = _buffer_access(specs, index, producer)
         makes = Csr.from_rows([[index[name] for name in spec.makes] for spec in specs])
         effect = np.array([spec.effect for spec in specs], dtype=np.int8)
-        # an external buffer that no op uses has no last use after which it could be freed
+        # an external buffer is freed after its last use, so it needs a use
         freed = {name for spec in specs for name in (*spec.reads, *spec.writes) if name in may_free}
         freeable = [name not in pinned and (name in producer or name in freed) for name in index]
         return cls(
@@ -266,25 +266,32 @@ class Graph:
 
 
 def fingerprint(graph: Graph) -> str:
-    """Return a hash of everything a plan depends on: ops, buffers, their sizes, and who uses what.
+    """Return a hash of the ops, the buffers, their sizes, and their uses. A plan fits programs with the same hash only.
 
-    Costs are left out. They are measured times, which differ in every recording of the same program, and a
-    plan stays valid with other costs.
+    Costs are left out. They are measured times that differ in every recording, and a plan is valid with any costs.
     """
     digest = hashlib.sha256()
     digest.update(repr(graph.op_names).encode())
     arrays = (
-        graph.op_effect, graph.buffer_nbytes, graph.buffer_producer, graph.buffer_pinned,
-        graph.buffer_freeable, graph.reads.indptr, graph.reads.indices, graph.makes.indptr,
-        graph.makes.indices, graph.writes.indptr, graph.writes.indices,
-    )  # fmt: skip
+        graph.op_effect,
+        graph.buffer_nbytes,
+        graph.buffer_producer,
+        graph.buffer_pinned,
+        graph.buffer_freeable,
+        graph.reads.indptr,
+        graph.reads.indices,
+        graph.makes.indptr,
+        graph.makes.indices,
+        graph.writes.indptr,
+        graph.writes.indices,
+    )
     for array in arrays:
         digest.update(np.ascontiguousarray(array).tobytes() + b"|")
     return digest.hexdigest()
 
 
 class _Access(NamedTuple):
-    """Who uses which version of which buffer.
+    """The version of each buffer that each op reads and writes.
 
     Attributes:
         reads: op -> buffers it reads.
@@ -300,7 +307,7 @@ class _Access(NamedTuple):
 
 
 def _read_ops(ops: Iterable[OpSpec | ShortOp]) -> list[OpSpec]:
-    """Return the ops in their long form, or raise `GraphError` for one that is no op or repeats a name."""
+    """Return the ops in their long form. Raise `GraphError` for a value that is not an op, and for a repeated name."""
     specs = [_as_spec(op) for op in ops]
     seen: dict[Name, int] = {}
     for position, spec in enumerate(specs):
@@ -353,7 +360,7 @@ def _index_buffers(specs: list[OpSpec], producer: dict[Name, int], named: list[N
     Args:
         specs: the ops.
         producer: what `producers` returned.
-        named: buffers that the caller of `Graph.build` named; a name that no op knows is an error.
+        named: buffers that the caller of `Graph.build` named. A name that no op uses is an error.
     """
     used = {name for spec in specs for name in (*spec.reads, *spec.writes)}
     for name in named:
@@ -391,7 +398,7 @@ def _buffer_access(specs: list[OpSpec], index: dict[Name, int], producer: dict[N
 
 
 def _once_flags(specs: list[OpSpec], index: dict[Name, int], writes: Csr) -> NDArray[np.bool_]:
-    """Return for each entry of `writes` whether only the first computation of the op makes it."""
+    """Return for each entry of `writes` whether only the first run of the op makes it."""
     once = [{index[name] for name in spec.writes_once} for spec in specs]
     pairs = zip(writes.row_ids().tolist(), writes.indices.tolist(), strict=True)
     return np.array([buffer in once[op] for op, buffer in pairs], dtype=bool)

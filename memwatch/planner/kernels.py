@@ -1,7 +1,7 @@
-"""Kernels: the loops in which the planner spends its time, in C++ where the library is there, else in Python.
+"""Kernels: the loops in which the planner spends its time. They exist in C++, and as twins in Python.
 
-A plan of a small program may be found before anything needs the library. The searches call `prepare` first. It
-compiles the library where that is missing, once for a machine, for as long as the time limit allows.
+The C++ library is used if it exists. Searches call `prepare` first. It compiles a missing library, once per machine, if
+the time limit allows. The plan of a small program is often found before any search.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_SILENT_S = 2.0
-_SHARE_WAITED = 0.7  # of the time limit; the rest is for what can be found without the library
+_SILENT_S = 2.0  # seconds of compiling before a line says so; a guess
+_SHARE_WAITED = (
+    0.7  # share of the time limit to wait for the compiler; the rest is for the search in Python; a guess
+)
 
 
 class _Loader:
-    """The library of this process, and the compiler while it is at work."""
+    """The library of this process, and the running compiler."""
 
     def __init__(self) -> None:
         self.calls: calls.Calls | None = None
@@ -37,7 +39,7 @@ class _Loader:
         self._lock = threading.Lock()
 
     def look(self) -> calls.Calls | None:
-        """Load the library if it is there; a look at the disk, once per process."""
+        """Return the library, None if there is no file. The file is searched once per process."""
         if not self._has_looked:
             self._has_looked = True
             self._load()
@@ -72,7 +74,7 @@ _loader = _Loader()
 
 
 def with_twin(call: Callable[..., Any]) -> Callable[[F], F]:
-    """Return a decorator for a kernel in Python, which runs where its twin in C++, `call`, cannot."""
+    """Return a decorator for a kernel in Python. The kernel calls its C++ twin, `call`, if the library is loaded."""
 
     def decorate(plain: F) -> F:
         @functools.wraps(plain)
@@ -86,16 +88,16 @@ def with_twin(call: Callable[..., Any]) -> Callable[[F], F]:
 
 
 def prepare(clock: Clock) -> None:
-    """Have the library for what follows, if the time allows to compile it. Say so if that takes long.
+    """Compile the library if it is missing and the time allows it. Print a line if that takes long.
 
-    Without it, because there is no compiler or no time, the twins in Python go on.
+    Without a compiler, or without time for it, the kernels in Python run.
     """
     if _loader.calls is None:
         _loader.prepare(clock)
 
 
 def are_fast() -> bool:
-    """Return True if the kernels are those of the library."""
+    """Return True if the kernels run in C++."""
     return _loader.look() is not None
 
 

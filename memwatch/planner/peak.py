@@ -30,7 +30,7 @@ class PeakResult:
 
     Attributes:
         peak_bytes: the most bytes that are live at any instant.
-        peak_step: first step at which they are; -1 where it is before the first step.
+        peak_step: the first step with so many live bytes; -1 if the peak is before the first step.
         live_bytes: live bytes while each step runs, its outputs and workspace included.
     """
 
@@ -43,8 +43,8 @@ class PeakResult:
 class Allocations:
     """Every allocation of a schedule: a buffer, and the steps from its first to its last (inclusive).
 
-    `first_step` is -1 for what is live before the first step, `last_step` is the number of steps for
-    what is live after the last one. A buffer that is recomputed or reloaded has several allocations.
+    `first_step` is -1 for a buffer that is live before the first step. `last_step` is the number of steps for a buffer
+    that is live after the last step. A buffer that is recomputed or reloaded has several allocations.
     """
 
     buffer: IntArray
@@ -69,7 +69,7 @@ def simulate(graph: Graph, schedule: Schedule, size_fn: SizeFn | None = None) ->
 
 
 def program_peak(graph: Graph, size_fn: SizeFn | None = None) -> PeakResult:
-    """Return the live bytes of the program as it was recorded, which frees some buffers late.
+    """Return the live bytes of the program as it was recorded. The program may free buffers later than a plan would.
 
     Args:
         graph: the program.
@@ -119,9 +119,14 @@ def allocations(graph: Graph, schedule: Schedule) -> Allocations:
     external = graph.buffer_producer < 0
     kept = graph.buffer_pinned | (external & ~graph.buffer_freeable)
     events = Events(
-        indptr, step[by_buffer], kind[by_buffer], version[by_buffer],
-        external.astype(np.int64), np.where(kept, graph.final_version, -1), len(schedule),
-    )  # fmt: skip
+        indptr,
+        step[by_buffer],
+        kind[by_buffer],
+        version[by_buffer],
+        external.astype(np.int64),
+        np.where(kept, graph.final_version, -1),
+        len(schedule),
+    )
     found, status, fault_step, fault_buffer = intervals(events)
     if status != OK:
         raise OrderError(_fault(graph, schedule, int(status), int(fault_step), int(fault_buffer)))
@@ -132,7 +137,10 @@ def _events(graph: Graph, schedule: Schedule) -> tuple[IntArray, IntArray, IntAr
     """Return what every step does to every buffer: (buffer, step, kind, version)."""
     compute_steps = np.flatnonzero(schedule.kind == StepKind.COMPUTE)
     ops = schedule.index[compute_steps]
-    buffers, steps, kinds, versions = [], [], [], []
+    buffers = []
+    steps = []
+    kinds = []
+    versions = []
     parts = (
         (graph.makes, MAKE, np.zeros(len(graph.makes.indices), dtype=np.int64)),
         (graph.reads, READ, graph.read_version),
@@ -176,7 +184,8 @@ def _check_steps(graph: Graph, schedule: Schedule) -> None:
         )
     again = np.flatnonzero((count > 1) & ~graph.op_recomputable)
     if len(again):
-        name, effect = graph.op_names[again[0]], Effect(int(graph.op_effect[again[0]])).name
+        name = graph.op_names[again[0]]
+        effect = Effect(int(graph.op_effect[again[0]])).name
         raise OrderError(
             f"op {name!r} is computed {int(count[again[0]])} times, but may run only once (effect {effect})"
         )
@@ -198,7 +207,8 @@ def _fault(graph: Graph, schedule: Schedule, status: int, step: int, buffer: int
     name = graph.buffer_names[buffer]
     if status == LOST:
         return f"buffer {name!r} is kept, but its last version is not there at the end"
-    kind, index = StepKind(int(schedule.kind[step])), int(schedule.index[step])
+    kind = StepKind(int(schedule.kind[step]))
+    index = int(schedule.index[step])
     who = (
         f"op {graph.op_names[index]!r} (step {step})"
         if kind == StepKind.COMPUTE
@@ -210,19 +220,19 @@ def _fault(graph: Graph, schedule: Schedule, status: int, step: int, buffer: int
 
 
 _SMALLEST_SHARE_RATIO: Final = 0.01
-"""A smaller share of the peak is not worth a word."""
+"""A group that takes a smaller share of the peak is left out of the sentence. A guess."""
 
 
 @dataclass(frozen=True)
 class AtPeak:
-    """The bytes of a program's own at the peak of a schedule; each buffer counts once, where it fits first.
+    """The bytes at the peak of a schedule, without external buffers. Each buffer counts in the first group that fits.
 
     Attributes:
-        op: the op that runs then; None at a move.
-        own_bytes: its inputs, outputs and workspace.
-        kept_bytes: what stays to the end.
-        once_bytes: what ops have made that may not run again.
-        other_bytes: what waits though it could be computed again.
+        op: the op that runs at the peak; None if a move runs.
+        own_bytes: inputs, outputs and workspace of this op.
+        kept_bytes: buffers that stay to the end.
+        once_bytes: buffers that were made by ops that may not run again.
+        other_bytes: buffers that wait for later ops and could be computed again.
     """
 
     op: str | None
@@ -246,7 +256,7 @@ class AtPeak:
 
 
 def at_peak(graph: Graph, schedule: Schedule, name_of: Callable[[Name], str]) -> AtPeak | None:
-    """Return what is there at the peak of a schedule; None where the peak is before its first step.
+    """Return the bytes at the peak of a schedule, by reason; None if the peak is before the first step.
 
     Args:
         graph: the program.
@@ -289,7 +299,7 @@ OK, ABSENT, STALE, LOST = 0, 1, 2, 3
 
 
 class Events(NamedTuple):
-    """What the steps do to the buffers, sorted by buffer, then by step; in a step reads come before writes."""
+    """The events of all buffers, sorted by buffer, then by step. Within a step, reads come before writes."""
 
     indptr: IntArray
     step: IntArray
@@ -309,7 +319,7 @@ class Intervals(NamedTuple):
 
 
 def _wanted_versions(events: Events, buffer: int) -> IntArray:
-    """Return the version that each event, or the first use after it, expects; -1 where there is no use."""
+    """Return the version that each event expects, or the first use after it; -1 if no use follows."""
     begin, end = events.indptr[buffer], events.indptr[buffer + 1]
     wanted = np.full(end - begin + 1, events.final[buffer], np.int64)
     for slot in range(end - begin - 1, -1, -1):
@@ -325,13 +335,15 @@ def _wanted_versions(events: Events, buffer: int) -> IntArray:
 def _walk_buffer(events: Events, buffer: int, out: Intervals, count: int) -> tuple[int, int, int]:
     """Append the allocations of one buffer to `out`; return (status, step, count).
 
-    A make or a reload starts a new allocation when the next use expects the version that it brings. If it
-    does not, the result is dropped at once and the old allocation lives on.
+    A make or a reload brings a version. If the next use expects this version, a new allocation begins. Otherwise the
+    result is dropped at once, and the old allocation lives on.
     """
     wanted = _wanted_versions(events, buffer)
     on_host = -1
     current = 0 if events.external[buffer] else -1
-    out.buffer[count], out.first[count], out.last[count] = buffer, -1, -1
+    out.buffer[count] = buffer
+    out.first[count] = -1
+    out.last[count] = -1
     for event in range(events.indptr[buffer], events.indptr[buffer + 1]):
         slot = event - events.indptr[buffer]
         now, kind = events.step[event], events.kind[event]
@@ -347,7 +359,9 @@ def _walk_buffer(events: Events, buffer: int, out: Intervals, count: int) -> tup
                 count += 1
                 continue
             count += current >= 0
-            out.buffer[count], out.first[count], out.last[count] = buffer, now, now
+            out.buffer[count] = buffer
+            out.first[count] = now
+            out.last[count] = now
             current = brought
             continue
         if current < 0:

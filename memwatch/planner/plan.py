@@ -1,4 +1,4 @@
-"""A plan: a schedule of a program, what it saves and what it costs; its text and its file."""
+"""A plan: a schedule of a program, with its peak and its cost. Its text and its file."""
 
 from __future__ import annotations
 
@@ -26,34 +26,39 @@ if TYPE_CHECKING:
     from memwatch.planner.graph import Graph, Name
 
 
-_SHOWN_MOVES = 12
+_SHOWN_MOVES = 12  # sentences in the text of a plan; a guess
 # fields that go to the file as they are
 _FIGURES = (
-    "peak_increase_bytes", "program_peak_increase_bytes", "lower_bound_bytes", "extra_cost_ratio",
-    "moved_bytes", "budget_bytes", "fingerprint",
-)  # fmt: skip
+    "peak_increase_bytes",
+    "program_peak_increase_bytes",
+    "lower_bound_bytes",
+    "extra_cost_ratio",
+    "moved_bytes",
+    "budget_bytes",
+    "fingerprint",
+)
 _LATER_FIGURES = ("extra_time_ratio",)  # fields that files of older memwatch lack
 
 
 @dataclass(frozen=True, eq=False)
 class Plan(ShownAsText):
-    """A schedule and what is known about it.
+    """A schedule, its peak and its cost.
 
     Attributes:
         schedule: the steps.
         order: names of the ops in the order they are computed; a repeated name is a recompute.
-        moves: sentences that say what the plan does differently from the program.
+        moves: sentences about the differences between the plan and the program.
         peak_increase_bytes: peak of the plan above what is live before the first op.
         program_peak_increase_bytes: the same figure of the program as it was recorded.
         lower_bound_bytes: peak increase that no plan of this kind can go below.
         extra_cost_ratio: cost of recomputes and moves, as a share of the program's cost.
         moved_bytes: bytes that are moved out and back.
         budget_bytes: peak increase that was allowed, None where the lowest peak was wanted.
-        fingerprint: hash of the program; a plan fits this program only.
-        graph: the program, None for a plan that was loaded from a file.
-        step: of a loaded plan what the recorded step did, as training with the plan needs it; else None.
-        extra_time_ratio: time that the ops which run again took in the recording, as a share of the time of all
-            ops; None where the ops were not timed. One run is noisy: plans are compared by their cost.
+        fingerprint: hash of the program. A plan fits this program only.
+        graph: the program; None for a plan that was loaded from a file.
+        step: the recorded training step of a loaded plan, for training with it; otherwise None.
+        extra_time_ratio: recorded time of the ops that run again, as a share of the time of all ops; None if the ops
+            were not timed. One recording is noisy, so plans are compared by their cost.
     """
 
     schedule: Schedule
@@ -76,23 +81,22 @@ class Plan(ShownAsText):
         """Return the two contexts with which torch checkpoints one region within the plan's budget.
 
         Pass the method itself: ``checkpoint(block, x, use_reentrant=False,
-        context_fn=plan.checkpoint_contexts)``. The peak is never above that of plain checkpoints of the same
-        regions: the dearest results for which that leaves room are saved, the rest of the region is computed again
-        when the backward reaches it.
+        context_fn=plan.checkpoint_contexts)``. The peak is never above the peak of plain checkpoints of the same
+        regions. Within this peak, memwatch saves the results that cost most to compute again. The backward computes
+        the rest of the region again.
 
-        A program may be recorded with its checkpoints or without them. Without them the first pass shows which
-        regions there are, as plain checkpoints; the passes after it save. A region that was not recorded is
-        computed again as a whole. If checkpoints of the regions are above the budget, a warning has both figures.
-        The first pass whose regions are known is measured, and a warning has both figures if it takes more than
-        the plan claims. Checkpoints can neither reorder ops nor move buffers, so these parts of a plan have no
-        effect here.
+        A program may be recorded with its checkpoints or without them. If it was recorded without them, the first
+        pass runs plain checkpoints and shows the regions, and later passes save results. A region that was not
+        recorded is computed again as a whole. If checkpoints of the regions exceed the budget, a warning has both
+        figures. The first pass whose regions are known is measured. If it takes more than the plan says, a warning
+        has both figures. Checkpoints cannot reorder ops or move buffers, so these parts of a plan have no effect.
 
         Args:
             strict: whether these warnings are errors: ``context_fn=partial(plan.checkpoint_contexts, strict=True)``.
 
         Raises:
             BudgetError: with `strict`, checkpoints of the regions are above the budget.
-            MemwatchError: the plan is of no recorded training step.
+            MemwatchError: the plan was not made from a recorded training step.
         """
         return self._turns.contexts(strict=strict)
 
@@ -107,7 +111,7 @@ class Plan(ShownAsText):
         return turns_of(self)
 
     def step_content(self) -> Mapping[str, Any] | None:
-        """Return what the recorded step did as plain data, None for the plan of a `Graph`."""
+        """Return the recorded training step as plain data; None for the plan of a `Graph`."""
         return self.step
 
     def __str__(self) -> str:
@@ -118,7 +122,8 @@ class Plan(ShownAsText):
         return "\n".join(lines)
 
     def _peak_line(self) -> str:
-        peak, program = self.peak_increase_bytes, self.program_peak_increase_bytes
+        peak = self.peak_increase_bytes
+        program = self.program_peak_increase_bytes
         share = f" ({100 * peak / program:.0f}% of the program's)" if program else ""
         budget = f"budget {format_bytes(self.budget_bytes)}: " if self.budget_bytes is not None else ""
         return (
@@ -156,10 +161,10 @@ class Plan(ShownAsText):
 
 
 def load_plan(path: str | PathLike[str]) -> Plan:
-    """Return the plan that `Plan.save` wrote, ready to train with; its `graph` is None.
+    """Return the plan that `Plan.save` wrote, ready to train with. Its `graph` is None.
 
     Raises:
-        PlanFileError: the file holds no plan, or one of a newer memwatch.
+        PlanFileError: the file does not contain a plan, or a newer memwatch wrote it.
     """
     content = _read(path)
     try:
@@ -174,22 +179,22 @@ def load_plan(path: str | PathLike[str]) -> Plan:
         raise PlanFileError(f"{path} is a damaged plan ({error!r}); write it again") from None
 
 
-_FORMAT, _VERSION = "memwatch-plan", 2
-_READABLE = (1, _VERSION)
+_FORMAT = "memwatch-plan"
+_VERSION = 2
+_READABLE = (1, _VERSION)  # version 1 has no training step
 _HOW_TO_WRITE = "write one with `memwatch plan -o FILE CAPTURE` or plan.save(path)"
-"""Version 1 has no training step."""
 
 
 class PlanFileError(MemwatchError, ValueError):
-    """A plan cannot be written, or a file holds no plan."""
+    """A plan cannot be written, or a file does not contain a plan."""
 
 
 def _write(path: str | PathLike[str], content: dict[str, Any], *, force: bool) -> None:
-    """Write the content of a plan, whose values JSON can hold, to a file.
+    """Write the content of a plan to a file.
 
     Args:
         path: the file.
-        content: what is in it.
+        content: the values, which JSON can represent.
         force: whether an existing file may be replaced.
 
     Raises:
@@ -200,10 +205,10 @@ def _write(path: str | PathLike[str], content: dict[str, Any], *, force: bool) -
 
 
 def _read(path: str | PathLike[str]) -> dict[str, Any]:
-    """Return the content of a file that `write_plan_file` wrote.
+    """Return the content of a file that `_write` wrote.
 
     Raises:
-        PlanFileError: there is no such file, or it is no plan, or one of a newer memwatch.
+        PlanFileError: the file does not exist or does not contain a plan, or a newer memwatch wrote it.
     """
     if not Path(path).is_file():
         raise PlanFileError(f"{path} is not a file; {_HOW_TO_WRITE}")

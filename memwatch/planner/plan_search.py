@@ -1,7 +1,7 @@
-"""plan_graph(): from a program and a budget to the cheapest schedule that fits.
+"""plan_graph(): find the cheapest schedule of a program that fits a budget.
 
-The search itself is in `order` and `recompute`. This module chooses where it starts, remembers what earlier
-budgets of the same program found, and says why a budget cannot be reached.
+The searches are in `order` and `recompute`. This module chooses their starts, remembers the schedules that were found
+for earlier budgets of the same program, and explains why no schedule fits a budget.
 """
 
 from __future__ import annotations
@@ -39,16 +39,20 @@ if TYPE_CHECKING:
     from memwatch.planner.csr import IntArray
     from memwatch.planner.graph import Graph, Name
 
-_LARGEST_QUICK = 5_000
-_LARGEST_IN_PYTHON = 1_000  # larger programs need the compiled kernels even for their peaks and bounds
-_ROUNDING = 1e-12
+_LARGEST_QUICK = (
+    5_000  # ops; the bounds and checks of larger programs get 20 % of the time instead of 10 %; a guess
+)
+_LARGEST_IN_PYTHON = (
+    1_000  # ops; larger programs need the compiled kernels even for their peaks and bounds; a guess
+)
+_ROUNDING = 1e-12  # a smaller extra cost, as a share of the program's, is an error of floating point
 
 
 @dataclass(slots=True)
 class _History:
-    """What earlier calls with the same request found; it makes the peak monotone in the budget.
+    """The schedules that earlier calls with the same request found. They make the peak monotone in the budget.
 
-    Requests that differ in the time limit alone share it, so that none of them is told less than another was.
+    Requests that differ only in the time limit share one history, so that a later request never gets a worse plan.
     """
 
     order: OrderResult | None = None
@@ -58,27 +62,27 @@ class _History:
     searched_s: dict[int | None, float] = field(default_factory=dict)  # budget -> longest time limit so far
 
     def wants_search(self, budget_bytes: int | None, time_limit_s: float) -> bool:
-        """Return True if no search for this budget had so much time; note that one has it now."""
+        """Return True if no earlier search for this budget had so much time. Record that a search has it now."""
         is_new = self.searched_s.get(budget_bytes, 0.0) < time_limit_s
         self.searched_s[budget_bytes] = max(self.searched_s.get(budget_bytes, 0.0), time_limit_s)
         return is_new
 
     def bound(self, graph: Graph, request: PlanRequest) -> int:
-        """Return the bound on all plans of this request (bytes); it is computed once."""
+        """Return the bound on all plans of this request (bytes). It is computed once."""
         if self.bound_bytes is None:
             self.bound_bytes = lower_bound(graph, request.recompute, request.offload)
         return self.bound_bytes
 
     def lowest_above(self, budget_bytes: int) -> list[IntArray]:
-        """Return the lowest schedule that a search ended with above a budget, if any: the next one goes on from it."""
+        """Return the lowest result of a search above a budget, if any. The next search starts from it."""
         above = [one for one in self.others if one.peak_bytes > budget_bytes]
         return [min(above, key=lambda one: one.peak_bytes).tokens] if above else []
 
     def choose(self, budget_bytes: int) -> PricedSchedule:
         """Return the cheapest known schedule that keeps the peak monotone in the budget, or the lowest if none fits.
 
-        Its peak lies between the peaks that were returned for smaller budgets and for larger ones. Without
-        this rule a lucky search for a small budget could beat the one for a larger budget.
+        Its peak lies between the peaks that were returned for smaller budgets and for larger budgets. Without this
+        rule, a lucky search for a small budget could be cheaper than the search for a larger budget.
         """
         floor = max(
             (one.peak_bytes for budget, one in self.answers.items() if budget < budget_bytes), default=0
@@ -112,8 +116,8 @@ def plan_graph(
 ) -> Plan:
     """Return the cheapest schedule of a program that fits a budget.
 
-    The peak is never above the program's own, never above the budget, and never rises when the budget of
-    the same program falls.
+    The peak is at most the program's own peak and at most the budget. A smaller budget for the same program never
+    gives a higher peak.
 
     Args:
         graph: the program.
@@ -124,20 +128,19 @@ def plan_graph(
         recompute: whether ops may be computed again.
         offload: whether buffers may be moved out and back.
         bandwidth: bytes moved in the time of one unit of op cost; see `recompute.model.default_bandwidth`.
-        time_limit_s: when to stop searching (seconds of work; on a machine shared with other programs at most three
-            times as long). Programs of a few hundred ops are done before: their plan depends on the seed alone.
+        time_limit_s: when to stop searching (seconds of work; on a busy machine at most three times as long). The
+            search of a few hundred ops ends earlier, so its plan depends on the seed alone.
         seed: seed of the random moves.
-        known: schedules to start from beside those that the search finds, as names of ops; a name that comes again
-            is a recompute.
+        known: more schedules to start from, as names of ops. A repeated name is a recompute.
         movable: the buffers that may be moved; None for all that the program makes.
-        name_of: names an op for people, in the error.
+        name_of: returns the name of an op for messages.
 
     Returns:
         The plan.
 
     Raises:
-        BudgetError: no plan fits; `best` is the lowest one that was found.
-        OrderError: the order is none of the above, or the function returned an order that is not valid.
+        BudgetError: no plan fits. `best` is the lowest plan that was found.
+        OrderError: the order is unknown, or the function returned an order that is not valid.
         OptionError: another argument has a wrong type or is out of its range.
         SizeError: the budget cannot be read.
     """
@@ -157,7 +160,7 @@ def plan_before(
     clock: Clock,
     known: Sequence[IntArray] = (),
 ) -> Plan:
-    """Return a plan, as `plan_graph` describes it, before the time of `clock` is up."""
+    """Return the plan that `plan_graph` describes, before `clock` is over."""
     history = _HISTORY.setdefault(graph, {}).setdefault(replace(request, time_limit_s=0.0), _History())
     if budget is None:
         result = _order(graph, request, history, clock)
@@ -180,7 +183,8 @@ def plan_before(
 
 
 def _order(graph: Graph, request: PlanRequest, history: _History, clock: Clock) -> OrderResult:
-    known, is_new = history.order, history.wants_search(None, request.time_limit_s)
+    known = history.order
+    is_new = history.wants_search(None, request.time_limit_s)
     if request.order != "auto":
         order = request.order if callable(request.order) else lambda program: range(program.num_ops)
         known = known or custom_order(graph, order)
@@ -205,16 +209,16 @@ def _search(
     keeps_order = request.order != "auto"
     model = recompute_model(graph, movable, costs, recompute=request.recompute, keeps_order=keeps_order)
     search = RecomputeSearch(graph, model, Terms(budget_bytes, keeps_order, request.seed, clock))
-    starts = _starts(graph, request, history, budget_bytes, clock)
+    starts = _start_orders(graph, request, history, budget_bytes, clock)
     if request.recompute and not callable(request.order):
         return search.run(starts, lambda budget: [*known, *seeds(graph, budget)])
     return search.run(starts)
 
 
-def _starts(
+def _start_orders(
     graph: Graph, request: PlanRequest, history: _History, budget_bytes: int, clock: Clock
 ) -> list[IntArray]:
-    """Return the orders to begin with: the program's own where it is allowed, and the best one known."""
+    """Return the orders to start from: the program's own, where it is allowed, and the best order known."""
     program = np.arange(graph.num_ops)
     starts = [] if callable(request.order) else [program]
     if starts and simulate(graph, schedule_of(graph, program)).peak_bytes <= budget_bytes:
@@ -237,7 +241,7 @@ def _plan(graph: Graph, found: PricedSchedule, bound_bytes: int, allowed: int | 
         peak_increase_bytes=simulate(graph, schedule).peak_bytes - baseline,
         program_peak_increase_bytes=program_peak(graph).peak_bytes - baseline,
         lower_bound_bytes=bound_bytes - baseline,
-        # the costs are summed in another order, so the last bits may differ; that is no extra cost
+        # the costs are summed in another order, so the last bits may differ
         extra_cost_ratio=extra if extra > _ROUNDING else 0.0,
         extra_time_ratio=_extra_time(graph, found.tokens),
         moved_bytes=moved_bytes(graph, schedule),
@@ -248,7 +252,7 @@ def _plan(graph: Graph, found: PricedSchedule, bound_bytes: int, allowed: int | 
 
 
 def _extra_time(graph: Graph, tokens: IntArray) -> float | None:
-    """Return the measured time of the repeated ops, as a share of the program's; None where ops were not timed."""
+    """Return the recorded time of the repeated ops, as a share of all ops; None if the ops were not timed."""
     total_ns = int(graph.op_time_ns.sum())
     if not total_ns:
         return None
@@ -264,16 +268,17 @@ def _budget_error(
     *,
     is_cut: bool,
 ) -> BudgetError:
-    """Return the error that says the lowest peak found, what stands in the way, and what to do.
+    """Return the error: the lowest peak found, the reason why no plan fits, and what to do.
 
     Args:
         graph: the program.
-        allowed: the peak increase that was asked for (bytes).
+        allowed: the budget (bytes).
         best: the plan with the lowest peak that was found.
-        request: what was allowed.
+        request: the options.
         is_cut: whether the time limit ended the search.
     """
-    found, bound = format_bytes(best.peak_increase_bytes), format_bytes(best.lower_bound_bytes)
+    found = format_bytes(best.peak_increase_bytes)
+    bound = format_bytes(best.lower_bound_bytes)
     lowest = f"no plan fits {format_bytes(allowed)}: the lowest peak increase found is {found}"
     error = partial(BudgetError, best=best, bound_bytes=best.lower_bound_bytes)
     if allowed >= best.lower_bound_bytes:
@@ -294,7 +299,7 @@ def _budget_error(
         )
     needs = working_sets(graph)
     most_bytes = int(needs.max(initial=0)) - graph.baseline_bytes
-    if allowed >= most_bytes:  # then offload, which moves everything else out of the way, could do it
+    if allowed >= most_bytes:  # offload can move everything else out of memory, so it could fit
         reason = f"{lowest}. No plan goes below {bound}: tensors that later ops need are alive beside the large ops"
         return error(reason, options=("offload",))
     op = request.name_of(graph.op_names[int(needs.argmax())])

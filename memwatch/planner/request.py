@@ -1,4 +1,4 @@
-"""What a user asks of a plan: the budget and the options. And the sentences that describe a finished plan."""
+"""The arguments of `plan_graph`: the budget and the options. Also the sentences that describe a finished plan."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OrderChoice: TypeAlias = "str | Callable[[Graph], Sequence[int]]"
 
 
 def op_text(name: Name) -> str:
-    """Name an op by what a graph calls it."""
+    """Return the name of an op for messages: its name in the graph."""
     return name if isinstance(name, str) and " " in name else f"op {name!r}"
 
 
@@ -43,11 +43,11 @@ class PlanRequest:
     name_of: Callable[[Name], str] = field(default=op_text, compare=False)
 
     def check(self) -> None:
-        """Refuse what means nothing: `"no"` is true to Python, and `"a"` would fail in the middle of a search.
+        """Refuse values without meaning now. `"no"` is true in Python, and other values fail in the middle of a search.
 
         Raises:
-            OrderError: the order is none that is known, and no function.
-            OptionError: another argument is of a wrong type or out of its range.
+            OrderError: the order is unknown and not a function.
+            OptionError: another argument has a wrong type or is out of its range.
         """
         if not (callable(self.order) or self.order in ("auto", "program")):
             raise OrderError(

@@ -26,7 +26,7 @@ from memwatch.reading import Reading, load
 from memwatch.replay.checkpoints.apply import AppliedPlan, apply_step
 from memwatch.replay.checkpoints.step import read_step
 from memwatch.replay.checkpoints.turns import training_step
-from memwatch.replay.graph import Recorded, in_words, namer_of, recorded_program
+from memwatch.replay.graph import Recorded, namer_of, recorded_program, with_readable_names
 from memwatch.replay.run import check_inputs, replay_schedule
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class _Recording(Protocol):
-    """What `memwatch.profile(replay=True)` yields and `memwatch.load` returns."""
+    """A recording: `memwatch.profile(replay=True)` yields one, and `memwatch.load` returns one."""
 
     @property
     def capture(self) -> Capture:
@@ -56,7 +56,7 @@ Source: TypeAlias = "_Recording | Capture | Graph | str | os.PathLike[str]"
 
 @dataclass(frozen=True)
 class Replayable:
-    """A recorded program and what a replay of it starts from.
+    """A recorded program and the inputs of its replay.
 
     Attributes:
         capture: the recorded tables.
@@ -76,7 +76,7 @@ class RecordedPlan(Plan):
     program: Replayable | None = field(default=None, repr=False)
 
     def step_content(self) -> Mapping[str, Any]:
-        """Return what the recorded step did, as training with the plan needs it."""
+        """Return the content of the recorded `TrainingStep`, for training with the plan."""
         return self._step_content
 
     @cached_property
@@ -85,7 +85,7 @@ class RecordedPlan(Plan):
         return read_step(self.program.capture, self.program.recorded).content()
 
 
-# Each recording is read once, so that several plans of it share one graph, whose answers the planner remembers.
+# Each recording is read once. Several plans of it share one graph, because the planner remembers its plans by graph.
 _known: WeakKeyDictionary[Any, tuple[Capture, Replayable]] = WeakKeyDictionary()
 
 
@@ -102,7 +102,7 @@ def plan(
     """Return the cheapest way to run a recorded program within a budget: reordered, recomputed, offloaded.
 
     Args:
-        source: what `memwatch.profile(replay=True)` recorded, a loaded capture or its path, or a
+        source: a profile recorded with `memwatch.profile(replay=True)`, a loaded capture or its path, or a
             `memwatch.planner.Graph`.
         budget: peak increase allowed: bytes, ``"512 MiB"``, or ``"60%"`` of the program's own. None: the
             lowest peak that an order alone, without extra cost, can reach.
@@ -126,10 +126,15 @@ def plan(
     assert isinstance(graph, Graph)
     with working("memwatch plan"), _best_is_replayable(program):
         found = plan_graph(
-            graph, budget=budget, order=order, recompute=recompute, offload=offload,
-            time_limit_s=time_limit_s, seed=seed,
+            graph,
+            budget=budget,
+            order=order,
+            recompute=recompute,
+            offload=offload,
+            time_limit_s=time_limit_s,
+            seed=seed,
             name_of=op_text if program is None else namer_of(program.recorded),
-        )  # fmt: skip
+        )
     return found if program is None else _with_program(found, program)
 
 
@@ -148,7 +153,7 @@ def replay(plan: Plan, source: Source | None = None) -> ReplayResult:
 
     Raises:
         ReplayError: an input changed since it was recorded, or an op failed or returned another value or shape.
-        MemwatchError: the plan belongs to no recorded program, or to another one.
+        MemwatchError: the plan does not belong to this recorded program.
     """
     program = plan.program if isinstance(plan, RecordedPlan) and source is None else None
     if program is None:
@@ -168,23 +173,23 @@ def replay(plan: Plan, source: Source | None = None) -> ReplayResult:
 def apply_plan(model: nn.Module, plan: Plan, *, strict: bool = False) -> AppliedPlan:
     """Checkpoint modules of a model, and save some of their results, so that a step stays within a plan's budget.
 
-    Results, gradients and random numbers are bitwise those of the model; statistics of batch norms are written once.
-    Modules are chosen among the repeated blocks of the recorded module tree, and left as they are where the budget
-    allows it; the peak is never above that of plain checkpoints of the same modules. The first step is measured, from
-    the first of these modules to the end of the backward: a warning has both figures if it takes more than claimed.
+    Results, gradients and random numbers stay the same bit for bit. Statistics of batch norms are written once.
+    memwatch checkpoints repeated blocks of the recorded module tree, as many as the budget requires. The peak is never
+    above the peak of plain checkpoints of the same modules. The first step is measured, from the first of these modules
+    to the end of the backward. If it takes more than the plan says, a warning has both figures.
 
     Args:
         model: the model that was recorded, or a new one of the same structure.
         plan: a plan of a whole training step, recorded without checkpoints; it may come from a file.
-        strict: whether it is an error if checkpoints cannot keep the budget, or the first step takes more than
-            claimed; then the model is as it was. If not, a warning has both figures.
+        strict: whether to raise if checkpoints cannot keep the budget, or if the first step takes more than the plan
+            says. The model is then as it was before. Otherwise a warning has both figures.
 
     Returns:
-        What is checkpointed and the peak increase to expect; its `undo()` leaves the model as it was.
+        The checkpointed modules and the peak increase to expect. `undo()` restores the model.
 
     Raises:
         BudgetError: with `strict`, checkpoints cannot keep the budget.
-        MemwatchError: the plan is of no recorded training step, or of another model.
+        MemwatchError: the plan was not made from a recorded training step, or is for another model.
     """
     budget_bytes = plan.peak_increase_bytes if plan.budget_bytes is None else plan.budget_bytes
     return apply_step(model, training_step(plan), budget_bytes, strict=strict)
@@ -216,7 +221,7 @@ def replayable(source: _Recording | Capture | str | os.PathLike[str]) -> Replaya
 def _with_program(found: Plan, program: Replayable) -> RecordedPlan:
     """Return the plan with its program, and with moves that name ops and lines instead of numbers."""
     values = {item.name: getattr(found, item.name) for item in dataclasses.fields(Plan)}
-    values["moves"] = describe_moves(in_words(program.recorded), found.schedule)
+    values["moves"] = describe_moves(with_readable_names(program.recorded), found.schedule)
     return RecordedPlan(**values, program=program)
 
 

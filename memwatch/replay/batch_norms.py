@@ -1,7 +1,8 @@
-"""Batch norms of a traced graph, which write their running statistics themselves, as in eager PyTorch.
+"""Batch norms of a traced graph that write their running statistics in place, as in eager PyTorch.
 
-AOTAutograd makes them return new statistics, which are copied into the old ones later. Written in place, none wait for
-that, and a batch norm can be computed again: the second time without them, which changes nothing else of it.
+In a traced graph, a batch norm returns new statistics, and a later op copies them into the old ones. This module makes
+the batch norm write them in place, so that no new statistics wait for the copy. Then it can also run again: the second
+time without statistics, which does not change its other results.
 """
 
 from __future__ import annotations
@@ -24,17 +25,19 @@ if TYPE_CHECKING:
 _COPY: Final = torch.ops.aten.copy_.default
 _BACKWARD: Final = torch.ops.aten.native_batch_norm_backward.default
 _STATISTICS: Final = (3, 4)
-"""Where the running statistics are among the arguments of each of them, and the new ones among the results."""
+"""Indices of the running statistics among the arguments, and of the new statistics among the results."""
 _TRAINING: Final = 5
 _TRAINING_OF_BACKWARD: Final = 7
 
 
 def write_statistics(graph: fx.Graph) -> None:
-    """Let the batch norms of a graph write their running statistics, where nothing else uses the new ones."""
+    """Make the batch norms of a graph write their running statistics, unless another op uses the new statistics."""
     if not can_compute_batch_norms_again():
         return
     for node in graph.find_nodes(op="call_function", target=_BACKWARD):
-        if node.args[_TRAINING_OF_BACKWARD] is True:  # it is given them, and reads none
+        if (
+            node.args[_TRAINING_OF_BACKWARD] is True
+        ):  # it takes the statistics as arguments and does not read them
             for place in _STATISTICS:
                 node.update_arg(place, None)
     chains = _chains_of_whole_norms(graph)
@@ -51,7 +54,7 @@ def write_statistics(graph: fx.Graph) -> None:
 
 
 def _chains_of_whole_norms(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
-    """Return the chain behind each copy, of those batch norms both of whose new statistics are in chains."""
+    """Return the chain of each copy. Drop chains with a batch norm whose second statistic is in no chain."""
     chains: dict[fx.Node, list[fx.Node]] = {}
     for copy in graph.find_nodes(op="call_function", target=_COPY):
         found = _chain(copy)
@@ -67,7 +70,7 @@ def _chains_of_whole_norms(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
 
 
 def _chain(copy: fx.Node) -> list[fx.Node]:
-    """Return the new statistics that lead from an input to what is copied into it; nothing if others use them."""
+    """Return the chain of new statistics between an input and the copy into it; empty if another op uses them."""
     values: tuple[Any, ...] = copy.args
     written, item = values[:2]
     found: list[Any] = []
@@ -83,7 +86,7 @@ def _chain(copy: fx.Node) -> list[fx.Node]:
 
 
 def _made_by(item: Any) -> tuple[Any, int]:
-    """Return the batch norm in training that makes a value as new statistics, and which; None if none does."""
+    """Return the batch norm whose new statistic a value is, and its index; None for other values."""
     if getattr(item, "target", None) is not operator.getitem:
         return None, 0
     norm, place = item.args
@@ -92,7 +95,7 @@ def _made_by(item: Any) -> tuple[Any, int]:
 
 
 def _other(item: fx.Node) -> fx.Node | None:
-    """Return the other half of new statistics."""
+    """Return the second new statistic of the same batch norm: the variance for a mean, the mean for a variance."""
     values: tuple[Any, ...] = item.args
     norm, place = values
     users: dict[Any, fx.Node] = {user.args[1]: user for user in norm.users if user.target is operator.getitem}
@@ -100,15 +103,15 @@ def _other(item: fx.Node) -> fx.Node | None:
 
 
 def written_once(node: fx.Node) -> tuple[fx.Node, ...]:
-    """Return what only the first computation of a node writes."""
+    """Return the nodes that only the first run of a node writes."""
     if node.target is not WRITES_STATISTICS or node.args[_TRAINING] is not True:
         return ()
     values: tuple[Any, ...] = node.args
     return tuple(values[place] for place in _STATISTICS)
 
 
-def without_statistics(node: fx.Node) -> None:
-    """Make a batch norm that is computed again one that writes nothing."""
+def remove_statistics(node: fx.Node) -> None:
+    """Replace a batch norm that runs again by a batch norm that writes no statistics."""
     if written_once(node):
         x, weight, bias, _, _, *rest = node.args
         node.target = WITHOUT_STATISTICS

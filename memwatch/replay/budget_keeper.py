@@ -42,8 +42,9 @@ def warn_of_uncovered(args: Sequence[Any]) -> None:
     ):
         warnings.warn(
             "torch.compile, backend memwatch: code that torch.compile does not compile runs before the first graph; "
-            "the budget does not cover what it keeps for the backward", stacklevel=2,
-        )  # fmt: skip
+            "the budget does not cover what it keeps for the backward",
+            stacklevel=2,
+        )
 
 
 _log = logging.getLogger(__name__)
@@ -185,7 +186,7 @@ class BudgetKeeper:
 
     def abandon_episode(self) -> None:
         """Stop the measurement without a result, for instance because a graph raised."""
-        if self._episode is not None and self._episode.can_stop_here:
+        if self._episode is not None and self._episode.is_in_window_thread:
             self._episode.stop()
             self._episode = None
 
@@ -221,7 +222,7 @@ class BudgetKeeper:
             return
         self._step_budget.note_backward_end()
         episode.mark(mark.BACKWARD_RETURNED)
-        if not episode.is_pending() and episode.can_stop_here:
+        if not episode.is_pending() and episode.is_in_window_thread:
             self._end_episode()
 
     def _open_episode(self, graph: TracedGraph, args: Sequence[Any]) -> Episode:
@@ -293,7 +294,7 @@ class BudgetKeeper:
         """End the episode. Use its measurement, if there is one, to plan or to check the plan."""
         episode = self._episode
         self._episode = None
-        if episode is None or not episode.can_stop_here:
+        if episode is None or not episode.is_in_window_thread:
             return
         stretches = episode.stop() if episode.is_measured else []
         runs = episode.runs
@@ -343,8 +344,10 @@ class BudgetKeeper:
         planned = sequence.orders
         _log.info(
             "a step took %s, planned were %s; planned extra cost %.1f %%",
-            format_bytes(peak_bytes), format_bytes(planned.peak_increase_bytes), 100 * planned.extra_cost_ratio,
-        )  # fmt: skip
+            format_bytes(peak_bytes),
+            format_bytes(planned.peak_increase_bytes),
+            100 * planned.extra_cost_ratio,
+        )
         if peak_bytes > budget:
             sequence.num_over_budget += 1
             expected = self._planner.model(sequence).peak_of(planned.whole) or planned.peak_increase_bytes

@@ -1,8 +1,7 @@
-"""What a call costs: FLOPs by torch's own formulas, and the bytes it moves.
+"""The cost of a call: FLOPs by torch's own formulas, plus a price for the bytes that it moves.
 
-Elementwise ops have no FLOPs by torch's formulas, but are not free. Each byte that an op reads or writes is
-therefore priced as `FLOPS_PER_BYTE` FLOPs, the balance of a CPU core (some 50 GFLOP/s against 6 GB/s). Measured
-times are too noisy to compare plans by.
+torch has no formula for elementwise ops, but they are not free. So each byte that an op reads or writes costs
+`FLOPS_PER_BYTE` FLOPs. Measured times are too noisy to compare plans.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from memwatch.replay.program import Call
 
 FLOPS_PER_BYTE: Final = 8
+"""FLOPs that a CPU core computes in the time in which it moves one byte: about 50 GFLOP/s and 6 GB/s."""
 
 
 def cost(call: Call) -> float:

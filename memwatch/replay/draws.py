@@ -1,11 +1,12 @@
-"""Draw random numbers again: keep the generator's state from the first draw, and restore it for the second.
+"""Run random ops again with the same numbers, and run dropout with the rounding of eager PyTorch.
 
-As `torch.utils.checkpoint` does, the second draw sets the generator to its state before the first draw, and then back
-to where the program had come. The state is one of the tensors that a graph makes. This is done for ops on the CPU.
+Before a random op runs first, the graph saves the state of the generator as a tensor. The second run sets the generator
+to this state, draws, and then restores the present state. `torch.utils.checkpoint` does the same. This works for ops on
+the CPU.
 
-Dropout needs care. torch.compile traces it as one fused op, which eager PyTorch runs on accelerators only. On the CPU
-eager PyTorch divides the kept numbers, and the fused op multiplies them by the inverse, which rounds differently. The
-functions here draw the same numbers, keep the same mask, and round as eager PyTorch does.
+torch.compile traces dropout as one fused op, which eager PyTorch runs on accelerators only. On the CPU, eager PyTorch
+divides the kept numbers. The fused op multiplies them by the inverse, which rounds differently. The functions here draw
+the same numbers, use the same mask, and round as eager PyTorch does.
 """
 
 from __future__ import annotations
@@ -44,19 +45,19 @@ def _dropout_backward(gradient: torch.Tensor, mask: torch.Tensor, scale: float) 
 _ON_CPU: Final[dict[Any, Callable[..., Any]]] = {_FORWARD: _dropout, _BACKWARD: _dropout_backward}
 
 
-def on_cpu(op: Any) -> Any:
-    """Return what runs an op on the CPU with the results of eager PyTorch: itself, but for dropout."""
+def cpu_kernel_of(op: Any) -> Any:
+    """Return the function that runs an op on the CPU as eager PyTorch does. For most ops it is the op itself."""
     return _ON_CPU.get(op, op)
 
 
 def kernel_of(node: fx.Node) -> Any:
-    """Return what runs a node with the results of eager PyTorch."""
+    """Return the function that runs a node as eager PyTorch does."""
     values = [item for item in leaves(node.meta.get("val")) if isinstance(item, torch.Tensor)]
-    return on_cpu(node.target) if _drops(node) and values[0].device.type == "cpu" else node.target
+    return cpu_kernel_of(node.target) if _drops(node) and values[0].device.type == "cpu" else node.target
 
 
 def with_dropouts_of_eager(module: fx.GraphModule) -> fx.GraphModule:
-    """Return a graph that computes dropout as eager PyTorch does; the same one where nothing is dropped."""
+    """Return a graph that computes dropout as eager PyTorch does; the given graph if it has no dropout."""
     if not any(map(_drops, module.graph.nodes)):
         return module
     copy = fx.Graph()
@@ -72,11 +73,11 @@ def _drops(node: fx.Node) -> bool:
 
 
 STATE_BYTES: Final = torch.default_generator.get_state().numel()
-"""Bytes of a state; a second draw needs as many while it runs."""
+"""Bytes of a generator's state. A second run needs as many bytes to save the present state."""
 _STATE: Final = "memwatch_state"
-"""Key of a node's `meta` under which stands the node that reads the state before it draws."""
+"""Key in `meta` of a random node: the node that saves the state before it."""
 _DRAWN: Final = "memwatch_drawn"
-"""Key of that node's `meta`: the node that draws."""
+"""Key in `meta` of a node that saves a state: the random node after it."""
 
 
 def read_state() -> torch.Tensor:
@@ -85,34 +86,34 @@ def read_state() -> torch.Tensor:
 
 
 def draw_again(state: torch.Tensor, op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Return what an op drew when the generator had this state."""
+    """Run a random op with the generator in a saved state, and restore the present state."""
     before = read_state()
     torch.default_generator.set_state(state)
     try:
-        return on_cpu(op)(*args, **kwargs)
+        return cpu_kernel_of(op)(*args, **kwargs)
     finally:
         torch.default_generator.set_state(before)
 
 
-def reads_state(node: fx.Node) -> bool:
-    """Return True for a node that reads the state before another one draws."""
+def saves_state(node: fx.Node) -> bool:
+    """Return True for a node that saves the state of the generator."""
     return node.target is read_state
 
 
 def state_before(node: fx.Node) -> fx.Node | None:
-    """Return the node that reads the state before a node draws; None if it cannot be drawn again."""
+    """Return the node that saves the state before a random node; None if the random node cannot run again."""
     found: fx.Node | None = node.meta.get(_STATE)
     return found
 
 
-def drawn_from(state: fx.Node) -> fx.Node:
-    """Return the node that draws from a state that was read."""
+def random_node_of(state: fx.Node) -> fx.Node:
+    """Return the random node that belongs to a saved state."""
     found: fx.Node = state.meta[_DRAWN]
     return found
 
 
 def keep_states(graph: fx.Graph) -> dict[str, str]:
-    """Have the state read before each op that can be drawn again; return the names of the ops -> those of the reads."""
+    """Save the state before each random op that can run again; return the name of the op -> the new node's name."""
     found = {}
     for node in list(graph.nodes):
         if state_before(node) is not None or not _can_be_drawn_again(node):

@@ -186,7 +186,7 @@ class Episode:
         return found[: ends[-1]] if ends else found
 
     @property
-    def can_stop_here(self) -> bool:
+    def is_in_window_thread(self) -> bool:
         """Whether the calling thread may end the window: the one that began it."""
         return self._window is None or self._thread == threading.get_ident()
 

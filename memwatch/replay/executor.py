@@ -1,10 +1,10 @@
 """Execute a schedule on real storages, and free each buffer at the step that the plan names.
 
-A window is what a tensor shows of a storage: data type, shape, stride and offset. Every argument is rebuilt from its
-window just before a call and dropped right after it, so only the list of storages keeps a buffer alive. The executor
-empties this list and nothing else: it never touches saved tensors or optimizer state of the program.
+A window is the view of a storage that a tensor has: data type, shape, stride and offset. Every argument is rebuilt from
+its window just before a call and dropped right after it, so only the list of storages keeps a buffer alive. The
+executor empties this list and nothing else. It never touches saved tensors or optimizer state of the program.
 
-Offloaded buffers of an accelerator move to pinned host memory, those of the CPU to a memory-mapped file.
+Offloaded buffers of an accelerator move to pinned host memory. Offloaded buffers of the CPU move to a mapped file.
 """
 
 from __future__ import annotations
@@ -89,11 +89,11 @@ OnStep = Callable[[int], None]
 
 
 @dataclass(frozen=True)
-class Frees:
-    """At which steps buffers begin and cease to be held.
+class FreeSteps:
+    """The steps at which storages of buffers are kept and dropped.
 
     Attributes:
-        bound: per step, the buffers whose new storage is kept; other storages that the step makes are dropped.
+        bound: per step, the buffers whose new storage is kept. Other new storages are dropped at once.
         freed: per step, the buffers whose storage is dropped after it.
     """
 
@@ -101,8 +101,8 @@ class Frees:
     freed: list[list[int]]
 
 
-def frees_of(graph: Graph, schedule: Schedule) -> Frees:
-    """Return what to hold and what to free at each step, from the allocations that the planner counted."""
+def free_steps_of(graph: Graph, schedule: Schedule) -> FreeSteps:
+    """Return the buffers to keep and to free at each step, from the allocations that the planner counted."""
     held = allocations(graph, schedule)
     order = np.lexsort((held.last_step, held.first_step, held.buffer))
     bound: list[set[int]] = [set() for _ in range(len(schedule))]
@@ -111,13 +111,13 @@ def frees_of(graph: Graph, schedule: Schedule) -> Frees:
     columns = (held.buffer[order].tolist(), held.first_step[order].tolist(), held.last_step[order].tolist())
     for buffer, first, last in zip(*columns, strict=True):
         if buffer == previous and last <= until:
-            continue  # made again while the old storage is still held: the new one is dropped
+            continue  # the old storage is still in use, so the new one is dropped
         previous, until = buffer, last
         if first >= 0:
             bound[first].add(buffer)
         if last < len(schedule):
             freed[last].append(buffer)
-    return Frees(bound, freed)
+    return FreeSteps(bound, freed)
 
 
 @dataclass
@@ -151,7 +151,7 @@ class Executor:
             ReplayError: an op raised, or returned another value or shape than it was recorded with.
         """
         buffer_of = self.recorded.buffer_of.tolist()
-        plan = frees_of(self.recorded.graph, self.schedule)
+        plan = free_steps_of(self.recorded.graph, self.schedule)
         calls = self.recorded.program.calls
         overloads = [call_of(overload_of(call)) for call in calls]
         steps = list(zip(self.schedule.kind.tolist(), self.schedule.index.tolist(), strict=True))
@@ -247,7 +247,7 @@ class Executor:
         return storage
 
     def _check(self, call: Call, result: Value) -> None:
-        """Compare results with the recorded ones, tensors by window and numbers by value; note new storages."""
+        """Compare results with the recorded ones: tensors by window, numbers by value. Remember new storages."""
         expected, given = list(leaves(call.result)), list(leaves(result))
         if len(expected) != len(given):
             raise ReplayError(
@@ -281,7 +281,7 @@ class Executor:
 
 
 def rebuild(window: Window, storage: torch.UntypedStorage) -> torch.Tensor:
-    """Return the tensor that shows a window of a storage."""
+    """Return a tensor with this window on a storage."""
     empty: Value = torch.empty(0, dtype=window.dtype, device=storage.device)
     tensor: torch.Tensor = empty.set_(storage, window.offset, window.size, window.stride)
     if "c" in window.flags:  # conjugated lazily: torch conjugates when the tensor is read

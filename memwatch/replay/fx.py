@@ -1,4 +1,4 @@
-"""Adapter: an FX graph of ATen ops as a planner graph. Nodes that only return views are no ops of it."""
+"""Adapter from an FX graph of ATen ops to a planner graph. Nodes that only return views are left out."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from memwatch.encoding.values import Value, leaves
 from memwatch.planner import Effect, Graph, OpSpec, cuda_block_sizes
 from memwatch.replay.batch_norms import written_once
 from memwatch.replay.cost import price
-from memwatch.replay.draws import STATE_BYTES, reads_state, state_before
+from memwatch.replay.draws import STATE_BYTES, saves_state, state_before
 from memwatch.replay.errors import UnsupportedOpError
 
 if TYPE_CHECKING:
@@ -32,33 +32,34 @@ if TYPE_CHECKING:
     from memwatch.planner.graph import Name
 
 BOUNDARY: Final = "the code between forward and backward"
-"""Name of the op that stands for this code: it reads the forward's outputs and makes the tangents, the gradients
-that are handed to the backward."""
+"""Name of the op that represents this code. It reads the forward's outputs and makes the tangents: the gradients that
+the backward takes as arguments."""
 
 _SYMBOLS: Final = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _UNKNOWN_SIZE: Final = 4096
-"""Size assumed for a dimension that is symbolic and had no value during tracing."""
+"""Size of a symbolic dimension that had no value during tracing. A guess."""
 
 
 @dataclass
 class GraphReader:
-    """Reads nodes in order and follows which storages each of them lies on.
+    """Reads nodes in order and finds the storages of their values.
 
     Attributes:
-        prefix: what the names of ops and buffers begin with, where one graph is read beside others.
-        given: placeholder -> name of the storage that it lies on, where another graph knows it too.
+        prefix: the prefix of the names of ops and buffers, if several graphs form one program.
+        given: placeholder -> name of its storage, if another graph uses the same storage.
         size_of: returns a size, perhaps symbolic, as a number.
         workspace_of: returns the workspace of a node (bytes).
         ops: the ops so far.
-        buffers: node -> names of the storages that its tensors lie on.
+        buffers: node -> names of the storages of its tensors.
         names: address of a (fake) storage -> its name.
-        inputs, tangents: names of external storages, with their sizes (bytes).
+        inputs: names of the storages of inputs, with their sizes (bytes).
+        tangents: names of the storages of tangents, with their sizes (bytes).
         keep: storages that the graph returns.
     """
 
     prefix: str = ""
     given: dict[fx.Node, str] = field(default_factory=dict)
-    size_of: Callable[[Value], int] = field(default_factory=lambda: hinted)
+    size_of: Callable[[Value], int] = field(default_factory=lambda: traced_size)
     workspace_of: Callable[[fx.Node], int] = lambda node: 0
     ops: list[OpSpec] = field(default_factory=list)
     buffers: dict[fx.Node, tuple[str, ...]] = field(default_factory=dict)
@@ -71,7 +72,7 @@ class GraphReader:
         """Read the next node.
 
         Raises:
-            UnsupportedOpError: it is no ATen op or holds no value.
+            UnsupportedOpError: the node does not call an ATen op, or has no value.
         """
         if node.op in {"placeholder", "get_attr"}:
             new = self.tangents if is_tangent(node) else self.inputs
@@ -89,23 +90,25 @@ class GraphReader:
             )
 
     def cross(self, outputs: list[fx.Node], mutated: list[fx.Node]) -> None:
-        """Add the boundary op: it reads what the forward gave and wrote, writes inputs and makes the tangents."""
+        """Add the boundary op. It reads the outputs of the forward, writes mutated inputs, and makes the tangents."""
         written = {name for node in mutated for name in self.buffers[node]}
         seen = {name for op in self.ops for name in op.writes if name in self.inputs}
         given = (seen | {name for node in outputs for name in self.buffers[node]}) - written
         spec = OpSpec(
             BOUNDARY, sorted(given, key=str), dict(self.tangents), 0.0, sorted(written), effect=Effect.UNKNOWN
-        )  # fmt: skip
+        )
         self.ops.append(spec)
 
     def _item(self, node: fx.Node) -> tuple[str, ...]:
         found = tuple(self.names[address_of(tensor.untyped_storage())] for tensor in _tensors(node))
-        return found or self.buffers[node.all_input_nodes[0]]  # an item that is a number waits for its op
+        return (
+            found or self.buffers[node.all_input_nodes[0]]
+        )  # a number has no storage, so it shares the buffer of its op
 
     def _read_op(self, node: fx.Node) -> None:
         made: dict[Name, int] = {}
         mine = [self._name(node, tensor, made) for tensor in _tensors(node)]
-        if not mine:  # a number takes no memory, but its users must wait for it: a buffer of 0 bytes
+        if not mine:  # the op returns a number: a buffer of 0 bytes makes its users run after it
             mine = [f"{self.prefix}{node.name}.value"]
             made = {mine[0]: 0}
         self.buffers[node] = tuple(mine)
@@ -116,12 +119,18 @@ class GraphReader:
         once = {name for used in written_once(node) for name in self.buffers[used]}
         effect = _effect(node)
         if made or writes or effect is not Effect.NONE:
-            # ops that draw run twice only where the random state before them is kept
+            # a random op may run twice only if the state of the generator before it was saved
             spec = OpSpec(
-                f"{self.prefix}{node.name}", sorted(reads), made, _price(node), sorted(writes), effect=effect,
+                f"{self.prefix}{node.name}",
+                sorted(reads),
+                made,
+                _price(node),
+                sorted(writes),
+                effect=effect,
                 recomputable=state is not None or (None if list(_tensors(node)) else False),
-                workspace_bytes=self.workspace_of(node) + (STATE_BYTES if state else 0), writes_once=sorted(once),
-            )  # fmt: skip
+                workspace_bytes=self.workspace_of(node) + (STATE_BYTES if state else 0),
+                writes_once=sorted(once),
+            )
             self.ops.append(spec)
 
     def _name(self, node: fx.Node, tensor: torch.Tensor, new: dict[Name, int]) -> str:
@@ -140,18 +149,18 @@ def graph_from_fx(module: fx.GraphModule, num_fwd_outputs: int | None = None) ->
 
     Args:
         module: the graph as `make_fx`, `torch.export` or AOTAutograd trace it: every node holds its (fake)
-            value in ``meta["val"]``. Placeholders and attributes are inputs; what the output returns is kept.
+            value in ``meta["val"]``. Placeholders and attributes are inputs. Returned tensors are kept.
         num_fwd_outputs: for the joint graph of a forward and its backward, how many of the outputs belong
-            to the forward. An op named `BOUNDARY` then stands between the two.
+            to the forward. Then an op named `BOUNDARY` separates the two.
 
     Returns:
         A graph whose ops carry the names of the nodes.
 
     Raises:
-        UnsupportedOpError: a node is no ATen op or holds no value.
+        UnsupportedOpError: a node does not call an ATen op, or has no value.
     """
     reader = GraphReader()
-    crossing = None if num_fwd_outputs is None else crossing_node(module.graph)
+    crossing = None if num_fwd_outputs is None else first_backward_node(module.graph)
     outputs = list(leaves(module.graph.output_node().args))[:num_fwd_outputs]
     for node in module.graph.nodes:
         if node is crossing:
@@ -166,7 +175,7 @@ def graph_from_fx(module: fx.GraphModule, num_fwd_outputs: int | None = None) ->
     return Graph.build(reader.ops, keep, external_nbytes=inputs)
 
 
-def crossing_node(graph: fx.Graph) -> fx.Node:
+def first_backward_node(graph: fx.Graph) -> fx.Node:
     """Return the first node of a joint graph that uses a tangent; all forward outputs are computed before it."""
     node: fx.Node
     for node in graph.nodes:
@@ -184,19 +193,19 @@ def mutated_inputs(graph: fx.Graph) -> list[fx.Node]:
 
 
 def plain_outputs(graph: fx.Graph) -> dict[int, int]:
-    """Return the place of an output in what the program is given -> its place in what a joint graph returns."""
+    """Return the index of each output of the program -> its index among the outputs of the joint graph."""
     outputs = leaves(graph.output_node().meta.get("desc", ()))
     return {item.idx: place for place, item in enumerate(outputs) if isinstance(item, PlainOutput)}
 
 
 def is_tangent(node: fx.Node) -> bool:
-    """Return True for a tangent: an input of a joint graph that is a gradient handed to the backward."""
+    """Return True for a tangent: a gradient that is an input of a joint graph."""
     return node.op == "placeholder" and "tangents" in str(node.target)
 
 
 def is_op(node: fx.Node) -> bool:
     """Return True for a node that computes: an ATen op, an op with subgraphs, arithmetic of symbolic sizes."""
-    if isinstance(node.target, (OpOverload, HigherOrderOperator)) or reads_state(node):
+    if isinstance(node.target, (OpOverload, HigherOrderOperator)) or saves_state(node):
         return True
     return node.op == "call_function" and isinstance(node.meta.get("val"), (*_SYMBOLS, int, float, bool))
 
@@ -211,7 +220,7 @@ def written_nodes(node: fx.Node) -> Iterator[fx.Node]:
             yield from (item for item in leaves(value) if isinstance(item, fx.Node))
 
 
-def hinted(size: Value) -> int:
+def traced_size(size: Value) -> int:
     """Return a size as a number; a symbolic size is replaced by the value that it was traced with."""
     return int(size_hint(size, fallback=_UNKNOWN_SIZE)) if isinstance(size, torch.SymInt) else int(size)
 
@@ -221,7 +230,7 @@ def _tensors(node: fx.Node) -> Iterator[torch.Tensor]:
     value: Value = node.meta.get("val", node.meta.get("example_value"))
     if value is None and node.op == "get_attr":
         value = getattr(node.graph.owning_module, str(node.target), None)
-        if isinstance(value, torch.nn.Module):  # a subgraph, argument of a higher-order op: no tensor
+        if isinstance(value, torch.nn.Module):  # a subgraph that is the argument of a higher-order op
             value = ()
     if value is None and node.op != "call_function":
         raise UnsupportedOpError(
@@ -235,7 +244,7 @@ def _effect(node: fx.Node) -> Effect:
     if isinstance(overload, HigherOrderOperator):
         return Effect.UNKNOWN
     if not isinstance(overload, OpOverload):
-        return Effect.RNG if reads_state(node) else Effect.NONE
+        return Effect.RNG if saves_state(node) else Effect.NONE
     if overload.namespace in COLLECTIVE_NAMESPACES:
         return Effect.COLLECTIVE
     only_acts = not schema_of(overload).returns and not list(written_nodes(node))
@@ -262,8 +271,8 @@ def _sized(value: Value) -> Value:
     if isinstance(value, (list, tuple)):
         return [_sized(item) for item in value]
     if isinstance(value, torch.SymInt):
-        return hinted(value)
+        return traced_size(value)
     if isinstance(value, torch.Tensor) and value.layout is torch.strided:
-        size, stride = (tuple(hinted(item) for item in items) for items in (value.shape, value.stride()))
+        size, stride = (tuple(traced_size(item) for item in items) for items in (value.shape, value.stride()))
         return torch.empty_strided(size, stride, dtype=value.dtype, device="meta")
     return value

@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 
 
 _SLACK_NS: Final = 1_000
-"""Ops and allocations carry times of two clocks, which agree up to about this much. The recorder's own work around
-an op, during which nothing is allocated for the program, takes many times longer."""
+"""Nanoseconds by which the clocks of ops and of allocations may disagree. The recorder's own work around an op takes
+many times longer, and during this work the program allocates nothing."""
 
 
 def workspaces(capture: Capture, device: str, ops: IntArray, made_bytes: IntArray) -> IntArray:
-    """Return the workspace of ops: the most bytes they held at once, less the storages they made.
+    """Return the workspace of ops: the most bytes they held at once, minus the storages they made.
 
-    Only blocks that were allocated while the op ran count. Blocks that the recorder allocated around it do not,
-    nor does the tensor into which the dispatcher wraps a number among the arguments.
+    Only blocks that were allocated while the op ran count. Blocks that the recorder allocated around the op do not
+    count. The tensor into which the dispatcher wraps a number among the arguments does not count either.
 
     Args:
         capture: what was recorded; without allocator events every workspace is 0.
@@ -83,9 +83,9 @@ def _peaks(call: IntArray, change: IntArray, num_calls: int) -> IntArray:
 
 
 def _shift_ns(capture: Capture, blocks: Blocks) -> int:
-    """Return how far the allocator's clock must be put forward to agree with the clock of the ops.
+    """Return the nanoseconds to add to the allocator's clock, so that it agrees with the clock of the ops.
 
-    A storage that an op made was allocated while the op ran, so every such pair bounds the shift from both sides.
+    A storage that an op made was allocated while the op ran. So every such pair bounds the shift from both sides.
     """
     births, ops = capture.tables["births"], capture.tables["ops"]
     made = np.flatnonzero((births["op"] != NONE) & (births["address"] != 0) & (births["nbytes"] > 0))
@@ -98,8 +98,9 @@ def _shift_ns(capture: Capture, blocks: Blocks) -> int:
         return 0
     row = np.searchsorted(ops["op"], births["op"][made])
     born_ns = blocks.birth_ns[block]
-    least, most = ops["start_ns"][row] - born_ns, ops["end_ns"][row] - born_ns
-    # the extremes are left out: a storage may come from unrecorded code before the op that is said to make it
+    least = ops["start_ns"][row] - born_ns
+    most = ops["end_ns"][row] - born_ns
+    # leave out the extremes: a storage may come from unrecorded code before the op that seems to make it
     low, high = np.quantile(least, 0.98), np.quantile(most, 0.02)
     return int((low + high) / 2) if low > high else int(min(max(0, low), high))
 
@@ -175,7 +176,7 @@ def _graph(capture: Capture, program: Program, device: str) -> Graph:
 
 def _times_ns(capture: Capture, device: str, ops: IntArray) -> list[int]:
     """Return how long each op ran when it was recorded (nanoseconds); 0 on devices that run ops later."""
-    if device != "cpu":  # the host's times are those of launching
+    if device != "cpu":  # the host only measures how long it takes to launch the op
         return [0] * len(ops)
     table = capture.tables["ops"]
     row = np.searchsorted(table["op"], ops)
@@ -184,7 +185,7 @@ def _times_ns(capture: Capture, device: str, ops: IntArray) -> list[int]:
 
 
 def effect_of(call: Call) -> Effect:
-    """Return what a call does besides reading and writing buffers; a custom op may do anything."""
+    """Return the effect of a call besides reading and writing buffers. A custom op may do anything."""
     space = call.name.split(".")[0]
     if space in COLLECTIVE_NAMESPACES or space == _SYMMETRIC:
         return Effect.COLLECTIVE
@@ -200,13 +201,13 @@ def effect_of(call: Call) -> Effect:
     return Effect.NONE
 
 
-def in_words(recorded: Recorded) -> Graph:
+def with_readable_names(recorded: Recorded) -> Graph:
     """Return the same graph with names for people.
 
     An op is named by its overload, number and line, a buffer by its type and the op that made it.
     """
     program = recorded.program
-    ops = tuple(_op_words(call) for call in program.calls)
+    ops = tuple(_readable_name(call) for call in program.calls)
     buffers = []
     for number in recorded.buffer_of.tolist():
         buffer = program.buffers[number]
@@ -217,11 +218,11 @@ def in_words(recorded: Recorded) -> Graph:
 
 def namer_of(recorded: Recorded) -> Callable[[Name], str]:
     """Return a function that names the ops of a recorded program for people, by overload, number and line."""
-    words = {call.op: _op_words(call) for call in recorded.program.calls}
+    words = {call.op: _readable_name(call) for call in recorded.program.calls}
     return lambda name: words.get(cast("int", name), str(name))
 
 
-def _op_words(call: Call) -> str:
+def _readable_name(call: Call) -> str:
     space, name, _ = call.name.rsplit(".", 2)
     place = f", {place_in_file(call.line)}" if call.line else ""
     return f"{name if space == 'aten' else f'{space}::{name}'} (op {call.op}{place})"

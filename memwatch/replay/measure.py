@@ -56,7 +56,8 @@ def measure_peak(device: str) -> Iterator[Measured]:
 class AllocatorWindow:
     """The allocator's events from a start to a stop, with marks between them.
 
-    A mark is a byte that is allocated and kept until the stop: its address tells which events came before it.
+    A mark is an allocation of one byte that lives until the stop. The position of this allocation among the events
+    shows which events came before the mark.
 
     Args:
         device: device whose bytes count.
@@ -74,12 +75,12 @@ class AllocatorWindow:
             )
 
     def mark(self, name: str) -> None:
-        """Set a mark, by whose name `stop` tells what follows it."""
+        """Set a mark. It begins a stretch of this name."""
         self._marks.append(torch.empty(1, dtype=torch.uint8, device=self._device))
         self._names.append(name)
 
     def stop(self) -> list[Stretch]:
-        """End the window and return the stretches that begin with the marks, in order of time."""
+        """End the window; return one stretch for each mark, in order of time."""
         atexit.unregister(self._stop_at_exit)
         self._leave()
         with without_kineto_lines():
@@ -97,12 +98,12 @@ class AllocatorWindow:
 
 @dataclass
 class Stretch:
-    """What lies between two marks.
+    """The time from one mark to the next.
 
     Attributes:
-        name: name of the mark that it begins with.
-        start_bytes: bytes that were allocated in the window and live where it begins.
-        peak_bytes: the most of them in the stretch.
+        name: name of the mark at its beginning.
+        start_bytes: bytes that were allocated since the window began and are live at the mark.
+        peak_bytes: the maximum of these live bytes up to the next mark.
     """
 
     name: str
@@ -111,13 +112,13 @@ class Stretch:
 
 
 def can_measure() -> bool:
-    """Return True if no profiler and no profile of memwatch hears the allocator in this thread."""
+    """Return True if no profiler and no profile of memwatch uses the allocator's events in this thread."""
     return profiler.EVENTS_WORK and not profiler.is_running() and not profiler.is_watched()
 
 
 def _stretches(events: list[tuple[int, int, int]], mark: dict[int, int], names: list[str]) -> list[Stretch]:
     """Return the stretches between marks, given the number of the mark at each address."""
-    # a mark is kept until the stop, so it is the last block that was allocated at its address
+    # a mark lives until the stop, so it is the last allocation at its address
     last = {
         address: index for index, (_, address, nbytes) in enumerate(events) if nbytes > 0 and address in mark
     }
@@ -166,8 +167,8 @@ def _peak(events: list[tuple[int, int, int]]) -> int:
 
 
 @contextlib.contextmanager
-def hear_allocator(device: str) -> Iterator[list[tuple[int, int, int]]]:
-    """Yield a list that is filled, at the end of the block, with (time, address, signed bytes) of a device's events.
+def record_allocator_events(device: str) -> Iterator[list[tuple[int, int, int]]]:
+    """Yield a list. At the end of the block it is filled with (time, address, signed bytes) of a device's events.
 
     Raises:
         MemwatchError: a profiler is running already, or this torch reports no allocator events.

@@ -32,7 +32,7 @@ _SKIPPED: Final = ONLY_ALLOCATE | {"_local_scalar_dense", "set_", "resize_"}
 
 
 class Workspaces:
-    """The workspaces of nodes whose symbolic sizes have certain values.
+    """The workspaces of the nodes of a graph, for given values of the symbolic sizes.
 
     Args:
         size_of: returns a size, perhaps symbolic, as a number.
@@ -48,7 +48,7 @@ class Workspaces:
         return _measured_bytes.get(self._key(node), 0)
 
     def measure(self, nodes: Iterable[fx.Node]) -> None:
-        """Measure those of these nodes that were never measured."""
+        """Measure the nodes among these that were never measured."""
         new = {self._key(node): node for node in nodes if _is_measurable(node)}
         new = {key: node for key, node in new.items() if key not in _measured_bytes}
         if not new or not can_measure():
@@ -109,10 +109,10 @@ def _is_measurable(node: fx.Node) -> bool:
 def measure_workspaces(
     calls: Mapping[str, tuple[Any, Callable[[], Arguments]]], device: str
 ) -> dict[str, int]:
-    """Return the workspace of calls by their keys (bytes); those that refuse their arguments are left out.
+    """Return the workspace of each call (bytes), by its key. Calls that raise are left out.
 
     Args:
-        calls: an op and what makes its arguments, by a key.
+        calls: key -> an op, and a function that makes its arguments.
         device: device whose bytes count.
     """
     with torch.random.fork_rng(devices=[device] if device.startswith("cuda") else []):
@@ -131,7 +131,7 @@ def measure_workspaces(
 
 
 def _run_call(key: str, op: Any, make: Callable[[], Arguments], window: AllocatorWindow) -> int | None:
-    """Run a call between two marks; return the bytes of what it made, None where it refused."""
+    """Run a call between two marks; return the bytes of its new storages, None if it raised."""
     made = None
     with suppress(Exception):
         positional, keyword = make()

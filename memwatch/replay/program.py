@@ -1,8 +1,8 @@
 """A capture made with `replay=True` as a program: calls over buffers, with decoded arguments.
 
-A buffer is one storage between two changes of its size. `resize_` and `out=` begin a new buffer, made by the op
-that changed the size. Calls that make and write no buffer and return no number, such as views and `set_`, are left
-out: a replay rebuilds each tensor from its window, the data type, shape, stride and offset that it shows.
+A buffer is one storage between two changes of its size. An op that changes the size, through `resize_` or `out=`,
+makes a new buffer. Views and `set_` make and write no buffer and return no number, so they are left out. A replay
+rebuilds each tensor from its window: its data type, shape, stride and offset.
 """
 
 from __future__ import annotations
@@ -65,12 +65,15 @@ class Call:
         op: number of the op in the capture.
         name: overload, such as `aten.mm.default`.
         line: `file:line` of the program's own code.
-        positional, keyword: arguments; tensors are windows whose slot is an index into `buffers`.
+        positional: arguments. A tensor is a window, and its slot is an index into `buffers`.
+        keyword: keyword arguments, in the same form.
         result: results in the same form; numbers are the values that the op returned.
-        buffers: buffer of each tensor, arguments first, then results.
-        reads, writes, makes: buffers, without duplicates.
-        resized: buffers whose size the op changed; it makes the buffers that follow them.
-        grad: whether grad mode was on, in which kernels may keep more for backward.
+        buffers: the buffer of each tensor, arguments first, then results.
+        reads: buffers that the op reads, without duplicates.
+        writes: buffers that it writes.
+        makes: buffers that it allocates.
+        resized: buffers whose size the op changed. It makes a new buffer for each of them.
+        grad: whether grad mode was on. Then some kernels save more for backward.
     """
 
     op: int
@@ -104,7 +107,7 @@ class Call:
 
     @property
     def returns_number(self) -> bool:
-        """Whether the op returns a value to Python that is no tensor, as `item` does."""
+        """Whether the op returns a plain value to Python, as `item` does."""
         return any(
             not isinstance(item, (Window, Unsupported)) and item is not None for item in leaves(self.result)
         )
@@ -119,8 +122,8 @@ class Program:
     deaths: dict[int, int] = field(default_factory=dict)
     """Buffer -> index of the call after which the program freed it."""
     windows: dict[int, set[Window]] = field(default_factory=dict)
-    """Buffer -> windows that tensors had on it. Only these bytes are compared: kernels leave memory unset outside of
-    them, as a reduced loss does. Of memory that `empty` allocated, only windows that an op wrote count."""
+    """Buffer -> windows that tensors had on it. Only these bytes are compared, because kernels leave other bytes unset.
+    In memory that `empty` allocated, only windows that an op wrote count."""
 
 
 def read_program(capture: Capture) -> Program:
@@ -150,7 +153,7 @@ def read_program(capture: Capture) -> Program:
 
 
 class _Reader:
-    """Reads calls one by one and follows which buffer each storage is at present."""
+    """Reads calls one by one, and tracks the current buffer of each storage."""
 
     def __init__(self, capture: Capture) -> None:
         self._capture = capture
@@ -213,9 +216,19 @@ class _Reader:
                 reads[known] = None
             buffers.append(known)
         made = Call(
-            op, name, line, positional, dict(zip(names, values, strict=True)), results, tuple(buffers),
-            tuple(reads), tuple(writes), tuple(makes), tuple(resized), grad,
-        )  # fmt: skip
+            op,
+            name,
+            line,
+            positional,
+            dict(zip(names, values, strict=True)),
+            results,
+            tuple(buffers),
+            tuple(reads),
+            tuple(writes),
+            tuple(makes),
+            tuple(resized),
+            grad,
+        )
         self._note_windows(made)
         if _has_no_memory(made):
             self._calls_without_memory += 1
@@ -235,7 +248,7 @@ class _Reader:
                 self._windows.setdefault(buffer, set()).add(window)
 
     def _argument(self, storage: int, nbytes: int, op: int, name: str, line: str) -> int:
-        """Return the buffer that a storage is when an op takes it; a new one is an input of the program."""
+        """Return the current buffer of an argument. A storage that no op made is an input of the program."""
         known = self._current.get(storage)
         if known is None:
             return self._new(storage, nbytes, NONE)
@@ -248,7 +261,8 @@ class _Reader:
 
     def _new(self, storage: int, nbytes: int, maker: int) -> int:
         self._current[storage] = len(self._buffers)
-        device, dtype = self._device.get(storage, "cpu"), self._dtype.get(storage, "uint8")
+        device = self._device.get(storage, "cpu")
+        dtype = self._dtype.get(storage, "uint8")
         self._buffers.append(Buffer(storage, nbytes, device, dtype, maker, pinned=False))
         return len(self._buffers) - 1
 
@@ -264,7 +278,7 @@ class _Reader:
         ]
 
     def _deaths(self) -> dict[int, int]:
-        """Return, for every buffer freed inside the block, the last call that had started by then."""
+        """Return the buffers that were freed inside the block -> the last call that had started before the free."""
         deaths = self._capture.tables["deaths"]
         ops = np.array([call.op for call in self._calls], dtype=np.int64)
         position = np.searchsorted(ops, deaths["op"]) - 1
@@ -277,7 +291,7 @@ class _Reader:
 
 
 def _has_no_memory(call: Call) -> bool:
-    """Return True for a call with fake and meta tensors only: a compiler traces, and nothing is computed."""
+    """Return True for a call with fake and meta tensors only: a compiler traces it, and nothing is computed."""
     arguments = list(leaves([call.positional, list(call.keyword.values()), call.result]))
     kinds = {item.what for item in arguments if isinstance(item, Unsupported)}
     return bool(kinds) and kinds <= {FAKE, META} and not any(isinstance(item, Window) for item in arguments)

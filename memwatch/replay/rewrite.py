@@ -1,7 +1,11 @@
-"""Write the plan of an FX graph as an FX graph: ops in the planned order, a recompute as a node of its own.
+"""Write the plan of an FX graph as a new FX graph: ops in the planned order, and a node for each recompute and move.
 
-A plan has no views. Each view is made again from its base, next to the ops that use it, so that no view keeps an
-old copy of a recomputed buffer alive.
+A plan does not contain views. Each view is made again from its base, next to the ops that use it. Otherwise a view
+could keep an old copy of a recomputed buffer alive.
+
+Moves of buffers are ops like any other: `move_out` copies a tensor into host memory, and `move_back` copies it back. A
+graph calls them, autograd saves their results, and inductor does not change them. On an accelerator the bytes wait in
+pinned host memory. Bytes of the CPU wait in a temporary file.
 """
 
 from __future__ import annotations
@@ -21,8 +25,8 @@ from memwatch.devices import adapter_of
 from memwatch.encoding.host_copies import as_bytes, new_storage
 from memwatch.encoding.values import Value, leaves
 from memwatch.planner.schedule import StepKind
-from memwatch.replay.batch_norms import without_statistics
-from memwatch.replay.draws import draw_again, drawn_from, reads_state, state_before
+from memwatch.replay.batch_norms import remove_statistics
+from memwatch.replay.draws import draw_again, random_node_of, saves_state, state_before
 from memwatch.replay.fx import BOUNDARY, is_tangent
 
 if TYPE_CHECKING:
@@ -30,27 +34,27 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Rewritten:
+class RewrittenGraph:
     """A planned graph.
 
     Attributes:
         module: the graph with its ops in the planned order.
-        saved: nodes that run before the boundary between forward and backward and are used after it, in order.
+        saved: nodes that run in the forward and are used in the backward, in order.
     """
 
     module: fx.GraphModule
     saved: list[fx.Node]
 
 
-def rewritten(
+def rewrite_graph(
     module: fx.GraphModule, order: Iterable[object], num_fwd_outputs: int | None = None
-) -> Rewritten:
+) -> RewrittenGraph:
     """Return a graph that runs in an order.
 
     Args:
-        module: the graph that the plan was made of.
-        order: names of its nodes as they are to run, with `BOUNDARY` where the backward begins; a name that comes
-            again is computed again. A `Move` moves what a node holds.
+        module: the graph that was planned.
+        order: names of its nodes in order, with `BOUNDARY` where the backward begins. A repeated name is computed
+            again. A `Move` moves the value of a node.
         num_fwd_outputs: for a joint graph, how many of the outputs belong to the forward.
     """
     steps = list(order)
@@ -63,7 +67,7 @@ def rewritten(
     new = fx.GraphModule(module, writer.graph)
     new.meta.update(module.meta)
     new.graph.lint()
-    return Rewritten(new, list(writer.saved))
+    return RewrittenGraph(new, list(writer.saved))
 
 
 @dataclass
@@ -102,15 +106,17 @@ class _Writer:
             self._move(name)
             return
         node = self._nodes[str(name)]
-        if reads_state(node) and drawn_from(node).name not in self.repeated:
-            return  # nothing is drawn again
+        if saves_state(node) and random_node_of(node).name not in self.repeated:
+            return  # the random op runs only once, so nobody needs the state
         is_again = node in self.now
         state = state_before(node) if is_again else None
         self.now[node] = self._copy(node) if state is None else self._drawn_again(node, state)
         if is_again:
-            without_statistics(self.now[node])
+            remove_statistics(self.now[node])
         for user in node.users:
-            if user.target is operator.getitem:  # unpacked at once: a tuple would keep all its items alive
+            if (
+                user.target is operator.getitem
+            ):  # unpack now, because the tuple would keep all its items alive
                 self.now[user] = self._copy(user)
 
     def _drawn_again(self, node: fx.Node, state: fx.Node) -> fx.Node:
@@ -127,7 +133,7 @@ class _Writer:
             if self._crossed and held in self._early:
                 self.saved[held] = None
             self.now[node] = self._call(MOVE_BACK, held, node.meta["val"].device)
-        elif node not in self._held:  # a second move finds its copy where the first has left it
+        elif node not in self._held:  # a second move finds the copy of the first one in host memory
             self._held[node] = self._call(MOVE_OUT, self._current(node))
 
     def _call(self, op: Any, *args: Any) -> fx.Node:
@@ -158,7 +164,7 @@ class _Writer:
         return self.graph.node_copy(node, self._current)
 
     def _current(self, node: fx.Node) -> fx.Node:
-        """Return the copy that stands for a node at this step; a view is copied now if it is not there."""
+        """Return the current copy of a node; copy a view now if it does not exist yet."""
         found = self.now.get(node)
         if found is None:
             sources = tuple(self._current(used) for used in node.all_input_nodes)
@@ -178,8 +184,8 @@ class Move:
     """A step of a plan that moves a buffer.
 
     Attributes:
-        kind: out, or back.
-        what: name of the buffer; in the order of one graph, name of the node that holds it.
+        kind: `OFFLOAD` or `RELOAD`.
+        what: name of the buffer; in the order of one graph, the name of the node whose value it is.
     """
 
     kind: StepKind
@@ -187,7 +193,7 @@ class Move:
 
 
 def _move_out(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of the same shape on a copy of the storage's bytes in host memory."""
+    """Copy the storage of a tensor into host memory; return a tensor of the same shape on this copy."""
     storage = tensor.untyped_storage()
     held = _host_bytes(storage.nbytes(), tensor.device.type)
     held.copy_(as_bytes(storage))
@@ -195,7 +201,7 @@ def _move_out(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _move_back(held: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return the tensor that was moved out, on a new storage."""
+    """Copy a tensor that was moved out back into a new storage on its device."""
     storage = new_storage(held.untyped_storage().nbytes(), device)
     as_bytes(storage).copy_(as_bytes(held.untyped_storage()))
     return _like(held, storage)

@@ -59,7 +59,7 @@ class ReplayResult(ShownAsText):
         moved_bytes: bytes that were moved out and back.
         num_checked: how many storages were compared.
         synthetic: whether the inputs were made up, because only the capture was there.
-        differs_in: op and line that left the first result that differs; empty where none does.
+        differs_in: op and line that wrote the first result that differs; empty if all are equal.
     """
 
     peak_increase_bytes: int
@@ -75,7 +75,7 @@ class ReplayResult(ShownAsText):
 
     @property
     def within_tolerance(self) -> bool:
-        """Whether the results differ by no more than the program differs from itself."""
+        """Whether the difference is at most the difference between two runs of the program itself."""
         return self.max_abs_diff <= self.tolerance
 
     def __str__(self) -> str:
@@ -103,7 +103,7 @@ def replay_schedule(
     planned_bytes: int,
     on_step: OnStep | None = None,
 ) -> ReplayResult:
-    """Execute a schedule on the recorded inputs and compare what it leaves.
+    """Execute a schedule on the recorded inputs and compare the results.
 
     Args:
         recorded: the program and its graph.
@@ -132,9 +132,13 @@ def replay_schedule(
     gap = _largest_of_all(program, wrong, wanted, found)
     tolerance = run.own_difference() if wrong else 0.0
     return result(
-        identical=not wrong and not outcome.rng_differs, max_abs_diff=gap, tolerance=tolerance,
-        num_checked=len(wanted), synthetic=False, differs_in=_last_writer(program, wrong),
-    )  # fmt: skip
+        identical=not wrong and not outcome.rng_differs,
+        max_abs_diff=gap,
+        tolerance=tolerance,
+        num_checked=len(wanted),
+        synthetic=False,
+        differs_in=_last_writer(program, wrong),
+    )
 
 
 class _Outcome:
@@ -156,7 +160,7 @@ class _Run:
     def once(
         self, schedule: Schedule, on_step: OnStep | None = None
     ) -> tuple[dict[int, HostBytes], _Outcome]:
-        """Run a schedule; return the bytes it left, by buffer, and what was measured."""
+        """Run a schedule; return the bytes of its results, by buffer, and the measurements."""
         inputs, program = self._inputs, self._recorded.program
         own = inputs.generators if inputs is not None else []
         users_states = read_states(
@@ -271,7 +275,7 @@ def _results_of(program: Program, storages: Sequence[torch.UntypedStorage | None
 
 
 def _recorded_results(program: Program, inputs: ReplayInputs) -> dict[int, HostBytes]:
-    """Return the bytes of the results of the program itself, by buffer."""
+    """Return the recorded bytes of the program's results, by buffer."""
     results = inputs.results
     numbers = ((buffer, program.buffers[buffer].storage) for buffer in pinned(program))
     return {
@@ -282,7 +286,7 @@ def _recorded_results(program: Program, inputs: ReplayInputs) -> dict[int, HostB
 
 
 def _shown_bytes(program: Program, buffer: int, held: HostBytes) -> HostBytes:
-    """Return the bytes of a buffer, with zeros where no tensor showed them: kernels leave those unset."""
+    """Return the bytes of a buffer, with zeros outside of all tensors, where kernels leave bytes unset."""
     windows = program.windows.get(buffer, set())
     if any(
         window.offset == 0 and math.prod(window.size) * window.dtype.itemsize == len(held)
@@ -349,6 +353,6 @@ def _generators_differ(executor: Executor) -> bool:
     if inputs is None or executor.last_drawn < 0:
         return False
     recorded = inputs.rng_after[executor.last_drawn]
-    drawn_from = inputs.rng_before[executor.last_drawn].keys()
-    now = read_states(drawn_from, inputs.generators)
+    generators = inputs.rng_before[executor.last_drawn].keys()
+    now = read_states(generators, inputs.generators)
     return any(crc32(state) != recorded[name] for name, state in now.items())

@@ -113,19 +113,19 @@ class GradientTracker:
 
 
 _MOST_TRIES: Final = 3
-"""So often eager PyTorch is to be measured in one situation, if no backward comes."""
+"""Measurements of eager PyTorch in one situation that may end without a backward. A guess."""
 
 
 class StepBudget:
-    """The budget of a callable, in bytes as far as it is known.
+    """The budget of a compiled callable in bytes: of a whole step, of one forward and backward, of an update.
 
     Args:
-        budget: what the user asked for.
+        budget: the user's option.
         device: device whose bytes count.
 
     Attributes:
-        is_share: whether it is a share of what eager PyTorch takes.
-        probe: a parameter that has no gradient whenever an episode begins, as far as was seen, and one after it.
+        is_share: whether the budget is a share of the peak of eager PyTorch.
+        probe: a parameter that had no gradient at the beginning of any episode so far, and has one after a backward.
     """
 
     def __init__(self, budget: int | float | str | None, device: str) -> None:
@@ -145,7 +145,7 @@ class StepBudget:
 
     @property
     def whole_bytes(self) -> int | None:
-        """The budget; None where there is none, and for a share until eager PyTorch has been measured."""
+        """The budget of a whole step; None without a budget, and for a share before eager PyTorch was measured."""
         most = max((self._evaluation_bytes, *self._eager_bytes.values()))
         if self._budget is None or (self.is_share and not self._has_measured):
             return None

@@ -1,8 +1,8 @@
 """A step as one program for the planner: the graphs of a compiled callable, forward by forward, then backward.
 
-What the first graphs keep for their backward is alive while the later ones run, so they share one budget. A graph
-break gives the output of one graph to the next; both know its storage by one name then. Each graph is executed by
-itself, so the planned order is cut into one order for each.
+The tensors that the first graphs save for their backward are alive while the later graphs run, so all graphs share one
+budget. At a graph break one graph passes its output to the next graph. Both then use one name for its storage. torch
+runs each graph by itself, so `StepModel.cut` cuts the planned order into one order per graph.
 
 `order_of_torch` writes the order in which torch's own partition would run the step. The partition says what the forward
 keeps. The backward computes the rest again, right before its use or, earlier, where torch's backward computes it.
@@ -28,12 +28,12 @@ from memwatch.planner.request import op_text
 from memwatch.replay.fx import (
     BOUNDARY,
     GraphReader,
-    crossing_node,
-    hinted,
+    first_backward_node,
     is_op,
     is_tangent,
     mutated_inputs,
     plain_outputs,
+    traced_size,
 )
 from memwatch.replay.op_workspace import Workspaces
 from memwatch.replay.rewrite import Move
@@ -47,27 +47,28 @@ if TYPE_CHECKING:
 
 
 LEAVE: Final = "your code after the forward"
-"""Name of the op that stands for it: it reads the forward's outputs."""
+"""Name of the op that represents this code. It reads the forward's outputs."""
 KEPT: Final = "tensors that your code after the forward keeps"
-"""Name of the buffer that stands for it."""
+"""Name of the buffer that represents these tensors."""
 DONE: Final = "your code after the backward"
-"""Name of the op that stands for it: it adds up gradients."""
+"""Name of the op that represents this code. It adds up gradients."""
 
 
 @dataclass(frozen=True, eq=False)
 class GraphRun:
-    """A graph that takes part in a step.
+    """One run of a graph in a step.
 
     Attributes:
         module: the joint graph of forward and backward, or a graph without backward.
         num_fwd_outputs: how many outputs belong to the forward; None without backward.
-        saved: names of the nodes that torch's own partition keeps for the backward.
-        torch_backward_nodes: names of the nodes that its backward runs, in order.
+        saved: names of the nodes that torch's own partition saves for the backward.
+        torch_backward_nodes: names of the nodes that the backward of this partition runs, in order.
         values: symbol -> its value.
-        inputs, outputs: addresses of the storages it was given and gave; empty if not known.
-        released: which outputs the program no longer holds when the backward begins, as far as it was seen.
-        outside_bytes: what the code after its forward allocated beyond the graph's own storages, at most.
-        kept_bytes: what of that was still there when the next forward began; its own backward comes before this one.
+        inputs: addresses of the storages of its arguments; empty if not known.
+        outputs: addresses of the storages of its results; empty if not known.
+        released: numbers of the outputs that the program had dropped before the backward in a measured step.
+        outside_bytes: the most bytes that the code after its forward allocated.
+        kept_bytes: the part of these bytes that was alive when the next forward began.
     """
 
     module: fx.GraphModule
@@ -86,42 +87,49 @@ class GraphRun:
         if isinstance(size, int):
             return size
         found = size_at(size, self.values) if self.values else None
-        return hinted(size) if found is None else found
+        return traced_size(size) if found is None else found
 
 
 @dataclass
 class Part:
-    """What one graph adds to the program.
+    """The ops and buffers that one graph adds to the program.
 
     Attributes:
         run: the graph.
         reader: its nodes as ops and buffers.
-        prefix: what the names of its ops begin with.
-        early, late: ops of its forward, and of its backward.
-        given: buffers that the forward gives to the program.
-        released: those of them that the program no longer holds when the backward begins.
-        flowing: those of them that a later graph is given.
-        added: gradients that are added to those of an earlier backward.
+        prefix: the prefix of the names of its ops.
+        forward_ops: ops of its forward.
+        backward_ops: ops of its backward.
+        outputs: buffers that the forward returns to the program.
+        released: outputs that the program drops before the backward begins.
+        passed_on: outputs that are arguments of a later graph.
+        added_gradients: gradients that are added to gradients of an earlier backward.
     """
 
     run: GraphRun
     reader: GraphReader
     prefix: str
-    early: list[OpSpec]
-    late: list[OpSpec]
-    given: list[str]
+    forward_ops: list[OpSpec]
+    backward_ops: list[OpSpec]
+    outputs: list[str]
     released: set[str]
-    flowing: set[str] = field(default_factory=set)
-    added: set[str] = field(default_factory=set)
+    passed_on: set[str] = field(default_factory=set)
+    added_gradients: set[str] = field(default_factory=set)
 
 
 def holders(part: Part) -> dict[Name, str]:
-    """Return the buffers of a graph that can be moved out and back -> the name of the node that holds each.
+    """Return the buffers of a graph that can be moved out and back -> the name of the node whose value is the buffer.
 
-    What the program or another graph is given stays: they hold it. A copy of what is written later would be old.
+    Outputs cannot be moved, because the program or another graph refers to them. A buffer that an op writes cannot be
+    moved either, because the copy would be out of date.
     """
-    ops = (*part.early, *part.late)
-    fixed = {*part.given, *part.reader.keep, *part.flowing, *(name for spec in ops for name in spec.writes)}
+    ops = (*part.forward_ops, *part.backward_ops)
+    fixed = {
+        *part.outputs,
+        *part.reader.keep,
+        *part.passed_on,
+        *(name for spec in ops for name in spec.writes),
+    }
     nodes = {node.name: node for node in part.run.module.graph.nodes}
     found: dict[Name, str] = {}
     for spec in ops:
@@ -149,15 +157,14 @@ _LINE: Final = re.compile(r'File "(.+?)", line (\d+)')
 
 @dataclass
 class Orders:
-    """The orders of a plan: for each graph the names of its nodes, with `BOUNDARY` between forward and backward.
-
-    Between the names stand moves, as `Move`: those of a graph's order name the node that holds the buffer.
+    """The orders of a plan: one for the whole step, and one for each graph.
 
     Attributes:
-        of_graphs: the orders.
+        of_graphs: for each graph the names of its nodes in order, with `BOUNDARY` between forward and backward. A
+            `Move` in such an order names the node whose value is moved.
         whole: the order of the step.
-        peak_increase_bytes: the peak of the whole step, executed so.
-        extra_cost_ratio: cost of what is computed again, as a share of the step's cost.
+        peak_increase_bytes: the peak of the step in this order.
+        extra_cost_ratio: cost of recomputed ops, as a share of the step's cost.
     """
 
     of_graphs: list[list[str | Move]]
@@ -186,7 +193,9 @@ class StepModel:
         for number, run in enumerate(runs):
             self._parts.append(self._read(run, f"graph {number + 1}: " if number else ""))
         self._owner = {
-            spec.name: number for number, part in enumerate(self._parts) for spec in (*part.early, *part.late)
+            spec.name: number
+            for number, part in enumerate(self._parts)
+            for spec in (*part.forward_ops, *part.backward_ops)
         }
         self.graph = self._build()
         self._holders = {
@@ -197,7 +206,7 @@ class StepModel:
         self.movable = frozenset(self._holders)
 
     def text_of(self, name: Name) -> str:
-        """Name an op for people, by its overload and by the program's line that called it or that it differentiates."""
+        """Return a name of an op for messages: its overload and the line of the program that called its forward."""
         if name not in self._owner:
             return op_text(name)
         part = self._parts[self._owner[name]]
@@ -210,7 +219,7 @@ class StepModel:
         if not lines:
             return text
         file, line = lines[-1]
-        of = "the backward of " if any(spec.name == name for spec in part.late) else ""
+        of = "the backward of " if any(spec.name == name for spec in part.backward_ops) else ""
         return f"{text} ({of}{place_in_file(f'{file}:{line}')})"
 
     def _read(self, run: GraphRun, prefix: str) -> Part:
@@ -224,7 +233,7 @@ class StepModel:
             if name is not None:
                 known[node] = name
         reader = GraphReader(prefix, known, run.size_of, workspaces)
-        crossing = None if run.num_fwd_outputs is None else crossing_node(run.module.graph)
+        crossing = None if run.num_fwd_outputs is None else first_backward_node(run.module.graph)
         outputs = list(leaves(run.module.graph.output_node().args))[: run.num_fwd_outputs]
         turn = -1
         for node in run.module.graph.nodes:
@@ -236,21 +245,21 @@ class StepModel:
         for node, address in addresses.items():
             if reader.buffers[node] and address not in self._produced:
                 self._external.setdefault(address, reader.buffers[node][0])
-        self._note_flow(part, outputs, primals)
+        self._connect(part, outputs, primals)
         return part
 
-    def _note_flow(self, part: Part, outputs: list[Value], primals: list[fx.Node]) -> None:
-        """Note what later graphs may be given, and which gradients go to an earlier graph or are added to others."""
+    def _connect(self, part: Part, outputs: list[Value], primals: list[fx.Node]) -> None:
+        """Record the outputs of a graph by address, and mark outputs of earlier graphs that this graph takes."""
         for node, address in zip(outputs, part.run.outputs, strict=False):
             if isinstance(node, fx.Node) and part.reader.buffers[node] and address:
                 self._produced[address] = part.reader.buffers[node][0]
-        own = {name for spec in (*part.early, *part.late) for name in spec.makes}
+        own = {name for spec in (*part.forward_ops, *part.backward_ops) for name in spec.makes}
         taken = {part.reader.given[node] for node in primals if node in part.reader.given} - own
         for earlier in self._parts:
-            earlier.flowing |= taken.intersection(earlier.given)
+            earlier.passed_on |= taken.intersection(earlier.outputs)
 
     def _gradients(self, part: Part) -> list[tuple[str, str]]:
-        """Return (name of an input, name of its gradient) as far as they are known."""
+        """Return pairs (name of an input, name of its gradient), where they are known."""
         outputs = list(leaves(part.run.module.graph.output_node().args))
         gradients = outputs[part.run.num_fwd_outputs :]
         primals = [
@@ -269,15 +278,15 @@ class StepModel:
         ops: list[OpSpec] = []
         keep: dict[str, None] = {}
         for part in self._parts:
-            # to make anew what stays with the program, or with another graph, frees nothing
-            stays = part.flowing | (set(part.given) - part.released)
-            part.early = [
+            # the program or another graph keeps these buffers alive, so computing them again would free nothing
+            stays = part.passed_on | (set(part.outputs) - part.released)
+            part.forward_ops = [
                 dataclasses.replace(spec, recomputable=False) if spec.makes.keys() & stays else spec
-                for spec in part.early
+                for spec in part.forward_ops
             ]
-            ops += part.early
-            ops.append(_leave(part))
-            passing = part.flowing | part.released
+            ops += part.forward_ops
+            ops.append(_program_op(part))
+            passing = part.passed_on | part.released
             keep.update((name, None) for name in part.reader.keep if name not in passing)
         arriving: dict[str, list[str]] = {}
         has_gradient: set[str] = set()
@@ -286,20 +295,22 @@ class StepModel:
                 continue
             for source, gradient in self._gradients(part):
                 if source in has_gradient:
-                    part.added.add(gradient)
+                    part.added_gradients.add(gradient)
                     keep.pop(gradient, None)
-                elif any(source in other.flowing for other in self._parts):
+                elif any(source in other.passed_on for other in self._parts):
                     arriving.setdefault(source, []).append(gradient)
                     keep.pop(gradient, None)
                 else:
                     has_gradient.add(source)
-            flown = [name for output in part.flowing for name in arriving.get(output, [])]
+            flown = [name for output in part.passed_on for name in arriving.get(output, [])]
             flown += [part.prefix + KEPT] if part.run.kept_bytes else []
             tangents: dict[Name, int] = dict(part.reader.tangents)
             ops.append(OpSpec(part.prefix + BOUNDARY, flown, tangents, 0.0, effect=Effect.UNKNOWN))
-            ops += part.late
-            if part.added:
-                ops.append(OpSpec(part.prefix + DONE, sorted(part.added), effect=Effect.UNKNOWN, cost=0.0))
+            ops += part.backward_ops
+            if part.added_gradients:
+                ops.append(
+                    OpSpec(part.prefix + DONE, sorted(part.added_gradients), effect=Effect.UNKNOWN, cost=0.0)
+                )
         made = {name for spec in ops for name in spec.makes}
         used = {name for spec in ops for name in (*spec.reads, *spec.writes)}
         inputs = {
@@ -311,10 +322,10 @@ class StepModel:
         return Graph.build(ops, [name for name in keep if name in made | used], external_nbytes=inputs)
 
     def torch_partition_order(self) -> list[Name] | None:
-        """Return the order in which torch's own partition would run the step; None if it cannot be told.
+        """Return the order in which torch's own partition would run the step; None if no such order is valid.
 
-        What it does not keep is computed again: where torch's backward does so, or right before its use, whichever
-        has the lower peak.
+        Tensors that the partition does not save are computed again. There are two orders: they are computed where
+        torch's backward computes them, or right before their use. The order with the lower peak is returned.
         """
         orders = [order_of_torch(self._parts, self.graph, as_torch=as_torch) for as_torch in (False, True)]
         peaks = [
@@ -331,7 +342,12 @@ class StepModel:
             return None
 
     def with_states(self, order: Sequence[Name], states: Sequence[Mapping[str, str]]) -> list[Name]:
-        """Return an order of the step from before random states were kept, given which op stands before which."""
+        """Insert ops that save random states into an older order of the step.
+
+        Args:
+            order: the order.
+            states: for each graph, name of a random op -> name of the op that saves the state before it.
+        """
         before: dict[Name, Name] = {
             part.prefix + name: part.prefix + state
             for part, names in zip(self._parts, states, strict=True)
@@ -340,7 +356,12 @@ class StepModel:
         return [each for name in order for each in (before.pop(name, None), name) if each is not None]
 
     def with_parts(self, order: Sequence[Name], parts: Sequence[Mapping[str, str]]) -> list[Name]:
-        """Return an order of the step from before ops were taken apart, given the names of their other parts."""
+        """Insert the second parts of ops that were split into an older order of the step.
+
+        Args:
+            order: the order.
+            parts: for each graph, name of an op -> name of its second part.
+        """
         others: dict[Name, Name] = {
             part.prefix + name: part.prefix + other
             for part, names in zip(self._parts, parts, strict=True)
@@ -363,9 +384,10 @@ class StepModel:
         ]
 
     def cut(self, order: Sequence[Name]) -> Orders | None:
-        """Return the order of each graph in a planned order of the step; None if it does not hold when cut.
+        """Cut a planned order of the step into one order per graph; None if the result is not valid.
 
-        A step of the plan that stands where another graph runs goes to where its own graph runs next.
+        An op can only run while its own graph runs. An op at a place where another graph runs moves to the next place
+        where its own graph runs.
         """
         early: list[list[Name]] = [[] for _ in self._parts]
         late: list[list[Name]] = [[] for _ in self._parts]
@@ -377,7 +399,7 @@ class StepModel:
             elif name in self._owner or isinstance(name, Move):
                 number = self._holders[name.what][0] if isinstance(name, Move) else self._owner[name]
                 is_early = number not in left or self._parts[number].run.num_fwd_outputs is None
-                # a copy that is to be made while another graph runs is made before it: later it frees nothing
+                # a buffer that should be moved out while another graph runs is moved out before that graph runs
                 is_out = isinstance(name, Move) and name.kind == StepKind.OFFLOAD
                 is_early |= is_out and not late[number] and self._makes_early(number, name)
                 (early if is_early else late)[number].append(name)
@@ -387,7 +409,7 @@ class StepModel:
         for part, names in reversed(list(zip(self._parts, late, strict=True))):
             if part.run.num_fwd_outputs is not None:
                 whole += [part.prefix + BOUNDARY, *names]
-                whole += [part.prefix + DONE] if part.added else []
+                whole += [part.prefix + DONE] if part.added_gradients else []
         peak = self.peak_of(whole)
         if peak is None:
             return None
@@ -399,7 +421,7 @@ class StepModel:
         return Orders(orders, peak, self._extra_cost(whole), whole)
 
     def _makes_early(self, number: int, move: Name) -> bool:
-        made = (spec.makes for spec in self._parts[number].early)
+        made = (spec.makes for spec in self._parts[number].forward_ops)
         return isinstance(move, Move) and any(move.what in names for names in made)
 
     def _own_step(self, prefix_chars: int, name: Name) -> str | Move:
@@ -414,13 +436,14 @@ class StepModel:
         return cost / once - 1 if once else 0.0
 
 
-def _leave(part: Part) -> OpSpec:
-    """Return the op that stands for the code after a forward."""
+def _program_op(part: Part) -> OpSpec:
+    """Return the op that represents the program's code after a forward."""
     run = part.run
     written = {name for node in mutated_inputs(run.module.graph) for name in part.reader.buffers[node]}
-    # the program may look at what its forward has written as soon as that returns
-    seen = {name for spec in part.early for name in spec.writes if name in part.reader.inputs}
-    reads, writes = sorted((set(part.given) | seen) - written, key=str), sorted(written)
+    # the program may read the inputs that its forward has written as soon as the forward returns
+    seen = {name for spec in part.forward_ops for name in spec.writes if name in part.reader.inputs}
+    reads = sorted((set(part.outputs) | seen) - written, key=str)
+    writes = sorted(written)
     has_kept = run.kept_bytes and run.num_fwd_outputs is not None
     kept: dict[Name, int] = {part.prefix + KEPT: run.kept_bytes} if has_kept else {}
     outside = max(run.outside_bytes - run.kept_bytes, 0)
@@ -428,7 +451,7 @@ def _leave(part: Part) -> OpSpec:
 
 
 def _released(run: GraphRun, reader: GraphReader) -> set[str]:
-    """Return the buffers among a graph's outputs that the program no longer holds when the backward begins."""
+    """Return the buffers of outputs that the program drops before the backward begins."""
     place = plain_outputs(run.module.graph)
     gone = {place[number] for number in run.released if number in place}
     outputs = list(leaves(run.module.graph.output_node().args))
@@ -442,12 +465,12 @@ def _buffers(reader: GraphReader, nodes: Sequence[Value]) -> list[str]:
 
 
 def order_of_torch(parts: Sequence[Part], graph: Graph, *, as_torch: bool) -> list[Name]:
-    """Return the order; it may be one that is not valid.
+    """Return the order in which torch's own partition would run a step. It is not always valid.
 
     Args:
         parts: the graphs of the step.
         graph: its program.
-        as_torch: whether to compute again where torch does, rather than right before the use.
+        as_torch: whether to recompute where torch's backward does, instead of right before the use.
     """
     writer = _OrderWriter(parts, graph)
     for part in parts:
@@ -459,15 +482,18 @@ def order_of_torch(parts: Sequence[Part], graph: Graph, *, as_torch: bool) -> li
 
 
 class _OrderWriter:
-    """Writes the order op by op, and knows which buffers are there."""
+    """Writes the order op by op, and tracks which buffers exist."""
 
     def __init__(self, parts: Sequence[Part], graph: Graph) -> None:
         self.order: list[Name] = []
         self._ran: set[Name] = set()
-        self._early = {spec.name: spec for part in parts for spec in part.early}
-        self._late = {spec.name: spec for part in parts for spec in part.late}
+        self._early = {spec.name: spec for part in parts for spec in part.forward_ops}
+        self._late = {spec.name: spec for part in parts for spec in part.backward_ops}
         self._maker = {
-            name: spec for part in parts for spec in (*part.early, *part.late) for name in spec.makes
+            name: spec
+            for part in parts
+            for spec in (*part.forward_ops, *part.backward_ops)
+            for name in spec.makes
         }
         self._there: set[Name] = {
             name for part in parts for name in (*part.reader.inputs, *part.reader.tangents)
@@ -476,24 +502,24 @@ class _OrderWriter:
         self._again = {name for name, may in zip(graph.op_names, graph.op_recomputable, strict=True) if may}
 
     def forward(self, part: Part) -> None:
-        """Write a forward; what it does not keep is gone after it."""
-        self.order += [spec.name for spec in part.early]
+        """Append the ops of a forward. Afterwards only the saved buffers and the outputs exist."""
+        self.order += [spec.name for spec in part.forward_ops]
         self.order.append(part.prefix + LEAVE)
         for node, names in part.reader.buffers.items():
             if node.name in part.run.saved:
                 self._there.update(names)
 
     def backward(self, part: Part, *, as_torch: bool) -> None:
-        """Write a backward, with what is computed again in it."""
+        """Append the ops of a backward, with the recomputed ops."""
         self.order.append(part.prefix + BOUNDARY)
         for name in part.run.torch_backward_nodes if as_torch else ():
             spec = self._late.get(part.prefix + name) or self._early.get(part.prefix + name)
             if spec is not None:
                 for made in spec.makes:
                     self._need(made)
-        for spec in part.late:
+        for spec in part.backward_ops:
             self._run(spec)
-        if part.added:
+        if part.added_gradients:
             self.order.append(part.prefix + DONE)
 
     def _need(self, name: Name) -> None:

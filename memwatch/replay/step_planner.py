@@ -129,7 +129,7 @@ def program_order(model: StepModel) -> Orders:
     return found
 
 
-def remembered(graph: Graph) -> Graph:
+def equal_graph(graph: Graph) -> Graph:
     """Return the equal graph that was planned before, if any. The planner remembers its plans for other budgets."""
     key = fingerprint(graph), graph.op_workspace_bytes.tobytes()
     found = _graphs.setdefault(key, graph)
@@ -154,7 +154,7 @@ class SequencePlanner:
     def model(self, sequence: KnownSequence, *, outputs_released: bool = False) -> StepModel:
         """Return the model of a sequence; see `KnownSequence.as_runs`."""
         model = StepModel(sequence.as_runs(outputs_released=outputs_released), self.device)
-        model.graph = remembered(model.graph)
+        model.graph = equal_graph(model.graph)
         return model
 
     def torch_orders(self, sequence: KnownSequence) -> Orders:

@@ -42,8 +42,8 @@ from memwatch._torch.traced_graphs import is_kept_in_forward, symbol_of
 from memwatch.encoding.values import leaves
 from memwatch.replay.batch_norms import write_statistics
 from memwatch.replay.draws import keep_states, with_dropouts_of_eager
-from memwatch.replay.fx import crossing_node, hinted, is_tangent, plain_outputs
-from memwatch.replay.rewrite import rewritten
+from memwatch.replay.fx import first_backward_node, is_tangent, plain_outputs, traced_size
+from memwatch.replay.rewrite import rewrite_graph
 from memwatch.replay.step_model import GraphRun
 
 if TYPE_CHECKING:
@@ -217,7 +217,9 @@ class TracedGraph:
         self._symbols = [
             (place, symbol_of(item)) for place, item in enumerate(inputs) if isinstance(item, torch.SymInt)
         ]
-        self.hints = {symbol: hinted(inputs[place]) for place, symbol in self._symbols if symbol is not None}
+        self.hints = {
+            symbol: traced_size(inputs[place]) for place, symbol in self._symbols if symbol is not None
+        }
         self.largest = dict(self.hints)
         self._torch_backward_nodes: tuple[str, ...] = ()
         self._num_tangents = 0
@@ -305,7 +307,7 @@ class TracedGraph:
     ) -> tuple[Variant, tuple[fx.GraphModule, fx.GraphModule | None]]:
         """Make a variant that runs the graph in an order; return it and its two modules."""
         assert self.joint is not None
-        written = rewritten(self.joint, order, self.num_fwd_outputs)
+        written = rewrite_graph(self.joint, order, self.num_fwd_outputs)
         if self.num_fwd_outputs is None:
             modules: tuple[fx.GraphModule, fx.GraphModule | None] = written.module, None
             tensors, symbols = [], []
@@ -447,7 +449,7 @@ _COPY: Final = torch.ops.aten.copy_.default
 def place_writes(graph: fx.Graph, *, has_backward: bool) -> None:
     """Let a traced graph write its inputs where the program does."""
     write_statistics(graph)
-    end = crossing_node(graph) if has_backward else graph.output_node()
+    end = first_backward_node(graph) if has_backward else graph.output_node()
     nodes = list(graph.nodes)
     first = next(node for node in nodes if node.op != "placeholder")
     place = {node: number for number, node in enumerate(nodes)}

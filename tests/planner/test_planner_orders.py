@@ -27,7 +27,7 @@ from memwatch.planner.order.cpsat import cpsat_order
 from memwatch.planner.order.exact import search_orders
 from memwatch.planner.order.lists import beam_orders, inductor_orders, list_orders
 from memwatch.planner.order.portfolio import find_order
-from memwatch.planner.order.problem import mirrored, order_problem
+from memwatch.planner.order.problem import mirror_image, order_problem
 from memwatch.planner.order.tree import tree_order
 
 
@@ -114,7 +114,7 @@ def test_an_order_read_backwards_has_the_same_peak_in_the_mirrored_problem():
     problem = order_problem(graph)
     for _, order in inductor_orders(problem):
         assert kernel_peak(problem, order) == peak_of(graph, order)
-        assert kernel_peak(mirrored(problem), order[::-1].copy()) == peak_of(graph, order)
+        assert kernel_peak(mirror_image(problem), order[::-1].copy()) == peak_of(graph, order)
 
 
 @pytest.mark.parametrize("seed", range(3))

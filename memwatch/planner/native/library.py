@@ -36,7 +36,7 @@ def path() -> pathlib.Path:
 
 @functools.cache
 def load(file: pathlib.Path) -> ctypes.CDLL | None:
-    """Return a library; None where it does not fit the system any more."""
+    """Load a library; return None if the system cannot load it."""
     try:
         return ctypes.CDLL(str(file))
     except OSError:
@@ -50,7 +50,7 @@ def distrust() -> str:
 
 
 class Build:
-    """A compiler at work on the library, in a process of its own.
+    """A process that compiles the library.
 
     Raises:
         MemwatchError: there is no compiler, or no folder to put the library into.

@@ -1,1 +1,1 @@
-"""Orders of the ops with a low peak, without recompute: several methods, of which the best result is kept."""
+"""Orders of the ops with a low peak, without recompute. Several methods search, and the best result is kept."""

@@ -25,12 +25,15 @@ if TYPE_CHECKING:
     from memwatch.planner.order.problem import Problem
 
 
-# (target below the best peak, start temperature): shares of the best peak, in the order of the rounds. Bytes above
-# the target are what a move is priced by. On random layered graphs, a target far below the peak guided best.
+# (distance of the target below the best peak, start temperature), as shares of the best peak, for each round. The price
+# of a move is the change of the bytes above the target. On random layered graphs, targets far below the peak gave the
+# lowest peaks.
 _ROUNDS = ((0.4, 0.3), (0.2, 0.1), (0.6, 0.3), (0.8, 0.1), (0.2, 0.3), (0.4, 0.1), (0.6, 0.1), (0.8, 0.3))
-_COOLING = 1 / 25  # temperature at the end of a round, as a share of that at its start
-_MOVES_PER_CALL = 400_000  # a call of the kernel cannot be interrupted; it takes well under a second
-_NEAR = 100  # positions that an op moves at most, in every other round
+_COOLING = 1 / 25  # temperature at the end of a round, as a share of the temperature at its start; a guess
+_MOVES_PER_CALL = (
+    400_000  # a call of the kernel cannot be interrupted, and so many moves take well under a second
+)
+_NEAR = 100  # positions that an op moves at most, in every second round; a guess
 
 
 def anneal_order(
@@ -49,7 +52,7 @@ def anneal_order(
         problem: the ordering problem.
         start: the order to start from.
         lower_bound_bytes: stop when a peak this low is reached.
-        rounds: how many times to cool down.
+        rounds: how often the temperature falls from hot to cold.
         moves: moves per round.
         seed: seed of the random moves.
         clock: when to stop; it is read between two calls of the kernel.
@@ -110,7 +113,7 @@ def propose(
 
 
 def is_accepted(state: NDArray[np.uint64], worse: float, temperature: float) -> bool:
-    """Return True for a move that is not worse, and for a worse one the more rarely the colder it is (Metropolis)."""
+    """Return True for a move that is not worse. Accept a worse move at random, rarely when it is cold (Metropolis)."""
     return worse <= 0 or random_below(state, 1 << 30) < math.exp(-worse / temperature) * (1 << 30)
 
 
@@ -122,7 +125,7 @@ def anneal(
 
     Args:
         problem: the ordering problem.
-        order: the order to start from; replaced by the order in which the run ends.
+        order: the order to start from. It is replaced by the last order of the run.
         best: replaced by the order with the lowest peak.
         state: one word of random state.
         cooling: length and temperatures of the run.
@@ -131,7 +134,7 @@ def anneal(
     num_ops = len(order)
     best_peak = max(walk.level.max(), walk.after.max())
     best[:] = walk.order
-    # positions at or above the best peak; a lower peak can be there only when none is left
+    # positions at or above the best peak; the present peak is lower only if there are none
     touching = np.int64((walk.level >= best_peak).sum())
     undo = np.empty(3 * (np.int64(len(problem.touch)) + 1), np.int64)
     hot = np.empty(num_ops, np.int64)
@@ -143,16 +146,17 @@ def anneal(
         position, reach = propose(state, hot, num_hot, num_ops, cooling.farthest)
         op = walk.order[position]
         lowest, highest = legal_range(problem, walk, op)
-        lowest, highest = max(lowest, position - reach), min(highest, position + reach)
+        lowest = max(lowest, position - reach)
+        highest = min(highest, position + reach)
         if lowest >= highest:
             continue
         to = lowest + random_below(state, highest - lowest)
         to += to >= position
-        undone = retouch(problem, walk, op, to, undo)
+        undone = reassign_users(problem, walk, op, to, undo)
         overflow, more_touching = price_of_move(walk, op, to, cooling.target_bytes, best_peak)
         temperature = cooling.hot_bytes * math.exp(cool * turn)
         if not is_accepted(state, overflow, temperature):
-            untouch(problem, walk, undo, undone)
+            restore_users(problem, walk, undo, undone)
             continue
         move_op(walk, op, to)
         touching += more_touching
@@ -165,7 +169,7 @@ def anneal(
 
 
 class Walk(NamedTuple):
-    """An order with all that is needed to price the move of an op from the positions between alone."""
+    """An order and its live bytes. The price of moving an op follows from the positions between old and new place."""
 
     order: IntArray  # position -> op
     place: IntArray  # op -> position
@@ -181,10 +185,15 @@ def empty_walk(problem: Problem, order: IntArray) -> Walk:
     """Return the walk of an order before its bytes are counted."""
     num_ops, num_buffers = len(order), len(problem.nbytes)
     return Walk(
-        order.copy(), np.empty(num_ops, np.int64), np.empty(num_ops, np.int64), np.empty(num_ops, np.int64),
-        np.empty(num_ops, np.int64), np.empty(num_ops + 1, np.int64), np.empty(num_buffers, np.int64),
+        order.copy(),
+        np.empty(num_ops, np.int64),
+        np.empty(num_ops, np.int64),
+        np.empty(num_ops, np.int64),
+        np.empty(num_ops, np.int64),
+        np.empty(num_ops + 1, np.int64),
         np.empty(num_buffers, np.int64),
-    )  # fmt: skip
+        np.empty(num_buffers, np.int64),
+    )
 
 
 @with_twin(partial(calls.new_walk, empty_walk))
@@ -217,7 +226,7 @@ def legal_range(problem: Problem, walk: Walk, op: int) -> tuple[int, int]:
     return lowest, highest
 
 
-def new_first(problem: Problem, walk: Walk, buffer: int, op: int, to: int) -> int:
+def first_user_after_move(problem: Problem, walk: Walk, buffer: int, op: int, to: int) -> int:
     """Return the op that touches a buffer first after `op` has moved to position `to`."""
     first = walk.first[buffer]
     if first != op:
@@ -229,7 +238,7 @@ def new_first(problem: Problem, walk: Walk, buffer: int, op: int, to: int) -> in
     return int(first)
 
 
-def new_last(problem: Problem, walk: Walk, buffer: int, op: int, to: int) -> int:
+def last_user_after_move(problem: Problem, walk: Walk, buffer: int, op: int, to: int) -> int:
     """Return the op that touches a buffer last after `op` has moved to position `to`."""
     last = walk.last[buffer]
     if last != op:
@@ -241,25 +250,26 @@ def new_last(problem: Problem, walk: Walk, buffer: int, op: int, to: int) -> int
     return int(last)
 
 
-def retouch(problem: Problem, walk: Walk, op: int, to: int, undo: IntArray) -> int:
+def reassign_users(problem: Problem, walk: Walk, op: int, to: int, undo: IntArray) -> int:
     """Assign allocations and frees to the ops that make them after `op` has moved to `to`.
 
     Returns:
-        How many entries, (buffer, former first, former last) each, were written to `undo` for `untouch`.
+        How many entries, (buffer, former first, former last) each, were written to `undo` for `restore_users`.
     """
     count = 0
     for entry in range(problem.touch_ptr[op], problem.touch_ptr[op + 1]):
         buffer = problem.touch[entry]
-        first, last = new_first(problem, walk, buffer, op, to), new_last(problem, walk, buffer, op, to)
+        first = first_user_after_move(problem, walk, buffer, op, to)
+        last = last_user_after_move(problem, walk, buffer, op, to)
         if first != walk.first[buffer] or last != walk.last[buffer]:
             undo[3 * count], undo[3 * count + 1] = buffer, walk.first[buffer]
             undo[3 * count + 2] = walk.last[buffer]
             count += 1
-            hand_over(problem, walk, buffer, first, last)
+            set_first_and_last(problem, walk, buffer, first, last)
     return count
 
 
-def hand_over(problem: Problem, walk: Walk, buffer: int, first: int, last: int) -> None:
+def set_first_and_last(problem: Problem, walk: Walk, buffer: int, first: int, last: int) -> None:
     """Make `first` allocate the buffer and `last` free it."""
     nbytes = problem.nbytes[buffer]
     if not problem.at_start[buffer]:
@@ -273,10 +283,10 @@ def hand_over(problem: Problem, walk: Walk, buffer: int, first: int, last: int) 
     walk.first[buffer], walk.last[buffer] = first, last
 
 
-def untouch(problem: Problem, walk: Walk, undo: IntArray, count: int) -> None:
-    """Undo `retouch`."""
+def restore_users(problem: Problem, walk: Walk, undo: IntArray, count: int) -> None:
+    """Undo `reassign_users`."""
     for index in range(count):
-        hand_over(problem, walk, undo[3 * index], undo[3 * index + 1], undo[3 * index + 2])
+        set_first_and_last(problem, walk, undo[3 * index], undo[3 * index + 1], undo[3 * index + 2])
 
 
 def price_of_move(walk: Walk, op: int, to: int, target: int, best: int) -> tuple[float, int]:

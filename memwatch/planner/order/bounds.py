@@ -1,7 +1,8 @@
 """Peaks that no plan can go below.
 
-Four bounds: the needs of one op, what is kept at the end, what must be live in every order without recompute, and what
-must wait while the last of several large ops runs. The last one holds for plans with recompute too.
+There are four bounds: the working set of the largest op, the buffers that are kept at the end, the buffers that must be
+live together in every order without recompute, and the buffers that must wait while the last of several large ops runs.
+The last bound also holds for plans with recompute.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ _MOST_OPS_BOUNDED = (
 
 
 def working_sets(graph: Graph) -> IntArray:
-    """Return the bytes that each op needs in every plan: its buffers, its workspace, what may never be freed.
+    """Return the bytes that each op needs in every plan: its buffers, its workspace, and buffers that are never freed.
 
-    Neither recompute nor offload can lower them.
+    Recompute and offload cannot lower them.
     """
     stays = (graph.buffer_producer < 0) & ~graph.buffer_freeable
     nbytes = np.where(stays, 0, graph.buffer_nbytes)
@@ -40,12 +41,12 @@ def working_sets(graph: Graph) -> IntArray:
 
 
 def working_set_bound(graph: Graph) -> int:
-    """Return the largest working set (bytes), or what is live before the first op when that is more."""
+    """Return the largest working set (bytes), or the live bytes before the first op, if they are more."""
     return max(graph.baseline_bytes, int(working_sets(graph).max(initial=0)))
 
 
 def pinned_bound(graph: Graph) -> int:
-    """Return what is live after the last op (bytes): kept buffers and those that may not be freed."""
+    """Return the live bytes after the last op: kept buffers, and buffers that may not be freed."""
     return int(graph.buffer_nbytes[graph.buffer_pinned | ~graph.buffer_freeable].sum())
 
 
@@ -60,8 +61,8 @@ def lower_bound(graph: Graph, recompute: bool, offload: bool = False) -> int:
     Args:
         graph: the program.
         recompute: whether ops may be computed again.
-        offload: whether buffers may be moved out and back. Then nothing has to wait in memory, so only the
-            largest working set and what is kept at the end count.
+        offload: whether buffers may be moved out and back. Then no buffer has to wait in memory, so only the
+            largest working set and the buffers that are kept at the end count.
     """
     bound = max(working_set_bound(graph), pinned_bound(graph))
     if offload:
@@ -84,7 +85,7 @@ def must_live_bytes(problem: Problem) -> int:
     return max(
         int(must_live(problem, order, chosen[start : start + 64]).max())
         for start in range(0, len(chosen), 64)
-    )  # fmt: skip
+    )
 
 
 @with_twin(calls.must_live)
@@ -133,13 +134,13 @@ def must_live(problem: Problem, order: IntArray, chosen: IntArray) -> IntArray:
     return total
 
 
-_MOST_SETS = 8
+_MOST_SETS = 8  # sets of large ops that are tried; a guess
 _MOST_WORK = 40_000  # edges of all cuts together: about a second
 _SOURCE, _SINK = -1, -2
 
 
 class _Slots(NamedTuple):
-    """Every version of every buffer is a slot; `maker` is the op that makes it, -1 for none."""
+    """Every version of every buffer is a slot. `maker` is the op that makes it, -1 for an external buffer."""
 
     first: IntArray
     buffer: IntArray
@@ -147,7 +148,13 @@ class _Slots(NamedTuple):
 
 
 def last_large_bound(graph: Graph, working_sets: IntArray) -> int:
-    """Return a peak (bytes) that no plan without moves goes below, recomputes included; 0 for large programs.
+    """Return a bound (bytes) on the peak of plans without moves, with or without recompute; 0 for large programs.
+
+    Choose any set of large ops. In every plan one of them runs last. While it runs, its inputs and outputs exist. Every
+    buffer that the program keeps in the end exists too, or buffers from which the other ops can still compute it. The
+    fewest bytes from which all kept buffers can be computed are a minimum cut of the graph. The bound is the smallest
+    sum of working set and cut among the large ops. To stay a bound, the cut is generous: every op may run again, even
+    an op with an effect, or with inputs that the program overwrites.
 
     Args:
         graph: the program.
@@ -201,7 +208,7 @@ def _slots(graph: Graph) -> _Slots:
 
 
 def _network(graph: Graph, slots: _Slots, large: IntArray) -> Any:
-    """Return the flow network. It leads from what only large ops make, through the other ops, to what is kept."""
+    """Return the flow network: from buffers that only large ops make, through the other ops, to the kept buffers."""
     from networkx import DiGraph
 
     network: Any = DiGraph()

@@ -27,7 +27,7 @@ def is_available() -> bool:
 def cpsat_order(
     problem: Problem, hint: IntArray, lower_bound_bytes: int, *, effort: float, seed: int, clock: Clock
 ) -> tuple[IntArray | None, int]:
-    """Return a better order, or a bound that may prove that there is none.
+    """Return a better order, or a bound that may prove that no order is better.
 
     Args:
         problem: the ordering problem.

@@ -1,7 +1,7 @@
 """Exact search for small programs: an optimal order, or a proven lower bound.
 
-A downset is a set of ops that may have run: with an op, it holds all ops that must run before that one. Which buffers
-are live depends on the downset alone, not on the order in which its ops ran. The search expands downsets, lowest peak
+A downset is a set of ops that may have run: together with an op, it contains all ops that must run before it. The live
+buffers depend on the downset alone, and not on the order in which its ops ran. The search expands downsets, lowest peak
 first. Its level is the peak below which every order has been excluded so far, so it is a proven lower bound.
 """
 
@@ -18,7 +18,7 @@ import numpy as np
 from memwatch.planner.kernels import with_twin
 from memwatch.planner.native import calls
 from memwatch.planner.order.lists import breadth_first
-from memwatch.planner.order.problem import effect_of, live_at_start, mark_run, mark_unrun, mirrored
+from memwatch.planner.order.problem import effect_of, live_at_start, mark_run, mark_unrun, mirror_image
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from memwatch.planner.order.problem import Problem
 
 
-_EXPANSIONS_PER_CALL = 500
+_EXPANSIONS_PER_CALL = 500  # downsets expanded between two looks at the clock; a guess
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,7 +36,7 @@ class SearchResult:
     """Result of the search.
 
     Attributes:
-        order: an order with the lowest possible peak, None when none below the known peak was found.
+        order: an order below the known peak; None if no such order was found.
         lower_bound_bytes: peak that no order can go below (bytes); the known peak when it is optimal.
         expansions: how many downsets were expanded.
     """
@@ -52,12 +52,12 @@ def search_orders(
     """Return an order that is better than the best known one, or a bound.
 
     The search is best-first over downsets with the peak as priority (SERENITY, MLSys 2020, keys its dynamic
-    program in the same way); chains that are safe run at once. The program and its mirror image are searched
-    side by side and share their bound, because either may have far fewer downsets than the other.
+    program in the same way). Safe chains of ops run at once. The program and its mirror image are searched
+    side by side and share their bound, because one of them may have far fewer downsets.
 
     Args:
         problem: the ordering problem.
-        known_peak_bytes: peak of the best order known; the search is for a lower one.
+        known_peak_bytes: peak of the best known order. Only lower peaks are searched for.
         lower_bound_bytes: a bound that holds for every order.
         max_states: how many downsets each direction may remember.
         clock: when to stop.
@@ -66,7 +66,7 @@ def search_orders(
 
 
 def beat_or_prove(problem: Problem, known_peak_bytes: int, max_states: int, clock: Clock) -> SearchResult:
-    """Return any order under a known peak, or the proof that there is none; else a bound of 0.
+    """Return any order under a known peak, or the proof that no such order exists; otherwise a bound of 0.
 
     The level is one byte under the known peak from the start. So more chains are safe and fewer downsets are
     expanded than by `search_orders`, which is slower but has a bound when it is cut off.
@@ -80,7 +80,7 @@ def _raise_level(
     problem: Problem, known_peak_bytes: int, level: int, max_states: int, clock: Clock
 ) -> SearchResult:
     """Raise the level until an order is found or none can be under the known peak."""
-    directions = [_Direction(problem, max_states), _Direction(mirrored(problem), max_states)]
+    directions = [_Direction(problem, max_states), _Direction(mirror_image(problem), max_states)]
     level = max(level, *(direction.level for direction in directions))
     # two threads that meet after a fixed number of expansions: faster than one, and the result stays the same
     with ThreadPoolExecutor(len(directions)) as pool:
@@ -251,13 +251,13 @@ def advance(
 
     Args:
         problem: the ordering problem.
-        needs: what must be live at every op.
+        needs: the bytes that must be live at every op.
         search: the state of the search, kept from call to call.
         below: only peaks under this are searched for (bytes).
         max_expansions: how many downsets to expand before returning RUNNING.
 
     Returns:
-        (status, path). FOUND: the path is that of an optimal order. EXHAUSTED: no order has a peak under
+        (status, path). FOUND: the path leads to an optimal order. EXHAUSTED: no order has a peak under
         `below`. FULL: the memory of the search is used up. RUNNING: call again.
     """
     num_ops = len(problem.workspace)
@@ -325,15 +325,18 @@ def unrun_op(problem: Problem, now: Downset, op: int) -> None:
 def safe_run(problem: Problem, now: Downset, first: int, room: int, run: IntArray) -> int:
     """Write a safe chain of ops from `first` to `run`: it fits in `room` and leaves no more live bytes than before.
 
-    Running such a chain at once never hurts. Live bytes are submodular in the set of ops that have run, and every
-    shorter prefix of the chain leaves more behind, so moving the chain forward lowers every later level.
+    Running such a chain at once is never worse. Live bytes are submodular in the set of ops that have run. Every
+    shorter prefix of the chain leaves more live bytes, so moving the chain forward lowers every later level.
 
     Returns:
         Length of the chain, 0 when there is none. The downset is unchanged.
     """
     live = np.zeros(LONGEST_RUN + 1, np.int64)
     cursor = np.zeros(LONGEST_RUN + 1, np.int64)
-    depth, tries, found, candidate = 0, 0, 0, first
+    depth = 0
+    tries = 0
+    found = 0
+    candidate = first
     while True:
         if candidate >= 0 and tries < _MOST_TRIES:
             tries += 1
@@ -414,10 +417,17 @@ def new_search(num_ops: int, max_states: int) -> Search:
 
     return Search(
         np.zeros((max_states + num_ops, words), dtype=np.uint64),
-        integers(max_states + num_ops), integers(max_states + num_ops), integers(max_states + num_ops),
-        integers(max_states * 4), integers(max_states * 4), integers(slots), integers(frontier),
-        integers(frontier), integers(frontier), integers(8),
-    )  # fmt: skip
+        integers(max_states + num_ops),
+        integers(max_states + num_ops),
+        integers(max_states + num_ops),
+        integers(max_states * 4),
+        integers(max_states * 4),
+        integers(slots),
+        integers(frontier),
+        integers(frontier),
+        integers(frontier),
+        integers(8),
+    )
 
 
 def find_state(search: Search, words: NDArray[np.uint64]) -> int:
@@ -467,7 +477,8 @@ def heap_push(search: Search, key: int, state: int) -> None:
         above = (hole - 1) // 2
         if search.heap_key[above] <= key:
             break
-        search.heap_key[hole], search.heap_state[hole] = search.heap_key[above], search.heap_state[above]
+        search.heap_key[hole] = search.heap_key[above]
+        search.heap_state[hole] = search.heap_state[above]
         hole = above
     search.heap_key[hole], search.heap_state[hole] = key, state
 
@@ -485,7 +496,8 @@ def heap_pop(search: Search) -> int:
             below += 1
         if search.heap_key[below] >= key:
             break
-        search.heap_key[hole], search.heap_state[hole] = search.heap_key[below], search.heap_state[below]
+        search.heap_key[hole] = search.heap_key[below]
+        search.heap_state[hole] = search.heap_state[below]
         hole = below
     search.heap_key[hole], search.heap_state[hole] = key, state
     return int(result)
@@ -506,10 +518,11 @@ def ancestors(problem: Problem, order: IntArray) -> NDArray[np.bool_]:
 class Needs(NamedTuple):
     """The bytes that must be live while each op runs.
 
-    `certain` holds for every op the bytes that are live in every order: its workspace, and buffers that are
-    touched by it or before it (or live at the start) and by it or after it (or live at the end). `pending` is a
-    matrix buffer x op. It holds bytes of buffers that are needed by the op or after it, but may be made after it:
-    they count once the buffer is live.
+    `certain` has for every op the bytes that are live in every order: its workspace, and the buffers that exist by
+    then and are needed still. A buffer exists by then if the op or an op before it uses the buffer, or if it is live
+    at the start. It is needed still if the op or an op after it uses the buffer, or if it is live at the end.
+    `pending` is a matrix buffer x op. It has the bytes of buffers that are needed still, but may be made after the
+    op. They count once the buffer is live.
     """
 
     certain: IntArray

@@ -1,6 +1,7 @@
 """The cheap candidates: program order, list schedules and beam searches.
 
-Some are made for the program and for its mirror image, in which every order runs backwards with the same peak.
+Some are also made for the mirror image of the program. Its orders are the orders of the program read backwards, with
+the same peaks.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import numpy as np
 
 from memwatch.planner.kernels import with_twin
 from memwatch.planner.native import calls
-from memwatch.planner.order.problem import effect_of, live_at_start, mark_run, mark_unrun, mirrored
+from memwatch.planner.order.problem import effect_of, live_at_start, mark_run, mark_unrun, mirror_image
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,8 +24,11 @@ if TYPE_CHECKING:
     from memwatch.planner.order.problem import Problem
 
 
-_LONGEST_RUN = 24
-_BEAM_WIDTHS = (4, 16)  # both are tried, because a wider beam is not always better
+_LONGEST_RUN = 24  # ops that the list schedule looks ahead along a chain; a guess
+_BEAM_WIDTHS = (
+    4,
+    16,
+)  # downsets per size; both are tried, because a wider beam is not always better; a guess
 
 
 def inductor_orders(problem: Problem) -> Iterator[tuple[str, IntArray]]:
@@ -36,7 +40,7 @@ def inductor_orders(problem: Problem) -> Iterator[tuple[str, IntArray]]:
 
 def list_orders(problem: Problem, clock: Clock) -> Iterator[tuple[str, IntArray]]:
     """Yield (name, order) of the list schedules, cheapest first, until the time is up."""
-    backwards = mirrored(problem)
+    backwards = mirror_image(problem)
     yield "program", np.arange(problem.num_ops)
     yield from inductor_orders(problem)
     if not clock.is_over():
@@ -49,7 +53,7 @@ def list_orders(problem: Problem, clock: Clock) -> Iterator[tuple[str, IntArray]
 def beam_orders(problem: Problem, seed: int, clock: Clock) -> Iterator[tuple[str, IntArray]]:
     """Yield (name, order) of beam searches of several widths, forwards and backwards, until the time is up."""
     bits = np.random.default_rng(seed).integers(0, 2**64, size=problem.num_ops, dtype=np.uint64)
-    backwards = mirrored(problem)
+    backwards = mirror_image(problem)
     for width in _BEAM_WIDTHS:
         if not clock.is_over():
             yield f"beam-{width}", beam_search(problem, width, bits)
@@ -83,7 +87,7 @@ def num_waiting(problem: Problem) -> IntArray:
 
 @with_twin(calls.breadth_first)
 def breadth_first(problem: Problem) -> IntArray:
-    """Return the ops in the order in which they become ready."""
+    """Return the ops in the order in which they become ready: all their predecessors have run."""
     num_ops = len(problem.workspace)
     waiting = num_waiting(problem)
     order = np.empty(num_ops, np.int64)
@@ -147,7 +151,10 @@ def run_ahead(problem: Problem, seen: IntArray, waiting: IntArray, op: int, long
     After each op the chain goes on with the successor of least growth that waits for nothing else.
     """
     ran = np.empty(longest, np.int64)
-    live, top, valley, top_at_valley = np.int64(0), np.int64(0), np.int64(0), np.int64(0)
+    live = np.int64(0)
+    top = np.int64(0)
+    valley = np.int64(0)
+    top_at_valley = np.int64(0)
     length = 0
     while op >= 0 and length < longest:
         rise, net = effect_of(problem, seen, op)
@@ -176,9 +183,9 @@ def run_ahead(problem: Problem, seen: IntArray, waiting: IntArray, op: int, long
 
 @with_twin(calls.least_growth)
 def least_growth(problem: Problem, longest: int, widest: int) -> IntArray:
-    """Return an order that runs, op by op, the op that fits under the peak so far and grows least.
+    """Return an order. Each step runs the ready op that fits under the present peak and adds the fewest live bytes.
 
-    Where none fits, it runs the op that needs least.
+    If no op fits, the step runs the op that needs the fewest bytes.
 
     Args:
         problem: the ordering problem.
@@ -197,7 +204,10 @@ def least_growth(problem: Problem, longest: int, widest: int) -> IntArray:
             ready[num_ready] = op
             num_ready += 1
     for position in range(num_ops):
-        chosen, chosen_top, chosen_net, chosen_fits = -1, np.int64(0), np.int64(0), False
+        chosen = -1
+        chosen_top = np.int64(0)
+        chosen_net = np.int64(0)
+        chosen_fits = False
         for slot in range(max(0, num_ready - widest), num_ready):
             top, net = run_ahead(problem, seen, waiting, ready[slot], longest)
             fits = live + top <= peak
@@ -207,7 +217,10 @@ def least_growth(problem: Problem, longest: int, widest: int) -> IntArray:
                     (net, top) < (chosen_net, chosen_top) if fits else (top, net) < (chosen_top, chosen_net)
                 )
             if chosen < 0 or better:
-                chosen, chosen_top, chosen_net, chosen_fits = slot, top, net, fits
+                chosen = slot
+                chosen_top = top
+                chosen_net = net
+                chosen_fits = fits
         op = ready[chosen]
         for slot in range(chosen, num_ready - 1):
             ready[slot] = ready[slot + 1]
@@ -225,7 +238,7 @@ def least_growth(problem: Problem, longest: int, widest: int) -> IntArray:
     return order
 
 
-_WIDEST_SCAN = 256  # ready ops examined per state
+_WIDEST_SCAN = 256  # ready ops examined per state; a guess
 
 
 class Beam(NamedTuple):
@@ -254,10 +267,14 @@ def new_beam(problem: Problem, width: int) -> Beam:
     """Return a beam in which row 0 is the empty downset."""
     num_ops = len(problem.workspace)
     beam = Beam(
-        np.zeros((width, len(problem.nbytes)), np.int64), np.zeros((width, num_ops), np.int64),
-        np.zeros((width, num_ops), np.int64), np.zeros(width, np.int64), np.zeros(width, np.int64),
-        np.zeros(width, np.int64), np.zeros(width, np.uint64),
-    )  # fmt: skip
+        np.zeros((width, len(problem.nbytes)), np.int64),
+        np.zeros((width, num_ops), np.int64),
+        np.zeros((width, num_ops), np.int64),
+        np.zeros(width, np.int64),
+        np.zeros(width, np.int64),
+        np.zeros(width, np.int64),
+        np.zeros(width, np.uint64),
+    )
     beam.waiting[0] = num_waiting(problem)
     beam.live[0] = beam.peak[0] = live_at_start(problem)
     for op in range(num_ops):
@@ -272,7 +289,7 @@ def list_candidates(
 ) -> int:
     """Write the ways to go on to `out`; return how many there are.
 
-    A state with a safe op, one that fits under the peak and frees what it takes, has only this way.
+    A safe op fits under the peak and frees at least the bytes that it takes. If a state has one, only this op counts.
     """
     count = 0
     for state in range(size):
@@ -349,9 +366,12 @@ def beam_search(problem: Problem, width: int, bits: NDArray[np.uint64]) -> IntAr
     old, new = new_beam(problem, width), new_beam(problem, width)
     most = width * min(num_ops, _WIDEST_SCAN)
     found = Candidates(
-        np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.int64),
-        np.empty(most, np.int64), np.empty(most, np.uint64),
-    )  # fmt: skip
+        np.empty(most, np.int64),
+        np.empty(most, np.int64),
+        np.empty(most, np.int64),
+        np.empty(most, np.int64),
+        np.empty(most, np.uint64),
+    )
     came_from = np.empty((num_ops, width), np.int64)
     ran = np.empty((num_ops, width), np.int64)
     chosen = np.empty(width, np.int64)

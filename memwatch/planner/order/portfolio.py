@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 # the largest programs (ops) that each method is tried on
-_LARGEST_TREE = 50_000
+_LARGEST_TREE = 50_000  # a guess, as the next three
 _LARGEST_BEAM = 5_000
 _LARGEST_SEARCH = 512
 _LARGEST_CPSAT = 150
@@ -38,7 +38,7 @@ _CPSAT_START_S = 0.3  # building the solver's model takes about this long
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OrderResult:
-    """An order of all ops and what is known about it.
+    """An order of all ops, its peak, and a lower bound.
 
     Attributes:
         order: op indices.
@@ -74,7 +74,9 @@ class _Best:
         """Keep an order if it is better than the best one so far."""
         peak = int(peak_of(self.problem, order))
         if self.peak_bytes < 0 or peak < self.peak_bytes:
-            self.order, self.peak_bytes, self.method = order, peak, method
+            self.order = order
+            self.peak_bytes = peak
+            self.method = method
 
 
 def best_order(graph: Graph, *, time_limit_s: float = 10.0, seed: int = 0) -> OrderResult:
@@ -82,8 +84,8 @@ def best_order(graph: Graph, *, time_limit_s: float = 10.0, seed: int = 0) -> Or
 
     Args:
         graph: the program.
-        time_limit_s: when to stop (seconds). Small programs are done before: their result depends on the seed
-            alone.
+        time_limit_s: when to stop (seconds). The search of a small program ends earlier, so its result depends on the
+            seed alone.
         seed: seed of the random moves.
 
     Returns:
@@ -93,7 +95,7 @@ def best_order(graph: Graph, *, time_limit_s: float = 10.0, seed: int = 0) -> Or
 
 
 def find_order(graph: Graph, *, seed: int, clock: Clock) -> OrderResult:
-    """Return what `best_order` describes, before the time of `clock` is up."""
+    """Return the result that `best_order` describes, before `clock` is over."""
     clock = clock.share(0.93)  # checking the result takes the rest
     problem = order_problem(graph)
     best = _Best(problem, lower_bound(graph, recompute=False))
@@ -109,7 +111,7 @@ def find_order(graph: Graph, *, seed: int, clock: Clock) -> OrderResult:
 
 
 def _improve(best: _Best, seed: int, clock: Clock) -> None:
-    """Try the dearer methods, until one of them proves that the best order is optimal."""
+    """Try the expensive methods, until one of them proves that the best order is optimal."""
     problem = best.problem
     if problem.num_ops <= _LARGEST_TREE:
         order = tree_order(problem)

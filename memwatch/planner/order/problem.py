@@ -1,4 +1,4 @@
-"""The ordering problem: which ops touch which buffers, and nothing else that a graph knows. The peak of an order."""
+"""The ordering problem: the ops, the buffers that they touch, and precedence. Also the peak of an order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Problem(NamedTuple):
     """The problem as arrays, for the kernels. A buffer is live from the first op that touches it to the last.
 
-    Read backwards, every order is an order of a problem of the same kind, the mirror image (see `mirrored`).
+    Read backwards, every order is an order of a problem of the same kind, the mirror image (see `mirror_image`).
     Row i of a list is ``list[list_ptr[i]:list_ptr[i + 1]]``.
     """
 
@@ -47,7 +47,7 @@ def order_problem(graph: Graph) -> Problem:
     at_start = external
     at_end = graph.buffer_pinned | ~graph.buffer_freeable
     always = at_start & at_end
-    # buffers of no bytes, and those that are always live, do not change which order is best
+    # leave out empty buffers and buffers that are always live, because they do not change which order is best
     matters = ~always & (graph.buffer_nbytes > 0)
     chosen = np.flatnonzero(matters)
     number = np.cumsum(matters) - 1
@@ -73,7 +73,7 @@ def order_problem(graph: Graph) -> Problem:
     )
 
 
-def mirrored(problem: Problem) -> Problem:
+def mirror_image(problem: Problem) -> Problem:
     """Return the problem whose orders are this one's orders read backwards, with the same peaks."""
     return problem._replace(
         at_start=problem.at_end,
@@ -95,12 +95,12 @@ def live_at_start(problem: Problem) -> int:
 
 
 def effect_of(problem: Problem, seen: IntArray, op: int) -> tuple[int, int]:
-    """Return (bytes that an op needs on top of what is live, change of live bytes after it).
+    """Return (bytes that an op needs in addition to the live bytes, change of the live bytes after it).
 
     Args:
         problem: the ordering problem.
         seen: how many users of each buffer have run.
-        op: an op all of whose predecessors have run.
+        op: a ready op: all its predecessors have run.
     """
     rise = np.int64(0)
     fall = np.int64(0)

@@ -14,7 +14,7 @@ import numpy as np
 
 from memwatch.planner.order.anneal import new_walk
 from memwatch.planner.order.lists import breadth_first
-from memwatch.planner.order.problem import mirrored
+from memwatch.planner.order.problem import mirror_image
 
 if TYPE_CHECKING:
     from memwatch.planner.csr import IntArray
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class _Segment:
     """A run of ops, from valley to valley, that an optimal order need not interrupt.
 
-    `hill` is the most it needs and `net` what it leaves behind, both on top of what is live before it (bytes).
-    `ops` is an op or a pair of two such values, so that joining takes no time.
+    `hill` is the most bytes that it needs, and `net` the bytes that it leaves alive. Both are relative to the live
+    bytes before it. `ops` is an op or a pair of such values, so that joining takes no time.
     """
 
     hill: int
@@ -35,17 +35,17 @@ class _Segment:
 
     @property
     def priority(self) -> tuple[int, int]:
-        """Sort key: segments that leave no more behind, least need first; then the others, longest way down first."""
+        """Sort key: segments that lower live bytes, lowest hill first; then others, largest hill minus net first."""
         return (0, self.hill) if self.net <= 0 else (1, self.net - self.hill)
 
-    def then(self, other: _Segment) -> _Segment:
+    def join(self, other: _Segment) -> _Segment:
         """Return this segment and then the other one, as one segment."""
         hill = max(self.hill, self.net + other.hill)
         return _Segment(hill, self.net + other.net, (self.ops, other.ops))
 
 
 def tree_order(problem: Problem) -> IntArray | None:
-    """Return an optimal order when the program is a forest, None when it is not.
+    """Return an optimal order of a forest; None for other programs.
 
     In an in-forest every op has at most one successor, in an out-forest at most one predecessor. Every buffer
     must have the same first and last user in every order. Under these conditions, merging the segments of
@@ -54,7 +54,7 @@ def tree_order(problem: Problem) -> IntArray | None:
     order = _in_tree_order(problem)
     if order is not None:
         return order
-    order = _in_tree_order(mirrored(problem))
+    order = _in_tree_order(mirror_image(problem))
     return None if order is None else order[::-1].copy()
 
 
@@ -84,7 +84,7 @@ def _priority(segment: _Segment) -> tuple[int, int]:
 def _append(segments: list[_Segment], last: _Segment) -> None:
     """Append a segment, joined with those before it whose priority is higher than its own."""
     while segments and segments[-1].priority > last.priority:
-        last = segments.pop().then(last)
+        last = segments.pop().join(last)
     segments.append(last)
 
 

@@ -1,1 +1,1 @@
-"""Lower the peak at extra cost: buffers that would lie idle are computed again later, or moved out and back."""
+"""Lower the peak at extra cost: idle buffers are freed and computed again later, or moved out and back."""

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 def revolve_forwards(length: int, snapshots: int) -> int:
     """Return the fewest forward steps that reverse a uniform chain.
 
-    Griewank & Walther, Algorithm 799 (2000): with r the integer such that beta(c, r - 1) < l <= beta(c, r),
-    beta(c, r) = C(c + r, c), it is r * l - beta(c + 1, r - 1).
+    The formula is from Griewank & Walther, Algorithm 799 (2000): r * l - beta(c + 1, r - 1). Here beta(c, r) is
+    C(c + r, c), and r is the integer with beta(c, r - 1) < l <= beta(c, r).
 
     Args:
         length: steps of the chain, l.
@@ -162,6 +162,7 @@ def fill_rotor_table(
             late = best[split[:, None], last[:, None], np.maximum(room, 0)]
             price = forward[:, None] + late + best[first, split - 1]
             is_better = (room >= 0) & (price < value)
-            value, chosen = np.where(is_better, price, value), np.where(is_better, split[:, None], chosen)
+            value = np.where(is_better, price, value)
+            chosen = np.where(is_better, split[:, None], chosen)
         best[first, last], choice[first, last] = value, chosen
     return best, choice

@@ -1,7 +1,7 @@
 """Kernels: the gaps at a step, and the two ways to cut one: compute the buffer again, or move it out and back.
 
-A gap is a stretch of steps in which a buffer lies idle between two uses. Computing the buffer again can need the inputs
-of its op again, and those of the ops that make these inputs.
+A gap is a stretch of steps between two uses of a buffer, during which the buffer lies idle. To compute the buffer
+again, its op needs its inputs. If an input was freed, the op that makes it has to run again too, and so on.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BUFFER, VERSION, SINCE, UNTIL, WAY, PEAK_STEP = 0, 1, 2, 3, 4, 5
 
 
 class Scene(NamedTuple):
-    """The schedule in which cuts are searched for."""
+    """The schedule that is searched for cuts, with its events and live bytes."""
 
     draft: Draft
     events: Events  # which steps use which buffer
@@ -54,7 +54,10 @@ def gaps_at(model: Model, events: Events, draft: Draft, step: int) -> IntArray:
         if left != version:
             continue
         row = rows[count]
-        row[BUFFER], row[VERSION], row[SINCE], row[PEAK_STEP] = buffer, version, since, step
+        row[BUFFER] = buffer
+        row[VERSION] = version
+        row[SINCE] = since
+        row[PEAK_STEP] = step
         row[UNTIL] = draft.size[0] if is_last else events.step[slot]
         count += 1
     return rows[:count]
@@ -74,7 +77,9 @@ def move_points(model: Model, scene: Scene, cut: Cut) -> tuple[int, int, float]:
         if tokens[out_before] < model.num_ops:
             left -= model.cost[tokens[out_before]]
         out_before += 1
-    stall, left, in_before = max(left, 0.0), model.move_cost[cut.buffer], cut.until
+    stall = max(left, 0.0)
+    left = model.move_cost[cut.buffer]
+    in_before = cut.until
     while left > 0 and in_before - 1 > cut.peak_step and live[in_before - 1] <= scene.budget:
         in_before -= 1
         if tokens[in_before] < model.num_ops:
@@ -102,8 +107,9 @@ def apply_cut(model: Model, scene: Scene, target: Draft, cut: Cut, limit: int) -
     return True, price_of(model, scene.search)
 
 
-# Ways to cut a gap. The first three run ops again and differ in the inputs of these ops that are no longer there:
-# all of them are computed again; those used after the peak are kept instead; or all are kept. MOVE moves the buffer.
+# Ways to cut a gap. The first three run ops again. They differ in the inputs of these ops that were freed: RECOMPUTE
+# computes all of them again, KEEP_IF_LATE keeps the inputs that are used after the peak alive instead, and KEEP keeps
+# all of them alive. MOVE moves the buffer out and back.
 RECOMPUTE, KEEP_IF_LATE, KEEP, MOVE = 0, 1, 2, 3
 
 
@@ -135,9 +141,13 @@ OPS, WAITING, KEPT = 0, 1, 2
 def new_op_search(num_ops: int) -> OpSearch:
     """Return new working memory."""
     return OpSearch(
-        np.empty(num_ops + 1, np.int64), np.full(num_ops, -1, np.int64), np.empty(num_ops + 1, np.int64),
-        np.empty((num_ops + 1, 2), np.int64), np.zeros(1, np.int64), np.zeros(3, np.int64),
-    )  # fmt: skip
+        np.empty(num_ops + 1, np.int64),
+        np.full(num_ops, -1, np.int64),
+        np.empty(num_ops + 1, np.int64),
+        np.empty((num_ops + 1, 2), np.int64),
+        np.zeros(1, np.int64),
+        np.zeros(3, np.int64),
+    )
 
 
 def _may_run_again(model: Model, op: int, buffer: int) -> bool:

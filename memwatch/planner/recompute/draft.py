@@ -58,13 +58,14 @@ def remove_steps(draft: Draft, first: int, second: int) -> None:
     at = 0
     for position in range(draft.size[0]):
         if position not in (first, second):
-            draft.tokens[at], draft.ids[at] = draft.tokens[position], draft.ids[position]
+            draft.tokens[at] = draft.tokens[position]
+            draft.ids[at] = draft.ids[position]
             at += 1
     draft.size[0] = at
 
 
 class Events(NamedTuple):
-    """Events of all buffers; those of buffer b are the entries from ``ptr[b]`` to ``ptr[b + 1]``.
+    """Events of all buffers. The events of buffer b are the entries from ``ptr[b]`` to ``ptr[b + 1]``.
 
     They are in step order, and reads come before writes of the same step.
     """
@@ -175,15 +176,20 @@ class Work(NamedTuple):
 def new_work(model: Model, room: int) -> Work:
     """Return working memory for schedules of up to `room` steps."""
     return Work(
-        np.empty(model.num_buffers, np.int64), np.empty(model.num_buffers, np.int64),
-        np.empty(model.num_buffers, np.int64), np.empty(room + 2, np.int64),
-        np.empty(model.num_ops, np.int64), np.empty(model.num_ops, np.int64),
-    )  # fmt: skip
+        np.empty(model.num_buffers, np.int64),
+        np.empty(model.num_buffers, np.int64),
+        np.empty(model.num_buffers, np.int64),
+        np.empty(room + 2, np.int64),
+        np.empty(model.num_ops, np.int64),
+        np.empty(model.num_ops, np.int64),
+    )
 
 
 def compute_backwards(model: Model, op: int, step: int, work: Work) -> bool:
     """Go back over a compute step: its outputs are born here, its inputs are wanted before. False: not valid."""
-    wanted, until, live = work.wanted, work.until, work.live
+    wanted = work.wanted
+    until = work.until
+    live = work.live
     work.left[op] -= model.has_once
     repeats = model.has_once and work.left[op] > 0
     for entry in range(model.write_ptr[op], model.write_ptr[op + 1]):
@@ -215,7 +221,10 @@ def compute_backwards(model: Model, op: int, step: int, work: Work) -> bool:
 
 def move_backwards(model: Model, token: int, step: int, work: Work) -> bool:
     """Go back over an offload or a reload; False if it is not valid."""
-    wanted, until, host, live = work.wanted, work.until, work.host, work.live
+    wanted = work.wanted
+    until = work.until
+    host = work.host
+    live = work.live
     buffer = token - model.num_ops
     if buffer >= model.num_buffers:  # reload
         buffer -= model.num_buffers
@@ -294,8 +303,8 @@ def sweep(model: Model, draft: Draft, work: Work) -> int:
 def overflow(model: Model, draft: Draft, work: Work, budget: int) -> float:
     """Return the bytes above the budget after a sweep, summed over the steps; 0 exactly when it fits.
 
-    A repeated op counts only by what it adds to the step for which it runs. It runs where everything may be
-    far above the budget, and counting all of that would make every cut there look bad.
+    A repeated op counts only with the bytes that it adds to the step for which it runs. All steps near it may be far
+    above the budget. If a repeated op counted in full, every cut there would look bad.
     """
     tokens = draft.tokens
     for step in range(draft.size[0] - 1, -1, -1):

@@ -47,10 +47,10 @@ if TYPE_CHECKING:
 
 
 _TINY = 1e-9  # keeps a free cut from dividing by zero
-_MANY_GAPS = 256  # with more gaps at a step, only the widest of each class of ops are examined
-_KEPT_PER_CLASS = 16
-_MOST_MISSES = 6  # steps in a row at which no cut helps, before the search gives up
-_AS_GOOD = 0.8  # a cut in all blocks at once may score this much worse than the best single one
+_MANY_GAPS = 256  # with more gaps at a step, only the widest gaps of each class of ops are examined; a guess
+_KEPT_PER_CLASS = 16  # gaps per class that are examined then; a guess
+_MOST_MISSES = 6  # steps in a row at which no cut helps, before the search gives up; a guess
+_AS_GOOD = 0.8  # a cut in all blocks at once is made if it scores at least this share of the best single cut; a guess
 
 
 class Style(NamedTuple):
@@ -184,9 +184,10 @@ def _gain(model: Model, tools: Tools, budget: int, before: float) -> float:
 
 
 def _same_cut_in_other_blocks(model: Model, ranking: Ranking, chosen: int, needed: int) -> IntArray:
-    """Return the cuts that do in other blocks what the chosen one does, until enough bytes are freed."""
+    """Return the same cut in other blocks, as often as needed to free enough bytes."""
     row = ranking.rows[chosen]
-    kind, nbytes = model.kind[model.producer[row[BUFFER]]], model.nbytes[row[BUFFER]]
+    kind = model.kind[model.producer[row[BUFFER]]]
+    nbytes = model.nbytes[row[BUFFER]]
     ranks, count = np.empty(len(ranking.rows), np.int64), 0
     for rank in ranking.ranked:
         other = ranking.rows[rank]
@@ -219,7 +220,9 @@ def _best_cut(model: Model, draft: Draft, tools: Tools, peak_step: int, style: S
     scene = Scene(draft, list_events(model, draft), tools.search, tools.work.live, style.budget)
     before = overflow(model, draft, tools.work, style.budget)
     ranking = _rank_cuts(model, scene, tools.work, peak_step, style)
-    best_score, chosen, tried = 0.0, -1, 0
+    best_score = 0.0
+    chosen = -1
+    tried = 0
     for rank in ranking.ranked:
         if tried >= (style.shortlist if chosen >= 0 else 4 * style.shortlist):
             break
@@ -242,7 +245,7 @@ def _best_cut(model: Model, draft: Draft, tools: Tools, peak_step: int, style: S
 
 
 def _highest_step(draft: Draft, work: Work, barred: IntArray) -> int:
-    """Return the first step with the most live bytes among those that are not barred."""
+    """Return the first step with the most live bytes. Skip barred steps."""
     best = -1
     for step in range(draft.size[0]):
         if barred[step] == 0 and (best < 0 or work.live[step] > work.live[best]):

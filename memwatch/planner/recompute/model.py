@@ -1,7 +1,7 @@
 """The recompute problem as plain arrays, and schedules as lists of tokens, for the kernels.
 
-Ops that play the same part in repeated blocks, such as the layers of a network, get the same class. This module also
-says which buffers may be moved out of memory and back, and what a move costs.
+Ops at the same place of repeated blocks, such as the layers of a network, get the same class. The model also has the
+buffers that may be moved out of memory and back, and the price of each move.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from memwatch.planner.graph import Graph, Name
 
 
-_ROUNDS = 3  # how far, in edges, the surroundings of two ops must look alike
+_ROUNDS = 3  # edges up to which the surroundings of two ops of a class must look alike; a guess
 
 
 def op_classes(graph: Graph) -> IntArray:
@@ -37,12 +37,18 @@ def op_classes(graph: Graph) -> IntArray:
     read_sizes = graph.reads.sum_per_row(nbytes)
     made_sizes = graph.makes.sum_per_row(nbytes)
     rows = zip(
-        graph.op_cost.tolist(), graph.op_effect.tolist(), graph.op_workspace_bytes.tolist(),
-        read_sizes.tolist(), made_sizes.tolist(), graph.reads.lengths().tolist(), strict=True,
-    )  # fmt: skip
+        graph.op_cost.tolist(),
+        graph.op_effect.tolist(),
+        graph.op_workspace_bytes.tolist(),
+        read_sizes.tolist(),
+        made_sizes.tolist(),
+        graph.reads.lengths().tolist(),
+        strict=True,
+    )
     colours = _number(list(rows))
     for _ in range(_ROUNDS):
-        before, after = _sums(graph.preds, colours), _sums(graph.succs, colours)
+        before = _sums(graph.preds, colours)
+        after = _sums(graph.succs, colours)
         colours = _number(list(zip(colours.tolist(), before.tolist(), after.tolist(), strict=True)))
     return colours
 
@@ -83,7 +89,7 @@ class Model(NamedTuple):
     workspace: IntArray
     cost: NDArray[np.float64]
     again: IntArray  # 1: the op may be computed again
-    stays: IntArray  # 1: the first computation of the op keeps its place among those of all such ops
+    stays: IntArray  # 1: the first runs of all ops with this mark keep their order
     movable: IntArray  # 1: the buffer may be moved out
     move_cost: NDArray[np.float64]  # price of moving a buffer one way
     kind: IntArray  # op -> class of ops that look alike
@@ -165,13 +171,13 @@ def schedule_of(graph: Graph, tokens: IntArray) -> Schedule:
     return Schedule(kind, tokens - offset[kind])
 
 
-SMALLEST_MOVE_BYTES = 4096
+SMALLEST_MOVE_BYTES = 4096  # smaller buffers are not worth a move; a guess
 
 
 def default_bandwidth(graph: Graph) -> float:
     """Return a bandwidth (bytes per unit of cost) for graphs whose costs have no unit.
 
-    Moving everything that the program makes, once and one way, then takes as long as the program itself.
+    With this bandwidth, moving all buffers that the program makes once, one way, takes as long as the program.
     """
     made_bytes = float(graph.buffer_nbytes[graph.buffer_producer >= 0].sum())
     return max(made_bytes, 1.0) / (graph.total_cost or 1.0)
@@ -184,7 +190,7 @@ def movable_buffers(graph: Graph, named: Collection[Name] | None = None) -> NDAr
 
     Args:
         graph: the program.
-        named: the buffers that whoever executes the plan can move; None for all.
+        named: the buffers that the executor can move; None for all.
     """
     leaves = (graph.buffer_producer >= 0) | graph.buffer_freeable
     if named is not None:

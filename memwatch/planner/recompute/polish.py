@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from memwatch.planner.recompute.model import Model
 
 
-_FARTHEST = 40  # steps that one step is moved by at most
+_FARTHEST = 40  # steps by which one step is moved at most; a guess
 
 
 class Effort(NamedTuple):
@@ -69,8 +69,8 @@ class Bench(NamedTuple):
     random: NDArray[np.uint64]
 
 
-def shift_one(model: Model, draft: Draft, bench: Bench) -> None:
-    """Move a random step to a random place not far away, unless that makes the schedule invalid."""
+def move_random_step(model: Model, draft: Draft, bench: Bench) -> None:
+    """Move a random step to a random place nearby, if the schedule stays valid."""
     size = draft.size[0]
     source = random_below(bench.random, size)
     token = draft.tokens[source]
@@ -88,10 +88,12 @@ def shift_one(model: Model, draft: Draft, bench: Bench) -> None:
         copy_draft(bench.trial, draft)
 
 
-def undo_some(model: Model, draft: Draft, bench: Bench) -> None:
-    """Take back random recomputes and moves, a few everywhere or most of those in one window."""
+def undo_random_cuts(model: Model, draft: Draft, bench: Bench) -> None:
+    """Take back random recomputes and moves: a few anywhere, or most of them in one window."""
     count = computes(model, draft)
-    first, last, share = 0, draft.size[0], 0.05 + 0.3 * random_unit(bench.random)
+    first = 0
+    last = draft.size[0]
+    share = 0.05 + 0.3 * random_unit(bench.random)
     if random_unit(bench.random) < 0.5:
         width = max(4, int(draft.size[0] * 0.5 * random_unit(bench.random)))
         first = random_below(bench.random, draft.size[0])
@@ -107,8 +109,8 @@ def undo_some(model: Model, draft: Draft, bench: Bench) -> None:
     drop_useless(model, draft, bench.work)
 
 
-def cut_anywhere(model: Model, draft: Draft, bench: Bench, effort: Effort) -> None:
-    """Cut a random gap at a random step, unless that makes the schedule invalid."""
+def cut_random_gap(model: Model, draft: Draft, bench: Bench, effort: Effort) -> None:
+    """Cut a random gap at a random step, if the schedule stays valid."""
     if draft.size[0] + effort.limit + 2 >= len(draft.tokens):
         return
     events = list_events(model, draft)
@@ -136,16 +138,16 @@ def _value(model: Model, draft: Draft, work: Work, budget: int) -> tuple[float, 
     return overflow(model, draft, work, budget), duration(model, draft)
 
 
-def _disturb(model: Model, draft: Draft, bench: Bench, effort: Effort) -> None:
+def _change_randomly(model: Model, draft: Draft, bench: Bench, effort: Effort) -> None:
     """Change a schedule at random: by a cut, by moved steps, by undone cuts, or by two of these."""
     choice = random_unit(bench.random)
     if 0.35 <= choice < 0.6:
-        cut_anywhere(model, draft, bench, effort)
+        cut_random_gap(model, draft, bench, effort)
     if choice >= 0.6:
         for _ in range(1 + random_below(bench.random, 3)):
-            shift_one(model, draft, bench)
+            move_random_step(model, draft, bench)
     if choice < 0.5 or 0.6 <= choice < 0.8:
-        undo_some(model, draft, bench)
+        undo_random_cuts(model, draft, bench)
 
 
 @with_twin(calls.polish)
@@ -165,7 +167,7 @@ def polish(model: Model, draft: Draft, effort: Effort) -> None:
     best_value = now_value
     for turn in range(effort.rounds):
         copy_draft(now, then)
-        _disturb(model, then, bench, effort)
+        _change_randomly(model, then, bench, effort)
         power, noise = 0.5 + random_unit(random), 0.5 * random_unit(random)
         style = Style(effort.budget, power, noise, effort.limit, 8, 4 * model.num_ops, False, random)
         if fit(model, then, style) <= effort.budget:

@@ -89,7 +89,7 @@ def drop_useless(model: Model, draft: Draft, work: Work) -> None:
         token = draft.tokens[step]
         if token < model.num_ops:
             before[token] -= 1
-            # the first computation of such an op keeps its place, so a later one is dropped instead
+            # the first run of an op with the mark `stays` keeps its place, so a later run is dropped instead
             is_bound = model.stays[token] == 1 and before[token] == 0
             if count[token] > 1 and not is_bound and _is_useless(model, token, work, before[token] == 0):
                 count[token] -= 1
@@ -139,11 +139,13 @@ def prune(model: Model, draft: Draft, budget: int, rank: IntArray) -> None:
         model: the program.
         draft: a schedule that fits the budget, changed in place.
         budget: bytes it may use.
-        rank: order in which the steps are tried: a permutation of their numbers.
+        rank: the steps in the order in which they are tried.
     """
     length = draft.size[0]
     draft.ids[:length] = np.arange(length)
-    work, trial, where = new_work(model, length), new_draft(length), np.arange(length)
+    work = new_work(model, length)
+    trial = new_draft(length)
+    where = np.arange(length)
     changed = True
     while changed:
         changed = False

@@ -1,4 +1,4 @@
-"""A better order for a schedule with recomputes: each step becomes an op of its own, and ops are reordered."""
+"""A better order for a schedule with recomputes. Each step becomes an op of its own, and these ops are reordered."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 
 def augmented_graph(graph: Graph, tokens: IntArray) -> Graph | None:
-    """Return a schedule as a program of its own, in which every step is an op.
+    """Return a schedule as a program: every step is an op.
 
     Args:
         graph: the program.
         tokens: a valid schedule of it.
 
     Returns:
-        The program. None for a schedule with moves, or one that makes a mutated buffer again: the version
-        that a later use finds would depend on the order.
+        The program. None for a schedule with moves. None also for a schedule that makes a mutated buffer again,
+        because the version that a later use reads would depend on the order.
     """
     if len(tokens) and tokens.max() >= graph.num_ops:
         return None
@@ -63,7 +63,7 @@ def augmented_graph(graph: Graph, tokens: IntArray) -> Graph | None:
 
 
 def reorder(graph: Graph, tokens: IntArray, seed: int, moves: int, clock: Clock) -> IntArray | None:
-    """Return the steps in an order with a lower or the same peak; None where they cannot be reordered."""
+    """Return the steps in an order with a lower or the same peak; None if they cannot be reordered."""
     copy = augmented_graph(graph, tokens)
     if copy is None:
         return None

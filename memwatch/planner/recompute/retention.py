@@ -15,8 +15,10 @@ if TYPE_CHECKING:
     from memwatch.planner.csr import IntArray
     from memwatch.planner.graph import Graph
 
-_PRICE_LEVELS = 1_000_000  # the solver counts in whole numbers
-_POLISH_EFFORT = 1.0
+_PRICE_LEVELS = (
+    1_000_000  # the solver needs whole numbers, so prices are rounded to this share of the total; a guess
+)
+_POLISH_EFFORT = 1.0  # deterministic time of the solver, about a second; a guess
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,7 +26,7 @@ class RetentionResult:
     """Result of the solver.
 
     Attributes:
-        tokens: the schedule, None when none was found.
+        tokens: the schedule; None if the solver found none.
         extra_cost: cost of its recomputes.
         bound: extra cost that no schedule in this order, with so many copies per op, can go below.
         proven: whether the schedule is the cheapest of its kind.
@@ -37,7 +39,7 @@ class RetentionResult:
 
 
 def can_model(graph: Graph) -> bool:
-    """Return True if the model covers a program: without mutation and without external buffers to free."""
+    """Return True if the model covers a program: it has no mutation, and no external buffer that may be freed."""
     external = graph.buffer_producer < 0
     return not len(graph.writes.indices) and not bool(np.any(external & graph.buffer_freeable))
 
@@ -77,7 +79,7 @@ def solve_retention(
     """Return the cheapest recompute schedule that keeps program order.
 
     The model is Moccasin (Bartan et al., ICML 2023). First computations stay in order. Stage j ends with the
-    first computation of op j; any earlier op may be computed again in that stage, at time j (j + 1) / 2 + op.
+    first computation of op j. Any earlier op may be computed again in that stage, at time j (j + 1) / 2 + op.
     Every copy of a buffer is an interval, and the sum of the intervals is limited at all times.
 
     Args:
@@ -85,7 +87,7 @@ def solve_retention(
         budget_bytes: bytes a schedule may use, external buffers included.
         copies: how often an op may be computed, at most.
         hint: a schedule to start from.
-        effort: deterministic time of the solver; it, not the clock, decides the result of small programs.
+        effort: deterministic time of the solver. For small programs it ends the search before the clock does.
         clock: when to stop.
     """
     from ortools.sat.python import cp_model
@@ -109,7 +111,9 @@ class _Model:
     """The variables of one problem. OR-tools has no types, hence Any."""
 
     def __init__(self, graph: Graph, room_bytes: int, copies: int, cp: Any) -> None:
-        self.cp, self._graph, self._copies = cp, graph, copies
+        self.cp = cp
+        self._graph = graph
+        self._copies = copies
         self._last = _event(graph.num_ops + 1, 0)
         most = max(float(graph.op_cost.sum()), 1e-30)
         self.scale = (
@@ -140,7 +144,8 @@ class _Model:
         from ortools.sat.python import cp_model
 
         cp, graph = self.cp, self._graph
-        present, start = [cp.new_constant(1)], [cp.new_constant(_event(op, op))]
+        present = [cp.new_constant(1)]
+        start = [cp.new_constant(_event(op, op))]
         events = [_event(stage, op) for stage in range(op + 1, graph.num_ops + 1)]
         for _ in range(self._copies - 1 if graph.op_recomputable[op] else 0):
             is_there = cp.new_bool_var("")
@@ -171,7 +176,9 @@ class _Model:
 
     def _add_inputs(self, op: int, copy: int) -> None:
         """Require that every computation finds each of its inputs in exactly one interval."""
-        cp, start, is_there = self.cp, self._start[op][copy], self._present[op][copy]
+        cp = self.cp
+        start = self._start[op][copy]
+        is_there = self._present[op][copy]
         for buffer in self._graph.reads.row(op).tolist():
             producer = int(self._graph.buffer_producer[buffer])
             if producer < 0:
@@ -197,7 +204,7 @@ class _Model:
             cp.add_bool_or(kept)
 
     def hint(self, tokens: IntArray) -> None:
-        """Set the schedule in program order from which the solver starts; surplus copies are left out."""
+        """Set the schedule from which the solver starts. Surplus copies are left out."""
         times: list[list[int]] = [[] for _ in range(self._graph.num_ops)]
         stage = 0
         for op in tokens.tolist():

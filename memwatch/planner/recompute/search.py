@@ -1,9 +1,9 @@
 """The search for cheap schedules within a budget.
 
-A gap is the time between two uses of a buffer in which it lies idle but takes memory. Cutting a gap frees the
-buffer there: it is computed again, or moved out and back, before its next use. The search cuts gaps greedily in
-several styles, takes back cuts that turned out not to be needed, reorders, and polishes at random. The cheapest
-schedule that fits the budget wins.
+A gap is the time between two uses of a buffer. The buffer lies idle, but takes memory. Cutting the gap frees the
+buffer: it is computed again before its next use, or moved out and back. The search has four parts. It cuts gaps
+greedily in several styles. It takes back cuts that are not needed. It reorders steps. It polishes the schedule by
+random changes. The cheapest schedule that fits the budget wins.
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ if TYPE_CHECKING:
 
 # (area_power, limit): how the greedy search weighs bytes against cost, how many ops one cut may add
 _STYLES = ((1.0, 60), (1.0, 12), (0.5, 60), (2.0, 60))
-_TIGHTER = 0.9  # share of the budget that one more search aims at; what it does not need is taken back
-_BLOCKS = 3  # repeated blocks from which on a cut is tried in all of them at once
+# The constants below are guesses.
+_TIGHTER = 0.9  # one more search aims at this share of the budget, and its surplus cuts are taken back
+_BLOCKS = 3  # with so many repeated blocks, a cut is tried in all of them at once
 _SEEDS_TRIED = 3
 _STEPWISE = 0.02  # share of the peak that one step of `_lower_peak_stepwise` goes down
 _MOST_STEPWISE = 12
 _STEPS_DOWN = (0.02, 0.05, 0.01, 0.035, 0.08, 0.12)  # shares of the peak that `_step_down` tries
 _MOST_STEPS_DOWN = 24
-# the largest programs (ops) that each method is tried on
+# the largest programs (ops) for each method
 _LARGEST_CAREFUL = 500
 _LARGEST_STYLED = 5_000
 _LARGEST_REORDER = 2_000
@@ -77,14 +78,13 @@ class PricedSchedule:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a search has to achieve.
+    """The budget and the limits of a search.
 
     Attributes:
         budget_bytes: bytes a schedule may use, external buffers included.
-        keeps_order: whether first computations stay in the order of the start; the model must say the same.
+        keeps_order: whether first computations stay in the order of the start. The model must agree.
         seed: seed of the random moves.
-        clock: when to stop; programs of a few hundred ops are done before, so that the seed alone
-            decides their plan.
+        clock: when to stop. The search of a few hundred ops ends earlier, so the seed alone decides its plan.
     """
 
     budget_bytes: int
@@ -99,33 +99,41 @@ class RecomputeSearch:
     Args:
         graph: the program.
         model: its recompute problem.
-        terms: what is wanted.
+        terms: the budget and the limits.
     """
 
     def __init__(self, graph: Graph, model: Model, terms: Terms) -> None:
-        self._graph, self._model, self._terms = graph, model, terms
-        self._budget, self._keeps_order, self._clock = terms.budget_bytes, terms.keeps_order, terms.clock
+        self._graph = graph
+        self._model = model
+        self._terms = terms
+        self._budget = terms.budget_bytes
+        self._keeps_order = terms.keeps_order
+        self._clock = terms.clock
 
     def run(self, starts: Iterable[IntArray], seeds: Seeds = lambda budget_bytes: []) -> PricedSchedule:
-        """Return the cheapest schedule found that fits, or the one with the lowest peak if none fits.
+        """Return the cheapest schedule that fits, or the lowest schedule if none fits.
 
         Args:
             starts: orders of the program, each op once.
-            seeds: returns, for a budget (bytes), schedules to start from that compute some ops again.
-                Those that are not valid are left out.
+            seeds: returns, for a budget (bytes), schedules to start from that compute some ops again. Invalid
+                schedules are left out.
         """
-        begun = [self.evaluate(tokens) for tokens in starts]
-        for start in sorted(begun, key=lambda one: one.peak_bytes):
+        priced_starts = [self.evaluate(tokens) for tokens in starts]
+        for start in sorted(priced_starts, key=lambda one: one.peak_bytes):
             if start.peak_bytes <= self._budget:
                 return start
         prepare(self._clock)
-        best = self._search(begun, seeds)
+        best = self._search(priced_starts, seeds)
         if best.peak_bytes <= self._budget:
             return best
-        return self._lower_peak_stepwise(self._step_down(best, begun, seeds))
+        return self._lower_peak_stepwise(self._step_down(best, priced_starts, seeds))
 
-    def _search(self, begun: list[PricedSchedule], seeds: Seeds) -> PricedSchedule:
-        found = self._fit_in_styles(begun) + self._fit_blocks(begun) + self._fit_seeds(seeds(self._budget))
+    def _search(self, priced_starts: list[PricedSchedule], seeds: Seeds) -> PricedSchedule:
+        found = (
+            self._fit_in_styles(priced_starts)
+            + self._fit_blocks(priced_starts)
+            + self._fit_seeds(seeds(self._budget))
+        )
         best = self._best(found)
         if best.peak_bytes > self._budget and not self._clock.is_over():
             best = self._best([best, self.fit(best.tokens, 1.0, self._graph.num_ops)])
@@ -136,11 +144,13 @@ class RecomputeSearch:
             best = self.reorder_and_prune(best)
         return self.solve(best) if self._graph.num_ops <= _LARGEST_EXACT else best
 
-    def _step_down(self, best: PricedSchedule, begun: list[PricedSchedule], seeds: Seeds) -> PricedSchedule:
+    def _step_down(
+        self, best: PricedSchedule, priced_starts: list[PricedSchedule], seeds: Seeds
+    ) -> PricedSchedule:
         """Return the lowest schedule of searches whose budget is a little below what was found.
 
-        A budget far below every known schedule misleads the greedy search: it values all cuts alike. One just below
-        leaves it no way around what it met: there the target is below the budget.
+        With a budget far below every known schedule, the greedy search values all cuts alike. A target a little below
+        the lowest known peak guides it better.
         """
         steps = iter(_STEPS_DOWN)
         for _ in range(_MOST_STEPS_DOWN):
@@ -148,7 +158,7 @@ class RecomputeSearch:
             if share is None or best.peak_bytes <= self._budget or self._clock.is_over():
                 break
             target = int(best.peak_bytes * (1 - share))
-            found = self.prune(self._with_budget(target)._search(begun, seeds))
+            found = self.prune(self._with_budget(target)._search(priced_starts, seeds))
             if found.peak_bytes < best.peak_bytes:
                 best, steps = found, iter(_STEPS_DOWN)
         return best
@@ -175,28 +185,28 @@ class RecomputeSearch:
             best = lower
         return best
 
-    def _fit_in_styles(self, begun: list[PricedSchedule]) -> list[PricedSchedule]:
-        """Return the starts, and what the greedy search makes of each of them in each style."""
+    def _fit_in_styles(self, priced_starts: list[PricedSchedule]) -> list[PricedSchedule]:
+        """Return the starts, and the results of the greedy search for each start and style."""
         styles = _STYLES if self._graph.num_ops <= _LARGEST_STYLED else _STYLES[:1]
-        found = list(begun)
+        found = list(priced_starts)
         for power, limit in styles:
-            for one in begun:
-                if len(found) > len(begun) and self._clock.is_over():
+            for one in priced_starts:
+                if len(found) > len(priced_starts) and self._clock.is_over():
                     return found
                 found.append(self.fit(one.tokens, power, limit))
         return found
 
-    def _fit_blocks(self, begun: list[PricedSchedule]) -> list[PricedSchedule]:
+    def _fit_blocks(self, priced_starts: list[PricedSchedule]) -> list[PricedSchedule]:
         """Return schedules that treat repeated blocks alike, and some for a tighter budget with the rest taken back.
 
-        Both escape from choices that look best one by one.
+        Both find schedules that no sequence of single best cuts reaches.
         """
         if self._graph.num_ops > _LARGEST_CAREFUL:
             return []
         found: list[PricedSchedule] = []
         tighter = self._with_budget(int(self._budget * _TIGHTER))
         is_repeated = np.bincount(self._model.kind).max(initial=0) >= _BLOCKS
-        for one in begun:
+        for one in priced_starts:
             if self._clock.is_over():
                 break
             found.append(self.prune(tighter.fit(one.tokens, 1.0, 60)))
@@ -232,9 +242,9 @@ class RecomputeSearch:
 
         Args:
             tokens: the schedule to start from.
-            area_power: how much relieving the peak counts against cost; see `greedy.Style`.
+            area_power: weight of the bytes removed from the peak against the cost; see `greedy.Style`.
             limit: how many ops one cut may add.
-            spread: make the same cut in all repeated blocks at once; always so in large programs.
+            spread: make the same cut in all repeated blocks at once. Large programs always do.
         """
         num_ops = self._graph.num_ops
         draft = self._draft(tokens, _ROOM_PER_OP * num_ops + 1_000)
@@ -253,7 +263,7 @@ class RecomputeSearch:
     def prune(self, found: PricedSchedule) -> PricedSchedule:
         """Return the schedule without the recomputes and moves that the budget does not need.
 
-        They are taken back in two orders, the dearest first and the last first; the cheaper result wins.
+        They are removed in two orders, the most expensive first and the last first. The cheaper result wins.
         """
         if found.peak_bytes > self._budget:
             return found

@@ -1,4 +1,4 @@
-"""Schedules to start from: the forward cut into stages, recomputed as the rotor dynamic program says.
+"""Schedules to start from: the forward is cut into stages, and the rotor dynamic program chooses the recomputes.
 
 The turning point is the step after the peak. In a training step that is where the backward begins.
 """
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from memwatch.planner.csr import IntArray
     from memwatch.planner.graph import Graph
 
-_MOST_STAGES = 120
-_SLOTS = 200
-_TRIES = 10
+_MOST_STAGES = 120  # a guess, as the next two: the table of the dynamic program has stages^2 x slots entries
+_SLOTS = 200  # units in which memory is counted, per budget
+_TRIES = 10  # amounts of memory for checkpoints that are tried
 
 
 class Stages(NamedTuple):
@@ -51,14 +51,15 @@ def seeds(graph: Graph, budget_bytes: int) -> list[IntArray]:
 
 
 def cut_into_stages(graph: Graph, most: int) -> Stages | None:
-    """Return at most so many stages of the program up to its peak; None where nothing waits across the peak."""
+    """Return at most `most` stages of the program up to its peak; None if no buffer waits across the peak."""
     program = Schedule.from_order(np.arange(graph.num_ops))
     turn = live_curve(graph, program, allocations(graph, program)).peak_step + 1
     made = np.flatnonzero((graph.buffer_producer >= 0) & (graph.buffer_producer < turn))
     if turn < 2 or not len(made):
         return None
     last_early, first_late = _uses_around(graph, turn)
-    producer, nbytes = graph.buffer_producer[made], graph.buffer_nbytes[made]
+    producer = graph.buffer_producer[made]
+    nbytes = graph.buffer_nbytes[made]
     change = np.zeros(turn + 1, dtype=np.int64)
     np.add.at(change, producer, nbytes)
     np.subtract.at(change, np.maximum(last_early[made], producer), nbytes)

@@ -1,1 +1,1 @@
-"""A plan in training: which regions of the forward are checkpointed, and what each of them saves."""
+"""Train with a plan: choose the regions of the forward to checkpoint, and the results that each region saves."""

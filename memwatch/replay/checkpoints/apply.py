@@ -1,4 +1,4 @@
-"""apply_plan(): checkpoint the modules of a model as a plan's budget asks."""
+"""apply_plan(): checkpoint modules of a model, so that a step stays within the budget of a plan."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from memwatch.replay.checkpoints.choose import Choice
-    from memwatch.replay.checkpoints.contexts import Around, Contexts, Sizes
+    from memwatch.replay.checkpoints.contexts import ContextMaker, Contexts, Sizes
     from memwatch.replay.checkpoints.regions import Region
     from memwatch.replay.checkpoints.step import TrainingStep
 
@@ -38,14 +38,14 @@ _BATCH_NORMS: Final = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBa
 
 @dataclass(eq=False)
 class AppliedPlan:
-    """A model whose modules are checkpointed; as a context manager it undoes that at the end.
+    """A model with checkpointed modules. As a context manager it restores the model at the end.
 
     Attributes:
         modules: names of the checkpointed modules.
-        saved: by name of a module, how many of its calls save their results.
+        saved: name of a module -> how many of its calls save their results.
         peak_increase_bytes: peak increase of the recorded block with these checkpoints.
         budget_bytes: the peak increase that was allowed.
-        extra_cost_ratio: cost of computing again, as a share of the step's cost.
+        extra_cost_ratio: cost of recomputed calls, as a share of the step's cost.
         device: the device that is planned, such as `cpu` or `cuda:0`.
     """
 
@@ -58,7 +58,7 @@ class AppliedPlan:
     _undo: list[Callable[[], None]] = field(default_factory=list, repr=False)
 
     def undo(self) -> None:
-        """Leave the model as it was before; the second time does nothing."""
+        """Restore the model. A second call does nothing."""
         while self._undo:
             self._undo.pop()()
 
@@ -66,7 +66,7 @@ class AppliedPlan:
         """Run one step of the program and return its peak increase by the allocator's own events (bytes).
 
         Raises:
-            BudgetError: the step took more than `peak_increase_bytes`; the model is as it was before.
+            BudgetError: the step took more than `peak_increase_bytes`. The model is restored.
         """
         with measure_peak(self.device) as measured:
             step()
@@ -76,8 +76,10 @@ class AppliedPlan:
             raise BudgetError(
                 f"the plan claims a peak increase of {format_bytes(self.peak_increase_bytes)}, and a step took "
                 f"{format_bytes(found_bytes)}",
-                None, found_bytes, advice="record a step as large as this one and plan again",
-            )  # fmt: skip
+                None,
+                found_bytes,
+                advice="record a step as large as this one and plan again",
+            )
         return found_bytes
 
     def __enter__(self) -> AppliedPlan:
@@ -144,7 +146,7 @@ class _Names:
         self._skipped = self._skip()
 
     def _skip(self) -> int:
-        """Return how many of the leading names lead to the model itself."""
+        """Return how many leading names of a recorded path are the path to the model itself."""
         paths = {
             tuple(path): name
             for path, name in zip(self._step.module_path, self._step.module_class, strict=True)
@@ -170,7 +172,7 @@ class _Names:
         return self._model.get_submodule(self.name(key))
 
     def allowed(self, regions: list[Region]) -> list[Region]:
-        """Return the regions whose modules are found in the model and change nothing but statistics of batch norms."""
+        """Return the regions whose modules exist in the model and write only statistics of batch norms."""
         refused = {region.key for region in regions if not self._is_allowed(region)}
         return [region for region in regions if region.key not in refused]
 
@@ -185,20 +187,22 @@ class _Names:
 
 
 class _Check(NamedTuple):
-    """The measurement of the first pass, and the bytes that the plan claims of it."""
+    """The measurement of the first pass, and the bytes that the plan claims for it."""
 
     first_pass: FirstPass
     claim_bytes: int
 
 
 def _wrap(module: nn.Module, sizes: Sizes | None, check: _Check) -> Callable[[], None]:
-    """Run the forward of a module as a checkpointed region; return what undoes that."""
+    """Make the forward of a module run as a checkpointed region; return a function that undoes this."""
     former = module.__dict__.get(_FORWARD)
     has_statistics = any(isinstance(each, _BATCH_NORMS) for each in module.modules())
     wrapper = Checkpointed(module, sizes, former, check, has_statistics=has_statistics)
     module.__dict__[_FORWARD] = wrapper
 
-    found = weakref.ref(module)  # its forward leads to what undoes the plan
+    found = weakref.ref(
+        module
+    )  # the module's forward refers to `undo`, so a strong reference would be a cycle
 
     def undo() -> None:
         space = getattr(found(), "__dict__", {})
@@ -213,7 +217,8 @@ def _wrap(module: nn.Module, sizes: Sizes | None, check: _Check) -> Callable[[],
 class Checkpointed:
     """The forward of a module, as a checkpointed region.
 
-    It is an attribute of the module, so it refers to it weakly; a copy of the module gets a forward of its own.
+    It is an attribute of the module, so it has only a weak reference to the module. A copy of the module gets a forward
+    of its own.
     """
 
     def __init__(
@@ -232,7 +237,7 @@ class Checkpointed:
         self._has_statistics = has_statistics
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the forward, as a region where gradients are wanted."""
+        """Run the forward. If gradients are enabled, run it as a checkpointed region."""
         module = self._module()
         assert module is not None, "its forward is called"
         forward = self._former or functools.partial(type(module).forward, module)
@@ -245,17 +250,17 @@ class Checkpointed:
         return checkpoint(run, *args, use_reentrant=False, context_fn=self._contexts)
 
     def _contexts(self) -> Contexts:
-        around: list[Around] = [self._without_statistics] if self._has_statistics else []
+        around: list[ContextMaker] = [self._without_statistics] if self._has_statistics else []
         if self._check is not None:
             around += self._check.first_pass.region(self._check.claim_bytes)
         return contexts_of(self._sizes, around)
 
     @contextlib.contextmanager
     def _without_statistics(self) -> Iterator[None]:
-        """Leave the running statistics of batch norms as they are while the region runs again.
+        """Keep the running statistics of batch norms unchanged while the region runs again.
 
-        With a momentum of 0 a batch norm writes them as they were; its results are those of the batch in any case.
-        The statistics stay its arguments, because autograd saves them.
+        With a momentum of 0, a batch norm writes the old values again. Its other results depend on the batch only. The
+        statistics remain its arguments, because autograd saves them.
         """
         module = self._module()
         norms = [
@@ -264,7 +269,8 @@ class Checkpointed:
             if isinstance(each, _BATCH_NORMS) and each.training and each.track_running_stats
         ]
         for norm, _, _ in norms:
-            norm.momentum, norm.num_batches_tracked = 0.0, None
+            norm.momentum = 0.0
+            norm.num_batches_tracked = None
         try:
             yield
         finally:
@@ -281,5 +287,5 @@ class Checkpointed:
 
 
 def _own_forward(module: nn.Module) -> Callable[..., Any]:
-    """Return the forward of the class of a module: a file holds a model without its plan."""
+    """Return the forward of the module's class. A pickled model is loaded without its plan."""
     return functools.partial(type(module).forward, module)

@@ -18,20 +18,21 @@ if TYPE_CHECKING:
     from memwatch.replay.checkpoints.timeline import Item
 
 _TRIALS: Final = 6
+"""Numbers of unchanged modules that are tried. A guess."""
 Key: TypeAlias = tuple[int, str, int]
-"""Region, overload, and the how-manieth call of the overload in the region it is."""
+"""Identifies a call: region, overload, and how many calls of this overload in the region came before it."""
 
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """Which regions are checkpointed and what they save.
+    """The checkpointed regions and their saved results.
 
     Attributes:
         regions: the checkpointed regions.
         saved: bytes of the results that are saved, by region, overload, and number of the call of that overload.
         peak_bytes: peak increase of the step.
-        pass_bytes: the most bytes that are held of what is made from the first region to the end of the backward.
-        again_price: what computing again costs.
+        pass_bytes: the most live bytes, among buffers made from the first region to the end of the backward.
+        again_price: cost of the calls that run again.
     """
 
     regions: list[Region]
@@ -41,16 +42,17 @@ class Choice:
     again_price: int
 
     def is_better_than(self, other: Choice, budget_bytes: int) -> bool:
-        """Return True if this one keeps the budget at a lower cost, or comes nearer to it."""
-        over, other_over = (max(each.peak_bytes - budget_bytes, 0) for each in (self, other))
+        """Return True if this choice keeps the budget at a lower cost, or exceeds it by less."""
+        over = max(self.peak_bytes - budget_bytes, 0)
+        other_over = max(other.peak_bytes - budget_bytes, 0)
         return (over, self.again_price, self.peak_bytes) < (other_over, other.again_price, other.peak_bytes)
 
 
 def choose_saved(timeline: Timeline, regions: list[Region]) -> Choice:
-    """Return what to save in regions that stay checkpointed.
+    """Choose the results to save in these checkpointed regions.
 
-    The peak of plain checkpoints of the same regions is the limit: what is saved for nothing is saved. The dearest
-    results for each byte that they add come first, in all regions or region by region.
+    The limit is the peak of plain checkpoints of the same regions. Results that fit below it are saved, first the
+    results that cost most per added byte. Two orders are tried: over all regions, and region by region.
     """
     groups: dict[Key, list[Item]] = {}
     for item in timeline.items:
@@ -71,9 +73,10 @@ def _plain(timeline: Timeline, regions: list[Region]) -> Choice:
 
 
 def _saving(timeline: Timeline, regions: list[Region], groups: dict[Key, list[Item]]) -> Choice:
-    """Return what to save if results are considered in this order.
+    """Choose the results to save, in this order of the groups.
 
-    A region that saves too little to pay for what torch does around each of its ops saves nothing, so that others can.
+    Selective checkpointing costs time for each op of a region. If a region saves too little to pay for that, it saves
+    nothing, which leaves room for others.
     """
     saved = _fill(timeline, groups)
     while True:
@@ -89,14 +92,14 @@ def _saving(timeline: Timeline, regions: list[Region], groups: dict[Key, list[It
     price = timeline.again_price + sum(timeline.mode_price[region] - gain[region] for region in gain)
     held = _held(timeline, [groups[key] for key in saved])
     peak_bytes = int(held.max(initial=0))
-    if not saved or peak_bytes > timeline.peak_bytes:  # a plain checkpoint takes nothing for a mode
+    if not saved or peak_bytes > timeline.peak_bytes:  # a plain checkpoint needs no dispatch mode
         return _plain(timeline, regions)
     sizes = {key: max(item.nbytes for item in groups[key]) for key in saved}
     return Choice(regions, sizes, peak_bytes, timeline.of_pass(held), price)
 
 
 def _fill(timeline: Timeline, groups: dict[Key, list[Item]]) -> list[Key]:
-    """Return what fits beneath the peak of plain checkpoints, first come, first served."""
+    """Return the groups that fit below the peak of plain checkpoints, first come, first served."""
     limit = timeline.peak_bytes
     total = timeline.live_bytes + timeline.workspace_bytes + timeline.mode_bytes
     saved = []
@@ -113,7 +116,7 @@ def _held(timeline: Timeline, saved: list[list[Item]]) -> IntArray:
     live = timeline.live_bytes.copy()
     workspace = timeline.workspace_bytes + timeline.mode_bytes
     for item in (item for items in saved for item in items):
-        workspace[item.step] = 0  # a call that does not run takes none
+        workspace[item.step] = 0  # a saved call does not run again
         for hold in item.holds:
             live[hold.start : hold.end + 1] += hold.nbytes
     held: IntArray = live + workspace
@@ -132,7 +135,8 @@ def _fits(total: IntArray, items: list[Item], limit: int) -> bool:
     if len(holds) == 1:
         hold = holds[0]
         return bool(total[hold.start : hold.end + 1].max(initial=0) + hold.nbytes <= limit)
-    first, last = min(hold.start for hold in holds), max(hold.end for hold in holds)
+    first = min(hold.start for hold in holds)
+    last = max(hold.end for hold in holds)
     added = np.zeros(last - first + 2, dtype=np.int64)
     for hold in holds:
         added[hold.start - first] += hold.nbytes
@@ -141,11 +145,10 @@ def _fits(total: IntArray, items: list[Item], limit: int) -> bool:
 
 
 def choose_regions(step: TrainingStep, sets: Sequence[list[Region]], budget_bytes: int) -> Choice:
-    """Return which modules to checkpoint and what to save in them.
+    """Choose the modules to checkpoint and the results to save in them.
 
-    The budget decides how many modules are checkpointed; what is saved in them never lifts the peak.
-    Without any checkpoint the step is as it was recorded. Of each set the last modules are left as they are, as many as
-    the budget allows, because their saved tensors are held for the shortest time.
+    The budget decides how many modules are checkpointed. Saved results never raise the peak. In each set, the last
+    modules stay as they are, as many as the budget allows, because their saved tensors live for the shortest time.
     """
     best = _choice(step, [])
     if best.peak_bytes <= budget_bytes:
@@ -169,7 +172,7 @@ def _without_last(regions: list[Region], count: int) -> list[Region]:
 
 
 def _counts(step: TrainingStep, regions: list[Region], budget_bytes: int) -> list[int]:
-    """Return some numbers of regions that may be left as they are within the budget, 0 among them."""
+    """Return some numbers of unchanged regions that keep the budget, 0 among them."""
     low, high = 0, len({region.key for region in regions}) - 1
     while low < high:
         middle = (low + high + 1) // 2

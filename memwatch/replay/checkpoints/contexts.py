@@ -1,7 +1,7 @@
 """How a checkpointed region runs: the contexts of its forward and of running it again, and the first pass, measured.
 
-The first pass is measured from its first region to the end of the backward that runs its regions again. What was made
-before it is neither in the measured figure nor in the plan's.
+The first pass is measured from its first region to the end of the backward that runs its regions again. Both the
+measured figure and the plan's figure leave out buffers that were made before it.
 """
 
 from __future__ import annotations
@@ -42,15 +42,16 @@ if TYPE_CHECKING:
 
 
 Sizes: TypeAlias = "Mapping[OpOverload, list[int]]"
-"""By overload, for each call of it in a region: the bytes of its results if they are saved, 0 if not."""
+"""Overload -> for each of its calls in a region, the bytes of the results if they are saved, 0 if not."""
 
-_SAVE, _AGAIN = CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_RECOMPUTE
+_SAVE = CheckpointPolicy.MUST_SAVE
+_AGAIN = CheckpointPolicy.PREFER_RECOMPUTE
 _NOTHING: Final[list[OpOverload]] = []
 _SHOWS_RESULT: Final = "op_output" in inspect.signature(SelectiveCheckpointContext.__init__).parameters
 
 
 def sizes_by_region(choice: Choice) -> dict[int, Sizes]:
-    """Return what each region saves, by its key; regions that save nothing are left out."""
+    """Return the saved sizes of each region, by its key. Regions that save nothing are left out."""
     found: dict[int, dict[OpOverload, list[int]]] = {}
     for key, name, place in sorted(choice.saved):
         overload = overload_named(name)
@@ -59,12 +60,12 @@ def sizes_by_region(choice: Choice) -> dict[int, Sizes]:
     return dict(found)
 
 
-def contexts_of(sizes: Sizes | None, around: Iterable[Around] = ()) -> Contexts:
+def contexts_of(sizes: Sizes | None, around: Iterable[ContextMaker] = ()) -> Contexts:
     """Return the two contexts of a region.
 
     Args:
-        sizes: what the region saves, None for a plain checkpoint.
-        around: called when the region begins to run again.
+        sizes: the saved sizes of the region; None for a plain checkpoint.
+        around: functions that make more contexts, entered when the region runs again.
     """
     if sizes or compiler.is_compiling():
         forward, again = create_selective_checkpoint_contexts(policy_of(sizes) if sizes else _NOTHING)
@@ -77,8 +78,8 @@ def contexts_of(sizes: Sizes | None, around: Iterable[Around] = ()) -> Contexts:
 def policy_of(sizes: Sizes) -> Callable[..., CheckpointPolicy]:
     """Return the policy of one run of a region.
 
-    The calls of an overload are counted, as torch itself does to find what was saved. A result that is larger than the
-    recorded one is not saved, so that a region never takes more than was planned for it.
+    The policy counts the calls of an overload, as torch does to find saved results. A result that is larger than the
+    recorded one is not saved, so that a region never takes more than the plan says.
     """
     left = {overload: iter(each) for overload, each in sizes.items()}
     decided: dict[OpOverload, deque[CheckpointPolicy]] = {}
@@ -87,7 +88,7 @@ def policy_of(sizes: Sizes) -> Callable[..., CheckpointPolicy]:
         planned = left.get(op)
         if planned is None:
             return _AGAIN
-        if context.is_recompute:  # torch before 2.13 asks once more, and does not show the result
+        if context.is_recompute:  # torch before 2.13 calls the policy again, without the result
             return decided[op].popleft() if decided.get(op) else _AGAIN
         nbytes = next(planned, 0)
         if _SHOWS_RESULT:
@@ -105,15 +106,15 @@ def _result_bytes(result: Any) -> int:
     return sum(each.untyped_storage().nbytes() for each in leaves(result) if isinstance(each, Tensor))
 
 
-Around: TypeAlias = "Callable[[], AbstractContextManager[Any]]"
+ContextMaker: TypeAlias = "Callable[[], AbstractContextManager[Any]]"
 
 
 @dataclass(slots=True)
 class RunAgain:
-    """The context in which a region runs again, with others around it."""
+    """The context in which a region runs again, inside of other contexts."""
 
     inner: AbstractContextManager[Any]
-    around: tuple[Around, ...]
+    around: tuple[ContextMaker, ...]
     _stack: contextlib.ExitStack | None = None
 
     def __enter__(self) -> None:
@@ -127,32 +128,34 @@ class RunAgain:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leave all contexts; torch leaves them by an exception once it has what it needs."""
+        """Leave all contexts. torch leaves them with an exception as soon as it has all saved tensors."""
         stack, self._stack = self._stack, None
         if stack is not None:
             stack.__exit__(kind, error, trace)
 
 
 class _Token:
-    """Lives as long as autograd keeps what a pass saved."""
+    """An object that dies when autograd drops the saved tensors of a pass."""
 
 
 class FirstPass:
-    """Measures one pass, and says if it takes more than a plan claims.
+    """Measures one pass, and warns if it takes more bytes than the plan claims.
 
     Args:
-        what: who claims, as the message begins.
+        what: the beginning of the message: the function that the user called.
         device: device whose bytes count.
-        undo: called before the error.
+        undo: called before the error is raised.
 
     Attributes:
-        is_over: whether a pass was measured, or none needs to be.
-        strict: whether it is an error to take more; if not, it is a warning.
+        is_over: whether nothing is left to measure.
+        strict: whether to raise an error instead of the warning.
     """
 
     def __init__(self, what: str, device: str, undo: Callable[[], None] = lambda: None) -> None:
         self.is_over = self.strict = False
-        self._what, self._device, self._undo = what, device, undo
+        self._what = what
+        self._device = device
+        self._undo = undo
         self._window: AllocatorWindow | None = None
         self._thread = 0
         self._claim_bytes = 0
@@ -160,11 +163,11 @@ class FirstPass:
         self._has_run_again = False
         self._end_calls: Callable[[], None] = lambda: None
 
-    def region(self, claim_bytes: int) -> list[Around]:
-        """Note that a region begins in forward; return what to enter when it runs again.
+    def region(self, claim_bytes: int) -> list[ContextMaker]:
+        """Begin to measure with the first region of a pass; return the contexts to enter when the region runs again.
 
         Args:
-            claim_bytes: the most bytes that the plan says are held of what the pass makes.
+            claim_bytes: the most live bytes that the plan claims, among buffers that the pass makes.
         """
         if self.is_over:
             return []
@@ -190,7 +193,7 @@ class FirstPass:
         yield
 
     def _dropped(self) -> None:
-        """End the measurement of a pass of which no backward will come, as after an exception of the program's."""
+        """Stop the measurement of a pass whose backward cannot come any more, for instance after an exception."""
         if not self._has_run_again and not is_in_backward():
             self._stop()
 
@@ -204,7 +207,7 @@ class FirstPass:
             self._stop()
 
     def _stop(self) -> int | None:
-        """Return the most bytes that the pass held; None in a thread that cannot tell."""
+        """End the window; return the most bytes that the pass held, None in another thread than the window's."""
         if self._window is None or self._thread != threading.get_ident():
             return None
         window, self._window = self._window, None
@@ -215,7 +218,8 @@ class FirstPass:
         undo, self._undo = self._undo, lambda: None
         if taken_bytes <= self._claim_bytes:
             return
-        claim, taken = format_bytes(self._claim_bytes), format_bytes(taken_bytes)
+        claim = format_bytes(self._claim_bytes)
+        taken = format_bytes(taken_bytes)
         message = (
             f"{self._what}: from the first checkpointed region to the end of the backward the plan claims {claim}, "
             f"and the first such pass took {taken}"

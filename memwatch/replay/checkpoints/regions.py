@@ -1,4 +1,4 @@
-"""Regions of the forward that are checkpointed: stretches of calls, found by module or by what ran in them."""
+"""Checkpointed regions of the forward: stretches of calls, found by their module or by the ops that ran in them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ class Region:
     """One run of a checkpointed region.
 
     Attributes:
-        key: which region it is; runs with the same key save the same.
-        start, end: its calls in forward, a half-open range.
-        names: overloads of these calls where the region runs, if they are known.
+        key: number of the region. Runs with the same key save the same results.
+        start: its first call in the forward.
+        end: the call after its last one.
+        names: overloads that the region calls in training, if they are known.
     """
 
     key: int
@@ -31,17 +32,17 @@ class Region:
     names: tuple[str, ...] = ()
 
     def overloads(self, step: TrainingStep) -> list[str]:
-        """Return the overloads that the region calls where it runs."""
+        """Return the overloads that the region calls in training."""
         return list(self.names) or [
             step.overloads[each] for each in step.call_overload[self.start : self.end]
         ]
 
 
 def module_regions(step: TrainingStep) -> list[list[Region]]:
-    """Return sets of module calls that can be checkpointed, none inside another of its set; a key is a module.
+    """Return sets of module calls that can be checkpointed. Calls of one set are not nested. The key is the module.
 
-    First the outermost modules that have a sibling of their class, as the blocks of a transformer, then all modules
-    at each depth.
+    The first set has the outermost modules with a sibling of the same class, such as the blocks of a transformer. The
+    other sets have all modules at one depth.
     """
     runs = _runs(step)
     families = _families(step, runs)
@@ -57,16 +58,16 @@ def module_regions(step: TrainingStep) -> list[list[Region]]:
 
 
 def likely_regions(step: TrainingStep) -> list[Region]:
-    """Return the calls of the modules that a program most likely checkpoints: of equal siblings, those that do most."""
+    """Return the calls of the modules that a program most likely checkpoints: the largest group of equal siblings."""
     families = [_outermost(step, family) for family in _families(step, _runs(step))]
     most = max(
         families, key=lambda runs: sum(step.run_end[run] - step.run_start[run] for run in runs), default=[]
     )
-    return in_turns(step, _as_regions(step, most))
+    return with_turns(step, _as_regions(step, most))
 
 
 def _runs(step: TrainingStep) -> list[int]:
-    """Return the calls of modules in forward in which more than one op ran."""
+    """Return the calls of modules in the forward that ran more than one op."""
     return [
         run
         for run, (start, end) in enumerate(zip(step.run_start.tolist(), step.run_end.tolist(), strict=True))
@@ -90,7 +91,7 @@ def _as_regions(step: TrainingStep, runs: list[int]) -> list[Region]:
 
 
 def _outermost(step: TrainingStep, runs: Iterable[int]) -> list[int]:
-    """Return the runs that do not lie inside another one; a run is listed before those inside it."""
+    """Return the runs that are not nested in another run. The given runs are listed from outer to inner."""
     found: list[int] = []
     end = -1
     for run in runs:
@@ -101,7 +102,7 @@ def _outermost(step: TrainingStep, runs: Iterable[int]) -> list[int]:
 
 
 def _allowed(step: TrainingStep, regions: list[Region]) -> list[Region]:
-    """Return the regions of modules all of whose runs may run again."""
+    """Return the regions of modules whose runs may all run again."""
     refused = {
         region.key
         for region in regions
@@ -111,9 +112,9 @@ def _allowed(step: TrainingStep, regions: list[Region]) -> list[Region]:
 
 
 def outer_writers(step: TrainingStep, region: Region) -> set[int] | None:
-    """Return the modules that write what was there before the region, as a batch norm its statistics.
+    """Return the modules that write buffers from before the region, such as batch norms, which write their statistics.
 
-    None if a region cannot run again because it does so outside any module, or to what an op of the block made.
+    None if the region cannot run again: a write is outside of any module, or it is to a buffer that an op made.
     """
     inside = (step.write_call >= region.start) & (step.write_call < region.end)
     maker = step.buffer_maker[step.write_buffer]
@@ -125,8 +126,8 @@ def outer_writers(step: TrainingStep, region: Region) -> set[int] | None:
 def own_regions(step: TrainingStep) -> list[tuple[Region, int, int]]:
     """Return the regions that the recorded program itself checkpoints, with the calls that ran them again.
 
-    Such a region runs again with the memory that its forward was given, or at least calls the same ops; where several
-    stretches of the forward do, the last that is free is taken, because regions run again in reverse order.
+    A region is found by the ops that ran again: the same ops ran in the forward. If several stretches of the forward
+    match, the last free one is chosen, because regions run again in reverse order.
     """
     found: list[tuple[Region, int, int]] = []
     taken: set[int] = set()
@@ -141,15 +142,15 @@ def own_regions(step: TrainingStep) -> list[tuple[Region, int, int]]:
         if place != NONE and wanted:
             taken.update(range(place, place + len(wanted)))
             found.append((Region(0, place, place + len(wanted)), start, end))
-    turns = in_turns(step, [region for region, _, _ in sorted(found, key=lambda entry: entry[0].start)])
+    turns = with_turns(step, [region for region, _, _ in sorted(found, key=lambda entry: entry[0].start)])
     again = {region.start: (start, end) for region, start, end in found}
     return [(region, *again[region.start]) for region in turns]
 
 
-def in_turns(step: TrainingStep, regions: Iterable[Region]) -> list[Region]:
-    """Return regions with their turn as the key: a backward ends a pass, and the next pass begins with turn 0."""
+def with_turns(step: TrainingStep, regions: Iterable[Region]) -> list[Region]:
+    """Return regions with their turn as the key. A backward ends a pass, and the next pass begins with turn 0."""
     backward = np.flatnonzero(np.isin(step.call_phase, IN_BACKWARD))
-    turns: dict[int, int] = {}  # newest turn, by how many calls of backwards ran before
+    turns: dict[int, int] = {}  # number of backward calls before a region -> newest turn
     numbered = []
     for region in regions:
         before = int(np.searchsorted(backward, region.start))
@@ -159,11 +160,11 @@ def in_turns(step: TrainingStep, regions: Iterable[Region]) -> list[Region]:
 
 
 def match(step: TrainingStep, seen: Sequence[Sequence[str]]) -> list[Region]:
-    """Return where the regions that ran were recorded; a region that was not recorded is left out.
+    """Find the regions that ran in training in the recording. A region that was not recorded is left out.
 
     Args:
         step: a step that was recorded without checkpoints. It may have several passes, each with all regions.
-        seen: the overloads that each region called in forward, in the order in which the regions ran.
+        seen: the overloads that each region called in the forward, in the order in which the regions ran.
     """
     known = {plain_name(name) for name in step.overloads}
     names = [tuple(name for name in each if plain_name(name) in known) for each in seen]
@@ -182,13 +183,13 @@ def match(step: TrainingStep, seen: Sequence[Sequence[str]]) -> list[Region]:
 
 
 def plain_name(name: str) -> str:
-    """Return the name of an overload as if it did not write in place: under a dispatch mode some ops do not."""
+    """Return the name of an overload without the `_` of in-place ops, because dispatch modes avoid some of them."""
     space, base, overload = name.rsplit(".", 2)
     return f"{space}.{base.rstrip('_')}.{overload}"
 
 
 def _find(recorded: list[str], wanted: list[str], start: int) -> int:
-    """Return where some names come next to each other from a place on, -1 if nowhere."""
+    """Return the index at or after `start` where all names follow each other; -1 if there is none."""
     if wanted:
         for place in range(start, len(recorded) - len(wanted) + 1):
             if recorded[place : place + len(wanted)] == wanted:

@@ -27,31 +27,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class TrainingStep:
-    """What happened in a recorded block, in arrays of equal length for each sort of thing.
+    """The calls, buffers, saved tensors and modules of a recorded block. Arrays with the same prefix have equal length.
 
     Attributes:
         overloads: names of overloads, such as `aten.mm.default`.
         call_overload: of each call, an index into `overloads`.
         call_phase: index into `PHASES`.
-        call_price: what computing the call costs (FLOPs, bytes moved priced as FLOPs).
+        call_price: cost of the call (FLOPs; moved bytes are priced as FLOPs).
         call_workspace_bytes: bytes that it allocates and frees while it runs.
-        call_mode_bytes: bytes that it takes beyond these under a dispatch mode, as selective checkpointing is one.
-        call_savable: 1 where selective checkpointing may save its results.
-        call_repeatable: 1 where it may run again: it changes nothing but what `write_buffer` lists.
+        call_mode_bytes: bytes that it takes in addition under a dispatch mode, such as selective checkpointing.
+        call_savable: 1 if selective checkpointing may save its results.
+        call_repeatable: 1 if it may run again: it changes nothing except the buffers in `write_buffer`.
         buffer_nbytes: bytes of each buffer.
-        buffer_maker: the call that made it, -1 if it was there before.
-        buffer_death: the last call that began before it was freed, the number of calls if it was not freed.
-        use_call, use_buffer: which calls read or write which buffers.
-        write_call, write_buffer: which calls write which buffers that they did not make.
-        write_module: the module in which they do, -1 outside any.
+        buffer_maker: the call that made it, -1 if it existed before.
+        buffer_death: the last call that began before it was freed; the number of calls if it was not freed.
+        use_call, use_buffer: pairs of a call and a buffer that it reads or writes.
+        write_call, write_buffer: pairs of a call and a buffer that it writes, but did not make.
+        write_module: the module in which it writes, -1 outside of all modules.
         pack_buffer: the buffer of each saved tensor, in the order of saving.
         pack_call: the call whose backward needs it.
         pack_saved: how many calls had begun when it was saved.
         pack_read: the call before which backward first read it, -1 if never.
-        pack_released: the last call that had begun when autograd let go of it.
+        pack_released: the last call that had begun when autograd dropped it.
         module_path: the names of the modules that lead to each module, the root first.
         module_class: its class.
-        run_module: of each call of a module, the module.
+        run_module: the module of each module call.
         run_start, run_end: its calls, a half-open range.
         run_depth: how many module calls were running above it.
         again_start, again_end: calls that a checkpoint of the program computed again, half-open ranges.
@@ -96,11 +96,11 @@ class TrainingStep:
 
     @property
     def is_on_host(self) -> bool:
-        """Whether the planned device is the host, on which random states count."""
+        """Whether the planned device is the host, where saved random states take planned memory."""
         return is_host(self.device)
 
     def content(self) -> dict[str, Any]:
-        """Return the step as what JSON can hold."""
+        """Return the step as plain data for JSON."""
         values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         return {
             name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in values.items()
@@ -125,19 +125,22 @@ class TrainingStep:
 _PLAIN: Final = frozenset({"overloads", "module_path", "module_class", "device"})
 
 
-_ADD, _ADD_IN_PLACE, _PRODUCT = "aten.add.Tensor", "aten.add_.Tensor", "aten.mm.default"
+_ADD = "aten.add.Tensor"
+_ADD_IN_PLACE = "aten.add_.Tensor"
+_PRODUCT = "aten.mm.default"
 _FORMER = PLACES_OF_MODULES.index("former")
 
 
 def read_step(capture: Capture, recorded: Recorded) -> TrainingStep:
-    """Return what a checkpoint policy needs of a recorded program."""
+    """Return the training step of a recorded program."""
     return _Reader(capture, recorded).read()
 
 
 class _Reader:
     def __init__(self, capture: Capture, recorded: Recorded) -> None:
         self._capture, self._recorded = capture, recorded
-        self._calls, self._buffers = recorded.program.calls, recorded.program.buffers
+        self._calls = recorded.program.calls
+        self._buffers = recorded.program.buffers
         self._ops = np.array([call.op for call in self._calls], dtype=np.int64)
         self._known_places: dict[int, tuple[str, int]] | None = None
 
@@ -192,9 +195,10 @@ class _Reader:
         )
 
     def _biases(self) -> list[int]:
-        """Return the calls that add a bias in place, which torch does out of place under a dispatch mode.
+        """Return the calls that add a bias in place. Under a dispatch mode torch adds it out of place.
 
-        Selective checkpointing is such a mode, so that these calls have another name there and take a result more.
+        Selective checkpointing is a dispatch mode. So these calls have another name there, and take memory for one more
+        result.
         """
         calls, buffers = self._calls, self._buffers
         return [
@@ -215,7 +219,7 @@ class _Reader:
         newest: dict[int, int] = {}
         for number, item in enumerate(self._buffers):
             former = newest.get(item.storage)
-            if former is not None:  # its size changed: the call that did so made another buffer of it
+            if former is not None:  # a call changed the size of the storage, which made a new buffer
                 death[former] = max(item.maker, 0)
             newest[item.storage] = number
         for buffer, call in self._recorded.program.deaths.items():
@@ -250,7 +254,7 @@ class _Reader:
         }
 
     def _places(self) -> dict[int, tuple[str, int]]:
-        """Return name and parent of each module by its number, as they were last."""
+        """Return the number of each module -> its latest name and parent."""
         if self._known_places is None:
             table = self._capture.tables["modules"]
             names = self._capture.text(table["name"])
@@ -287,10 +291,10 @@ class _Reader:
 
 
 def _is_savable(call: Call, effect: int, written: set[int]) -> bool:
-    """Return True when selective checkpointing may save what a call makes.
+    """Return True if selective checkpointing may save the results of a call.
 
-    A result that aliases memory from before cannot be saved apart from it, one that is written later torch refuses, and
-    a random op that is left out would give the random ops after it other numbers.
+    A result that aliases older memory cannot be saved by itself. torch refuses to save a result that is written later.
+    If a random op did not run again, the random ops after it would draw other numbers.
     """
     results = [item for item in leaves(call.result) if item is not None]
     if (
@@ -305,7 +309,7 @@ def _is_savable(call: Call, effect: int, written: set[int]) -> bool:
 
 
 def _is_repeatable(call: Call, effect: int) -> bool:
-    if effect == Effect.RNG:  # torch puts back the default generators only
+    if effect == Effect.RNG:  # torch restores only the default generators
         arguments = leaves([call.positional, list(call.keyword.values())])
         return not any(isinstance(item, GeneratorNumber) and item.number != NONE for item in arguments)
     return effect == Effect.NONE

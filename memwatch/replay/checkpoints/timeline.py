@@ -1,8 +1,9 @@
-"""What eager autograd holds at every moment of a step whose regions are checkpointed.
+"""The live bytes of eager PyTorch at every moment of a step with checkpointed regions.
 
-The step was recorded without checkpoints. With them, a region keeps what it was given and drops what autograd saved
-in it; when the backward first reads one of its saved tensors, the region runs again up to the last of them. Python's
-variables do not change while a backward runs: what died in it was held by autograd alone.
+The step was recorded without checkpoints. With checkpoints, a region keeps its inputs, and drops the tensors that
+autograd would save in it. When the backward first reads one of these saved tensors, the region runs again, up to the
+call that makes the last of them. Python's variables do not change while a backward runs. So only autograd held the
+buffers that were freed during the backward.
 """
 
 from __future__ import annotations
@@ -23,16 +24,17 @@ if TYPE_CHECKING:
     from memwatch.replay.checkpoints.step import TrainingStep
 
 RANDOM_STATE_BYTES: Final = int(torch.get_rng_state().nbytes)
-"""A checkpoint on the host keeps the state of the random generator for each region."""
+"""Bytes of the generator's state, which a checkpoint on the host saves for each region."""
 _MODE_PRICE: Final = 1_000_000
-"""Price (FLOPs) of torch's Python around a call, and around the views beside it, in a region that saves results: some
-20 microseconds of a core of 50 GFLOP/s."""
+"""Price (FLOPs) of torch's Python code around each call in a region that saves results, the views beside it included:
+about 20 microseconds of a core of 50 GFLOP/s."""
 _NUMBER_BYTES: Final = 8
-"""A number among an op's arguments becomes a tensor, which autograd may keep and the recorder does not see."""
+"""Bytes per call for a number among its arguments. torch wraps it in a tensor, which autograd may keep, and which the
+recorder does not see."""
 
 
 class Hold(NamedTuple):
-    """Bytes that are held from one moment to another, both included."""
+    """Bytes that are live from one moment to another, both included."""
 
     start: int
     end: int
@@ -44,11 +46,11 @@ class Item:
     """The results of one call of a region, which may be saved.
 
     Attributes:
-        key: the region, the overload, and the how-manieth call of that overload in the region it is.
+        key: the region, the overload, and how many calls of this overload in the region came before.
         step: the moment at which the call runs again if it is not saved.
-        price: what running it again costs.
+        price: cost of running it again.
         nbytes: bytes of its results.
-        holds: what is held longer if it is saved.
+        holds: bytes that live longer if it is saved.
     """
 
     key: tuple[int, str, int]
@@ -63,14 +65,15 @@ class Timeline:
     """A step with plain checkpoints, moment by moment.
 
     Attributes:
-        live_bytes: what is live at each moment, without workspace.
+        live_bytes: live bytes at each moment, without workspace.
         workspace_bytes: workspace of the call that runs at each moment.
-        mode_bytes: what that call takes beyond it where a region saves results.
-        again_price: what running regions again costs.
-        items: what could be saved.
-        mode_price: by region what it costs that torch asks about each of its ops, if it saves anything.
+        mode_bytes: additional bytes of this call if a region saves results.
+        again_price: cost of running regions again.
+        items: the results that can be saved.
+        mode_price: region -> cost of calling the policy for each of its ops, if it saves anything.
         before_bytes: the part of `live_bytes` that was made before the first region.
-        first, last: the moments at which the first region begins, and the last backward ends.
+        first: the moment at which the first region begins.
+        last: the moment at which the last backward ends.
     """
 
     live_bytes: IntArray
@@ -89,14 +92,14 @@ class Timeline:
         return int((self.live_bytes + self.workspace_bytes).max(initial=0))
 
     def of_pass(self, held_bytes: IntArray) -> int:
-        """Return the most bytes held of what is made from the first region to the end of the backward."""
+        """Return the most live bytes, among buffers made from the first region to the end of the backward."""
         between = slice(self.first, self.last + 1)
         return int((held_bytes - self.before_bytes)[between].max(initial=0))
 
 
 @dataclass(slots=True)
 class _Run:
-    """A region that runs again: which calls, before which call, and when its last saved tensor is let go."""
+    """A region that runs again: its calls, the call before which it runs, and the call after which it is dropped."""
 
     region: Region
     packs: IntArray
@@ -107,12 +110,12 @@ class _Run:
 
 
 def simulate(step: TrainingStep, regions: Sequence[Region]) -> Timeline:
-    """Return the step with these regions checkpointed, nothing saved in them."""
+    """Return the timeline of the step with plain checkpoints of these regions."""
     return _Simulation(step, regions).run()
 
 
 def own_timeline(step: TrainingStep, own: Sequence[tuple[Region, int, int]]) -> Timeline:
-    """Return a step that was recorded with checkpoints of its own, as it was.
+    """Return the timeline of a step that was recorded with checkpoints of its own.
 
     Args:
         step: the recorded step.
@@ -139,14 +142,21 @@ def own_timeline(step: TrainingStep, own: Sequence[tuple[Region, int, int]]) -> 
         for calls in (slice(region.start, region.end), slice(start, stop)):
             mode_bytes[calls] = step.call_mode_bytes[calls]
         if step.is_on_host:
-            left = min(_left(step, region, start, stop), count - 1)
+            left = min(_last_call_of_region(step, region, start, stop), count - 1)
             np.add.at(change, [region.start, start], RANDOM_STATE_BYTES)
             np.subtract.at(change, [left + 1, stop], RANDOM_STATE_BYTES)
     live = np.cumsum(change)[:-1] + _number_bytes(step)
     return Timeline(
-        live, step.call_workspace_bytes, mode_bytes, price, items, mode_price,
-        np.cumsum(before)[:-1], first, _last_backward(step),
-    )  # fmt: skip
+        live,
+        step.call_workspace_bytes,
+        mode_bytes,
+        price,
+        items,
+        mode_price,
+        np.cumsum(before)[:-1],
+        first,
+        _last_backward(step),
+    )
 
 
 def _last_backward(step: TrainingStep) -> int:
@@ -157,10 +167,10 @@ def _number_bytes(step: TrainingStep) -> int:
     return _NUMBER_BYTES * int((~np.isin(step.call_phase, IN_BACKWARD)).sum())
 
 
-def _left(step: TrainingStep, region: Region, start: int, stop: int) -> int:
-    """Return the last call at which torch keeps what belongs to a region that ran again.
+def _last_call_of_region(step: TrainingStep, region: Region, start: int, stop: int) -> int:
+    """Return the last call at which torch keeps the objects of a region that ran again.
 
-    That is when the last of what it made or was given is let go, but for what the program itself holds.
+    They are dropped together with the last of the region's inputs and results, apart from those that the program holds.
     """
     inside = (step.use_call >= start) & (step.use_call < stop)
     given = np.unique(step.use_buffer[inside])
@@ -188,7 +198,7 @@ class _Simulation:
             run.shift = place - run.region.start
             start[run.before] = place + length
         self.first = int(self.moment[min((run.region.start for run in self.runs), default=0)])
-        # what changes at each moment, and what of it was made before the first region
+        # the change of live bytes at each moment: of all buffers, and of buffers made before the first region
         self.change = np.zeros((2, self.count + 1), dtype=np.int64)
         backward = np.isin(step.call_phase, IN_BACKWARD)
         before = np.concatenate(([-1], np.flatnonzero(~backward)))
@@ -212,15 +222,16 @@ class _Simulation:
 
     def run(self) -> Timeline:
         step = self.step
-        forward_end = self._forward()
-        self._again()
+        forward_end = self._add_forward_buffers()
+        self._add_recomputed_buffers()
         workspace, mode_bytes = np.zeros((2, self.count), dtype=np.int64)
         workspace[self.moment[:-1]] = step.call_workspace_bytes
         price = 0
         items: list[Item] = []
         mode_price: dict[int, int] = {}
         for run in self.runs:
-            key, count = run.region.key, run.region.end + run.stop - 2 * run.region.start
+            key = run.region.key
+            count = run.region.end + run.stop - 2 * run.region.start
             mode_price[key] = mode_price.get(key, 0) + _MODE_PRICE * count
             calls = slice(run.region.start, run.stop)
             again = slice(run.region.start + run.shift, run.stop + run.shift)
@@ -234,9 +245,16 @@ class _Simulation:
         if self.runs:
             live = live + _number_bytes(step)
         return Timeline(
-            live, workspace, mode_bytes, price, items, mode_price,
-            made_before, self.first, int(self.moment[_last_backward(step)]),
-        )  # fmt: skip
+            live,
+            workspace,
+            mode_bytes,
+            price,
+            items,
+            mode_price,
+            made_before,
+            self.first,
+            int(self.moment[_last_backward(step)]),
+        )
 
     def _hold(self, start: int, end: int, nbytes: int) -> None:
         if end >= start:
@@ -244,13 +262,13 @@ class _Simulation:
             self.change[kinds, start] += nbytes
             self.change[kinds, min(end, self.count - 1) + 1] -= nbytes
 
-    def _forward(self) -> IntArray:
-        """Hold what the recorded calls made; return the moment at which each buffer is let go."""
+    def _add_forward_buffers(self) -> IntArray:
+        """Add the buffers that the recorded calls made; return the moment at which each buffer is freed."""
         step, moment = self.step, self.moment
         dies = np.minimum(step.buffer_death, step.num_calls - 1)
         end = moment[dies]
         end[step.buffer_death >= step.num_calls] = self.count
-        for buffer, call in self._loosened().items():
+        for buffer, call in self._last_other_holders().items():
             end[buffer] = moment[call] if call != NONE else -1
         for run in self.runs:
             frame_end = int(moment[run.released])
@@ -267,8 +285,8 @@ class _Simulation:
             )
         return end
 
-    def _loosened(self) -> dict[int, int]:
-        """Return the last call at which what autograd saved in regions may still be held by others."""
+    def _last_other_holders(self) -> dict[int, int]:
+        """Return buffers that autograd saved in regions -> the last call at which something else may hold them."""
         step = self.step
         released = np.full(len(step.buffer_nbytes) + 1, NONE, dtype=np.int64)
         np.maximum.at(released, step.pack_buffer, step.pack_released)
@@ -280,7 +298,7 @@ class _Simulation:
                 if death >= step.num_calls or not self.in_backward[death] or death > released[buffer]:
                     continue  # a variable or something else held it longest
                 if buffer not in last:
-                    last[buffer] = self._held_by_python(buffer, death)
+                    last[buffer] = self._last_python_holder(buffer, death)
         if not last:
             return last
         loosened = np.concatenate([run.packs for run in self.runs])
@@ -291,10 +309,10 @@ class _Simulation:
                 last[buffer] = max(last[buffer], int(step.pack_released[pack]))
         return last
 
-    def _held_by_python(self, buffer: int, death: int) -> int:
+    def _last_python_holder(self, buffer: int, death: int) -> int:
         """Return the last call before the backward at which a variable may hold a buffer.
 
-        That is a call of the region that made it, if no call after that region uses it.
+        If no call after the region that made the buffer uses it, this is the last call of the region.
         """
         step, maker = self.step, int(self.step.buffer_maker[buffer])
         run = self.run_of_call[maker] if maker != NONE else NONE
@@ -304,12 +322,12 @@ class _Simulation:
             return self.runs[run].region.end - 1
         return int(self.before_backward[death])
 
-    def _again(self) -> None:
-        """Hold what running the regions again makes."""
+    def _add_recomputed_buffers(self) -> None:
+        """Add the buffers that are made when regions run again."""
         step, moment = self.step, self.moment
         for run in self.runs:
             stop = run.stop + run.shift - 1
-            if step.is_on_host:  # the state of the backward, put aside while that of the forward is in place
+            if step.is_on_host:  # while the forward's random state is set, the backward's state is saved
                 self._hold(run.region.start + run.shift, stop, RANDOM_STATE_BYTES)
             released: dict[int, int] = {}
             for pack in run.packs.tolist():
@@ -317,7 +335,8 @@ class _Simulation:
                 released[buffer] = max(released.get(buffer, NONE), int(step.pack_released[pack]))
             inside = (step.buffer_maker >= run.region.start) & (step.buffer_maker < run.stop)
             for buffer in np.flatnonzero(inside).tolist():
-                start, nbytes = int(step.buffer_maker[buffer]) + run.shift, int(step.buffer_nbytes[buffer])
+                start = int(step.buffer_maker[buffer]) + run.shift
+                nbytes = int(step.buffer_nbytes[buffer])
                 if buffer in released:
                     end = int(moment[min(released[buffer], step.num_calls - 1)])
                 else:
@@ -326,14 +345,14 @@ class _Simulation:
 
 
 def _items(step: TrainingStep, region: Region, stop: int, shift: int, forward_end: IntArray) -> list[Item]:
-    """Return what could be saved in a region.
+    """Return the results of a region that can be saved.
 
     Args:
         step: the recorded step.
         region: the region.
-        stop: the call before which it is left when it runs again.
-        shift: from its calls to the moments at which they run again.
-        forward_end: the moment at which each buffer is let go if it is not saved.
+        stop: the call before which the region stops when it runs again.
+        shift: distance from a call to the moment at which it runs again.
+        forward_end: the moment at which each buffer is freed if it is not saved.
     """
     found: list[Item] = []
     counts: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""`plan.checkpoint_contexts`: the regions that a program checkpoints, told apart by the turn in which they run."""
+"""`plan.checkpoint_contexts`: contexts for the regions that a program checkpoints, found by their turn in the pass."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ _ADVICE: Final = 'make the regions smaller, or use backend="memwatch"'
 
 
 class Turns:
-    """Gives each checkpointed region of a pass its contexts.
+    """Returns the contexts of each checkpointed region of a pass.
 
-    A region is known by its turn: a pass runs its regions in the same order every time, and the first region that
-    begins after one has run again begins a new pass. Where the recorded program had checkpoints, its regions are known.
-    Where it had none, they are taken to be its repeated modules until the first pass has shown them; a region that
-    calls other ops than the module is computed again from there on.
+    A region is known by its turn, because every pass runs its regions in the same order. A region that begins after
+    another one has run again begins a new pass. If the recorded program had checkpoints, its regions are known. If not,
+    the regions are assumed to be its repeated modules, until the first pass has shown them. A region that calls other
+    ops than the module saves nothing from the first different op on.
 
     Attributes:
-        choice: what is saved, None as long as no regions are known.
+        choice: the saved results; None before the regions are known.
     """
 
     def __init__(self, step: TrainingStep, budget_bytes: int) -> None:
@@ -60,9 +60,9 @@ class Turns:
         self.choice: Choice | None = None
         self._step, self._budget_bytes = step, budget_bytes
         self._first_pass = FirstPass(_WHAT, step.device)
-        self._is_told = False
+        self._has_warned = False
         self._sizes: dict[int, Sizes] = {}
-        self._seen: list[list[str]] = []
+        self._overloads_seen: list[list[str]] = []
         self._turn = 0
         self._count = 0
         self._depth = 0
@@ -71,10 +71,10 @@ class Turns:
         self._expected: dict[int, list[str]] = {}
         if own := own_regions(step):
             self._is_known = True
-            self._decide(own_timeline(step, own), [region for region, _, _ in own])
+            self._choose_saved(own_timeline(step, own), [region for region, _, _ in own])
         elif regions := likely_regions(step):
             self._expected = {region.key: region.overloads(step) for region in reversed(regions)}
-            self._decide(simulate(step, regions), regions)
+            self._choose_saved(simulate(step, regions), regions)
 
     def contexts(self, *, strict: bool = False) -> Contexts:
         """Return the contexts of the region that begins now.
@@ -86,42 +86,44 @@ class Turns:
             return contextlib.nullcontext(), contextlib.nullcontext()  # inside a region that runs again
         if self._has_run_again:
             self._begin_pass()
-        turn, self._turn = self._turn, self._turn + 1
+        turn = self._turn
+        self._turn += 1
         if not self._is_known:
-            return self._listen(turn)
+            return self._observe(turn)
         assert self.choice is not None, "known regions have their choice"
-        if not self._is_told:
-            self._is_told = True
+        if not self._has_warned:
+            self._has_warned = True
             warn_if_above(self.choice, self._budget_bytes, _WHAT, strict=strict, stacklevel=4)
         self._first_pass.strict = strict
         around = [self._run_again, *self._first_pass.region(self.choice.pass_bytes)]
         return contexts_of(self._sizes.get(turn % max(self._count, 1)), around)
 
     def _begin_pass(self) -> None:
-        self._turn, self._has_run_again = 0, False
-        if not self._is_known and any(self._seen):
+        self._turn = 0
+        self._has_run_again = False
+        if not self._is_known and any(self._overloads_seen):
             self._is_known = True
-            regions = match(self._step, self._seen)
+            regions = match(self._step, self._overloads_seen)
             found = {region.key for region in regions}
-            if len(found) < len(self._seen):
+            num_seen = len(self._overloads_seen)
+            if len(found) < num_seen:
                 warnings.warn(
-                    f"plan.checkpoint_contexts: {len(self._seen) - len(found)} of {len(self._seen)} checkpointed "
-                    "regions are not in the recording, and are computed again as a whole; record the step that is "
-                    "trained, and plan again",
+                    f"plan.checkpoint_contexts: {num_seen - len(found)} of {num_seen} checkpointed regions are not in "
+                    "the recording, and are computed again as a whole; record the step that is trained, and plan again",
                     stacklevel=4,
                 )
-                self._first_pass.is_over = True  # its claim is of other regions
-            self._count = len(self._seen)
-            self._decide(simulate(self._step, regions), regions)
+                self._first_pass.is_over = True  # the plan's figure is for other regions, so measure nothing
+            self._count = num_seen
+            self._choose_saved(simulate(self._step, regions), regions)
 
-    def _decide(self, timeline: Timeline, regions: list[Region]) -> None:
+    def _choose_saved(self, timeline: Timeline, regions: list[Region]) -> None:
         self.choice = choose_saved(timeline, regions)
         self._count = max(self._count, 1 + max((region.key for region in regions), default=0))
         self._sizes = sizes_by_region(self.choice)
 
-    def _listen(self, turn: int) -> Contexts:
+    def _observe(self, turn: int) -> Contexts:
         names: list[str] = []
-        self._seen.append(names)
+        self._overloads_seen.append(names)
         planned = policy_of(self._sizes.get(turn, {}))
         known = {plain_name(name) for name in self._step.overloads}
         expected = map(plain_name, self._expected.get(turn, []))
@@ -169,7 +171,7 @@ def training_step(plan: Plan) -> TrainingStep:
     """Return the recorded step of a plan.
 
     Raises:
-        MemwatchError: the plan is of no recorded step, or was written by a memwatch that did not keep it.
+        MemwatchError: the plan was not made from a recorded step, or an older memwatch wrote it.
     """
     content = plan.step_content()
     if content is None:
@@ -186,6 +188,6 @@ def training_step(plan: Plan) -> TrainingStep:
 
 
 def turns_of(plan: Plan) -> Turns:
-    """Return what gives the checkpointed regions of a program their contexts by a plan."""
+    """Return the object that makes the contexts of checkpointed regions for a plan."""
     budget_bytes = plan.peak_increase_bytes if plan.budget_bytes is None else plan.budget_bytes
     return Turns(training_step(plan), budget_bytes)

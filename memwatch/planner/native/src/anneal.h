@@ -50,10 +50,10 @@ class Annealing {
       if (lowest >= highest) continue;
       Int to = lowest + random_below(random_, highest - lowest);
       to += to >= position;
-      retouch(problem_, walk_, op, to, undo);
+      reassign_users(problem_, walk_, op, to, undo);
       const auto [worse, more_touching] = price(walk_, op, to, cooling.target_bytes, best_peak_);
       if (!is_accepted(worse, cooling.hot_bytes * std::exp(cool * static_cast<double>(turn)))) {
-        for (const Undo& one : undo) hand_over(problem_, walk_, one.buffer, one.first, one.last);
+        for (const Undo& one : undo) set_first_and_last(problem_, walk_, one.buffer, one.first, one.last);
         continue;
       }
       move(walk_, op, to);

@@ -5,7 +5,7 @@
 
 namespace memwatch::planner {
 
-/// The schedule in which cuts are searched for.
+/// The schedule that is searched for cuts.
 struct Scene {
   const Draft& draft;
   const Events& events;

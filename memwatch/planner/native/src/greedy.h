@@ -98,7 +98,7 @@ class Greedy {
   }
 
  private:
-  /// The first step with the most live bytes among those that are not barred.
+  /// The first step with the most live bytes. Barred steps are skipped.
   Int highest_step() const {
     Int best = -1;
     for (Int step = 0; step < draft_.length(); ++step) {

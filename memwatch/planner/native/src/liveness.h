@@ -1,4 +1,4 @@
-// From what the steps do to each buffer to the intervals in which it is allocated; see `peak.py`.
+// From the events of each buffer to the intervals in which it is allocated; see `peak.py`.
 #pragma once
 
 #include "arrays.h"

@@ -40,7 +40,7 @@ class Polish {
     auto best_value = now_value;
     for (Int turn = 0; turn < effort_.rounds; ++turn) {
       copy(now_, then_);
-      disturb();
+      change_randomly();
       const double power = 0.5 + random_unit(random_);
       const double noise = 0.5 * random_unit(random_);
       const Style style{effort_.budget, power, noise, effort_.limit, 8, 4 * model_.num_ops, 0, random_};
@@ -81,17 +81,17 @@ class Polish {
   }
 
   /// Change the schedule at random: by a cut, by moved steps, by undone cuts, or by two of these.
-  void disturb() {
+  void change_randomly() {
     const double choice = random_unit(random_);
-    if (0.35 <= choice && choice < 0.6) cut_anywhere();
+    if (0.35 <= choice && choice < 0.6) cut_random_gap();
     if (choice >= 0.6) {
-      for (Int left = 1 + below(3); left > 0; --left) shift_one();
+      for (Int left = 1 + below(3); left > 0; --left) move_random_step();
     }
-    if (choice < 0.5 || (0.6 <= choice && choice < 0.8)) undo_some();
+    if (choice < 0.5 || (0.6 <= choice && choice < 0.8)) undo_random_cuts();
   }
 
-  /// Move a random step to a random place not far away, unless that makes the schedule invalid.
-  void shift_one() {
+  /// Move a random step to a random place nearby, if the schedule stays valid.
+  void move_random_step() {
     const Int size = then_->length(), source = below(size), token = then_->tokens[source];
     if (model_.is_op(token) && model_.stays[token] == 1) return;
     const Int reach = 1 + below(std::max(Int{2}, std::min(size, kFarthest)));
@@ -106,7 +106,7 @@ class Polish {
   }
 
   /// Take back random recomputes and moves, a few everywhere or most of those in one window.
-  void undo_some() {
+  void undo_random_cuts() {
     const Draft& draft = then_;
     std::vector<Int> count = computes(model_, draft);
     Int first = 0, last = draft.length();
@@ -128,7 +128,7 @@ class Polish {
   }
 
   /// Cut a random gap at a random step, unless that makes the schedule invalid.
-  void cut_anywhere() {
+  void cut_random_gap() {
     const Draft& draft = then_;
     if (draft.length() + effort_.limit + 2 >= draft.room()) return;
     const Events events = list_events(model_, draft);

@@ -1,4 +1,4 @@
-// What a schedule costs, and the removal of what it does not need, see `recompute/prune.py`.
+// The cost of a schedule, and the removal of steps that it does not need, see `recompute/prune.py`.
 #pragma once
 
 #include "sweep.h"

@@ -50,7 +50,7 @@ inline std::pair<Int, Int> legal_range(const Problem& problem, const Walk& walk,
 }
 
 /// The op that touches a buffer first after `op` has moved to position `to`.
-inline Int new_first(const Problem& problem, const Walk& walk, Int buffer, Int op, Int to) {
+inline Int first_user_after_move(const Problem& problem, const Walk& walk, Int buffer, Int op, Int to) {
   Int first = walk.first[buffer];
   if (first != op) return to <= walk.place[first] ? op : first;
   for (Int entry = problem.user_ptr[buffer]; entry < problem.user_ptr[buffer + 1]; ++entry) {
@@ -61,7 +61,7 @@ inline Int new_first(const Problem& problem, const Walk& walk, Int buffer, Int o
 }
 
 /// The op that touches a buffer last after `op` has moved to position `to`.
-inline Int new_last(const Problem& problem, const Walk& walk, Int buffer, Int op, Int to) {
+inline Int last_user_after_move(const Problem& problem, const Walk& walk, Int buffer, Int op, Int to) {
   Int last = walk.last[buffer];
   if (last != op) return to >= walk.place[last] ? op : last;
   for (Int entry = problem.user_ptr[buffer]; entry < problem.user_ptr[buffer + 1]; ++entry) {
@@ -72,7 +72,7 @@ inline Int new_last(const Problem& problem, const Walk& walk, Int buffer, Int op
 }
 
 /// Make `first` allocate the buffer and `last` free it.
-inline void hand_over(const Problem& problem, const Walk& walk, Int buffer, Int first, Int last) {
+inline void set_first_and_last(const Problem& problem, const Walk& walk, Int buffer, Int first, Int last) {
   const Int nbytes = problem.nbytes[buffer];
   if (!problem.at_start[buffer]) {
     walk.rise[walk.first[buffer]] -= nbytes;
@@ -96,14 +96,15 @@ struct Undo {
 };
 
 /// Assign allocations and frees to the ops that make them after `op` has moved to `to`.
-inline void retouch(const Problem& problem, const Walk& walk, Int op, Int to, std::vector<Undo>& undo) {
+inline void reassign_users(const Problem& problem, const Walk& walk, Int op, Int to, std::vector<Undo>& undo) {
   undo.clear();
   for (Int entry = problem.touch_ptr[op]; entry < problem.touch_ptr[op + 1]; ++entry) {
     const Int buffer = problem.touch[entry];
-    const Int first = new_first(problem, walk, buffer, op, to), last = new_last(problem, walk, buffer, op, to);
+    const Int first = first_user_after_move(problem, walk, buffer, op, to),
+              last = last_user_after_move(problem, walk, buffer, op, to);
     if (first == walk.first[buffer] && last == walk.last[buffer]) continue;
     undo.push_back({buffer, walk.first[buffer], walk.last[buffer]});
-    hand_over(problem, walk, buffer, first, last);
+    set_first_and_last(problem, walk, buffer, first, last);
   }
 }
 
