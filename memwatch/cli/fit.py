@@ -14,19 +14,12 @@ view when the run ends. Download folders (~/.cache, HF_HOME, TORCH_HOME) are sha
 from __future__ import annotations
 
 import argparse
-from typing import Final
 
 from memwatch.cli.numbers import positive, size
-from memwatch.cli.output import emit, say
-from memwatch.cli.program import hide_own_frames
+from memwatch.cli.output import emit
+from memwatch.cli.private import add_in_place, failed, private_files
 from memwatch.cli.program_arguments import PROGRAM_USAGE, add_program, chosen_program
 from memwatch.errors import MemwatchError
-from memwatch.private_files import PrivateFiles, PrivateFilesError
-
-_REFUSED: Final = (
-    "here memwatch can protect your files only by refusing changes of files. If the script failed for that reason, "
-    "run it in a copy of its folder, and add --in-place"
-)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,11 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="kinds of ways to try, of foreach, fused, gradients, checkpoint, chain, policy, backend and offload; "
         "default all",
     )
-    parser.add_argument(
-        "--in-place",
-        action="store_true",
-        help="let each run of the script write and delete your files, as the script does without memwatch",
-    )
+    add_in_place(parser)
     add_program(parser)
 
 
@@ -65,7 +54,7 @@ def execute(options: argparse.Namespace) -> int | BaseException:
     except argparse.ArgumentTypeError as error:
         options.usage_error(f"argument --limit: {error}")
     program = chosen_program(options)
-    files = None if options.in_place else _private_files()
+    files = private_files(options, "fit", "the script several times")
     # imported before the program's folder comes first in sys.path, for it may hold modules of the same name; and after
     # the files are private, for torch starts threads
     from memwatch.fit.api import fit_program
@@ -76,18 +65,6 @@ def execute(options: argparse.Namespace) -> int | BaseException:
     except MemwatchError:
         raise
     except BaseException as error:
-        if files is not None and files.refuses:
-            say(_REFUSED)
-        return hide_own_frames(error)
+        return failed(error, files)
     emit(found.summary())
     return 0
-
-
-def _private_files() -> PrivateFiles:
-    try:
-        return PrivateFiles()
-    except PrivateFilesError as error:
-        raise MemwatchError(
-            f"memwatch fit runs the script several times and cannot keep it from changing your files: {error}. "
-            "Run it in a copy of its folder, and add --in-place"
-        ) from error
