@@ -20,8 +20,10 @@ _NOT_PRIVATE: Final = (
     "memwatch {verb} runs {what} and cannot keep it from changing your files: {error}. "
     "Run it in a copy of its folder, and add --in-place"
 )
-_NO_REFUSALS: Final = (ArithmeticError, AttributeError, LookupError, NameError, SyntaxError, TypeError)
-"""Errors that a refused change of a file does not raise."""
+_NO_REFUSALS: Final = (
+    ArithmeticError, AttributeError, KeyboardInterrupt, LookupError, NameError, SyntaxError, SystemExit, TypeError,
+)  # fmt: skip
+"""What a refused change of a file does not raise."""
 
 
 def add_in_place(parser: argparse.ArgumentParser) -> None:
