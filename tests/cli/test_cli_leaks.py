@@ -215,7 +215,7 @@ GRAPHS_KEPT = {
     "running_sum": (RUNNING_SUM, "graph", "total"),
     "inference": (INFERENCE, "retained", "outputs"),
     "service": (SERVICE, "retained", ".scores"),
-    "recurrent": (RECURRENT, "retained", "GRUCell"),
+    "recurrent": (RECURRENT, "retained", "argument `hx`"),
     "descent": (PLAIN_DESCENT, "retained", "history"),
     "generator": (GENERATOR, "retained", "kept"),
 }
