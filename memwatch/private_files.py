@@ -1,10 +1,10 @@
 """Let a program write and delete files, and leave the files of its user as they are.
 
-`memwatch fit` runs the beginning of a script many times. The script may save checkpoints, delete old ones and add lines
-to logs, and it may write from Python, C++, Rust or a process of its own. Only the kernel sees all of that. So this
-process asks the kernel (Linux) for a view of the file systems of its own. In this view an overlay lies on each folder.
-The program finds its files there, and what it changes stays in the overlay. A new overlay for each run lets each run
-begin with the files of the user.
+`memwatch fit` runs the beginning of a script many times, and `memwatch estimate` runs it once. The script may save
+checkpoints, delete old ones and add lines to logs, and it may write from Python, C++, Rust or a process of its own.
+Only the kernel sees all of that. So this process asks the kernel (Linux) for a view of the file systems of its own. In
+this view an overlay lies on each folder. The program finds its files there, and what it changes stays in the overlay. A
+new overlay for each run lets each run begin with the files of the user.
 
 Where the kernel refuses overlays, as it does in most containers, Landlock denies the process every change of a file.
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import json
 import os
 import re
 import shutil
@@ -26,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from memwatch.errors import MemwatchError
-from memwatch.output_files import OutputError, write_whole
+from memwatch.output_files import OutputError, whole_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -62,6 +63,7 @@ class PrivateFiles:
     Attributes:
         dropped: files that the program wrote or deleted in overlays; those of its last run are added by `renew`.
         refuses: True if some change of a file is an error in the program, where an overlay was not possible.
+        folder: a folder for results that processes outside see too; it is removed when this process ends.
 
     Raises:
         PrivateFilesError: neither overlays nor Landlock are possible here.
@@ -83,6 +85,8 @@ class PrivateFiles:
         self._bases = _folders_for_changes()
         if not self._bases:
             raise PrivateFilesError(f"no temporary folder can be made in {tempfile.gettempdir()}")
+        self.folder = Path(self._bases[0], "results")
+        self.folder.mkdir()
         self._write_end = _remove_at_end(self._bases)
         try:
             _try_in_a_child(_enter_namespace)
@@ -110,6 +114,11 @@ class PrivateFiles:
         self._layer.clear()
         self._cover()
 
+    def drop_changes(self) -> list[str]:
+        """Drop what was changed; return the files that the program wrote or deleted, those in its folder first."""
+        self.renew()
+        return sorted(self.dropped, key=lambda path: (not path.startswith(self._folder), path))
+
     def _cover(self) -> None:
         """Put an overlay on each folder."""
         self._layers += 1
@@ -132,6 +141,11 @@ class PrivateFiles:
                         _make_read_only(place)
                         # a folder that this process may not enter is no loss
                         self.refuses |= os.access(place, os.X_OK)
+            # an overlay lies on this folder too
+            _mount(
+                f"/proc/self/fd/{self._base_files[0]}/{self.folder.name}", str(self.folder), None, _MS_BIND
+            )
+            self._mounted.append(str(self.folder))
             _make_read_only("/")
         finally:
             for file in kept.values():
@@ -207,58 +221,56 @@ class PrivateFiles:
         self.refuses = True
 
 
-class OutsideWriter:
-    """Writes one file where the user sees it, though this process has a private view of the file systems by then.
+class FilesOutside:
+    """Copies results to where the user wants them, by a process that keeps the view of all files.
 
-    Create it before `PrivateFiles`. A process of its own writes the file. It ends when this process does.
-
-    Args:
-        path: the file, which must not exist unless `force` is set.
-        force: whether an existing file may be replaced.
+    Create it before `PrivateFiles`.
     """
 
-    def __init__(self, path: Path, *, force: bool = False) -> None:
-        self.path = path
-        content_end, self._content_end = os.pipe()
-        self._answer_end, answer_end = os.pipe()
-        if not _is_detached_child():
-            os.close(content_end)
-            os.close(answer_end)
+    def __init__(self) -> None:
+        read_end, self._requests = os.pipe()
+        answers, write_end = os.pipe()
+        child = os.fork()
+        if child:
+            os.close(read_end)
+            os.close(write_end)
+            os.waitpid(child, 0)
+            self._answers = os.fdopen(answers)
             return
         try:
-            os.close(self._content_end)
-            os.close(self._answer_end)
-            with open(content_end, "rb") as file:
-                header = file.read(_LENGTH.size)
-                content = file.read(*_LENGTH.unpack(header)) if len(header) == _LENGTH.size else None
-            if content is not None:
-                try:
-                    write_whole(path, content, force=force)
-                    answer = ""
-                except OutputError as error:
-                    answer = str(error)
-                os.write(answer_end, answer.encode() or b"\0")
+            os.close(self._requests)
+            _become_daemon()
+            with os.fdopen(read_end) as requests:
+                for request in requests:
+                    os.write(write_end, f"{json.dumps(_copied(*json.loads(request)))}\n".encode())
         finally:
             os._exit(0)
 
-    def write(self, content: bytes) -> None:
-        """Write the file, whole or not at all.
+    def copy(self, source: Path, target: Path, *, force: bool) -> None:
+        """Copy a file that lies in `PrivateFiles.folder`.
+
+        Args:
+            source: the file.
+            target: its copy, which readers see whole or not at all.
+            force: whether an existing file may be replaced.
 
         Raises:
-            OutputError: the file cannot be written.
+            OutputError: the copy cannot be written.
         """
-        with contextlib.suppress(BrokenPipeError), open(self._content_end, "wb") as file:
-            file.write(_LENGTH.pack(len(content)) + content)
-        with open(self._answer_end, "rb") as file:
-            answer = file.read()
-        if answer != b"\0":
-            raise OutputError(
-                answer.decode() or f"cannot write {self.path}: the process that writes it has ended"
-            )
+        os.write(self._requests, f"{json.dumps([str(source), str(target), force])}\n".encode())
+        sentence = json.loads(self._answers.readline() or '"the process that writes files has ended"')
+        if sentence:
+            raise OutputError(sentence)
 
 
-_LENGTH: Final = struct.Struct("=Q")
-"""Comes before the content of a file: a process that the program starts may keep the pipe open."""
+def _copied(source: str, target: str, force: bool) -> str:
+    """Copy a file; return why that failed, or nothing."""
+    try:
+        with whole_file(Path(target), force=force) as part:
+            shutil.copyfile(source, part)
+    except (MemwatchError, OSError) as error:
+        return str(error)
+    return ""
 
 
 def _libc() -> ctypes.CDLL:
@@ -380,11 +392,14 @@ def _remove_at_end(folders: list[str]) -> int:
     A process of its own waits for that. It starts before the overlays exist, so it sees the real folders.
     """
     read_end, write_end = os.pipe()
-    if not _is_detached_child():
+    child = os.fork()
+    if child:
         os.close(read_end)
+        os.waitpid(child, 0)
         return write_end
     try:
         os.close(write_end)
+        _become_daemon()
         os.read(read_end, 1)
         for folder in folders:
             _remove_tree(folder)
@@ -392,31 +407,16 @@ def _remove_at_end(folders: list[str]) -> int:
         os._exit(0)
 
 
-def _is_detached_child() -> bool:
-    """Start a process that outlives this one, and that neither a terminal nor a wait for children has to do with.
-
-    Returns:
-        True in the new process, which must end by `os._exit`; False in this one.
-    """
-    child = os.fork()
-    if child:
-        os.waitpid(child, 0)
-        return False
-    is_ready = False
-    try:
-        os.setsid()  # a Ctrl-C in the terminal is not for this process
-        if os.fork():
-            os._exit(0)  # a program that waits for its children must not wait for this one
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
-        nowhere = os.open(os.devnull, os.O_RDWR)
-        for file in range(3):  # whoever reads the output of memwatch must not wait for this process
-            os.dup2(nowhere, file)
-        is_ready = True
-    finally:
-        if not is_ready:
-            os._exit(1)
-    return True
+def _become_daemon() -> None:
+    """Go on in a process that belongs to no terminal, reader or parent; end this one."""
+    os.setsid()  # a Ctrl-C in the terminal is not for this process
+    if os.fork():
+        os._exit(0)  # a program that waits for its children must not wait for this one
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for file in range(3):  # whoever reads the output of memwatch must not wait for this process
+        os.dup2(nowhere, file)
 
 
 def _remove_tree(folder: str) -> None:

@@ -5,6 +5,9 @@ without other processes: memwatch estimates one rank of a job of any size. `init
 --world-size ranks, and collectives do nothing. The run ends after a few optimizer steps. The bytes of tensors are
 counted exactly. Figures that come from a model are listed separately.
 
+Your files stay as they are. The run writes and deletes files in a private view of your folders. memwatch drops this
+view when the run ends. Download folders (~/.cache, HF_HOME, TORCH_HOME) are shared.
+
     memwatch estimate --world-size 256 train.py --epochs 1
     memwatch estimate --device cuda -o train.memwatch --html train.py
     memwatch estimate --device cuda --device-memory 80GiB train.py
@@ -18,10 +21,11 @@ from typing import TYPE_CHECKING
 from memwatch.cli.files import make_room
 from memwatch.cli.next_step import command_line, memwatch_command
 from memwatch.cli.numbers import not_negative, positive, size
-from memwatch.cli.output import add_json, emit, emit_json
-from memwatch.cli.program import hide_own_frames
+from memwatch.cli.output import add_json, emit, emit_json, say
+from memwatch.cli.private import add_in_place, failed, private_files
 from memwatch.cli.program_arguments import PROGRAM_USAGE, add_program, chosen_program
 from memwatch.errors import MemwatchError
+from memwatch.private_files import FilesOutside
 from memwatch.words.summary import NEXT_COMMAND, NEXT_TO_KEEP
 
 if TYPE_CHECKING:
@@ -31,7 +35,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this verb."""
     own = "[--world-size N] [--rank R] [--steps N] [--device TYPE] [--device-memory SIZE]"
-    files = "[--json] [-o FILE] [-f] [--html[=PATH]]"
+    files = "[--json] [-o FILE] [-f] [--html[=PATH]] [--in-place]"
     parser.usage = f"memwatch estimate {own} {files} {PROGRAM_USAGE}"
     parser.add_argument(
         "--world-size",
@@ -61,18 +65,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="write the page too, to PATH with --html=PATH; default CAPTURE.html",
     )
+    add_in_place(parser)
     add_json(parser)
     add_program(parser)
 
 
 def execute(options: argparse.Namespace) -> int | BaseException:
     """Print the estimate; return 0, 1 if it does not fit the device, or the exception of the program."""
-    # imported first: the program's folder comes first in sys.path later, and may hold modules of the same name
-    from memwatch.estimate.job import Job
-    from memwatch.estimate.program import estimate_program
-    from memwatch.estimate.record import estimate_record
-    from memwatch.estimate.words import text_of
-
     if options.world_size is not None and options.rank >= options.world_size:
         options.usage_error(
             f"rank {options.rank} is not in a job of {options.world_size}; the last is {options.world_size - 1}"
@@ -81,27 +80,47 @@ def execute(options: argparse.Namespace) -> int | BaseException:
     capture = None if options.output is None else Path(options.output).absolute()
     page = Path(options.page or (capture or Path(f"{program.name}.estimate")).with_suffix(".html")).absolute()
     make_room(capture, page if options.html else None, inputs=program.files(), force=options.force)
-    job = Job(options.rank, options.world_size)
+    outside = None if options.in_place or not (capture or options.html) else FilesOutside()
+    files = private_files(options, "estimate", "the script")
+    # imported before the program's folder comes first in sys.path, for it may hold modules of the same name; and after
+    # the files are private, for torch starts threads
+    from memwatch.estimate.job import Job
+    from memwatch.estimate.program import estimate_program
+    from memwatch.estimate.record import estimate_record
+    from memwatch.estimate.words import text_of
+    from memwatch.words.fit import files_dropped
+
+    def written(target: Path) -> Path:
+        """Return where a file is written first."""
+        return target if files is None else files.folder / target.name
+
+    job, next_step = Job(options.rank, options.world_size), _next(options.output)
     try:
         found = estimate_program(
             program.load,
             job=job,
             steps=options.steps,
             device=options.device,
-            path=capture,
+            path=None if capture is None else written(capture),
             force=options.force,
         )
     except MemwatchError:
         raise
     except BaseException as error:
-        return hide_own_frames(error)
+        return failed(error, files)
     if options.html:
-        found.reading.report(page, force=options.force)
+        found.reading.report(written(page), force=options.force)
+    if outside is not None:
+        for target in [capture, page if options.html else None]:
+            if target is not None:
+                outside.copy(written(target), target, force=options.force)
     outcome = None if options.device_memory is None else found.on_device(options.device_memory)
     if options.json:
         emit_json(estimate_record(found, outcome))
     else:
-        emit(text_of(found, _next(options.output), device_memory=options.device_memory, outcome=outcome))
+        emit(text_of(found, next_step, device_memory=options.device_memory, outcome=outcome))
+    for sentence in [] if files is None else files_dropped(files.drop_changes()):
+        say(sentence)
     return int(outcome is not None and not outcome.fits)
 
 

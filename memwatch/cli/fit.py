@@ -17,31 +17,21 @@ from __future__ import annotations
 
 import argparse
 import os
-import tempfile
 from itertools import chain, count
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
 
 from memwatch.cli.files import make_room
 from memwatch.cli.numbers import positive, size
 from memwatch.cli.output import emit, say
-from memwatch.cli.program import hide_own_frames
+from memwatch.cli.private import add_in_place, failed, private_files
 from memwatch.cli.program_arguments import PROGRAM_USAGE, add_program, chosen_program
 from memwatch.errors import MemwatchError
-from memwatch.private_files import OutsideWriter, PrivateFiles, PrivateFilesError
-
-if TYPE_CHECKING:
-    from memwatch.planner.plan import Plan
-
-_REFUSED: Final = (
-    "here memwatch can protect your files only by refusing changes of files. If the script failed for that reason, "
-    "run it in a copy of its folder, and add --in-place"
-)
+from memwatch.private_files import FilesOutside
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this verb."""
-    own = "[--limit SIZE] [--steps N] [--ways KIND,...] [--save-plan FILE [-f]] [--in-place]"
+    own = "[--limit SIZE] [--steps N] [--ways KIND,...] [--save-plan FILE] [-f] [--in-place]"
     parser.usage = f"memwatch fit {own} {PROGRAM_USAGE}"
     parser.add_argument(
         "--limit", type=size, metavar="SIZE", help="the most live bytes of the device, such as 8GiB"
@@ -62,11 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the file for the plan that the lines of a `policy` load; default SCRIPT.plan, or a name that is free",
     )
     parser.add_argument("-f", "--force", action="store_true", help="replace the plan's file if it exists")
-    parser.add_argument(
-        "--in-place",
-        action="store_true",
-        help="let each run of the script write and delete your files, as the script does without memwatch",
-    )
+    add_in_place(parser)
     add_program(parser)
 
 
@@ -84,10 +70,11 @@ def execute(options: argparse.Namespace) -> int | BaseException:
         options.usage_error(f"argument --limit: {error}")
     program = chosen_program(options)
     plan_file = options.save_plan or _free_plan_file(options.program)
+    plan_target = plan_file.absolute()  # the script may change the folder
     if options.save_plan is not None:
-        make_room(plan_file, force=options.force)
-    writer = None if options.in_place else OutsideWriter(plan_file.absolute(), force=options.force)
-    files = None if options.in_place else _private_files()
+        make_room(plan_target, force=options.force)
+    outside = None if options.in_place else FilesOutside()
+    files = private_files(options, "fit", "the script several times")
     # imported before the program's folder comes first in sys.path, for it may hold modules of the same name; and after
     # the files are private, for torch starts threads
     from memwatch.fit.api import fit_program
@@ -100,23 +87,15 @@ def execute(options: argparse.Namespace) -> int | BaseException:
     except MemwatchError:
         raise
     except BaseException as error:
-        if files is not None and files.refuses:
-            say(_REFUSED)
-        return hide_own_frames(error)
+        return failed(error, files)
     emit(found.summary())
     if found.plan is not None:
-        _save(found.plan, plan_file, writer, force=options.force)
+        written = plan_target if files is None else files.folder / plan_target.name
+        found.plan.save(written, force=options.force)
+        if outside is not None:
+            outside.copy(written, plan_target, force=options.force)
         say(f"wrote {plan_file}, the plan that the lines load")
     return 0
-
-
-def _save(plan: Plan, path: Path, writer: OutsideWriter | None, *, force: bool) -> None:
-    if writer is None:
-        plan.save(path, force=force)
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        plan.save(private := Path(folder, "step.plan"))
-        writer.write(private.read_bytes())
 
 
 def _free_plan_file(program: list[str]) -> Path:
@@ -124,13 +103,3 @@ def _free_plan_file(program: list[str]) -> Path:
     script = next((Path(word).stem for word in program[:1] if word.endswith(".py")), "step")
     numbered = (Path(f"{script}-{number}.plan") for number in count(2))
     return next(name for name in chain([Path(f"{script}.plan")], numbered) if not os.path.lexists(name))
-
-
-def _private_files() -> PrivateFiles:
-    try:
-        return PrivateFiles()
-    except PrivateFilesError as error:
-        raise MemwatchError(
-            f"memwatch fit runs the script several times and cannot keep it from changing your files: {error}. "
-            "Run it in a copy of its folder, and add --in-place"
-        ) from error

@@ -6,7 +6,6 @@ If no way keeps the limit, the result names the obstacle, as the way with the lo
 from __future__ import annotations
 
 import itertools
-import os
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
@@ -169,10 +168,7 @@ def fit_program(
     search, kept = _searched(trial, limit_bytes, kinds)
     notes = _notes(search, kept, trial.device)
     if files is not None:
-        files.renew()
-        notes += words.files_dropped(
-            sorted(files.dropped, key=lambda path: (not path.startswith(os.getcwd()), path))
-        )
+        notes += words.files_dropped(files.drop_changes())
     return Fit(
         limit_bytes,
         trial.device,

@@ -1,12 +1,12 @@
 """Count the passes of the program's own loops from the call stacks of its ops.
 
 A program without an optimizer says nowhere where one round of its work ends and the next begins. Its loops do. An op
-shows which instruction each running call has reached. If a call has gone back to an earlier instruction, or calls the
-same function again from the same instruction, a loop of that call has begun another pass. No frame is kept and no
-tracing is switched on: a frame that is kept keeps its variables, and tracing belongs to debuggers.
+shows which instruction each running call has reached. If a call has gone back to an earlier instruction, or calls a
+function again from the same instruction, a loop of that call has begun another pass.
 
-Two stacks of the same functions can be those of two calls one after the other, for a frame may lie where an earlier one
-did. Where they cannot be told apart, passes are missed or split, so that memwatch finds less, and never more.
+The frame of a call may lie where that of an earlier call did, and no weak reference leads to a frame. So memwatch puts
+a mark of its own into `f_trace`, which only a debugger reads, and which goes with the frame. Where a debugger or a
+coverage tool is at work, memwatch counts no passes.
 """
 
 from __future__ import annotations
@@ -26,10 +26,19 @@ _WAITS: Final = "JUMP_BACKWARD_NO_INTERRUPT"
 """The jump with which `await` and `yield from` wait: no loop of the program."""
 
 
-class _Call(NamedTuple):
-    """One running call: a frame that may be gone by now, its code, and the offset that it has reached."""
+class _Mark:
+    """Lies in a frame, and tells it from all others."""
 
-    frame_id: int
+    __slots__ = ()
+
+    def __call__(self, *_event: object) -> None:
+        """Trace nothing, in case a debugger starts within the call."""
+
+
+class _Call(NamedTuple):
+    """One running call: the mark in its frame, its code, and the offset that it has reached."""
+
+    mark: object
     code: CodeType
     offset: int
 
@@ -80,38 +89,25 @@ class LoopPasses:
         before, self._stack = self._stack, _running_calls()
         op_before, self._op = self._op, op
         stack = self._stack
-        same = 0  # calls that have not moved
+        same = 0  # calls that are still running
         for old, new in zip(before, stack, strict=False):
-            if old.frame_id != new.frame_id or old.code is not new.code or old.offset != new.offset:
+            if old.mark is not new.mark:
                 break
             same += 1
-        if same == len(before) == len(stack):
-            return self._called_again() if op is op_before else None
-        if same == len(before) or same == len(stack):
-            self._end(same)
-            return None  # one instruction called torch, and then a function: of C++, so it is one call
-        old, new = before[same], stack[same]
-        is_same_call = old.frame_id == new.frame_id and old.code is new.code
-        if is_same_call and old.offset < new.offset:
-            self._end(same + 1)
-            self._end_left(same, new.offset)
-            return None
-        if is_same_call and self._range_of(new.code, new.offset, old.offset) is not None:
-            self._end(same + 1)
-            return self._passed(same, old.offset)
         self._end(same)
-        return self._passed(same - 1, stack[same - 1].offset) if same else None
-
-    def _called_again(self) -> Loop | None:
-        """Count a pass if the same op came from the same instructions: the innermost loop around them has made it.
-
-        A function of C++ that makes several tensors runs several ops from one instruction, hardly the same one twice.
-        """
-        for depth, call in reversed(list(enumerate(self._stack))):
-            if self._range_of(call.code, call.offset, call.offset) is not None:
-                self._end(depth + 1)
-                return self._passed(depth, call.offset)
-        return None
+        if not same:
+            return None
+        at, offset_before = same - 1, before[same - 1].offset
+        if stack[at].offset > offset_before:
+            self._end_left(at, stack[at].offset)
+            return None
+        if stack[at].offset == offset_before:
+            # One instruction may run several ops in C++, hardly the same one twice in a row. It calls one function.
+            called_torch = len(before) == len(stack) == same and op is op_before
+            called_function = len(before) > same and len(stack) > same
+            if not (called_torch or called_function):
+                return None
+        return self._passed(at, offset_before)
 
     def _passed(self, depth: int, offset_before: int) -> Loop | None:
         """Count a pass of the innermost loop in which a call was and is; return the loop if it is the program's."""
@@ -159,13 +155,23 @@ class LoopPasses:
 
 
 def _running_calls() -> list[_Call]:
-    """Return the running calls of this thread, outermost first, without those of memwatch and of what runs it."""
+    """Return the running calls of this thread, outermost first, without those of memwatch and of what runs it.
+
+    The list is empty while a debugger or a coverage tool is at work.
+    """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and is_memwatch_code(frame.f_code.co_filename):
         frame = frame.f_back
-    calls = []
+    calls: list[_Call] = []
+    if sys.gettrace() is not None:
+        return calls
     while frame is not None and not is_memwatch_code(frame.f_code.co_filename):
-        calls.append(_Call(id(frame), frame.f_code, frame.f_lasti))
+        mark = frame.f_trace
+        if mark is None:
+            mark = frame.f_trace = _Mark()
+        elif type(mark) is not _Mark:
+            return []
+        calls.append(_Call(mark, frame.f_code, frame.f_lasti))
         frame = frame.f_back
     return calls[::-1]
 

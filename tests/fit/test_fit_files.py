@@ -1,4 +1,4 @@
-"""`memwatch fit` runs a script many times, and the user's files stay as they are."""
+"""`memwatch fit` and `memwatch estimate` run the beginning of a script, and the user's files stay as they are."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+
+import memwatch
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -199,3 +201,59 @@ os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(0.1)
     assert not any(map(glob.glob, bases))
     assert not (folder / "run" / "new").exists()
+
+
+@pytest.fixture
+def estimate(shell_memwatch):
+    return functools.partial(shell_memwatch, "estimate")
+
+
+@pytest.mark.usefixtures("_overlays")
+def test_an_estimate_changes_no_file_of_the_user(folder, estimate):
+    (folder / "train.py").write_text(TRAIN.format(before=WRITES))
+    before = contents(folder)
+    done = estimate("train.py")
+    assert done.returncode == 0
+    assert contents(folder) == before
+    assert "memwatch: the script wrote or deleted 8 files, such as" in done.stderr
+
+
+def test_an_estimate_writes_what_the_user_asked_for_and_nothing_else(folder, estimate):
+    """The capture and the page are written whole, by a process outside the private view."""
+    (folder / "train.py").write_text(TRAIN.format(before=""))
+    before = contents(folder)
+    done = estimate("-o", "run/train.memwatch", "--html", "train.py")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert set(contents(folder)) - set(before) == {"run/train.memwatch", "run/train.html"}
+    again = estimate("-o", "run/train.memwatch", "train.py")
+    assert again.returncode == 1
+    assert "exists; choose another name with -o" in again.stderr
+    replaced = estimate("-f", "-o", "run/train.memwatch", "train.py")
+    assert (replaced.returncode, replaced.stderr) == (0, "")
+    assert memwatch.load(folder / "run" / "train.memwatch").peak_bytes > 0
+
+
+def test_a_script_that_fails_in_an_estimate_leaves_no_file(folder, estimate):
+    (folder / "train.py").write_text(TRAIN.format(before="1 / 0"))
+    before = contents(folder)
+    done = estimate("-o", "run/train.memwatch", "train.py")
+    assert done.returncode == 1
+    assert done.stderr.startswith("Traceback")
+    assert contents(folder) == before
+
+
+def test_where_the_kernel_refuses_overlays_an_estimate_of_a_script_that_writes_fails(folder, fresh_python):
+    (folder / "train.py").write_text(TRAIN.format(before='open("run/log.txt", "a")'))
+    before = contents(folder)
+    done = fresh_python(_WITHOUT_OVERLAYS + _RUN, "estimate", "-o", "run/train.memwatch", "train.py")
+    assert done.returncode == 1
+    assert "add --in-place" in done.stderr
+    assert contents(folder) == before
+
+
+def test_in_place_the_script_writes_in_an_estimate(folder, estimate):
+    (folder / "train.py").write_text(TRAIN.format(before='open("run/log.txt", "a").write("a line")'))
+    done = estimate("--in-place", "-o", "run/train.memwatch", "train.py")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "a line" in (folder / "run" / "log.txt").read_text()
+    assert (folder / "run" / "train.memwatch").exists()
