@@ -23,6 +23,7 @@ from memwatch.monitor.objects import (
     tensor_memory,
 )
 from memwatch.monitor.rows import NATIVE, OWN_ROWS, PYTHON, TENSORS, Known, rows_of
+from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -51,7 +52,7 @@ class Monitor:
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._stopped = threading.Event()
-        self._main_thread = MainThread()
+        self._main_thread = MainThread(self._stopped)
         self._history = History()
         self._latest: ProcessRows | None = None
         self._ticks = 0
@@ -93,8 +94,7 @@ class Monitor:
     @property
     def growth(self) -> list[Growth]:
         """The rows that grow, fastest first."""
-        with self._lock:
-            samples = list(self._history.samples)
+        samples = list(self._history.samples)
         if not samples:
             return []
         series = {row: [sample.rows.get(row, 0) for sample in samples] for row in samples[-1].rows}
@@ -169,16 +169,22 @@ class Monitor:
             self._sample()
 
     def _sample(self, *, is_first: bool = False) -> None:
-        """Take a sample. No error of memwatch leaves this method: the program did not ask for the thread."""
+        """Take a sample, unless another thread takes one now. No error of memwatch leaves this method."""
+        lock = self._lock
+        # The thread waits for the main thread at times. So the main thread must not wait for the thread's lock.
+        if not lock.acquire(blocking=False):
+            return
         try:
-            with self._lock:
-                self._take(is_first=is_first)
+            self._take(is_first=is_first)
             if not is_first:
                 self._examine_growth()
         except MemoryError:
             self._note("a sample was left out, because there was no memory for it")
         except Exception as error:
+            pass_on(error)
             self._note(f"a sample was left out: {type(error).__name__}: {error}")
+        finally:
+            lock.release()
 
     def _take(self, *, is_first: bool) -> None:
         before_s = time.thread_time()
@@ -276,7 +282,7 @@ class Monitor:
         """Have locks that no thread of the parent holds. The thread itself is not in the child."""
         self._lock = threading.Lock()
         self._stopped = threading.Event()
-        self._main_thread = MainThread()
+        self._main_thread = MainThread(self._stopped)
         self._file = None
 
 
