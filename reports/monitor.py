@@ -18,7 +18,7 @@ RESULTS = ROOT / "reports" / "monitor.md"
 
 import growing_programs  # noqa: E402
 
-SECONDS = 40
+SECONDS = 20
 WORKLOADS = {
     "GPT": """
 layer = torch.nn.TransformerEncoderLayer(128, 4, 512, batch_first=True)

@@ -88,7 +88,7 @@ class Monitor:
 
     @property
     def notes(self) -> list[str]:
-        """What the monitor could not do, in sentences."""
+        """Problems of the monitor, in sentences."""
         return list(self._notes)
 
     @property
