@@ -18,7 +18,7 @@ RESULTS = ROOT / "reports" / "monitor.md"
 
 import growing_programs  # noqa: E402
 
-SECONDS = 20
+SECONDS = 30
 WORKLOADS = {
     "GPT": """
 layer = torch.nn.TransformerEncoderLayer(128, 4, 512, batch_first=True)

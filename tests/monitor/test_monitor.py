@@ -222,7 +222,7 @@ def test_a_program_computes_the_same_with_a_monitor(fresh_python):
 INTERRUPTED = """
 import os, signal, threading, memwatch
 from memwatch.monitor import watch
-watch._MOST_CPU_RATIO = 1.0  # samples without a pause
+watch._MOST_CPU_RATIO = 100.0  # samples without a pause
 monitor = memwatch.monitor(interval_s=0.05)
 class Stop(Exception):
     pass
