@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
@@ -104,6 +105,8 @@ def children(processes: Sequence[Child]) -> str:
 
 def _held_by(targets: list[Any], of_which: str) -> str:
     """Return who holds most of some objects, by the shortest paths from the program's roots."""
+    if "torch" not in sys.modules:  # the search imports it, and the program may not want it
+        return "a holder that was not searched, because the program has not imported torch"
     from memwatch.heap.paths import steps_of
     from memwatch.heap.search import search
     from memwatch.heap.snapshot import Snapshot

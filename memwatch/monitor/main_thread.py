@@ -12,17 +12,22 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 T = TypeVar("T")
+_POLL_S = 0.05
 
 
 class MainThread:
     """Calls functions in the main thread, one at a time.
 
+    Args:
+        stopped: nobody waits for the main thread after it is set.
+
     Attributes:
         cpu_s: processor time that the last call took, in seconds.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, stopped: threading.Event) -> None:
         self.cpu_s = 0.0
+        self._stopped = stopped
         self._waiting = threading.Event()
         self._waiting.set()
 
@@ -55,6 +60,10 @@ class MainThread:
                 done.set()
 
         call_later(run)
-        if not done.wait(timeout_s) and (is_wanted.acquire(blocking=False) or not done.wait(timeout_s)):
-            return None
+        end_s = time.monotonic() + timeout_s
+        while not done.wait(_POLL_S):
+            if begun.is_set():  # it will end, and uses what we hold
+                continue
+            if (self._stopped.is_set() or time.monotonic() > end_s) and is_wanted.acquire(blocking=False):
+                return None
         return result[0] if result else None

@@ -1,4 +1,4 @@
-"""What the allocators of this process say of themselves: glibc's malloc and Python's own."""
+"""Figures of this process's allocators: glibc's malloc and Python's own."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _IN_BLOCKS: Final = re.compile(r"^# bytes in allocated blocks\s*=\s*([\d,]+)", r
 
 @dataclass(frozen=True)
 class MallocFigures:
-    """What glibc's malloc has taken from the system and what of it is free.
+    """The memory that glibc's malloc took from the system, and its free part.
 
     Attributes:
         arenas: how many arenas there are.
@@ -51,14 +51,14 @@ class MallocFigures:
 
 @dataclass(frozen=True)
 class PythonFigures:
-    """What Python's allocator of small objects has taken from the system, and what of it objects use."""
+    """The memory that Python's allocator of small objects took from the system, and the part that objects use."""
 
     arena_bytes: int
     used_bytes: int
 
 
 def malloc_figures() -> MallocFigures | None:
-    """Return what malloc says; None where it is not glibc's."""
+    """Return malloc's figures; None if it is not glibc's."""
     text = _printed(lambda library, stream: library.malloc_info(0, stream))
     if not text or not _SYSTEM.search(text):
         return None
@@ -78,7 +78,7 @@ def malloc_figures() -> MallocFigures | None:
 
 
 def python_figures() -> PythonFigures | None:
-    """Return what Python's allocator says; None where Python uses another one."""
+    """Return the figures of Python's allocator; None if Python uses another one."""
     try:
         print_figures = ctypes.pythonapi._PyObject_DebugMallocStats  # keeps the GIL
     except AttributeError as error:

@@ -37,11 +37,11 @@ _LIBRARY: Final = re.compile(r"\.so(\.[\w.]+)?$")
 
 
 class ProcessError(MemwatchError):
-    """The memory of a process cannot be read: there is no such process, it is another user's, or there is no /proc."""
+    """The memory of a process cannot be read, because the process or /proc is missing, or another user owns it."""
 
 
 class Use(enum.Enum):
-    """What a mapping is used for."""
+    """The use of a mapping."""
 
     CODE = "code and libraries"
     FILE = "file mappings"

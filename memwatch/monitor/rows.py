@@ -173,7 +173,7 @@ def process_memory(pid: int | None = None, *, children: bool = True) -> pd.DataF
 
 @dataclass(frozen=True)
 class Known:
-    """What an earlier reading of this process tells a later one.
+    """Results of an earlier reading of this process.
 
     Attributes:
         native_at_start_bytes: the row "native" when the monitor began.
@@ -265,7 +265,7 @@ def _by_path(mappings: Sequence[Mapping]) -> dict[str, int]:
 
 
 class _Left:
-    """Bytes in memory that no row has yet. What is taken never exceeds what is left, so that the sums stay true."""
+    """Bytes in memory that no row has yet. A row gets at most the rest, so the sums stay true."""
 
     def __init__(self, nbytes: int, private: int) -> None:
         self.nbytes, self.private = nbytes, private

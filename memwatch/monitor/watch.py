@@ -23,6 +23,7 @@ from memwatch.monitor.objects import (
     tensor_memory,
 )
 from memwatch.monitor.rows import NATIVE, OWN_ROWS, PYTHON, TENSORS, Known, rows_of
+from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -31,8 +32,9 @@ if TYPE_CHECKING:
     from memwatch.monitor.rows import ProcessRows
 
 _LEAST_INTERVAL_S: Final = 0.05
-_MOST_CPU_RATIO: Final = 0.01
-"""After a sample the thread waits so long that samples take at most this share of one processor."""
+_MOST_CPU_RATIO: Final = 0.005
+"""The thread waits so long between samples that these take at most this share of one processor, and searches of the
+Python objects as much again: 1 % together."""
 _MOST_NOTES: Final = 20
 _SEARCH_AGAIN_BYTES: Final = 1 << 20
 """malloc's blocks in use that no row explains grow by this before the Python objects are searched again."""
@@ -51,7 +53,7 @@ class Monitor:
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._stopped = threading.Event()
-        self._main_thread = MainThread()
+        self._main_thread = MainThread(self._stopped)
         self._history = History()
         self._latest: ProcessRows | None = None
         self._ticks = 0
@@ -65,7 +67,7 @@ class Monitor:
         self._lengths_at_start: dict[int, int] = {}
         self._native_at_start: int | None = None
         self._unexplained_at_search = 0
-        self._cpu_s = self._search_cpu_s = 0.0
+        self._cpu_s = self._search_cpu_s = self._cost_of_search_s = 0.0
         self._started_s = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="memwatch monitor", daemon=True)
         _alive.add(self)
@@ -87,14 +89,13 @@ class Monitor:
 
     @property
     def notes(self) -> list[str]:
-        """What the monitor could not do, in sentences."""
+        """Problems of the monitor, in sentences."""
         return list(self._notes)
 
     @property
     def growth(self) -> list[Growth]:
         """The rows that grow, fastest first."""
-        with self._lock:
-            samples = list(self._history.samples)
+        samples = list(self._history.samples)
         if not samples:
             return []
         series = {row: [sample.rows.get(row, 0) for sample in samples] for row in samples[-1].rows}
@@ -169,21 +170,28 @@ class Monitor:
             self._sample()
 
     def _sample(self, *, is_first: bool = False) -> None:
-        """Take a sample. No error of memwatch leaves this method: the program did not ask for the thread."""
+        """Take a sample, unless another thread takes one now. No error of memwatch leaves this method."""
+        lock = self._lock
+        # The thread waits for the main thread at times. So the main thread must not wait for the thread's lock.
+        if not lock.acquire(blocking=False):
+            return
         try:
-            with self._lock:
-                self._take(is_first=is_first)
+            self._take(is_first=is_first)
             if not is_first:
                 self._examine_growth()
         except MemoryError:
             self._note("a sample was left out, because there was no memory for it")
         except Exception as error:
+            pass_on(error)
             self._note(f"a sample was left out: {type(error).__name__}: {error}")
+        finally:
+            lock.release()
 
     def _take(self, *, is_first: bool) -> None:
         before_s = time.thread_time()
         if is_first:
             self._python = python_memory()
+            self._cost_of_search_s = time.thread_time() - before_s
             self._types_at_start, self._lengths_at_start = self._python.by_type, self._python.lengths
             self._tensors_at_start = ids_of_tensors()
             tensors = tensor_memory()
@@ -228,8 +236,11 @@ class Monitor:
 
     def _has_to_search(self, rows: ProcessRows) -> bool:
         """Return whether malloc's blocks grew that may be Python objects: they were last searched before."""
-        elapsed_s = time.monotonic() - self._started_s
-        is_affordable = self._search_cpu_s <= elapsed_s * _MOST_CPU_RATIO
+        if threading.current_thread() is self._thread:
+            allowed_s = (time.monotonic() - self._started_s) * _MOST_CPU_RATIO
+            is_affordable = self._search_cpu_s + self._cost_of_search_s <= allowed_s
+        else:
+            is_affordable = True  # the program asked for this sample
         return is_affordable and abs(rows.nbytes(NATIVE) - self._unexplained_at_search) > _SEARCH_AGAIN_BYTES
 
     def _search_python(self) -> None:
@@ -237,7 +248,8 @@ class Monitor:
         if found is None:
             return
         self._python = found
-        self._search_cpu_s += self._main_thread.cpu_s
+        self._cost_of_search_s = self._main_thread.cpu_s
+        self._search_cpu_s += self._cost_of_search_s
         self._cpu_s += self._main_thread.cpu_s
         self._unexplained_at_search = self._rows(self._tensors()).nbytes(NATIVE)
 
@@ -246,6 +258,10 @@ class Monitor:
             before, _ = self._examined.get(growth.row, (0, ""))
             if before and growth.nbytes < 2 * before:
                 continue
+            if growth.row == NATIVE:
+                # Its blocks may belong to Python objects that are younger than the last search. If so, the next
+                # sample has them in their own row, and this one grows no more.
+                self._search_python()
             self._examined[growth.row] = growth.nbytes, self._examine(growth.row)
 
     def _examine(self, row: str) -> str:
@@ -276,7 +292,7 @@ class Monitor:
         """Have locks that no thread of the parent holds. The thread itself is not in the child."""
         self._lock = threading.Lock()
         self._stopped = threading.Event()
-        self._main_thread = MainThread()
+        self._main_thread = MainThread(self._stopped)
         self._file = None
 
 

@@ -149,7 +149,7 @@ PROGRAMS = {
     ),
     "a cache of results": Program(
         "Python objects",
-        "`tokens`",
+        "attribute .tokens",
         "class Tokenizer:\n    def __init__(self):\n        self.tokens = {}\ntokenizer = Tokenizer()",
         "for each in range(100):\n    tokenizer.tokens[turn * 100 + each] = list(range(1000, 1300))",
         "for each in range(100):\n    tokenizer.tokens[each] = list(range(1000, 1300))",

@@ -195,6 +195,57 @@ def test_a_fork_has_a_stopped_monitor_and_may_start_its_own(fresh_python):
     assert done.stdout.split() == [str(7 << 8), "True"]
 
 
+TRAINING = """
+import random, sys, torch, memwatch
+torch.manual_seed(0)
+random.seed(0)
+if sys.argv[1] == "watched":
+    watch = memwatch.monitor(interval_s=1000)
+model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Dropout(), torch.nn.Linear(16, 1))
+optimizer = torch.optim.Adam(model.parameters())
+for step in range(20):
+    model(torch.randn(8, 16)).sum().backward()
+    optimizer.step()
+    if sys.argv[1] == "watched" and step % 10 == 0:
+        watch.sample()
+print(random.random(), torch.rand(1).item(), *(float(each.sum()) for each in model.parameters()))
+print(sorted(name for name in sys.modules if name in ("rich", "pandas", "IPython")))
+"""
+
+
+def test_a_program_computes_the_same_with_a_monitor(fresh_python):
+    plain, watched = (fresh_python(TRAINING, word) for word in ("plain", "watched"))
+    assert plain.returncode == watched.returncode == 0, watched.stderr
+    assert plain.stdout == watched.stdout
+
+
+INTERRUPTED = """
+import os, signal, threading, memwatch
+from memwatch.monitor import watch
+watch._MOST_CPU_RATIO = 100.0  # samples without a pause
+monitor = memwatch.monitor(interval_s=0.05)
+class Stop(Exception):
+    pass
+def handle(number, frame):
+    raise Stop
+signal.signal(signal.SIGUSR1, handle)
+timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGUSR1))
+timer.start()
+try:
+    while True:
+        pass
+except Stop:
+    print("the program has its exception")
+monitor.stop()
+"""
+
+
+def test_an_exception_of_a_signal_handler_reaches_the_program(fresh_python):
+    done = fresh_python(INTERRUPTED)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "the program has its exception\n"
+
+
 def test_the_searches_run_in_the_main_thread(monitor):
     """And a main thread that waits is not waited for for ever."""
     seen = []
