@@ -132,9 +132,7 @@ class StartedThreads:
     def start(self) -> None:
         """Begin to enter new threads."""
         here = threading.current_thread()
-        others = [
-            each for each in threading.enumerate() if each is not here and not is_a(each, OwnThread)
-        ]
+        others = [each for each in threading.enumerate() if each is not here and not is_a(each, OwnThread)]
         self.before = len(others)
         self._at_work_before = [(thread, cpu_time_ns(thread)) for thread in _at_work(others)]
         if hasattr(threading.Thread, _RUNS_A_THREAD):
