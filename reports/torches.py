@@ -23,9 +23,9 @@ from typing import Any
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RUNS = (
     "2.15@3.11", "2.14@3.11", "2.13@3.11", "2.12@3.11", "2.11@3.11",
-    "2.15@3.12", "2.15@3.13", "2.13@3.12", "2.13@3.13", "2.13@3.10",  # torch 2.15 is not served for Python 3.10
+    "2.15@3.12", "2.15@3.13", "2.15@3.14", "2.13@3.12", "2.13@3.13", "2.13@3.10",
 )  # fmt: skip
-"""Versions of torch and of Python; the newest first."""
+"""Versions of torch and of Python; the newest first. torch 2.15 is not served for Python 3.10."""
 PARTS = {
     "compat matrix": ["tests/compat", "--ignore=tests/compat/test_compat_opinfo.py"],
     "truth": ["tests/integration/test_truth.py", "tests/truth"],

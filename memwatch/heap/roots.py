@@ -6,6 +6,7 @@ import _signal  # type: ignore[import-not-found]
 import atexit
 import contextvars
 import functools
+import gc
 import signal
 import sys
 import threading
@@ -231,12 +232,45 @@ class _Listener:
     __hash__ = object.__hash__
 
 
+SHOWS_CALLBACKS_AT_EXIT: Final = sys.version_info >= (3, 14)
+"""Whether atexit keeps its callbacks, with their arguments, in a list that gc knows. Only C refers to the list."""
+
+
+def _callback_of_ours() -> None:
+    """Do nothing at exit: where this function is, there are the callbacks."""
+
+
+if SHOWS_CALLBACKS_AT_EXIT:
+    atexit.register(_callback_of_ours)
+_callbacks: Final[list[list[tuple[Any, ...]]]] = []
+"""The list of atexit, once it is found; it lives until the process ends."""
+
+
+def _list_of_callbacks() -> list[tuple[Any, ...]]:
+    """Return the list that atexit keeps, an empty one where gc does not show it, as after `gc.freeze`."""
+    if not _callbacks:
+        ours = [each for each in gc.get_referrers(_callback_of_ours) if _is_callback(each)]
+        # `ours`, and the list of all objects that a search keeps, are other lists with the same entry
+        holding = [each for each in gc.get_referrers(*ours) if type(each) is list and each is not ours]
+        _callbacks.extend(each for each in holding if all(map(_is_callback, each)))
+    return _callbacks[0] if _callbacks else []
+
+
+def _is_callback(entry: object) -> bool:
+    """Return True for a function, its arguments and its keyword arguments in a tuple."""
+    return type(entry) is tuple and len(entry) == 3 and type(entry[1]) is tuple
+
+
 def callbacks_at_exit() -> Root:
     """List what is called when the process exits.
 
-    Only C knows the callbacks. ``atexit.unregister`` compares each of them with its argument, and so shows them to us.
-    But it asks the ``__eq__`` of the callback first: call this only if no callback :func:`may_answer`.
+    Up to Python 3.13 only C knows the callbacks. ``atexit.unregister`` compares each of them with its argument, and so
+    shows them to us. But it asks the ``__eq__`` of the callback first: there, call this only if no callback
+    :func:`may_answer`.
     """
+    if SHOWS_CALLBACKS_AT_EXIT:
+        parts = (part for entry in list(_list_of_callbacks()) for part in entry if part is not None)
+        return _root(RootKind.ATEXIT, ((EdgeKind.ATEXIT_CALLBACK, None, part) for part in parts))
     listener = _Listener()
     atexit.unregister(listener)  # type: ignore[arg-type]
     return _root(RootKind.ATEXIT, ((EdgeKind.ATEXIT_CALLBACK, None, callback) for callback in listener.seen))

@@ -28,6 +28,7 @@ from memwatch.heap.ids import are_all_among, identities, ids_of
 from memwatch.heap.packs import seen_through
 from memwatch.heap.pause import pause_gc, resume_gc
 from memwatch.heap.roots import (
+    SHOWS_CALLBACKS_AT_EXIT,
     Held,
     Root,
     RootKind,
@@ -159,7 +160,9 @@ class Snapshot:
         self.first_root = len(self.objects)
         self._index_rest(self.first_gc_end)
         lists += self._references(self.first_gc_end if lists else 0, self.first_root)
-        if all_roots and not self._may_callback_answer([children for _, children in lists]):
+        if all_roots and (
+            SHOWS_CALLBACKS_AT_EXIT or not self._may_callback_answer([children for _, children in lists])
+        ):
             self.roots.append(callbacks_at_exit())
         self.objects += self.roots
         lists.append(self._of_roots())

@@ -23,8 +23,8 @@ from memwatch.cli.main import main
 
 PROGRAMS = Path(attached_programs.__file__)
 ROOT = PROGRAMS.parents[2]
-LET_IN = "import sys; from memwatch.attach.listener import let_in; let_in(); sys.argv.pop(0); "
-RUN = LET_IN + "import attached_programs; attached_programs.main()"
+LET_IN = "from memwatch.attach.listener import let_in; let_in(); "
+RUN = "import attached_programs; attached_programs.main()"
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="attach needs Linux")
 
@@ -36,12 +36,12 @@ class Target:
         peak_bytes: the peak of each step by the allocator's account.
     """
 
-    def __init__(self, program):
+    def __init__(self, program, begin=LET_IN):
         paths = [str(ROOT), str(ROOT / "tests"), str(PROGRAMS.parent)]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
         self.process = subprocess.Popen(
-            [sys.executable, "-c", RUN, program, program], env=environment, **pipes
+            [sys.executable, "-c", begin + RUN, program], env=environment, **pipes
         )
         pid, peak = self.process.stdout.readline().split()
         self.pid, self.peak_bytes = int(pid), int(peak)
@@ -52,8 +52,8 @@ class Target:
 
 
 @contextlib.contextmanager
-def target_of(program):
-    target = Target(program)
+def target_of(program, begin=LET_IN):
+    target = Target(program, begin)
     try:
         yield target
     finally:
@@ -206,6 +206,14 @@ def test_a_process_without_torch_gets_one_line(capsys):
     with subprocess.Popen([sys.executable, "-Sc", "input()"], stdin=subprocess.PIPE) as process:
         assert "has not loaded torch" in one_line(capsys, process.pid)
         process.stdin.close()
+
+
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="sys.remote_exec came with Python 3.14")
+def test_any_process_of_a_new_python_is_recorded(tmp_path):
+    with target_of("training", begin="") as target:
+        assert attach(target, "--steps", "2", "-o", str(tmp_path / "a.memwatch")) == 0
+        assert target.end()[0].split()
+    assert memwatch.load(tmp_path / "a.memwatch").peak_bytes == target.peak_bytes
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="Python 3.14 lets its user in")

@@ -28,7 +28,7 @@ import memwatch
 from memwatch.heap.class_checks import ByClass
 from memwatch.heap.frames import read_locals
 from memwatch.heap.inner_tensors import inner_tensors
-from memwatch.heap.roots import RootKind
+from memwatch.heap.roots import SHOWS_CALLBACKS_AT_EXIT, RootKind
 from memwatch.heap.snapshot import Snapshot
 
 WAYS = ["key-native", "mode-native", "key-python", "mode-python"]
@@ -277,7 +277,8 @@ def test_callbacks_at_exit_are_not_compared_with_ours():
         with recording() as calls:
             found = callbacks_in_snapshot()
         assert no_calls(calls)
-        assert not found
+        # from Python 3.14 on, gc shows them without a comparison
+        assert any(one is callback for one in found) is SHOWS_CALLBACKS_AT_EXIT
     finally:
         atexit.unregister(callback)
 

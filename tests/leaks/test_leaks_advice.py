@@ -13,6 +13,7 @@ import weakref
 import pytest
 import torch
 
+from memwatch.heap.roots import SHOWS_CALLBACKS_AT_EXIT
 from memwatch.leaks import TensorLeakError, check_leaks, find_leaks
 from memwatch.words.advice import Remedy, advice
 
@@ -224,7 +225,12 @@ RULES = [
     (Remedy.CLOSURE_CELL, closure, passed_as_argument),
     (Remedy.EXCEPTION, exception, exception_without_traceback),
     (Remedy.CONTEXT_VARIABLE, context_variable, context_variable_reset),
-    (Remedy.ARGUMENTS_IN_C, at_exit, at_exit_with_a_weak_reference),
+    # from Python 3.14 on, gc shows what atexit keeps
+    (
+        Remedy.ATEXIT if SHOWS_CALLBACKS_AT_EXIT else Remedy.ARGUMENTS_IN_C,
+        at_exit,
+        at_exit_with_a_weak_reference,
+    ),
 ]
 
 

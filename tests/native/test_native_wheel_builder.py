@@ -1,0 +1,63 @@
+"""`wheels/build.py`: what it decides before it downloads or compiles anything."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+BUILD = Path(__file__).parents[2] / "wheels" / "build.py"
+
+
+@pytest.fixture(scope="module")
+def build():
+    spec = importlib.util.spec_from_file_location("wheels_build", BUILD)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[spec.name]
+
+
+def test_a_version_of_torch_stands_for_its_releases(build):
+    assert build.releases_of("2.12") == ["2.12.0", "2.12.1"]
+    assert build.releases_of("2.99.7") == ["2.99.7"]
+
+
+def test_an_unknown_version_of_torch_ends_the_build_with_a_line(build):
+    with pytest.raises(SystemExit, match=r"no torch 1\.0 is known"):
+        build.releases_of("1.0")
+    with pytest.raises(SystemExit, match=r"no torch 2\.1 is known"):  # not 2.11, 2.12 and so on
+        build.releases_of("2.1")
+
+
+def test_a_python_is_described_by_itself(build):
+    version = "{}.{}".format(*sys.version_info)
+    tag, include, suffix = build.describe_python(version)
+    assert (tag, suffix) == (f"cp{version.replace('.', '')}", sysconfig.get_config_var("EXT_SUFFIX"))
+    assert Path(include).name == f"python{version}"
+
+
+def test_a_python_that_is_not_there_ends_the_build_with_a_line(build):
+    with pytest.raises(SystemExit, match=r"there is no Python 9\.9 here"):
+        build.find_python("9.9")
+
+
+def unpack(folder, version):
+    (folder / "torch" / "include").mkdir(parents=True)
+    (folder / "torch" / "version.py").write_text(f"__version__ = {version!r}\ngit_version = 'abc'\n")
+    (folder / "complete").touch()
+
+
+def test_headers_that_are_there_are_not_fetched_again(build, tmp_path):
+    unpack(tmp_path / "2.13.0", "2.13.0+cpu")
+    assert build.headers("2.13.0", tmp_path) == ("2.13.0", "abc", tmp_path / "2.13.0" / "torch" / "include")
+
+
+def test_headers_of_another_release_are_refused(build, tmp_path):
+    unpack(tmp_path / "2.13.0", "2.12.1")
+    with pytest.raises(AssertionError, match=r"2\.12\.1"):
+        build.headers("2.13.0", tmp_path)
