@@ -27,7 +27,7 @@ _ASKED: Final = re.compile(r"[Tt]ried to allocate ([\d.]+) ?([KMGT]?i?B|bytes)")
 
 
 def asked_bytes(error: BaseException) -> int | None:
-    """Return what an allocator says that it was asked for, as it rounds it; None where it does not say."""
+    """Return the requested bytes from an allocator's error message, as it rounds them, or None."""
     found = _ASKED.search(str(error))
     if found is None:
         return None
@@ -54,7 +54,7 @@ _RAISED_ELSEWHERE: Final = frozenset(
 
 
 class Failure(NamedTuple):
-    """What is known from an error.
+    """The facts in an out-of-memory error.
 
     Attributes:
         asked_bytes: what the allocator was asked for, if it said so.

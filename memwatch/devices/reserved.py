@@ -1,4 +1,4 @@
-"""What a caching allocator holds of a device: segments, and in these blocks that are handed out or free."""
+"""The memory that a caching allocator holds on a device: segments, and in them used and free blocks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WAITING: Final = ("active_pending_free", "active_awaiting_free")
 
 @dataclass
 class Reserved:
-    """What an allocator holds of a device, in bytes.
+    """The memory that an allocator holds on a device, in bytes.
 
     Attributes:
         segments: how many stretches of memory it has from the device.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class SnapshotError(MemwatchError):
-    """A file that is no memory snapshot, or that holds more than plain data."""
+    """The file is not a memory snapshot, or it contains more than plain data."""
 
 
 TIME: Final = "time_us"

@@ -46,7 +46,7 @@ def read_plain_pickle(data: bytes) -> Any:
 
 
 class _Reader:
-    """The state of one reading: a stack of values, the stacks below each mark, and what was memoised."""
+    """The state of one reading: a stack of values, the stacks below each mark, and the memo."""
 
     def __init__(self, data: bytes) -> None:
         self.data, self.at = data, 0

@@ -40,15 +40,15 @@ class Job(Protocol):
 
     @property
     def sites(self) -> pd.DataFrame:
-        """What was alive at the peaks."""
+        """The storages that were alive at the peaks."""
 
     @property
     def differences(self) -> pd.DataFrame:
-        """What some ranks have more of."""
+        """The sites of which some ranks have more than others."""
 
     @property
     def notes(self) -> Sequence[tuple[str, str]]:
-        """What must be known of the figures: a kind and a sentence each."""
+        """Notes about the figures, each with a kind and a sentence."""
 
     @property
     def worst(self) -> str:
@@ -117,7 +117,7 @@ def totals(ranks: Job) -> Totals:
 
 @dataclass(frozen=True, slots=True)
 class CategorySpread:
-    """What the peaks of the compared processes have of one category; sizes in bytes."""
+    """The bytes of one category at the peaks of the compared processes."""
 
     name: str
     lowest_bytes: int
