@@ -7,7 +7,7 @@ Importing this file imports AOTAutograd, which takes a second. Inductor is impor
 | torch._dynamo.backends.common.aot_autograd | aot_autograd |
 | torch._dynamo.backends.debugging.boxed_nop | boxed_nop |
 | torch.fx.graph._BoxedCodeGen, torch.fx._lazy_graph_module._LazyGraphModule.force_recompile | boxed_forward(module) |
-| torch._functorch.compile_utils.fx_graph_cse | without_repeats |
+| torch._functorch.compile_utils.fx_graph_cse | without_common_subexpressions |
 | TracingContext.try_get().fw_metadata.saved_tensor_is_graph_input | let_saved_tensors_vary(most) |
 | torch._functorch.partitioners._extract_fwd_bwd_modules | extract_forward_and_backward |
 | torch._functorch.partitioners.default_partition | default_partition |
@@ -17,7 +17,7 @@ Importing this file imports AOTAutograd, which takes a second. Inductor is impor
 | torch._guards.TracingContext, torch._guards.tracing | (there) |
 | torch._guards.detect_fake_mode | (there) |
 | torch._inductor.decomposition.select_decomp_table | decompositions() |
-| OpOverload.py_kernels, OpOverload._dispatch_cache of `upsample_bilinear2d` and the like | interpolating_in_one() |
+| OpOverload.py_kernels, OpOverload._dispatch_cache of `upsample_bilinear2d` and the like | eager_interpolation() |
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ __all__ = [
     "compiled_by_inductor",
     "decompositions",
     "default_partition",
+    "eager_interpolation",
     "extract_forward_and_backward",
-    "interpolating_in_one",
     "let_saved_tensors_vary",
     "min_cut_partition",
-    "without_repeats",
+    "without_common_subexpressions",
 ]
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
     extract_forward_and_backward = _extract_fwd_bwd_modules
     min_cut_partition = min_cut_rematerialization_partition
-    without_repeats = fx_graph_cse
+    without_common_subexpressions = fx_graph_cse
 else:
     _backend = Part('torch.compile(backend="memwatch") does not work')
     aot_autograd = _backend.required("torch._dynamo.backends.common.aot_autograd")
@@ -73,7 +73,7 @@ else:
     """Cut a joint graph in two as eager autograd does."""
     min_cut_partition = _backend.required("torch._functorch.partitioners.min_cut_rematerialization_partition")
     """Cut a joint graph in two as torch's own compiler does, within the budgets that the program gives its regions."""
-    without_repeats = _backend.required("torch._functorch.compile_utils.fx_graph_cse")
+    without_common_subexpressions = _backend.required("torch._functorch.compile_utils.fx_graph_cse")
     """Return a graph without repeated computations of the same values."""
     TracingContext = _backend.required("torch._guards.TracingContext")
 
@@ -180,7 +180,7 @@ _KEYS: Final = [
 
 
 @contextlib.contextmanager
-def interpolating_in_one() -> Iterator[None]:
+def eager_interpolation() -> Iterator[None]:
     """Let traces in the block use the interpolation ops of eager PyTorch.
 
     The compiler would split an interpolation into many ops, whose sums are rounded differently. For nearest neighbours

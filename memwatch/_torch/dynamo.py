@@ -3,15 +3,15 @@
 | torch | here |
 | --- | --- |
 | torch._C._dynamo.eval_frame.get_eval_frame_callback | frame_callback |
-| torch._C._dynamo.eval_frame.set_code_exec_strategy(code, SKIP) | leave_alone(code) |
+| torch._C._dynamo.eval_frame.set_code_exec_strategy(code, SKIP) | skip_frames_of(code) |
 | torch._dynamo.disable | disabled(function) |
-| torch._dynamo.eval_frame.innermost_fn | undisabling() |
+| torch._dynamo.eval_frame.innermost_fn | function_that_enables() |
 | torch._TorchCompileWrapper | compiling_wrapper() |
 | torch._dynamo.resume_execution.TORCH_DYNAMO_RESUME_IN_PREFIX | is_resumed() |
 | sys.modules["torch._dynamo.eval_frame"] | loaded_eval_frame() |
 | torch._dynamo.callback.callback_handler, torch._dynamo.exc.Unsupported, BackendCompilerFailed | \
-call_when_given_up(call) |
-| torch._dynamo.exc.SkipFrame | frame_leaving() |
+call_on_uncompiled_frame(call) |
+| torch._dynamo.exc.SkipFrame | skip_frame_exception() |
 | torch._dynamo.utils.numpy_to_tensor_wrapper, ... | computes_as_numpy(graph) |
 | "compiler_fn" and "code" of convert_frame's `_compile` | (there) |
 | "set_eval_frame", "_maybe_set_eval_frame", "compile_wrapper" | SET_CALLBACK, RESTORE_CALLBACK, COMPILED_WRAPPER |
@@ -45,7 +45,7 @@ _Strategy: Final[Callable[[Any, Any], Any]] = _callback.take(
 _SKIP: Final[Any] = _callback.take("torch._C._dynamo.eval_frame._FrameAction.SKIP", None)
 
 
-def leave_alone(code: CodeType) -> None:
+def skip_frames_of(code: CodeType) -> None:
     """Make dynamo skip frames of this code and everything that they call."""
     if _callback.complete:
         _set_strategy(code, _Strategy(_SKIP, _SKIP))
@@ -95,7 +95,7 @@ def disabled(function: Callable[..., Any]) -> Callable[..., Any]:
 _enabling: Final = Part("a graph of a compiled callable is called through one function more")
 
 
-def undisabling() -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def function_that_enables() -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return a function that undoes `disabled`, for calls from code that dynamo skips. This imports dynamo."""
     innermost: Any = _enabling.take("torch._dynamo.eval_frame.innermost_fn", lambda function: function)
     result: Callable[[Callable[..., Any]], Callable[..., Any]] = innermost
@@ -136,7 +136,7 @@ _NUMPY_WRAPPERS: Final = tuple(
 )
 
 
-def frame_leaving() -> type[Exception] | None:
+def skip_frame_exception() -> type[Exception] | None:
     """Return the exception with which a backend makes dynamo skip a frame. This imports dynamo."""
     skip: Any = _frames.take("torch._dynamo.exc.SkipFrame", None)
     return skip  # type: ignore[no-any-return]  # torch has a class there
@@ -156,7 +156,7 @@ _given_up: Final = Part(
 _PENDING: Final = "_CompilationCallbackHandler__pending_callbacks_counter"
 
 
-def call_when_given_up(call: Callable[[Any, CodeType, str], None]) -> None:
+def call_on_uncompiled_frame(call: Callable[[Any, CodeType, str], None]) -> None:
     """Call a function when dynamo gives up on a frame, which then runs uncompiled. This imports dynamo.
 
     Args:

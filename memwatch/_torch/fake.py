@@ -3,7 +3,7 @@
 | torch | here |
 | --- | --- |
 | torch._subclasses.fake_tensor.FakeTensor | FakeTensor |
-| torch._subclasses.fake_tensor.FakeTensorMode(allow_non_fake_inputs=True) | pretended() |
+| torch._subclasses.fake_tensor.FakeTensorMode(allow_non_fake_inputs=True) | fake_mode() |
 | torch._subclasses.fake_tensor.DataDependentOutputException, DynamicOutputShapeException | reads_values() |
 | torch._subclasses.fake_tensor.UnsupportedFakeTensorException, UnsupportedOperatorException | reads_values() |
 | torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode | reads_values() |
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from memwatch._torch.lookup import NoSuchClass, Part
 
-__all__ = ["FakeTensor", "is_fake_mode_on", "pretended", "reads_values"]
+__all__ = ["FakeTensor", "fake_mode", "is_fake_mode_on", "reads_values"]
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,7 +63,7 @@ def reads_values() -> tuple[type[Exception], ...]:
     return tuple(each for each in found if each is not None)
 
 
-def pretended() -> AbstractContextManager[object]:
+def fake_mode() -> AbstractContextManager[object]:
     """Return a mode in which ops make fake tensors, also from real arguments.
 
     Raises:

@@ -2,9 +2,9 @@
 
 | torch | here |
 | --- | --- |
-| torch._subclasses.fake_tensor.FakeTensorMode, DataDependentOutputException | answering(on_read) |
+| torch._subclasses.fake_tensor.FakeTensorMode, DataDependentOutputException | fake_mode_with_zero_reads(on_read, ...) |
 | torch._subclasses.fake_tensor.DynamicOutputShapeException and others | UNANSWERABLE |
-| torch._subclasses.fake_tensor.unset_fake_temporarily | really() |
+| torch._subclasses.fake_tensor.unset_fake_temporarily | real_tensors() |
 | torch.testing._internal.distributed.fake_pg.FakeStore | FakeStore |
 | torch.distributed.distributed_c10d._new_process_group_helper | MAKE_GROUP |
 | torch.nn.parallel.distributed._verify_param_shape_across_processes | VERIFY |
@@ -36,7 +36,7 @@ _ReadsValue: Final[Any] = _job.take("torch._subclasses.fake_tensor.DataDependent
 _ShapeOfValues: Final[Any] = _job.take(
     "torch._subclasses.fake_tensor.DynamicOutputShapeException", NoSuchClass
 )
-really: Final[Callable[[], AbstractContextManager[Any]]] = _job.required(
+real_tensors: Final[Callable[[], AbstractContextManager[Any]]] = _job.required(
     "torch._subclasses.fake_tensor.unset_fake_temporarily"
 )
 """A guard: ops inside make real tensors."""
@@ -87,7 +87,7 @@ _READS_NUMBER: Final = "aten::_local_scalar_dense"
 _ORDER: Final = "aten::randperm"
 
 
-def answering(
+def fake_mode_with_zero_reads(
     on_read: Callable[[Any], None], on_op: Callable[[Any, tuple[Any, ...], dict[str, Any]], None],
     complete: Callable[[Any, tuple[Any, ...], dict[str, Any], Any], Any],
 ) -> AbstractContextManager[object]:  # fmt: skip
@@ -109,7 +109,7 @@ def answering(
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if func.name().partition(".")[0] == _ORDER and not _is_elsewhere(kwargs):
-                with really():
+                with real_tensors():
                     return func(*args, **(kwargs or {}))
             if not self.depth:
                 on_op(func, args, kwargs or {})

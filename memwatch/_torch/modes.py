@@ -87,7 +87,7 @@ class UncompiledMode(_Base):  # type: ignore[misc]  # the base is looked up
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         # True would wrap `__torch_dispatch__` in code that is as slow as recording. Its first call imports
-        # torch._dynamo, which takes seconds and changes the process. `dynamo.leave_alone` avoids this.
+        # torch._dynamo, which takes seconds and changes the process. `dynamo.skip_frames_of` avoids this.
         return False
 
 

@@ -7,7 +7,7 @@
 | torch._C._data_address | data_address_of |
 | torch._C.StorageBase.nbytes | storage_bytes_of |
 | torch._C.StorageBase.device | device_of |
-| torch._C._storage_Use_Count | owners_of |
+| torch._C._storage_Use_Count | use_count_of |
 | torch._C.TensorBase | TensorBase |
 | torch._C.TensorBase.__dict__ | TENSOR_DICT |
 | torch._C.TensorBase.__dict__["_use_count"] | USE_COUNT (the descriptor), None if missing |
@@ -86,7 +86,7 @@ _use_count: Final[Callable[[int], int] | None] = Part("it takes longer to report
 )
 
 
-def owners_of(storage: Any) -> int | None:
+def use_count_of(storage: Any) -> int | None:
     """Return how many owners a storage has in C++, including its Python object. None if this torch cannot tell."""
     return None if _use_count is None else _use_count(address_of(storage))
 

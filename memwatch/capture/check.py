@@ -32,7 +32,7 @@ _LATEST_S: Final = 253_402_300_799
 _PAIR: Final = 2
 
 
-def agreeing(meta: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def split_by_validity(meta: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the entries with possible values, and the other entries. Unknown names are kept."""
     wrong = {name: value for name, value in meta.items() if not _KINDS.get(name, _is_any)(value)}
     return {name: value for name, value in meta.items() if name not in wrong}, wrong
@@ -141,7 +141,7 @@ def checked(
     for name, column in NUMBERED.items():
         _require_numbers(tables[name], name, column)
     found: dict[str, Columns] = dict(tables)
-    meta, wrong = agreeing(meta)
+    meta, wrong = split_by_validity(meta)
     notes = [
         *notes,
         *(Note(0, "damaged", _NOTE_OF_META.format(name, repr(wrong[name])[:_SHOWN])) for name in wrong),

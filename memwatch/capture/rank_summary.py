@@ -12,7 +12,7 @@ import pathlib
 import sqlite3
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from memwatch.capture.check import agreeing
+from memwatch.capture.check import split_by_validity
 from memwatch.capture.database import length_of, opened, require_tables, rows_within
 from memwatch.capture.errors import CaptureError, DamagedCaptureError
 from memwatch.capture.file import APPLICATION_ID, SUMMARY, TABLES, text_of
@@ -65,7 +65,7 @@ def read_head(path: str | os.PathLike[str]) -> Head:
     except (DamagedCaptureError, sqlite3.Error, ValueError, TypeError) as error:
         raise CaptureError(f"{source} cannot be read as a capture: {visible(str(error))}") from error
     summary = meta.pop(SUMMARY, None)
-    return Head(agreeing(meta)[0], summary if isinstance(summary, dict) else None, int(version))
+    return Head(split_by_validity(meta)[0], summary if isinstance(summary, dict) else None, int(version))
 
 
 def add_summary(path: str | os.PathLike[str], summary: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from memwatch._torch.fake_job import really
+from memwatch._torch.fake_job import real_tensors
 from memwatch.estimate.calls import call_of
 from memwatch.replay.op_measure import tensors_in
 from memwatch.signal_handlers import pass_on
@@ -110,7 +110,7 @@ def _own_length(call: Call) -> int:
 
 def _sizes(call: Call) -> tuple[int, ...] | None:
     try:
-        with really():
+        with real_tensors():
             positional, keyword = call.filled(_zeros)
             return tuple(
                 each.numel() if isinstance(each, torch.Tensor) else 0

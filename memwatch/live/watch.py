@@ -73,7 +73,7 @@ class Pace:
         return until_s - passed_s
 
 
-def step_behind_the_program() -> None:
+def lower_priority() -> None:
     """Lower the priority of this process, so that the program runs first if processors are scarce."""
     with contextlib.suppress(OSError):
         os.nice(_NICE)

@@ -99,9 +99,9 @@ class AllocatorChannel:
         self._count = self._lost_events = 0
 
     @property
-    def hears_each_thread(self) -> bool:
+    def has_log_per_thread(self) -> bool:
         """Whether each thread has a log of its own. Then memory need not be checked."""
-        return self._events.hears_each_thread
+        return self._events.has_log_per_thread
 
     @property
     def lost_events(self) -> int:
@@ -151,7 +151,7 @@ class AllocatorChannel:
         The thread of the block may wait for other threads. Then it runs no op that would end a window, while the other
         threads make events.
         """
-        if self._events.hears_each_thread:
+        if self._events.has_log_per_thread:
             self.cut()
 
     def memory_ran_out(self) -> None:
@@ -178,7 +178,7 @@ class AllocatorChannel:
             self._drop()
         if not self.running:
             pass
-        elif self._events.hears_each_thread and not is_here:
+        elif self._events.has_log_per_thread and not is_here:
             if self._events.leave_thread():
                 name = name_of(threading.current_thread())
                 self._note(

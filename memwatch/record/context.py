@@ -21,7 +21,7 @@ from memwatch.errors import MemwatchError
 from memwatch.heap.names import class_name
 from memwatch.record.clock import ticks
 from memwatch.record.gradients import Gradients
-from memwatch.record.harmless import Harmless, weakly
+from memwatch.record.harmless import Harmless, weak_callback
 from memwatch.record.interception.compilers import is_tracing
 from memwatch.record.owners import Owners
 from memwatch.record.parameters import REFERENCES_OF_OTHERS
@@ -121,7 +121,7 @@ class Context:
         self._strings = strings
         self._op_counter = op_counter
         self.running: list[tuple[tuple[int, int], bool, int, int]] = []
-        self.could_not_record = could_not_record = weakly(could_not_record)
+        self.could_not_record = could_not_record = weak_callback(could_not_record)
         self._harmless = Harmless(could_not_record, "a call of a module or an optimizer")
         self.roles = Roles(storages, strings, op_counter)
         self.owners = Owners(storages, strings, self.roles, self._harmless)
@@ -161,7 +161,7 @@ class Context:
         self._patches.take_off()
         self.pause()
 
-    def tell_of_iterations(
+    def report_iterations_to(
         self,
         on_step_end: Callable[[object], None] | None = None,
         on_root_call: Callable[[object], None] | None = None,

@@ -205,7 +205,7 @@ class FlushPace:
     def _look_again(self) -> None:
         in_ticks = int(FLUSH_S / (self._clock.ns_per_tick * 1e-9))
         allocator = self._allocator
-        checks = allocator is not None and allocator.running and not allocator.hears_each_thread
+        checks = allocator is not None and allocator.running and not allocator.has_log_per_thread
         due_op = min(self._due_op, self._op_counter[0] + CHECK_OPS) if checks else self._due_op
         self._flush_at(due_op, ticks() + in_ticks if self._to_file else NEVER)
 

@@ -171,7 +171,7 @@ class ProcessSampler:
 ByDevice = dict[str, int]
 
 
-class DeviceBooks:
+class AcceleratorMemory:
     """Read the accelerators' allocators at the beginning, at the end and when memory runs out.
 
     Args:

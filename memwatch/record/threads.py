@@ -131,7 +131,7 @@ class StartedThreads:
     Args:
         names: receives the name of each thread at the index of its number. Names are unique.
         logs: makes the logs. None if this torch has no allocator events.
-        heard: called in each thread that got a log.
+        on_log: called in each thread that got a log.
 
     Attributes:
         before: how many other threads of the program ran already at the start.
@@ -139,14 +139,14 @@ class StartedThreads:
     """
 
     def __init__(
-        self, names: list[str], logs: ThreadLogs | None, heard: Callable[[], None] = lambda: None
+        self, names: list[str], logs: ThreadLogs | None, on_log: Callable[[], None] = lambda: None
     ) -> None:
         self.before = self.unheard = 0
         self._at_work_before: list[tuple[int | None, int | None]] = []
         self._stopped_at_work = 0
         self._names = names
         self._taken = set(names)
-        self._logs, self._heard = logs, heard
+        self._logs, self._on_log = logs, on_log
         self._numbering = threading.Lock()
         self._patches = Patches()
 
@@ -195,7 +195,7 @@ class StartedThreads:
             number = self._number(name_of(thread))
             leave = None if self._logs is None else self._logs.enter_thread(number)
             if leave is not None:
-                self._heard()
+                self._on_log()
         if leave is None:
             with self._numbering:
                 self.unheard += 1

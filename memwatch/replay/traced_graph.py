@@ -24,7 +24,7 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import py_sym_types
 from torch.utils.checkpoint import checkpoint
 
-from memwatch._torch.aot import extract_forward_and_backward, min_cut_partition, without_repeats
+from memwatch._torch.aot import extract_forward_and_backward, min_cut_partition, without_common_subexpressions
 from memwatch._torch.checkpoint import checkpointed_region, context_of, split_arguments
 from memwatch._torch.modes import without_modes
 from memwatch._torch.traced_graphs import symbol_of
@@ -229,7 +229,7 @@ class TracedGraph:
         if num_fwd_outputs is not None and (not known or any(map(_is_unchecked, joint.graph.nodes))):
             return False
         if num_fwd_outputs is not None:
-            whole = fx.GraphModule(joint, without_repeats(joint.graph))
+            whole = fx.GraphModule(joint, without_common_subexpressions(joint.graph))
             whole.meta.update(joint.meta)
             joint = whole
             self.saved, self._torchs_backward = _torchs_own(joint, inputs, num_fwd_outputs)

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import memwatch
-from memwatch.record import books
+from memwatch.record import torch_records
 from memwatch.report.facts import saved_for_backward
 
 WIDTH = 72  # no other test has parameters of this size
@@ -102,9 +102,9 @@ def test_buckets_of_ddp_are_communication(alone):
 
 def test_what_a_process_group_still_has_is_no_bucket():
     """Before the buckets are made anew their sizes are broadcast, and the group's thread may free these a bit later."""
-    assert books._last_with(30, [(4, 8), (5, 16), (6, 10), (7, 20)]) == [(6, 10), (7, 20)]
-    assert books._last_with(30, [(6, 10), (7, 20)]) == [(6, 10), (7, 20)]
-    assert books._last_with(0, [(4, 8), (5, 16)]) == [(4, 8), (5, 16)]  # the logger said nothing
+    assert torch_records._last_with(30, [(4, 8), (5, 16), (6, 10), (7, 20)]) == [(6, 10), (7, 20)]
+    assert torch_records._last_with(30, [(6, 10), (7, 20)]) == [(6, 10), (7, 20)]
+    assert torch_records._last_with(0, [(4, 8), (5, 16)]) == [(4, 8), (5, 16)]  # the logger said nothing
 
 
 def test_many_buckets_are_counted(alone):
@@ -342,7 +342,7 @@ def test_a_block_without_distributed_training_changes_nothing_of_it():
 
 def test_a_reducer_whose_logger_says_nothing_has_memory_and_no_named_part(alone, monkeypatch):
     """Without the sizes of the buckets nobody knows which of the reducer's storages is one."""
-    monkeypatch.setattr(books, "bucket_sizes", lambda model: [])
+    monkeypatch.setattr(torch_records, "bucket_sizes", lambda model: [])
     with memwatch.profile() as prof:
         model = DistributedDataParallel(net(), find_unused_parameters=True)
     made = of_category(prof, "communication")

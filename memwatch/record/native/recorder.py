@@ -26,7 +26,7 @@ from memwatch.record.interception.key import KeyInterceptor, put_kernels
 from memwatch.record.interception.mode import ModeInterceptor
 from memwatch.record.native import library
 from memwatch.record.native.binding import OpCallbacks
-from memwatch.record.saved_tensors import DETACHED, MODIFYING, Disguise, inplace_error, saved_storage
+from memwatch.record.saved_tensors import DETACHED, MODIFYING, HiddenHooks, inplace_error, saved_storage
 from memwatch.record.tables.operands import Operands
 from memwatch.record.tables.storages import Storages, WatchedStorage, WatchedTensor
 from memwatch.signal_handlers import raised_by_handler
@@ -105,7 +105,7 @@ def _unused(kind: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 class NativeAllocatorEvents:
     """Receive the allocator's events in the place of each thread's torch profiler."""
 
-    hears_each_thread: Final = True
+    has_log_per_thread: Final = True
 
     def __init__(self, extension: Extension, block: Block) -> None:
         self._extension = extension
@@ -205,7 +205,7 @@ class NativePacker:
         self.packs, self.unpacks = self._native.packs, self._native.unpacks
         self.hooks: Hooks = self._native.hooks()
         self.python_functions: tuple[Callable[..., Any], ...] = ()  # the hooks are C functions
-        self.disguise = Disguise(extension.original_of, functools.partial(extension.hook, MODIFYING))
+        self.hidden_hooks = HiddenHooks(extension.original_of, functools.partial(extension.hook, MODIFYING))
         look_through(Capsule, extension.content_of)
         self.set_outer = self._native.set_outer
         self.set_keeper = self._native.set_keeper

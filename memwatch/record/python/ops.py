@@ -129,7 +129,7 @@ def _run_below(kernels: PythonKernels, kind: OpKind, keyset: Any, *args: Any, **
 def _below(kind: OpKind, keyset: Any) -> OpKind | None:
     """Return the kind that goes on below our key; None if there is no memory for it."""
     try:
-        return kind.calling(functools.partial(kind.overload.redispatch, keyset & BELOW_FREE_KEY))
+        return kind.with_call(functools.partial(kind.overload.redispatch, keyset & BELOW_FREE_KEY))
     except MemoryError:
         return None
 
@@ -306,7 +306,7 @@ class PythonOpRecorder:
     def _run_unseen(self, kind: OpKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an op while no subclass or mode of the program sees the recorder's reads."""
         try:
-            seeing, unseen = kind.seeing(), disable_torch_function()
+            seeing, unseen = kind.with_torch_function(), disable_torch_function()
         except MemoryError as error:
             self._could_not_record(kind, error)
             return kind.call(*args, **kwargs)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from memwatch.record.context import Context
     from memwatch.record.interception.interceptor import Handler, Interceptor
     from memwatch.record.saved_tensors import SavedTensorHooks
-    from memwatch.record.steps.kept_rows import Heard
+    from memwatch.record.steps.kept_rows import MeasuredEvents
     from memwatch.record.steps.schedule import Schedule
     from memwatch.record.tables.rows import OpCounter
     from memwatch.record.tables.storages import Storages
@@ -67,7 +67,7 @@ class Sleeper:
         self._storages.wake()
         with disable_torch_function():
             self._context.wake()
-        self.go_on()
+        self.resume()
 
     def put_back(self) -> None:
         """Undo the sleep before everything is switched off, because the hooks must find themselves on torch's stack."""
@@ -75,13 +75,13 @@ class Sleeper:
             self.is_asleep = False
             self._saved.resume()
 
-    def stand_aside(self) -> None:
+    def pause(self) -> None:
         """Stop seeing ops for a while, for example while torch.jit traces."""
         if not self.is_asleep:
             self._interceptor.stop()
             self._saved.pause()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """See ops again."""
         if not self.is_asleep:
             self._saved.resume()
@@ -120,7 +120,7 @@ class StepCurve:
 
     def add(
         self,
-        heard: Heard,
+        measured: MeasuredEvents,
         before_bytes: Mapping[int, int],
         now_bytes: Mapping[int, int],
         ended: Sequence[Ended],
@@ -128,7 +128,7 @@ class StepCurve:
         """Return the rows of the steps that have ended.
 
         Args:
-            heard: the events since the last call.
+            measured: the events since the last call.
             before_bytes: live bytes by device before these events.
             now_bytes: live bytes by device after these events.
             ended: the steps that have ended since.
@@ -141,7 +141,7 @@ class StepCurve:
         )
         found = [np.zeros((0, 8), dtype=np.int64)]
         for device in now_bytes:
-            peaks, floors, lasts = self._of(heard, device, before_bytes.get(device, 0), ends_ns)
+            peaks, floors, lasts = self._of(measured, device, before_bytes.get(device, 0), ends_ns)
             columns = (
                 numbers,
                 np.full(len(ended), device),
@@ -160,12 +160,12 @@ class StepCurve:
         return rows[np.lexsort((rows[:, 1], rows[:, 0]))]
 
     def _of(
-        self, heard: Heard, device: int, before_bytes: int, ends_ns: IntArray
+        self, measured: MeasuredEvents, device: int, before_bytes: int, ends_ns: IntArray
     ) -> tuple[IntArray, IntArray, IntArray]:
         """Return the highest, lowest and last live bytes of each ended step, and note those of the running step."""
-        here = heard.rows[:, 3] == device
-        live, count = heard.live_bytes[here], len(ends_ns)
-        step = np.searchsorted(ends_ns, heard.rows[here, 0], side="right")
+        here = measured.rows[:, 3] == device
+        live, count = measured.live_bytes[here], len(ends_ns)
+        step = np.searchsorted(ends_ns, measured.rows[here, 0], side="right")
         after = np.append(before_bytes, live)
         peaks = after[np.searchsorted(step, np.arange(count + 1), side="left")]  # the live bytes at its start
         floors = peaks.copy()
@@ -219,7 +219,7 @@ class Steps:
         self._is_marked, self._auto_marks = False, 0
         self._paced_by: weakref.ref[object] | None = None
         self._has_ended = False
-        self._heard_ns = 0
+        self._events_until_ns = 0
         self._marks: list[_Mark] = []
         self._switches: list[tuple[int, bool]] = []
         self._left_out = False
@@ -239,8 +239,8 @@ class Steps:
         Args:
             live_bytes: by device, the live bytes and whether its allocator reported them.
         """
-        for device, (nbytes, has_books) in live_bytes.items():
-            self._events.enter(device, nbytes, has_books=has_books)
+        for device, (nbytes, reports_frees) in live_bytes.items():
+            self._events.enter(device, nbytes, reports_frees=reports_frees)
         self._entry_count = self._storages.count
         self._curve.begin(self._clock.to_ns(ticks()), self._events.live_bytes)
         self._flush_now()
@@ -329,8 +329,8 @@ class Steps:
         """
         rows = {name: as_rows(table, len(RECORDED_BY_NAME[name].names)) for name, table in rows.items()}
         if len(rows.get("windows", ())):
-            self._heard_ns = int(rows["windows"][-1, 2])
-        is_last, until_ns = self._has_ended, self._heard_ns
+            self._events_until_ns = int(rows["windows"][-1, 2])
+        is_last, until_ns = self._has_ended, self._events_until_ns
         for name, table in rows.items():
             if len(table):
                 self._held.setdefault(name, []).append(table)
@@ -359,13 +359,15 @@ class Steps:
         self, rows: dict[str, IntArray], ended: list[Ended], until_ns: int, *, is_last: bool
     ) -> dict[str, IntArray]:
         before_bytes = dict(self._events.live_bytes)
-        heard = self._events.measure(self._with_deaths(rows))
+        measured = self._events.measure(self._with_deaths(rows))
         peaks = {device: self._curve.peak_bytes(device) for device in self._events.live_bytes}
-        for device in np.unique(heard.rows[:, 3]).tolist():
-            peaks[device] = max(peaks.get(device, 0), int(heard.live_bytes[heard.rows[:, 3] == device].max()))
+        for device in np.unique(measured.rows[:, 3]).tolist():
+            peaks[device] = max(
+                peaks.get(device, 0), int(measured.live_bytes[measured.rows[:, 3] == device].max())
+            )
         keep = not self._is_held or self._stays(peaks)
         ended = [step._replace(recorded=step.recorded and keep) for step in ended]
-        curve = self._curve.add(heard, before_bytes, self._events.live_bytes, ended)
+        curve = self._curve.add(measured, before_bytes, self._events.live_bytes, ended)
         switches = [(self._clock.to_ns(at_ticks), sleeps) for at_ticks, sleeps in list(self._switches)]
         passed = [each for each in switches if is_last or each[0] <= until_ns]
         del self._switches[: len(passed)]
@@ -373,7 +375,7 @@ class Steps:
         self._left_out = left_out[-1]
         bounds_ns = np.array([at_ns for at_ns, _ in passed], dtype=np.int64)
         events = self._events.sift(
-            heard, bounds_ns, np.array(left_out) if keep else np.ones(len(left_out), bool)
+            measured, bounds_ns, np.array(left_out) if keep else np.ones(len(left_out), bool)
         )
         if is_last:
             events = np.concatenate([events, self._events.rest()])
@@ -418,9 +420,13 @@ class Steps:
             return events
         died = deaths[deaths[:, 0] < len(self._entry)]
         gone = self._entry[died[:, 0]]
-        heard = self._events.hears_frees_of(gone[:, 0])
-        extra = np.zeros((int((~heard).sum()), events.shape[1]), dtype=np.int64)
-        extra[:, 0], extra[:, 2], extra[:, 3] = died[~heard, 2], -gone[~heard, 1], gone[~heard, 0]
+        is_reported = self._events.frees_are_reported(gone[:, 0])
+        extra = np.zeros((int((~is_reported).sum()), events.shape[1]), dtype=np.int64)
+        extra[:, 0], extra[:, 2], extra[:, 3] = (
+            died[~is_reported, 2],
+            -gone[~is_reported, 1],
+            gone[~is_reported, 0],
+        )
         together = np.concatenate([events, extra])
         return together[np.argsort(together[:, 0], kind="stable")]
 
@@ -440,13 +446,15 @@ def _with_joined_windows(rows: dict[str, IntArray]) -> dict[str, IntArray]:
     return rows
 
 
-def entry_bytes(storages: Storages, books: Mapping[str, int], number_of: Callable[[str], int]) -> Any:
+def entry_bytes(
+    storages: Storages, reported_bytes: Mapping[str, int], number_of: Callable[[str], int]
+) -> Any:
     """Return the live bytes of each device at the beginning of the block, from its allocator if it reports them.
 
     Args:
         storages: the table of storages.
-        books: the allocators' figures, by name of the device.
+        reported_bytes: live bytes that allocators report, by name of the device.
         number_of: returns the string id of a name.
     """
     found = {device: (storages.ledger.account(device).live_bytes, False) for device in storages.devices}
-    return found | {number_of(name): (nbytes, True) for name, nbytes in books.items()}
+    return found | {number_of(name): (nbytes, True) for name, nbytes in reported_bytes.items()}
