@@ -88,9 +88,10 @@ _ORDER: Final = "aten::randperm"
 
 
 def fake_mode_with_zero_reads(
-    on_read: Callable[[Any], None], on_op: Callable[[Any, tuple[Any, ...], dict[str, Any]], None],
+    on_read: Callable[[Any], None],
+    on_op: Callable[[Any, tuple[Any, ...], dict[str, Any]], None],
     complete: Callable[[Any, tuple[Any, ...], dict[str, Any], Any], Any],
-) -> AbstractContextManager[object]:  # fmt: skip
+) -> AbstractContextManager[object]:
     """Return a FakeTensorMode in which a read of a value returns zero.
 
     With zeros, training goes on: `GradScaler` finds no infinity, and assertions of a finite loss pass. An order of

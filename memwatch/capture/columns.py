@@ -241,7 +241,9 @@ class Mapped(Mapping[str, "IntArray"]):
     def __init__(
         self, table: Mapping[str, IntArray], name: str, change: Callable[[IntArray], IntArray]
     ) -> None:
-        self._table, self._name, self._change = table, name, change
+        self._table = table
+        self._name = name
+        self._change = change
         self._values: list[IntArray] = []
 
     def __getitem__(self, name: str) -> IntArray:

@@ -58,7 +58,8 @@ class CachingAllocator:
             rest = _Block(block.start + size, left, is_small, before=block, after=block.after)
             if block.after is not None:
                 block.after.before = rest
-            block.after, block.nbytes = rest, size
+            block.after = rest
+            block.nbytes = size
             self._put(rest)
         block.is_free = False
         self._blocks[number] = block

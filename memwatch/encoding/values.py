@@ -37,7 +37,8 @@ _NAMED: Final = {
 
 _SHOWN: Final = 60
 """Characters of a damaged text in the error."""
-FAKE, META = "fake tensor", "meta tensor"
+FAKE = "fake tensor"
+META = "meta tensor"
 
 
 @dataclass(frozen=True, slots=True)

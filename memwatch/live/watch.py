@@ -235,7 +235,8 @@ class Watch:
     """
 
     def __init__(self, capture: Path, device: str | None = None, *, may_be_missing: bool = False) -> None:
-        self._capture, self._device = capture, device
+        self._capture = capture
+        self._device = device
         self._file = GrowingCapture(capture)
         self.cpu_s = 0.0
         self._may_be_missing = may_be_missing

@@ -49,7 +49,8 @@ class _Reader:
     """The state of one reading: a stack of values, the stacks below each mark, and the memo."""
 
     def __init__(self, data: bytes) -> None:
-        self.data, self.at = data, 0
+        self.data = data
+        self.at = 0
         self.stack: list[Any] = []
         self.below: list[list[Any]] = []
         self.memo: dict[int, Any] = {}
@@ -159,7 +160,8 @@ def _refusal(code: int, at: int) -> str:
 
 
 _U1, _U2, _U4, _U8 = (struct.Struct(f"<{letter}") for letter in "BHIQ")
-_I4, _F8 = struct.Struct("<i"), struct.Struct(">d")
+_I4 = struct.Struct("<i")
+_F8 = struct.Struct(">d")
 
 _HANDLERS: Final[dict[int, Callable[[_Reader], None]]] = {
     opcode[0]: handler

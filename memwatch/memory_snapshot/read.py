@@ -387,7 +387,8 @@ class _Import:
         if not isinstance(snapshot, dict) or not snapshot.keys() & {"segments", "device_traces"}:
             raise SnapshotError("it is not a memory snapshot: it lacks segments and device_traces")
         self._snapshot: dict[str, Any] = snapshot
-        self._device_type, self._device_names = device_type, _device_names(snapshot)
+        self._device_type = device_type
+        self._device_names = _device_names(snapshot)
         self.rows = Rows()
         self._entries = 0
         traces = lists(snapshot.get("device_traces", []), "device_traces", most=MOST_DEVICES)

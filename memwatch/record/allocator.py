@@ -141,7 +141,8 @@ class AllocatorChannel:
                 return False
             self._write(windows)
             if not self._events.is_open:
-                self.running, self.stepped_aside = False, True
+                self.running = False
+                self.stepped_aside = True
                 set_log_level(None)
             return True
 
@@ -218,7 +219,8 @@ class AllocatorChannel:
                 self._write(windows)
 
     def _lose(self) -> None:
-        self.running, self._lost = False, True
+        self.running = False
+        self._lost = True
         self._note("allocator", "torch's profiler lost the allocator events of a part of the block")
 
     def _drop(self) -> None:

@@ -104,9 +104,13 @@ class Context:
     )
 
     def __init__(
-        self, storages: Storages, capture_stack: CaptureStack, strings: Strings, op_counter: OpCounter,
+        self,
+        storages: Storages,
+        capture_stack: CaptureStack,
+        strings: Strings,
+        op_counter: OpCounter,
         could_not_record: Callable[[str, Exception], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.top: tuple[int, int] = _OUTSIDE
         self.optimizing = False
         self.graph_task = NO_TASK

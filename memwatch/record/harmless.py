@@ -42,7 +42,8 @@ class Harmless:
     """
 
     def __init__(self, could_not_record: Callable[[str, Exception], None], what: str) -> None:
-        self._could_not_record, self._what = could_not_record, what
+        self._could_not_record = could_not_record
+        self._what = what
 
     def __enter__(self) -> None:
         """Do nothing. Blocks may be nested, also in several threads."""

@@ -74,7 +74,9 @@ class Parameters:
         self._forget_gone()
         before = self.find(tensor)
         known = KnownParameter(tensor, self._gone.append)
-        known.key, known.name, known.module = id(tensor), name, module
+        known.key = id(tensor)
+        known.name = name
+        known.module = module
         known.number = self._count if before is None else before.number
         self._count += before is None
         self._known[known.key] = known

@@ -143,7 +143,8 @@ class ProcessSampler:
         self.rows = Rows()
         self._note = note
         self._process = psutil.Process()
-        self._job_place, self._children = JobPlaceSampler(), StartedProcesses()
+        self._job_place = JobPlaceSampler()
+        self._children = StartedProcesses()
 
     @property
     def meta(self) -> dict[str, Any]:

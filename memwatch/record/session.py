@@ -97,7 +97,8 @@ class Session:
         self._pace = FlushPace(counter, self._clock, self._allocator, flush, to_file=options.path is not None)
         self._timer = Timer(FLUSH_S, self._flush_by_timer)
         self._threads = StartedThreads(block.thread_names, events, self._timer.start)
-        self._flushing, self._events = threading.Lock(), WaitingEvents()
+        self._flushing = threading.Lock()
+        self._events = WaitingEvents()
         self._undo: list[Callable[[], None]] = []
         self._written_strings, self._pid = 0, os.getpid()
         self._taken = TakenRows(self._clock)

@@ -146,7 +146,8 @@ class StartedThreads:
         self._stopped_at_work = 0
         self._names = names
         self._taken = set(names)
-        self._logs, self._on_log = logs, on_log
+        self._logs = logs
+        self._on_log = on_log
         self._numbering = threading.Lock()
         self._patches = Patches()
 
@@ -182,7 +183,8 @@ class StartedThreads:
     def stop(self) -> None:
         """Stop. A thread that runs on loses its log at its next allocation or at its end."""
         self._patches.take_off()
-        self._stopped_at_work, self._at_work_before = self.at_work_before, []
+        self._stopped_at_work = self.at_work_before
+        self._at_work_before = []
 
     def _enter(self, thread: threading.Thread) -> Callable[[], object] | None:
         """Number this thread and give it a log. Return the function that removes the log."""

@@ -69,7 +69,8 @@ class AutocastRecords:
     """Note the storages that autocast's cache frees when an autocast region ends."""
 
     def __init__(self, storages: Storages, context: Context) -> None:
-        self._storages, self._context = storages, context
+        self._storages = storages
+        self._context = context
         self._harmless = Harmless(context.could_not_record, "autocast's cache")
         self.functions = (self._leaving,)
 
@@ -111,7 +112,8 @@ class ReducerRecords:
     """Note which storages are the buckets of DistributedDataParallel."""
 
     def __init__(self, storages: Storages, context: Context) -> None:
-        self._storages, self._context = storages, context
+        self._storages = storages
+        self._context = context
         self._harmless = Harmless(context.could_not_record, DistributedDataParallel.__name__)
         self.functions = (self._making, self._rebuilding, self._handing_out, self._broadcasting)
         # reducer -> name of its module, bytes of all its buckets
@@ -221,7 +223,8 @@ class ParameterGroupRecords:
     """Note the buffers of FSDP2's parameter groups at the calls that change them."""
 
     def __init__(self, storages: Storages, context: Context) -> None:
-        self._storages, self._context = storages, context
+        self._storages = storages
+        self._context = context
         self._harmless = Harmless(context.could_not_record, "fully_shard")
         self.functions = (self._unsharding, self._waiting, self._reducing)
         self._groups: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -317,7 +320,8 @@ class SelectiveCheckpointRecords:
     """
 
     def __init__(self, storages: Storages, context: Context) -> None:
-        self._storages, self._context = storages, context
+        self._storages = storages
+        self._context = context
         self._harmless = Harmless(context.could_not_record, "a selective checkpoint")
         self.functions = (self._saving, self._dropped)
         self._wrappers: dict[weakref.ref[Any], list[int]] = {}

@@ -210,11 +210,18 @@ class PythonOpRecorder:
     """Append the rows of `ops`, `uses`, `births` and `deaths` for every intercepted op, and of `views`."""
 
     def __init__(
-        self, block: Block, storages: Storages, capture_stack: CaptureStack, context: CallContext,
+        self,
+        block: Block,
+        storages: Storages,
+        capture_stack: CaptureStack,
+        context: CallContext,
         listener: Listener,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.ops = Rows()
-        self.uses, self.nodes, self.views, self.lifts = Rows(), Rows(), Rows(), Rows()
+        self.uses = Rows()
+        self.nodes = Rows()
+        self.views = Rows()
+        self.lifts = Rows()
         self._newest_told = next_sequence_nr() - 1
         self.views += (0, self._newest_told, NONE, NONE, NONE)
         self._listener = listener
@@ -437,8 +444,15 @@ class PythonOpRecorder:
         return BACKWARD, NONE if sequence > _MAX_SEQUENCE else sequence, made
 
     def _ran(
-        self, number: int, kind: OpKind, args: tuple[Any, ...], kwargs: dict[str, Any], *, result: Any, end: int
-    ) -> None:  # fmt: skip
+        self,
+        number: int,
+        kind: OpKind,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        result: Any,
+        end: int,
+    ) -> None:
         """Append the uses, resizes and births of an op that has run. An error in reading a tensor becomes a note."""
         try:
             if self._dead:  # an address may be in use again

@@ -43,7 +43,9 @@ class _Numbers:
 
     def __init__(self) -> None:
         self.recorded = self.kept = 0
-        self._starts, self._ends, self._shifts = [0], [0], [0]
+        self._starts = [0]
+        self._ends = [0]
+        self._shifts = [0]
 
     def end(self, recorded: int, *, kept: bool) -> None:
         """End a stretch."""
@@ -74,7 +76,8 @@ class KeptRows:
     """Leave steps out of the rows, and renumber the rest."""
 
     def __init__(self) -> None:
-        self._ops, self._packs = _Numbers(), _Numbers()
+        self._ops = _Numbers()
+        self._packs = _Numbers()
         self._storages: dict[int, int] = {}
         self._storage_count = 0
         self._is_whole = True
@@ -118,7 +121,8 @@ class KeptRows:
         self, rows: dict[str, IntArray], alive: frozenset[int], *, keep: bool
     ) -> dict[str, IntArray]:
         """Return the rows to renumber: with the rows that waited, or without those that must wait."""
-        waited, self._waiting = self._waiting, {}
+        waited = self._waiting
+        self._waiting = {}
         if not keep:
             if "role_looks" in rows:  # the op during which it happened is left out
                 rows["role_looks"][:, _IN_OP] = 0
@@ -298,14 +302,16 @@ class LiveEvents:
         lives = (
             is_birth & kept & ((after < 0) | waits[after])
         )  # as the file knows it, until its end is written
-        self._alive, self._waiting = rows[lives & ~waits], rows[waits]
+        self._alive = rows[lives & ~waits]
+        self._waiting = rows[waits]
         kept[:written] = False  # these are in the capture
         written_now: IntArray = rows[kept & ~waits]
         return written_now
 
     def rest(self) -> IntArray:
         """Return the waiting rows, because the recording ends."""
-        rest, self._waiting = self._waiting, _none()
+        rest = self._waiting
+        self._waiting = _none()
         return rest
 
     def _blocks(self, rows: IntArray) -> IntArray:

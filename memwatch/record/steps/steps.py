@@ -43,11 +43,18 @@ class Sleeper:
     """
 
     def __init__(
-        self, storages: Storages, interceptor: Interceptor, saved: SavedTensorHooks, context: Context,
+        self,
+        storages: Storages,
+        interceptor: Interceptor,
+        saved: SavedTensorHooks,
+        context: Context,
         handler: Handler,
-    ) -> None:  # fmt: skip
-        self._storages, self._interceptor = storages, interceptor
-        self._saved, self._context, self._handler = saved, context, handler
+    ) -> None:
+        self._storages = storages
+        self._interceptor = interceptor
+        self._saved = saved
+        self._context = context
+        self._handler = handler
         self.is_asleep = False
 
     def start(self) -> None:
@@ -112,7 +119,8 @@ class StepCurve:
     def begin(self, start_ns: int, live_bytes: Mapping[int, int]) -> None:
         """Begin the first step with the live bytes of each device."""
         self._start_ns = start_ns
-        self._peak_bytes, self._floor_bytes = dict(live_bytes), dict(live_bytes)
+        self._peak_bytes = dict(live_bytes)
+        self._floor_bytes = dict(live_bytes)
 
     def peak_bytes(self, device: int) -> int:
         """Return the peak of a device in the running step."""
@@ -207,16 +215,27 @@ class Steps:
     """
 
     def __init__(  # noqa: PLR0917  # parts of a session, each once
-        self, schedule: Schedule | None, sleeper: Sleeper, flush: WeakMethod[Callable[[], None]], storages: Storages,
-        op_counter: OpCounter, clock: Clock, *, keeps_peaks: bool,
-    ) -> None:  # fmt: skip
+        self,
+        schedule: Schedule | None,
+        sleeper: Sleeper,
+        flush: WeakMethod[Callable[[], None]],
+        storages: Storages,
+        op_counter: OpCounter,
+        clock: Clock,
+        *,
+        keeps_peaks: bool,
+    ) -> None:
         self._schedule = schedule or (lambda step: ProfilerAction.RECORD)
         self._keeps_peaks = keeps_peaks
-        self._sleeper, self._flush = sleeper, flush
-        self._storages, self._op_counter, self._clock = storages, op_counter, clock
+        self._sleeper = sleeper
+        self._flush = flush
+        self._storages = storages
+        self._op_counter = op_counter
+        self._clock = clock
         self.number = 0
         self._slept = self._is_held = self._is_warmup = self._failed = False
-        self._is_marked, self._auto_marks = False, 0
+        self._is_marked = False
+        self._auto_marks = 0
         self._paced_by: weakref.ref[object] | None = None
         self._has_ended = False
         self._events_until_ns = 0
@@ -225,10 +244,13 @@ class Steps:
         self._left_out = False
         self._held: dict[str, list[IntArray]] = {}
         self._unwritten: dict[str, list[IntArray]] = {}
-        self._entry_count, self._entry = 0, np.zeros((0, 2), dtype=np.int64)
+        self._entry_count = 0
+        self._entry = np.zeros((0, 2), dtype=np.int64)
         self._kept_peaks: dict[int, int] = {}
         self._kept_count = 0
-        self._events, self._curve, self._rows = LiveEvents(), StepCurve(), KeptRows()
+        self._events = LiveEvents()
+        self._curve = StepCurve()
+        self._rows = KeptRows()
         self._last_flush = self._last_write = ticks()
 
     # -- the program's thread ---------------------------------------------------------------------------------------
@@ -352,7 +374,8 @@ class Steps:
         ):
             return {}
         self._last_write = ticks()
-        unwritten, self._unwritten = self._unwritten, {}
+        unwritten = self._unwritten
+        self._unwritten = {}
         return _with_joined_windows({name: np.concatenate(tables) for name, tables in unwritten.items()})
 
     def _sifted(

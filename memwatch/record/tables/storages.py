@@ -188,9 +188,15 @@ class Storages:
     """
 
     def __init__(
-        self, strings: Strings, op_counter: OpCounter, ledger: Ledger, *, rows: Callable[[], Table] = Rows,
-        dead: Callable[[], Deaths] = deque, estimate: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        strings: Strings,
+        op_counter: OpCounter,
+        ledger: Ledger,
+        *,
+        rows: Callable[[], Table] = Rows,
+        dead: Callable[[], Deaths] = deque,
+        estimate: bool = False,
+    ) -> None:
         self.estimate = estimate
         self.live: dict[int, WatchedStorage | WatchedTensor] = {}
         self.roles: dict[int, int] = {}
