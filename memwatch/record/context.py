@@ -23,8 +23,7 @@ from memwatch.record.clock import ticks
 from memwatch.record.gradients import Gradients
 from memwatch.record.harmless import Harmless, weak_callback
 from memwatch.record.interception.compilers import is_tracing
-from memwatch.record.owners import Owners
-from memwatch.record.parameters import REFERENCES_OF_OTHERS
+from memwatch.record.owners import REFERENCES_OF_OTHERS, Owners
 from memwatch.record.patches import Patches
 from memwatch.record.recompute import NOTHING, Recomputes, recomputes_by_hand
 from memwatch.record.role_ends import RoleEnds

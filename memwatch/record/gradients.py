@@ -24,8 +24,7 @@ from memwatch.record.roles import BUCKET, GRADIENT, UNSHARDED
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from memwatch.record.owners import Owners
-    from memwatch.record.parameters import KnownParameter
+    from memwatch.record.owners import KnownParameter, Owners
     from memwatch.record.roles import InRole, Roles
 
 _grad_of: Final[Callable[[Tensor], Tensor | None]] = getattr_static(Tensor, "grad").__get__
