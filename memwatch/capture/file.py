@@ -1,9 +1,9 @@
 """The capture file: one SQLite database, written while the program runs.
 
-The rows of integer tables are in its table `chunks`, many rows of one column in each of its rows (`chunks.py`): a row
-of SQLite's own for each would take ten times the place and the time. Each flush is one commit, with a rollback journal
-and without fsync. A process that is killed loses only rows that it had not committed. A reader may open the file at any
-time.
+The rows of integer tables are stored in the table `chunks`. Each of its rows holds many rows of one column
+(`columns.py`). One SQLite row per row would take ten times the space and the time. Each flush is one commit, with a
+rollback journal and without fsync. A killed process loses only the rows since its last commit. A reader may open the
+file at any time.
 """
 
 from __future__ import annotations

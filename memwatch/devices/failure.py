@@ -57,10 +57,10 @@ class Failure(NamedTuple):
     """The facts in an out-of-memory error.
 
     Attributes:
-        asked_bytes: what the allocator was asked for, if it said so.
-        lines: `file:line` of the calls that it came through.
-        by_limit: whether the limit that the program asked for was passed, and no allocator failed.
-        in_worker: whether a worker raised it, another process or thread, and it was raised here again.
+        asked_bytes: the requested bytes, if the allocator's message has them.
+        lines: `file:line` of the calls in its traceback.
+        by_limit: whether it comes from the program's own limit. Then no allocator failed.
+        in_worker: whether a worker process or thread raised it first.
     """
 
     asked_bytes: int | None
@@ -70,7 +70,7 @@ class Failure(NamedTuple):
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
-        """Return what an error tells."""
+        """Return the facts in an error."""
         by_limit = isinstance(error, MemoryLimitError)
         calls = list(traceback.walk_tb(error.__traceback__))
         return cls(

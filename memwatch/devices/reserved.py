@@ -18,12 +18,12 @@ class Reserved:
     """The memory that an allocator holds on a device, in bytes.
 
     Attributes:
-        segments: how many stretches of memory it has from the device.
-        reserved_bytes: their bytes.
-        allocated_bytes: the blocks that are handed out.
-        requested_bytes: what was asked for in these.
-        waiting_bytes: blocks that were freed while a stream may still use them.
-        largest_free_bytes: the largest block that it could hand out.
+        segments: number of segments, which are stretches of device memory.
+        reserved_bytes: bytes of all segments.
+        allocated_bytes: bytes of the blocks in use.
+        requested_bytes: bytes that the program requested for these blocks.
+        waiting_bytes: bytes of freed blocks that a stream may still use.
+        largest_free_bytes: bytes of the largest free block.
     """
 
     segments: int = 0

@@ -1,10 +1,9 @@
 """Read a pickle that holds plain data: lists, tuples, dicts, numbers, text and bytes.
 
-Whoever loads a pickle runs what its author wants: Python's unpickler imports and calls what the file names. This reader
-has no opcode for names, calls, classes, persistent ids or extensions; it meets one and stops. It also makes nothing of
-the lengths and numbers in the file before it has compared them with the bytes that are there, keeps its memo in a dict
-(Python's makes room up to the largest number that a file mentions), follows no reference, and hashes text alone: the
-hash of deeply nested tuples ends the process.
+Loading a pickle is dangerous: Python's unpickler imports and calls whatever the file names. This reader stops at any
+opcode for names, calls, classes, persistent ids or extensions. It compares every length in the file with the bytes that
+are left before it uses it. Its memo is a dictionary, because Python's memo grows to the largest number in the file. It
+hashes only text, because the hash of deeply nested tuples ends the process.
 """
 
 from __future__ import annotations

@@ -185,8 +185,8 @@ class Lives:
     Attributes:
         device: string id of the device.
         start_ns: when the history begins.
-        requests: whether the history has requests to free; if it has none, a completed free ends a life.
-        before_count: how many allocations were freed in the history whose beginning is not in it.
+        requests: whether the history has requests to free. If not, a completed free ends a life.
+        before_count: number of allocations that are freed in the history but were made before it.
         before_bytes: their bytes.
     """
 
@@ -258,10 +258,10 @@ class Told:
     """The figures of one device for the notes. A pair is a count and bytes.
 
     Attributes:
-        reserved: what the allocator held at the end.
-        out_of_memory: per time that memory ran out, the bytes asked for and those that the device had free.
-        before: allocations that were freed in the history and began before it.
-        unheard: allocations of the history that no entry ends, and that were gone at the end.
+        reserved: the memory that the allocator held at the end.
+        out_of_memory: for each time that memory ran out, the requested bytes and the free bytes of the device.
+        before: allocations that are freed in the history but were made before it.
+        unheard: allocations in the history without a free that do not exist at the end.
     """
 
     reserved: Reserved = field(default_factory=Reserved)

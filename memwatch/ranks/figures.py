@@ -76,15 +76,15 @@ class Totals:
     """The headline; sizes in bytes.
 
     Attributes:
-        processes: how many processes are known of.
-        compared: how many are compared.
+        processes: number of known processes.
+        compared: number of compared processes.
         are_ranks: whether these are ranks.
         device: the kind of device of the figures.
         worst: the process with the highest peak.
         highest_bytes: its peak.
         lowest_bytes: the lowest peak.
         mean_bytes: the mean of the peaks.
-        imbalance_ratio: how far the highest is above the mean.
+        imbalance_ratio: the highest peak above the mean, as a ratio of the mean.
     """
 
     processes: int

@@ -201,11 +201,11 @@ class Member:
     """One process.
 
     Attributes:
-        meta: what was recorded where; empty where the file cannot be read.
-        summary: what it had, see `summary.py`; None where nothing can be known.
-        path: its capture, empty for one that was gathered.
-        problem: why nothing can be known, empty where something can.
-        format_version: the format of its capture where this memwatch cannot read it, else 0.
+        meta: the metadata of its capture. Empty if the file cannot be read.
+        summary: its summary. None if there is none.
+        path: the path of its capture. Empty if the summary came over the network.
+        problem: the reason why there is no summary. Empty if there is one.
+        format_version: the format of its capture if this memwatch cannot read it, or else 0.
     """
 
     meta: dict[str, Any]
