@@ -19,7 +19,7 @@ from memwatch.output_files import whole_file
 
 _COMPILERS: Final = ("c++", "g++", "clang++")
 VARIABLE: Final = "MEMWATCH_CACHE"
-"""The environment variable that names another folder, as where the home is read-only or many users share one build."""
+"""The environment variable with another folder, for a read-only home or a build that many users share."""
 _ADVICE_LATER: Final = f"set {VARIABLE} to a folder of your own"
 _ADVICE: Final = f"remove it, or {_ADVICE_LATER}"
 
@@ -31,7 +31,7 @@ def folder() -> pathlib.Path:
 
 
 def distrust(path: pathlib.Path) -> str:
-    """Return why code in a file, or in files of a folder, may be another user's; empty where it is not.
+    """Return the reason why code in a file or folder may belong to another user. Empty if it cannot.
 
     The file and every folder above it must belong to this user or to root. Nobody else may write to them, except for
     folders such as `/tmp`, in which each user can rename only their own files.
@@ -44,7 +44,7 @@ def distrust(path: pathlib.Path) -> str:
     for each in dict.fromkeys((absolute, *absolute.parents, real, *real.parents)):
         try:
             found = os.lstat(each)
-        except OSError:  # what is not there yet, its folder decides
+        except OSError:  # for a missing file, its folder decides
             continue
         if found.st_uid not in (0, user):
             return f"{each} belongs to another user (uid {found.st_uid}); {_ADVICE}"
@@ -91,7 +91,7 @@ def _make(path: pathlib.Path) -> None:
 
 
 def put(made: pathlib.Path, file: pathlib.Path) -> None:
-    """Copy a library to its name in one step, so that nobody loads a part of it, and no link is followed.
+    """Copy a library to its name atomically, so that nobody loads half of it. Links are not followed.
 
     Raises:
         OutputError: there is no space.
@@ -112,13 +112,13 @@ def _cache_of_user() -> pathlib.Path:
 
 
 def _home() -> str:
-    """Return the user's home; where there is none, a path that cannot be written, never one in the current folder."""
+    """Return the user's home. Without one, return a path that cannot be written, never one in the current folder."""
     home = os.path.expanduser("~")  # without a home the "~" stays as it is
     return home if os.path.isabs(home) else "/nonexistent"
 
 
 def compiler(what: str, until_then: str) -> str:
-    """Return the C++ compiler: the one that `CXX` names, or the first that is there.
+    """Return the C++ compiler: the compiler that `CXX` names, or the first that is there.
 
     Args:
         what: what shall be compiled, for the message.

@@ -1,4 +1,4 @@
-"""Names of devices that mean something to memwatch; all others are what torch calls them."""
+"""Names of devices with a special meaning in memwatch. All other names are torch's."""
 
 from __future__ import annotations
 

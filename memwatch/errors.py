@@ -17,7 +17,7 @@ class MemwatchError(Exception):
 
 
 class OptionError(MemwatchError, ValueError):
-    """An option that means nothing, such as a way or a device that does not exist. The command line exits with 2."""
+    """An invalid option, such as a way or a device that does not exist. The command line exits with 2."""
 
 
 class MemoryLimitError(MemwatchError):

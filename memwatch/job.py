@@ -19,19 +19,19 @@ _TOLD_BY: Final = (
 )
 _RESTART: Final = "TORCHELASTIC_RESTART_COUNT"
 _PLACEHOLDERS: Final = ("{rank}", "{pid}")
-"""What makes a file name different in each rank; `{host}` alone does not."""
+"""The placeholders that make a file name different in each rank. `{host}` alone does not."""
 
 
 @dataclass(frozen=True)
 class JobPlace:
-    """Where this process stands in its job; None for what nobody tells.
+    """The place of this process in its job. A value is None if it is not known.
 
     Attributes:
         rank: its number among the ranks.
         world_size: how many ranks there are.
-        local_rank: its number among those of its host.
-        of_rank: the rank that started this process, which is none itself.
-        backend: that of the process group; `fake` where the other ranks are imagined.
+        local_rank: its number among the ranks of its host.
+        of_rank: the rank that started this process, if this process is not a rank itself.
+        backend: the backend of the process group. `fake` if the other ranks are simulated.
         restart: how often torchrun has started all ranks again, because one failed.
     """
 
@@ -44,7 +44,7 @@ class JobPlace:
 
     @classmethod
     def here(cls) -> JobPlace:
-        """Return the place as torch.distributed tells it, once it is initialised; else the environment."""
+        """Return the place from torch.distributed if it is initialised, or else from the environment."""
         rank, world_size, local_rank = _from_environment()
         restart = _number(_RESTART) or 0
         distributed = _initialised()
@@ -61,12 +61,12 @@ class JobPlace:
 
     @property
     def is_one_of_many(self) -> bool:
-        """Whether other ranks do the same at the same time."""
+        """Whether other ranks run the same program at the same time."""
         return self.rank is not None and (self.world_size or 1) > 1
 
     @property
     def meta(self) -> dict[str, Any]:
-        """What a capture keeps of it; what is not known is left out."""
+        """The metadata for a capture, without unknown values."""
         told = {
             "host": socket.gethostname(),
             "parent_pid": os.getppid(),
@@ -159,5 +159,5 @@ def _rank_of_parent() -> int | None:
 
 
 def rank_in_environment() -> int | None:
-    """Return the rank that the environment tells, None without one."""
+    """Return the rank from the environment, or None."""
     return _from_environment()[0]

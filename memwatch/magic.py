@@ -49,7 +49,7 @@ def register(shell: Any) -> None:
 
 
 def _run_cell(shell: Any, cell: str) -> None:
-    """Run the body of a cell, in lines that are counted from that of the magic; IPython shows its error."""
+    """Run the body of a cell. Its lines are counted from the line of the magic. IPython shows its error."""
     has_magic = cell.startswith("%%")
     text = cell if has_magic else f"# %%memwatch\n{cell}"
     if not has_magic and cell.rstrip().endswith(";"):

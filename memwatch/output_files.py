@@ -29,14 +29,14 @@ class OutputError(MemwatchError):
 
 
 class FileIdentity(NamedTuple):
-    """What tells one file from all others on the machine, whatever its names are."""
+    """The identity of a file on this machine, whatever its names are."""
 
     device: int
     inode: int
 
 
 def identity_of(path: str | os.PathLike[str]) -> FileIdentity | None:
-    """Return the identity of the file itself, which may be a link; None where there is none."""
+    """Return the identity of the file itself, which may be a link. None if there is no file."""
     try:
         found = os.lstat(path)
     except OSError:
@@ -110,7 +110,7 @@ def _check_kind(path: Path, *, force: bool, exists: str) -> None:
         raise OutputError(f"cannot write {path}: {error.strerror}; choose another name") from error
     try:
         mode = os.stat(path).st_mode
-    except OSError:  # a link that leads nowhere: it is what would be replaced
+    except OSError:  # a broken link: the link itself would be replaced
         mode = link.st_mode
     if stat.S_ISDIR(mode):
         raise OutputError(_IS_FOLDER.format(path))

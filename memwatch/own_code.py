@@ -1,9 +1,9 @@
-"""Whose code a source file is: the program's own, an installed package's, torch's, Python's or memwatch's.
+"""Find the owner of a source file: the program, an installed package, torch, Python or memwatch.
 
-The answer decides which line a report names and whether a holder is something that the user can edit. It comes
-from the folders that Python and torch really live in, and from the setting `own_code`, never from a word in a path: a
-program may well keep its code in a folder named `torch`. The recorder asks while the program runs, when those folders
-are known, and stores the answer; a capture that is read elsewhere needs no paths.
+The owner decides which line a report names, and whether the user can edit the code of a holder. It follows from the
+real folders of Python and torch and from the setting `own_code`. It never follows from a word in a path, because a
+program may keep its code in a folder named `torch`. The recorder finds the owner while the program runs and stores it,
+so a capture that is read on another machine needs no paths.
 """
 
 from __future__ import annotations

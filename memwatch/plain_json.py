@@ -14,14 +14,14 @@ _MOST_DIGITS: Final = 400
 
 
 class JsonError(MemwatchError, ValueError):
-    """A text is no JSON, or JSON that memwatch does not read."""
+    """The text is not JSON, or it is JSON that memwatch does not accept."""
 
 
 def read_json(text: str | bytes) -> Any:
     """Return the value of a JSON text.
 
     Raises:
-        JsonError: it is no JSON, is nested too deeply, or holds a number of too many digits.
+        JsonError: the text is not JSON, is nested too deeply, or contains a number with too many digits.
     """
     try:
         value = json.loads(text, parse_int=_integer)

@@ -17,7 +17,7 @@ class Turns(Protocol):
 
     @property
     def choice(self) -> Any:
-        """What is saved; None as long as no regions are known."""
+        """The saved tensors. None as long as no regions are known."""
 
     def contexts(
         self, *, strict: bool = False

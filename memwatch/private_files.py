@@ -102,7 +102,7 @@ class PrivateFiles:
     def renew(self) -> None:
         """Drop what was changed since the last call, so that the next run begins with the user's files.
 
-        The current folder becomes that in which this object was made.
+        The current folder becomes the folder in which this object was made.
         """
         if not self._mounted:  # Landlock is in force until the process ends
             return
@@ -139,7 +139,7 @@ class PrivateFiles:
                     self._mounted.append(place)
                     if is_private:
                         _make_read_only(place)
-                        # a folder that this process may not enter is no loss
+                        # a folder that this process may not enter does not matter
                         self.refuses |= os.access(place, os.X_OK)
             # an overlay lies on this folder too
             _mount(
@@ -150,7 +150,7 @@ class PrivateFiles:
         finally:
             for file in kept.values():
                 os.close(file)
-        os.chdir(self._folder)  # what was the current folder lies below the overlay now
+        os.chdir(self._folder)  # the former current folder lies below the overlay now
 
     def _overlay(self, number: int, place: str, below: str) -> bool:
         """Put an overlay on one folder; return False if its file system takes none."""
@@ -199,7 +199,7 @@ class PrivateFiles:
         self._mounted.clear()
 
     def _refuse_writes(self, why: OSError) -> None:
-        """Deny every change of a file, but for those in caches and in the folders of the system."""
+        """Deny every change of a file, except in caches and in the folders of the system."""
         version = _libc().syscall(_LANDLOCK_CREATE_RULESET, None, 0, _LANDLOCK_GET_VERSION)
         if version < _LANDLOCK_WITH_TRUNCATE:
             raise PrivateFilesError(
@@ -216,7 +216,7 @@ class PrivateFiles:
         _checked(_libc().prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
         _checked(_libc().syscall(_LANDLOCK_RESTRICT_SELF, rules, 0))
         os.close(rules)
-        # temporary files are what a program needs most
+        # a program needs temporary files most
         os.environ["TMPDIR"] = tempfile.tempdir = self._bases[0]
         self.refuses = True
 
@@ -360,7 +360,7 @@ def _places(besides: list[str]) -> dict[str, bool]:
 
 
 def _is_below(path: str, folder: str) -> bool:
-    """Return True for a folder and what lies in it."""
+    """Return True for a folder and everything in it."""
     return path == folder or path.startswith(f"{folder.rstrip('/')}/")
 
 

@@ -1,4 +1,4 @@
-"""Show on a terminal that long work is under way; where standard error is no terminal nothing is shown."""
+"""Show on a terminal that long work is running. Nothing is shown if standard error is not a terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def import_rich() -> None:
-    """Import what draws, with the state of Python's random generator put back; to be called before rich is used."""
+    """Import rich, and restore the state of Python's random generator. Call this before rich is used."""
     state = random.getstate()
     import rich.style  # noqa: F401 # the first import is what matters
 
@@ -21,21 +21,21 @@ def import_rich() -> None:
 
 
 AFTER_S: Final = 2.0
-"""Work that is done sooner is not worth a line."""
+"""Seconds. Shorter work gets no line. A guess."""
 
 _shown = threading.Lock()
-"""Held by the work that is shown: what it calls shows nothing of its own."""
+"""Held by the work that is shown, so that inner work shows nothing."""
 
 
 @contextlib.contextmanager
 def working(what: str) -> Iterator[Callable[[str], None]]:
-    """Show what is being done and for how long, once it has taken two seconds; the line goes when it is done.
+    """Show a line with the work and its duration after two seconds. The line disappears at the end.
 
     Args:
-        what: what is being done, such as ``"memwatch plan"``.
+        what: the name of the work, such as ``"memwatch plan"``.
 
     Yields:
-        A function that says which part of it is under way.
+        A function that shows the name of the present part of the work.
     """
     if sys.stderr is None or not sys.stderr.isatty() or not _shown.acquire(blocking=False):
         yield lambda part: None

@@ -17,7 +17,7 @@ BYTES_FOR_REPORT: Final = 48 << 20
 
 
 class Reserve:
-    """Address space that is taken while there is some; no page of it is touched, so it takes no memory."""
+    """Reserved address space. Its pages are never touched, so it takes no memory."""
 
     def __init__(self, nbytes: int = BYTES_FOR_REPORT) -> None:
         self._nbytes = nbytes
@@ -43,7 +43,7 @@ class Reserve:
 
 @contextlib.contextmanager
 def small_pools() -> Iterator[None]:
-    """Have Arrow, in which pandas keeps texts, take no more than it needs.
+    """Limit the memory pool of Arrow, in which pandas keeps texts, to what it needs.
 
     Its pool takes 1 GiB of address space at once; where that is not to be had, how the addresses happen to lie decides
     whether it fails.

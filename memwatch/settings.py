@@ -28,7 +28,7 @@ TABLE: Final = "tool.memwatch"
 
 
 class SettingsError(OptionError):
-    """The table has a key that does not exist or a value that means nothing. The command line exits with 2."""
+    """The table has an unknown key or an invalid value. The command line exits with 2."""
 
 
 class Kind(Enum):
@@ -299,7 +299,7 @@ def _is_size(value: object) -> bool:
 
 
 def _ratio(value: object) -> float | None:
-    """Return a share such as '5%' as a ratio, None for what is no share."""
+    """Return a share such as '5%' as a ratio. None if the text is not a share."""
     if not isinstance(value, str) or not value.endswith("%"):
         return None
     try:

@@ -21,7 +21,7 @@ _STYLE: Final = "white-space: pre-wrap; overflow-wrap: anywhere; line-height: 1.
 
 
 def preformatted(text: str) -> str:
-    """Return text, every character of which is shown as it is."""
+    """Return HTML that shows a text unchanged."""
     return f'<pre class="memwatch" style="{_STYLE}">{html.escape(text)}</pre>'
 
 
@@ -32,7 +32,7 @@ class ShownAsText:
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        # IPython takes a class's own `__repr__`, as dataclasses have one, before an inherited method of this name
+        # IPython prefers a class's own `__repr__` (dataclasses have one) to an inherited method of this name
         cls._repr_pretty_ = cls._repr_pretty_  # type: ignore[method-assign]
 
     def _repr_html_(self) -> str:

@@ -1,10 +1,10 @@
 """The one place that takes private names from torch: one file per part of torch.
 
-Every other package of memwatch imports what it needs from here, under a public name. A name that this torch
-lacks never fails an import. Its place is taken by a fallback, and :func:`missing` says what memwatch does worse
-without it. Nothing here imports another package of memwatch; `memwatch.errors` is the exception.
+Every other package of memwatch imports what it needs from here, under a public name. A name that this torch lacks never
+makes an import fail. A fallback replaces it, and :func:`missing` lists the abilities that suffer. Of memwatch, these
+files import only `memwatch.errors` and `memwatch.signal_handlers`.
 
-`aot` imports torch's compiler, which takes a second: only `memwatch.replay.backend` and what it uses import it.
+`aot` imports torch's compiler, which takes a second. Only the backend in `memwatch.replay` imports it.
 """
 
 from memwatch._torch.lookup import missing

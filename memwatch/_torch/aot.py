@@ -7,7 +7,7 @@ Importing this file imports AOTAutograd, which takes a second. Inductor is impor
 | torch._dynamo.backends.common.aot_autograd | aot_autograd |
 | torch._dynamo.backends.debugging.boxed_nop | boxed_nop |
 | torch.fx.graph._BoxedCodeGen, torch.fx._lazy_graph_module._LazyGraphModule.force_recompile | boxed_forward(module) |
-| torch._functorch.compile_utils.fx_graph_cse | without_repeats |
+| torch._functorch.compile_utils.fx_graph_cse | without_common_subexpressions |
 | TracingContext.try_get().fw_metadata.saved_tensor_is_graph_input | let_saved_tensors_vary(most) |
 | torch._functorch.partitioners._extract_fwd_bwd_modules | extract_forward_and_backward |
 | torch._functorch.partitioners.default_partition | default_partition |
@@ -17,7 +17,7 @@ Importing this file imports AOTAutograd, which takes a second. Inductor is impor
 | torch._guards.TracingContext, torch._guards.tracing | (there) |
 | torch._guards.detect_fake_mode | (there) |
 | torch._inductor.decomposition.select_decomp_table | decompositions() |
-| OpOverload.py_kernels, OpOverload._dispatch_cache of `upsample_bilinear2d` and the like | interpolating_in_one() |
+| OpOverload.py_kernels, OpOverload._dispatch_cache of `upsample_bilinear2d` and the like | eager_interpolation() |
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ __all__ = [
     "compiled_by_inductor",
     "decompositions",
     "default_partition",
+    "eager_interpolation",
     "extract_forward_and_backward",
-    "interpolating_in_one",
     "let_saved_tensors_vary",
     "min_cut_partition",
-    "without_repeats",
+    "without_common_subexpressions",
 ]
 
 if TYPE_CHECKING:
@@ -60,21 +60,21 @@ if TYPE_CHECKING:
 
     extract_forward_and_backward = _extract_fwd_bwd_modules
     min_cut_partition = min_cut_rematerialization_partition
-    without_repeats = fx_graph_cse
+    without_common_subexpressions = fx_graph_cse
 else:
     _backend = Part('torch.compile(backend="memwatch") does not work')
     aot_autograd = _backend.required("torch._dynamo.backends.common.aot_autograd")
-    """Make a backend of dynamo out of compilers for the forward and the backward graph."""
+    """Make a dynamo backend of two compilers, for the forward and the backward graph."""
     boxed_nop = _backend.required("torch._dynamo.backends.debugging.boxed_nop")
     """A compiler that runs a graph as it is."""
     extract_forward_and_backward = _backend.required("torch._functorch.partitioners._extract_fwd_bwd_modules")
-    """Cut a joint graph in two, given what the forward hands to the backward."""
+    """Cut a joint graph in two, given the values that the forward saves for the backward."""
     default_partition = _backend.required("torch._functorch.partitioners.default_partition")
     """Cut a joint graph in two as eager autograd does."""
     min_cut_partition = _backend.required("torch._functorch.partitioners.min_cut_rematerialization_partition")
     """Cut a joint graph in two as torch's own compiler does, within the budgets that the program gives its regions."""
-    without_repeats = _backend.required("torch._functorch.compile_utils.fx_graph_cse")
-    """Return a graph in which what is computed twice from the same values is computed once."""
+    without_common_subexpressions = _backend.required("torch._functorch.compile_utils.fx_graph_cse")
+    """Return a graph without repeated computations of the same values."""
     TracingContext = _backend.required("torch._guards.TracingContext")
 
 
@@ -88,8 +88,8 @@ _force_recompile: Final[Any] = _boxed.take(
 def boxed_forward(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
     """Return the forward of a graph, which takes a list of arguments and empties it.
 
-    It is what `boxed_nop` calls through functions of its own. A module that writes its code when it is first called
-    would go on asking in each call whether it has.
+    `boxed_nop` calls the same forward through functions of its own. A module that writes its code at the first call
+    would check in every later call whether it has done so.
     """
     if not _boxed.complete:
         found: Callable[[list[Any]], Any] = boxed_nop(module, [])
@@ -101,11 +101,11 @@ def boxed_forward(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
 
 
 def let_saved_tensors_vary(most: int) -> None:
-    """Let the forward that is being compiled save other tensors, and more, than its graph says: `most` at most.
+    """Let the forward that is being compiled save up to `most` tensors, and other ones than its graph says.
 
-    From torch 2.15 on AOTAutograd notes of each tensor that the graph saves whether it is an input, and saves an input
-    that is a view as it is. Nothing else may be saved like that: an output that is a view would keep itself alive. So
-    all are noted as other tensors, which torch before 2.15 takes all of them for.
+    From torch 2.15 on, AOTAutograd marks the saved tensors that are inputs, and saves an input that is a view as it is.
+    An output that is a view would keep itself alive this way. So this marks no tensor as an input, as torch did before
+    2.15.
     """
     context = TracingContext.try_get()
     is_input = getattr(context and context.fw_metadata, "saved_tensor_is_graph_input", None)
@@ -118,7 +118,7 @@ _AS_PLANNED: Final = {
     # its own orders would undo the plan
     "reorder_for_peak_memory": False,
     "reorder_for_locality": False,
-    # what the forward saves has the strides that the backward was planned with
+    # the tensors that the forward saves must have the strides that the backward was planned with
     "layout_optimization": False,
     # the random numbers of eager PyTorch
     "fallback_random": True,
@@ -127,7 +127,7 @@ _AS_PLANNED: Final = {
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
-    """Return how inductor wants ops to be taken apart while a graph is traced."""
+    """Return inductor's table of decompositions for tracing."""
     table: dict[Any, Callable[..., Any]] = _inductor.required(
         "torch._inductor.decomposition.select_decomp_table"
     )()
@@ -135,7 +135,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
 
 
 def compiled_by_inductor(module: fx.GraphModule, *, is_backward: bool) -> Callable[[list[Any]], Any]:
-    """Return a graph of ATen ops, compiled; it takes a list of arguments, which it empties.
+    """Return a compiled graph of ATen ops. It takes a list of arguments and empties it.
 
     The module stays as it is. Its nodes hold their fake values.
     """
@@ -157,7 +157,7 @@ def compiled_by_inductor(module: fx.GraphModule, *, is_backward: bool) -> Callab
     inputs = [node.meta["val"] for node in copy.find_nodes(op="placeholder")]
     options = {name: value for name, value in _AS_PLANNED.items() if hasattr(config, name)}
     tensors = [item for item in inputs if isinstance(item, torch.Tensor)]
-    # a context of its own: that of the compilation under way belongs to another graph
+    # a new context, because the context of the running compilation belongs to another graph
     with config.patch(options), tracing(context(fake_mode_of(tensors))):
         found: Callable[[list[Any]], Any] = compile_graph(
             fx.GraphModule(module, copy), inputs, is_backward=is_backward
@@ -176,12 +176,17 @@ _KEYS: Final = [
     for name in ("Autograd", "CompositeImplicitAutograd")
     if (key := _part.take(f"torch._C.DispatchKey.{name}", None)) is not None
 ]
-"""For these the compiler has functions in Python; without them it takes what eager PyTorch calls."""
+"""The compiler has Python functions for these ops. Without them it uses the ops of eager PyTorch."""
 
 
 @contextlib.contextmanager
-def interpolating_in_one() -> Iterator[None]:
-    """Let what is traced in the block call the ops of eager PyTorch."""
+def eager_interpolation() -> Iterator[None]:
+    """Let traces in the block use the interpolation ops of eager PyTorch.
+
+    The compiler would split an interpolation into many ops, whose sums are rounded differently. For nearest neighbours
+    the sums are equal. But the gradient of a channels_last input loses that layout, and later sums over it are rounded
+    differently.
+    """
     taken: list[tuple[Any, dict[Any, Any]]] = []
     try:
         for overload in _overloads():

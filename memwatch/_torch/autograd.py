@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class _NoSavedTensor:
-    """Stand where torch's class would; nothing is an instance of it."""
+    """Replaces torch's class. Nothing is an instance of it."""
 
     register_hooks: Any = None
 
@@ -64,7 +64,7 @@ keeps_graph: Final[Callable[[], bool]] = Part(
 FunctionBase: Final[Any] = Part("nodes of torch.autograd.Function are not looked into").take(
     "torch._C._FunctionBase", NoSuchClass
 )
-"""The base of the nodes (`ctx`) of every `torch.autograd.Function`."""
+"""The base class of the nodes (`ctx`) of every `torch.autograd.Function`."""
 
 _nodes: Final = Part(
     "ops and saved tensors have no autograd node, and saved tensors are kept as detached aliases"
@@ -76,7 +76,8 @@ SEQUENCE_NR: Final = "_sequence_nr"
 """The method of a node that returns its number."""
 _of_node: Final[Any] = _nodes.take("torch._C._FunctionBase._sequence_nr", None)
 
-# Both fall back together, to a pair by which every node is the newest: a saved output is never taken for an input.
+# Both fall back together, so that every node counts as the newest one. Then a saved output is never mistaken for an
+# input.
 _numbered: Final = _of_node is not None and "torch._C._autograd._get_sequence_nr" not in _nodes.lacking
 next_sequence_nr: Final[Callable[[], int]] = _next_nr if _numbered else lambda: 0
 """Return the number that the next autograd node of this thread gets, 0 if unknown."""
@@ -97,20 +98,20 @@ _top: Final[Callable[[bool], Hooks | None]] = _saved.take(
 push_saved_hooks: Final[Callable[[Callable[..., Any], Callable[..., Any]], None]] = _saved.take(
     "torch._C._autograd._push_saved_tensors_default_hooks", lambda pack, unpack: None
 )
-"""Have a pair of hooks pack and unpack the tensors that autograd saves in this thread from now on."""
+"""Push a pair of hooks that pack and unpack the tensors that autograd saves in this thread."""
 pop_saved_hooks: Final[Callable[[], None]] = _saved.take(
     "torch._C._autograd._pop_saved_tensors_default_hooks", lambda: None
 )
-"""Take the pair that was pushed last off."""
+"""Pop the pair of hooks that was pushed last."""
 SavedTensor: Final[Any] = _saved.take("torch._C._autograd.SavedTensor", _NoSavedTensor)
-"""The class of what a node keeps of a saved tensor."""
+"""The class of a node's saved tensors."""
 RAW_SAVED_PREFIX: Final = "_raw_saved_"
-"""What the names of the attributes begin with in which a C++ node gives its saved tensors."""
+"""The prefix of a C++ node's attributes for its saved tensors."""
 RAW_SAVED_TENSORS: Final = "_raw_saved_tensors"
-"""The attribute in which a node of Python gives its saved tensors."""
+"""The attribute of a Python node for its saved tensors."""
 _saved.take("torch._C._FunctionBase._raw_saved_tensors", None)
 saved_tensors_of: Final[Any] = _saved.take("torch._C._FunctionBase.saved_tensors", property(lambda ctx: ()))
-"""The descriptor of `ctx.saved_tensors`: torch's own way to read them, which a property may cover."""
+"""The descriptor of `ctx.saved_tensors`: torch's own way to read them. A property of a subclass may hide it."""
 SAVED_HOOKS_WORK: Final = _saved.complete
 """Whether hooks can see every tensor that autograd saves."""
 
@@ -119,9 +120,9 @@ _SWITCH: Final = ("_saved_tensors_hooks_disable", "_saved_tensors_hooks_enable")
 SAVED_HOOKS_SWITCH: Final[tuple[Any, str, str] | None] = (
     (torch._C._autograd, *_SWITCH) if all(hasattr(torch._C._autograd, name) for name in _SWITCH) else None
 )
-"""Where the two functions are by which torch switches hooks on saved tensors off and on, and their names.
+"""The module and the names of the functions with which torch disables and enables hooks on saved tensors.
 
-Both `torch.autograd.graph.disable_saved_tensors_hooks` and the code that dynamo makes of it look them up at each call.
+Both `torch.autograd.graph.disable_saved_tensors_hooks` and dynamo's compiled form of it look them up at each call.
 """
 
 
@@ -131,10 +132,10 @@ def top_saved_hooks() -> Hooks | None:
 
 
 def node_of_result(tensor: Any) -> Any:
-    """Return the node behind what a compiled graph has just given back; None for a leaf.
+    """Return the node behind a tensor that a compiled graph has just returned. None for a leaf.
 
-    This asks torch, as the program is about to do with the same tensor. Autograd is on here, so that torch can rebuild
-    the history of a view. Where torch refuses, the program gets torch's error when it uses the tensor.
+    This calls torch's getter, as the program is about to do with the same tensor. Autograd is on here, so that torch
+    can rebuild the history of a view. If torch raises, the program gets the same error when it uses the tensor.
     """
     try:
         return tensor.grad_fn
@@ -143,7 +144,7 @@ def node_of_result(tensor: Any) -> Any:
 
 
 def raw_saved_tensors_of(ctx: Any) -> Any:
-    """Return what a node of Python keeps of its saved tensors, without running their hooks."""
+    """Return a Python node's saved tensors without running their hooks."""
     return getattr(ctx, RAW_SAVED_TENSORS, ())
 
 
@@ -159,7 +160,7 @@ def in_forward_mode() -> bool:
 call_at_end_of_backward: Final[Callable[[Callable[[], None]], None]] = Part(
     "a gradient that is dropped right after its backward counts as a temporary"
 ).take("torch.autograd.variable.Variable._execution_engine.queue_callback", lambda callback: None)
-"""Have the backward that runs in this thread call a function when it has run every node; an error forgets it."""
+"""Call a function when the backward in this thread has run all its nodes. It is not called if the backward raises."""
 
 _engine: Final = Part("the line that called backward is searched anew for every op of it")
 _run_backward: Final[Any] = _engine.take("torch.autograd.graph._engine_run_backward", None)
@@ -178,7 +179,7 @@ NODE_HOOKS_WORK: Final = _hooks.complete
 def registering_hooks_by(replacement: Callable[[Callable[..., Any], Any, Any], Any]) -> Iterator[None]:
     """Have `node.register_hook(hook)` call `replacement(original, hooks, hook)` inside the block.
 
-    `hooks` is the dictionary of the node's hooks, which torch keeps in C++ and hands out here alone.
+    `hooks` is the dictionary of the node's hooks. torch keeps it in C++ and provides it only here.
     """
     if not NODE_HOOKS_WORK:
         yield
@@ -196,7 +197,7 @@ def registering_hooks_by(replacement: Callable[[Callable[..., Any], Any, Any], A
 
 
 def node_name_in_errors(name: str) -> str:
-    """Return the name of a node as torch's error about a saved tensor has it: before 2.13 the whole name."""
+    """Return the name of a node as in torch's error about a saved tensor. Before torch 2.13 it was the whole name."""
     return name if is_older_than(2, 13) else re.sub(r"Backward[0-9]*$", "", name)
 
 

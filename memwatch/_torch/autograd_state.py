@@ -6,8 +6,8 @@ would call it at the same moment: `node_of_result` and `inplace_error`.
 torch's getters `tensor.grad_fn` and `tensor.is_leaf` are not plain reads. After an in-place change of a view's base
 they rebuild the history of the view, by running the view's function again. memwatch takes samples in the middle of an
 op, where autograd is switched off. There the rebuilt history is empty, torch takes it for the current one, and the
-program gets wrong gradients without an error. Even where autograd is on, the getters can raise an error earlier than
-the program would get it, or one that it would never get. A view made by `unbind` is an example.
+program gets wrong gradients without an error. Even with autograd on, a getter can raise an error too early, or an error
+that the program would never see. Views made by `unbind` are an example.
 
 The compiled recorder reads the fields themselves (`record/native/src/autograd_state.h`); `use_compiled` switches to
 it. Without it, memwatch calls the getters if any of these holds, because they compute nothing then:
@@ -16,12 +16,13 @@ it. Without it, memwatch calls the getters if any of these holds, because they c
 * its version, which it shares with its base, is 0: nobody has changed either in place;
 * its base requires no gradient: then the getter returns the field as it is (`VariableHooks::grad_fn` in torch).
 
-Otherwise the node is not known: `grad_fn` is None and `is_leaf` is False. The getters `requires_grad`,
-`retains_grad`, `_base`, `_is_view` and `_version` only read. `tests/heap/test_heap_peeks.py` measures all of them.
+Otherwise memwatch does not know the node. It returns None for `grad_fn` and False for `is_leaf`. The getters
+`requires_grad`, `retains_grad`, `_base`, `_is_view` and `_version` only read. `tests/heap/test_heap_peeks.py` measures
+all of them.
 
-Even a plain read of the node has a price: torch keeps a Python object for the node as long as the node lives, and it
-frees a graph of such nodes by recursion, so that a long graph overflows the stack. So the node is read only for a
-caller who asks for it, and samples walk along the graph in C++ (`compiled_walk`).
+Even a plain read of the node has a price. torch then keeps a Python object for the node as long as the node lives. It
+frees a graph of such nodes by recursion, and a long graph overflows the stack. So memwatch reads the node only for
+callers that need it, and samples walk along the graph in C++ (`compiled_walk`).
 
 | torch | here |
 | --- | --- |
@@ -46,8 +47,8 @@ class AutogradState(NamedTuple):
     """The state that autograd keeps for a tensor.
 
     Attributes:
-        grad_fn: the tensor's node. None if the tensor is a leaf, if the caller did not ask for the node, or if memwatch
-            cannot read it safely. After an in-place change of a view's base it is the node from before the change.
+        grad_fn: the tensor's node. None if the tensor is a leaf, if `with_node` is False, or if memwatch cannot read
+            the node safely. After an in-place change of a view's base it is the node from before the change.
         requires_grad: whether the tensor requires a gradient.
         is_leaf: whether the tensor has no node. False if the node is not known.
         retains_grad: whether the program called `retain_grad()` on it.

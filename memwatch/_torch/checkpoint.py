@@ -40,20 +40,20 @@ RECOMPUTES_WORK: Final = _again.complete
 """Whether the recomputation of a region that was checkpointed without reentrance can be seen."""
 
 RUN_AGAIN: Final[Place] = (checkpoint, "_run_fn_with_dynamo_disabled")
-"""Runs a region again: called with the function that does, which is an attribute of the region's frame."""
+"""Runs a region again. It gets the function that does so, an attribute of the region's frame."""
 NEW_FRAME: Final[Place] = (_Frame, "__init__")
 """Makes the frame of a region, before its forward."""
 SAVE_INPUTS: Final[Place] = (_Frame, "save_inputs") if _InputSaver is None else (_InputSaver, "apply")
-"""Has a region's inputs be kept; called once for a region, before its forward."""
+"""Saves a region's inputs. Called once for a region, before its forward."""
 
 
 def recompute_function(frame: Any) -> Any:
-    """Return the function by which a region's frame runs the region again, None if unknown."""
+    """Return the function that runs a frame's region again, or None."""
     return getattr(frame, "recompute_fn", None)
 
 
 def recomputed_tensors(frame: Any) -> list[Any]:
-    """Return the tensors that a region's frame keeps since it ran again, until the backward reads them."""
+    """Return the recomputed tensors that a region's frame keeps until the backward reads them."""
     kept_by_task = getattr(frame, "recomputed", None) or {}
     return [tensor for kept in list(kept_by_task.values()) for tensor in list(kept.values())]
 
@@ -62,21 +62,21 @@ _Saved: Final[Any] = Part("tensors that a selective checkpoint saves get another
     "torch.utils.checkpoint._VersionWrapper", None
 )
 SAVE_RESULT: Final[Place | None] = None if _Saved is None else (_Saved, "__init__")
-"""Wraps a result that a selective checkpoint saves: called with the wrapper, which dies as the region runs again."""
+"""Wraps a result that a selective checkpoint saves. Called with the wrapper, which dies when the region runs again."""
 
 REENTRANT_FORWARD: Final[Place] = (checkpoint.CheckpointFunction, "forward")
 REENTRANT_BACKWARD: Final[Place] = (checkpoint.CheckpointFunction, "backward")
-"""The two halves of a region that was checkpointed with reentrance; both are given its node first."""
+"""The forward and the backward of a reentrant checkpointed region. Their first argument is its node."""
 
 _PROGRAM_HOOKS: Final = "_current_user_saved_tensors_hooks"
 PROGRAM_HOOKS: Final[Place | None] = (
     (checkpoint, _PROGRAM_HOOKS) if hasattr(checkpoint, _PROGRAM_HOOKS) else None
 )
-"""Returns the hooks on saved tensors that the program pushed, of which torch 2.15 warns; None if torch never asks."""
+"""Returns the program's hooks on saved tensors. torch 2.15 warns about them. None if torch does not read them."""
 
 
 def program_hooks_of(hooks: Hooks | None) -> Hooks | None:
-    """Return the pair of hooks on saved tensors that the program pushed: a pair of checkpointing knows it."""
+    """Return the program's pair of hooks on saved tensors, which checkpointing's own pair refers to."""
     while hooks is not None and getattr(hooks[0], "_checkpoint_internal", False):
         hooks = getattr(hooks[0], "_user_hooks", None)
     return hooks
@@ -91,15 +91,15 @@ _part: Final = Part(
     "the first step under the backend memwatch draws other random numbers in a checkpointed region's backward"
 )
 checkpointed_region: Final[Any] = _part.take("torch._higher_order_ops.wrap.tag_activation_checkpoint", None)
-"""The op that stands for a checkpointed region; None if unknown."""
+"""The op of a checkpointed region in dynamo's graphs. None if unknown."""
 
 
 def split_arguments(kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the arguments that are those of `checkpoint`, and those of the region."""
+    """Split keyword arguments into those of `checkpoint` and those of the region."""
     options, own = checkpointed_region.divide_kwargs(kwargs)
     return dict(options), dict(own)
 
 
 def context_of(region: fx.GraphModule) -> Any:
-    """Return the `context_fn` of a region, None if it has none."""
+    """Return the `context_fn` of a region, or None."""
     return region.meta.get("_checkpoint_context_fn")

@@ -10,7 +10,7 @@
 | overload._overloadname | overload_name_of(overload) |
 | torch._C._should_allow_numbers_as_tensors | takes_numbers_as_tensors |
 | "_c10d_functional", "_c10d_functional_autograd" | COLLECTIVE_NAMESPACES |
-| torch._C._dispatch_key_parse("Fake") | FREE_KEY, None where the key does not work |
+| torch._C._dispatch_key_parse("Fake") | FREE_KEY (None if the key does not work) |
 | torch._C._dispatch_keyset_full_after(key) | BELOW_FREE_KEY |
 | torch._C._dispatch_tls_set_dispatch_key_included | include_key |
 | torch._C._dispatch_tls_is_dispatch_key_included | is_key_included |
@@ -107,7 +107,7 @@ _get_schema: Final = Part("memwatch cannot read the arguments of ops, so it cann
 schema_of: Final[Callable[[Any], Any]] = Part("schemas of ops come from the registry").reader(
     "torch.ops.aten.detach.default._schema", _registered_schema
 )
-"""Return the schema of an overload: its arguments, with what it writes, and its results."""
+"""Return the schema of an overload: its arguments, with marks for those it writes, and its results."""
 
 
 def _itself(overload: Any) -> Any:
@@ -117,14 +117,14 @@ def _itself(overload: Any) -> Any:
 call_of: Final[Callable[[Any], Any]] = Part("ops are called through one more layer of Python").reader(
     "torch.ops.aten.detach.default._op", _itself
 )
-"""Return the C function that runs an overload; calling it is cheaper than calling the overload."""
+"""Return the C function that runs an overload. Calling it is faster than calling the overload."""
 
 
 _names_of: Final = Part("the name of an op is cut out of its public, qualified name")
 base_name_of: Final[Callable[[Any], str]] = _names_of.reader(
     "torch.ops.aten.detach.default._opname", _base_name
 )
-"""Return the name of an overload without namespace and overload: ``add`` of ``aten::add.Tensor``."""
+"""Return the base name of an overload: ``add`` of ``aten::add.Tensor``."""
 overload_name_of: Final[Callable[[Any], str]] = _names_of.reader(
     "torch.ops.aten.detach.default._overloadname", _overload_name
 )
@@ -137,7 +137,7 @@ takes_numbers_as_tensors: Final[Callable[[str], bool]] = Part(
 
 
 FREE_KEY_NAME: Final = "Fake"
-"""The functionality key below autograd that nothing in torch uses; a kernel on it sees every op."""
+"""The functionality key below autograd that torch does not use. A kernel on it sees every op."""
 
 _key: Final = Part("ops are seen through a dispatch mode, because no free dispatch key works")
 _parse_key: Final[Callable[[str], Any]] = _key.take("torch._C._dispatch_key_parse", lambda name: None)
@@ -145,7 +145,7 @@ _full_after: Final[Callable[[Any], Any]] = _key.take("torch._C._dispatch_keyset_
 include_key: Final[Callable[[Any, bool], None]] = _key.take(
     "torch._C._dispatch_tls_set_dispatch_key_included", lambda key, on: None
 )
-"""Include a key in this thread, or no longer."""
+"""Include a key in this thread, or stop including it."""
 is_key_included: Final[Callable[[Any], bool]] = _key.take(
     "torch._C._dispatch_tls_is_dispatch_key_included", lambda key: False
 )
@@ -153,11 +153,11 @@ is_key_included: Final[Callable[[Any], bool]] = _key.take(
 exclude_key: Final[Callable[[Any, bool], None]] = _key.take(
     "torch._C._dispatch_tls_set_dispatch_key_excluded", lambda key, on: None
 )
-"""Exclude a key in this thread, or no longer."""
+"""Exclude a key in this thread, or stop excluding it."""
 op_names: Final[Callable[[], list[str]]] = _key.take("torch._C._dispatch_get_all_op_names", list)
 """Return the qualified name of every overload that is defined, as ``aten::add.Tensor``."""
 schemas: Final[Callable[[], list[Any]]] = Part("").take("torch._C._jit_get_all_schemas", list)
-"""Return the schema of every overload that is defined, without an object of `torch.ops` for any."""
+"""Return the schema of every defined overload, without making objects of `torch.ops`."""
 _library: Final[Callable[..., Any]] = _key.take("torch._C._dispatch_library", lambda *args: None)
 _destroy: Final[Callable[[Any], None]] = _key.take("torch.library.Library._destroy", lambda library: None)
 OPS_MODULE: Final[Any] = _key.take("torch._ops", None)
@@ -178,16 +178,16 @@ def _free_key() -> Any:
 
 FREE_KEY: Final = _free_key()
 BELOW_FREE_KEY: Final[Any] = None if FREE_KEY is None else _full_after(FREE_KEY)
-"""The set of keys that come after the free one."""
+"""The keys that come after the free key."""
 
 
 def kernel_library(space: str, file: str) -> Any:
-    """Return a library of C++ that puts kernels on ops of a namespace; they go when it does."""
+    """Return a C++ library of kernels for ops of a namespace. The kernels are removed with the library."""
     return _library("IMPL", space, "", file, 0)
 
 
 def destroy_library(library: Any) -> None:
-    """Take the kernels of a `torch.library.Library` off."""
+    """Remove the kernels of a `torch.library.Library`."""
     _destroy(library)
 
 

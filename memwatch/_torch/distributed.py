@@ -37,7 +37,7 @@ _ddp: Final = Part("the buckets of DistributedDataParallel look like other memor
 
 
 def _if_there(path: str) -> Any:
-    """Return what a torch with distributed training has at a path; a torch built without it lacks nothing."""
+    """Return the object at a path. None, without a note, if this torch has no distributed training."""
     return _ddp.take(path, None) if torch.distributed.is_available() else None
 
 
@@ -46,19 +46,19 @@ def _name_if_there(path: str) -> str | None:
 
 
 MAKE_REDUCER: Final = _name_if_there("torch.nn.parallel.DistributedDataParallel._ddp_init_helper")
-"""The method of DistributedDataParallel that makes the reducer, and with it the first buckets."""
+"""The method of DistributedDataParallel that makes the reducer and the first buckets."""
 REBUILD: Final = _name_if_there("torch._C._distributed_c10d.Reducer._rebuild_buckets")
-"""The method of `Reducer` that makes the buckets anew, in the order in which the gradients came."""
+"""The method of `Reducer` that rebuilds the buckets in the order in which the gradients came."""
 Reducer: Final[Any] = getattr(sys.modules.get("torch._C._distributed_c10d"), "Reducer", None)
 HAND_OUT: Final = _name_if_there("torch._C._distributed_c10d.GradBucket.buffer")
-"""The method of `GradBucket` by which a hook for communication gets the tensor of a bucket."""
+"""The method of `GradBucket` that gives a communication hook the tensor of a bucket."""
 GradBucket: Final[Any] = getattr(sys.modules.get("torch._C._distributed_c10d"), "GradBucket", None)
 BROADCAST: Final = _name_if_there("torch.distributed._broadcast_coalesced")
 """The function of torch.distributed that broadcasts many tensors in flat copies."""
 
 
 def bucket_sizes(ddp: Any) -> list[int]:
-    """Return the bytes of each bucket of a DistributedDataParallel, as its logger has them; empty if it has none."""
+    """Return the bytes of each bucket of a DistributedDataParallel, from its logger. Empty if it has none."""
     try:
         logged = str(ddp._get_ddp_logging_data().get("bucket_sizes", ""))
         return [int(size) for size in logged.split(",") if size.strip()]
@@ -68,7 +68,7 @@ def bucket_sizes(ddp: Any) -> list[int]:
 
 
 def backends_of(ddp: Any) -> list[Any]:
-    """Return what does the collectives of a DistributedDataParallel, for each kind of device that it tells."""
+    """Return the backends of a DistributedDataParallel's collectives, one for each kind of device."""
     group: Any = getattr(ddp, "process_group", None)
     found = []
     for device in getattr(group, "_device_types", ()):
@@ -84,7 +84,7 @@ UNSHARD, WAIT, REDUCE = "unshard", "wait_for_unshard", "post_backward"
 
 
 def loaded_parameter_group() -> Any:
-    """Return FSDP2's class of parameter groups once something has imported it; None before, or if it is another."""
+    """Return FSDP2's class of parameter groups if it is imported and has the expected methods, or else None."""
     if _GROUPS not in sys.modules:
         return None
     if not _fsdp.asked:
@@ -96,7 +96,7 @@ def loaded_parameter_group() -> Any:
 
 
 def group_name(group: Any) -> str:
-    """Return the qualified name of the module that a parameter group belongs to; empty for the root."""
+    """Return the qualified name of a parameter group's module. Empty for the root."""
     return getattr(group, "_module_fqn", None) or ""
 
 
@@ -115,7 +115,7 @@ def sharded(group: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def unsharded(group: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors that hold the whole parameters, with their names; resharding takes their bytes away."""
+    """Yield the tensors that hold the whole parameters, with their names. Resharding frees their bytes."""
     for name, parameter in _each(group):
         for key in ("all_gather_outputs", "_unsharded_inner_tensors"):
             for tensor in getattr(parameter, key, ()):
@@ -132,13 +132,13 @@ def unsharded_gradients(group: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def all_gather_output(group: Any) -> Tensor | None:
-    """Return the buffer into which the shards of a group are being gathered, None if they are not."""
+    """Return the all-gather buffer of a group, or None if no all-gather is running."""
     output = getattr(getattr(group, "_all_gather_result", None), "all_gather_output", None)
     return output if isinstance(output, Tensor) and output.numel() else None
 
 
 def reduction_buffers(group: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yield what a group reduced its gradients through just now: what it is called, and the tensor."""
+    """Yield the buffers of a group's last gradient reduction, each with its name."""
     states = getattr(getattr(group, "comm_ctx", None), "reduce_scatter_states", ())
     if states and isinstance(tensor := getattr(states[-1], "reduce_scatter_input", None), Tensor):
         yield "reduce-scatter input", tensor
@@ -154,7 +154,7 @@ _HANDLES: Final = "torch.distributed.fsdp._flat_param"
 
 
 def loaded_flat_handle() -> Any:
-    """Return the class of FullyShardedDataParallel's flat parameters once it is imported; None before."""
+    """Return the class of FullyShardedDataParallel's flat parameters if it is imported, or else None."""
     if _HANDLES not in sys.modules:
         return None
     if not _flat.asked:
@@ -165,13 +165,13 @@ def loaded_flat_handle() -> Any:
 
 
 def flat_parameter(handle: Any) -> tuple[Any, str]:
-    """Return a flat parameter, and the names of the parameters that it is made of."""
+    """Return a flat parameter, and the names of the parameters in it."""
     flat = getattr(handle, "flat_param", None)
     return flat, ", ".join(getattr(flat, "_fqns", ()))
 
 
 def gathered(flat: Any) -> Iterator[Tensor]:
-    """Yield the tensors in which a flat parameter is gathered."""
+    """Yield the tensors that hold the gathered flat parameter."""
     for key in ("_full_param_padded", "_full_prec_full_param_padded"):
         if isinstance(tensor := getattr(flat, key, None), Tensor):
             yield tensor

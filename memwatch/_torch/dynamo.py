@@ -1,17 +1,17 @@
-"""torch.compile: what dynamo does with frames. Nothing here imports `torch._dynamo`, which takes seconds.
+"""torch.compile: how dynamo handles frames. Importing this file does not import `torch._dynamo`, which takes seconds.
 
 | torch | here |
 | --- | --- |
 | torch._C._dynamo.eval_frame.get_eval_frame_callback | frame_callback |
-| torch._C._dynamo.eval_frame.set_code_exec_strategy(code, SKIP) | leave_alone(code) |
+| torch._C._dynamo.eval_frame.set_code_exec_strategy(code, SKIP) | skip_frames_of(code) |
 | torch._dynamo.disable | disabled(function) |
-| torch._dynamo.eval_frame.innermost_fn | undisabling() |
+| torch._dynamo.eval_frame.innermost_fn | function_that_enables() |
 | torch._TorchCompileWrapper | compiling_wrapper() |
 | torch._dynamo.resume_execution.TORCH_DYNAMO_RESUME_IN_PREFIX | is_resumed() |
 | sys.modules["torch._dynamo.eval_frame"] | loaded_eval_frame() |
 | torch._dynamo.callback.callback_handler, torch._dynamo.exc.Unsupported, BackendCompilerFailed | \
-call_when_given_up(call) |
-| torch._dynamo.exc.SkipFrame | frame_leaving() |
+call_on_uncompiled_frame(call) |
+| torch._dynamo.exc.SkipFrame | skip_frame_exception() |
 | torch._dynamo.utils.numpy_to_tensor_wrapper, ... | computes_as_numpy(graph) |
 | "compiler_fn" and "code" of convert_frame's `_compile` | (there) |
 | "set_eval_frame", "_maybe_set_eval_frame", "compile_wrapper" | SET_CALLBACK, RESTORE_CALLBACK, COMPILED_WRAPPER |
@@ -35,7 +35,7 @@ _callback: Final = Part("dynamo may try to compile code of memwatch, which costs
 frame_callback: Final[Callable[[], Any]] = _callback.take(
     "torch._C._dynamo.eval_frame.get_eval_frame_callback", lambda: None
 )
-"""Return what dynamo evaluates the frames of this thread with; None where it does not."""
+"""Return dynamo's callback for the frames of this thread. None if dynamo does not evaluate them."""
 _set_strategy: Final[Callable[[CodeType, Any], None]] = _callback.take(
     "torch._C._dynamo.eval_frame.set_code_exec_strategy", lambda code, strategy: None
 )
@@ -45,23 +45,23 @@ _Strategy: Final[Callable[[Any, Any], Any]] = _callback.take(
 _SKIP: Final[Any] = _callback.take("torch._C._dynamo.eval_frame._FrameAction.SKIP", None)
 
 
-def leave_alone(code: CodeType) -> None:
-    """Have dynamo neither compile frames of this code nor look into what they call."""
+def skip_frames_of(code: CodeType) -> None:
+    """Make dynamo skip frames of this code and everything that they call."""
     if _callback.complete:
         _set_strategy(code, _Strategy(_SKIP, _SKIP))
 
 
 SET_CALLBACK, RESTORE_CALLBACK = "set_eval_frame", "_maybe_set_eval_frame"
-"""Functions of dynamo's module by which a compiled function switches frame evaluation off, and on again."""
+"""Functions of dynamo's module with which a compiled function disables and restores frame evaluation."""
 COMPILED_WRAPPER: Final = "compile_wrapper"
-"""The name of the function that a compiled function is called through."""
+"""The name of the function through which a compiled function is called."""
 _calls: Final = Part(
     "calls of compiled functions are not noted, and functions may compile anew inside a profile"
 )
 
 
 def loaded_eval_frame() -> ModuleType | None:
-    """Return dynamo's module with the names above once something has imported it; None before, or if they are gone."""
+    """Return dynamo's module if it is imported and has the names above, or else None."""
     module = sys.modules.get("torch._dynamo.eval_frame")
     if module is not None and not _calls.asked:
         _look_up_calls()
@@ -86,7 +86,7 @@ _disabling: Final = Part("dynamo may compile code of memwatch that runs under a 
 
 
 def disabled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that does the same and that dynamo does not look into; imports dynamo."""
+    """Return the same function in a form that dynamo does not compile. This imports dynamo."""
     disable: Any = _disabling.take("torch._dynamo.disable", lambda function: function)
     result: Callable[..., Any] = disable(function)
     return result
@@ -95,8 +95,8 @@ def disabled(function: Callable[..., Any]) -> Callable[..., Any]:
 _enabling: Final = Part("a graph of a compiled callable is called through one function more")
 
 
-def undisabling() -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a function that undoes `disabled`, for calls from where dynamo does not look; imports dynamo."""
+def function_that_enables() -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a function that undoes `disabled`, for calls from code that dynamo skips. This imports dynamo."""
     innermost: Any = _enabling.take("torch._dynamo.eval_frame.innermost_fn", lambda function: function)
     result: Callable[[Callable[..., Any]], Callable[..., Any]] = innermost
     return result
@@ -108,7 +108,7 @@ _wrapper: Final[Any] = Part("compiled functions that are given the same options 
 
 
 def compiling_wrapper() -> Any:
-    """Return the object that calls the present backend, one for each use of `torch.compile`; None if there is none."""
+    """Return the object of the `torch.compile` call whose backend is running, or None."""
     frame = sys._getframe(1)
     while frame is not None and _wrapper is not None:
         if frame.f_code is _wrapper.__call__.__code__:
@@ -121,7 +121,7 @@ _RESUMED: Final = "torch_dynamo_resume_in"
 
 
 def is_resumed() -> bool:
-    """Return True if a graph runs after code of the same compiled function that dynamo does not compile."""
+    """Return True if a graph runs after a graph break of its compiled function."""
     frame = sys._getframe(1)
     while frame is not None and frame.f_code.co_name != COMPILED_WRAPPER:
         if frame.f_code.co_name.startswith(_RESUMED):
@@ -136,14 +136,14 @@ _NUMPY_WRAPPERS: Final = tuple(
 )
 
 
-def frame_leaving() -> type[Exception] | None:
-    """Return the exception by which a backend has dynamo leave a frame as it is; imports dynamo."""
+def skip_frame_exception() -> type[Exception] | None:
+    """Return the exception with which a backend makes dynamo skip a frame. This imports dynamo."""
     skip: Any = _frames.take("torch._dynamo.exc.SkipFrame", None)
     return skip  # type: ignore[no-any-return]  # torch has a class there
 
 
 def computes_as_numpy(nodes: Iterable[fx.Node]) -> bool:
-    """Return True if any node stands for a call of NumPy, which dynamo translates to ops of torch. Imports dynamo."""
+    """Return True if a node is a call of NumPy, which dynamo translates to ops of torch. This imports dynamo."""
     found: list[Any] = [_frames.take(path, None) for path in _NUMPY_WRAPPERS]
     classes = tuple(each for each in found if isinstance(each, type))
     functions = [each for each in found if callable(each) and not isinstance(each, type)]
@@ -156,12 +156,12 @@ _given_up: Final = Part(
 _PENDING: Final = "_CompilationCallbackHandler__pending_callbacks_counter"
 
 
-def call_when_given_up(call: Callable[[Any, CodeType, str], None]) -> None:
-    """Have a function called when dynamo gives up compiling a frame, which then runs as it is; imports dynamo.
+def call_on_uncompiled_frame(call: Callable[[Any, CodeType, str], None]) -> None:
+    """Call a function when dynamo gives up on a frame, which then runs uncompiled. This imports dynamo.
 
     Args:
-        call: takes the object that would have called the backend, the code of the frame, and dynamo's reason. It may
-            raise: the program sees the error, as one of a backend's.
+        call: called with the object that would have called the backend, the code of the frame, and dynamo's reason. If
+            it raises, the program gets the error as an error of the backend.
     """
     handler: Any = _given_up.take("torch._dynamo.callback.callback_handler", None)
     unsupported: Any = _given_up.take("torch._dynamo.exc.Unsupported", None)
@@ -179,7 +179,7 @@ def call_when_given_up(call: Callable[[Any, CodeType, str], None]) -> None:
             call(owner, compiling.f_locals["code"], str(error).partition("\n")[0])
         except Exception as refusal:
             of_handler = raised_by_handler(refusal)
-            # the handler would count this compilation as one that is under way, and call nobody again
+            # otherwise the handler would count this compilation as still running, and make no more calls
             setattr(handler, _PENDING, getattr(handler, _PENDING, 1) - 1)
             if of_handler:
                 raise
@@ -196,7 +196,7 @@ def call_when_given_up(call: Callable[[Any, CodeType, str], None]) -> None:
 
 
 def _as_backends(error: Exception, failed: Any, backend: Any) -> Exception:
-    """Return an error that is of its own class, and of that of a backend's errors, which dynamo lets through."""
+    """Return an error of two classes: its own, and that of backend errors, which dynamo lets pass."""
     kind = type(type(error).__name__, (type(error), failed), {"__init__": failed.__init__})
     found: Exception = kind(backend, error, None)
     vars(found).update(vars(error))

@@ -1,4 +1,4 @@
-"""autograd's engine: to learn when a backward has returned.
+"""autograd's engine: call a function when a backward has returned.
 
 | torch | here |
 | --- | --- |
@@ -33,15 +33,16 @@ _task_id: Final[Callable[[], int]] = _engine.take("torch._C._current_graph_task_
 
 
 def is_in_backward() -> bool:
-    """Return True where autograd's engine runs a backward in this thread."""
+    """Return True if autograd's engine runs a backward in this thread."""
     return _task_id() != -1
 
 
 def call_after_backwards(call: Callable[[], object]) -> Callable[[], None]:
-    """Have a function called whenever a backward of any thread has returned; return what ends that.
+    """Call a function whenever a backward of any thread has returned. Return the function that ends this.
 
-    A torch profiler cannot be stopped inside a backward, whose end puts the profiler's state back. So this stands
-    around the whole of it. A compiled function may call a backward, and dynamo would compile what stands here.
+    A torch profiler cannot be stopped inside a backward, because the end of the backward restores the profiler's state.
+    So this wraps the whole backward. The wrapper is disabled for dynamo, because a compiled function may call a
+    backward.
     """
     if _run_backward is None:
         return lambda: None
@@ -52,12 +53,12 @@ def call_after_backwards(call: Callable[[], object]) -> Callable[[], None]:
     @functools.wraps(before)
     def run_backward(*args: Any, **kwargs: Any) -> Any:
         result = before(*args, **kwargs)
-        if not is_fake_mode_on():  # else a compiler traces a backward
+        if not is_fake_mode_on():  # otherwise a compiler is tracing a backward
             call()
         return result
 
     def end() -> None:
-        if getattr(module, _NAME) is run_backward:  # else somebody has put another function around this one
+        if getattr(module, _NAME) is run_backward:  # otherwise another function was put around this one
             setattr(module, _NAME, before)
 
     setattr(module, _NAME, run_backward)

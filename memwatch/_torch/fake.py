@@ -3,7 +3,7 @@
 | torch | here |
 | --- | --- |
 | torch._subclasses.fake_tensor.FakeTensor | FakeTensor |
-| torch._subclasses.fake_tensor.FakeTensorMode(allow_non_fake_inputs=True) | pretended() |
+| torch._subclasses.fake_tensor.FakeTensorMode(allow_non_fake_inputs=True) | fake_mode() |
 | torch._subclasses.fake_tensor.DataDependentOutputException, DynamicOutputShapeException | reads_values() |
 | torch._subclasses.fake_tensor.UnsupportedFakeTensorException, UnsupportedOperatorException | reads_values() |
 | torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode | reads_values() |
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from memwatch._torch.lookup import NoSuchClass, Part
 
-__all__ = ["FakeTensor", "is_fake_mode_on", "pretended", "reads_values"]
+__all__ = ["FakeTensor", "fake_mode", "is_fake_mode_on", "reads_values"]
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensor
 else:
     FakeTensor = _fake.take("torch._subclasses.fake_tensor.FakeTensor", NoSuchClass)
-    """The class of tensors that only pretend to have memory."""
+    """The class of tensors that have no memory."""
 _mode_of_key: Final[Callable[[Any], Any]] = _fake.take("torch._C._get_dispatch_mode", lambda key: None)
 _FAKE_KEY: Final[Any] = _fake.take("torch._C._TorchDispatchModeKey.FAKE", None)
 
@@ -55,16 +55,16 @@ _reading: Final = Part("a step that reads values of tensors ends an estimate wit
 
 
 def reads_values() -> tuple[type[Exception], ...]:
-    """Return what torch raises where fake tensors cannot stand for real ones, because values are read.
+    """Return the exceptions that torch raises when a program reads values of fake tensors.
 
-    The classes are looked up when they are asked for: some lie where sympy is imported.
+    The classes are looked up here and not at import, because some of their modules import sympy.
     """
     found: list[type[Exception] | None] = [_reading.take(name, None) for name in _NAMES]
     return tuple(each for each in found if each is not None)
 
 
-def pretended() -> AbstractContextManager[object]:
-    """Return a mode in which ops make fake tensors, also of real ones.
+def fake_mode() -> AbstractContextManager[object]:
+    """Return a mode in which ops make fake tensors, also from real arguments.
 
     Raises:
         MemwatchError: this torch lacks it.

@@ -1,10 +1,10 @@
-"""One rank of a job that is not there: fake tensors that answer reads, fake process groups, no other process.
+"""One rank of a simulated job: fake tensors that answer reads, and fake process groups without other processes.
 
 | torch | here |
 | --- | --- |
-| torch._subclasses.fake_tensor.FakeTensorMode, DataDependentOutputException | answering(on_read) |
+| torch._subclasses.fake_tensor.FakeTensorMode, DataDependentOutputException | fake_mode_with_zero_reads(on_read, ...) |
 | torch._subclasses.fake_tensor.DynamicOutputShapeException and others | UNANSWERABLE |
-| torch._subclasses.fake_tensor.unset_fake_temporarily | really() |
+| torch._subclasses.fake_tensor.unset_fake_temporarily | real_tensors() |
 | torch.testing._internal.distributed.fake_pg.FakeStore | FakeStore |
 | torch.distributed.distributed_c10d._new_process_group_helper | MAKE_GROUP |
 | torch.nn.parallel.distributed._verify_param_shape_across_processes | VERIFY |
@@ -15,7 +15,7 @@
 | torch.distributed.tensor._sharding_prop.ShardingPropagator._propagate_tensor_meta_non_cached | PROPAGATOR, PROPAGATE |
 | torch.optim.optimizer._foreach_supported_types | FOREACH_TYPES |
 
-An estimate alone imports this file: what it takes of torch.distributed needs a second to import.
+Only an estimate imports this file, because its parts of torch.distributed take a second to import.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _ReadsValue: Final[Any] = _job.take("torch._subclasses.fake_tensor.DataDependent
 _ShapeOfValues: Final[Any] = _job.take(
     "torch._subclasses.fake_tensor.DynamicOutputShapeException", NoSuchClass
 )
-really: Final[Callable[[], AbstractContextManager[Any]]] = _job.required(
+real_tensors: Final[Callable[[], AbstractContextManager[Any]]] = _job.required(
     "torch._subclasses.fake_tensor.unset_fake_temporarily"
 )
 """A guard: ops inside make real tensors."""
 UNANSWERABLE: Final = (_ShapeOfValues, _ReadsValue)
-"""What an op raises whose result cannot be told without values; `func` is the op."""
+"""The exceptions of ops whose result depends on values. `func` is the op."""
 
 _HAS_GROUPS: Final = torch.distributed.is_available()
 
@@ -56,7 +56,7 @@ def _name_if_there(path: str) -> str:
 
 
 FakeStore: Final[Any] = _if_there("torch.testing._internal.distributed.fake_pg.FakeStore")
-"""A store that keeps nothing; importing it registers the backend named fake."""
+"""A store that keeps nothing. Importing it registers the backend named fake."""
 MAKE_GROUP: Final = _name_if_there("torch.distributed.distributed_c10d._new_process_group_helper")
 """The function of distributed_c10d that makes every process group."""
 VERIFY: Final = _name_if_there("torch.nn.parallel.distributed._verify_param_shape_across_processes")
@@ -67,7 +67,7 @@ Logger: Final[Any] = _if_there("torch.distributed.Logger")
 LOG: Final = _name_if_there("torch.distributed.Logger.set_runtime_stats_and_log")
 """The method with which DistributedDataParallel logs how long its last steps took."""
 register_hook: Final[Any] = _if_there("torch.distributed._register_comm_hook")
-"""Register what a Reducer does with a full bucket."""
+"""Register the hook that a Reducer calls with a full bucket."""
 PROPAGATOR: Final[Any] = _if_there("torch.distributed.tensor._sharding_prop.ShardingPropagator")
 PROPAGATE: Final = _name_if_there(
     "torch.distributed.tensor._sharding_prop.ShardingPropagator._propagate_tensor_meta_non_cached"
@@ -75,33 +75,34 @@ PROPAGATE: Final = _name_if_there(
 """The method of ShardingPropagator that runs an op on whole fake tensors to learn the shapes of its results."""
 SHARDING: Final[Any] = _if_there("torch.distributed.fsdp._fully_shard._fsdp_param")
 CHUNK: Final = _name_if_there("torch.distributed.fsdp._fully_shard._fsdp_param._chunk_with_empty")
-"""The function of the module SHARDING that cuts a parameter into the shards of all ranks."""
+"""The function in the module SHARDING that cuts a parameter into the shards of all ranks."""
 FOREACH_TYPES: Final[list[type]] = Part("optimizers of an estimate take no lists of tensors at once").take(
     "torch.optim.optimizer._foreach_supported_types", []
 )
-"""The classes of parameters for which an optimizer on a GPU takes all at once, by default."""
+"""The classes of parameters that an optimizer on a GPU processes all at once by default."""
 require_jobs: Final = _job.require
-"""Raise MemwatchError, which names what this torch lacks, where a program cannot be estimated."""
+"""Raise MemwatchError if this torch lacks a name that an estimate needs."""
 
 _READS_NUMBER: Final = "aten::_local_scalar_dense"
 _ORDER: Final = "aten::randperm"
 
 
-def answering(
-    on_read: Callable[[Any], None], on_op: Callable[[Any, tuple[Any, ...], dict[str, Any]], None],
+def fake_mode_with_zero_reads(
+    on_read: Callable[[Any], None],
+    on_op: Callable[[Any, tuple[Any, ...], dict[str, Any]], None],
     complete: Callable[[Any, tuple[Any, ...], dict[str, Any], Any], Any],
-) -> AbstractContextManager[object]:  # fmt: skip
-    """Return a FakeTensorMode in which a read of a value is answered by zero.
+) -> AbstractContextManager[object]:
+    """Return a FakeTensorMode in which a read of a value returns zero.
 
-    Zero keeps training going: `GradScaler` finds no infinity, and no assertion of a finite loss fails. An order of
-    indices (`randperm`, as samplers of a DataLoader make it) is real: the program reads all of it.
+    With zeros, training goes on: `GradScaler` finds no infinity, and assertions of a finite loss pass. An order of
+    indices (`randperm`) is real, because samplers of a DataLoader read all of it.
 
     Args:
         on_read: called with the op of each read.
-        on_op: called with each op that the program calls and its arguments; not with those that an op consists of.
+        on_op: called with each op that the program calls and its arguments, but not with the inner ops of an op.
         complete: called with such an op, its arguments and its fake results; returns the results.
     """
-    has_gpu = torch.accelerator.is_available()  # asked before the program is told that there is one
+    has_gpu = torch.accelerator.is_available()  # read before the program gets a simulated GPU
 
     class Answering(_Mode):  # type: ignore[misc]  # the base is looked up
         avoid_device_init = not has_gpu
@@ -109,7 +110,7 @@ def answering(
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if func.name().partition(".")[0] == _ORDER and not _is_elsewhere(kwargs):
-                with really():
+                with real_tensors():
                     return func(*args, **(kwargs or {}))
             if not self.depth:
                 on_op(func, args, kwargs or {})
@@ -128,7 +129,7 @@ def answering(
 
 
 def is_raised_by_fakes(error: BaseException) -> bool:
-    """Return True for an error of a kind that fake tensors alone raise."""
+    """Return True for an error that only fake tensors raise."""
     return type(error).__module__.startswith("torch._subclasses.")
 
 

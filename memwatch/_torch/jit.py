@@ -1,4 +1,4 @@
-"""torch.jit, and the futures of torch: what traces, and what scripted modules and futures hold.
+"""torch.jit and torch's futures: the running trace, and the tensors in scripted modules and futures.
 
 | torch | here |
 | --- | --- |
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _traces: Final = Part("ops that torch.jit traces are recorded, and the recorder's may be written down")
 tracing_state: Final[Callable[[], Any]] = _traces.take("torch._C._get_tracing_state", lambda: None)
-"""Return what torch.jit writes a trace into, or None while it does not trace in this thread."""
+"""Return the state of torch.jit's trace in this thread, or None if it does not trace."""
 _traces.take("torch.jit._trace._trace_impl", None)
 TRACERS: Final[tuple[tuple[Any, str], ...]] = tuple(
     (place, name)
@@ -31,7 +31,7 @@ TRACERS: Final[tuple[tuple[Any, str], ...]] = tuple(
     for name in ("_trace_impl", "trace_module")
     if hasattr(place, name)
 )
-"""Modules, and functions in them, through which every trace runs."""
+"""The functions that every trace runs through, each with its module."""
 
 _script: Final = Part("searches for leaks skip tensors that scripted modules hold")
 ScriptModule: Final[type[Any]] = _script.take("torch.jit._script.RecursiveScriptModule", NoSuchClass)

@@ -1,4 +1,4 @@
-"""Look a private name of torch up; where this torch lacks it, take the fallback and remember what is lost."""
+"""Look up private names of torch. If this torch lacks a name, use a fallback and remember what memwatch loses."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _parts: Final[list[Part]] = []
 
 
 class NoSuchClass:
-    """Stand where a class of torch's would; nothing is an instance of it."""
+    """Replaces a class of torch. Nothing is an instance of it."""
 
 
 class Part:
-    """Names of torch that one ability of memwatch needs together.
+    """The names of torch that one ability of memwatch needs together.
 
     Args:
-        lost: what memwatch does worse where one of the names is missing; the end of a sentence. Empty if what takes
-            the place of the names does as well.
+        lost: what memwatch does worse if one of the names is missing, as the end of a sentence. Empty if the fallbacks
+            are as good.
 
     Attributes:
         asked: the names that were looked up.
-        lacking: those among them that this torch does not have.
+        lacking: the names among them that this torch lacks.
     """
 
     def __init__(self, lost: str) -> None:
@@ -44,7 +44,7 @@ class Part:
 
     @property
     def complete(self) -> bool:
-        """Whether this torch has every name that was asked for."""
+        """Whether this torch has every name that was looked up."""
         return not self.lacking
 
     def take(self, path: str, otherwise: T) -> T:
@@ -61,7 +61,7 @@ class Part:
 
     @property
     def sentence(self) -> str:
-        """What is missing, and what memwatch does worse for it."""
+        """The sentence for the user: the missing names, and what memwatch does worse without them."""
         return f"torch {torch.__version__} has no {', '.join(self.lacking)}: {self.lost}"
 
     def require(self) -> None:
@@ -72,7 +72,7 @@ class Part:
             raise MemwatchError(self.sentence)
 
     def required(self, path: str) -> Any:
-        """Return the object at a path; where it is missing, a function that raises MemwatchError when called."""
+        """Return the object at a path, or a function that raises MemwatchError when it is called."""
         return self.take(path, self._refuse)
 
     def _refuse(self, *args: Any, **kwargs: Any) -> Any:
@@ -94,7 +94,7 @@ class Part:
 
 
 def find(path: str) -> Any:
-    """Return the object at a dotted path that starts with `torch`; modules on the way are imported."""
+    """Return the object at a dotted path that starts with `torch`. Import the modules on the way."""
     first, *names = path.split(".")
     place: Any = torch
     for name in names:
@@ -104,7 +104,7 @@ def find(path: str) -> Any:
             try:
                 found = importlib.import_module(first)
             except Exception as error:
-                # a module of torch may fail in any way where what it needs is not installed
+                # a module of torch may fail in any way if a dependency is not installed
                 pass_on(error)
                 return ABSENT
         place = found
@@ -117,5 +117,5 @@ def asked() -> list[str]:
 
 
 def missing() -> list[str]:
-    """Return one sentence for each ability that suffers from a name this torch does not have."""
+    """Return one sentence for each ability that suffers from a missing name."""
     return [part.sentence for part in _parts if part.lacking and part.lost]

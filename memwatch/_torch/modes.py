@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class _NoMode:
-    """Stand where torch's class would: the mode can be made, and sees nothing."""
+    """Replaces torch's class. The mode can be made, but it sees nothing."""
 
     def __enter__(self) -> _NoMode:
         return self
@@ -60,16 +60,16 @@ push_mode: Final[Callable[[Any], None]] = _modes.take(
 )
 """Make a mode the innermost one of this thread."""
 pop_mode: Final[Callable[[], Any]] = _modes.take("torch.utils._python_dispatch._pop_mode", lambda: None)
-"""Take the innermost mode of this thread off, and return it."""
+"""Remove the innermost mode of this thread, and return it."""
 require_modes: Final = _modes.require
-"""Raise MemwatchError, which names what this torch lacks, where ops cannot be seen by a dispatch mode."""
+"""Raise MemwatchError if this torch lacks a name that dispatch modes need."""
 
 
 class UncompiledMode(_Base):  # type: ignore[misc]  # the base is looked up
-    """A dispatch mode that dynamo leaves alone, and that leaves compiled code compiled.
+    """A dispatch mode that dynamo ignores, and under which compiled code stays compiled.
 
-    Under any other mode dynamo skips the frame of a compiled function, and remembers that: one call switches its
-    compilation off for good.
+    Under any other mode, dynamo skips the frame of a compiled function and remembers this. One call would disable its
+    compilation for good.
 
     Raises:
         MemwatchError: this torch lacks a name that using a mode needs.
@@ -86,19 +86,19 @@ class UncompiledMode(_Base):  # type: ignore[misc]  # the base is looked up
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # True wraps `__torch_dispatch__` in something as slow as recording, whose first call imports
-        # torch._dynamo: seconds, and a changed process. `dynamo.leave_alone` does without.
+        # True would wrap `__torch_dispatch__` in code that is as slow as recording. Its first call imports
+        # torch._dynamo, which takes seconds and changes the process. `dynamo.skip_frames_of` avoids this.
         return False
 
 
 without_modes: Final[Guard] = Part("the program's dispatch modes see what a replay runs").take(
     "torch.utils._python_dispatch._disable_current_modes", contextlib.nullcontext
 )
-"""A guard: no dispatch mode sees what runs inside."""
+"""A guard: no dispatch mode sees ops inside."""
 disable_torch_dispatch: Final[Guard] = Part(
     "the program's dispatch modes and subclasses see what memwatch reads of a tensor"
 ).take("torch._C._DisableTorchDispatch", contextlib.nullcontext)
-"""A guard: neither a dispatch mode nor a `__torch_dispatch__` of a subclass sees what runs inside."""
+"""A guard: neither a dispatch mode nor a subclass's `__torch_dispatch__` sees ops inside."""
 
 
 def _flattens(tensor: Any) -> bool:
@@ -116,7 +116,7 @@ _own.take("torch._subclasses.fake_tensor.FakeTensor._mode_key", None)
 
 
 def is_torch_own(mode: Any) -> bool:
-    """Return True for a mode of torch's own, as FakeTensorMode; those always lie beneath the program's."""
+    """Return True for torch's own modes, such as FakeTensorMode. They always lie beneath the program's modes."""
     return getattr(mode, "_mode_key", None) is not None
 
 

@@ -1,4 +1,4 @@
-"""Modules and optimizers: the function that every module call runs through, and where modules keep their parts.
+"""Modules and optimizers: the function behind every module call, the tables of a module, and the batch norm ops.
 
 | torch | here |
 | --- | --- |
@@ -29,7 +29,7 @@ PARAMETERS, BUFFERS, MODULES = "_parameters", "_buffers", "_modules"
 HOOK_TABLES: Final = frozenset(
     {
         *(name for name in vars(nn.Module()) if name.endswith("_hooks")),
-        *(name for name in vars(all_modules) if name.endswith("_hooks")),  # for all modules
+        *(name for name in vars(all_modules) if name.endswith("_hooks")),  # hooks hooks for all modules
         "_global_optimizer_pre_hooks",
         "_global_optimizer_post_hooks",
         "_optimizer_step_pre_hooks",
@@ -38,14 +38,14 @@ HOOK_TABLES: Final = frozenset(
         "_optimizer_state_dict_post_hooks",
         "_optimizer_load_state_dict_pre_hooks",
         "_optimizer_load_state_dict_post_hooks",
-        "_post_accumulate_grad_hooks",  # of a tensor, whose `_backward_hooks` a module has too
+        "_post_accumulate_grad_hooks",  # tables of a tensor; a module has `_backward_hooks` too
         "user_hooks",  # of torch.utils.hooks.BackwardHook, which a module makes for its own hooks
         "user_pre_hooks",
     }
 )
 """The names of the tables to which `register_..._hook` adds a hook, and from which `handle.remove()` takes it.
 
-A program may call its own containers so: `layer_hooks` may be what hooks recorded, or handles of hooks."""
+A program's own containers may have similar names: `layer_hooks` may hold recorded values, or handles of hooks."""
 
 _call: Final = Part("memwatch does not see module calls, so memory has no module")
 _original: Final[Any] = _call.take("torch.nn.Module._call_impl", None)
@@ -56,13 +56,13 @@ MODULE_CALL_CODE: Final[CodeType | None] = getattr(_original, "__code__", None)
 
 
 def module_call() -> Callable[..., Any]:
-    """Return the function that every module call runs through now; what runs it is another tool's if not torch's."""
+    """Return the function that every module call runs through now: torch's own, or another tool's."""
     current: Callable[..., Any] = nn.Module._call_impl if MODULE_CALLS_WORK else nn.Module.__call__
     return current
 
 
 def set_module_call(function: Callable[..., Any]) -> None:
-    """Have every module call run through a function from now on."""
+    """Make every module call run through a function."""
     if MODULE_CALLS_WORK:
         nn.Module._call_impl = function  # type: ignore[method-assign]
 
@@ -86,18 +86,18 @@ _stateless: Final = Part(
 FUNCTIONAL_CALL_CODE: Final[CodeType | None] = getattr(
     _stateless.take("torch.nn.utils.stateless._functional_call", None), "__code__", None
 )
-"""The code of torch's own frame around a call in which a module has other parameters."""
+"""The code of torch's own frame around a call with replaced parameters (`functional_call`)."""
 
 
 _norms: Final = Part("the backward never recomputes batch norms, so a plan may miss its budget")
 RETURNS_STATISTICS: Final[Any] = _norms.take(
     "torch.ops.aten._native_batch_norm_legit_functional.default", None
 )
-"""The batch norm that returns new running statistics; None if unknown, which no node's target is."""
+"""The batch norm that returns new running statistics. None if unknown."""
 WRITES_STATISTICS: Final[Any] = _norms.take("torch.ops.aten._native_batch_norm_legit.default", None)
-"""The batch norm that writes its running statistics; None if unknown."""
+"""The batch norm that writes its running statistics. None if unknown."""
 WITHOUT_STATISTICS: Final[Any] = _norms.take("torch.ops.aten._native_batch_norm_legit.no_stats", None)
-"""The batch norm that has no running statistics; None if unknown."""
+"""The batch norm without running statistics. None if unknown."""
 
 
 def can_compute_batch_norms_again() -> bool:

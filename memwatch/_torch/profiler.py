@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @functools.cache
 def log_level_flag() -> ctypes.c_int | None:
-    """Return the variable that holds the level below which c10 prints nothing; None if it is not found."""
+    """Return the C variable with c10's log level. None if it is not found."""
     try:
         library = ctypes.CDLL(str(pathlib.Path(torch.__file__).parent / "lib" / "libc10.so"))
         return ctypes.c_int.in_dll(library, "FLAGS_caffe2_log_level")
@@ -45,7 +45,7 @@ def log_level_flag() -> ctypes.c_int | None:
 
 
 class _MonotonicClock:
-    """Convert `time.perf_counter_ns` to unix time, as torch's converter does for its own counter."""
+    """Convert `time.perf_counter_ns` to unix time. torch has a converter for its own counter."""
 
     def __init__(self) -> None:
         self._offset_ns = time.time_ns() - time.perf_counter_ns()
@@ -54,13 +54,13 @@ class _MonotonicClock:
         return count + self._offset_ns
 
 
-_clock: Final = Part("")  # Python's own clock, which torch 2.11 and 2.12 have to use, does as well
+_clock: Final = Part("")  # torch 2.11 and 2.12 need Python's own clock, which is as good
 _get_ticks: Final[Any] = _clock.take("torch._C._profiler._get_approximate_time", None)
 _Converter: Final[Any] = _clock.take("torch._C._profiler._ApproximateClockToUnixTimeConverter", None)
 TICKS_ARE_TORCHS: Final = _clock.complete
-"""Whether `ticks` is the counter that torch's C++ stamps events with, which older versions keep to themselves."""
+"""Whether `ticks` is the counter with which torch's C++ stamps events. Older versions do not export it."""
 ticks: Final[Callable[[], int]] = _get_ticks if TICKS_ARE_TORCHS else time.perf_counter_ns
-"""Return the count of a cheap clock; a `TickConverter` turns counts into time."""
+"""Return the count of a cheap clock. A `TickConverter` converts counts to time."""
 TickConverter: Final[Callable[[], Any]] = _Converter if TICKS_ARE_TORCHS else _MonotonicClock
 """Make a converter whose `to_unix_ns` turns a count of `ticks` into unix nanoseconds."""
 
@@ -78,7 +78,7 @@ _BACKWARD: Final[Any] = _events.take("torch._C._profiler.RecordScope.BACKWARD_FU
 _ExperimentalConfig: Final[Any] = _events.take("torch._C._profiler._ExperimentalConfig", None)
 _ALLOCATION: Final[Any] = _events.take("torch._C._profiler._EventType.Allocation", None)
 EVENTS_WORK: Final = _events.complete
-"""Whether allocator events can be had; `start_allocator_events` raises without."""
+"""Whether this torch provides allocator events. `start_allocator_events` raises if not."""
 
 _starters: Final = Part("a program's own torch profiler may fail while memwatch listens to the allocator")
 STARTERS: Final[tuple[tuple[Any, str], ...]] = tuple(
@@ -90,7 +90,7 @@ STARTERS: Final[tuple[tuple[Any, str], ...]] = tuple(
     )
     if _starters.take(path, None) is not None
 )
-"""Modules, and functions in them, through which every profiler of torch is started."""
+"""The functions that start any profiler of torch, each with its module."""
 
 
 def is_running() -> bool:
@@ -99,21 +99,21 @@ def is_running() -> bool:
 
 
 def is_watched() -> bool:
-    """Return True if somebody waits for a torch profiler to start, as a profile of memwatch does to step aside."""
+    """Return True if torch's start functions are patched, for example by an open block of memwatch."""
     return getattr(profiler, "_prepare_profiler", None) is not _prepare
 
 
 def start_allocator_events(*, of_accelerators: bool) -> Callable[[], object]:
-    """Start torch's profiler for the allocator's events alone; it records no ops.
+    """Start torch's profiler for the allocator's events only. It records no ops.
 
-    Its tree leaves out what is not the host's and lies in no scope. So an accelerator's events need scopes: one around
-    all and, in the threads of a backward, those of autograd's nodes.
+    Its tree contains an accelerator's event only if the event lies in a scope. So these events need scopes: one around
+    everything, and the scopes of autograd's nodes in the threads of a backward.
 
     Args:
-        of_accelerators: whether they are wanted too.
+        of_accelerators: whether accelerators' events are needed too.
 
     Returns:
-        What is to be called before the profiler stops.
+        A function to call before the profiler stops.
 
     Raises:
         MemwatchError: this torch lacks a name that this needs.
@@ -128,15 +128,16 @@ def start_allocator_events(*, of_accelerators: bool) -> Callable[[], object]:
 
 
 def stop_allocator_events() -> list[Any]:
-    """Stop the profiler; return the roots of the tree of its events."""
+    """Stop the profiler. Return the roots of the tree of its events."""
     roots: list[Any] = _disable().experimental_event_tree()
     return roots
 
 
 def drop_allocator_events() -> None:
-    """Stop the profiler of this thread where one of another thread began since, whether that has ended or not.
+    """Stop this thread's profiler after a profiler of another thread began, whether that one has ended or not.
 
-    kineto has one session in a process. Theirs took the place of ours, and to stop without any is a crash.
+    kineto has one session per process, and the other profiler replaced ours. Stopping without a session would crash. So
+    this starts a new one first.
     """
     _prepare(_memory_only(), {_CPU})
     _disable()
@@ -172,5 +173,5 @@ def without_kineto_lines() -> Iterator[None]:
             os.close(saved)
             held.seek(0)
             rest = b"".join(line for line in held.readlines() if not line.startswith(b"USDT:"))
-            if rest:  # what other threads, or torch's C++ code, printed meanwhile
+            if rest:  # output of other threads or of torch's C++ code
                 os.write(2, rest)

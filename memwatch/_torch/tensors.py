@@ -7,7 +7,7 @@
 | torch._C._data_address | data_address_of |
 | torch._C.StorageBase.nbytes | storage_bytes_of |
 | torch._C.StorageBase.device | device_of |
-| torch._C._storage_Use_Count | owners_of |
+| torch._C._storage_Use_Count | use_count_of |
 | torch._C.TensorBase | TensorBase |
 | torch._C.TensorBase.__dict__ | TENSOR_DICT |
 | torch._C.TensorBase.__dict__["_use_count"] | USE_COUNT (the descriptor), None if missing |
@@ -40,7 +40,7 @@ _identity: Final = Part(
     "storages are identified by their Python objects, which may raise a peak inside backward"
 )
 address_of: Final[Callable[[Any], int]] = _identity.reader("torch.UntypedStorage._cdata", id)
-"""Return the number that names a storage while it lives: the address of its C++ object."""
+"""Return the number that identifies a storage while it lives: the address of its C++ object."""
 
 
 def _through_its_object(tensor: Any) -> int:
@@ -49,9 +49,9 @@ def _through_its_object(tensor: Any) -> int:
 
 _of_tensor: Final[Callable[[Any], int]] = _identity.take("torch._C._storage_address", _through_its_object)
 address_of_storage_of: Final[Callable[[Any], int]] = _of_tensor if _identity.complete else _through_its_object
-"""Return the same number for the storage of a tensor; makes no Python object of it and asks no subclass."""
+"""Return the same number for the storage of a tensor, without a Python object of it and without subclass code."""
 IDENTITY_IS_ADDRESS: Final = _identity.complete
-"""Whether these numbers are the addresses that C++ sees too."""
+"""Whether these numbers are the same addresses as in C++."""
 
 
 def _data_pointer(tensor: Any) -> int:
@@ -61,7 +61,7 @@ def _data_pointer(tensor: Any) -> int:
 data_address_of: Final[Callable[[Any], int]] = Part(
     "reading the address of a lazily cloned tensor copies it"
 ).take("torch._C._data_address", _data_pointer)
-"""Return the address of a tensor's first byte; a lazy clone stays one."""
+"""Return the address of a tensor's first byte. A lazy clone stays lazy."""
 
 
 def _nbytes(storage: Any) -> int:
@@ -89,15 +89,15 @@ _use_count: Final[Callable[[int], int] | None] = Part("it takes longer to report
 )
 
 
-def owners_of(storage: Any) -> int | None:
-    """Return how many owners a storage has in C++, its Python object among them; None if nobody can tell."""
+def use_count_of(storage: Any) -> int | None:
+    """Return how many owners a storage has in C++, including its Python object. None if this torch cannot tell."""
     return None if _use_count is None else _use_count(address_of(storage))
 
 
 TensorBase: Final[Any] = Part("tensors are read through their public class, which a subclass may see").take(
     "torch._C.TensorBase", torch.Tensor
 )
-"""The C class beneath `torch.Tensor`; its descriptors run no code of a subclass."""
+"""The C class beneath `torch.Tensor`. Its descriptors run no code of a subclass."""
 
 
 GRAD, BASE = "_grad", "_base"
@@ -126,7 +126,7 @@ def _descriptors() -> dict[str, Any]:
 
 
 TENSOR_DICT: Final[Mapping[str, Any]] = _descriptors()
-"""The descriptors of `TensorBase`, by name; a private one that this torch lacks is not there."""
+"""The descriptors of `TensorBase` by name, without private ones that this torch lacks."""
 untyped_storage_of: Final[Callable[[Any], torch.UntypedStorage]] = TensorBase.untyped_storage
 """Return the storage of a tensor, unless a `__torch_function__` of a mode or subclass steps in."""
 
@@ -138,7 +138,7 @@ USE_COUNT: Final[Any] = Part("the holder of a tensor that only C++ holds may be 
 version_of: Final[Callable[[Any], int]] = Part(
     "an in-place change of a saved tensor is not noticed while it is recorded"
 ).reader("torch._C.TensorBase._version", lambda tensor: 0)
-"""Return the version of a tensor, which counts the changes in place."""
+"""Return the version of a tensor: the number of its changes in place."""
 
 
 def _unknown_sizes(tensor: Any) -> str:
@@ -176,9 +176,9 @@ def coo_parts_of(tensor: Any) -> tuple[Any, ...]:
 
 _windows: Final = Part("replay refuses tensors that are conjugated or negated lazily")
 set_conj: Final[Callable[[Any, bool], None]] = _windows.required("torch._C._set_conj")
-"""Mark a tensor as conjugated, or as not; no bytes change."""
+"""Mark a tensor as conjugated or not. No bytes change."""
 set_neg: Final[Callable[[Any, bool], None]] = _windows.required("torch._C._set_neg")
-"""Mark a tensor as negated, or as not; no bytes change."""
+"""Mark a tensor as negated or not. No bytes change."""
 
 
 _wrappers: Final = Part("searches for leaks and holders skip tensors that torch.func wraps")

@@ -38,7 +38,7 @@ else:
     PlainOutput = Part("a plan of a compiled graph takes it that the program keeps what it is given").take(
         "torch._functorch._aot_autograd.descriptors.PlainAOTOutput", NoSuchClass
     )
-    """The class of outputs of a joint graph that the program is given; `idx` is its place among them."""
+    """The class of outputs of a joint graph that the program gets. `idx` is the output's index."""
 
 _PARTITIONER_TAG: Final = "partitioner_tag"
 _IN_FORWARD: Final = "must_be_in_forward"
@@ -46,7 +46,7 @@ _REGION_BUDGET: Final = "_region_activation_memory_budget"
 
 
 def has_region_budget(module: fx.GraphModule) -> bool:
-    """Return True if the program gave a part of a graph a budget of its own.
+    """Return True if the program gave a part of a graph its own memory budget.
 
     It does so with `torch.autograd.graph.region_activation_memory_budget`, which torch 2.11 and 2.12 may lack.
     """
@@ -54,17 +54,17 @@ def has_region_budget(module: fx.GraphModule) -> bool:
 
 
 def keep_in_forward(node: fx.Node) -> None:
-    """Have a cut of a joint graph leave a node to the forward, although its inputs would be there in the backward.
+    """Keep a node in the forward when a joint graph is cut, although its inputs are available in the backward.
 
-    Else random ops would be drawn in both: a cut drops no random op, used or not.
+    Otherwise random ops would run in both halves, because a cut never drops a random op.
     """
     node.meta[_PARTITIONER_TAG] = _IN_FORWARD
 
 
 def is_kept_in_forward(node: fx.Node) -> bool:
-    """Return True for a node that is to run in the forward, though it may stand behind the backward.
+    """Return True for a node that must run in the forward, although it may come after the backward's nodes.
 
-    What the program writes into its inputs is copied there at the end of a joint graph.
+    A joint graph writes into its inputs at its end.
     """
     return node.meta.get(_PARTITIONER_TAG) == _IN_FORWARD
 
@@ -77,12 +77,12 @@ size_hint: Final[Callable[..., int]] = (
 
 
 def symbol_of(size: Any) -> Any:
-    """Return the symbol that a symbolic number is; None for a formula."""
+    """Return the symbol of a symbolic number. None if it is a formula."""
     formula = size.node.expr
     return formula if getattr(formula, "is_symbol", False) else None
 
 
 def size_at(size: Any, values: Mapping[Any, int]) -> int | None:
-    """Return a symbolic number for values of its symbols; None where one of them has no value."""
+    """Return the value of a symbolic number for values of its symbols. None if a value is missing."""
     found = size.node.expr.xreplace(values)
     return int(found) if isinstance(found, int) or found.is_number else None

@@ -1,4 +1,4 @@
-"""Which versions of torch memwatch was made for and run with; `reports/torches.md` has what was run.
+"""The versions of torch that memwatch supports. `reports/torches.md` has the results of the test runs.
 
 | torch | here |
 | --- | --- |
@@ -19,15 +19,15 @@ LAST: Final = (2, 15)
 
 
 def is_older_than(major: int, minor: int) -> bool:
-    """Return True for a torch before that version: the last resort, where nothing but the version tells."""
+    """Return True for a torch before that version. Use it only if nothing but the version can decide."""
     return _version() < (major, minor)
 
 
 def require_known_torch() -> None:
-    """Raise MemwatchError if this torch is older or newer than those that memwatch knows.
+    """Raise MemwatchError if memwatch does not support this version of torch.
 
-    The names and the C++ that memwatch stands on change from version to version, and a figure that is wrong in
-    silence is worse than none.
+    The private names and the C++ that memwatch uses change from version to version. A wrong figure without a warning is
+    worse than an error.
     """
     if not FIRST <= _version() <= LAST:
         first, last = (".".join(map(str, version)) for version in (FIRST, LAST))
@@ -38,6 +38,6 @@ def require_known_torch() -> None:
 
 
 def _version() -> tuple[int, int]:
-    """Return major and minor version; zeros if the text is none."""
+    """Return major and minor version. Zeros if the text has none."""
     found = re.match(r"(\d+)\.(\d+)", torch.__version__)
     return (0, 0) if found is None else (int(found[1]), int(found[2]))

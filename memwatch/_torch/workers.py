@@ -1,4 +1,4 @@
-"""Errors that torch brings from a worker, another process or thread, and raises again.
+"""Errors of a worker process or thread that torch raises again in the main process.
 
 | torch | here |
 | --- | --- |
@@ -21,5 +21,5 @@ _RERAISE: Final = getattr(_again.take("torch._utils.ExceptionWrapper.reraise", N
 
 
 def is_raised_again(code: CodeType) -> bool:
-    """Return whether this code raises errors of workers again."""
+    """Return whether this is the code that raises errors of workers again."""
     return code is _RERAISE

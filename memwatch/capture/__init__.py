@@ -1,4 +1,4 @@
-"""What was recorded: plain tables with units, one file on disk."""
+"""Captures: the recorded tables, in memory or in one file on disk."""
 
 from __future__ import annotations
 

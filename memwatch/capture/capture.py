@@ -22,7 +22,7 @@ NOT_RECORDED: Final = "not_recorded"
 
 @dataclass(frozen=True)
 class Note:
-    """One thing that memwatch could not see or did differently: since which op, of what kind, in one sentence."""
+    """Something that memwatch could not see or did differently: its first op, its kind, and a sentence."""
 
     op: int
     kind: str
@@ -56,18 +56,18 @@ class Capture:
         return table.rows if isinstance(table, ChunkedTable) else len(next(iter(table.values())))
 
     def is_zero(self, name: str, column: str) -> bool:
-        """Return whether a column is 0 in all rows; what chunks say of themselves is not decoded for it."""
+        """Return whether a column is 0 in all rows. This does not decode chunks."""
         table = self.tables[name]
         if isinstance(table, ChunkedTable):
             return table.bounds(column) == (0, 0)
         return not table[column].any()
 
     def lacks(self, what: str) -> bool:
-        """Return True for what its source cannot know, as `ops` where a memory snapshot was imported."""
+        """Return True for data that the source cannot have, such as `ops` in an imported memory snapshot."""
         return what in self.meta.get(NOT_RECORDED, ())
 
     def text(self, ids: IntArray) -> list[str]:
-        """Return the texts of string ids; -1 is empty text."""
+        """Return the texts of string ids. -1 is empty text."""
         strings = self.strings
         return [strings[number] if 0 <= number < len(strings) else "" for number in ids.tolist()]
 

@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 _MOST: Final = 1 << 62
 _LATEST_S: Final = 253_402_300_799
-"""The end of the year 9999: later times have no date."""
+"""The end of the year 9999, in unix seconds. Later times have no date."""
 _PAIR: Final = 2
 
 
-def agreeing(meta: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the entries whose values can be, and the others; names that are not known are kept."""
+def split_by_validity(meta: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the entries with possible values, and the other entries. Unknown names are kept."""
     wrong = {name: value for name, value in meta.items() if not _KINDS.get(name, _is_any)(value)}
     return {name: value for name, value in meta.items() if name not in wrong}, wrong
 
@@ -124,7 +124,7 @@ _SHOWN: Final = 40
 def checked(
     tables: Mapping[str, ChunkedTable], strings: list[str], meta: dict[str, object], notes: list[Note]
 ) -> Capture:
-    """Return a capture whose numbers all refer to what is in it.
+    """Return a capture in which every number refers to an existing row.
 
     Args:
         tables: the integer tables, as they were read.
@@ -141,7 +141,7 @@ def checked(
     for name, column in NUMBERED.items():
         _require_numbers(tables[name], name, column)
     found: dict[str, Columns] = dict(tables)
-    meta, wrong = agreeing(meta)
+    meta, wrong = split_by_validity(meta)
     notes = [
         *notes,
         *(Note(0, "damaged", _NOTE_OF_META.format(name, repr(wrong[name])[:_SHOWN])) for name in wrong),
@@ -154,7 +154,7 @@ def checked(
             for column, rows, value in problems
             if is_whole
             or column.refers is None
-            or column.refers.to != "ops"  # the end of one that was killed
+            or column.refers.to != "ops"  # the last rows of a killed program
         ]
         if name in _GROUPED and problems:
             counts[name] = int(found[name][_GROUPED[name]].max(initial=NONE)) + 1
@@ -166,12 +166,14 @@ def checked(
 
 
 def _without_deep_modules(modules: Columns) -> tuple[Columns, int]:
-    """Return the modules without the parents of those that lie too deep, or in a ring; and how many these are.
+    """Return the modules, with the parents removed of those that lie too deep or in a ring, and their number.
 
     The name of a module holds the names of all modules above it, so the names of a long chain fill the memory.
     """
     numbers, parents = modules["module"], modules["parent"]
-    above = np.full(int(numbers.max(initial=NONE)) + 2, NONE, dtype=np.int64)  # the last is that of no module
+    above = np.full(
+        int(numbers.max(initial=NONE)) + 2, NONE, dtype=np.int64
+    )  # the last entry stands for "no module"
     above[numbers] = parents
     level = parents.astype(np.int64)
     for _ in range(_MOST_LEVELS):
@@ -183,7 +185,7 @@ def _without_deep_modules(modules: Columns) -> tuple[Columns, int]:
 
 
 def _with_short_names(strings: list[str], tables: Mapping[str, Columns]) -> tuple[list[str], int]:
-    """Return the texts, those cut that are too long for a name and are no JSON; and how many these are.
+    """Return the texts, with names cut that are too long and are not JSON, and the number of cuts.
 
     A reader repeats a name for each row that has it, and a small file may have many rows of one long name.
     """
@@ -217,7 +219,7 @@ def _count_of_groups(table: ChunkedTable, name: str, column: str) -> int:
 def _agreeing(
     table: ChunkedTable, schema: Table, counts: Mapping[str, int]
 ) -> tuple[Columns, list[tuple[Column, int, int]]]:
-    """Return the table without what refers to nothing; and which columns did, in how many rows, with one such value."""
+    """Return the table without references to missing rows, and which columns had them, how often, with an example."""
     wrong = [] if not table.rows else [
         column for column in schema.columns if not _holds(table.bounds(column.name), _range(column, counts))
     ]  # fmt: skip

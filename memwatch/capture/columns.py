@@ -30,19 +30,19 @@ if TYPE_CHECKING:
     from memwatch.capture.schema import Column, Table
 
 MOST_ROWS: Final = 1 << 20
-"""Rows of the largest chunk: a chunk of equal values is a few bytes, whatever the number of its rows."""
+"""Rows of the largest chunk. A chunk of equal values has a few bytes, however many rows a file claims. A guess."""
 
 # whether deflated, whether differences, bytes of a value; first value, base
 _HEAD: Final = struct.Struct("<??Bxqq")
 _WIDTHS: Final = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
-_LEVEL: Final = 1  # the fastest: what a finer search would save is little
+_LEVEL: Final = 1  # the fastest level: a higher one saves little
 
 
 class Chunk(NamedTuple):
     """Rows of one column.
 
     Attributes:
-        rows: how many.
+        rows: number of rows.
         low: the smallest value.
         high: the largest value.
         data: the values, as `encode` writes them.
@@ -57,15 +57,15 @@ class Chunk(NamedTuple):
 def encoded(rows: IntArray) -> list[Chunk]:
     """Return the columns of rows, at least one, as chunks in little memory.
 
-    All columns are looked at in one go: a flush has some dozen columns of a few hundred rows, of which a call of numpy
-    takes longer than its work.
+    All columns are processed in one call. A flush has a dozen columns of a few hundred rows, and a numpy call takes
+    longer than its work on one of them.
     """
     columns = np.ascontiguousarray(rows.T)
     spans = _spans(columns)
     wide = [number for number, (low, high) in enumerate(spans) if _width(high - low) > 1]
     steps: dict[int, tuple[IntArray, tuple[int, int]]] = {}
     if wide:
-        differences = np.diff(columns[wide], axis=1)  # wraps around where it must, and so does the sum
+        differences = np.diff(columns[wide], axis=1)  # it may wrap around, and the sum wraps back
         steps = dict(zip(wide, zip(differences, _spans(differences), strict=True), strict=True))
     return [
         _chunk(values, span, steps.get(number))
@@ -122,7 +122,7 @@ def decode(chunk: Chunk, into: NDArray[Any]) -> None:
     except (struct.error, zlib.error, KeyError, ValueError) as error:
         raise DamagedCaptureError(f"its bytes are damaged ({error}); record it again") from error
     if not width and not is_difference and base == chunk.low == chunk.high:
-        into.fill(base)  # as half of all columns are within a chunk
+        into.fill(base)  # half of all columns are constant in a chunk
         return
     if is_difference:
         values = np.empty(chunk.rows, dtype=np.int64)
@@ -158,11 +158,11 @@ def _width(span: int) -> int:
 
 _NARROW: Final = (np.int8, np.int32)
 _READ_ONCE: Final = ("allocator", "births", "deaths")
-"""Tables that are joined to others and then needed no more: their columns go when nobody uses them."""
+"""Tables that are needed only until they are joined to others. Their columns are freed when nobody uses them."""
 
 
 class ChunkedTable(Mapping[str, "IntArray"]):
-    """An append-only table of integer columns in little memory, read as a mapping from names to arrays."""
+    """An append-only table of integer columns in little memory. It is read as a mapping from names to arrays."""
 
     def __init__(self, table: Table) -> None:
         self._table = table
@@ -180,7 +180,7 @@ class ChunkedTable(Mapping[str, "IntArray"]):
             self.append_chunks(encoded(rows))
 
     def append_chunks(self, chunks: Sequence[Chunk]) -> None:
-        """Append rows as chunks, one for each column in order."""
+        """Append rows as chunks, one for each column, in order."""
         for name, chunk in zip(self._table.names, chunks, strict=True):
             low, high = self._bounds.get(name, (chunk.low, chunk.high))
             self._bounds[name] = min(low, chunk.low), max(high, chunk.high)
@@ -188,18 +188,18 @@ class ChunkedTable(Mapping[str, "IntArray"]):
         self.rows += chunks[0].rows
 
     def joined(self, rest: ChunkedTable) -> ChunkedTable:
-        """Return a table of these rows and the rest; no column of either was asked for yet."""
+        """Return a table of these rows and the rest. No column of either has been decoded yet."""
         other = ChunkedTable(self._table)
         for chunks in (*self.chunks(), *rest.chunks()):
             other.append_chunks(chunks)
         return other
 
     def chunks(self) -> list[tuple[Chunk, ...]]:
-        """Return the chunks: of each run of rows that was appended one for each column."""
+        """Return the chunks: for each appended run of rows, one chunk per column."""
         return list(zip(*self._chunks.values(), strict=True))
 
     def bounds(self, name: str) -> tuple[int, int]:
-        """Return the smallest and the largest value of a column, 0 where there are no rows."""
+        """Return the smallest and the largest value of a column, or zeros if there are no rows."""
         return self._bounds.get(name, (0, 0))
 
     def __getitem__(self, name: str) -> IntArray:
@@ -230,7 +230,7 @@ class ChunkedTable(Mapping[str, "IntArray"]):
 
 
 class Mapped(Mapping[str, "IntArray"]):
-    """A table in which one column follows from the recorded one; each column is made when it is first asked for.
+    """A table with one column computed from the recorded one, on first use.
 
     Args:
         table: the recorded table.
@@ -241,7 +241,9 @@ class Mapped(Mapping[str, "IntArray"]):
     def __init__(
         self, table: Mapping[str, IntArray], name: str, change: Callable[[IntArray], IntArray]
     ) -> None:
-        self._table, self._name, self._change = table, name, change
+        self._table = table
+        self._name = name
+        self._change = change
         self._values: list[IntArray] = []
 
     def __getitem__(self, name: str) -> IntArray:
@@ -262,7 +264,7 @@ class Mapped(Mapping[str, "IntArray"]):
 
 
 def _dtype(column: Column, bounds: tuple[int, int]) -> type[np.signedinteger[Any]]:
-    """Return the type of a column's integers: numbers of rows and of choices stay narrow in every sum and product."""
+    """Return the type of a column's integers. Row numbers and choices may be narrow: nobody adds them up."""
     if column.refers is None:
         return np.int64
     for dtype in _NARROW if column.refers.choices else _NARROW[1:]:

@@ -1,9 +1,9 @@
-"""Open the database of a capture that anybody may have written: nothing of it runs, and reading it ends soon.
+"""Open the database of a capture from an unknown source, so that no code in it runs and reading it ends soon.
 
-SQLite's page "Defense Against The Dark Arts" says what a hostile file can do. A view or a virtual table under the name
-of a table computes rows without end. Pages that refer to each other yield the same rows again and again. A journal
-beside the file names another file, which SQLite removes after a rollback. So the file is opened for reading alone, it
-may hold nothing but the tables of a capture, and it may not yield more than its length can hold.
+SQLite's page "Defense Against The Dark Arts" lists the dangers of a hostile file. A view or a virtual table under the
+name of a table computes rows without end. Pages that refer to each other yield the same rows again and again. A journal
+beside the file names another file, which SQLite removes after a rollback. So memwatch opens the file read-only, and
+accepts only the tables of a capture. It stops reading when the rows exceed what a file of this length can hold.
 """
 
 from __future__ import annotations
@@ -53,8 +53,7 @@ def opened(source: pathlib.Path, *, busy_s: float) -> Iterator[sqlite3.Connectio
         busy_s: how long to wait for a program that writes it.
 
     Raises:
-        CaptureError: it is no database that memwatch may have written.
-        sqlite3.Error: it is damaged.
+        CaptureError: memwatch cannot have written this database. sqlite3.Error: it is damaged.
     """
     check_is_database(source)
     try:
@@ -77,7 +76,7 @@ def require_tables(database: sqlite3.Connection, tables: Mapping[str, str], *, o
         others: whether there may be more; the caller reads nothing of it.
 
     Raises:
-        DamagedCaptureError: says what else there is, or what is missing.
+        DamagedCaptureError: with the unexpected or missing table.
     """
     length, left = length_of(database), dict(tables)
     query = database.execute("SELECT type, name, tbl_name, sql FROM sqlite_master")
@@ -134,10 +133,10 @@ def length_of(database: sqlite3.Connection) -> int:
 
 
 def check_is_database(source: pathlib.Path) -> None:
-    """Raise if a path cannot be a capture: it names no file, or one that is no database at all.
+    """Raise if a path cannot be a capture, because it is not a file or the file is not a database.
 
     Raises:
-        CaptureError: says which of these, and what to name.
+        CaptureError: with the reason and the next step.
     """
     if source.is_dir():
         raise CaptureError(f"{source} is a directory; name a capture, a file that `memwatch run` wrote")
@@ -181,7 +180,7 @@ def _connected(source: pathlib.Path, mode: str, busy_s: float) -> sqlite3.Connec
 
 
 def _limit(database: sqlite3.Connection, most_bytes: int, most_steps: int) -> None:
-    """Let no value be longer, and no more steps be taken from now on."""
+    """Limit the length of values and the number of further steps."""
     calls = iter(range(most_steps // _STEPS_PER_CALL))
     database.set_progress_handler(lambda: next(calls, None) is None, _STEPS_PER_CALL)
     set_limit: Any = getattr(database, "setlimit", None)
@@ -194,7 +193,7 @@ def _roll_back(source: pathlib.Path, busy_s: float) -> None:
     """Undo what a program that was killed had half written, as its journal says.
 
     Raises:
-        CaptureError: the journal is not one that memwatch leaves.
+        CaptureError: memwatch did not write this journal.
     """
     with open(_beside(source, "journal"), "rb") as file:
         file.seek(0, os.SEEK_END)

@@ -1,4 +1,4 @@
-"""The one place that says which columns users read: DataFrames, page, exports and docs read it."""
+"""The columns that users read. DataFrames, page, exports and docs are made from this list."""
 
 from __future__ import annotations
 

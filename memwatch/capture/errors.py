@@ -10,4 +10,4 @@ class CaptureError(MemwatchError):
 
 
 class DamagedCaptureError(CaptureError):
-    """Bytes of a capture are not those that were written."""
+    """The bytes of a capture have changed since they were written."""

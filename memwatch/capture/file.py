@@ -1,9 +1,9 @@
 """The capture file: one SQLite database, written while the program runs.
 
-The rows of integer tables are in its table `chunks`, many rows of one column in each of its rows (`chunks.py`): a row
-of SQLite's own for each would take ten times the place and the time. What was recorded at one time is committed at
-once, with a rollback journal and without fsync. A process that is killed loses only rows that it had not committed. A
-reader may open the file at any time.
+The rows of integer tables are stored in the table `chunks`. Each of its rows holds many rows of one column
+(`columns.py`). One SQLite row per row would take ten times the space and the time. Each flush is one commit, with a
+rollback journal and without fsync. A killed process loses only the rows since its last commit. A reader may open the
+file at any time.
 """
 
 from __future__ import annotations
@@ -159,7 +159,9 @@ class CaptureWriter:
                 "INSERT INTO meta SELECT '', zeroblob(?)",
                 "DELETE FROM meta WHERE length(value) = ?",
             ):
-                with self._transaction() as database:  # one for each, or the pages would never be written
+                with (
+                    self._transaction() as database
+                ):  # one commit each, or SQLite would never write the pages
                     database.execute(change, (missing,))
 
     def tables(self) -> dict[str, ChunkedTable]:
@@ -239,7 +241,7 @@ def _rows_of(name: str, chunks: Sequence[Chunk]) -> Iterator[tuple[Any, ...]]:
 
 
 def _storable(row: Iterable[Any]) -> tuple[Any, ...]:
-    """Return a row that SQLite accepts: a file name may hold bytes that are no text; they are stored as a blob."""
+    """Return a row that SQLite accepts. A file name with bytes that are not text is stored as a blob."""
     row = tuple(row)
     if not any(isinstance(value, str) and not value.isascii() for value in row):
         return row
@@ -305,7 +307,7 @@ def load(path: str | os.PathLike[str]) -> Capture:
         path: a file written by `memwatch.profile(path=...)`, `save` or `memwatch run`.
 
     Raises:
-        CaptureError: there is no such file, it is no capture, it is damaged, or another version of memwatch wrote it.
+        CaptureError: the file is missing or damaged, is not a capture, or comes from another version of memwatch.
     """
     recorded = _Recorded()
     with _opened(path) as database:

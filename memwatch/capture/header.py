@@ -1,7 +1,7 @@
 """Write the C++ header of the tables that C++ appends to: `python -m memwatch.capture.header`.
 
 The native recorder fills these structs by the names of their fields. So a column that is renamed, moved or removed in
-the schema stops C++ from compiling. One that is added is 0 in every row until C++ fills it; the test that compares both
+the schema stops C++ from compiling. A new column is 0 in every row until C++ fills it. The test that compares both
 recorders (`tests/native/test_native_twins.py`) notices.
 """
 

@@ -1,8 +1,8 @@
 """Retention paths as rows: each distinct path is stored once, as its references, and named by a number.
 
-The recorder appends rows with `PathTables` while the program runs; the analysis reads them back with `read_paths`.
-Both stand here, so that one file says how an `Edge` and a `Vertex` become columns. The targets of references are
-not stored: a path is one however large the tensors are to which it leads.
+The recorder appends rows with `PathTables` while the program runs; the analysis reads them back with `read_paths`. Both
+are in this file, because both depend on how an `Edge` and a `Vertex` become columns. The targets of references are not
+stored: a path is one however large the tensors are to which it leads.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _VERTEX_KINDS: Final = {kind.value: kind for kind in VertexKind}
 
 
 class PathTables:
-    """Number paths, and append the rows of tables `edges` and `vertices` for those that are new.
+    """Number paths, and append the rows of tables `edges` and `vertices` for new paths.
 
     Args:
         strings: interns a text.
@@ -158,7 +158,7 @@ def _read_vertices(capture: Capture) -> dict[int, Vertex]:
 
 
 class _Texts:
-    """Return the text of a string id, None for none."""
+    """Return the text of a string id, or None."""
 
     def __init__(self, strings: list[str]) -> None:
         self._strings = strings

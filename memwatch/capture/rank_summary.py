@@ -1,7 +1,7 @@
-"""The small part of a capture file that the ranks of a job bring: who recorded, and the summary of what they saw.
+"""The small part of a capture file that a job needs from each rank: its metadata and its summary.
 
-Thousands of ranks are read by it alone, and so are files of another format: `meta` is a table of keys and JSON in all
-of them, and summaries have a version of their own.
+A job of thousands of ranks reads only this part. It can be read from files of any format, because `meta` is a table of
+keys and JSON in all formats, and summaries have a version of their own.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import pathlib
 import sqlite3
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from memwatch.capture.check import agreeing
+from memwatch.capture.check import split_by_validity
 from memwatch.capture.database import length_of, opened, require_tables, rows_within
 from memwatch.capture.errors import CaptureError, DamagedCaptureError
 from memwatch.capture.file import APPLICATION_ID, SUMMARY, TABLES, text_of
@@ -27,11 +27,11 @@ _BUSY_S: Final = 10.0
 
 
 class Head(NamedTuple):
-    """What a file tells without its tables.
+    """The data of a file without its tables.
 
     Attributes:
-        meta: what was recorded where.
-        summary: what the recorder of it summed up; None where nobody did.
+        meta: the metadata.
+        summary: the summary, or None if the recorder made none.
         format_version: the format of the file.
     """
 
@@ -49,7 +49,7 @@ def read_head(path: str | os.PathLike[str]) -> Head:
     """Return what a capture of any format tells without its tables.
 
     Raises:
-        CaptureError: there is no such file, or it is no capture, or this part of it is damaged.
+        CaptureError: the file is missing or is not a capture, or this part of it is damaged.
     """
     source = pathlib.Path(path)
     try:
@@ -65,7 +65,7 @@ def read_head(path: str | os.PathLike[str]) -> Head:
     except (DamagedCaptureError, sqlite3.Error, ValueError, TypeError) as error:
         raise CaptureError(f"{source} cannot be read as a capture: {visible(str(error))}") from error
     summary = meta.pop(SUMMARY, None)
-    return Head(agreeing(meta)[0], summary if isinstance(summary, dict) else None, int(version))
+    return Head(split_by_validity(meta)[0], summary if isinstance(summary, dict) else None, int(version))
 
 
 def add_summary(path: str | os.PathLike[str], summary: dict[str, Any]) -> None:

@@ -1,9 +1,9 @@
 """Where recorded rows go while the program runs: as chunks in memory, or into the file when there is one.
 
-When the file can no longer be written, as on a full disk or without memory, the program goes on and no row is lost.
-From then on rows are kept in memory, and they are written to the file at the end if it has room again. Another program
-may remove the file, or cut it off. So a copy of what was written stays in memory while it is small; of a longer
-recording it is read back from the file, which SQLite has open.
+If the file can no longer be written, for example because the disk is full, the program goes on and no row is lost. From
+then on rows are kept in memory, and they are written to the file at the end if it has room again. Another program may
+remove the file, or cut it off. So a copy of the written rows stays in memory while the recording is small. A longer
+recording is read back from the file, which SQLite keeps open.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Recording:
     """Collect rows of the recorded tables; bounded memory when a writer is given.
 
     Attributes:
-        failure: why the file is not whole, if it is not.
+        failure: the reason why the file is incomplete, if it is.
         is_lost: whether the recording cannot be read at all, because another program has destroyed the file.
     """
 
@@ -71,7 +71,7 @@ class Recording:
 
     @property
     def notes(self) -> Sequence[Note]:
-        """What was noted so far."""
+        """The notes so far."""
         return self._notes
 
     def _write(self, writer: CaptureWriter, runs: Mapping[str, Sequence[Sequence[Chunk]]]) -> bool:
@@ -91,7 +91,7 @@ class Recording:
         return True
 
     def _keep(self, runs: Mapping[str, Sequence[Sequence[Chunk]]]) -> None:
-        """Keep a copy of what was written as long as it is small."""
+        """Keep a copy of the written rows while the recording is small."""
         if self._copies is None:
             return
         self._copies.append(runs)

@@ -1,4 +1,4 @@
-"""The single description of what a capture contains.
+"""The single description of the contents of a capture.
 
 The recorder, the file format, the header of the C++ sources and the docs are all made from it. The recorder appends
 rows to *recorded* tables, and the file stores them. Rows are only ever added. The tables of holder samples come first,
@@ -18,7 +18,7 @@ Kind = Literal["int", "text", "float", "bool"]
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What the integers of a column refer to.
+    """The rows or choices that the integers of a column refer to.
 
     Attributes:
         to: the table that has a row of this number; of `strings` the text of this id.
@@ -37,7 +37,7 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column: its name (with its unit), its kind, what it means, and what its integers refer to, if anything."""
+    """One column: its name (with its unit), its kind, its meaning, and the table that its integers refer to, if any."""
 
     name: str
     kind: Kind
@@ -55,14 +55,14 @@ class Table:
     names: tuple[str, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Know the names: of a long recording they are asked for once for each chunk."""
+        """Compute the names once, because a long recording reads them for each chunk."""
         object.__setattr__(self, "names", tuple(column.name for column in self.columns))
 
     @classmethod
     def of(
         cls, name: str, doc: str, *columns: tuple[str, Kind, str] | tuple[str, Kind, str, Reference]
     ) -> Table:
-        """Return a table of columns, each given as name, kind and meaning, and what its integers refer to."""
+        """Return a table of columns, each given as name, kind, meaning, and the table that its integers refer to."""
         return cls(name, doc, tuple(Column(*column) for column in columns))
 
 

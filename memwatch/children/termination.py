@@ -93,7 +93,8 @@ class WriteBeforeTermination:
 
 def _die() -> None:
     set_in_c = ctypes.pythonapi.PyOS_setsig  # `signal.signal` is for the main thread alone
-    set_in_c.argtypes, set_in_c.restype = (ctypes.c_int, ctypes.c_void_p), ctypes.c_void_p
+    set_in_c.argtypes = (ctypes.c_int, ctypes.c_void_p)
+    set_in_c.restype = ctypes.c_void_p
     set_in_c(signal.SIGTERM, None)
     os.kill(os.getpid(), signal.SIGTERM)
 

@@ -34,11 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> int:
     """Show the capture until the user quits or, as plain text, until the recording ends; return 0."""
     from memwatch.live.beside import ProgramOutput
-    from memwatch.live.watch import step_behind_the_program
+    from memwatch.live.watch import lower_priority
 
     path = options.program_output
     output = None if path is None else ProgramOutput(path)
-    step_behind_the_program()
+    lower_priority()
     try:
         return _watch(options, output)
     finally:

@@ -40,7 +40,7 @@ class Adapter(Protocol):
         """Every block begins at a multiple of this, so what is left of its last stretch is of no use to others."""
 
     def segments(self, name: str) -> list[dict[str, Any]]:
-        """Return the segments of a device with their blocks, as torch lists them; none where it does not."""
+        """Return the segments of a device with their blocks, as torch lists them. Empty if torch does not list them."""
 
     def out_of_memory_count(self, name: str) -> int:
         """Return how many times the allocator of a device had no memory left; 0 where nobody counts."""
@@ -98,12 +98,12 @@ class Cpu:
 
     @property
     def rounding_bytes(self) -> int:
-        """One: torch's books of the host are of what was asked for."""
+        """1, because torch counts the requested bytes on the host."""
         return 1
 
     @property
     def alignment_bytes(self) -> int:
-        """What c10 asks malloc for."""
+        """The alignment that c10 requests from malloc."""
         return 64
 
     def segments(self, name: str) -> list[dict[str, Any]]:
@@ -145,7 +145,7 @@ class Accelerator:
 
     @property
     def _module(self) -> Any:
-        """Torch's module of the devices, None where no backend has registered one."""
+        """Torch's module for the devices, or None if no backend has registered one."""
         return getattr(torch, self._kind, None)
 
     @property
@@ -190,7 +190,7 @@ class Accelerator:
         return _ROUNDING_BYTES
 
     def segments(self, name: str) -> list[dict[str, Any]]:
-        """Return the segments of a device; none for a backend whose module has no `memory_snapshot`."""
+        """Return the segments of a device. Empty for a backend whose module has no `memory_snapshot`."""
         index = torch.device(name).index or 0
         return [segment for segment in self._segments_of_all() if segment["device"] == index]
 

@@ -27,7 +27,7 @@ _ASKED: Final = re.compile(r"[Tt]ried to allocate ([\d.]+) ?([KMGT]?i?B|bytes)")
 
 
 def asked_bytes(error: BaseException) -> int | None:
-    """Return what an allocator says that it was asked for, as it rounds it; None where it does not say."""
+    """Return the requested bytes from an allocator's error message, as it rounds them, or None."""
     found = _ASKED.search(str(error))
     if found is None:
         return None
@@ -54,13 +54,13 @@ _RAISED_ELSEWHERE: Final = frozenset(
 
 
 class Failure(NamedTuple):
-    """What is known from an error.
+    """The facts in an out-of-memory error.
 
     Attributes:
-        asked_bytes: what the allocator was asked for, if it said so.
-        lines: `file:line` of the calls that it came through.
-        by_limit: whether the limit that the program asked for was passed, and no allocator failed.
-        in_worker: whether a worker raised it, another process or thread, and it was raised here again.
+        asked_bytes: the requested bytes, if the allocator's message has them.
+        lines: `file:line` of the calls in its traceback.
+        by_limit: whether it comes from the program's own limit. Then no allocator failed.
+        in_worker: whether a worker process or thread raised it first.
     """
 
     asked_bytes: int | None
@@ -70,7 +70,7 @@ class Failure(NamedTuple):
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
-        """Return what an error tells."""
+        """Return the facts in an error."""
         by_limit = isinstance(error, MemoryLimitError)
         calls = list(traceback.walk_tb(error.__traceback__))
         return cls(

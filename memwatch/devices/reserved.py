@@ -1,4 +1,4 @@
-"""What a caching allocator holds of a device: segments, and in these blocks that are handed out or free."""
+"""The memory that a caching allocator holds on a device: segments, and in them used and free blocks."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ WAITING: Final = ("active_pending_free", "active_awaiting_free")
 
 @dataclass
 class Reserved:
-    """What an allocator holds of a device, in bytes.
+    """The memory that an allocator holds on a device, in bytes.
 
     Attributes:
-        segments: how many stretches of memory it has from the device.
-        reserved_bytes: their bytes.
-        allocated_bytes: the blocks that are handed out.
-        requested_bytes: what was asked for in these.
-        waiting_bytes: blocks that were freed while a stream may still use them.
-        largest_free_bytes: the largest block that it could hand out.
+        segments: number of segments, which are stretches of device memory.
+        reserved_bytes: bytes of all segments.
+        allocated_bytes: bytes of the blocks in use.
+        requested_bytes: bytes that the program requested for these blocks.
+        waiting_bytes: bytes of freed blocks that a stream may still use.
+        largest_free_bytes: bytes of the largest free block.
     """
 
     segments: int = 0

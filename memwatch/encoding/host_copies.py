@@ -41,7 +41,7 @@ def copy_in(held: HostBytes, storage: torch.UntypedStorage) -> None:
 
 
 def new_storage(nbytes: int, device: torch.device | str) -> torch.UntypedStorage:
-    """Allocate a storage on a device; its bytes are not set."""
+    """Allocate a storage on a device, with undefined bytes."""
     return torch.empty(nbytes, dtype=torch.uint8, device=device).untyped_storage()
 
 
@@ -59,7 +59,7 @@ def crc32(held: HostBytes) -> int:
 
 
 RngStates = dict[str, HostBytes]
-"""State of each generator: by device, as `cpu` or `cuda:0`, or `generator:N` for the program's own."""
+"""The state of each generator, by device (such as `cuda:0`), or by `generator:N` for the program's own generators."""
 
 
 @dataclass
@@ -67,13 +67,13 @@ class ReplayInputs:
     """The live part of a recording made with `profile(replay=True)`.
 
     Attributes:
-        inputs: storages that ops read or wrote and that no recorded op made, by number.
+        inputs: storages that ops read or wrote but no recorded op made, by number.
         checksums: checksum of each input when it was first seen.
-        before: bytes of the inputs that ops wrote, from before the first write.
-        filled: bytes that the host wrote into memory an op had only allocated (`empty`), by storage.
-        results: bytes, at the end of the block, of every storage still alive that an op made or wrote.
-        changed: inputs whose bytes changed without a recorded op.
-        rng_before: generator states from before each op that may draw random numbers, by op.
+        before: bytes of the written inputs, from before the first write.
+        filled: bytes that the host wrote into memory that an op only allocated (`empty`), by storage.
+        results: bytes at the end of the block of every living storage that an op made or wrote.
+        changed: inputs that changed without a recorded op.
+        rng_before: generator states before each op that may draw random numbers, by op.
         rng_after: checksums of the generator states after each such op, by op.
         generators: the program's own generators, by number.
     """
@@ -96,7 +96,7 @@ def read_states(names: Iterable[str], own: Sequence[torch.Generator]) -> RngStat
     """Copy the states of generators to host memory that torch does not count.
 
     Args:
-        names: devices, for their default generators, and `generator:N` for those of the program's own.
+        names: devices for their default generators, and `generator:N` for the program's own generators.
         own: the program's own generators.
     """
     return {name: _state(name, own).numpy().copy() for name in names}

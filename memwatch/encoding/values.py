@@ -1,7 +1,7 @@
-"""Arguments and results of an op as text and back: numbers as they are, tensors as windows on their storage.
+"""Write arguments and results of an op as text, and read them back. A tensor becomes a window on its storage.
 
-A window is dtype, size, stride and offset; which storage it lies on is not part of the text, so that equal
-calls share one text. Values that cannot be written down are named, and refused when a plan is made.
+A window has a dtype, a size, a stride and an offset. Its storage is not part of the text, so that equal calls share one
+text. A value that cannot be written is recorded as unsupported, and a plan refuses it.
 """
 
 from __future__ import annotations
@@ -36,16 +36,17 @@ _NAMED: Final = {
 
 
 _SHOWN: Final = 60
-"""Characters of a damaged text in the error."""
-FAKE, META = "fake tensor", "meta tensor"
+"""Characters of a damaged text that its error shows. A guess."""
+FAKE = "fake tensor"
+META = "meta tensor"
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A tensor as a window on the storage of one operand.
+    """A tensor, as a window on the storage of one operand.
 
     Attributes:
-        slot: which tensor of the call it is, counted over arguments and results.
+        slot: index of the tensor among the arguments and results of the call.
         dtype: element type.
         size: elements along each dimension.
         stride: elements from one to the next along each dimension.
@@ -75,8 +76,8 @@ def encode(
 
     Args:
         value: an argument, a result, or a list or tuple of them.
-        slot_of: called for every tensor; gives its slot, or -1 if it has no plain storage.
-        number_of: called for every generator; gives its number, -1 for a default one.
+        slot_of: returns the slot of a tensor, or -1 if it has no plain storage.
+        number_of: returns the number of a generator, or -1 for a default generator.
     """
     if isinstance(value, Tensor):
         return _encode_tensor(value, slot_of(value))
@@ -108,7 +109,7 @@ def _encode_tensor(tensor: Tensor, slot: int) -> dict[str, Any]:
 
 
 def unsupported_tensor(tensor: Tensor) -> str:
-    """Return what kind of tensor this is; empty text for one that is simply a window on a storage."""
+    """Return the kind of an unsupported tensor. Empty for a tensor that is simply a window on a storage."""
     kinds = (
         (isinstance(tensor, FakeTensor), FAKE),
         (tensor.layout is not torch.strided, f"{str(tensor.layout).removeprefix('torch.')} tensor"),

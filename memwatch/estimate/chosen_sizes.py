@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from memwatch._torch.fake_job import really
+from memwatch._torch.fake_job import real_tensors
 from memwatch.estimate.calls import call_of
 from memwatch.replay.op_workspace import tensors_in
 from memwatch.signal_handlers import pass_on
@@ -113,7 +113,7 @@ def _own_length(call: Call) -> int:
 
 def _sizes(call: Call) -> tuple[int, ...] | None:
     try:
-        with really():
+        with real_tensors():
             positional, keyword = call.filled(_zeros)
             return tuple(
                 each.numel() if isinstance(each, torch.Tensor) else 0

@@ -25,7 +25,7 @@ from memwatch._torch.fake_job import (
     VERIFY,
     FakeStore,
     Logger,
-    really,
+    real_tensors,
     register_hook,
 )
 from memwatch._torch.modes import without_modes
@@ -92,7 +92,7 @@ def _replacements(job: Job) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
         yield Logger, LOG, lambda logger: None
     mesh = device_mesh.DeviceMesh
     yield mesh, "__init__", _with_real_ranks(mesh.__init__)
-    yield mesh, SUB_MESH, _within(really, getattr(mesh, SUB_MESH))
+    yield mesh, SUB_MESH, _within(real_tensors, getattr(mesh, SUB_MESH))
     # the buckets come in another order then, of the same bytes in all; the order is sent as values
     if REBUILD is not None:
         yield Reducer, REBUILD, lambda *args: False
@@ -143,7 +143,7 @@ def _with_real_ranks(initialize: Callable[..., None]) -> Callable[..., None]:
         return torch.arange(value.numel(), dtype=torch.int).view(value.shape) if is_fake(value) else value
 
     def initialize_mesh(*args: Any, **kwargs: Any) -> None:
-        with really():
+        with real_tensors():
             initialize(*map(real, args), **{name: real(value) for name, value in kwargs.items()})
 
     return initialize_mesh

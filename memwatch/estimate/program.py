@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from memwatch._torch.fake_job import UNANSWERABLE, answering, is_raised_by_fakes, require_jobs
+from memwatch._torch.fake_job import UNANSWERABLE, fake_mode_with_zero_reads, is_raised_by_fakes, require_jobs
 from memwatch._torch.versions import require_known_torch
 from memwatch.errors import MemwatchError
 from memwatch.estimate.calls import Calls
@@ -82,7 +82,7 @@ def estimate_program(
         open(os.devnull, "w") as nowhere,
         contextlib.redirect_stdout(nowhere),
         pretended(job),
-        answering(reads.note, note, sizes.complete),
+        fake_mode_with_zero_reads(reads.note, note, sizes.complete),
         left_out(device, job.world_size or 1, reads.note) as left,
         recording,
         counter.watching(),

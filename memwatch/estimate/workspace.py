@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from memwatch._torch.dispatch import OpOverload, base_name_of
-from memwatch._torch.fake import pretended
+from memwatch._torch.fake import fake_mode
 from memwatch._torch.profiler import EVENTS_WORK
 from memwatch.device_names import is_host
 from memwatch.encoding.values import ONLY_ALLOCATE
@@ -190,7 +190,7 @@ def _shrunk(call: Call) -> _Scaled | None:
 
 def _made_bytes(call: Call) -> int | None:
     """Return the bytes of the tensors of a call, its results included; None where the op refuses them."""
-    with suppress(Exception), torch.no_grad(), pretended():
+    with suppress(Exception), torch.no_grad(), fake_mode():
         positional, keyword = call.filled(_empty)
         made = tensors_in(call.op(*positional, **keyword))
         return call.nbytes + sum(tensor.untyped_storage().nbytes() for tensor in made)

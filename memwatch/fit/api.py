@@ -9,7 +9,7 @@ import itertools
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
-from memwatch._torch.fake import pretended, reads_values
+from memwatch._torch.fake import fake_mode, reads_values
 from memwatch._torch.versions import require_known_torch
 from memwatch.device_names import is_host
 from memwatch.fit.estimate import EstimatedTrial, is_estimate
@@ -204,7 +204,7 @@ def _estimated(
 ) -> tuple[Search, Measurement] | None:
     """Search with fake tensors where nothing could be run; return None for a step that reads values of tensors."""
     try:
-        with pretended():
+        with fake_mode():
             return _searched(EstimatedTrial(step, trial.model, trial.device), limit_bytes, kinds)
     except reads_values():
         return None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from memwatch._torch.fake import pretended, reads_values
+from memwatch._torch.fake import fake_mode, reads_values
 from memwatch.devices import adapter_of, is_out_of_memory
 from memwatch.errors import MemwatchError
 from memwatch.fit.blocks import SavedScan, leaves_of
@@ -75,7 +75,7 @@ class LiveTrial(ModelTrial):
                 found = SavedScan()
             else:
                 return found
-        with contextlib.suppress(*reads_values()), pretended():  # such a step has no estimate
+        with contextlib.suppress(*reads_values()), fake_mode():  # such a step has no estimate
             found = EstimatedTrial(self._step, self.model, self.device).scan()
         return found
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from memwatch._torch.tensors import owners_of
+from memwatch._torch.tensors import use_count_of
 from memwatch.heap.class_checks import derives
 from memwatch.heap.classes import of_classes
 from memwatch.heap.ids import ids_of
@@ -133,7 +133,7 @@ class NearbySearch(HolderSearch):
                 if storage is not None:
                     owners[id(storage)] += 1
             for storage in storages_of(self._storages):
-                count = owners_of(storage)
+                count = use_count_of(storage)
                 if count is not None and count <= owners[id(storage)] + 1:  # its Python object is one
                     self._new.add(id(storage))
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import torch
 
 from memwatch._torch.dispatch import schema_of
-from memwatch._torch.dynamo import leave_alone
+from memwatch._torch.dynamo import skip_frames_of
 from memwatch._torch.modes import UncompiledMode, mode_stack, pop_mode, push_mode
 from memwatch.heap.autograd import is_sparse, sparse_parts
 from memwatch.heap.class_checks import class_ids, is_a
@@ -180,4 +180,4 @@ def user_lines() -> tuple[Site | None, Site | None]:
     return found or within_python, None
 
 
-leave_alone(NewStorageMode.__torch_dispatch__.__code__)
+skip_frames_of(NewStorageMode.__torch_dispatch__.__code__)

@@ -64,7 +64,9 @@ class LiveApp(App[None]):
         has_ended: Callable[[], bool] | None = None,
     ) -> None:
         super().__init__(ansi_color=True)
-        self._watch, self._interrupt, self._has_ended = watch, interrupt, has_ended
+        self._watch = watch
+        self._interrupt = interrupt
+        self._has_ended = has_ended
         self._pace = Pace()
         self.failure: MemwatchError | None = None
 

@@ -1,4 +1,4 @@
-"""The program's side of `memwatch run --live`: a viewer of its own has the terminal while the program runs."""
+"""The program's side of `memwatch run --live`: a viewer in its own process has the terminal while the program runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LOOK_S: Final = 0.2
 
 
 class ProgramOutput:
-    """What the program that started this process prints, and whether it has ended.
+    """The output of the program that started this process, and whether it has ended.
 
     Args:
         path: the file that it prints to.
@@ -98,14 +98,14 @@ def require_textual() -> None:
 def live_view(capture: Path, place: JobPlace) -> Iterator[None]:
     """Show a recording on the terminal while the block runs; what the block prints to the terminal comes after.
 
-    Input from the terminal is the viewer's. What is piped in or out stays the program's own.
+    Input from the terminal is the viewer's. Pipes to and from the program stay as they are.
 
     Args:
         capture: the file that this process is about to write.
         place: the place of this process in its job.
 
     Raises:
-        MemwatchError: there is no terminal, textual is missing, or other ranks want the terminal too.
+        MemwatchError: there is no terminal, textual is missing, or other ranks need the terminal too.
     """
     if place.is_one_of_many:
         raise MemwatchError(
@@ -131,7 +131,7 @@ def live_view(capture: Path, place: JobPlace) -> Iterator[None]:
 
 
 def _started(capture: Path) -> tuple[subprocess.Popen[bytes], Path]:
-    """Start the viewer on the terminal; return it, and the file for what the program prints."""
+    """Start the viewer on the terminal. Return its process, and the file for the program's output."""
     try:
         terminal = os.open("/dev/tty", os.O_RDWR)
     except OSError as error:

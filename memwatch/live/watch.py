@@ -27,20 +27,20 @@ if TYPE_CHECKING:
     from memwatch.analysis.latest_iterations import Iteration
 
 LEAST_S: Final = 1.0
-"""Between two readings at least: the program flushes every second."""
+"""Least seconds between two readings, because the program flushes every second."""
 SHARE_RATIO: Final = 0.01
-"""The most of the machine's processor time that the view takes."""
+"""Largest share of the machine's processor time for the view. A guess."""
 _NICE: Final = 10
 
 
 class Pace:
-    """Say how long to wait before the next reading, so that it is paid for when it is made.
+    """Compute how long to wait before the next reading, so that the view keeps within its share of processor time.
 
-    What the view took to start counts as well. It is paid back out of half of the share, so that the screen does not
-    stand still meanwhile: from the time on at which it is paid, the view has taken no more than its share in all.
+    The time to start the view counts too. The view pays it back out of half of its share, so that the screen does not
+    freeze at first. Once it is paid back, the view has used no more than its share in total.
 
     Args:
-        processors: how many the machine has; by default those that this process may run on.
+        processors: the number of processors. By default those that this process may use.
     """
 
     def __init__(self, processors: int | None = None) -> None:
@@ -51,12 +51,13 @@ class Pace:
         """Return the seconds to wait before the next reading.
 
         Args:
-            reading_cpu_s: what the last one took; the next may take twice that, for the recording is longer then.
+            reading_cpu_s: processor time of the last reading. The next one may take twice as long, because the
+                recording is longer.
         """
         return max(LEAST_S, self.owed_s(reading_cpu_s))
 
     def owed_s(self, reading_cpu_s: float) -> float:
-        """Return the seconds until a reading is paid for; more than was waited for where waiting took time, too.
+        """Return the seconds until the next reading is within the share.
 
         Args:
             reading_cpu_s: as for `wait_s`.
@@ -72,19 +73,19 @@ class Pace:
         return until_s - passed_s
 
 
-def step_behind_the_program() -> None:
-    """Lower the priority of this process: where processors are scarce, the program goes first."""
+def lower_priority() -> None:
+    """Lower the priority of this process, so that the program runs first if processors are scarce."""
     with contextlib.suppress(OSError):
         os.nice(_NICE)
 
 
 _CLOCKS_DIFFER_S: Final = 2.0
 _LONG_S: Final = 30.0
-"""A program that runs flushes every second; one of another host that has not for so long is called silent."""
+"""Seconds without a flush after which a program on another host counts as silent. A guess."""
 
 
 class State(Enum):
-    """What became of the recording."""
+    """The state of the recording."""
 
     WAITING = "waiting for the recording to begin"
     RUNNING = "running"
@@ -115,19 +116,19 @@ def state_of(meta: Mapping[str, Any], age_s: float) -> State:
 
 
 def _is_alive(pid: int, started_s: float | None) -> bool:
-    """Return whether a process runs that is older than its recording: the number may be another's by now."""
+    """Return whether the recording's process still runs. A process that began later only reuses its number."""
     try:
         process = psutil.Process(pid)
         is_older = started_s is None or process.create_time() <= started_s + _CLOCKS_DIFFER_S
         return is_older and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
-    except psutil.Error:  # another user's: it is there
+    except psutil.Error:  # the process of another user: it exists
         return True
 
 
 POINTS: Final = 200
-"""Stretches of equal time in the curve: a column of the terminal shows one or a few."""
+"""Points of the curve. A column of the terminal shows one or a few of them."""
 _LARGEST: Final = 40
 _ITERATIONS: Final = 20
 
@@ -144,20 +145,20 @@ class Storage:
 
 @dataclass(frozen=True)
 class Figures:
-    """What was recorded up to the last flush, of one device.
+    """The figures of one device up to the last flush.
 
     Attributes:
         device: the device.
-        others: further devices that have bytes.
-        now_ns: when the last event was, since the block was entered.
-        live_bytes: what is alive after it.
+        others: other devices with recorded bytes.
+        now_ns: time of the last event since the beginning of the block.
+        live_bytes: live bytes after it.
         peak_bytes: most live bytes so far.
         peak_ns: when they were first reached.
         curve_bytes: the most live bytes in each of some equal stretches of time up to now.
-        categories: what is alive now by category, largest first.
+        categories: live bytes by category, largest first.
         largest: the largest storages that are alive now, largest first.
-        count: how many are alive now.
-        iterations: the latest iterations, the last of which still runs.
+        count: number of storages that are alive now.
+        iterations: the latest iterations. The last one still runs.
     """
 
     device: str
@@ -174,7 +175,7 @@ class Figures:
 
 
 def figures_of(reading: Reading) -> Figures:
-    """Return what a live view shows of a reading."""
+    """Return the figures that a live view shows."""
     now, device = live_now(reading, _LARGEST), reading.device
     time_ns, live_bytes = now.time_ns, now.live_bytes
     return Figures(
@@ -196,7 +197,7 @@ def figures_of(reading: Reading) -> Figures:
 
 
 def _highest(time_ns: np.ndarray, live_bytes: np.ndarray) -> np.ndarray:
-    """Return the most live bytes in each of `POINTS` stretches; one without an event has what was live at its start."""
+    """Return the highest live bytes in each of `POINTS` stretches of time."""
     starts_ns = np.linspace(time_ns[0], time_ns[-1], POINTS, endpoint=False)
     before = np.maximum(np.searchsorted(time_ns, starts_ns, side="right") - 1, 0)
     return np.maximum.reduceat(live_bytes, before)
@@ -204,14 +205,14 @@ def _highest(time_ns: np.ndarray, live_bytes: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class View:
-    """What is known of a recording at one time.
+    """The state and figures of a recording at one time.
 
     Attributes:
         name: of its file.
         state: what became of it.
         age_s: seconds since its last flush.
-        read_s: seconds since figures were read; longer than `age_s` where flushes came after them.
-        figures: what the last event left that was flushed by then; None before the first flush.
+        read_s: seconds since figures were read. Longer than `age_s` if a flush came later.
+        figures: the figures after the last flushed event. None before the first flush.
     """
 
     name: str
@@ -222,19 +223,20 @@ class View:
 
 
 class Watch:
-    """Look at a capture file again and again.
+    """Read a capture file repeatedly.
 
     Args:
         capture: the file.
-        device: the device that figures are about; by default the main one of the reading.
+        device: the device of the figures. By default the main device of the reading.
         may_be_missing: whether the file may come later.
 
     Attributes:
-        cpu_s: processor time that the last look took.
+        cpu_s: processor time of the last look, in seconds.
     """
 
     def __init__(self, capture: Path, device: str | None = None, *, may_be_missing: bool = False) -> None:
-        self._capture, self._device = capture, device
+        self._capture = capture
+        self._device = device
         self._file = GrowingCapture(capture)
         self.cpu_s = 0.0
         self._may_be_missing = may_be_missing
@@ -244,36 +246,36 @@ class Watch:
         self._figures: Figures | None = None
 
     def look(self) -> View:
-        """Return the view of now; the file is read if it changed since the last time.
+        """Return the present view. Read the file if it has changed since the last time.
 
         Raises:
             CaptureError: the file cannot be read.
-            UnknownDeviceError: the device that was asked for has no bytes.
+            UnknownDeviceError: the chosen device has no bytes.
         """
         begun_s = time.thread_time()
         view = self.glance()
         if view.state is State.KILLED:
-            self._read()  # it may have ended between the last reading and the end of its process
+            self._read()  # the recording may have ended between the last reading and the end of its process
         elif self._changed():
             self._read()
         self.cpu_s = time.thread_time() - begun_s
         return self.glance()
 
     def glance(self) -> View:
-        """Return the view with the figures of the last reading; cheap."""
+        """Return the view with the figures of the last reading, without reading the file."""
         age_s = max(time.time() - self._capture.stat().st_mtime, 0.0) if self._capture.exists() else 0.0
         read_s = max(time.time() - self._read_at_s, 0.0)
         return View(self._capture.name, state_of(self._meta, age_s), age_s, read_s, self._figures)
 
     @property
     def next_cpu_s(self) -> float:
-        """Processor time that a look would take now: the last one's, and more by as much as the file has grown."""
+        """Estimated processor time of a look now: that of the last one, scaled by the growth of the file."""
         if self._seen is None or not self._capture.exists():
             return self.cpu_s
         return self.cpu_s * max(1.0, self._capture.stat().st_size / max(self._seen[1], 1))
 
     def _changed(self) -> bool:
-        """Whether the file is not the one that was read last."""
+        """Whether the file has changed since the last reading."""
         if self._may_be_missing and not (self._capture.exists() and self._capture.stat().st_size):
             return False
         return not self._capture.exists() or self._signature() != self._seen
@@ -291,7 +293,7 @@ class Watch:
             self._figures = figures_of(reading if self._device is None else reading.on(self._device))
         except UnknownDeviceError:
             if self._meta.get("complete", True):
-                raise  # else it may still get bytes
+                raise  # otherwise the device may still get bytes
         self._seen = seen
         self._read_at_s = read_at_s
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class SnapshotError(MemwatchError):
-    """A file that is no memory snapshot, or that holds more than plain data."""
+    """The file is not a memory snapshot, or it contains more than plain data."""
 
 
 TIME: Final = "time_us"
@@ -36,11 +36,11 @@ class Times(NamedTuple):
     """The time of every entry of every device, in nanoseconds.
 
     Attributes:
-        of_device: per device, the time of each of its entries. No two entries of a snapshot have one time, and those
+        of_device: per device, the time of each entry. No two entries of a snapshot have the same time, and the entries
             of a device keep their order.
-        are_known: whether the snapshot has times; else they are positions in the history.
+        are_known: whether the snapshot has times. If not, a time is the position in the history.
         start_ns: just before the first entry.
-        end_ns: the time of the last.
+        end_ns: the time of the last entry.
     """
 
     of_device: list[IntArray]
@@ -94,9 +94,9 @@ def integer(
     Args:
         entry: the dict.
         key: the name of the field.
-        least: the smallest value that is taken.
-        most: the largest.
-        otherwise: what stands for a field that is missing or None; without it, such a dict is refused.
+        least: the smallest accepted value.
+        most: the largest accepted value.
+        otherwise: the value for a field that is missing or None. Without it, such a dict raises an error.
     """
     value = entry.get(key)
     if value is None and otherwise is not None:

@@ -1,10 +1,9 @@
 """Read a pickle that holds plain data: lists, tuples, dicts, numbers, text and bytes.
 
-Whoever loads a pickle runs what its author wants: Python's unpickler imports and calls what the file names. This reader
-has no opcode for names, calls, classes, persistent ids or extensions; it meets one and stops. It also makes nothing of
-the lengths and numbers in the file before it has compared them with the bytes that are there, keeps its memo in a dict
-(Python's makes room up to the largest number that a file mentions), follows no reference, and hashes text alone: the
-hash of deeply nested tuples ends the process.
+Loading a pickle is dangerous: Python's unpickler imports and calls whatever the file names. This reader stops at any
+opcode for names, calls, classes, persistent ids or extensions. It compares every length in the file with the bytes that
+are left before it uses it. Its memo is a dictionary, because Python's memo grows to the largest number in the file. It
+hashes only text, because the hash of deeply nested tuples ends the process.
 """
 
 from __future__ import annotations
@@ -46,10 +45,11 @@ def read_plain_pickle(data: bytes) -> Any:
 
 
 class _Reader:
-    """The state of one reading: a stack of values, the stacks below each mark, and what was memoised."""
+    """The state of one reading: a stack of values, the stacks below each mark, and the memo."""
 
     def __init__(self, data: bytes) -> None:
-        self.data, self.at = data, 0
+        self.data = data
+        self.at = 0
         self.stack: list[Any] = []
         self.below: list[list[Any]] = []
         self.memo: dict[int, Any] = {}
@@ -159,7 +159,8 @@ def _refusal(code: int, at: int) -> str:
 
 
 _U1, _U2, _U4, _U8 = (struct.Struct(f"<{letter}") for letter in "BHIQ")
-_I4, _F8 = struct.Struct("<i"), struct.Struct(">d")
+_I4 = struct.Struct("<i")
+_F8 = struct.Struct(">d")
 
 _HANDLERS: Final[dict[int, Callable[[_Reader], None]]] = {
     opcode[0]: handler

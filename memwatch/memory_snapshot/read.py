@@ -143,10 +143,10 @@ class Rows:
 
 
 def owner_of(file: str) -> CodeOwner:
-    """Return whose code a file is; the folders of the machine that wrote the snapshot are told by their names.
+    """Return the owner of a file's code, from the names of its folders on the machine that wrote the snapshot.
 
     Args:
-        file: a Python file, or what C++ frames have in its place.
+        file: a Python file, or the text that C++ frames have instead.
     """
     here = _owner_here(file)
     if here is not CodeOwner.PROGRAM or file.startswith("<"):
@@ -165,7 +165,7 @@ def owner_of(file: str) -> CodeOwner:
 
 
 def _owner_here(file: str) -> CodeOwner:
-    """Return whose code a file of this machine is; the program's, if its name is no path of this machine."""
+    """Return the owner of a file on this machine. A file that is not a path here belongs to the program."""
     try:
         return code_owner(file) if len(file) <= _LONGEST_PATH else CodeOwner.PROGRAM
     except (OSError, ValueError):
@@ -185,8 +185,8 @@ class Lives:
     Attributes:
         device: string id of the device.
         start_ns: when the history begins.
-        requests: whether the history has requests to free; if it has none, a completed free ends a life.
-        before_count: how many allocations were freed in the history whose beginning is not in it.
+        requests: whether the history has requests to free. If not, a completed free ends a life.
+        before_count: number of allocations that are freed in the history but were made before it.
         before_bytes: their bytes.
     """
 
@@ -229,7 +229,7 @@ class Lives:
 
     @property
     def unheard(self) -> list[int]:
-        """The storages that no entry ends and that lie in no block at the end; ask when all blocks are known."""
+        """The storages without a free and without a block at the end. Read it when all blocks are known."""
         return list(self._alive.values())
 
     def _begin(self, address: int, nbytes: int, time_ns: int, origin: int) -> int:
@@ -255,13 +255,13 @@ class Lives:
 
 @dataclass
 class Told:
-    """What is told of one device; pairs are a count and bytes.
+    """The figures of one device for the notes. A pair is a count and bytes.
 
     Attributes:
-        reserved: what the allocator held at the end.
-        out_of_memory: per time that memory ran out, the bytes asked for and those that the device had free.
-        before: allocations that were freed in the history and began before it.
-        unheard: allocations of the history that no entry ends, and that were gone at the end.
+        reserved: the memory that the allocator held at the end.
+        out_of_memory: for each time that memory ran out, the requested bytes and the free bytes of the device.
+        before: allocations that are freed in the history but were made before it.
+        unheard: allocations in the history without a free that do not exist at the end.
     """
 
     reserved: Reserved = field(default_factory=Reserved)
@@ -282,8 +282,8 @@ def notes_of(
 
     Args:
         name: the file's name.
-        unknown: what no snapshot knows.
-        devices: what is told of each device.
+        unknown: the data that no snapshot has.
+        devices: the figures of each device.
         left_out: names of fields that were not kept.
         times_known: whether the snapshot has times.
     """
@@ -359,7 +359,7 @@ def read_snapshot(path: str | os.PathLike[str], *, device: str = "cuda") -> Capt
         device: the type of its devices, as `cuda` or `xpu`: the file numbers them and does not say.
 
     Raises:
-        SnapshotError: there is no such file, it is no memory snapshot, or it holds more than plain data.
+        SnapshotError: the file is missing, is not a memory snapshot, or contains more than plain data.
     """
     source = Path(path)
     if not source.is_file():
@@ -387,7 +387,8 @@ class _Import:
         if not isinstance(snapshot, dict) or not snapshot.keys() & {"segments", "device_traces"}:
             raise SnapshotError("it is not a memory snapshot: it lacks segments and device_traces")
         self._snapshot: dict[str, Any] = snapshot
-        self._device_type, self._device_names = device_type, _device_names(snapshot)
+        self._device_type = device_type
+        self._device_names = _device_names(snapshot)
         self.rows = Rows()
         self._entries = 0
         traces = lists(snapshot.get("device_traces", []), "device_traces", most=MOST_DEVICES)

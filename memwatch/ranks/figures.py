@@ -40,15 +40,15 @@ class Job(Protocol):
 
     @property
     def sites(self) -> pd.DataFrame:
-        """What was alive at the peaks."""
+        """The storages that were alive at the peaks."""
 
     @property
     def differences(self) -> pd.DataFrame:
-        """What some ranks have more of."""
+        """The sites of which some ranks have more than others."""
 
     @property
     def notes(self) -> Sequence[tuple[str, str]]:
-        """What must be known of the figures: a kind and a sentence each."""
+        """Notes about the figures, each with a kind and a sentence."""
 
     @property
     def worst(self) -> str:
@@ -76,15 +76,15 @@ class Totals:
     """The headline; sizes in bytes.
 
     Attributes:
-        processes: how many processes are known of.
-        compared: how many are compared.
+        processes: number of known processes.
+        compared: number of compared processes.
         are_ranks: whether these are ranks.
         device: the kind of device of the figures.
         worst: the process with the highest peak.
         highest_bytes: its peak.
         lowest_bytes: the lowest peak.
         mean_bytes: the mean of the peaks.
-        imbalance_ratio: how far the highest is above the mean.
+        imbalance_ratio: the highest peak above the mean, as a ratio of the mean.
     """
 
     processes: int
@@ -117,7 +117,7 @@ def totals(ranks: Job) -> Totals:
 
 @dataclass(frozen=True, slots=True)
 class CategorySpread:
-    """What the peaks of the compared processes have of one category; sizes in bytes."""
+    """The bytes of one category at the peaks of the compared processes."""
 
     name: str
     lowest_bytes: int

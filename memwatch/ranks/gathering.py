@@ -26,14 +26,14 @@ class MergeError(MemwatchError):
 def merge(paths: Iterable[str | os.PathLike[str]]) -> Ranks:
     """Return many captures of one job as one reading: ranks, and the processes that they started.
 
-    A capture of a rank that was killed counts as far as it goes; `notes` says which ranks are missing, cut, unreadable
-    or of another version. A file that has its summary is read in a moment, and one capture at a time is in memory.
+    The capture of a killed rank counts up to its last flush. `notes` says which ranks are missing, cut, unreadable or
+    of another version. A file that has its summary is read in a moment, and one capture at a time is in memory.
 
     Args:
         paths: the captures.
 
     Raises:
-        MergeError: none is named, or none can be read.
+        MergeError: no file is given, or none can be read.
     """
     # one file named twice, as by two patterns of a shell, is one process
     files = list(dict.fromkeys(os.path.realpath(path) for path in _listed(paths)))
@@ -78,7 +78,7 @@ def gather(capture: Capture) -> Ranks | None:
 
 
 def _own(capture: Capture) -> Member:
-    """Return this process. An error is a problem of this rank, not of those that wait for it."""
+    """Return this process. An error is a problem of this rank only. The other ranks wait for its message."""
     meta = {**capture.meta, **JobPlace.here().meta}
     try:
         return Member(meta, summarise(capture))

@@ -33,7 +33,7 @@ MOST_DIFFERENCES: Final = 200
 
 
 def write_page(ranks: Job, path: str | os.PathLike[str], *, source: bool, force: bool) -> Path:
-    """Write the page of a job and that of its worst process; return the path of the first.
+    """Write the page of a job and the page of its worst process. Return the path of the job's page.
 
     Raises:
         ReportError: a file exists and `force` is not set, or its folder cannot be written.
@@ -160,7 +160,7 @@ def _chart(ranks: Job) -> dict[str, Any] | None:
     steps = ranks.steps[ranks.steps["process"].isin(ranks.compared)]
     if steps.empty or steps["step"].nunique() < 2:
         return None
-    width = int(steps["steps"].max())  # a point of one process is as many steps as that of another
+    width = int(steps["steps"].max())  # the points of all processes stand for the same number of steps
     points = steps.assign(step=steps["step"] // width * width)
     table = points.pivot_table(index="step", columns="process", values="peak_bytes", aggfunc="max")
     worst = table[ranks.worst]

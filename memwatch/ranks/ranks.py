@@ -42,7 +42,7 @@ _MOST_NAMED: Final = 8
 
 
 def ranks_table(members: Mapping[str, Member]) -> pd.DataFrame:
-    """Return one row per process, also of those of which nothing is known; numbers that are not known are missing."""
+    """Return one row per process, including processes without data. Unknown numbers are missing values."""
     rows = [_row(member) for member in members.values()]
     frame = pd.DataFrame(rows, index=pd.Index(list(members), name="process"))
     table: pd.DataFrame = frame.astype(dict.fromkeys(_NUMBERS, "Int64"))
@@ -68,7 +68,7 @@ def _row(member: Member) -> dict[str, Any]:
 
 
 def steps_table(members: Mapping[str, Member]) -> pd.DataFrame:
-    """Return the peak of each step in each process; of a long run a row is the highest of `steps` steps."""
+    """Return the peak of each step in each process. In a long run, a row is the highest of `steps` steps."""
     frames = []
     for name, member in members.items():
         points = (member.summary or {}).get("steps")
@@ -101,7 +101,7 @@ def categories_table(members: Mapping[str, Member]) -> pd.DataFrame:
 
 
 def sites_table(members: Mapping[str, Member]) -> pd.DataFrame:
-    """Return what is alive at each process's own peak, put together by category, module, what it is and line."""
+    """Return the live bytes at each process's own peak, grouped by category, module, kind of object and line."""
     rows = [
         (name, *site)
         for name, member in members.items()
@@ -115,15 +115,16 @@ def sites_table(members: Mapping[str, Member]) -> pd.DataFrame:
 def differences(members: Mapping[str, Member], compared: Sequence[str]) -> pd.DataFrame:
     """Return the sites of which some ranks have more than others, largest difference first.
 
-    A summary lists the largest sites; of one that it does not list, a rank may have as much as of the smallest that it
-    does. What may be no difference for that reason is left out.
+    A summary lists only the largest sites. A rank may have as much of an unlisted site as of its smallest listed one.
+    Differences that may not exist for this reason are left out.
 
     Args:
         members: the processes by name.
-        compared: those that are compared.
+        compared: the compared processes.
 
     Returns:
-        Columns `lowest_bytes`, `highest_bytes`, `spread_bytes`, and `where`: which ranks have it, or which has most.
+        Columns `lowest_bytes`, `highest_bytes`, `spread_bytes`, and `where`: the ranks that have the site, or have most
+        of it.
     """
     sites = sites_table({name: members[name] for name in compared})
     names = ["lowest_bytes", "highest_bytes", "spread_bytes", "where"]
@@ -152,7 +153,7 @@ def differences(members: Mapping[str, Member], compared: Sequence[str]) -> pd.Da
 
 
 def _of_one_module(sites: pd.DataFrame) -> pd.DataFrame:
-    """Return sites of which each has the module that it has in another process, where it was seen in none in its own.
+    """Return the sites. A site without a module gets the module that it has in another process.
 
     That is known where no process has two such sites: a gradient bucket of DDP may have been seen amid its module's
     backward in one rank, and in the other after it.
@@ -267,7 +268,7 @@ def _restarted(members: Mapping[str, Member]) -> Iterator[str]:
 
 
 def _other_jobs(members: Mapping[str, Member]) -> Iterator[str]:
-    """Yield that captures tell of jobs of different sizes: they were not recorded in one run."""
+    """Yield a note if the captures come from jobs of different sizes, because then they are not from one run."""
     of_size = collections.defaultdict(list)
     for name, member in members.items():
         if member.rank is not None and isinstance(member.meta.get("world_size"), int):
@@ -359,27 +360,27 @@ class Ranks:
 
     @cached_property
     def categories(self) -> pd.DataFrame:
-        """What the peak of each process is made of: a column for each category."""
+        """The bytes at the peak of each process, with a column for each category."""
         return categories_table(self._members)
 
     @cached_property
     def sites(self) -> pd.DataFrame:
-        """The largest of what was alive at the peak of each process, by category, module and line."""
+        """The largest groups of live storages at the peak of each process, by category, module and line."""
         return sites_table(self._members)
 
     @cached_property
     def differences(self) -> pd.DataFrame:
-        """What some ranks have more of at their peaks than others, largest difference first."""
+        """The sites of which some ranks have more at their peaks than others, largest difference first."""
         return differences(self._members, self.compared)
 
     @cached_property
     def notes(self) -> list[tuple[str, str]]:
-        """What must be known of the figures: ranks that are missing or cut, other versions, other clocks."""
+        """Notes about the figures: missing or cut ranks, other versions, other clocks."""
         return notes(self._members, self.compared)
 
     @property
     def worst(self) -> str:
-        """The process with the highest peak, of those that are compared; empty where nothing is known of any."""
+        """The compared process with the highest peak. Empty if no process has figures."""
         peaks = self._peak_bytes
         return max(peaks, key=lambda name: peaks[name], default="")
 
@@ -398,7 +399,7 @@ class Ranks:
 
     @property
     def findings(self) -> list[Finding]:
-        """What would lower the peak of the worst process; empty where its recording is not there."""
+        """The findings of the worst process. Empty if its recording is not available."""
         return [] if self.worst_reading is None else self.worst_reading.findings
 
     @property
@@ -430,7 +431,7 @@ class Ranks:
         return found
 
     def summary(self, **options: Any) -> str:
-        """Return the job as text; the options are those of `memwatch.ranks.terminal.summary`."""
+        """Return the job as text. The options are those of `memwatch.ranks.terminal.summary`."""
         from memwatch.ranks.terminal import summary
 
         return summary(self, **options)
@@ -449,7 +450,7 @@ class Ranks:
 
 
 def _with_parents(members: Sequence[Member]) -> list[Member]:
-    """Return the processes, those that a rank started with its number."""
+    """Return the processes. A process that a rank started gets the rank's number."""
     ranks = {(member.meta.get("host"), member.meta.get("pid")): member.rank for member in members}
     found = []
     for member in members:
@@ -460,7 +461,7 @@ def _with_parents(members: Sequence[Member]) -> list[Member]:
 
 
 def _by_name(members: Sequence[Member]) -> dict[str, Member]:
-    """Return processes by name, ranks first and in order; twins are told apart by their numbers."""
+    """Return processes by name, ranks first and in order. Equal names get a number."""
     counts = collections.Counter(member.name for member in members)
     ordered = sorted(members, key=lambda member: (member.rank is None, member.rank or 0, member.name))
     found: dict[str, Member] = {}

@@ -128,7 +128,7 @@ def _peak_at(tables: DerivedTables) -> dict[str, Any]:
 
 
 def _at_peak(tables: DerivedTables) -> dict[str, Any]:
-    """Return the bytes at the peak by category, the largest sites, and what is in none of these."""
+    """Return the bytes at the peak by category, the largest sites, and the bytes outside these sites."""
     facts = tables.facts
     alive = np.flatnonzero(facts.alive_at(facts.curve.peak_event))
     rows = tables.part("storages", _COLUMNS, alive).astype({"category": "str"})
@@ -171,7 +171,7 @@ def _steps(tables: DerivedTables) -> dict[str, Any]:
     after = np.searchsorted(curve.time_ns, ends_ns, side="right")
     first = np.append(0, after[:-1])
     peaks = np.maximum.reduceat(live, np.minimum(first, len(live) - 1))
-    peaks = np.maximum(peaks, live[np.maximum(first - 1, 0)])  # what is there when a step begins
+    peaks = np.maximum(peaks, live[np.maximum(first - 1, 0)])  # live bytes at the start of a step
     count = len(ends_ns)
     per_point = -(-count // MOST_POINTS)
     starts = np.arange(0, count, per_point)
@@ -185,7 +185,7 @@ def _steps(tables: DerivedTables) -> dict[str, Any]:
 
 
 def _ends_ns(tables: DerivedTables) -> IntArray:
-    """Return when iterations end, in unix time; the last one ends with what was recorded."""
+    """Return the ends of the iterations in unix time. The last one ends with the recording."""
     facts = tables.facts
     capture = facts.capture
     last_ns = max(int(capture.meta.get("end_ns", 0)), int(facts.curve.time_ns[-1]))
@@ -201,11 +201,11 @@ class Member:
     """One process.
 
     Attributes:
-        meta: what was recorded where; empty where the file cannot be read.
-        summary: what it had, see `summary.py`; None where nothing can be known.
-        path: its capture, empty for one that was gathered.
-        problem: why nothing can be known, empty where something can.
-        format_version: the format of its capture where this memwatch cannot read it, else 0.
+        meta: the metadata of its capture. Empty if the file cannot be read.
+        summary: its summary. None if there is none.
+        path: the path of its capture. Empty if the summary came over the network.
+        problem: the reason why there is no summary. Empty if there is one.
+        format_version: the format of its capture if this memwatch cannot read it, or else 0.
     """
 
     meta: dict[str, Any]
@@ -216,7 +216,7 @@ class Member:
 
     @property
     def rank(self) -> int | None:
-        """Its rank; None for one that has none."""
+        """Its rank, or None."""
         rank = self.meta.get("rank")
         return int(rank) if isinstance(rank, int) else None
 
@@ -233,7 +233,7 @@ class Member:
 
     @property
     def name(self) -> str:
-        """What it is called: `rank 3`, `process 4243 of rank 3`, `process 4243`."""
+        """Its name: `rank 3`, `process 4243 of rank 3`, `process 4243`."""
         pid = self.meta.get("pid")
         if self.rank is not None:
             return (RESTARTED_RANK if self.restart else RANK).format(rank=self.rank, restart=self.restart)

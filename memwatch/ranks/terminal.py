@@ -1,4 +1,4 @@
-"""The text of a job for a terminal: the headline first, then ranks, categories and what differs."""
+"""The text of a job for a terminal: headline, ranks, categories and differences."""
 
 from __future__ import annotations
 

@@ -99,9 +99,9 @@ class AllocatorChannel:
         self._count = self._lost_events = 0
 
     @property
-    def hears_each_thread(self) -> bool:
+    def has_log_per_thread(self) -> bool:
         """Whether each thread has a log of its own. Then memory need not be checked."""
-        return self._events.hears_each_thread
+        return self._events.has_log_per_thread
 
     @property
     def lost_events(self) -> int:
@@ -141,7 +141,8 @@ class AllocatorChannel:
                 return False
             self._write(windows)
             if not self._events.is_open:
-                self.running, self.stepped_aside = False, True
+                self.running = False
+                self.stepped_aside = True
                 set_log_level(None)
             return True
 
@@ -151,7 +152,7 @@ class AllocatorChannel:
         The thread of the block may wait for other threads. Then it runs no op that would end a window, while the other
         threads make events.
         """
-        if self._events.hears_each_thread:
+        if self._events.has_log_per_thread:
             self.cut()
 
     def memory_ran_out(self) -> None:
@@ -178,7 +179,7 @@ class AllocatorChannel:
             self._drop()
         if not self.running:
             pass
-        elif self._events.hears_each_thread and not is_here:
+        elif self._events.has_log_per_thread and not is_here:
             if self._events.leave_thread():
                 name = name_of(threading.current_thread())
                 self._note(
@@ -218,7 +219,8 @@ class AllocatorChannel:
                 self._write(windows)
 
     def _lose(self) -> None:
-        self.running, self._lost = False, True
+        self.running = False
+        self._lost = True
         self._note("allocator", "torch's profiler lost the allocator events of a part of the block")
 
     def _drop(self) -> None:

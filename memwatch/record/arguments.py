@@ -86,9 +86,15 @@ class ArgumentRecorder:
         return result
 
     def _before(
-        self, number: int, kind: OpKind, args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[Operand], *,
+        self,
+        number: int,
+        kind: OpKind,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        operands: list[Operand],
+        *,
         draws: bool,
-    ) -> str:  # fmt: skip
+    ) -> str:
         call = self._call_text(args, kwargs, operands, _traits(kind.overload).written(args, kwargs))
         self._keep_inputs(args, kwargs, operands)
         if draws:
@@ -106,9 +112,12 @@ class ArgumentRecorder:
         return made
 
     def _call_text(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[Operand],
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        operands: list[Operand],
         written: frozenset[int | str],
-    ) -> str:  # fmt: skip
+    ) -> str:
         def slot_of(tensor: Tensor) -> int:
             return self._operand(tensor, access, operands)
 

@@ -233,7 +233,7 @@ class AllocatorEvents(Protocol):
         """How many events were lost because memory had run out. No window covers their time."""
 
     @property
-    def hears_each_thread(self) -> bool:
+    def has_log_per_thread(self) -> bool:
         """Whether each thread has a log of its own. If not, one profiler in any thread ends all events."""
 
     def open(self) -> bool:

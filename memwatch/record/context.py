@@ -21,7 +21,7 @@ from memwatch.errors import MemwatchError
 from memwatch.heap.names import class_name
 from memwatch.record.clock import ticks
 from memwatch.record.gradients import Gradients
-from memwatch.record.harmless import Harmless, weakly
+from memwatch.record.harmless import Harmless, weak_callback
 from memwatch.record.interception.compilers import is_tracing
 from memwatch.record.owners import REFERENCES_OF_OTHERS, Owners
 from memwatch.record.patches import Patches
@@ -103,9 +103,13 @@ class Context:
     )
 
     def __init__(
-        self, storages: Storages, capture_stack: CaptureStack, strings: Strings, op_counter: OpCounter,
+        self,
+        storages: Storages,
+        capture_stack: CaptureStack,
+        strings: Strings,
+        op_counter: OpCounter,
         could_not_record: Callable[[str, Exception], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.top: tuple[int, int] = _OUTSIDE
         self.optimizing = False
         self.graph_task = NO_TASK
@@ -120,7 +124,7 @@ class Context:
         self._strings = strings
         self._op_counter = op_counter
         self.running: list[tuple[tuple[int, int], bool, int, int]] = []
-        self.could_not_record = could_not_record = weakly(could_not_record)
+        self.could_not_record = could_not_record = weak_callback(could_not_record)
         self._harmless = Harmless(could_not_record, "a call of a module or an optimizer")
         self.roles = Roles(storages, strings, op_counter)
         self.owners = Owners(storages, strings, self.roles, self._harmless)
@@ -160,7 +164,7 @@ class Context:
         self._patches.take_off()
         self.pause()
 
-    def tell_of_iterations(
+    def report_iterations_to(
         self,
         on_step_end: Callable[[object], None] | None = None,
         on_root_call: Callable[[object], None] | None = None,

@@ -63,9 +63,16 @@ class TakenRows:
 
 
 def tables_in_order(  # noqa: PLR0917  # parts of a session, each once
-    packer: Packer, storages: Storages, context: Context, ops: OpRecorder, compiled: CompiledCalls, process: Rows,
-    allocator: AllocatorChannel | None, holders: HolderSampler | None, arguments: ArgumentRecorder | None,
-) -> dict[str, Table]:  # fmt: skip
+    packer: Packer,
+    storages: Storages,
+    context: Context,
+    ops: OpRecorder,
+    compiled: CompiledCalls,
+    process: Rows,
+    allocator: AllocatorChannel | None,
+    holders: HolderSampler | None,
+    arguments: ArgumentRecorder | None,
+) -> dict[str, Table]:
     """Return the tables in the order in which their rows must be taken.
 
     The program keeps running meanwhile. So a table comes before the tables that its rows refer to.
@@ -106,12 +113,14 @@ class LastFlush:
     """
 
     def __init__(self, op_counter: OpCounter, clock: Clock) -> None:
-        self._op_counter, self._clock = op_counter, clock
+        self._op_counter = op_counter
+        self._clock = clock
         self.is_now()
 
     def is_now(self) -> None:
         """Note that rows are written."""
-        self._op, self._ticks = self._op_counter[0], ticks()
+        self._op = self._op_counter[0]
+        self._ticks = ticks()
 
     def is_within(self, seconds: float) -> bool:
         """Return whether the last write is less than `seconds` ago."""
@@ -146,11 +155,19 @@ class FlushPace:
     """
 
     def __init__(
-        self, op_counter: OpCounter, clock: Clock, allocator: AllocatorChannel | None,
-        flush: WeakMethod[Callable[[], None]], *, to_file: bool,
-    ) -> None:  # fmt: skip
-        self._op_counter, self._clock, self._allocator = op_counter, clock, allocator
-        self._flush_method, self._to_file = flush, to_file
+        self,
+        op_counter: OpCounter,
+        clock: Clock,
+        allocator: AllocatorChannel | None,
+        flush: WeakMethod[Callable[[], None]],
+        *,
+        to_file: bool,
+    ) -> None:
+        self._op_counter = op_counter
+        self._clock = clock
+        self._allocator = allocator
+        self._flush_method = flush
+        self._to_file = to_file
         self._window_start = self._flushed = self._due_op = 0
         self._last_flush, self._last_write = (LastFlush(op_counter, clock) for _ in range(2))
         self._flush_at: Callable[[int, int], None] = lambda op, at_ticks: None
@@ -205,7 +222,7 @@ class FlushPace:
     def _look_again(self) -> None:
         in_ticks = int(FLUSH_S / (self._clock.ns_per_tick * 1e-9))
         allocator = self._allocator
-        checks = allocator is not None and allocator.running and not allocator.hears_each_thread
+        checks = allocator is not None and allocator.running and not allocator.has_log_per_thread
         due_op = min(self._due_op, self._op_counter[0] + CHECK_OPS) if checks else self._due_op
         self._flush_at(due_op, ticks() + in_ticks if self._to_file else NEVER)
 

@@ -47,8 +47,11 @@ class Gradients:
     def __init__(
         self, roles: Roles, owners: Owners, could_not_record: Callable[[str, Exception], None]
     ) -> None:
-        self._roles, self._storages = roles, roles.storages
-        self._op_counter, self._owners, self._parameters = roles.op_counter, owners, owners.parameters
+        self._roles = roles
+        self._storages = roles.storages
+        self._op_counter = roles.op_counter
+        self._owners = owners
+        self._parameters = owners.parameters
         self._is_stopped = False
         self.harmless = Harmless(could_not_record, "the end of a backward")
         self._reached: dict[int, set[int]] = {}

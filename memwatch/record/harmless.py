@@ -1,9 +1,9 @@
 """Code of memwatch that runs inside the program's calls must not disturb the program.
 
 An error of memwatch becomes a note, and the program's call goes on (`Harmless`). Signal handlers wait while memwatch's
-tables are inconsistent (`uninterrupted`). Work that follows the death of an object runs without Python bytecode
-(`when_gone`), because a signal handler could interrupt bytecode. A traceback of the program's error shows no frames of
-memwatch (`unlink_own_frames`).
+tables are inconsistent (`uninterrupted`). Work that follows the death of an object runs without Python bytecode,
+because a signal handler could interrupt bytecode (`call_when_freed`). A traceback of the program's error shows no
+frames of memwatch (`unlink_own_frames`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, Final
 
 from memwatch import signal_handlers
-from memwatch._torch.dynamo import leave_alone
+from memwatch._torch.dynamo import skip_frames_of
 from memwatch.errors import MemwatchError, linked_errors
 from memwatch.signal_handlers import call_later, python_handlers, raised_by_handler, run_handler
 
@@ -42,7 +42,8 @@ class Harmless:
     """
 
     def __init__(self, could_not_record: Callable[[str, Exception], None], what: str) -> None:
-        self._could_not_record, self._what = could_not_record, what
+        self._could_not_record = could_not_record
+        self._what = what
 
     def __enter__(self) -> None:
         """Do nothing. Blocks may be nested, also in several threads."""
@@ -60,7 +61,7 @@ class Harmless:
         return True
 
 
-def weakly(could_not_record: Callable[[str, Exception], None]) -> Callable[[str, Exception], None]:
+def weak_callback(could_not_record: Callable[[str, Exception], None]) -> Callable[[str, Exception], None]:
     """Return a function that calls a method without keeping its object alive. torch may keep the function."""
     reference = weakref.WeakMethod(could_not_record)
 
@@ -73,7 +74,7 @@ def weakly(could_not_record: Callable[[str, Exception], None]) -> Callable[[str,
 
 
 for _function in (Harmless.__enter__, Harmless.__exit__):  # they may run where dynamo evaluates frames
-    leave_alone(_function.__code__)
+    skip_frames_of(_function.__code__)
 
 
 _Action: Final = ctypes.c_char * 256
@@ -145,7 +146,7 @@ _CALL: Final[Callable[[functools.partial[Any]], Any]] = functools.partial.__call
 _numbers: Final = itertools.count()
 
 
-def when_gone(of: object, *calls: functools.partial[Any]) -> None:
+def call_when_freed(of: object, *calls: functools.partial[Any]) -> None:
     """Make calls, one after another, when an object is freed.
 
     Args:

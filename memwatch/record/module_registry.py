@@ -43,7 +43,8 @@ class SearchBudget:
     """
 
     def __init__(self, most: int = _MAX_SEARCHES) -> None:
-        self._count, self._most = 0, most
+        self._count = 0
+        self._most = most
         self._of_class: dict[int, tuple[weakref.ref[type], int]] = {}
 
     def spend(self, cls: type) -> bool:
@@ -87,11 +88,18 @@ class ModuleRegistry:
     """
 
     def __init__(
-        self, rows: Rows, strings: Strings, own: Callable[[nn.Module, int], None], budget: SearchBudget,
+        self,
+        rows: Rows,
+        strings: Strings,
+        own: Callable[[nn.Module, int], None],
+        budget: SearchBudget,
         op_counter: OpCounter,
-    ) -> None:  # fmt: skip
-        self._rows, self._strings, self._own = rows, strings, own
-        self._budget, self._op_counter = budget, op_counter
+    ) -> None:
+        self._rows = rows
+        self._strings = strings
+        self._own = own
+        self._budget = budget
+        self._op_counter = op_counter
         self.known: dict[int, tuple[weakref.ref[nn.Module], int]] = {}
         self._parents: list[int] = []
         self._names: list[str] = []

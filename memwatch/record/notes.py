@@ -32,7 +32,8 @@ class Notes:
     """
 
     def __init__(self, op_counter: OpCounter, remarks: Sequence[tuple[str, str]]) -> None:
-        self._op_counter, self._remarks = op_counter, remarks
+        self._op_counter = op_counter
+        self._remarks = remarks
         self._notes: list[Note] = []
         self._written = 0
         self._not_recorded: set[str] = set()

@@ -170,9 +170,13 @@ class Owners:
     """
 
     def __init__(self, storages: Storages, strings: Strings, roles: Roles, harmless: Harmless) -> None:
-        self._storages, self._roles, self._harmless = storages, roles, harmless
-        self._budget, self._budget_of_names = SearchBudget(), SearchBudget(_MAX_SEARCHES_FOR_NAMES)
-        self._ways_followed, self._op_counter = 0, roles.op_counter
+        self._storages = storages
+        self._roles = roles
+        self._harmless = harmless
+        self._budget = SearchBudget()
+        self._budget_of_names = SearchBudget(_MAX_SEARCHES_FOR_NAMES)
+        self._ways_followed = 0
+        self._op_counter = roles.op_counter
         self.modules = Rows()
         self.registry = ModuleRegistry(self.modules, strings, self._own, self._budget, roles.op_counter)
         self.parameters = Parameters()

@@ -143,7 +143,8 @@ class ProcessSampler:
         self.rows = Rows()
         self._note = note
         self._process = psutil.Process()
-        self._job_place, self._children = JobPlaceSampler(), StartedProcesses()
+        self._job_place = JobPlaceSampler()
+        self._children = StartedProcesses()
 
     @property
     def meta(self) -> dict[str, Any]:
@@ -171,7 +172,7 @@ class ProcessSampler:
 ByDevice = dict[str, int]
 
 
-class DeviceBooks:
+class AcceleratorMemory:
     """Read the accelerators' allocators at the beginning, at the end and when memory runs out.
 
     Args:

@@ -138,10 +138,15 @@ class Recomputes:
     """
 
     def __init__(
-        self, context: CallContext, storages: Storages, capture_stack: CaptureStack, op_counter: OpCounter,
+        self,
+        context: CallContext,
+        storages: Storages,
+        capture_stack: CaptureStack,
+        op_counter: OpCounter,
         could_not_record: Callable[[str, Exception], None],
-    ) -> None:  # fmt: skip
-        self._runs, self._kept = Rows(), Rows()
+    ) -> None:
+        self._runs = Rows()
+        self._kept = Rows()
         self.tables = {"recomputes": self._runs, "recomputed": self._kept}
         self._context = context
         self._storages = storages
@@ -239,7 +244,8 @@ class Recomputes:
             self._could_not_record(_REGION, RuntimeError("another ran again meanwhile in another thread"))
             return _Run(region, start_op, None)
         before = context.top, context.recomputing, context.thread
-        context.top, context.recomputing = (region.module, context.top[1]), task
+        context.top = (region.module, context.top[1])
+        context.recomputing = task
         context.thread = threading.get_ident()
         return _Run(region, start_op, before)
 

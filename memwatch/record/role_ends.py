@@ -55,9 +55,14 @@ class RoleEnds:
     """
 
     def __init__(self, roles: Roles, owners: Owners, gradients: Gradients, harmless: Harmless) -> None:
-        self._storages, self._op_counter, self._roles = roles.storages, roles.op_counter, roles
-        self._owners, self._gradients, self._harmless = owners, gradients, harmless
-        self._rows, self._looks = Rows(), Rows()
+        self._storages = roles.storages
+        self._op_counter = roles.op_counter
+        self._roles = roles
+        self._owners = owners
+        self._gradients = gradients
+        self._harmless = harmless
+        self._rows = Rows()
+        self._looks = Rows()
         self.tables = {"roles": roles.rows, "role_ends": self._rows, "role_looks": self._looks}
 
     def look(self, frame: FrameType | None, *, least_bytes: int = 0, in_op: bool = False) -> None:

@@ -44,8 +44,11 @@ class Roles:
 
     def __init__(self, storages: Storages, strings: Strings, op_counter: OpCounter) -> None:
         self.rows = Rows()
-        self.storages, self._strings, self.op_counter = storages, strings, op_counter
-        self._known, self._watched_number = storages.roles, storages.ledger.watched_number
+        self.storages = storages
+        self._strings = strings
+        self.op_counter = op_counter
+        self._known = storages.roles
+        self._watched_number = storages.ledger.watched_number
         self._noted = 0
 
     def owns(self, storage: int) -> bool:

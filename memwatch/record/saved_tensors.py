@@ -1,7 +1,7 @@
 """Hooks on saved tensors: memwatch gives autograd a pack in place of each tensor that autograd saves.
 
 The pack notices when autograd reads the tensor and when autograd frees it. The program must not notice the pack. So the
-pack looks like the program's own object (`put_on`), and its errors have the words of torch's errors.
+pack looks like the program's own object (`hide_hooks`), and its errors have the words of torch's errors.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from memwatch._torch.modes import disable_torch_function, is_wrapper_subclass
 from memwatch._torch.tensors import nested_sizes_of, version_of
 from memwatch.capture.schema import NONE
 from memwatch.heap.tensors import layout_of
-from memwatch.record.harmless import when_gone
+from memwatch.record.harmless import call_when_freed
 from memwatch.record.patches import Patches
 from memwatch.record.tables.parts import plain_parts, tensor_bytes
 from memwatch.record.tables.storages import BASELINE
@@ -131,7 +131,7 @@ _data: Final = operator.attrgetter("data")
 _Function: Final[Any] = BackwardCFunction  # the stub has no attribute that can be replaced
 
 
-class Disguise(NamedTuple):
+class HiddenHooks(NamedTuple):
     """Functions of one packer that let memwatch hide its hooks from the program.
 
     Attributes:
@@ -146,39 +146,39 @@ class Disguise(NamedTuple):
 class Keeper:
     """Every pack holds this object. When the last pack is freed, torch's own attributes come back."""
 
-    __slots__ = ("__weakref__", "_cover")
+    __slots__ = ("__weakref__", "_attributes")
 
-    def __init__(self, cover: _Cover) -> None:
-        self._cover = cover
+    def __init__(self, attributes: _ReplacedAttributes) -> None:
+        self._attributes = attributes
 
 
-class _Cover:
+class _ReplacedAttributes:
     """Every keeper holds this object. torch's own attributes are restored when it is freed."""
 
     __slots__ = ("__weakref__",)
 
 
-_worn: list[Disguise] = []
-_covers: list[weakref.ref[_Cover]] = []
+_hidden: list[HiddenHooks] = []
+_replacements: list[weakref.ref[_ReplacedAttributes]] = []
 
 
-def put_on(disguise: Disguise) -> Keeper:
+def hide_hooks(hidden_hooks: HiddenHooks) -> Keeper:
     """Hide the hooks of a packer until the returned object is freed."""
-    keeper = Keeper((_covers and _covers[0]()) or _put_on_cover())
-    _worn.append(disguise)
-    when_gone(keeper, partial(_worn.remove, disguise))
+    keeper = Keeper((_replacements and _replacements[0]()) or _replace_attributes())
+    _hidden.append(hidden_hooks)
+    call_when_freed(keeper, partial(_hidden.remove, hidden_hooks))
     return keeper
 
 
-def _put_on_cover() -> _Cover:
-    cover = _Cover()
-    _covers[:] = [weakref.ref(cover)]
+def _replace_attributes() -> _ReplacedAttributes:
+    attributes = _ReplacedAttributes()
+    _replacements[:] = [weakref.ref(attributes)]
     if SAVED_HOOKS_WORK:
         _Function.saved_tensors = property(saved_tensors)
         SavedTensor.register_hooks = register_hooks
         own = partial(setattr, SavedTensor, "register_hooks", _register)
-        when_gone(cover, partial(delattr, _Function, "saved_tensors"), own)
-    return cover
+        call_when_freed(attributes, partial(delattr, _Function, "saved_tensors"), own)
+    return attributes
 
 
 def saved_tensors(ctx: Any) -> tuple[Any, ...]:
@@ -194,8 +194,8 @@ def saved_tensors(ctx: Any) -> tuple[Any, ...]:
     try:
         with disable_torch_function():
             for at, pack in enumerate(packed):
-                for disguise in _worn:
-                    original = disguise.original_of(pack)
+                for hidden_hooks in _hidden:
+                    original = hidden_hooks.original_of(pack)
                     if original is not None and autograd_state(original, with_node=True).grad_fn is not ctx:
                         values[at] = original
     except MemoryError:  # the values from autograd are right, too
@@ -208,8 +208,8 @@ def register_hooks(saved: Any, *hooks: Any, **named: Any) -> None:
     pair = (*hooks, *(named[name] for name in ("pack_hook", "unpack_hook") if name in named))
     if len(pair) == 2 and all(map(callable, pair)):
         packed = saved.data
-        for disguise in _worn:
-            if disguise.hook(packed, *pair):
+        for hidden_hooks in _hidden:
+            if hidden_hooks.hook(packed, *pair):
                 return
     _register(saved, *hooks, **named)
 
@@ -238,7 +238,7 @@ class Packer(Protocol):
         """The Python functions that torch calls through `hooks`. dynamo must not compile them."""
 
     @property
-    def disguise(self) -> Disguise:
+    def hidden_hooks(self) -> HiddenHooks:
         """The functions that hide the hooks from the program."""
 
     def set_outer(self, hooks: Hooks | None) -> None:
@@ -297,7 +297,7 @@ class SavedTensorHooks:
             self._patches.put(*PROGRAM_HOOKS, self._program_hooks)
         if in_forward_mode():
             self._note_forward_mode()
-        self._packer.set_keeper(put_on(self._packer.disguise))
+        self._packer.set_keeper(hide_hooks(self._packer.hidden_hooks))
 
     def stop(self) -> None:
         """Remove the hooks. Hooks that the program pushed inside the block stay."""

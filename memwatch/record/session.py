@@ -32,13 +32,13 @@ from memwatch.record.interception.compilers import CompiledCalls, JitTracing
 from memwatch.record.notes import Notes
 from memwatch.record.options import Choice
 from memwatch.record.patches import PatchedResize
-from memwatch.record.process import DeviceBooks, ProcessSampler
+from memwatch.record.process import AcceleratorMemory, ProcessSampler
 from memwatch.record.saved_tensors import SavedTensorHooks
 from memwatch.record.steps.steps import Sleeper, Steps, entry_bytes
 from memwatch.record.tables.rows import Strings, new_op_counter
 from memwatch.record.tables.stacks import Stacks
 from memwatch.record.threads import StartedThreads, Timer
-from memwatch.record.torch_records import Books
+from memwatch.record.torch_records import TorchRecords
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -69,7 +69,7 @@ class Session:
         self._clock = Clock()
         self.op_counter = counter = new_op_counter()
         self._notes = notes = Notes(counter, choice.remarks)
-        self._device_books = DeviceBooks(notes.note)
+        self._accelerators = AcceleratorMemory(notes.note)
         self.strings = strings = Strings()
         block = Block(strings, counter, self._clock, choice.is_estimate, notes.note, thread_names=[])
         self._stacks = Stacks(strings, context.CALL_CODE, enabled=options.stacks)
@@ -98,7 +98,8 @@ class Session:
         self._pace = FlushPace(counter, self._clock, self._allocator, flush, to_file=options.path is not None)
         self._timer = Timer(FLUSH_S, self._flush_by_timer)
         self._threads = StartedThreads(block.thread_names, events, self._timer.start)
-        self._flushing, self._events = threading.Lock(), WaitingEvents()
+        self._flushing = threading.Lock()
+        self._events = WaitingEvents()
         self._undo: list[Callable[[], None]] = []
         self._written_strings, self._pid = 0, os.getpid()
         self._taken = TakenRows(self._clock)
@@ -140,13 +141,13 @@ class Session:
             self._switch_on(self.context.start, self.context.stop)
             resizes = PatchedResize(self.storages)
             self._switch_on(resizes.start, resizes.stop)
-            books = Books(self.storages, self.context)
-            self._switch_on(books.start, books.stop)
+            records = TorchRecords(self.storages, self.context)
+            self._switch_on(records.start, records.stop)
             self._switch_on(self._saved.start, self._saved.stop)
             if self._allocator is not None:
                 start = functools.partial(self._allocator.start, self._add_events)
                 self._switch_on(start, self._allocator.stop)
-            self._device_books.begin()
+            self._accelerators.begin()
             self._pace.start(self.ops.flush_at)
             if self._writer is not None or self._steps is not None:
                 self._timer.start()
@@ -157,17 +158,17 @@ class Session:
                 self._holders = HolderSampler(*parts)
                 self._switch_on(self._holders.start, self._holders.stop)
             if self._holders is not None or self._steps is not None:
-                tell = self.context.tell_of_iterations
+                tell = self.context.report_iterations_to
                 root_called = None if self._holders is None else self._holders.root_called
                 self._switch_on(functools.partial(tell, self._optimizer_stepped, root_called), tell)
             self._switch_on(self._compiled.start, self._compiled.stop)
             self._switch_on(self._sleeper.start, self.interceptor.stop)
-            tracing = JitTracing(self._stand_aside, self._sleeper.go_on)
+            tracing = JitTracing(self._pause_for_trace, self._sleeper.resume)
             self._switch_on(tracing.start, tracing.stop)
             with contextlib.suppress(MemoryError):  # a later flush writes the rows
                 self._flush()  # write the rows of the living storages now, so that the first steps do not pay for it
             if self._steps is not None:
-                self._steps.begin(entry_bytes(self.storages, self._device_books.entry_bytes, self.strings))
+                self._steps.begin(entry_bytes(self.storages, self._accelerators.entry_bytes, self.strings))
         except BaseException:
             self.abandon()
             raise
@@ -229,7 +230,7 @@ class Session:
             with disable_torch_function():
                 self.context.look_again()
         self._process.sample()
-        self._device_books.end()
+        self._accelerators.end()
         if self._compiled.count:
             text = f"{self._compiled.count} calls of compiled code ran: only the allocator saw what they used"
             self._notes.note("compiled", text)
@@ -271,7 +272,7 @@ class Session:
         """Note the memory of the devices, and that the running step must be kept."""
         if self._allocator is not None:
             self._allocator.memory_ran_out()
-        self._device_books.op_failed()
+        self._accelerators.op_failed()
         if self._steps is not None:
             self._steps.op_failed()
 
@@ -291,10 +292,10 @@ class Session:
         self.context.resume()
         self.interceptor.resume()
 
-    def _stand_aside(self) -> None:
+    def _pause_for_trace(self) -> None:
         """Record nothing while torch.jit traces, because the tracer would record our ops too."""
         self._notes.note("traced", "torch.jit traced a function: only the allocator saw what that used")
-        self._sleeper.stand_aside()
+        self._sleeper.pause()
 
     def backward_begins(self) -> bool:
         """Return True if storages must be watched from birth in backward too, for lack of allocator events."""
@@ -374,7 +375,7 @@ class Session:
             "end_ns": self._clock.to_ns(ticks()),
             "threads": torch.get_num_threads(),
             **self._threads.meta,
-            **self._device_books.meta,
+            **self._accelerators.meta,
             "estimate": self._choice.is_estimate,
             "intercept": self.interceptor.name,
             "recorder": self._choice.backend.name,

@@ -127,7 +127,7 @@ class StartedThreads:
     Args:
         names: receives the name of each thread at the index of its number. Names are unique.
         logs: makes the logs. None if this torch has no allocator events.
-        heard: called in each thread that got a log.
+        on_log: called in each thread that got a log.
 
     Attributes:
         before: how many other threads of the program ran already at the start.
@@ -135,14 +135,15 @@ class StartedThreads:
     """
 
     def __init__(
-        self, names: list[str], logs: ThreadLogs | None, heard: Callable[[], None] = lambda: None
+        self, names: list[str], logs: ThreadLogs | None, on_log: Callable[[], None] = lambda: None
     ) -> None:
         self.before = self.unheard = 0
         self._at_work_before: list[tuple[int | None, int | None]] = []
         self._stopped_at_work = 0
         self._names = names
         self._taken = set(names)
-        self._logs, self._heard = logs, heard
+        self._logs = logs
+        self._on_log = on_log
         self._numbering = threading.Lock()
         self._patches = Patches()
 
@@ -176,7 +177,8 @@ class StartedThreads:
     def stop(self) -> None:
         """Stop. A thread that runs on loses its log at its next allocation or at its end."""
         self._patches.take_off()
-        self._stopped_at_work, self._at_work_before = self.at_work_before, []
+        self._stopped_at_work = self.at_work_before
+        self._at_work_before = []
 
     def _enter(self, thread: threading.Thread) -> Callable[[], object] | None:
         """Number this thread and give it a log. Return the function that removes the log."""
@@ -189,7 +191,7 @@ class StartedThreads:
             number = self._number(name_of(thread))
             leave = None if self._logs is None else self._logs.enter_thread(number)
             if leave is not None:
-                self._heard()
+                self._on_log()
         if leave is None:
             with self._numbering:
                 self.unheard += 1

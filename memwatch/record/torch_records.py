@@ -38,11 +38,11 @@ from memwatch._torch.distributed import (
     unsharded,
     unsharded_gradients,
 )
-from memwatch._torch.dynamo import leave_alone
+from memwatch._torch.dynamo import skip_frames_of
 from memwatch._torch.modes import disable_torch_function
 from memwatch.capture.schema import GRADIENT_PREFIX, NONE
 from memwatch.heap.pause import GcPause, pause_gc, resume_gc
-from memwatch.record.harmless import Harmless, when_gone
+from memwatch.record.harmless import Harmless, call_when_freed
 from memwatch.record.interception.compilers import is_tracing
 from memwatch.record.patches import Patches
 from memwatch.record.roles import (
@@ -65,11 +65,12 @@ if TYPE_CHECKING:
     from memwatch.record.tables.storages import Storages
 
 
-class AutocastBook:
+class AutocastRecords:
     """Note the storages that autocast's cache frees when an autocast region ends."""
 
     def __init__(self, storages: Storages, context: Context) -> None:
-        self._storages, self._context = storages, context
+        self._storages = storages
+        self._context = context
         self._harmless = Harmless(context.could_not_record, "autocast's cache")
         self.functions = (self._leaving,)
 
@@ -107,11 +108,12 @@ class AutocastBook:
 _FLAT_COPY: Final = "flat copy for a broadcast of many tensors"
 
 
-class ReducerBook:
+class ReducerRecords:
     """Note which storages are the buckets of DistributedDataParallel."""
 
     def __init__(self, storages: Storages, context: Context) -> None:
-        self._storages, self._context = storages, context
+        self._storages = storages
+        self._context = context
         self._harmless = Harmless(context.could_not_record, DistributedDataParallel.__name__)
         self.functions = (self._making, self._rebuilding, self._handing_out, self._broadcasting)
         # reducer -> name of its module, bytes of all its buckets
@@ -178,7 +180,7 @@ class ReducerBook:
         this.
         """
         self._backed.add(ddp.reducer)
-        when_gone(ddp.reducer, partial(backends_of(ddp).clear))
+        call_when_freed(ddp.reducer, partial(backends_of(ddp).clear))
 
     def _note(self, born: list[tuple[int, int]], owner: str, sizes: list[int] | None) -> None:
         """Note the roles of storages that a reducer made.
@@ -217,11 +219,12 @@ def _last_with(nbytes: int, born: list[tuple[int, int]]) -> list[tuple[int, int]
     return born
 
 
-class ParameterGroupBook:
+class ParameterGroupRecords:
     """Note the buffers of FSDP2's parameter groups at the calls that change them."""
 
     def __init__(self, storages: Storages, context: Context) -> None:
-        self._storages, self._context = storages, context
+        self._storages = storages
+        self._context = context
         self._harmless = Harmless(context.could_not_record, "fully_shard")
         self.functions = (self._unsharding, self._waiting, self._reducing)
         self._groups: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -283,7 +286,7 @@ def _owner(group: Any) -> str:
     return f"`{name}`" if name else "the root module"
 
 
-class FlatParameterBook:
+class FlatParameterRecords:
     """Note which storages hold a gathered flat parameter."""
 
     def __init__(self, context: Context) -> None:
@@ -308,7 +311,7 @@ class FlatParameterBook:
         return result
 
 
-class SelectiveBook:
+class SelectiveCheckpointRecords:
     """Note which storages a selective checkpoint saves, and until when.
 
     Args:
@@ -317,7 +320,8 @@ class SelectiveBook:
     """
 
     def __init__(self, storages: Storages, context: Context) -> None:
-        self._storages, self._context = storages, context
+        self._storages = storages
+        self._context = context
         self._harmless = Harmless(context.could_not_record, "a selective checkpoint")
         self.functions = (self._saving, self._dropped)
         self._wrappers: dict[weakref.ref[Any], list[int]] = {}
@@ -349,7 +353,7 @@ class SelectiveBook:
                     self._context.role_ends.end(number, SAVED_BY_POLICY)
 
 
-class Book(Protocol):
+class Records(Protocol):
     """A reader of torch's records of one kind of memory.
 
     Attributes:
@@ -362,7 +366,7 @@ class Book(Protocol):
         """Begin to read if that part of torch is imported. Return whether it is."""
 
 
-class Books:
+class TorchRecords:
     """Note the roles of memory that torch keeps in C++ or frees by resizing.
 
     While the block is open, memwatch replaces the functions of torch that make or free such memory. A program that does
@@ -372,17 +376,17 @@ class Books:
     def __init__(self, storages: Storages, context: Context) -> None:
         self._context = context
         self._patches = Patches()
-        self._books: tuple[Book, ...] = (  # the patches hold only weak references to them
-            ReducerBook(storages, context),
-            ParameterGroupBook(storages, context),
-            FlatParameterBook(context),
-            AutocastBook(storages, context),
-            SelectiveBook(storages, context),
+        self._records: tuple[Records, ...] = (  # the patches hold only weak references to them
+            ReducerRecords(storages, context),
+            ParameterGroupRecords(storages, context),
+            FlatParameterRecords(context),
+            AutocastRecords(storages, context),
+            SelectiveCheckpointRecords(storages, context),
         )
-        self._waiting: tuple[Book, ...] = self._books
-        for book in self._books:
-            for function in book.functions:  # they may run where dynamo evaluates frames
-                leave_alone(function.__code__)
+        self._waiting: tuple[Records, ...] = self._records
+        for records in self._records:
+            for function in records.functions:  # they may run where dynamo evaluates frames
+                skip_frames_of(function.__code__)
 
     def start(self) -> None:
         """Begin to read. FSDP2 may be imported later, so the context calls `look` before each forward."""
@@ -391,7 +395,7 @@ class Books:
 
     def look(self) -> None:
         """Begin to read the parts of torch that have been imported by now."""
-        self._waiting = tuple(book for book in self._waiting if not book.open(self._patches))
+        self._waiting = tuple(each for each in self._waiting if not each.open(self._patches))
         if not self._waiting:
             self._context.before_forward = None
 

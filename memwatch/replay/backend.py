@@ -21,16 +21,16 @@ from memwatch._torch.aot import (
     boxed_nop,
     decompositions,
     default_partition,
-    interpolating_in_one,
+    eager_interpolation,
     let_saved_tensors_vary,
     min_cut_partition,
 )
 from memwatch._torch.dynamo import (
-    call_when_given_up,
+    call_on_uncompiled_frame,
     compiling_wrapper,
     computes_as_numpy,
-    frame_leaving,
-    undisabling,
+    function_that_enables,
+    skip_frame_exception,
 )
 from memwatch._torch.traced_graphs import has_region_budget
 from memwatch.errors import OptionError
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BackendOptions", "memwatch_backend"]
 
-_undisabled, _LeaveFrame = undisabling(), frame_leaving()
+_undisabled, _LeaveFrame = function_that_enables(), skip_frame_exception()
 _keepers: dict[int, BudgetKeeper] = {}  # by the id of an object of torch's, which cannot be hashed
 
 
@@ -82,7 +82,7 @@ def memwatch_backend(
     is_inductor = read.inner == "inductor"
     graph = TracedGraph(module, inputs, with_inductor if is_inductor else with_kernels)
     compiler = _Compiler(graph, keeper)
-    with nullcontext() if is_inductor else interpolating_in_one():
+    with nullcontext() if is_inductor else eager_interpolation():
         graph.run = aot_autograd(
             fw_compiler=compiler.forward,
             bw_compiler=compiler.backward,
@@ -239,7 +239,7 @@ _warned_owners: set[int] = set()
 _UNCOMPILED = (
     "compile the parts around it, or use memwatch.apply_plan or memwatch.fit, which need no compiler"
 )
-call_when_given_up(_on_not_compiled)
+call_on_uncompiled_frame(_on_not_compiled)
 
 
 def _warn_unplanned(reason: str) -> None:

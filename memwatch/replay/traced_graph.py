@@ -33,7 +33,7 @@ from memwatch._torch.aot import (
     compiled_by_inductor,
     extract_forward_and_backward,
     min_cut_partition,
-    without_repeats,
+    without_common_subexpressions,
 )
 from memwatch._torch.checkpoint import checkpointed_region, context_of, split_arguments
 from memwatch._torch.modes import without_modes
@@ -275,7 +275,7 @@ class TracedGraph:
         if num_fwd_outputs is not None and (not known or any(map(_is_unchecked, joint.graph.nodes))):
             return False
         if num_fwd_outputs is not None:
-            whole = fx.GraphModule(joint, without_repeats(joint.graph))
+            whole = fx.GraphModule(joint, without_common_subexpressions(joint.graph))
             whole.meta.update(joint.meta)
             joint = whole
             self.saved, self._torch_backward_nodes = _torch_partition(joint, inputs, num_fwd_outputs)

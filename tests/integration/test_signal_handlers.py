@@ -29,7 +29,7 @@ from memwatch.heap.pause import is_gc_paused
 from memwatch.record import module_registry
 from memwatch.record.harmless import uninterrupted
 from memwatch.record.holders.sample import Sample
-from memwatch.record.saved_tensors import put_on
+from memwatch.record.saved_tensors import hide_hooks
 from memwatch.signal_handlers import raised_by_handler, raises_later
 
 ERRORS = [TimeoutError, RuntimeError, KeyError]
@@ -432,7 +432,7 @@ def test_what_is_raised_in_a_callback_is_raised_after_it(handled, swallowed):
 def test_no_frame_runs_when_the_last_pack_goes():
     """A handler cannot run where torch's own attributes are put back."""
     covered = "saved_tensors" in vars(torch.autograd.function.BackwardCFunction)  # by packs of another test
-    keeper = put_on(weakref.ref)
+    keeper = hide_hooks(weakref.ref)
     called = []
     sys.setprofile(lambda frame, event, arg: called.append(frame.f_code) if event == "call" else None)
     try:

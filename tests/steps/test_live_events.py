@@ -48,7 +48,7 @@ def test_the_curve_is_exact_outside_of_what_is_left_out_and_at_the_highest_momen
     left_out = np.arange(7) % 2 == seed % 2
     stretch = np.searchsorted(bounds, rows[:, 0], side="right")
     events, kept, measured = LiveEvents(), [], []
-    events.enter(CPU, baseline, has_books=False)
+    events.enter(CPU, baseline, reports_frees=False)
     cuts = [0, *sorted(chance.sample(range(1, 400), 9)), 400]
     for start, after in itertools.pairwise(cuts):
         heard = events.measure(rows[start:after])
@@ -72,7 +72,7 @@ def test_the_curve_is_exact_outside_of_what_is_left_out_and_at_the_highest_momen
 def test_steps_of_no_growth_leave_nothing():
     """A thousand unrecorded steps free all their memory. Only the rows of the first, highest moment are left."""
     events = LiveEvents()
-    events.enter(CPU, 0, has_books=False)
+    events.enter(CPU, 0, reports_frees=False)
     left = 0
     for step in range(1000):
         rows = np.array([(2 * step, 8, 64, CPU, -1, 0, 0), (2 * step + 1, 8, -64, CPU, -1, 0, 0)])

@@ -38,7 +38,7 @@ def path() -> pathlib.Path:
 
 @functools.cache
 def load_or_build() -> tuple[ctypes.CDLL | None, str]:
-    """Return the library, compiled where it is not there yet; or None, and a sentence that says why not."""
+    """Return the library, and compile it first if necessary. Or return None and a sentence with the reason."""
     try:
         file = path()
         if not build_cache.is_usable(file):
@@ -53,7 +53,7 @@ def _build(file: pathlib.Path) -> None:
     """Compile the library to a file, which is replaced whole.
 
     Raises:
-        MemwatchError: there is no compiler or no place to write, or the compiler did not take the source.
+        MemwatchError: the compiler is missing, the cache cannot be written, or the source does not compile.
     """
     compiler = build_cache.compiler(_WHAT, _FALLBACK)
     build_cache.require_writable(_WHAT, _FALLBACK)

@@ -174,7 +174,7 @@ _MARKS: Final = ("range_push", "range_pop", "range_start", "range_end", "mark")
 
 @contextlib.contextmanager
 def pretended_cuda(*, num_found: int, on_ask: Callable[[None], None]) -> Iterator[str]:
-    """Let programs inside put fake tensors on CUDA devices; a device that is there is asked as ever.
+    """Let programs inside put fake tensors on CUDA devices. A real device is used as usual.
 
     Args:
         num_found: how many there are, by `device_count()`.
@@ -193,7 +193,7 @@ def pretended_cuda(*, num_found: int, on_ask: Callable[[None], None]) -> Iterato
             stack.enter_context(patch.object(namespace, name, value))
         for name in _MARKS:
             stack.enter_context(patch.object(namespace.nvtx, name, lambda *args, **kwargs: 0))
-        # autocast and GradScaler switch themselves off where there is no GPU
+        # autocast and GradScaler disable themselves without a GPU
         stack.enter_context(patch.object(namespace.amp.common, "amp_definitely_not_available", lambda: False))
         stack.enter_context(patch.object(torch.Tensor, "pin_memory", _pinned))
         stack.enter_context(patch.object(torch.Tensor, "record_stream", lambda *args: None))
@@ -226,6 +226,6 @@ def _pinned(tensor: torch.Tensor, device: object = None) -> torch.Tensor:
 
 
 def _choose_by_default(device: torch.device) -> None:
-    """Have new tensors be made on a device again; on the host by having no default, which costs nothing."""
+    """Restore the default device. For the host this removes the default, which costs nothing."""
     if torch.get_default_device() != device:
         torch.set_default_device(None if device.type == "cpu" else device)

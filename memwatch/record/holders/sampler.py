@@ -68,13 +68,13 @@ class HolderSampler:
 
     def start(self) -> None:
         """Begin to sample at new peaks."""
-        self._state.storages.tell_of_births(self.born)
+        self._state.storages.report_births_to(self.born)
         for device in self._state.schedules:
             self._watch(device)
 
     def stop(self) -> None:
         """Take no more samples."""
-        self._state.storages.tell_of_births(None)
+        self._state.storages.report_births_to(None)
         forget_calls()
 
     def _watch(self, device: int) -> None:

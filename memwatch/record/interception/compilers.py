@@ -38,11 +38,15 @@ class CompiledCalls:
     """
 
     def __init__(
-        self, pause: Callable[[], bool], resume: Callable[[], None], place: Callable[[], tuple[int, int]],
+        self,
+        pause: Callable[[], bool],
+        resume: Callable[[], None],
+        place: Callable[[], tuple[int, int]],
         ours: Iterable[Any],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.count = 0
-        self.rows, self.nodes = Rows(), Rows()
+        self.rows = Rows()
+        self.nodes = Rows()
         self._pause = pause
         self._resume = resume
         self._place = place
@@ -85,7 +89,8 @@ class CompiledCalls:
             frame = sys._getframe(_CALLER)
             enters = callback is None and frame.f_code.co_name == COMPILED_WRAPPER and self._outermost is None
             if enters and self._pause():
-                self._outermost, self._prior = id(frame), prior
+                self._outermost = id(frame)
+                self._prior = prior
                 self.count += 1
                 self._begun = ticks(), next_sequence_nr(), *self._place()
         except MemoryError:  # the call has no row
@@ -127,7 +132,8 @@ class JitTracing:
     """
 
     def __init__(self, off: Callable[[], None], on: Callable[[], None]) -> None:
-        self._off, self._on = off, on
+        self._off = off
+        self._on = on
         self._depth = 0
         self._thread = threading.get_ident()
         self._patches = Patches()

@@ -66,8 +66,8 @@ class OpKind:
     """
 
     __slots__ = (
-        "_calling",
-        "_seeing",
+        "_kind_with_call",
+        "_kind_with_torch_function",
         "accesses",
         "call",
         "has_no_row",
@@ -102,8 +102,8 @@ class OpKind:
         self.resizes = bool(written) and (
             "out" in overload_name_of(overload) or base_name_of(overload) in _RESIZING
         )
-        self._seeing: OpKind | None = None
-        self._calling: OpKind | None = None
+        self._kind_with_torch_function: OpKind | None = None
+        self._kind_with_call: OpKind | None = None
 
     def numbers_as_tensors(self, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """Return the arguments with tensors in place of numbers where the schema has tensors. None if nothing changes.
@@ -120,21 +120,21 @@ class OpKind:
                 restored[position] = torch.scalar_tensor(args[position], dtype=dtype)
         return None if all(new is old for new, old in zip(restored, args, strict=True)) else tuple(restored)
 
-    def calling(self, call: Callable[..., Any]) -> OpKind:
+    def with_call(self, call: Callable[..., Any]) -> OpKind:
         """Return the same kind with another call, for one run. The next run reuses the object."""
-        kind = self._calling
+        kind = self._kind_with_call
         if kind is None:
-            kind = self._calling = OpKind(self.overload)
+            kind = self._kind_with_call = OpKind(self.overload)
         kind.call = call
-        kind._seeing = None
+        kind._kind_with_torch_function = None
         return kind
 
-    def seeing(self) -> OpKind:
+    def with_torch_function(self) -> OpKind:
         """Return the same kind for use while __torch_function__ is off. Only its call runs with it on."""
-        if self._seeing is None:
-            self._seeing = OpKind(self.overload)
-            self._seeing.call = functools.partial(_with_torch_function, self.call)
-        return self._seeing
+        if self._kind_with_torch_function is None:
+            self._kind_with_torch_function = OpKind(self.overload)
+            self._kind_with_torch_function.call = functools.partial(_with_torch_function, self.call)
+        return self._kind_with_torch_function
 
 
 def _with_torch_function(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -107,7 +107,8 @@ class OpCallbacks:
         self.string_id: Callable[[str], int] = strings
         self.flush_due = listener.flush_due
         self.op_failed = listener.op_failed
-        self._backward_begins, self._leaves_reached = listener.backward_begins, listener.leaves_reached
+        self._backward_begins = listener.backward_begins
+        self._leaves_reached = listener.leaves_reached
         self.could_not_record = listener.could_not_record
         self.frame_callback = frame_callback
         self.hand_on: Callable[..., Any] = ModeInterceptor.__torch_dispatch__
@@ -295,9 +296,15 @@ class Extension(Protocol):
         """Make the walker of call stacks. The table numbers the stacks."""
 
     def Recorder(  # noqa: N802
-        self, *, callbacks: OpCallbacks, storages: Ledger, stacks: StackWalker, context: CallContext, uses: Table,
+        self,
+        *,
+        callbacks: OpCallbacks,
+        storages: Ledger,
+        stacks: StackWalker,
+        context: CallContext,
+        uses: Table,
         op_counter: OpCounter,
-    ) -> OpRunner:  # fmt: skip
+    ) -> OpRunner:
         """Make a recorder of ops. It appends to `uses`, as Python does too."""
 
     def SavedTensors(  # noqa: N802

@@ -26,7 +26,7 @@ from memwatch.record.interception.key import KeyInterceptor, put_kernels
 from memwatch.record.interception.mode import ModeInterceptor
 from memwatch.record.native import library
 from memwatch.record.native.binding import OpCallbacks
-from memwatch.record.saved_tensors import DETACHED, MODIFYING, Disguise, inplace_error, saved_storage
+from memwatch.record.saved_tensors import DETACHED, MODIFYING, HiddenHooks, inplace_error, saved_storage
 from memwatch.record.tables.operands import Operands
 from memwatch.record.tables.storages import Storages, WatchedStorage, WatchedTensor
 from memwatch.signal_handlers import raised_by_handler
@@ -105,7 +105,7 @@ def _unused(kind: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 class NativeAllocatorEvents:
     """Receive the allocator's events in the place of each thread's torch profiler."""
 
-    hears_each_thread: Final = True
+    has_log_per_thread: Final = True
 
     def __init__(self, extension: Extension, block: Block) -> None:
         self._extension = extension
@@ -202,10 +202,11 @@ class NativePacker:
             context=context,
             op_counter=op_counter,
         )
-        self.packs, self.unpacks = self._native.packs, self._native.unpacks
+        self.packs = self._native.packs
+        self.unpacks = self._native.unpacks
         self.hooks: Hooks = self._native.hooks()
         self.python_functions: tuple[Callable[..., Any], ...] = ()  # the hooks are C functions
-        self.disguise = Disguise(extension.original_of, functools.partial(extension.hook, MODIFYING))
+        self.hidden_hooks = HiddenHooks(extension.original_of, functools.partial(extension.hook, MODIFYING))
         look_through(Capsule, extension.content_of)
         self.set_outer = self._native.set_outer
         self.set_keeper = self._native.set_keeper
@@ -220,7 +221,8 @@ class _Callbacks:
     raised_by_handler = staticmethod(raised_by_handler)
 
     def __init__(self, storages: Storages, could_not_record: Callable[[str, Exception], None]) -> None:
-        self._storages, self.could_not_record = storages, could_not_record
+        self._storages = storages
+        self.could_not_record = could_not_record
 
     def describe(self, tensor: Tensor) -> tuple[int, int, int]:
         return saved_storage(self._storages, tensor)
@@ -234,9 +236,16 @@ class NativeOpRecorder:
     """Append the rows of `ops`, `uses`, `births` and `deaths` in C++."""
 
     def __init__(
-        self, extension: Extension, kernels: NativeKernels, block: Block, *, storages: Storages,
-        stacks: StackWalker, context: CallContext, listener: Listener,
-    ) -> None:  # fmt: skip
+        self,
+        extension: Extension,
+        kernels: NativeKernels,
+        block: Block,
+        *,
+        storages: Storages,
+        stacks: StackWalker,
+        context: CallContext,
+        listener: Listener,
+    ) -> None:
         self._kernels = kernels
         self.uses = extension.Rows()
         self._native = extension.Recorder(
@@ -248,8 +257,10 @@ class NativeOpRecorder:
             op_counter=block.op_counter,
         )
         self._run = self._native.run()
-        self.ops, self.nodes = self._native.ops, self._native.nodes
-        self.views, self.lifts = self._native.views, self._native.lifts
+        self.ops = self._native.ops
+        self.nodes = self._native.nodes
+        self.views = self._native.views
+        self.lifts = self._native.lifts
 
     def run(self, kind: OpKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an op, record it, and return its result. An exception of the op passes unchanged."""

@@ -45,7 +45,7 @@ _RESERVE_BYTES: Final = 16 << 20
 class KinetoEvents:
     """Receive the allocator's events of this thread by starting and stopping torch's profiler."""
 
-    hears_each_thread: Final = False
+    has_log_per_thread: Final = False
 
     def __init__(self, block: Block) -> None:
         self._block = block

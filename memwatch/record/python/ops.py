@@ -129,7 +129,7 @@ def _run_below(kernels: PythonKernels, kind: OpKind, keyset: Any, *args: Any, **
 def _below(kind: OpKind, keyset: Any) -> OpKind | None:
     """Return the kind that goes on below our key; None if there is no memory for it."""
     try:
-        return kind.calling(functools.partial(kind.overload.redispatch, keyset & BELOW_FREE_KEY))
+        return kind.with_call(functools.partial(kind.overload.redispatch, keyset & BELOW_FREE_KEY))
     except MemoryError:
         return None
 
@@ -210,11 +210,18 @@ class PythonOpRecorder:
     """Append the rows of `ops`, `uses`, `births` and `deaths` for every intercepted op, and of `views`."""
 
     def __init__(
-        self, block: Block, storages: Storages, capture_stack: CaptureStack, context: CallContext,
+        self,
+        block: Block,
+        storages: Storages,
+        capture_stack: CaptureStack,
+        context: CallContext,
         listener: Listener,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.ops = Rows()
-        self.uses, self.nodes, self.views, self.lifts = Rows(), Rows(), Rows(), Rows()
+        self.uses = Rows()
+        self.nodes = Rows()
+        self.views = Rows()
+        self.lifts = Rows()
         self._newest_told = next_sequence_nr() - 1
         self.views += (0, self._newest_told, NONE, NONE, NONE)
         self._listener = listener
@@ -306,7 +313,7 @@ class PythonOpRecorder:
     def _run_unseen(self, kind: OpKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an op while no subclass or mode of the program sees the recorder's reads."""
         try:
-            seeing, unseen = kind.seeing(), disable_torch_function()
+            seeing, unseen = kind.with_torch_function(), disable_torch_function()
         except MemoryError as error:
             self._could_not_record(kind, error)
             return kind.call(*args, **kwargs)
@@ -437,8 +444,15 @@ class PythonOpRecorder:
         return BACKWARD, NONE if sequence > _MAX_SEQUENCE else sequence, made
 
     def _ran(
-        self, number: int, kind: OpKind, args: tuple[Any, ...], kwargs: dict[str, Any], *, result: Any, end: int
-    ) -> None:  # fmt: skip
+        self,
+        number: int,
+        kind: OpKind,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        result: Any,
+        end: int,
+    ) -> None:
         """Append the uses, resizes and births of an op that has run. An error in reading a tensor becomes a note."""
         try:
             if self._dead:  # an address may be in use again

@@ -30,7 +30,7 @@ from memwatch._torch.tensors import version_of
 from memwatch.capture.schema import NONE
 from memwatch.heap.packs import look_through
 from memwatch.record.clock import ticks
-from memwatch.record.saved_tensors import DETACHED, MODIFYING, Disguise, inplace_error, saved_storage
+from memwatch.record.saved_tensors import DETACHED, MODIFYING, HiddenHooks, inplace_error, saved_storage
 from memwatch.record.tables.rows import Rows
 
 if TYPE_CHECKING:
@@ -94,8 +94,8 @@ class PythonPacker:
         self.packs = Rows()
         self.unpacks = Rows()
         self.hooks: Hooks = (self._pack, self._unpack)
-        self.disguise = _DISGUISE
-        self.python_functions: tuple[Callable[..., Any], ...] = (*self.hooks, *_DISGUISE)
+        self.hidden_hooks = _HIDDEN_HOOKS
+        self.python_functions: tuple[Callable[..., Any], ...] = (*self.hooks, *_HIDDEN_HOOKS)
         self._storages = storages
         self._context = context
         self._op_counter = op_counter
@@ -283,7 +283,7 @@ def _content_of(pack: Pack) -> tuple[Any, Any]:
 
 
 look_through(Pack, _content_of)
-_DISGUISE: Final = Disguise(_original_of, _hook)
+_HIDDEN_HOOKS: Final = HiddenHooks(_original_of, _hook)
 
 
 def _kind_of(node: Any) -> tuple[str, bool]:

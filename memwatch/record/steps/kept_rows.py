@@ -43,7 +43,9 @@ class _Numbers:
 
     def __init__(self) -> None:
         self.recorded = self.kept = 0
-        self._starts, self._ends, self._shifts = [0], [0], [0]
+        self._starts = [0]
+        self._ends = [0]
+        self._shifts = [0]
 
     def end(self, recorded: int, *, kept: bool) -> None:
         """End a stretch."""
@@ -74,7 +76,8 @@ class KeptRows:
     """Leave steps out of the rows, and renumber the rest."""
 
     def __init__(self) -> None:
-        self._ops, self._packs = _Numbers(), _Numbers()
+        self._ops = _Numbers()
+        self._packs = _Numbers()
         self._storages: dict[int, int] = {}
         self._storage_count = 0
         self._is_whole = True
@@ -118,7 +121,8 @@ class KeptRows:
         self, rows: dict[str, IntArray], alive: frozenset[int], *, keep: bool
     ) -> dict[str, IntArray]:
         """Return the rows to renumber: with the rows that waited, or without those that must wait."""
-        waited, self._waiting = self._waiting, {}
+        waited = self._waiting
+        self._waiting = {}
         if not keep:
             if "role_looks" in rows:  # the op during which it happened is left out
                 rows["role_looks"][:, _IN_OP] = 0
@@ -201,7 +205,7 @@ _NOWHERE: Final = 0
 """The address of a death at an unknown place. It counts, but gets no row."""
 
 
-class Heard(NamedTuple):
+class MeasuredEvents(NamedTuple):
     """New events, measured.
 
     Attributes:
@@ -226,26 +230,26 @@ class LiveEvents:
     def __init__(self) -> None:
         self.live_bytes: dict[int, int] = {}
         self.highest_bytes: dict[int, int] = {}
-        self._with_books: set[int] = set()
+        self._reporting_frees: set[int] = set()
         self._alive = self._waiting = _none()
 
-    def enter(self, device: int, nbytes: int, *, has_books: bool) -> None:
+    def enter(self, device: int, nbytes: int, *, reports_frees: bool) -> None:
         """Set the live bytes of a device at the beginning of the block.
 
         Args:
             device: string id of the device.
             nbytes: the live bytes.
-            has_books: whether its allocator reported them. Then it also reports when they are freed.
+            reports_frees: whether its allocator reported them. Then it also reports when they are freed.
         """
         self.live_bytes[device] = self.highest_bytes[device] = nbytes
-        if has_books:
-            self._with_books.add(device)
+        if reports_frees:
+            self._reporting_frees.add(device)
 
-    def hears_frees_of(self, devices: IntArray) -> NDArray[np.bool_]:
+    def frees_are_reported(self, devices: IntArray) -> NDArray[np.bool_]:
         """Return for which devices the allocator reports frees of memory from before the block."""
-        return np.isin(devices, list(self._with_books))
+        return np.isin(devices, list(self._reporting_frees))
 
-    def measure(self, rows: IntArray) -> Heard:
+    def measure(self, rows: IntArray) -> MeasuredEvents:
         """Return new events with the live bytes after each of them.
 
         Args:
@@ -258,7 +262,7 @@ class LiveEvents:
         earlier_bytes = nbytes[before[len(blocks) - len(rows) :]]
         follows_birth, is_birth = earlier_bytes > 0, rows[:, _BYTES] > 0
         is_known = is_birth | follows_birth
-        is_of_entry = self.hears_frees_of(rows[:, _DEVICE]) | (rows[:, _ADDRESS] == _NOWHERE)
+        is_of_entry = self.frees_are_reported(rows[:, _DEVICE]) | (rows[:, _ADDRESS] == _NOWHERE)
         change = np.where(is_birth | (is_of_entry & ~is_known), rows[:, _BYTES], 0)
         change -= np.where(follows_birth, earlier_bytes, 0)  # its free, or a free that was missed
         live = np.zeros(len(rows), dtype=np.int64)
@@ -266,24 +270,24 @@ class LiveEvents:
             here = rows[:, _DEVICE] == device
             live[here] = self.live_bytes.get(device, 0) + np.cumsum(change[here])
             self.live_bytes[device] = int(live[here][-1])
-        return Heard(rows, live, is_known | is_of_entry)
+        return MeasuredEvents(rows, live, is_known | is_of_entry)
 
-    def sift(self, heard: Heard, bounds_ns: IntArray, is_left_out: NDArray[np.bool_]) -> IntArray:
+    def sift(self, measured: MeasuredEvents, bounds_ns: IntArray, is_left_out: NDArray[np.bool_]) -> IntArray:
         """Return the rows to keep: recorded stretches, and the rows of others that matter outside them.
 
         Rows of blocks that are still alive in an unfinished unrecorded stretch wait for the next call.
 
         Args:
-            heard: the events since the last call.
+            measured: the events since the last call.
             bounds_ns: the times between stretches, in order, shape (n,).
             is_left_out: whether each stretch is unrecorded, shape (n + 1,).
         """
-        rows, written = self._blocks(heard.rows), len(self._alive)
+        rows, written = self._blocks(measured.rows), len(self._alive)
         first = written + len(self._waiting)
-        stretch = np.searchsorted(bounds_ns, heard.rows[:, _TIME], side="right")
+        stretch = np.searchsorted(bounds_ns, measured.rows[:, _TIME], side="right")
         left_out = np.ones(len(rows), dtype=bool)
         left_out[:written], left_out[first:] = False, is_left_out[stretch]
-        splits = self._new_peaks(heard, left_out[first:])
+        splits = self._new_peaks(measured, left_out[first:])
         part = np.full(len(rows), 0 if is_left_out[0] else _WAITED)
         part[:written] = _WRITTEN
         part[first:] = stretch + np.searchsorted(splits, np.arange(len(stretch)), side="left")
@@ -293,32 +297,34 @@ class LiveEvents:
         partner = np.where(is_birth, after, _first_births(before, is_birth)[before])
         has_partner = np.where(is_birth, after, before) >= 0
         kept = ~(left_out & has_partner & (part[partner] == part) & (is_birth | is_birth[partner]))
-        kept[first:] &= (heard.is_known | ~left_out[first:]) & (heard.rows[:, _ADDRESS] != _NOWHERE)
+        kept[first:] &= (measured.is_known | ~left_out[first:]) & (measured.rows[:, _ADDRESS] != _NOWHERE)
         waits = kept & (part == len(bounds_ns) + len(splits)) & bool(is_left_out[-1])
         lives = (
             is_birth & kept & ((after < 0) | waits[after])
         )  # as the file knows it, until its end is written
-        self._alive, self._waiting = rows[lives & ~waits], rows[waits]
+        self._alive = rows[lives & ~waits]
+        self._waiting = rows[waits]
         kept[:written] = False  # these are in the capture
         written_now: IntArray = rows[kept & ~waits]
         return written_now
 
     def rest(self) -> IntArray:
         """Return the waiting rows, because the recording ends."""
-        rest, self._waiting = self._waiting, _none()
+        rest = self._waiting
+        self._waiting = _none()
         return rest
 
     def _blocks(self, rows: IntArray) -> IntArray:
         return np.concatenate([self._alive, self._waiting, rows])
 
-    def _new_peaks(self, heard: Heard, left_out: NDArray[np.bool_]) -> IntArray:
+    def _new_peaks(self, measured: MeasuredEvents, left_out: NDArray[np.bool_]) -> IntArray:
         """Return the events of unrecorded stretches that set a new peak, and note the peaks."""
         found = []
-        for device in np.unique(heard.rows[:, _DEVICE]).tolist():
-            here = np.flatnonzero(heard.rows[:, _DEVICE] == device)
-            top = int(here[np.argmax(heard.live_bytes[here])])
-            if heard.live_bytes[top] > self.highest_bytes.get(device, 0):
-                self.highest_bytes[device] = int(heard.live_bytes[top])
+        for device in np.unique(measured.rows[:, _DEVICE]).tolist():
+            here = np.flatnonzero(measured.rows[:, _DEVICE] == device)
+            top = int(here[np.argmax(measured.live_bytes[here])])
+            if measured.live_bytes[top] > self.highest_bytes.get(device, 0):
+                self.highest_bytes[device] = int(measured.live_bytes[top])
                 if left_out[top]:
                     found.append(top)
         return np.array(sorted(found), dtype=np.int64)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from memwatch.record.context import Context
     from memwatch.record.interception.interceptor import Handler, Interceptor
     from memwatch.record.saved_tensors import SavedTensorHooks
-    from memwatch.record.steps.kept_rows import Heard
+    from memwatch.record.steps.kept_rows import MeasuredEvents
     from memwatch.record.steps.schedule import Schedule
     from memwatch.record.tables.rows import OpCounter
     from memwatch.record.tables.storages import Storages
@@ -43,11 +43,18 @@ class Sleeper:
     """
 
     def __init__(
-        self, storages: Storages, interceptor: Interceptor, saved: SavedTensorHooks, context: Context,
+        self,
+        storages: Storages,
+        interceptor: Interceptor,
+        saved: SavedTensorHooks,
+        context: Context,
         handler: Handler,
-    ) -> None:  # fmt: skip
-        self._storages, self._interceptor = storages, interceptor
-        self._saved, self._context, self._handler = saved, context, handler
+    ) -> None:
+        self._storages = storages
+        self._interceptor = interceptor
+        self._saved = saved
+        self._context = context
+        self._handler = handler
         self.is_asleep = False
 
     def start(self) -> None:
@@ -67,7 +74,7 @@ class Sleeper:
         self._storages.wake()
         with disable_torch_function():
             self._context.wake()
-        self.go_on()
+        self.resume()
 
     def put_back(self) -> None:
         """Undo the sleep before everything is switched off, because the hooks must find themselves on torch's stack."""
@@ -75,13 +82,13 @@ class Sleeper:
             self.is_asleep = False
             self._saved.resume()
 
-    def stand_aside(self) -> None:
+    def pause(self) -> None:
         """Stop seeing ops for a while, for example while torch.jit traces."""
         if not self.is_asleep:
             self._interceptor.stop()
             self._saved.pause()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """See ops again."""
         if not self.is_asleep:
             self._saved.resume()
@@ -112,7 +119,8 @@ class StepCurve:
     def begin(self, start_ns: int, live_bytes: Mapping[int, int]) -> None:
         """Begin the first step with the live bytes of each device."""
         self._start_ns = start_ns
-        self._peak_bytes, self._floor_bytes = dict(live_bytes), dict(live_bytes)
+        self._peak_bytes = dict(live_bytes)
+        self._floor_bytes = dict(live_bytes)
 
     def peak_bytes(self, device: int) -> int:
         """Return the peak of a device in the running step."""
@@ -120,7 +128,7 @@ class StepCurve:
 
     def add(
         self,
-        heard: Heard,
+        measured: MeasuredEvents,
         before_bytes: Mapping[int, int],
         now_bytes: Mapping[int, int],
         ended: Sequence[Ended],
@@ -128,7 +136,7 @@ class StepCurve:
         """Return the rows of the steps that have ended.
 
         Args:
-            heard: the events since the last call.
+            measured: the events since the last call.
             before_bytes: live bytes by device before these events.
             now_bytes: live bytes by device after these events.
             ended: the steps that have ended since.
@@ -141,7 +149,7 @@ class StepCurve:
         )
         found = [np.zeros((0, 8), dtype=np.int64)]
         for device in now_bytes:
-            peaks, floors, lasts = self._of(heard, device, before_bytes.get(device, 0), ends_ns)
+            peaks, floors, lasts = self._of(measured, device, before_bytes.get(device, 0), ends_ns)
             columns = (
                 numbers,
                 np.full(len(ended), device),
@@ -160,12 +168,12 @@ class StepCurve:
         return rows[np.lexsort((rows[:, 1], rows[:, 0]))]
 
     def _of(
-        self, heard: Heard, device: int, before_bytes: int, ends_ns: IntArray
+        self, measured: MeasuredEvents, device: int, before_bytes: int, ends_ns: IntArray
     ) -> tuple[IntArray, IntArray, IntArray]:
         """Return the highest, lowest and last live bytes of each ended step, and note those of the running step."""
-        here = heard.rows[:, 3] == device
-        live, count = heard.live_bytes[here], len(ends_ns)
-        step = np.searchsorted(ends_ns, heard.rows[here, 0], side="right")
+        here = measured.rows[:, 3] == device
+        live, count = measured.live_bytes[here], len(ends_ns)
+        step = np.searchsorted(ends_ns, measured.rows[here, 0], side="right")
         after = np.append(before_bytes, live)
         peaks = after[np.searchsorted(step, np.arange(count + 1), side="left")]  # the live bytes at its start
         floors = peaks.copy()
@@ -207,28 +215,42 @@ class Steps:
     """
 
     def __init__(  # noqa: PLR0917  # parts of a session, each once
-        self, schedule: Schedule | None, sleeper: Sleeper, flush: WeakMethod[Callable[[], None]], storages: Storages,
-        op_counter: OpCounter, clock: Clock, *, keeps_peaks: bool,
-    ) -> None:  # fmt: skip
+        self,
+        schedule: Schedule | None,
+        sleeper: Sleeper,
+        flush: WeakMethod[Callable[[], None]],
+        storages: Storages,
+        op_counter: OpCounter,
+        clock: Clock,
+        *,
+        keeps_peaks: bool,
+    ) -> None:
         self._schedule = schedule or (lambda step: ProfilerAction.RECORD)
         self._keeps_peaks = keeps_peaks
-        self._sleeper, self._flush = sleeper, flush
-        self._storages, self._op_counter, self._clock = storages, op_counter, clock
+        self._sleeper = sleeper
+        self._flush = flush
+        self._storages = storages
+        self._op_counter = op_counter
+        self._clock = clock
         self.number = 0
         self._slept = self._is_held = self._is_warmup = self._failed = False
-        self._is_marked, self._auto_marks = False, 0
+        self._is_marked = False
+        self._auto_marks = 0
         self._paced_by: weakref.ref[object] | None = None
         self._has_ended = False
-        self._heard_ns = 0
+        self._events_until_ns = 0
         self._marks: list[_Mark] = []
         self._switches: list[tuple[int, bool]] = []
         self._left_out = False
         self._held: dict[str, list[IntArray]] = {}
         self._unwritten: dict[str, list[IntArray]] = {}
-        self._entry_count, self._entry = 0, np.zeros((0, 2), dtype=np.int64)
+        self._entry_count = 0
+        self._entry = np.zeros((0, 2), dtype=np.int64)
         self._kept_peaks: dict[int, int] = {}
         self._kept_count = 0
-        self._events, self._curve, self._rows = LiveEvents(), StepCurve(), KeptRows()
+        self._events = LiveEvents()
+        self._curve = StepCurve()
+        self._rows = KeptRows()
         self._last_flush = self._last_write = ticks()
 
     # -- the program's thread ---------------------------------------------------------------------------------------
@@ -239,8 +261,8 @@ class Steps:
         Args:
             live_bytes: by device, the live bytes and whether its allocator reported them.
         """
-        for device, (nbytes, has_books) in live_bytes.items():
-            self._events.enter(device, nbytes, has_books=has_books)
+        for device, (nbytes, reports_frees) in live_bytes.items():
+            self._events.enter(device, nbytes, reports_frees=reports_frees)
         self._entry_count = self._storages.count
         self._curve.begin(self._clock.to_ns(ticks()), self._events.live_bytes)
         self._flush_now()
@@ -329,8 +351,8 @@ class Steps:
         """
         rows = {name: as_rows(table, len(RECORDED_BY_NAME[name].names)) for name, table in rows.items()}
         if len(rows.get("windows", ())):
-            self._heard_ns = int(rows["windows"][-1, 2])
-        is_last, until_ns = self._has_ended, self._heard_ns
+            self._events_until_ns = int(rows["windows"][-1, 2])
+        is_last, until_ns = self._has_ended, self._events_until_ns
         for name, table in rows.items():
             if len(table):
                 self._held.setdefault(name, []).append(table)
@@ -352,20 +374,23 @@ class Steps:
         ):
             return {}
         self._last_write = ticks()
-        unwritten, self._unwritten = self._unwritten, {}
+        unwritten = self._unwritten
+        self._unwritten = {}
         return _with_joined_windows({name: np.concatenate(tables) for name, tables in unwritten.items()})
 
     def _sifted(
         self, rows: dict[str, IntArray], ended: list[Ended], until_ns: int, *, is_last: bool
     ) -> dict[str, IntArray]:
         before_bytes = dict(self._events.live_bytes)
-        heard = self._events.measure(self._with_deaths(rows))
+        measured = self._events.measure(self._with_deaths(rows))
         peaks = {device: self._curve.peak_bytes(device) for device in self._events.live_bytes}
-        for device in np.unique(heard.rows[:, 3]).tolist():
-            peaks[device] = max(peaks.get(device, 0), int(heard.live_bytes[heard.rows[:, 3] == device].max()))
+        for device in np.unique(measured.rows[:, 3]).tolist():
+            peaks[device] = max(
+                peaks.get(device, 0), int(measured.live_bytes[measured.rows[:, 3] == device].max())
+            )
         keep = not self._is_held or self._stays(peaks)
         ended = [step._replace(recorded=step.recorded and keep) for step in ended]
-        curve = self._curve.add(heard, before_bytes, self._events.live_bytes, ended)
+        curve = self._curve.add(measured, before_bytes, self._events.live_bytes, ended)
         switches = [(self._clock.to_ns(at_ticks), sleeps) for at_ticks, sleeps in list(self._switches)]
         passed = [each for each in switches if is_last or each[0] <= until_ns]
         del self._switches[: len(passed)]
@@ -373,7 +398,7 @@ class Steps:
         self._left_out = left_out[-1]
         bounds_ns = np.array([at_ns for at_ns, _ in passed], dtype=np.int64)
         events = self._events.sift(
-            heard, bounds_ns, np.array(left_out) if keep else np.ones(len(left_out), bool)
+            measured, bounds_ns, np.array(left_out) if keep else np.ones(len(left_out), bool)
         )
         if is_last:
             events = np.concatenate([events, self._events.rest()])
@@ -418,9 +443,13 @@ class Steps:
             return events
         died = deaths[deaths[:, 0] < len(self._entry)]
         gone = self._entry[died[:, 0]]
-        heard = self._events.hears_frees_of(gone[:, 0])
-        extra = np.zeros((int((~heard).sum()), events.shape[1]), dtype=np.int64)
-        extra[:, 0], extra[:, 2], extra[:, 3] = died[~heard, 2], -gone[~heard, 1], gone[~heard, 0]
+        is_reported = self._events.frees_are_reported(gone[:, 0])
+        extra = np.zeros((int((~is_reported).sum()), events.shape[1]), dtype=np.int64)
+        extra[:, 0], extra[:, 2], extra[:, 3] = (
+            died[~is_reported, 2],
+            -gone[~is_reported, 1],
+            gone[~is_reported, 0],
+        )
         together = np.concatenate([events, extra])
         return together[np.argsort(together[:, 0], kind="stable")]
 
@@ -440,13 +469,15 @@ def _with_joined_windows(rows: dict[str, IntArray]) -> dict[str, IntArray]:
     return rows
 
 
-def entry_bytes(storages: Storages, books: Mapping[str, int], number_of: Callable[[str], int]) -> Any:
+def entry_bytes(
+    storages: Storages, reported_bytes: Mapping[str, int], number_of: Callable[[str], int]
+) -> Any:
     """Return the live bytes of each device at the beginning of the block, from its allocator if it reports them.
 
     Args:
         storages: the table of storages.
-        books: the allocators' figures, by name of the device.
+        reported_bytes: live bytes that allocators report, by name of the device.
         number_of: returns the string id of a name.
     """
     found = {device: (storages.ledger.account(device).live_bytes, False) for device in storages.devices}
-    return found | {number_of(name): (nbytes, True) for name, nbytes in books.items()}
+    return found | {number_of(name): (nbytes, True) for name, nbytes in reported_bytes.items()}

@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _PLAIN: Final = class_ids(Tensor, Parameter)
-_crow_indices, _col_indices = TensorBase.crow_indices, TensorBase.col_indices
-_ccol_indices, _row_indices = TensorBase.ccol_indices, TensorBase.row_indices
+_crow_indices = TensorBase.crow_indices
+_col_indices = TensorBase.col_indices
+_ccol_indices = TensorBase.ccol_indices
+_row_indices = TensorBase.row_indices
 _values: Final = TensorBase.values
 _MOST_CONTAINERS: Final = 1_000
 """Lists, tuples and dicts that are searched for one call. The arguments may be a corpus of words. A guess."""

@@ -188,9 +188,15 @@ class Storages:
     """
 
     def __init__(
-        self, strings: Strings, op_counter: OpCounter, ledger: Ledger, *, rows: Callable[[], Table] = Rows,
-        dead: Callable[[], Deaths] = deque, estimate: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        strings: Strings,
+        op_counter: OpCounter,
+        ledger: Ledger,
+        *,
+        rows: Callable[[], Table] = Rows,
+        dead: Callable[[], Deaths] = deque,
+        estimate: bool = False,
+    ) -> None:
         self.estimate = estimate
         self.live: dict[int, WatchedStorage | WatchedTensor] = {}
         self.roles: dict[int, int] = {}
@@ -205,7 +211,7 @@ class Storages:
         self._accounts: dict[int, Account] = {}
         self._limits: dict[int, int] = {}
         self._limit_of: Callable[[str], int] = lambda device: NEVER
-        self._told_from: dict[int, int] = {}
+        self._reported_above_bytes: dict[int, int] = {}
         self._on_birth: Callable[[int, int, int], None] | None = None
         self._strings = strings
         self._op_counter = op_counter
@@ -304,14 +310,14 @@ class Storages:
             self.above_watched(device, weight)
         return number
 
-    def tell_of_births(self, on_birth: Callable[[int, int, int], None] | None) -> None:
+    def report_births_to(self, on_birth: Callable[[int, int, int], None] | None) -> None:
         """Call `on_birth` at each birth above the watched bytes, and at the first birth on a device.
 
         Args:
             on_birth: takes the device, the size, and the highest live bytes inside the op. Storages from before the
                 block count as live even if they have died. None to stop the calls.
         """
-        self._on_birth, self._told_from = on_birth, {}
+        self._on_birth, self._reported_above_bytes = on_birth, {}
         for device in self.devices:
             self._set_watch_bytes(device)
 
@@ -327,7 +333,7 @@ class Storages:
             quiet_bytes: live bytes up to which births are not reported for a while.
             quiet_until_ticks: when that while ends.
         """
-        self._told_from[device] = nbytes
+        self._reported_above_bytes[device] = nbytes
         account = self._set_watch_bytes(device)
         account.quiet_bytes, account.quiet_until_ticks = quiet_bytes, quiet_until_ticks
 
@@ -341,8 +347,8 @@ class Storages:
         account, name = self.ledger.account(device), self._strings.texts[device]
         self._accounts[device] = account
         limit_bytes = self._limits.setdefault(device, self._limit_of(name))
-        told_from = NEVER if self._on_birth is None else self._told_from.get(device, 0)
-        watch_bytes = min(told_from - account.entry_gone_bytes, limit_bytes)
+        reported_above_bytes = NEVER if self._on_birth is None else self._reported_above_bytes.get(device, 0)
+        watch_bytes = min(reported_above_bytes - account.entry_gone_bytes, limit_bytes)
         account.watch_bytes = NEVER if name == META else watch_bytes
         account.limit_bytes = NEVER if name == META else limit_bytes
         return account
@@ -361,7 +367,7 @@ class Storages:
             if account.live_bytes + workspace_bytes <= account.watch_bytes:
                 return
         high_bytes = account.live_bytes + account.entry_gone_bytes + workspace_bytes
-        if self._on_birth is not None and high_bytes > self._told_from.get(device, 0):
+        if self._on_birth is not None and high_bytes > self._reported_above_bytes.get(device, 0):
             self._on_birth(device, nbytes, high_bytes)
         limit_bytes = self._limits[device]
         if account.live_bytes + account.handed_on_bytes > limit_bytes:
