@@ -34,9 +34,10 @@ NO_WAY: Final = "memwatch knows no change that would lower the peak by {share} o
 TIME: Final = "ops take {ratio:.2f} x the time"
 TIME_UNKNOWN: Final = "duration not known"
 FALL: Final = "{peak} ({share} less)"
-LINES_OF_FIRST: Final = "The lines for the first of them:"
-LINES_OF: Final = "The lines for the first of them that needs no decision:"
-MORE_LINES: Final = "The lines of the others: prof.ways, or memwatch summary --json"
+LINES_OF_FIRST: Final = "Code for the first of them{place}:"
+LINES_OF: Final = "Code for the first of them that needs no decision{place}:"
+OF_OPTIMIZER: Final = " (`optimizer` stands for yours)"
+MORE_LINES: Final = "Code for the others: prof.ways in Python, or memwatch summary --json"
 HEADING_SHORT: Final = "What would lower the peak ({count:,} in prof.ways and in memwatch summary --json)"
 MORE_WAYS: Final = "{count:,} more: --rows, or prof.ways"
 

@@ -241,7 +241,7 @@ def test_the_summary_has_the_lines_of_the_first_way_that_needs_no_decision():
         step()
     assert prof.ways["kind"][0] == "checkpoint + step_in_backward"
     text = prof.summary(width=120)
-    assert "The lines for the first of them that needs no decision" in text
+    assert "Code for the first of them that needs no decision" in text
     assert "partial(checkpoint, block.forward" in text
     assert "register_post_accumulate_grad_hook" not in text
 
