@@ -38,6 +38,8 @@ def _pictures_of(report: Path) -> set[Path]:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Let links to reports lead to their pages on the site, and turn links to source files into their text."""
     if page.file.src_uri.startswith("reports/"):
-        page.meta["search"] = {"exclude": True}  # their tables of figures would hide the guides among the results
+        page.meta["search"] = {
+            "exclude": True
+        }  # their tables of figures would hide the guides among the results
     markdown = SOURCE_LINK.sub(r"\1", markdown)
     return REPORT_LINK.sub(r"](\1", markdown) if "/" not in page.file.src_uri else markdown

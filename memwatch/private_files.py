@@ -61,8 +61,8 @@ class PrivateFiles:
     Create it before the process starts a thread: the kernel gives a view to the threads that start later.
 
     Attributes:
-        dropped: files that the program wrote or deleted in overlays; those of its last run are added by `renew`.
-        refuses: True if some change of a file is an error in the program, where an overlay was not possible.
+        dropped: files that the program wrote or deleted in overlays; `renew` adds those of the last run.
+        refuses: True if some change of a file is an error in the program, because an overlay was not possible.
         folder: a folder for results that processes outside see too; it is removed when this process ends.
 
     Raises:
@@ -100,7 +100,7 @@ class PrivateFiles:
             self._refuse_writes(error)
 
     def renew(self) -> None:
-        """Drop what was changed since the last call, so that the next run begins with the user's files.
+        """Drop all changes since the last call, so that the next run begins with the user's files.
 
         The current folder becomes the folder in which this object was made.
         """

@@ -36,8 +36,8 @@ def require_private(folder: Path, user: int) -> None:
     """Raise unless the folder exists, belongs to the user, and nobody else may enter it.
 
     Raises:
-        AttachError: it is another's, is open to others, or is no folder.
-        FileNotFoundError: there is none.
+        AttachError: the path belongs to somebody else, is open to others, or is not a folder.
+        FileNotFoundError: the folder does not exist.
     """
     found = os.lstat(folder)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != user or found.st_mode & 0o077:
@@ -50,7 +50,7 @@ def listen_at(path: Path) -> socket.socket:
     """Return a socket that listens at a path; only this user reaches it.
 
     Raises:
-        AttachError: this system does not tell who is at the other end, or the folder is not private.
+        AttachError: this system does not show who is at the other end, or the folder is not private.
         OSError: the socket cannot be made.
     """
     require_credentials()
@@ -77,7 +77,7 @@ def _remove_left_over(folder: Path) -> None:
 
 
 def require_credentials() -> None:
-    """Raise an AttachError where the system does not tell who is at the other end of a socket."""
+    """Raise an AttachError if the system does not show who is at the other end of a socket."""
     if not sys.platform.startswith("linux"):
         raise AttachError("attach works on Linux only")
 
@@ -101,10 +101,10 @@ class Channel:
             self._connection.sendall(json.dumps(message).encode() + b"\n")
 
     def receive(self, within_s: float | None) -> dict[str, Any] | None:
-        """Return the next message, None where the other end is closed.
+        """Return the next message, or None if the other end is closed.
 
         Raises:
-            TimeoutError: there is none yet.
+            TimeoutError: no message came within the time.
         """
         self._connection.settimeout(within_s)
         while b"\n" not in self._received:

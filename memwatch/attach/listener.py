@@ -1,8 +1,8 @@
-"""The side of `memwatch attach` in the process that is recorded: a thread that waits for a client and serves it.
+"""The side of `memwatch attach` in the recorded process: a thread that waits for a client and serves it.
 
-The thread records nothing itself. It hands the beginning and the end of a recording to the main thread, as a pending
-call of Python's, and tries again until the main thread is at a quiet point. So no signal is sent and no system call is
-interrupted. An exception of ours reaches the client and never the program.
+The thread records nothing itself. It hands the begin and the end of a recording to the main thread, as a pending call
+of Python's, and tries again until the main thread is at a quiet point. So no signal is sent, and no system call is
+interrupted. An exception of memwatch reaches the client and never the program.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class _Stretch:
         self._is_complete = False
 
     def record(self) -> None:
-        """Begin, wait for the end, and end; the client hears of each."""
+        """Begin, wait for the end, and end. The client gets a message about each."""
         self._channel.send(event="heard")
         from memwatch.profile import is_recording  # here, so that the main thread does not wait for imports
 
@@ -188,7 +188,7 @@ class _Stretch:
             self._is_over.set()
 
     def _wait(self) -> None:
-        """Return when the time or the steps are over, or the client asks for the end or is gone."""
+        """Return when the time or the steps are over, or when the client asks for the end or is gone."""
         until = None if self._seconds is None else time.monotonic() + self._seconds
         while not self._is_over.is_set() and (until is None or time.monotonic() < until):
             try:
@@ -267,13 +267,13 @@ class _Stretch:
 
 
 class _Attempt:
-    """A pending call of the main thread: calls a function once, and notes what came of it.
+    """A pending call of the main thread. It calls a function once, and keeps the result.
 
     Attributes:
         has_begun: whether the main thread calls the function, or has called it.
         is_tried: set once the function has returned or raised.
-        obstacle: what the function found in its way, if anything.
-        error: what it raised, as text: a traceback would keep frames of the program.
+        obstacle: the reason why the function could not act, if any.
+        error: its exception, as text: a traceback would keep frames of the program.
     """
 
     def __init__(self, act: Callable[[FrameType | None, float], str], waited_s: float) -> None:

@@ -1,8 +1,9 @@
-"""The points of the main thread at which a recording can begin or end, and the program does not notice.
+"""The points of the main thread at which a recording can begin or end without an effect on the program.
 
-A recording pushes hooks on saved tensors, and sometimes a dispatch mode, and includes a dispatch key. A program that
-has a `with` statement of the same kind open would take off ours in place of its own. torch itself puts its state back
-at the end of a backward and of `inference_mode`. And a loop of torch's over hooks raises if one is added meanwhile.
+A recording pushes hooks on saved tensors, and sometimes a dispatch mode, and includes a dispatch key. If the program
+has an open `with` statement of the same kind, its end would remove memwatch's hook instead of its own. torch itself
+restores its state at the end of a backward and of `inference_mode`. A loop of torch over hooks raises if a hook is
+added meanwhile.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _OWN_MODULE_CALL: Final = os.path.join("memwatch", "record", "context.py")
 
 
 class TorchState(NamedTuple):
-    """What a recording changes of torch in the main thread."""
+    """The state of torch in the main thread that a recording changes."""
 
     hooks: int | None
     modes: tuple[int, ...]

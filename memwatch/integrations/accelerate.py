@@ -37,14 +37,14 @@ def profile(
 
     Args:
         accelerator: its trackers get the figures, from the main process.
-        path: where the capture goes, which may hold `{rank}`, `{pid}` and `{host}`; None keeps it in memory.
-        page: where the page goes at the end; None writes none.
-        schedule: which steps are recorded; see `memwatch.profile`.
+        path: the file of the capture, which may hold `{rank}`, `{pid}` and `{host}`; None keeps it in memory.
+        page: the file of the page, written at the end; None writes none.
+        schedule: the steps to record; see `memwatch.profile`.
         log_steps: whether the trackers get the peak of the steps at `step()`, as often as that is cheap.
         options: the other options of `memwatch.profile`.
 
     Yields:
-        The recording: `step()` marks an iteration, and it can be read after the block.
+        The recording. `step()` marks an iteration. You can read the recording after the block.
     """
     log = accelerator.log if log_steps and accelerator.is_main_process else None
     training = Training(path, page=page, schedule=schedule, log=log, **options)

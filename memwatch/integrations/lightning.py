@@ -1,4 +1,4 @@
-"""A callback for the `Trainer` of lightning, and of pytorch_lightning where that is what the program has.
+"""A callback for the `Trainer` of lightning, or of pytorch_lightning if the program uses that.
 
 trainer = lightning.Trainer(callbacks=[MemwatchCallback(page="peak.html")])
 """
@@ -25,14 +25,14 @@ class MemwatchCallback(Callback):
     """Record `fit` from its beginning to its end, and log its peak with the trainer's loggers.
 
     Args:
-        path: where the capture goes, which may hold `{rank}`, `{pid}` and `{host}`; None keeps it in memory.
-        page: where the page goes at the end; None writes none.
-        schedule: which steps are recorded; see `memwatch.profile`.
+        path: the file of the capture, which may hold `{rank}`, `{pid}` and `{host}`; None keeps it in memory.
+        page: the file of the page, written at the end; None writes none.
+        schedule: the steps to record; see `memwatch.profile`.
         log_steps: whether the loggers get the peak of the batches while `fit` runs, as often as that is cheap.
         options: the other options of `memwatch.profile`.
 
     Attributes:
-        profile: the recording, which can be read when `fit` is over.
+        profile: the recording, which you can read when `fit` is over.
     """
 
     def __init__(

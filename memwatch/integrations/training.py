@@ -39,10 +39,10 @@ class Training:
     """A block around a training.
 
     Args:
-        path: where the capture goes, which may hold `{rank}`, `{pid}` and `{host}`; None keeps it in memory.
-        page: where the page goes at the end; None writes none. Of several ranks each has its own.
-        schedule: which steps are recorded; see `memwatch.profile`.
-        log: called with the figures of steps while the training runs; None logs none.
+        path: the file of the capture, which may hold `{rank}`, `{pid}` and `{host}`; None keeps it in memory.
+        page: the file of the page, written at the end; None writes none. Each rank has its own.
+        schedule: the steps to record; see `memwatch.profile`.
+        log: called with the figures of steps while the training runs; None logs nothing.
         options: the other options of `memwatch.profile`.
     """
 
@@ -65,7 +65,7 @@ class Training:
         self._began_s = self._spent_s = self._last_s = 0.0
 
     def begin(self) -> Profile:
-        """Enter the block; one that an error of the trainer left open ends first."""
+        """Enter the block. A block that an error of the trainer left open ends first."""
         self.end()
         # ranks are known only now: trainers make the process group
         path = None if self._path is None else named_for(JobPlace.here(), self._path)
@@ -116,9 +116,11 @@ class Training:
         return {STEP_PEAK: found.peak_bytes, STEPS: found.steps, **parts}
 
     def end(self, *, together: bool = False) -> dict[str, int]:
-        """Leave the block, write the page, and return figures for a logger; nothing where no block is open.
+        """Leave the block, write the page, and return figures for a logger.
 
-        What cannot be written is a warning: a training that has succeeded must not fail for it.
+        Without an open block the result is empty.
+
+        A file that cannot be written is a warning: a training that has succeeded must not fail for it.
 
         Args:
             together: whether all ranks come here, so that their figures can be gathered.

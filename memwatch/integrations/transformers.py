@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 class MemwatchCallback(TrainerCallback):
     """Record a training from its beginning to its end, and log its peak as the trainer logs.
 
-    The figures are in `trainer.state.log_history`. With the trainer given they go to all that it reports to, such as
-    TensorBoard or Weights & Biases: a callback alone does not reach these.
+    The figures are in `trainer.state.log_history`. If you pass the trainer, the figures also go to all its reports,
+    such as TensorBoard or Weights & Biases, which a callback alone does not reach.
 
     Args:
         trainer: the trainer that logs; None adds to its history alone.
-        path: where the capture goes, which may hold `{rank}`, `{pid}` and `{host}`; None keeps it in memory.
-        page: where the page goes at the end; None writes none.
-        schedule: which steps are recorded; see `memwatch.profile`.
+        path: the file of the capture, which may hold `{rank}`, `{pid}` and `{host}`; None keeps it in memory.
+        page: the file of the page, written at the end; None writes none.
+        schedule: the steps to record; see `memwatch.profile`.
         log_steps: whether the peak of the steps is logged while the training runs, as often as that is cheap.
         options: the other options of `memwatch.profile`.
 
     Attributes:
-        profile: the recording, which can be read when the training is over.
+        profile: the recording, which you can read when the training is over.
     """
 
     def __init__(

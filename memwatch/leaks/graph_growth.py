@@ -39,13 +39,13 @@ def holder_of_largest_graph(
     least_nodes: int = 0,
     old: NDArray[np.int64] | None = None,
 ) -> Survivor | None:
-    """Return the tensor with the largest graph, with what holds it; None if that is no leak.
+    """Return the tensor with the largest graph, with its holder; None if the holder is excused.
 
     Args:
-        ends: tensors that have a graph, the latest last.
-        storages: what the calls made.
-        held: what lives on after the calls: the function and its arguments.
-        least_nodes: how many nodes the graph has at least.
+        ends: tensors with a graph, the latest last.
+        storages: the storages that the calls made.
+        held: objects that live on after the calls: the function and its arguments.
+        least_nodes: the smallest number of nodes of the graph.
         old: identities of the objects from before the calls; by default those out of gc's youngest generation.
     """
     with quiet():

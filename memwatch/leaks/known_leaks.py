@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 class Reference(NamedTuple):
-    """One reference that a path must have; what is empty may be anything.
+    """One reference that a path must have. An empty field matches everything.
 
     Attributes:
-        kind: how the owner refers.
+        kind: the kind of reference.
         names: identifiers of the attribute or variable.
         owners: names of the owner's class.
-        owner_kind: what the owner is.
+        owner_kind: the kind of owner.
         file: a part of the path of the source file that makes the reference, with slashes.
     """
 
@@ -39,7 +39,7 @@ class Reference(NamedTuple):
     file: str = ""
 
     def matches(self, edge: Edge) -> bool:
-        """Return True for an edge with all that this asks for."""
+        """Return True for an edge that agrees with all fields."""
         owner = edge.owner
         return (
             edge.kind is self.kind
@@ -56,12 +56,12 @@ class KnownLeak:
 
     Attributes:
         library: the name of the distribution.
-        what: what the library keeps, and until when.
-        link: the public thread.
-        remedy: what to do about it; empty where the advice for the reference already says so.
-        kinds: the kinds of leaks that it shows as.
+        what: the objects that the library keeps, and until when.
+        link: the public issue.
+        remedy: the change that ends it; "" if the advice for the reference already says so.
+        kinds: the kinds of leaks as which it shows.
         references: found on the path in this order, others may lie between them.
-        fixed_in: the first version without it; empty while there is none.
+        fixed_in: the first version without it; "" while there is none.
     """
 
     library: str
@@ -74,7 +74,7 @@ class KnownLeak:
 
     def shows_in(self, kind: LeakKind, edges: Sequence[Edge]) -> bool:
         """Return True if a leak of some kind has the references on its path or in its cycle."""
-        # a cycle may be told from any of its references on
+        # a cycle may be reported from any of its references on
         left = iter(edges if kind.is_reached else [*edges, *edges])
         return kind in self.kinds and all(any(map(each.matches, left)) for each in self.references)
 

@@ -1,12 +1,12 @@
 """Count the passes of the program's own loops from the call stacks of its ops.
 
-A program without an optimizer says nowhere where one round of its work ends and the next begins. Its loops do. An op
-shows which instruction each running call has reached. If a call has gone back to an earlier instruction, or calls a
-function again from the same instruction, a loop of that call has begun another pass.
+A program without an optimizer has no mark for the end of a round. Its loops show it. An op shows the instruction that
+each running call has reached. If a call has gone back to an earlier instruction, or calls a function again from the
+same instruction, a loop of that call has begun another pass.
 
-The frame of a call may lie where that of an earlier call did, and no weak reference leads to a frame. So memwatch puts
-a mark of its own into `f_trace`, which only a debugger reads, and which goes with the frame. Where a debugger or a
-coverage tool is at work, memwatch counts no passes.
+Python may reuse the memory of a frame for a later call, and frames have no weak references. So memwatch puts a mark
+of its own into `f_trace`, which only a debugger reads, and which dies with the frame. While a debugger or a coverage
+tool is active, memwatch counts no passes.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ class Loop:
     """One run of a loop of the program.
 
     Attributes:
-        code: the function or module that has the loop.
+        code: the function or module with the loop.
         range: its instructions.
-        depth: how many calls are running around the one that has the loop.
-        passes: how many passes have begun after the first.
+        depth: number of running calls around the call with the loop.
+        passes: number of passes that have begun after the first.
         is_over: True once the call has left it.
     """
 
@@ -75,7 +75,7 @@ class Loop:
 
 
 class LoopPasses:
-    """Compares the stack of each op with that of the op before it."""
+    """Compares the stack of each op with the stack of the previous op."""
 
     def __init__(self) -> None:
         self._stack: list[_Call] = []
@@ -110,7 +110,10 @@ class LoopPasses:
         return self._passed(at, offset_before)
 
     def _passed(self, depth: int, offset_before: int) -> Loop | None:
-        """Count a pass of the innermost loop in which a call was and is; return the loop if it is the program's."""
+        """Count a pass of the innermost loop around both instructions of a call.
+
+        Return the loop if it is the program's.
+        """
         call = self._stack[depth]
         found = self._range_of(call.code, call.offset, offset_before)
         if found is None or not self._is_of_program(depth):
@@ -142,9 +145,9 @@ class LoopPasses:
         return min(around, key=lambda each: each.end - each.start, default=None)
 
     def _is_of_program(self, depth: int) -> bool:
-        """Return True for a call of the program's own code that is not part of a module's forward.
+        """Return True for a call of the program's own code outside a module's forward.
 
-        A forward that goes through its layers is one round of work. What it keeps of each layer is for the backward.
+        A forward that goes through its layers is one round of work. It keeps memory of each layer for the backward.
         """
         code = self._stack[depth].code
         if id(code) not in self._owners:
@@ -155,9 +158,9 @@ class LoopPasses:
 
 
 def _running_calls() -> list[_Call]:
-    """Return the running calls of this thread, outermost first, without those of memwatch and of what runs it.
+    """Return the running calls of this thread, outermost first, without those of memwatch and its caller.
 
-    The list is empty while a debugger or a coverage tool is at work.
+    The list is empty while a debugger or a coverage tool is active.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and is_memwatch_code(frame.f_code.co_filename):

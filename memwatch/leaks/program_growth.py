@@ -1,14 +1,14 @@
-"""What grows from one round of a program's work to the next, while the program runs.
+"""Find growth from one round of a program's work to the next, while the program runs.
 
-At the end of a program the variables of its functions are gone, and a list at its top level may be its result. Only the
-rounds in between show growth. A round is a step of the program's optimizer, or a pass of one of its loops.
+At the end of a program the variables of its functions are gone, and a list at its top level may be its result. Only
+the rounds in between show growth. A round is a step of the program's optimizer, or a pass of one of its loops.
 
-A holder that keeps a tensor with its graph, a hook, or more of a graph in each round leaks. A holder that keeps a
+A holder leaks if each round adds a tensor with its graph, a hook, or more nodes of a graph. A holder that keeps a
 tensor without a graph may collect results. memwatch names it and does not judge it.
 
 A backward may need the graphs that a loop collects: unrolled steps, micro-batches whose losses are added up, inner
-steps of meta-learning. If a backward runs while they are alive, after the loop or in a loop that had none before, they
-are no leak. Nor are graphs that a function collects if they are gone when the function is called again.
+steps of meta-learning. Two kinds of graphs are therefore excused: graphs that are alive while a backward runs, after
+the loop or in a loop that had none before, and graphs of a function that are gone when the function is called again.
 """
 
 from __future__ import annotations
@@ -69,16 +69,16 @@ class Rounds:
 
     Attributes:
         loop: the loop; None for steps.
-        leaks: what each round kept and no backward needs, per round, as the last search found it.
+        leaks: memory of each round that no backward needs, per round, from the last search.
         kept: holders that got a tensor without a graph in each round.
-        was_searched: True once the heap was searched for what the rounds left.
+        was_searched: True once the heap was searched for memory of the rounds.
         hook_numbers: the number of the next hook, at the end of each round.
-        nodes: how many autograd nodes the program had then, for the rounds that were counted.
+        nodes: the number of autograd nodes at the end of each counted round.
         old: identities of the objects from before the second round.
-        backwards: how many rounds after the first had a backward.
-        in_backward: True if this round had one.
+        backwards: number of rounds after the first with a backward.
+        in_backward: True if this round had a backward.
         found: the storages behind the leaks.
-        is_judged: True if no further search is wanted.
+        is_judged: True if no further search is needed.
     """
 
     loop: Loop | None
@@ -121,7 +121,7 @@ class Rounds:
         return bisect_right(self._starts, made.run)
 
     def is_alive(self) -> bool:
-        """Return True if something of what the last search found is alive."""
+        """Return True if a storage of the last search is alive."""
         return any(ref() is not None for ref in self.found)
 
     def acquit(self) -> None:
@@ -130,7 +130,7 @@ class Rounds:
 
 
 class ProgramGrowth:
-    """Follows the rounds of a program, and searches for what each of them left.
+    """Follows the rounds of a program, and searches for memory that each round left.
 
     Args:
         book: the storages that the program made.

@@ -43,18 +43,18 @@ class Growth:
 
     @property
     def bytes_per_thousand_ticks(self) -> float | None:
-        """The rate in calls of `tick`; None where the program calls it not at all."""
+        """The rate in calls of `tick`; None if the program does not call it."""
         return self.nbytes * 1000 / self.ticks if self.ticks else None
 
 
 def growth_of(
     row: str, times_s: Sequence[float], nbytes: Sequence[int], ticks: Sequence[int], rss_bytes: int
 ) -> Growth | None:
-    """Return the growth of a row, None if it stays as large.
+    """Return the growth of a row, or None if it does not grow.
 
-    The first quarter of the history is left out, because a program warms up. The rest, or its later half if the growth
-    began late, is cut into four parts. A row grows if the smallest value of each part is above that of the part
-    before, and all steps are alike: what is freed after each step raises no smallest value.
+    The first quarter of the history is left out, because a program warms up. The rest is cut into four parts; if the
+    growth began late, only its later half is. A row grows if the smallest value of each part is above that of the
+    previous part, and all steps are alike. Memory that is freed after each step does not raise the smallest value.
     """
     begin = len(nbytes) // 4
     for first in (begin, begin + (len(nbytes) - begin) // 2):

@@ -66,8 +66,8 @@ class SampleFile:
     """A file of JSON lines. A line that would make it grow faster than 1 MB an hour is left out.
 
     Args:
-        path: the file, which is appended to.
-        note: is told once in words that the disk refuses.
+        path: the file; lines are appended.
+        note: called once with a sentence if the disk refuses a line.
     """
 
     def __init__(self, path: Path, note: Callable[[str], None]) -> None:

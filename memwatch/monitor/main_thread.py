@@ -32,9 +32,9 @@ class MainThread:
         self._waiting.set()
 
     def call(self, function: Callable[[], T], timeout_s: float) -> T | None:
-        """Return what a function returns; None if it fails, or if the main thread does not come to it in time.
+        """Return the result of a function; None if it fails, or if the main thread does not call it in time.
 
-        A main thread that waits for another one, or that runs C code, comes to it too late.
+        A main thread that waits for another thread, or that runs C code, calls it too late.
         """
         if threading.current_thread() is threading.main_thread():
             return function()

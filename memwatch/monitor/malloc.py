@@ -35,11 +35,11 @@ class MallocFigures:
     """The memory that glibc's malloc took from the system, and its free part.
 
     Attributes:
-        arenas: how many arenas there are.
-        arena_bytes: taken from the system for arenas.
-        free_bytes: chunks in arenas that are free.
+        arenas: number of arenas.
+        arena_bytes: bytes taken from the system for arenas.
+        free_bytes: free chunks in arenas.
         trimmable_bytes: whole pages inside free chunks, about what `malloc_trim(0)` would return.
-        mmapped_bytes: large blocks that have a mapping of their own.
+        mmapped_bytes: large blocks with a mapping of their own.
     """
 
     arenas: int
@@ -58,11 +58,11 @@ class PythonFigures:
 
 
 def malloc_figures() -> MallocFigures | None:
-    """Return malloc's figures; None if it is not glibc's."""
+    """Return malloc's figures; None for another malloc than glibc's."""
     text = _printed(lambda library, stream: library.malloc_info(0, stream))
     if not text or not _SYSTEM.search(text):
         return None
-    totals = {kind: int(size) for kind, _, size in _TOTAL.findall(text)}  # those of all arenas come last
+    totals = {kind: int(size) for kind, _, size in _TOTAL.findall(text)}  # the totals of all arenas come last
     trimmable = sum(
         max(int(total) - int(count) * PAGE_BYTES, 0)
         for begin, total, count in _LARGE_BINS.findall(text)
@@ -108,7 +108,7 @@ def _libc() -> Any:
 
 
 def _printed(write: Callable[[Any, ctypes.c_void_p], object]) -> str:
-    """Return what a C function writes to a stream; empty where there is no such stream."""
+    """Return the text that a C function writes to a stream; "" without such a stream."""
     library = _libc()
     if library is None:
         return ""
@@ -147,17 +147,17 @@ def is_heap_of_arena(address: int) -> bool:
 
 _MMAPPED: Final = 2
 _FLAGS: Final = 7
-_AT_ONCE: Final = 1024  # what one call of process_vm_readv takes (IOV_MAX)
+_AT_ONCE: Final = 1024  # the most ranges for one call of process_vm_readv (IOV_MAX)
 MOST_PAGES: Final = 1 << 20
 """Pages whose begin is read in a search for blocks of malloc: 4 GiB, about 0.4 s without the GIL."""
 
 
 def mmapped_blocks(mappings: list[Mapping], residency: Residency) -> NDArray[np.int64] | None:
-    """Return the ranges of the blocks that malloc gave mappings of their own; None if there is too much to search.
+    """Return the ranges of malloc's blocks with a mapping of their own; None if there is too much to search.
 
-    malloc writes the size of a block before it, with a flag, at the begin of its first page. Neighbouring blocks share
-    one mapping, so each page of memory that is not inside a block found already may begin the next. In tests the blocks
-    found sum to what malloc reports to the byte.
+    malloc writes the size of a block before it, with a flag, at the start of its first page. Neighbouring blocks
+    share one mapping, so each page outside the blocks found so far may be the start of the next block. In tests the
+    found blocks sum to malloc's own figure, to the byte.
     """
     library = _libc()
     if library is None or sum(mapping.rss for mapping in mappings) > MOST_PAGES * PAGE_BYTES:
@@ -198,7 +198,7 @@ class _Piece(ctypes.Structure):
 
 
 def _first_words(library: Any, pages: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """Return the first two words of pages of this process; zeros of one that is not there any more."""
+    """Return the first two words of pages of this process; zeros for a page that is gone."""
     words = np.zeros((len(pages), 2), dtype=np.uint64)
     here, pid = words.ctypes.data, os.getpid()
     for first in range(0, len(pages), _AT_ONCE):

@@ -78,10 +78,10 @@ def read_mappings(pid: int, *, is_heap_of_arena: Callable[[int], bool] | None = 
 
     Args:
         pid: the process.
-        is_heap_of_arena: says whether malloc's header lies at an address; without it the shape decides.
+        is_heap_of_arena: returns whether malloc's header lies at an address; without it the shape decides.
 
     Raises:
-        ProcessError: they cannot be read.
+        ProcessError: the mappings cannot be read.
     """
     if not os.path.exists("/proc/self/smaps"):
         raise ProcessError(
@@ -153,7 +153,7 @@ def _classify(
 
 @functools.lru_cache(maxsize=4096)
 def _extent_of_library(path: str) -> tuple[int, int]:
-    """Return the first and the last address that an ELF file asks for, in whole pages; 0, 0 for another file."""
+    """Return the first and the last address of an ELF file's segments, in whole pages; 0, 0 for another file."""
     try:
         with open(path, "rb") as file:
             head = file.read(64)
@@ -360,7 +360,7 @@ def _read_pagemap(mapping: Mapping, pid: int) -> tuple[NDArray[np.int64], NDArra
 
 
 def union_of(ranges: Iterable[tuple[int, int]]) -> NDArray[np.int64]:
-    """Return ranges of addresses by their begin, where those that overlap or touch are one."""
+    """Return ranges of addresses, sorted. Ranges that overlap or touch are joined."""
     array = np.array(list(ranges), dtype=np.int64).reshape(-1, 2)
     if not len(array):
         return array

@@ -26,12 +26,12 @@ _MAX_NODES: Final = 1_000_000
 
 @dataclass
 class TensorMemory:
-    """Where the host tensors of this process lie.
+    """The addresses of this process's host tensors.
 
     Attributes:
         ranges: rows of begin and end, which do not overlap, by address.
-        pinned: the same of tensors in pinned memory, which are not among `ranges`.
-        count: how many tensors were found.
+        pinned: the same for tensors in pinned memory, which are not in `ranges`.
+        count: number of tensors.
         with_graphs: whether autograd's graphs were followed.
     """
 
@@ -129,13 +129,13 @@ _MRO, _NAMESPACE, _BASIC_BYTES, _FLAGS, _QUALNAME = (
 
 @dataclass
 class PythonMemory:
-    """The Python objects that gc shows, and what these refer to.
+    """The Python objects that gc shows, and the objects to which they refer.
 
     Attributes:
-        large_bytes: blocks that malloc gave, without those in `ranges`.
-        ranges: large blocks whose address is known.
-        by_type: how many objects there are of each type and the bytes of these, small ones too.
-        lengths: how many entries the larger containers have, by their ids.
+        large_bytes: blocks from malloc, without those in `ranges`.
+        ranges: large blocks with a known address.
+        by_type: number and bytes of the objects of each type, small ones included.
+        lengths: number of entries of the larger containers, by their ids.
     """
 
     large_bytes: int = 0
@@ -145,7 +145,10 @@ class PythonMemory:
 
 
 def python_memory() -> PythonMemory:
-    """Add up the Python objects that gc shows, and what these refer to. Takes about 1 s for a million objects."""
+    """Add up the Python objects that gc shows, and the objects to which they refer.
+
+    A million objects take about 1 s.
+    """
     counts: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
     large_bytes = 0
@@ -182,13 +185,13 @@ def python_memory() -> PythonMemory:
 
 
 class _Kind:
-    """How the objects of one class lie in memory.
+    """The memory layout of the objects of one class.
 
     Attributes:
         name: the class.
-        has_plain_size: whether C code measures its objects: code of the program shall not run.
-        shows_address: whether memwatch knows where the large block of an object lies.
-        bytes_of_object: bytes of the object that lie outside of its large block.
+        has_plain_size: whether C code measures its objects, so that no code of the program runs.
+        shows_address: whether the address of an object's large block is known.
+        bytes_of_object: bytes of the object outside its large block.
         most_small_bytes: larger blocks come from malloc.
     """
 
@@ -263,13 +266,13 @@ def grown_containers(before: dict[int, int], most: int) -> list[tuple[Any, int, 
 
 
 def _bytes_of(entry: Any) -> int:
-    """Return the bytes of an entry and of what it refers to: one level, which is enough to put containers in order."""
+    """Return the bytes of an entry and of its referents. One level is enough to sort containers."""
     parts = [entry, *itertools.islice(gc.get_referents(entry), _SAMPLED_ENTRIES)]
     return sum(sys.getsizeof(part) for part in parts if _has_plain_size(type(part)))
 
 
 def _levels_of_objects() -> Iterator[list[Any]]:
-    """Yield the objects that gc lists, then those that these refer to and gc does not list, and so on."""
+    """Yield the objects that gc lists, then their referents that gc does not list, and so on."""
     level = gc.get_objects()
     if gc.get_freeze_count():  # gc lists no frozen objects: they are found from the modules
         level += sys.modules.values()

@@ -82,7 +82,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Child:
-    """A process that this one started, in bytes: `shared_bytes` is what it has in common with others."""
+    """A process that this one started, in bytes. `shared_bytes` is the memory that it shares with others."""
 
     pid: int
     name: str
@@ -99,15 +99,15 @@ class ProcessRows:
     Attributes:
         pid: the process.
         name: its command.
-        rss_bytes: memory that it has in RAM.
-        pss_bytes: the same, where a page that several processes have counts in parts.
-        uss_bytes: memory that no other process has.
+        rss_bytes: its memory in RAM.
+        pss_bytes: the same, with each shared page divided by the number of its processes.
+        uss_bytes: memory of this process alone.
         rows: parts that sum to `rss_bytes`, and whose private bytes sum to `uss_bytes`.
         children: the processes that it started.
-        notes: what could not be read, in sentences.
+        notes: sentences about data that could not be read.
         by_type: Python objects by type, with their number and bytes; empty for other processes.
         by_path: bytes of mappings by row and file, as `file mappings: /data/x.bin`.
-        trimmable_bytes: about what `malloc_trim(0)` would give back.
+        trimmable_bytes: about what `malloc_trim(0)` would return to the system.
     """
 
     pid: int
@@ -129,16 +129,16 @@ class ProcessRows:
         return explained / self.rss_bytes if self.rss_bytes else 1.0
 
     def nbytes(self, row: str) -> int:
-        """Return the bytes of a row, 0 if there is none of this name."""
+        """Return the bytes of a row, 0 if the row is missing."""
         return sum(each.nbytes for each in self.rows if each.row == row)
 
 
 def process_memory(pid: int | None = None, *, children: bool = True) -> pd.DataFrame:
     """Split the resident memory of a process into rows.
 
-    The rows of this process come from the kernel's list of mappings, from malloc, from Python's allocator and from the
-    objects that are alive. Of another process, memwatch reads `/proc` alone, which doesn't distinguish tensors from
-    other memory of malloc. Reading this process takes about 1 s per million Python objects.
+    The rows of this process come from the kernel's list of mappings, from malloc, from Python's allocator and from
+    the objects that are alive. For another process, memwatch reads `/proc` alone, which doesn't distinguish tensors
+    from other memory of malloc. Reading this process takes about 1 s per million Python objects.
 
     Args:
         pid: the process; by default this one.
@@ -150,7 +150,7 @@ def process_memory(pid: int | None = None, *, children: bool = True) -> pd.DataF
         `uss_bytes`, `coverage` (the share of RSS in rows that name a cause), `children` and `notes`.
 
     Raises:
-        ProcessError: there is no such process, it belongs to another user, or the system has no `/proc/PID/smaps`.
+        ProcessError: the process does not exist or belongs to another user, or the system has no `/proc/PID/smaps`.
     """
     import pandas as pd
 
@@ -197,10 +197,10 @@ def rows_of(
     Args:
         pid: the process; by default this one.
         children: whether to list the processes that it started.
-        known: what an earlier reading tells.
+        known: the facts of an earlier reading.
 
     Raises:
-        OptionError: `pid` is no number of a process.
+        OptionError: `pid` is not the number of a process.
         ProcessError: the process cannot be read.
     """
     if pid is not None and (isinstance(pid, bool) or not isinstance(pid, int) or pid < 1):
@@ -275,7 +275,7 @@ class _Left:
         taken = min(max(nbytes, 0), self.nbytes)
         if private is None:
             private = self.private * taken // self.nbytes if self.nbytes else 0
-        # what remains cannot have more private bytes than bytes
+        # the rest cannot have more private bytes than bytes
         taken_private = min(max(private, 0), self.private, taken)
         taken_private = max(taken_private, self.private - (self.nbytes - taken))
         self.nbytes -= taken

@@ -113,9 +113,9 @@ def tune(
 
 
 def _rank(outcome: Outcome) -> tuple[int, ...]:
-    """Order settings: those that fit, without retries, that reserve little, and that are short.
+    """Order settings: first by whether they fit, then by retries, reserved bytes, and length of the text.
 
-    Of those that do not fit, the one that gets furthest comes first.
+    Among settings that do not fit, the one that gets furthest comes first.
     """
     simplicity = outcome.settings.count(":"), len(outcome.settings)
     if outcome.refused_event is not None:
@@ -140,8 +140,8 @@ class _Lives:
 
     Attributes:
         storages: their rows in the table `storages`.
-        sizes: what each asked for.
-        births, deaths: when they began and ended, on any scale that keeps the order; a negative death is none.
+        sizes: the requested bytes of each.
+        births, deaths: their begin and end, on any scale that keeps the order; a negative death means "never freed".
         streams: the stream of each.
     """
 

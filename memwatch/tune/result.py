@@ -1,4 +1,4 @@
-"""What a tuning found, and its text for a terminal: the best setting first, and what no setting can do better."""
+"""The result of a tuning, and its text for a terminal: the best setting, and the lower bound for all settings."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ class EarlierLine:
 
     Attributes:
         line: the line of the program that makes them.
-        count: how many of them are alive when most bytes are reserved.
+        count: number of them that are alive when most bytes are reserved.
         nbytes: their bytes.
-        holder: who holds the largest of them, empty if that is not known.
-        most_reserved_bytes: what is reserved at most, by default, if the program makes them before all others.
+        holder: the holder of the largest; "" if unknown.
+        most_reserved_bytes: the most reserved bytes with the default settings if the program makes them before all
+            others.
     """
 
     line: str
@@ -47,17 +48,17 @@ class EarlierLine:
 
 @dataclass(frozen=True)
 class Tuning:
-    """What an allocator reserves for a program under each of several settings.
+    """The bytes that an allocator reserves for a program under each of several settings.
 
     Attributes:
         reading: the program.
-        allocator: whose answers these are: those of torch's own allocator, or of memwatch's model.
-        model_because: why torch's own allocator did not run; empty if it did.
+        allocator: the allocator that ran: torch's own, or memwatch's model.
+        model_because: why torch's own allocator did not run; "" if it did.
         device_bytes: the memory of the device, None if it was not given.
         lower_bound_bytes: the most bytes of tensors that are alive at once. No setting can reserve less.
         default: the default settings.
-        outcomes: what each setting does, the best first.
-        rejected: why a setting is not among them, by setting.
+        outcomes: the result of each setting, the best first.
+        rejected: why a setting was not tried, by setting.
         earlier: lines whose tensors split segments.
     """
 
@@ -73,7 +74,7 @@ class Tuning:
 
     @property
     def best(self) -> Outcome:
-        """The setting that reserves least of those that fit without retries; the simplest of equal ones."""
+        """The setting that reserves least among those that fit without retries; of equal ones, the simplest."""
         return self.outcomes[0]
 
     @property
@@ -103,7 +104,7 @@ def tune_text(tuning: Tuning, *, rows: int = 10, width: int | None = None, color
     """Return a tuning as text.
 
     Args:
-        tuning: what was found.
+        tuning: the result.
         rows: settings to list; the default is always among them.
         width: characters in a line; by default the terminal's, or COLUMNS.
         color: whether to colour; by default only on a terminal.

@@ -45,7 +45,7 @@ def as_growth(candidate: Candidate, facts: Facts) -> Candidate:
 
 
 def rate_bytes(candidate: Candidate, facts: Facts) -> int:
-    """Return how much each pass of a loop adds to what a container keeps; 0 where it is no series."""
+    """Return the bytes that each pass of a loop adds to a container; 0 if the candidate is not a series."""
     if candidate.kind not in (*_OF_VARIABLES, *_OF_GRAPHS, FindingKind.VOID, FindingKind.GROWTH):
         return 0
     if not candidate.holder.edges or not HolderPath(candidate.holder.edges).ends_in_container:
@@ -60,9 +60,9 @@ def rate_bytes(candidate: Candidate, facts: Facts) -> int:
 
 
 def _by_stack(rows: IntArray, facts: Facts) -> list[IntArray]:
-    """Return the places of what one op of one line made in several passes, and what is alive at one time of it.
+    """Return the positions of results that one op of one line made in several passes and that are alive at one time.
 
-    A container that each step fills anew is no series: of what the op made, nothing dies while it goes on.
+    A container that each step fills anew is not a series: while a series goes on, none of the op's results dies.
     """
     allocations, ops = facts.allocations, facts.capture.tables["ops"]
     # the ops of one line have one call stack; their names tell them apart

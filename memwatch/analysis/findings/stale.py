@@ -1,13 +1,13 @@
 """Stale: an object keeps memory from one iteration into the next, and nothing reads it there.
 
 A module's `last_input`, a class variable, the variables of a kept exception and a suspended generator's batch are
-stale memory. The rules for references look at high events of the live curve. Stale memory often lies where the peak
-does not change without it: the program has it in its hands between two iterations, when a validation or another model
-wants to run. So this rule looks at the whole recording.
+stale memory. The rules for references look at high events of the live curve. Stale memory often does not raise the
+peak: the program holds it between two iterations, when a validation or another model needs memory. So this rule looks
+at the whole recording.
 
-No op reads the best weights so far, nor predictions whose metric numpy computes, though the program wants both. So a
-holder is reported only if it does the same again and again: each iteration replaces what the one before left, and no
-iteration reads what an earlier one left. Nobody reads the variables of an exception, so these need no repetition.
+No op reads the best weights so far, nor predictions whose metric numpy computes, though the program needs both. So a
+holder is reported only if it repeats: each iteration replaces the value of the previous one, and no iteration reads
+an earlier value. Nobody reads the variables of an exception, so these need no repetition.
 """
 
 from __future__ import annotations
@@ -87,7 +87,10 @@ def _one_for_each_exception(candidates: list[Candidate]) -> list[Candidate]:
 
 
 def _unread(facts: Facts, least_bytes: int) -> list[IntArray]:
-    """Return what outlives its iteration unread, by the calls that made it; calls of which one is read are left out."""
+    """Return memory that outlives its iteration unread, by the calls that made it.
+
+    Calls with a read result are left out.
+    """
     allocations, ends_ns = facts.allocations, np.sort(facts.kept_across.ends_ns)
     large = allocations.counted & (allocations.storage != NONE) & (allocations.op != NONE)
     large &= allocations.nbytes * _LEAST_PART >= least_bytes
@@ -107,7 +110,7 @@ def _unread(facts: Facts, least_bytes: int) -> list[IntArray]:
 
 
 def _is_kept_on_purpose(facts: Facts, rows: IntArray) -> NDArray[np.bool_]:
-    """Return which allocations have a role that keeps them, are copies of what has one, or lie in autocast's cache."""
+    """Return which allocations have a role that keeps them, are copies of such ones, or lie in autocast's cache."""
     category, allocations = facts.categories.category, facts.allocations
     found: NDArray[np.bool_] = category.of(rows).isin(KEPT_ON_PURPOSE)
     uses = facts.capture.tables["uses"]
@@ -120,10 +123,10 @@ def _is_kept_on_purpose(facts: Facts, rows: IntArray) -> NDArray[np.bool_]:
 
 
 def _keeper(evidence: Evidence, rows: IntArray) -> list[Holder]:
-    """Return who keeps the results of one line into later iterations, first the holder to name; empty if not known.
+    """Return the holders of one line's results in later iterations, the one to name first; empty if unknown.
 
     Args:
-        evidence: what is known of the whole capture.
+        evidence: the facts about the whole capture.
         rows: the results, in the order in which they were made.
     """
     facts, allocations = evidence.facts, evidence.facts.allocations
@@ -152,13 +155,13 @@ def _keeper(evidence: Evidence, rows: IntArray) -> list[Holder]:
 
 
 def _last_holders(evidence: Evidence, row: int, before: int) -> list[Holder] | None:
-    """Return who held an allocation last; empty where no sample tells, None where autograd or a brief variable did.
+    """Return the last holders of an allocation; empty without a sample, None if autograd or a brief variable held it.
 
-    A variable may have the next result of the line while an object still has this one. What samples saw of a variable
-    itself they saw until then.
+    A variable may have the next result of the line while an object still has this one. Samples saw a variable's own
+    value only until then.
 
     Args:
-        evidence: what is known of the whole capture.
+        evidence: the facts about the whole capture.
         row: the allocation.
         before: the last op before the line made its next result; -1 if it made none while this one lived.
     """

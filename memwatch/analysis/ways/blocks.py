@@ -27,7 +27,7 @@ blocks add up. `memwatch fit` measures the first two of these sizes; to simulate
 
 
 class SavingModules:
-    """How much the modules of a program save for backward, by the tree that they form."""
+    """The bytes that the modules of a program save for backward, by the tree of modules."""
 
     def __init__(self, facts: Facts, saved: SavedTensors) -> None:
         tree = facts.places.module_tree
@@ -48,7 +48,7 @@ class SavingModules:
                 self._nbytes[tree.parents[number]] += self._nbytes[number]
 
     def blocks(self) -> list[list[int]]:
-        """Return sets of blocks to try: those that repeat, large ones, and smaller ones; each in the order of calls."""
+        """Return sets of blocks to try: repeated ones, large ones, and smaller ones; each in the order of calls."""
         roots = self._children.get(NONE, [])
         total = int(self._nbytes[roots].sum())
         sets = [[number for root in roots for number in self._repeated(root)]]
@@ -65,7 +65,7 @@ class SavingModules:
         return found
 
     def _repeated(self, module: int) -> Iterator[int]:
-        """Yield the outermost modules of which the one that holds them has several of the same class."""
+        """Yield the outermost modules that have siblings of the same class."""
         children = self._children.get(module, [])
         counts = Counter(self._classes[child] for child in children if self._is_called[child])
         for child in children:

@@ -1,14 +1,14 @@
-"""What would be alive if some modules were checkpointed: the recorded events, with a recomputation put in.
+"""Simulate checkpoints around some modules: the recorded events, with a recomputation inserted.
 
 A checkpoint (`torch.utils.checkpoint`, not reentrant) changes a recording at three places:
 
-1. What autograd saved inside the module dies in the forward, after its last use there.
-2. What the module reads from outside stays alive until the module's backward is over: the checkpoint keeps it.
+1. Tensors that autograd saved inside the module die in the forward, after their last use there.
+2. Tensors that the module reads from outside stay alive until its backward is over: the checkpoint keeps them.
 3. When the backward first asks for a saved tensor of the module, the forward of the module runs again, up to the
-   last tensor that it saves. What autograd saved is alive again from there on, and dies as it did before.
+   last tensor that it saves. From there on the saved tensors are alive again, and die as before.
 
-The first two change the bytes of recorded events. The third puts events in between two recorded ones: those of the
-module's forward. `Checkpointing` looks at each call once, and adds these changes up for any set of modules.
+The first two change the bytes of recorded events. The third inserts the events of the module's forward between two
+recorded events. `Checkpointing` examines each call once, and adds these changes up for any set of modules.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ class Gap(NamedTuple):
 
 @dataclass(frozen=True)
 class CheckpointedCall:
-    """What a checkpoint around one call of a module would change.
+    """The changes that a checkpoint around one call of a module would make.
 
     Attributes:
-        gaps: what autograd would no longer keep from the forward to the backward.
-        inputs: what the checkpoint keeps: allocations from outside that the call reads.
+        gaps: memory that autograd would no longer keep from the forward to the backward.
+        inputs: memory that the checkpoint keeps: allocations from outside that the call reads.
         begin_event: the event at which the call begins.
         again_event: the event before which the module's forward runs again.
         over_event: the event at which the backward of the call is over.
-        again_most_bytes: the most bytes that the forward has alive when it runs again, beside what is alive then.
+        again_most_bytes: the most live bytes of the second forward, beside the other live bytes.
         again_ns: the time that its ops take.
         writes_buffers: whether it writes buffers, such as running statistics.
     """
@@ -134,9 +134,9 @@ class Checkpointing:
             first, last = lower, upper
 
     def _most_where_nothing_changes(self) -> int:
-        """Return the most bytes of the iterations that are not simulated, and that have no backward.
+        """Return the most bytes of the iterations that are not simulated and have no backward.
 
-        Those with a backward are taken to be like the ones around the peak: they have the same changes.
+        Iterations with a backward are assumed to be like those around the peak: they have the same changes.
         """
         ends_ns = np.sort(self._facts.kept_across.ends_ns)
         time_ns, live = self._facts.curve.time_ns, self._facts.curve.live_bytes
@@ -259,11 +259,11 @@ class Checkpointing:
         return is_of_call
 
     def _event_without(self, row: int, packs: IntArray) -> int:
-        """Return the event from which on only autograd keeps an allocation, and only for the nodes of one call.
+        """Return the event from which only autograd keeps an allocation, and only for the nodes of one call.
 
         Args:
             row: the allocation.
-            packs: what autograd saved in the call.
+            packs: the saved tensors of the call.
         """
         storage = int(self._facts.allocations.storage[row])
         used = self._uses["op"][self._uses_by_storage.within(storage, storage + 1)]
@@ -273,7 +273,7 @@ class Checkpointing:
         return self._event_of(LAST if (released == NONE).any() else int(released.max(initial=last)))
 
     def _inputs(self, start_op: int, end_op: int) -> IntArray:
-        """Return the allocations that a call reads from outside, but for parameters and buffers."""
+        """Return the allocations that a call reads from outside, without parameters and buffers."""
         allocations = self._facts.allocations
         uses = self._uses_by_op.within(start_op, end_op)
         storages = np.unique(self._uses["storage"][uses[self._uses["access"][uses] != _OUTPUT]])

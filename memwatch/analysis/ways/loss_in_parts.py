@@ -1,8 +1,8 @@
-"""What would be alive if the cross entropy computed the logits part by part, each part in a checkpoint.
+"""Simulate a cross entropy that computes the logits part by part, each part in a checkpoint.
 
 A language model's logits have a row for each token and a column for each word of the vocabulary. The cross entropy
-saves their logarithms, and its backward makes their gradient. If the last layer, the head, runs within the loss for one
-part of the tokens at a time, a recording changes at three places:
+saves their logarithms, and its backward makes their gradient. If the last layer, the head, runs within the loss for
+one part of the tokens at a time, a recording changes at three places:
 
 1. The logits and all tensors of their size are not alive. The forward has those of one part.
 2. The backward computes those of one part again, and their gradient.
@@ -72,11 +72,11 @@ class _Loss(NamedTuple):
 def loss_in_parts(
     facts: Facts, saved: SavedTensors, timeline: Timeline, window: range, rng_bytes: int
 ) -> LossInParts | None:
-    """Return what a loss in parts would change; None where no head was found that only a loss reads.
+    """Return the changes of a loss in parts; None without a head whose result only a loss reads.
 
     Args:
-        facts: what the capture shows.
-        saved: what autograd saved.
+        facts: the facts of the capture.
+        saved: the tensors that autograd saved.
         timeline: the ops and events of the capture.
         window: the ops that are simulated.
         rng_bytes: the state of random numbers that each checkpoint keeps.
@@ -110,7 +110,7 @@ class _Losses:
         self._names = facts.capture.strings
 
     def found(self, window: range) -> list[_Loss]:
-        """Return the calls in some ops; none if one of them does not fit the lines."""
+        """Return the calls in some ops. The list is empty if one of them does not fit the lines."""
         phase = self._ops["phase"]
         of_loss = [number for number, name in enumerate(self._names) if name == _LOSS]
         calls = np.flatnonzero(np.isin(self._ops["name"], of_loss) & (phase == FORWARD))
@@ -197,7 +197,7 @@ class _Change:
         self._spikes: list[Spike] = []
 
     def add(self, loss: _Loss) -> None:
-        """Take the logits of one call away, and put those of a part in."""
+        """Remove the logits of one call, and add those of a part."""
         allocations, nodes = self._facts.allocations, self._facts.capture.tables["ops"]["sequence"]
         logits_bytes, hidden_bytes = (int(allocations.nbytes[each]) for each in (loss.logits, loss.hidden))
         in_forward = self._made(range(loss.head_op, loss.loss_op + 1))
@@ -216,7 +216,7 @@ class _Change:
         part_forward = self._most_bytes(in_forward, self._timeline.event_of(loss.loss_op + 1)) // PARTS
         waiting = in_forward[np.isin(allocations.storage[in_forward], self._saved)]
         part_backward = self._most_bytes(np.concatenate([waiting, in_backward]), over) // PARTS
-        # the head's backward makes the gradient of its input, and those of its parameters
+        # the head's backward makes the gradients of its input and of its parameters
         gradients = allocations.nbytes[self._made(loss.backward_ops[of_head].tolist())]
         parameter_bytes = int(gradients.sum()) - (hidden_bytes if hidden_bytes in gradients else 0)
         self._spikes.append(Spike(start, part_forward))

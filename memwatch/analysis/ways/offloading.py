@@ -1,9 +1,9 @@
-"""What would be alive on an accelerator if some modules kept on the host what they save for backward.
+"""Simulate an accelerator on which some modules keep their saved tensors on the host.
 
 `torch.autograd.graph.save_on_cpu` copies each saved tensor to the host, parameters included, and copies it back when
 the backward reads it. That changes a recording of the accelerator at two places:
 
-1. What only autograd kept, for nodes of these modules, is not alive after its last use in the forward.
+1. Tensors that only autograd kept, for nodes of these modules, die after their last use in the forward.
 2. A backward node that reads saved tensors has a copy of each while it runs.
 """
 

@@ -1,4 +1,4 @@
-"""The search for ways: changes that are simulated on one recording, those that lower the peak most first."""
+"""Search for ways: changes that are simulated on one recording, those that lower the peak most first."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _FORMER: Final = FORMER_MODULE.format(name="")
 
 
 class _Change(NamedTuple):
-    """A change that leaves the ops of the forward as they are, and what it does to the live bytes."""
+    """A change that leaves the ops of the forward as they are, with its effect on the live bytes."""
 
     kind: str
     text: str
@@ -54,7 +54,7 @@ class _Change(NamedTuple):
 
 
 class _Checkpoint(NamedTuple):
-    """A checkpoint around each of some modules, and what it would change at their calls."""
+    """A checkpoint around each of some modules, with its effect on their calls."""
 
     modules: tuple[int, ...]
     kind: str
@@ -65,7 +65,10 @@ class _Checkpoint(NamedTuple):
 
 
 def find_ways(facts: Facts, saved: SavedTensors) -> list[Way]:
-    """Return the changes that would lower the peak, the lowest peak first; none where uses were not recorded."""
+    """Return the changes that would lower the peak, the lowest peak first.
+
+    Without recorded uses the list is empty.
+    """
     if facts.capture.lacks("uses") or not facts.capture.rows("ops"):
         return []
     return _Search(facts, saved).ways()
@@ -83,7 +86,7 @@ class _Search:
         self._least_bytes = max(int(facts.curve.peak_increase_bytes * LEAST_RATIO), 1)
 
     def ways(self) -> list[Way]:
-        """Return the ways that lower the peak by enough; of two together, those that do so further than either."""
+        """Return the ways that lower the peak by enough. Two together must lower it further than either."""
         blocks = self._blocks()
         sets = [blocks, blocks[::2]] if len(blocks) > 1 else [blocks]
         checkpoints = [self._checkpoint(modules) for modules in sets if modules]
@@ -121,8 +124,8 @@ class _Search:
     def _blocks(self) -> list[int]:
         """Return the best set of blocks, without those that bring nothing.
 
-        A set of other blocks takes the place of those that repeat only where it lowers the peak by enough: the lines
-        for those that repeat are the shortest.
+        Another set replaces the repeated blocks only if it lowers the peak by enough: the lines for repeated blocks
+        are the shortest.
         """
         best: list[int] = []
         lowest = self._facts.curve.peak_bytes
@@ -198,7 +201,10 @@ class _Search:
         return found
 
     def _offload(self, modules: list[int]) -> list[_Change]:
-        """Return the offload of what some modules save; none on the host, and none where checkpoints are already."""
+        """Return the offload of some modules' saved tensors.
+
+        It is empty on the host, and if there are checkpoints already.
+        """
         if is_host(self._facts.device) or not modules or self._facts.capture.rows("recomputes"):
             return []
         names = [self._tree.names[module] for module in modules]
@@ -266,7 +272,7 @@ def _told(names: list[str]) -> str:
 
 
 def _as_expression(names: list[str]) -> str:
-    """Return an expression for some names: short where they are numbered, as those of an `nn.ModuleList` are."""
+    """Return an expression for some names. It is short for numbered names, such as those of an `nn.ModuleList`."""
     stems = {name.rpartition(".")[0] for name in names}
     numbers = [name.rpartition(".")[2] for name in names]
     if len(stems) == 1 and len(names) > 3 and all(number.isdecimal() for number in numbers):

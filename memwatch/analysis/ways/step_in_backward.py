@@ -1,14 +1,14 @@
-"""What would be alive if the optimizer updated each parameter in the backward, as soon as its gradient is there.
+"""Simulate an optimizer that updates each parameter in the backward, as soon as its gradient is computed.
 
-A hook on each parameter (`register_post_accumulate_grad_hook`) makes the optimizer's step for this parameter and drops
+A hook on each parameter (`register_post_accumulate_grad_hook`) runs the optimizer's step for this parameter and drops
 its gradient. That changes a recording at three places:
 
 1. A gradient dies when the backward node that made it has run, instead of after the optimizer's step.
 2. The temporaries of the step are made there, for one parameter at a time, beside the gradient.
 3. The optimizer's own step finds no gradients and makes nothing.
 
-The same results need a program in which nothing but the optimizer reads the gradients, and in which one backward makes
-all of a parameter's gradient. `step_in_backward` returns None for a recording that shows anything else.
+The results are the same only if nothing but the optimizer reads the gradients, and if one backward makes all of a
+parameter's gradient. `step_in_backward` returns None for other recordings.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class StepInBackward(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """What a step does for the gradients that it begins to read in the same op.
+    """The work of a step for the gradients that it begins to read in the same op.
 
-    A step in a loop has such a part for each gradient, a step by `foreach` has one for all.
+    A step in a loop has such a part for each gradient. A step by `foreach` has one for all.
     """
 
     gradients: IntArray  # storages
@@ -68,7 +68,7 @@ class _Part(NamedTuple):
 
 
 def step_in_backward(facts: Facts, timeline: Timeline) -> StepInBackward | None:
-    """Return what a step in the backward would change; None where the results would not be the same."""
+    """Return the changes of a step in the backward; None if the results would not be the same."""
     tables, allocations = facts.capture.tables, facts.allocations
     roles, uses, ops = tables["roles"], tables["uses"], tables["ops"]
     if np.isin(roles["role"], _OF_JOBS).any() or facts.capture.rows("nodes"):

@@ -1,4 +1,4 @@
-"""The timeline of a recording: which event of the live curve belongs to which op, and what a change does to it."""
+"""The timeline of a recording: the op of each event of the live curve, and the effect of a change on it."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Spike(NamedTuple):
 
 
 class ChangedBytes(NamedTuple):
-    """What a change does to the live bytes.
+    """The effect of a change on the live bytes.
 
     Attributes:
-        spared: per event, the bytes that are not alive with the change; negative where it keeps more.
-        spikes: what is alive between events.
+        spared: per event, the bytes that are not alive with the change; negative if it keeps more.
+        spikes: bytes that are alive between events.
     """
 
     spared: IntArray

@@ -1,4 +1,4 @@
-"""The process in which torch's own CUDA allocator runs a trace: no torch, no GPU, nothing of memwatch but one library.
+"""The process in which torch's own CUDA allocator runs a trace. It loads one library of memwatch, and no torch.
 
 Usage: `python -I child.py FOLDER`. The folder has the stand-in driver under the names of CUDA's libraries, and the
 dynamic loader prefers it (`LD_LIBRARY_PATH`). Standard input has a line of JSON, then the trace: the block, the size

@@ -25,10 +25,10 @@ def path() -> pathlib.Path:
 
 
 def build_driver() -> tuple[pathlib.Path, bool]:
-    """Compile the library, unless it is there already; return it, and whether it was compiled now.
+    """Compile the library if it does not exist yet. Return it, and whether it was compiled now.
 
     Raises:
-        MemwatchError: there is no compiler or no place to write, or the compiler did not take the source.
+        MemwatchError: a compiler or a place to write is missing, or the compiler refused the source.
     """
     file = path()
     if file.parent == BUILT or build_cache.is_usable(file):

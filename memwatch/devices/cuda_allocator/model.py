@@ -1,9 +1,10 @@
 """A model of torch's CUDA caching allocator, for a torch that is not a CUDA build.
 
-The allocator hands out blocks of whole 512 B from segments: blocks of up to 1 MiB from segments of 2 MiB, blocks below
-10 MiB from segments of 20 MiB, and larger blocks from segments of their own in whole 2 MiB. It takes the smallest free
-block of the stream that is large enough, splits it where enough is left, and joins free neighbours. When the device is
-full it gives free segments back and tries again. `reports/allocator.md` compares the model with torch's own code.
+The allocator rounds blocks up to a multiple of 512 B, and cuts them from segments. Blocks of up to 1 MiB come from
+segments of 2 MiB, and blocks below 10 MiB from segments of 20 MiB. Larger blocks have segments of their own, in
+multiples of 2 MiB. It takes the smallest free block of the stream that is large enough, splits it if enough is left,
+and joins free neighbours. If the device is full, it releases free segments and tries again. `reports/allocator.md`
+compares the model with torch's own code.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ class _Block:
     """A stretch of a segment.
 
     Attributes:
-        start, nbytes: where it is.
+        start, nbytes: its place.
         stream: the stream whose allocations may take it.
         pool: the pool of its segment.
-        is_free: whether it is not handed out.
-        is_mapped: whether it has memory; always, but in segments that grow.
+        is_free: whether it is free.
+        is_mapped: whether it has memory. Only blocks of expandable segments may have none.
         before, after: its neighbours in the segment.
-        segment: the first and the last address of a segment that grows; None for others.
-        seen: the requests of its pool before it became free.
+        segment: the first and the last address of an expandable segment; None for others.
+        seen: the number of requests to its pool before it became free.
     """
 
     start: int
@@ -72,11 +73,11 @@ class _Pool:
 
     Attributes:
         is_small: which of the two.
-        page_bytes: what a segment that grows grows by.
+        page_bytes: the unit by which an expandable segment grows.
         keys: stream, size and address of each free block, in order.
         blocks: the free blocks by address.
-        unmapped: stream and address of each stretch of a growing segment that has no memory, in order.
-        requests: how many blocks were asked for; counted for garbage collection.
+        unmapped: stream and address of each stretch of an expandable segment without memory, in order.
+        requests: number of requests, for garbage collection.
     """
 
     is_small: bool
@@ -111,15 +112,15 @@ class _Pool:
 
 
 class CachingAllocator:
-    """An allocator that has handed out nothing.
+    """An allocator at its start, without blocks.
 
     Args:
         settings: its settings.
         device_bytes: the memory of the device.
 
     Attributes:
-        allocated_bytes, most_allocated_bytes: blocks that are handed out, now and at most.
-        reserved_bytes, most_reserved_bytes: segments, now and at most.
+        allocated_bytes, most_allocated_bytes: bytes of blocks in use, now and at most.
+        reserved_bytes, most_reserved_bytes: bytes of segments, now and at most.
         retries: allocations for which the device had no room at first.
     """
 
@@ -222,7 +223,7 @@ class CachingAllocator:
             return None
         block = pool.blocks[pool.keys[place][2]]
         if block.segment is not None:
-            # a block at the end of what is mapped can grow, so another one may fit better
+            # a block at the end of the mapped part can grow, so another one may fit better
             while place + 1 < len(pool.keys) and pool.keys[place + 1][0] == stream:
                 other = pool.blocks[pool.keys[place + 1][2]]
                 if _size_to_grow_to(other) >= _size_to_grow_to(block):
@@ -268,7 +269,7 @@ class CachingAllocator:
         return start
 
     def _new_block(self, pool: _Pool, size: int, stream: int) -> _Block | None:
-        """Return a block of memory that the device gives; None where it has no room."""
+        """Return a block of new device memory, or None if the device has no room."""
         nbytes = self._segment_bytes(size)
         if self._allowed_bytes is not None and self.reserved_bytes + nbytes > self._allowed_bytes:
             return None

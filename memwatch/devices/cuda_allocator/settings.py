@@ -34,17 +34,17 @@ _WITHOUT_EFFECT: Final = frozenset(
 
 @dataclass(frozen=True)
 class Settings:
-    """What the model knows of the settings.
+    """The settings that the model knows.
 
     Attributes:
-        divisions: into how many sizes each power of two is divided, from 1 MiB up; sizes are rounded up to one.
+        divisions: number of sizes per power of two, from 1 MiB up, to which requests are rounded up.
         most_split_bytes: blocks of this size and larger are not split; None for no limit.
-        most_rounding_bytes: by how much a block that is not split may exceed a request.
-        shared_segment_bytes: the segments for blocks of 1 to 10 MiB.
-        collects_above: the share of the allowed memory above which old free segments are given back; 0 for never.
+        most_rounding_bytes: the largest excess of an unsplit block over the request.
+        shared_segment_bytes: size of the segments for blocks of 1 to 10 MiB.
+        collects_above: the share of the allowed memory above which old free segments are released; 0 for never.
         fraction: the share of the device that may be reserved; None if no share was set.
         is_expandable: whether segments grow.
-        refuses_early: whether a request that the device has no room for fails before the device is asked.
+        refuses_early: whether a request beyond the free memory of the device fails before the device is asked.
     """
 
     divisions: tuple[int, ...] = field(default=(0,) * _INTERVALS)

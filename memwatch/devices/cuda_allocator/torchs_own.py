@@ -66,7 +66,7 @@ class TorchAllocator:
 
     @property
     def name(self) -> str:
-        """Whose reserved bytes these are."""
+        """The allocator whose reserved bytes these are."""
         return f"the allocator of torch {self.version}"
 
     def run(self, trace: Trace, settings: str, device_bytes: int) -> Outcome:
@@ -168,10 +168,10 @@ def _ending(child: subprocess.CompletedProcess[bytes]) -> str:
 
 
 def find_torchs_own() -> TorchAllocator:
-    """Return the allocator of the torch that runs here, or of the one that `MEMWATCH_C10_CUDA` names.
+    """Return the allocator of the torch that runs here, or of the torch that `MEMWATCH_C10_CUDA` names.
 
     Raises:
-        MemwatchError: there is none, or the driver cannot be built; the message says why in one line.
+        MemwatchError: it is missing, or the driver cannot be built; the message gives the reason in one line.
     """
     named = os.environ.get(VARIABLE)
     file = pathlib.Path(named) if named else pathlib.Path(torch.__file__).parent / "lib" / _LIBRARY

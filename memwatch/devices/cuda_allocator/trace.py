@@ -1,4 +1,4 @@
-"""A trace of one device for an allocator, and what an allocator made of it."""
+"""A trace of one device for an allocator, and the allocator's result."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Trace:
 
     Attributes:
         blocks: the allocation of each event, numbered from 0.
-        sizes: the bytes that an allocation asks for, `FREE` for a free.
+        sizes: the requested bytes of an allocation, `FREE` for a free.
         streams: the stream of an allocation, 0 for the default stream. A free belongs to its allocation's stream.
-            Numbers of other streams only tell streams apart. A private memory pool is one too: its blocks serve no
+            Other numbers only distinguish streams. A private memory pool counts as a stream: its blocks serve no
             other pool.
     """
 
@@ -51,9 +51,9 @@ class Trace:
     def of_lives(
         cls, sizes: IntArray, births: IntArray, deaths: IntArray, streams: IntArray | None = None
     ) -> Trace:
-        """Return the trace of allocations with a time of birth and of death each; a negative death is none.
+        """Return the trace of allocations with times of birth and death. A negative death means "never freed".
 
-        What dies at a time is freed before what is born then.
+        At equal times, frees come before allocations.
         """
         dies = np.flatnonzero(deaths >= 0)
         blocks = np.concatenate([np.arange(len(sizes)), dies])
@@ -68,7 +68,7 @@ class Trace:
 
     @property
     def live_bytes(self) -> IntArray:
-        """The bytes that were asked for and are alive after each event: no allocator can reserve less."""
+        """The requested bytes that are alive after each event: no allocator can reserve less."""
         asked = np.zeros(int(self.blocks.max(initial=-1)) + 1, dtype=np.int64)
         born = self.sizes != FREE
         asked[self.blocks[born]] = self.sizes[born]
@@ -77,14 +77,14 @@ class Trace:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an allocator did with a trace.
+    """The result of a trace in an allocator.
 
     Attributes:
-        settings: the allocator's settings, in the words of `PYTORCH_ALLOC_CONF`; empty for the default.
-        reserved_bytes: what it held of the device after each event.
-        allocated_bytes: the blocks that it had handed out after each event.
-        most_reserved_bytes: what it held at most.
-        retries: allocations for which the device had no room at first, so that the allocator gave back free segments.
+        settings: the allocator's settings, in the words of `PYTORCH_ALLOC_CONF`; "" for the default.
+        reserved_bytes: bytes of segments after each event.
+        allocated_bytes: bytes of blocks in use after each event.
+        most_reserved_bytes: the most reserved bytes.
+        retries: allocations for which the device had no room at first, so that the allocator released free segments.
         refused_event: the allocation that did not fit, where the trace ends; None if all did.
     """
 
