@@ -194,9 +194,8 @@ def main() -> None:
     parser.add_argument("blocks", nargs="*", help="types of blocks, all if none is named")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    warnings.filterwarnings(
-        "ignore", message=".*the budget is"
-    )  # budgets that no checkpoint keeps are in the table
+    # budgets that no checkpoint keeps are in the table
+    warnings.filterwarnings("ignore", message=".*the budget is")
     found = {}
     for name in options.blocks or BLOCKS:
         found[name] = rows_of(name, options.steps)

@@ -172,9 +172,8 @@ def measure_leaks() -> None:
     """Time the diagnosis of each kind of leak: by function, by block, and by the plugin; print rows."""
     namespace: dict[str, Any] = {}
     exec(LEAKS, namespace)
-    times = _direct(
-        namespace["PROGRAMS"]
-    )  # first: pytest keeps the frames of its last failure, and our objects
+    # first: pytest keeps the frames of its last failure, and our objects
+    times = _direct(namespace["PROGRAMS"])
     watch = session(LEAKS, 1, time.process_time, "--memwatch-leaks=all")
     for name in namespace["PROGRAMS"]:
         for kind in ("test_marked", "test_all"):

@@ -27,9 +27,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):  # noqa: ANN201
     report = yield
-    if (
-        report.when == "call" or report.outcome != "passed"
-    ):  # of setup and teardown only what is not as it should be
+    # of setup and teardown only what is not as it should be
+    if report.when == "call" or report.outcome != "passed":
         with item.config.getoption("--outcomes").open("a") as lines:
             lines.write(f"{report.outcome} {report.nodeid}\n")
     return report

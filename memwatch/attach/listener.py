@@ -97,9 +97,8 @@ def _serve(connection: socket.socket) -> None:
             return
         if request is None:
             return
-        if (
-            _served.setdefault("client", channel) is not channel
-        ):  # one operation, so that one of two clients gets it
+        # one operation, so that one of two clients gets it
+        if _served.setdefault("client", channel) is not channel:
             channel.send(event="error", text="another attach records it already; wait for its end")
             return
         try:

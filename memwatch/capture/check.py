@@ -171,9 +171,8 @@ def _without_deep_modules(modules: Columns) -> tuple[Columns, int]:
     The name of a module holds the names of all modules above it, so the names of a long chain fill the memory.
     """
     numbers, parents = modules["module"], modules["parent"]
-    above = np.full(
-        int(numbers.max(initial=NONE)) + 2, NONE, dtype=np.int64
-    )  # the last entry stands for "no module"
+    # the last entry stands for "no module"
+    above = np.full(int(numbers.max(initial=NONE)) + 2, NONE, dtype=np.int64)
     above[numbers] = parents
     level = parents.astype(np.int64)
     for _ in range(_MOST_LEVELS):

@@ -159,9 +159,8 @@ class CaptureWriter:
                 "INSERT INTO meta SELECT '', zeroblob(?)",
                 "DELETE FROM meta WHERE length(value) = ?",
             ):
-                with (
-                    self._transaction() as database
-                ):  # one commit each, or SQLite would never write the pages
+                # one commit each, or SQLite would never write the pages
+                with self._transaction() as database:
                     database.execute(change, (missing,))
 
     def tables(self) -> dict[str, ChunkedTable]:

@@ -206,9 +206,8 @@ class Search:
             and not base.way.steps_in_backward
             and _is_part(Kind.STEP_IN_BACKWARD, predicted)
         ):
-            bases.append(
-                base.way.also(Change(Kind.STEP_IN_BACKWARD))
-            )  # alone it lowers nothing, with checkpoints it does
+            # alone it lowers nothing, with checkpoints it does
+            bases.append(base.way.also(Change(Kind.STEP_IN_BACKWARD)))
         for way, names in product(bases, divided):  # smaller blocks only if the large ones do not fit
             found = list(self._least(way, names, Kind.CHECKPOINT))
             yield from found

@@ -197,9 +197,8 @@ class ModuleRegistry:
         try:
             sightings = find_modules(frame, owner)
             everything = {id(module): module for module in modules}
-            sightings = [
-                each for each in sightings if PARAMETERS in module_dict(each.module)
-            ]  # otherwise the module is half-made
+            # otherwise the module is half-made
+            sightings = [each for each in sightings if PARAMETERS in module_dict(each.module)]
             for each in sightings:
                 everything[id(each.module)] = each.module
                 if each.holder is not None:

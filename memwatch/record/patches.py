@@ -117,9 +117,8 @@ def _surrounded(original: Callable[..., Any], method: Any, switch: _Switch) -> A
     @functools.wraps(original)
     def replacement(*args: Any, **kwargs: Any) -> Any:
         try:
-            leave = enter(
-                *args, **kwargs
-            )  # the recorder gets no name here, so that this frame does not keep it alive
+            # the recorder gets no name here, so that this frame does not keep it alive
+            leave = enter(*args, **kwargs)
         except MemoryError:
             leave = None
         try:

@@ -80,9 +80,8 @@ class RoleEnds:
                 for watched in list(self._storages.live.values())
                 if watched.nbytes >= least_bytes
             }
-            in_op = (
-                in_op and self._op_counter[0] > 0
-            )  # otherwise the op belongs to a step that is not recorded
+            # otherwise the op belongs to a step that is not recorded
+            in_op = in_op and self._op_counter[0] > 0
             now = self._op_counter[0] - in_op
             told = sum(1 << role for role in self._told(frame))
             roles_now = self._roles_now(large, told, now)

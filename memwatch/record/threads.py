@@ -185,9 +185,8 @@ class StartedThreads:
         if is_a(thread, OwnThread):
             return None
         leave = None
-        with suppress(
-            Exception
-        ):  # the starting thread waits until this thread runs, so an error must not stop it
+        # the starting thread waits until this thread runs, so an error must not stop it
+        with suppress(Exception):
             number = self._number(name_of(thread))
             leave = None if self._logs is None else self._logs.enter_thread(number)
             if leave is not None:

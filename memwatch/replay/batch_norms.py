@@ -35,9 +35,8 @@ def write_statistics(graph: fx.Graph) -> None:
     if not can_compute_batch_norms_again():
         return
     for node in graph.find_nodes(op="call_function", target=_BACKWARD):
-        if (
-            node.args[_TRAINING_OF_BACKWARD] is True
-        ):  # it takes the statistics as arguments and does not read them
+        # it takes the statistics as arguments and does not read them
+        if node.args[_TRAINING_OF_BACKWARD] is True:
             for place in _STATISTICS:
                 node.update_arg(place, None)
     chains = _chains_of_whole_norms(graph)

@@ -101,9 +101,8 @@ class GraphReader:
 
     def _item(self, node: fx.Node) -> tuple[str, ...]:
         found = tuple(self.names[address_of(tensor.untyped_storage())] for tensor in _tensors(node))
-        return (
-            found or self.buffers[node.all_input_nodes[0]]
-        )  # a number has no storage, so it shares the buffer of its op
+        # a number has no storage, so it shares the buffer of its op
+        return found or self.buffers[node.all_input_nodes[0]]
 
     def _read_op(self, node: fx.Node) -> None:
         made: dict[Name, int] = {}

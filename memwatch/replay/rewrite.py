@@ -114,9 +114,8 @@ class _Writer:
         if is_again:
             remove_statistics(self.now[node])
         for user in node.users:
-            if (
-                user.target is operator.getitem
-            ):  # unpack now, because the tuple would keep all its items alive
+            # unpack now, because the tuple would keep all its items alive
+            if user.target is operator.getitem:
                 self.now[user] = self._copy(user)
 
     def _drawn_again(self, node: fx.Node, state: fx.Node) -> fx.Node:

@@ -115,9 +115,8 @@ def _plan(
         if not isinstance(raised.best, Plan):
             raise
         plan = raised.best
-        error = raised.with_traceback(
-            None
-        )  # the traceback would keep the variables of the program's frames alive
+        # the traceback would keep the variables of the program's frames alive
+        error = raised.with_traceback(None)
     orders = model.cut(model.steps_of(plan)) or program_order(model)
     return PlannedStep(orders, is_lowest=error is not None, error=error, uncut_bytes=plan.peak_increase_bytes)
 

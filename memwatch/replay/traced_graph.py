@@ -372,9 +372,8 @@ class TracedGraph:
         first_tangent = len(args) - self._num_tangents
         tag = args[first_tangent - 1]
         variant, numbers = self._of_tag.get(id(tag)), []
-        if (
-            variant is None
-        ):  # the variant saves numbers, or saved-tensor hooks of the program replaced the tag
+        # the variant saves numbers, or saved-tensor hooks of the program replaced the tag
+        if variant is None:
             number, *ints = tag.tolist()
             variant = self.variants[number]
             numbers = list(map(_of_int, variant.numbers, ints))

@@ -33,9 +33,8 @@ if TYPE_CHECKING:
 _EXPANDABLE: Final = "expandable_segments:True"
 _DIVISIONS: Final = tuple(f"roundup_power2_divisions:{number}" for number in (2, 4, 8, 16, 32))
 _SPLITS: Final = tuple(f"max_split_size_mb:{size}" for size in (32, 64, 128, 256, 512, 1024))
-_SEGMENTS: Final = tuple(
-    f"large_segment_size_mb:{size}" for size in (12, 16, 32, 64, 128)
-)  # torch wants more than 10
+# torch wants more than 10
+_SEGMENTS: Final = tuple(f"large_segment_size_mb:{size}" for size in (12, 16, 32, 64, 128))
 SETTINGS: Final = (
     "",
     _EXPANDABLE,

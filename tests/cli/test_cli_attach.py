@@ -158,9 +158,8 @@ def ended(tmp_path_factory):
 def test_the_program_computes_what_it_computes_alone(ended):
     target, out, err, _ = ended
     assert target.process.returncode == 0
-    assert [
-        line for line in err.splitlines() if not line.startswith("USDT:")
-    ] == []  # its own torch profiler's
+    # its own torch profiler's
+    assert [line for line in err.splitlines() if not line.startswith("USDT:")] == []
     steps, digest = out.split()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

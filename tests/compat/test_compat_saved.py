@@ -124,9 +124,8 @@ def test_function_whose_saved_tensors_were_freed_raises():
 @pytest.mark.parametrize("intercept", INTERCEPTS, indirect=True)
 def test_backward_after_the_block_finds_the_parameters_too(intercept):
     """Tensors packed in the block are returned as they were saved. After the last one torch is unchanged."""
-    before = list(
-        saved_tensors._hidden
-    )  # a program before may have left a graph for good, and the packs in it
+    # a program before may have left a graph for good, and the packs in it
+    before = list(saved_tensors._hidden)
     weight, scale = fused_parameters()
     with memwatch.profile(intercept=intercept):
         y = FusedLinear.apply(torch.randn(3, 4, requires_grad=True), weight, scale)

@@ -95,9 +95,8 @@ class PythonLedger:
             kind = gone.__class__
             if kind is WatchedStorage:
                 key = gone.key
-                if (
-                    key in live and live[key] is gone
-                ):  # not a call: during a call another storage may get the address
+                # not a call: during a call another storage may get the address
+                if key in live and live[key] is gone:
                     del live[key]
                 account = accounts[gone.device]
                 account.live_bytes -= gone.nbytes

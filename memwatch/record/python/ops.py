@@ -79,9 +79,8 @@ class PythonKernels:
     def _kernel_of(self, space: str, overload: Any) -> tuple[Any, bool]:
         kind = self._kinds.get(overload)
         if kind is None:
-            kind = self._kinds[overload] = OpKind(
-                overload
-            )  # kept: registering all kernels again takes half the time
+            # kept: registering all kernels again takes half the time
+            kind = self._kinds[overload] = OpKind(overload)
         if kind.is_view:
             return functools.partial(_run_view, self, kind), True
         if kind.is_lift:

@@ -299,9 +299,8 @@ class LiveEvents:
         kept = ~(left_out & has_partner & (part[partner] == part) & (is_birth | is_birth[partner]))
         kept[first:] &= (measured.is_known | ~left_out[first:]) & (measured.rows[:, _ADDRESS] != _NOWHERE)
         waits = kept & (part == len(bounds_ns) + len(splits)) & bool(is_left_out[-1])
-        lives = (
-            is_birth & kept & ((after < 0) | waits[after])
-        )  # as the file knows it, until its end is written
+        # as the file knows it, until its end is written
+        lives = is_birth & kept & ((after < 0) | waits[after])
         self._alive = rows[lives & ~waits]
         self._waiting = rows[waits]
         kept[:written] = False  # these are in the capture

@@ -373,9 +373,8 @@ class Storages:
         if account.live_bytes + account.handed_on_bytes > limit_bytes:
             self._limits[device] = NEVER  # only once: the program may handle the error and go on
             self._set_watch_bytes(device)
-            raise self._above_limit(
-                device, limit_bytes
-            )  # not in a variable: the traceback would keep its own error alive
+            # not in a variable: the traceback would keep its own error alive
+            raise self._above_limit(device, limit_bytes)
 
     def _above_limit(self, device: int, limit_bytes: int) -> MemoryLimitError:
         where = "" if device == self._cpu else f" on {self._strings.texts[device]}"

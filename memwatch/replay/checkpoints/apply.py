@@ -200,9 +200,8 @@ def _wrap(module: nn.Module, sizes: Sizes | None, check: _Check) -> Callable[[],
     wrapper = Checkpointed(module, sizes, former, check, has_statistics=has_statistics)
     module.__dict__[_FORWARD] = wrapper
 
-    found = weakref.ref(
-        module
-    )  # the module's forward refers to `undo`, so a strong reference would be a cycle
+    # the module's forward refers to `undo`, so a strong reference would be a cycle
+    found = weakref.ref(module)
 
     def undo() -> None:
         space = getattr(found(), "__dict__", {})
