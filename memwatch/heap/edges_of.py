@@ -143,8 +143,7 @@ def name_edge(chain: Sequence[Any], at: int) -> Named:
 
     Returns:
         The edge, and the number of references of the chain that it covers: an instance, its dictionary and a value
-            are
-        one attribute. The edge is None if a report leaves the reference out.
+        are one attribute. The edge is None if a report leaves the reference out.
     """
     parent = chain[at]
     cls = type(parent)

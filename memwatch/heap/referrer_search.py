@@ -116,9 +116,8 @@ def referrer_paths(
 
     Returns:
         Storage number -> path. It starts with `EVALUATION_STACK`, named by the type of the top, if nothing that gc
-            sees
-        refers to the top; with `MODULE` if a module does; else with an entry of a class. It is `C_CODE` alone if all
-        tensors have an owner in C++ and no other, such as the base of a view.
+        sees refers to the top; with `MODULE` if a module does; else with an entry of a class. It is `C_CODE` alone if
+        all tensors have an owner in C++ and no other, such as the base of a view.
     """
     numbers = [number for number in list(tensors)[:_MAX_TENSORS] for _ in tensors[number][:_MAX_VIEWS]]
     level = [tensor for number in dict.fromkeys(numbers) for tensor in tensors[number][:_MAX_VIEWS]]

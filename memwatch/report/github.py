@@ -60,9 +60,8 @@ def markdown(compared: Comparison, *, rows: int, root: Path, allowed_ratio: floa
 def error_annotations(compared: Comparison, *, root: Path, allowed_ratio: float | None = None) -> list[str]:
     """Return a workflow command for each line that grew, the largest growth first.
 
-    The list is empty if the peak grew by no more than the user allows. GitHub shows lines of the repository only,
-    so a
-    line of another file has no annotation.
+    The list is empty if the peak grew by no more than the user allows. GitHub shows lines of the repository only, so
+    a line of another file has no annotation.
     """
     if compared.growth_ratio <= (allowed_ratio or 0.0):
         return []

@@ -24,10 +24,8 @@ _NUMBERED: Final = re.compile(r"(?:(.*)\.)?\d+")
 class Layers:
     """Equal modules with numbers under one parent, such as the blocks of a transformer.
 
-    Two modules are equal if they have the same class and equally many bytes of parameters. Modules without
-    parameters
-    are left out, because a larger model does not have more of them. Unequal modules, such as the linear layers of
-    an
+    Two modules are equal if they have the same class and equally many bytes of parameters. Modules without parameters
+    are left out, because a larger model does not have more of them. Unequal modules, such as the linear layers of an
     MLP, are left out because one figure cannot describe them.
     """
 

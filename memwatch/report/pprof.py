@@ -1,9 +1,7 @@
 """Write a reading as a profile of pprof: the heap at the peak and all allocations, by call stack.
 
-The format is a gzipped message of https://github.com/google/pprof/blob/main/proto/profile.proto. Each sample has
-four
-values with the names of Go's heap profiles, so pprof and the dashboards that read such profiles know them. This
-file
+The format is a gzipped message of https://github.com/google/pprof/blob/main/proto/profile.proto. Each sample has four
+values with the names of Go's heap profiles, so pprof and the dashboards that read such profiles know them. This file
 writes the few field types of the format itself: the protobuf library would be one more dependency, and it needs a
 compiled schema.
 """

@@ -183,8 +183,7 @@ def _other_devices(reading: Reading) -> Text:
 def _table(*headings: str) -> Table:
     """Return a table without lines. If a heading ends in `>`, its column holds numbers, aligned right.
 
-    In a narrow terminal names are cut and numbers are not. rich narrows only columns that may wrap, so the columns
-    of
+    In a narrow terminal names are cut and numbers are not. rich narrows only columns that may wrap, so the columns of
     names may wrap, and each of their cells asks to be cut instead.
     """
     table = Table(box=None, pad_edge=False, header_style="dim", expand=False)
