@@ -157,7 +157,7 @@ class Profile(Reading):
         if self._path is None or self.failure is not None:
             return []
         page = self._path.with_suffix(".html")
-        with suppress(Exception):  # what is to be said of it does not need the page
+        with suppress(Exception):  # the note does not need the page
             self.report(page, force=self._options.force)
             self.page = page
         return [self._path] if self.page is None else [self._path, self.page]
@@ -206,7 +206,7 @@ class Profile(Reading):
             session.flush_from_elsewhere()
 
     def so_far(self) -> Reading | None:
-        """Return a reading of what an open block has recorded until now; None where no block is open.
+        """Return a reading of an open block's recording so far; None without an open block.
 
         Call it in the thread that entered the block. It reads the whole recording, so a long one takes long.
 
@@ -247,7 +247,7 @@ class Profile(Reading):
         """The recorded tables, once the block has ended."""
         if self._recording is None:
             raise MemwatchError("nothing is recorded yet: read a profile after its `with` block has ended")
-        if self._unpacked is None:  # unpacked when it is asked for: recording stays small
+        if self._unpacked is None:  # unpacked on demand, so that recording stays small
             self._unpacked = self._recording.capture()
         return self._unpacked
 

@@ -105,7 +105,7 @@ class Reading:
 
     @property
     def reserved(self) -> ReservedBytes | None:
-        """What the allocator of an accelerator held at the peak, live or not; None where it keeps nothing."""
+        """The bytes that an accelerator's allocator reserved at the peak; None if it does not cache memory."""
         return self._tables.facts.reserved
 
     @property
@@ -135,7 +135,7 @@ class Reading:
 
     @property
     def at_peak(self) -> pd.DataFrame:
-        """What was live at the peak, largest first."""
+        """The storages that were live at the peak, largest first."""
         return self._tables.at_peak
 
     @property
@@ -145,7 +145,7 @@ class Reading:
 
     @property
     def saved(self) -> pd.DataFrame:
-        """What autograd saved for backward."""
+        """The tensors that autograd saved for backward."""
         return self._tables.saved
 
     @property
@@ -160,7 +160,7 @@ class Reading:
 
     @property
     def findings(self) -> list[Finding]:
-        """What would lower the peak, largest first."""
+        """The changes that would lower the peak, largest first."""
         return self._tables.findings
 
     @property
@@ -172,12 +172,12 @@ class Reading:
 
     @property
     def meta(self) -> dict[str, Any]:
-        """What was recorded where: versions, argv, threads, interceptor."""
+        """Facts about the recording: versions, argv, threads, interceptor."""
         return self.capture.meta
 
     @property
     def notes(self) -> list[tuple[str, str]]:
-        """What memwatch could not see, and what changed because it observed the program: (kind, sentence)."""
+        """The limits of this recording, and its effects on the program: (kind, sentence)."""
         recorded = [] if self.meta.get("complete", True) else [("unfinished", self._unfinished)]
         recorded += [("steps", text) for text in (unrecorded_steps(self._tables.facts),) if text]
         recorded += [(note.kind, note.text) for note in self.capture.notes]
@@ -240,7 +240,7 @@ class Reading:
         save_capture(self.capture, path, force=force)
 
     def summary(self, **options: Any) -> str:
-        """Return a text that says what the peak is made of; the options are those of the command `summary`."""
+        """Return a text that describes the parts of the peak; the options are those of the command `summary`."""
         from memwatch.report.terminal import summary
 
         return summary(self, **options)
@@ -318,10 +318,10 @@ def latest_iterations(reading: Reading, count: int) -> list[Iteration]:
 
 
 def live_now(reading: Reading, count: int) -> LiveNow:
-    """Return the curve so far and what is alive after its last event, with the `count` largest storages."""
+    """Return the curve so far and the storages that are alive after its last event, with the `count` largest."""
     return live_now_of(reading._tables.facts, count)
 
 
 def peak_of_steps(reading: Reading, first: int) -> StepsPeak | None:
-    """Return the highest peak of the steps that the program has marked, from one on; None where there is none yet."""
+    """Return the highest peak of the marked steps from one on; None before the first mark."""
     return peak_of_steps_of(reading._tables.facts, first)

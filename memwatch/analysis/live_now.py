@@ -85,7 +85,7 @@ class StepsPeak(NamedTuple):
 
 
 def peak_of_steps(facts: Facts, first: int) -> StepsPeak | None:
-    """Return the highest peak of the steps that the program has marked, from one on; None where there is none yet."""
+    """Return the highest peak of the marked steps from one on; None before the first mark."""
     steps, curve = facts.steps, facts.curve
     if first >= len(steps):
         return None

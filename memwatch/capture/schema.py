@@ -47,7 +47,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One table: its columns in order, the names of these, and what a row is."""
+    """One table: its columns in order, their names, and the meaning of a row."""
 
     name: str
     doc: str

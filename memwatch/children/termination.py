@@ -31,10 +31,10 @@ _PAUSE_S: Final = 1.0
 
 
 class WriteBeforeTermination:
-    """Call a function before SIGTERM ends this process, if that is what SIGTERM does.
+    """Call a function before SIGTERM ends this process, unless the program handles SIGTERM.
 
     Args:
-        write: what is called, in a thread of its own.
+        write: the function; it runs in a thread of its own.
     """
 
     def __init__(self, write: Callable[[], None]) -> None:

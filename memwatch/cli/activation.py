@@ -44,7 +44,7 @@ def activate() -> None:
     started_as = os.getpid()
 
     def start() -> None:
-        # a fork that imports torch for itself is no process that Python started
+        # a fork that imports torch by itself was not started by Python
         for name, options in wanted.items() if os.getpid() == started_as else ():
             mode = _MODES[name]
             getattr(importlib.import_module(mode.module), mode.function)(options)
@@ -127,7 +127,7 @@ def _seconds(options: dict[str, Any], value: str) -> None:
 
 
 class _Mode(NamedTuple):
-    """What a word of the variable has this process do: the function that does it, and the readers of its options."""
+    """A word of the variable: the function that this process calls for it, and the readers of its options."""
 
     module: str
     function: str

@@ -87,7 +87,7 @@ def execute(options: argparse.Namespace) -> int | BaseException:
 def _say_what_was_searched(
     growth: ProgramGrowth, at_end: list[Leak], told: set[str], settings: Settings
 ) -> None:
-    """Say that there are no leaks, as far as memwatch looked, and what it did not judge."""
+    """Print that there are no leaks as far as memwatch searched, and the holders that it did not judge."""
     from memwatch.leaks.program_growth import FEWEST_PASSES, FEWEST_STEPS
     from memwatch.words import leaks as words
 
@@ -112,7 +112,7 @@ def _say_what_was_searched(
 
 
 def _rows(leaks: list[Leak], told: set[str]) -> list[tuple[str, int, dict[str, int]]]:
-    """Return the holders that nothing was said of yet, with what each holds; note that they are told."""
+    """Return the holders that were not reported yet, with their tensors; mark them as reported."""
     rows = {
         leak.cause: (leak.holder, leak.count, {leak.device: leak.nbytes})
         for leak in leaks

@@ -36,7 +36,7 @@ def monitor_this_process(options: Mapping[str, Any]) -> None:
 
 
 def _end(watch: Monitor, *, quiet: bool) -> None:
-    if not watch.is_running:  # a fork of the process that was asked
+    if not watch.is_running:  # this is a fork of the monitored process
         return
     watch.stop()
     if quiet:

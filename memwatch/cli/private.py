@@ -57,7 +57,7 @@ def private_files(options: argparse.Namespace, verb: str, what: str) -> PrivateF
 
 
 def failed(error: BaseException, files: PrivateFiles | None) -> BaseException:
-    """Return the error of a program; say what to do if it may be due to a change of a file that was refused."""
+    """Return the error of a program. If a refused change of a file may be the cause, print what to do."""
     may_be_refused = not any(isinstance(each, _NO_REFUSALS) for each in linked_errors(error))
     if files is not None and files.refuses and may_be_refused:
         say(_REFUSED)

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 def estimate_record(estimate: Estimate, outcome: Outcome | None = None) -> EstimateRecord:
-    """Return the figures of an estimate, and the summary of what was recorded.
+    """Return the figures of an estimate, and the summary of its recording.
 
     Args:
         estimate: the estimate.
-        outcome: what the allocator does on the device that was asked about; None if none was.
+        outcome: the allocator's result on the device in question; None without one.
     """
     workspace = estimate.workspace
     return {

@@ -1,4 +1,4 @@
-"""What an estimate found: the bytes that are counted, and those that are modelled, each by itself."""
+"""The result of an estimate: the counted bytes and the modelled bytes, each by itself."""
 
 from __future__ import annotations
 
@@ -51,30 +51,30 @@ class Estimate:
 
     @cached_property
     def workspace(self) -> Workspace | None:
-        """What kernels take at the peak beside tensors: the ops near it run, in a process of their own.
+        """The memory of kernels at the peak beside tensors. The ops near it run in a process of their own.
 
-        None for a device on which none runs here.
+        None for a device that this machine does not have.
         """
         return workspace_at_peak(self.calls, self.reading)
 
     @property
     def block_bytes(self) -> int:
-        """What the blocks of the device's allocators are multiples of, bytes."""
+        """The unit of the blocks of the device's allocators, bytes."""
         return adapter_of(self.reading.device).alignment_bytes
 
     @property
     def rounding_bytes(self) -> int:
-        """What the peak grows by when every storage takes whole blocks: modelled."""
+        """The bytes by which the peak grows if every storage takes whole blocks: modelled."""
         return self._in_blocks[0] - self.tensor_bytes
 
     @property
     def reserved_bytes(self) -> int | None:
-        """What torch's caching allocator takes from the device for these blocks; None where there is none."""
+        """The bytes that torch's caching allocator reserves for these blocks; None on a device without one."""
         return self._in_blocks[1]
 
     @cached_property
     def allocator(self) -> str:
-        """Whose reserved bytes these are: those of torch's own allocator, or of memwatch's model."""
+        """The source of the reserved bytes: torch's own allocator, or memwatch's model."""
         return self._allocator[0].name
 
     @property
@@ -88,14 +88,13 @@ class Estimate:
         return os.environ.get("PYTORCH_CUDA_ALLOC_CONF", os.environ.get("PYTORCH_ALLOC_CONF", ""))
 
     def on_device(self, device_memory: int | str) -> Outcome:
-        """Return what the allocator does on a device of so much memory, on one stream.
+        """Run the allocator for a device with a given memory, on one stream.
 
         Args:
-            device_memory: the memory that torch can use, as `"80 GiB"`. What the CUDA context and libraries take has
-                to be subtracted.
+            device_memory: the memory that torch can use, as `"80 GiB"`, without the CUDA context and libraries.
 
         Raises:
-            MemwatchError: the program has no tensors on an accelerator, or the settings are not known.
+            MemwatchError: the program has no tensors on an accelerator, or the settings are unknown.
         """
         if is_host(self.reading.device):
             raise MemwatchError(
@@ -130,7 +129,7 @@ class Estimate:
 
     @cached_property
     def _in_blocks(self) -> tuple[int, int | None]:
-        """Return the peak of the blocks, and what is reserved for them."""
+        """Return the peak of the blocks, and the bytes reserved for them."""
         if is_host(self.reading.device):
             sizes, birth, death = self._lives
             blocks = -(-sizes // self.block_bytes) * self.block_bytes

@@ -1,4 +1,4 @@
-"""What is said of an estimate."""
+"""The text of an estimate."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def text_of(
 
     Args:
         estimate: the estimate.
-        following: the line that says what to do next, empty for none.
-        device_memory: the memory of the device that was asked about.
-        outcome: what the allocator does on it; None if no device was asked about.
+        following: the line with the next step, "" for none.
+        device_memory: the memory of the device in question.
+        outcome: the allocator's result on it; None without a device in question.
     """
     reading, workspace = estimate.reading, estimate.workspace
     head = estimate_text(

@@ -85,17 +85,17 @@ def fit(
 ) -> Fit:
     """Find, measure and keep the fastest way to train a model within a limit of memory.
 
-    The limit is of everything that is alive on the model's device at once: parameters, gradients, optimizer state,
-    activations, workspace, and whatever else the process has there. Each way is tried by running some steps, under
-    the allocator's own events, from the same state. Then parameters, buffers, gradients, optimizers, schedulers,
-    random generators, and the lists, dictionaries and variables that `step` can reach are put back, bit for bit.
+    The limit covers everything that is alive on the model's device at once: parameters, gradients, optimizer state,
+    activations, workspace, and all other memory of the process there. Each way runs some steps from the same state,
+    and the allocator's own events measure them. Afterwards parameters, buffers, gradients, optimizers, schedulers,
+    random generators, and the lists, dictionaries and variables that `step` can reach are restored, bit for bit.
 
-    Under a FakeTensorMode, and where each way runs out of memory, nothing can be measured: peaks are estimated, and
-    ways compared by their operations.
+    Under a FakeTensorMode, and if every way runs out of memory, nothing can be measured. Then peaks are estimated,
+    and ways are compared by their operations.
 
     Args:
-        step: does one whole training step of the model: forward, backward, optimizer. It should do the same work
-            each time; of an iterator that cannot be set back it takes new data in each trial, and a note says so.
+        step: does one whole training step of the model: forward, backward, optimizer. It should do the same work each
+            time. If it reads an iterator that cannot be set back, each trial gets new data, and a note says so.
         model: the model.
         limit: the limit, in bytes or as text such as ``"8 GiB"``.
         ways: kinds of ways to try: `"foreach"`, `"gradients"`, `"step_in_backward"`, `"checkpoint"`, `"chain"`,
@@ -103,14 +103,14 @@ def fit(
         quiet: do not print the table.
 
     Returns:
-        The result; the way is in force until `undo()`.
+        The result; the way is active until `undo()`.
 
     Raises:
-        BudgetError: no way that was tried stays within the limit; the message says what stands in the way. All is
-            as it was, and `.best` has the measurement of the lowest way.
+        BudgetError: no tried way stays within the limit; the message names the obstacle. Everything is restored, and
+            `.best` has the measurement of the lowest way.
         OptionError: one of `ways` does not exist.
-        MemwatchError: the model has no parameters, or the allocator's events cannot be had.
-        SizeError: the limit is no size.
+        MemwatchError: the model has no parameters, or the allocator's events are not available.
+        SizeError: the limit is not a size.
     """
     require_known_torch()
     limit_bytes, kinds = parse_bytes(limit), Kind.chosen(ways)

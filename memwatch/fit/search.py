@@ -73,7 +73,7 @@ class Trial(Protocol):
         """Return a plan of a step in a way, to be applied within some budget."""
 
     def recorded(self, way: Way, *, stacks: bool = False) -> Reading:
-        """Return the recording of a step in a way, with call stacks if they are asked for."""
+        """Return the recording of a step in a way, with call stacks if wanted."""
 
     def scan(self) -> SavedScan:
         """Run steps and return what the modules save in the last of them."""
@@ -151,10 +151,10 @@ class Search:
         return False if self.is_repeatable else None
 
     def _best(self) -> Measurement | None:
-        """Return the fastest way under the limit; one with other results only if there is no other.
+        """Return the fastest way under the limit. A way with other results is taken only if there is no other.
 
-        Of ways that take as long it is the one that was tried first: it changes less of the program. A way whose lines
-        need memwatch must be faster than one whose lines need torch alone, by more than the noise.
+        Of equally fast ways it is the one that was tried first, because it changes less of the program. A way whose
+        lines need memwatch must be faster than a way whose lines need torch alone, by more than the noise.
         """
         fitting = [each for each in self.tried if each.fits(self._limit_bytes)]
         exact = [each for each in fitting if self.is_bitwise(each) is not False] or fitting
@@ -170,7 +170,7 @@ class Search:
         if known is not None:
             return known
         self._say(way.name)
-        with warnings.catch_warnings():  # what a plan could not keep shows in the measurement
+        with warnings.catch_warnings():  # the measurement shows whether a plan keeps its budget
             warnings.filterwarnings("ignore", _ABOUT_BUDGETS, UserWarning)
             try:
                 measured = self._trial.run(way)
@@ -178,7 +178,8 @@ class Search:
                 pass_on(error)
                 if not way.changes:
                     raise
-                # the program itself runs, but not so: no plan applies, or what runs again was written in place
+                # the program itself runs, but not in this way: no plan applies, or a recomputed tensor was written in
+                # place
                 measured = Measurement(way, None, failure=str(error).partition("\n")[0])
         self.tried.append(measured)
         plain = self.tried[0].results

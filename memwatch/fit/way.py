@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Kind(Enum):
-    """What a change does; the value is its key in `memwatch.words.fit` and `LINES`."""
+    """The kind of a change; the value is its key in `memwatch.words.fit` and `LINES`."""
 
     FOREACH = "foreach"
     FUSED = "fused"
@@ -42,7 +42,7 @@ class Kind(Enum):
         """Return the kinds that a user named; all of them for None.
 
         Raises:
-            OptionError: there is no such kind.
+            OptionError: the kind does not exist.
         """
         known = {kind.value: kind for kind in cls}
         for name in names or ():
@@ -63,7 +63,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Expressions:
-    """What the program calls the things that the lines of a way are about."""
+    """The program's expressions for the objects in the lines of a way."""
 
     model: str = "model"
     optimizers: tuple[str, ...] = ("optimizer",)

@@ -196,7 +196,7 @@ class ProgramGrowth:
         """Follow a run of a loop, unless runs before it have shown what there is to see."""
         runs = self._runs.setdefault((id(loop.code), loop.range), [])
         if runs and (runs[-1].leaks or runs[-1].kept) and not runs[-1].is_alive():
-            runs[-1].acquit()  # what a call of the function collects is gone before the next call
+            runs[-1].acquit()  # the memory that a call of the function collects is gone before the next call
             runs[-1].kept = []
         if len(runs) == _MOST_RUNS or any(each.is_judged for each in runs):
             return None

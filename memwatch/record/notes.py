@@ -1,4 +1,4 @@
-"""What a recorder has to say in sentences: which op was running, of what kind, and the words."""
+"""The notes of a recorder: the running op, the kind, and the sentence."""
 
 from __future__ import annotations
 

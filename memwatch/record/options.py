@@ -1,4 +1,4 @@
-"""The options of a recording, and the recorder they lead to: the fastest one that works here and does what is asked."""
+"""The options of a recording, and the choice of the recorder: the fastest that works here and has the options."""
 
 from __future__ import annotations
 

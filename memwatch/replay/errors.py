@@ -6,7 +6,7 @@ from memwatch.errors import MemwatchError
 
 
 class UnsupportedOpError(MemwatchError):
-    """An op cannot be run again from what was recorded; the message names the op and its line."""
+    """The recording is not enough to run an op again; the message names the op and its line."""
 
 
 class ReplayError(MemwatchError):

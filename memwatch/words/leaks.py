@@ -223,7 +223,7 @@ def not_searched_line(steps: int, *, fewest_steps: int, fewest_passes: int) -> s
 
 
 def held_phrase(held: Sequence[tuple[str, int, Mapping[str, int]]]) -> str:
-    """Return holders, each with what it holds: its words, tensors, and bytes by device."""
+    """Return holders with their contents: the words, the tensors, and the bytes by device."""
     shown = [
         HELD.format(holder=holder, amount=_amount("retained", sizes, count))
         for holder, count, sizes in held[:_MOST_HELD]

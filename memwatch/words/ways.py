@@ -1,4 +1,4 @@
-"""The words for what would lower the peak: the changes that memwatch simulates from one recording."""
+"""The words for the changes that would lower the peak, which memwatch simulates from one recording."""
 
 from __future__ import annotations
 

@@ -69,9 +69,11 @@ def findings_section(findings: Sequence[Finding], figures: dict[str, Any]) -> st
 
 
 def finding_cause(finding: Finding) -> str:
-    """Return a short name for what one edit would end: findings of other tests with the same cause have the same.
+    """Return a short name for the findings that one edit would end.
 
-    Lines and sizes do not count, so the name outlives an edit of the code around.
+    Findings of other tests with the same cause share it.
+
+    Lines and sizes do not count, so the name survives edits of nearby code.
     """
     file = PurePath(finding.site.rpartition(":")[0]).name
     part = (str(finding.kind), finding.holder.removesuffix(finding.remark), file)

@@ -99,7 +99,7 @@ def _that_matter(
 
 
 def _is_stale(spared: _Spared) -> bool:
-    """Return True for what matters between two iterations, whatever the peak; it was measured there."""
+    """Return True for memory that matters between two iterations, whatever the peak is; it was measured there."""
     return spared.candidate.kind is FindingKind.STALE
 
 

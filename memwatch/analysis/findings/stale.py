@@ -39,7 +39,7 @@ _MOST_ASKED: Final = 4
 """Of these, the latest are asked who held them. Each costs up to a millisecond in a capture with many samples."""
 _FEWEST_CROSSED: Final = 2
 """Ends of iterations that an exception's variable outlives: one may lie within a retry."""
-_LEAST_PART: Final = 8  # one result of a line is at least this part of what a finding has to bring
+_LEAST_PART: Final = 8  # one result of a line has at least this part of the bytes that a finding must bring
 _STATE: Final = ("parameter", "unsharded parameter", "buffer", "optimizer state")
 """A copy of these is kept for later, as the best weights so far."""
 _LASTING: Final = (

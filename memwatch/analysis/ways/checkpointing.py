@@ -190,7 +190,7 @@ class Checkpointing:
             alive(call.begin_event, call.over_event, self.rng_bytes)
             for row in call.inputs:
                 kept_until[row] = max(kept_until.get(row, 0), call.over_event)
-        gone_bytes = []  # what each call's first backward op finds gone, though no recorded event says so
+        gone_bytes = []  # memory that each call's first backward op finds freed, without a recorded event
         for call in calls:
             gone_bytes.append(0)
             for row, start, end in call.gaps:

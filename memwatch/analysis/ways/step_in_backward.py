@@ -185,7 +185,7 @@ def _parts(
         if stepped and not parameters & stepped:
             return None  # the lines are about one optimizer
         stepped |= parameters
-        over = timeline.event_of(end)  # what is alive then stays: the state that a first step makes
+        over = timeline.event_of(end)  # memory that is alive then stays: the state that a first step makes
         bounds = np.unique(first_op).tolist()
         for number, (begin, until) in enumerate(pairwise([start, *bounds[1:], end])):
             made = made_by.within(begin, until)

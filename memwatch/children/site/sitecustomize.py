@@ -1,7 +1,7 @@
-"""Python imports this module when it starts, where `memwatch run --children` put its folder on PYTHONPATH.
+"""Python imports this module at its start if `memwatch run --children` put this folder on PYTHONPATH.
 
-It has the process recorded once it imports torch, and then hands on to the `sitecustomize` that Python would have
-found. Nothing of it may fail: the program must start as it would have started.
+It records the process once it imports torch, and then runs the `sitecustomize` that Python would have found. It must
+never fail: the program must start as it would have started.
 """
 
 import contextlib

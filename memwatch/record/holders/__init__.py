@@ -1,1 +1,1 @@
-"""Who holds the memory while the program runs: when to sample, where to search, and what to write down."""
+"""Find the holders of memory while the program runs: when to sample, where to search, and which rows to write."""

@@ -1,6 +1,6 @@
-"""Who holds a DLPack capsule that owns memory of a tensor, as numpy's `from_dlpack` makes one.
+"""Name the holder of a DLPack capsule that owns memory of a tensor, such as numpy's `from_dlpack` makes.
 
-The capsule refers to the tensor in C++. The address of its memory tells whose it is.
+The capsule refers to the tensor in C++. The address of its memory shows which tensor it is.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ C_CODE = (Edge(EdgeKind.C_CODE),)
 
 
 class Capsules:
-    """The capsules that a deep search met; each is read when memory is asked for, and named when it has it.
+    """The capsules that a deep search met. Each is read when its memory is needed, and named if it owns the memory.
 
     Args:
-        chains: the ways to them. They are the program's objects: whoever asks gc must know them for ours.
+        chains: the paths to them. They are the program's objects, so a query to gc must know them as memwatch's.
     """
 
     def __init__(self, chains: Sequence[Chain]) -> None:
@@ -40,7 +40,7 @@ class Capsules:
 
     @property
     def ids(self) -> set[int]:
-        """`id` of what holds the program's objects here."""
+        """`id` of the objects here that hold the program's objects."""
         return {id(self._chains), *map(id, self._chains)}
 
     def told_of(self, memory: range, state: SamplingState) -> list[Told]:

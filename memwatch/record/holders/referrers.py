@@ -1,7 +1,7 @@
-"""What gc is asked for: who refers to the storages that no search from a variable has found.
+"""Ask gc for the referrers of storages that no search from a variable has found.
 
-Where it shows nobody, a value of an evaluation stack is one possibility, and an owner in C++ the other; their counts of
-references tell which. Of such an owner, as a DLPack capsule, the address of its memory may tell.
+If gc shows no referrer, the holder is a value of an evaluation stack or an owner in C++. Reference counts decide
+which. The address of its memory may identify an owner in C++, such as a DLPack capsule.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _CONTAINERS: Final = ("list", "deque", "dict", "set")
 def ask_who_refers(
     state: SamplingState, fresh: dict[int, WatchedStorage], capsules: Capsules, frame: FrameType | None
 ) -> None:
-    """Ask who refers to the storages that the deep search did not find either: young objects first.
+    """Ask for the referrers of storages that the deep search did not find either, young objects first.
 
     Args:
-        state: what samples share; what is found is told there from now on.
+        state: the state that samples share; it gets the results.
         fresh: the storages, by address.
-        capsules: those that the search met.
+        capsules: the capsules that the search met.
         frame: the innermost call.
     """
     left = {key: alive.number for key, alive in fresh.items() if alive.number not in state.told}

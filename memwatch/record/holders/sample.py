@@ -1,7 +1,8 @@
-"""One sample: searches from the running calls, and deeper for what no variable holds.
+"""One sample: searches from the running calls, and deeper searches for storages that no variable holds.
 
-First comes the near search from the running calls, which is cheap. Where much is left that no variable reaches, a
-deep search follows, once for each storage, and gc is asked who refers to what that did not find either.
+The near search from the running calls comes first, because it is cheap. If no variable reaches much of the memory, a
+deep search follows, once for each storage. gc is then asked for the referrers of storages that it did not find
+either.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ _LONGEST: Final = 32  # of gradients of gradients: a tensor may be its own
 
 
 class Sample:
-    """What one sample found so far on a device; holds nothing of the program once it was taken and dropped."""
+    """The results so far of one sample on a device. It holds nothing of the program after it was taken."""
 
     def __init__(self, state: SamplingState, device: int) -> None:
         self._state = state
@@ -107,8 +108,8 @@ class Sample:
         for number, path in self._of_views:
             state.append(number, path)
 
-    # Each search ends with the method that makes it: what it has in its queues would refer to the program's
-    # objects while gc is asked who does.
+    # Each search ends with its method: its queues would otherwise refer to the program's objects while gc is asked
+    # for referrers.
 
     def _search_near(self, frame: FrameType | None, spaces: dict[int, dict[str, Any]]) -> None:
         search = self._reference_search(frame)
@@ -143,7 +144,7 @@ class Sample:
         """Append what a deep search finds; return the ways to the capsules that it met."""
         self._deep = True
         search = self._reference_search(frame)
-        # From all calls at once: of an object that several calls reach, the shortest way there is told.
+        # From all calls at once: if several calls reach an object, the shortest path is recorded.
         for chain in search.tensors(*sorted(call_roots(frame, spaces), key=_is_of_library)):
             self._held(chain)
         for root in (*namespace_roots(spaces), context_root(), last_exceptions_root()):
@@ -165,13 +166,14 @@ class Sample:
         )  # fmt: skip
 
     def _may_be_held(self, links: list[Chain], chain: Chain) -> list[Chain]:
-        """Return references to tensors without those of which `_held` would say nothing: small, without a graph.
+        """Return references to tensors without those that `_held` would ignore: small ones without a graph.
 
-        A deep search is for the storages that have no holder yet, and says nothing of the others either.
+        A deep search only serves storages without a holder, and ignores the others too.
 
         Args:
             links: the references.
-            chain: the way from a root to a container that has them all, whose items may be told here; empty for none.
+            chain: the path from a root to a container that has them all, whose items may be recorded here; empty for
+                none.
         """
         tensors = [link[-1] for link in links]
         try:
@@ -207,8 +209,8 @@ class Sample:
         """Append the holder of many items of one plain container, which share its path.
 
         Args:
-            chain: the way to the container.
-            held: the items, large ones without a graph, and what watches the storage of each.
+            chain: the path to the container.
+            held: the items, large ones without a graph, each with the watch of its storage.
         """
         if chain[0] is not self._root:
             self._enter(chain[0])
@@ -322,7 +324,7 @@ class Sample:
         return NONE
 
     def _counted_view(self, number: int) -> int:
-        """Count a view of a part of a storage, apart from what has the whole; -1 where there are enough of them."""
+        """Count a view of a part of a storage, apart from holders of the whole; -1 if there are enough of them."""
         self._holder_counts.setdefault(number, 0)
         count = self._view_counts.get(number, 0)
         self._view_counts[number] = count + 1
@@ -337,9 +339,9 @@ class Sample:
         return self._live.get(key)
 
     def _path(self, chain: Chain) -> int:
-        """Return the number of a chain's path; the items of one container share that of the first.
+        """Return the number of a chain's path. The items of one container share the path of the first.
 
-        Naming costs more than finding, and a reader is told of the container.
+        Naming costs more than finding, and the report names the container.
         """
         container = id(chain[1]), id(chain[-2])
         if container == self._shared_container:  # nearly always: a list may have thousands of items
@@ -355,7 +357,7 @@ class Sample:
         return path
 
     def _path_of_variable(self, chain: Chain) -> int:
-        """Return the number of the path to what a root holds, or to an item of a list that it holds.
+        """Return the number of the path to the value of a root, or to an item of a list in it.
 
         A call's variable is named once for each line.
         """
@@ -374,7 +376,7 @@ class Sample:
         return known[key][1]
 
     def _held_by_graph(self, chain: Chain) -> None:
-        """Append which saved tensors the graph of a variable keeps, and what a ctx in it holds."""
+        """Append the saved tensors that the graph of a variable keeps, and the objects of a ctx in it."""
         tensor = chain[-1]
         if autograd_state(tensor).is_leaf:
             return
@@ -439,7 +441,7 @@ def _is_of_library(root: Root) -> bool:
 
 
 def _leads_through_containers(chain: Chain) -> bool:
-    """Return True for a chain of plain containers only: a reader is told of the variable that holds the first."""
+    """Return True for a chain of plain containers only: the report names the variable of the first."""
     return len(chain) == _DIRECT or (_are_containers(chain[1:-1]) and is_tensor(chain[-1]))
 
 
@@ -449,7 +451,7 @@ def _are_containers(links: Chain) -> bool:
 
 
 def _item_of(chain: Chain) -> tuple[type, int, int] | None:
-    """Return what the path to an item of a variable's list or tuple says of it; None for other chains."""
+    """Return the type, length and place in the path to an item of a variable's list or tuple, or None."""
     items = chain[1]
     if len(chain) != _DIRECT + 1 or not (type(items) is list or type(items) is tuple):
         return None
@@ -463,9 +465,9 @@ def _is_view_of(tensor: Tensor, alive: WatchedStorage | WatchedTensor | None) ->
 
 
 def _parts(tensor: Tensor) -> Sequence[tuple[Tensor, int]]:
-    """Return the tensors in which a tensor lies, with the addresses of their storages; none where it shows none.
+    """Return the tensors of which a tensor consists, with the addresses of their storages; empty if it shows none.
 
-    What torch.func wraps lies in the tensor inside.
+    A wrapper of torch.func has the storage of the tensor inside.
     """
     try:
         if id(type(tensor)) in _PLAIN and tensor.layout is torch.strided:

@@ -114,9 +114,9 @@ class HolderSampler:
             self._watch(device)
 
     def born(self, device: int, nbytes: int, high_bytes: int) -> None:
-        """Take a sample, if the birth of a storage of `nbytes` on a device makes it worth while.
+        """Take a sample, if the birth of a storage of `nbytes` on a device makes it worthwhile.
 
-        The most that was live in the op is asked about: the peak may lie within a kernel.
+        The decision uses the most live bytes during the op, because the peak may lie within a kernel.
         """
         state = self._state
         schedule = state.schedule_of(device)
@@ -133,7 +133,7 @@ class HolderSampler:
             self._watch(device)
 
     def sample(self, device: int) -> None:
-        """Find the holders now, of what is large on a device."""
+        """Find the holders of large storages on a device now."""
         start = ticks()
         try:
             with self._amid_op():

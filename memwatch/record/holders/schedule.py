@@ -1,9 +1,9 @@
-"""When to take a sample: on the way up, near the peak once much was born since, and at the last iteration's peak op.
+"""Decide when to take a sample: on the way up, near the peak after many births, and at the last iteration's peak op.
 
-What samples may cost is bounded. On the way up one is taken whenever the increase is a multiple of what it was at
-the one before, so there are few. The others wait for births, twice as long each time until the increase has
-grown again. Some of these are free, for a short program would have none else; all others may take a small share of
-the time that the block has been open. At other new peaks of later iterations roles alone are looked at.
+The cost of samples is bounded. On the way up, a sample is taken whenever the increase is a multiple of the increase
+at the previous sample, so there are few. The others wait for births, twice as long each time until the increase has
+grown again. Some of these are free, because a short program would have none otherwise. All others may take a small
+share of the time since the block was entered. At other new peaks of later iterations only roles are sampled.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _FREE_OF_SMALL_PROGRAMS: Final = 1_000
 
 
 class SamplingCosts:
-    """What the samples of a block have cost, on whichever device they were for."""
+    """The cost of a block's samples, on all devices."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -73,10 +73,10 @@ class SamplingCosts:
         return self._heap_scan_ticks <= _HEAP_SCANS_TIME_RATIO * (ticks() - self._start_ticks)
 
     def may_look_at_roles(self, known_count: int) -> bool:
-        """Return True if looks at the roles are a small share of what the samples take, or few and at little.
+        """Return True if samples of the roles are a small share of all samples' time, or few and cheap.
 
         Args:
-            known_count: storages and modules that a look goes through now.
+            known_count: storages and modules that such a sample examines now.
         """
         looked_at_count = self._looked_at_count + known_count
         is_little = looked_at_count <= _FREE_OF_ROLE_LOOKS
@@ -103,7 +103,7 @@ class SamplingCosts:
         self._is_role_look_free = True
 
     def roles_looked_at(self, known_count: int, spent_ticks: int) -> None:
-        """Note how much a look at the roles went through, and what it took."""
+        """Note how many objects a sample of the roles examined, and its time."""
         self._role_look_count += 1
         self._looked_at_count += known_count
         self._role_look_ticks += spent_ticks
@@ -121,15 +121,15 @@ class SamplingCosts:
 
 
 class SamplingSchedule:
-    """The peaks of one device seen so far: when a sample is worth while.
+    """The peaks of one device so far, and the decision whether a sample is worthwhile.
 
     Args:
-        base_bytes: what is live there when the block is entered.
-        costs: what the samples have cost.
+        base_bytes: live bytes there when the block is entered.
+        costs: the cost of the samples.
 
     Attributes:
-        is_new_peak: whether the last birth that was asked about made a new peak in a later iteration than the first.
-        is_too_dear: whether it was worth a sample but for the time that samples have taken, and none is planned.
+        is_new_peak: whether the last examined birth made a new peak in a later iteration than the first.
+        is_too_dear: whether only the time limit of samples prevented one, and none is planned.
     """
 
     def __init__(self, base_bytes: int, costs: SamplingCosts) -> None:
@@ -192,8 +192,8 @@ class SamplingSchedule:
         """Return True if a sample should be taken now, at a birth.
 
         Args:
-            born_bytes: size of what was born.
-            high_bytes: the most that was live in the op that made it.
+            born_bytes: size of the new storage.
+            high_bytes: the most live bytes during the op that made it.
             op: ops started so far.
         """
         self._born_bytes += born_bytes

@@ -1,4 +1,4 @@
-"""What the samples of one block share: what they know from each other, and the rows that they append."""
+"""The state that the samples of one block share: earlier results, and the rows that they append."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _GROWTH_BETWEEN_SEARCHES: Final = 3
 
 
 class Told(NamedTuple):
-    """A path that a deep search or gc found: it is told again for as long as the call runs from which it starts.
+    """A path that a deep search or gc found. It is recorded again for as long as the call runs from which it starts.
 
     Attributes:
         path: number of the path.
-        function: file and name of the function whose call it starts from; None where it starts elsewhere.
-        on_stack: whether it was a value of an evaluation stack, or C++'s: it is so no more once a variable has it.
-        in_container: whether that was a list or the like, and only young objects were asked who refers to it.
+        function: file and name of the function whose call it starts from; None if it starts elsewhere.
+        on_stack: whether the storage was a value of an evaluation stack, or C++'s. This ends once a variable has it.
+        in_container: whether it was in a list or the like, and gc was asked about young objects only.
     """
 
     path: int
@@ -57,28 +57,28 @@ def function_of(root: Root) -> tuple[str, str] | None:
 
 
 class SamplingState:
-    """What one sample leaves for the next.
+    """The state that one sample leaves for the next.
 
     Attributes:
         storages: the storages that are alive.
         saved: the tensors that autograd saved.
-        context: what the program is doing.
+        context: the running modules, calls and steps of the program.
         rows: rows of `holders`.
         edges: rows of `edges`.
         vertices: rows of `vertices`.
-        paths: gives retention paths their numbers.
-        schedules: when samples are taken, by the string id of the device that they are for.
-        costs: what the samples cost.
+        paths: numbers the retention paths.
+        schedules: the schedule of each device, by the string id of its name.
+        costs: the cost of the samples.
         first_number: number of the first storage that the block made.
-        cut_count: samples that came to a search's limit: they may have missed a holder.
-        told: paths of storages that only a deep search or gc could explain: neither is asked twice.
-        unnamed: storages that the last sample found no holder of, by device.
-        ways: where deep searches found something.
+        cut_count: samples that reached a search's limit, so they may have missed a holder.
+        told: paths of storages that only a deep search or gc could explain; neither is asked twice.
+        unnamed: storages without a holder in the last sample, by device.
+        ways: paths along which deep searches found something.
         barren: `id` of modules' functions and classes behind which no tensor was found.
-        known_classes: the classes of the objects that were met.
+        known_classes: the classes of the objects that searches met.
         path_of_variable: calls at their lines, and the paths to their variables and to items of those, by the calls'
             `id`, the variable's kind and name, and the item's place.
-        shared: addresses of the storages that C++ alone has, by number: a DLPack capsule may own the memory.
+        shared: addresses of the storages that only C++ has, by number: a DLPack capsule may own the memory.
     """
 
     def __init__(
@@ -126,10 +126,10 @@ class SamplingState:
         return max(int(self.increase_bytes(device) * _SMALL_RATIO), 1)
 
     def to_explain(self, device: int) -> Iterator[WatchedStorage]:
-        """Yield the storages on a device whose holders are looked for: what the block made, and large older ones.
+        """Yield the storages on a device that need a holder: those that the block made, and large older ones.
 
-        What the backward that runs has made is autograd's own for as long as it runs: a search through the program's
-        objects for who holds it meets much and finds nothing.
+        Storages of a running backward are autograd's own until it ends. A search through the program's objects for
+        their holders meets many objects and finds nothing.
         """
         context = self.context
         end = context.gradients.first_made if context.in_backward else self.storages.count
@@ -187,7 +187,7 @@ class SamplingState:
         return False
 
     def note_unnamed(self, device: int, nbytes: int) -> None:
-        """Note how much of what lives had no holder in this sample, whatever it is; 0 where that is not much."""
+        """Note the live bytes without a holder in this sample; 0 if they are few."""
         self._unnamed_bytes[device] = self._unnamed_bytes.get(device, (0, 0))[1], nbytes
 
     def is_much_unnamed_again(self, device: int) -> bool:
