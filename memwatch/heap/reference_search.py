@@ -71,7 +71,7 @@ class KnownClasses:
 
 
 class ReferenceSearch:
-    """One search from many roots. It examines each object once.
+    """One search from many roots. It examines each object once, except containers that a root holds directly.
 
     Args:
         seen: `id` of objects to skip; the search adds the objects that it met.

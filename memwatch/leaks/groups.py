@@ -216,7 +216,7 @@ def leak_of(
     end_s: float | None = None,
     grows: bool = False,
 ) -> Leak:
-    """Return the leak of some survivors that one edit would free.
+    """Return the leak of some survivors that belong to one cause.
 
     Args:
         group: the survivors.
@@ -300,7 +300,7 @@ def _cuts(shown: Survivor, group: Iterable[Survivor]) -> tuple[Edge, ...]:
 
 
 def _shown(group: list[Survivor]) -> Survivor:
-    """Return the survivor whose path is shown. The reference that stays holds the survivors of the first run."""
+    """Return the survivor whose path is shown. A survivor of the first run proves that its reference stays."""
     first = min(_runs(group))
     proven = [survivor for survivor in group if survivor.storage.run == first]
     return min(

@@ -114,8 +114,8 @@ class Loops:
             position: an object that no root reaches.
 
         Returns:
-            The loop, and the chain of positions from the loop to the object.
-            The loop is empty if there is none. The chain then starts at an object without a known referrer.
+            The loop, and the chain of positions from the loop to the object. The loop is empty if there is none. The
+            chain then starts at an object without a known referrer, or where the search ended.
         """
         self._explore(position)
         chain = self._way_down(position, self._components)
@@ -182,7 +182,7 @@ class Loops:
         return self._cut_sets[key]
 
     def cuts_above(self, position: int) -> tuple[Step, ...]:
-        """Return one reference for each edit that is needed to end all loops above an object.
+        """Return one reference for each edit that ends the loops above an object, as far as the search went.
 
         Args:
             position: an object from an earlier call of `find`.

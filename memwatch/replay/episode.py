@@ -205,7 +205,7 @@ class Episode:
         return None
 
     def note_backward(self, run: Run, name: str) -> None:
-        """Record that the backward of a run begins."""
+        """Set a mark. Unless the graph is kept, the run waits for its backward no more."""
         self.mark(name)
         if not keeps_graph():
             run.is_done = True

@@ -8,7 +8,7 @@ program has none of these signs, the passes of its outermost loop are its iterat
 This module finds two kinds of memory. First, a copy that is made between two iterations and outlives the next whole
 iteration without being used is kept for later, such as the best weights so far. Second, a program that trains may
 also call a model many times without gradients between two iterations: a validation, a prediction, a rollout. The
-program keeps memory that outlives one of these calls and is used after the next, or that outlives two of them, such
+program keeps memory that outlives one of these calls and is used in a later one, or that outlives two of them, such
 as a list of predictions. A call that most iterations make, such as the call of a teacher, belongs to these
 iterations.
 """
@@ -44,7 +44,7 @@ class Evaluations(NamedTuple):
         ends_ns: when the previous call ends, in unix time.
         starts_ns: when the call starts.
         loops_ns: the start and the end of each loop, in order.
-        last_ns: the starts of the last two calls of each loop, and the loop's end, in order.
+        last_ns: the start of the second-last call of each loop, and the loop's end, in order.
     """
 
     ends_ns: IntArray
@@ -160,11 +160,12 @@ class KeptAcross(NamedTuple):
     """Per allocation: whether it is alive across iterations.
 
     Attributes:
-        needed: alive across at least one boundary and used after it, or alive across two.
+        needed: alive across at least one boundary and used after it, or alive across two; also idle copies, and
+            memory that evaluations keep.
         by_itself: alive across two boundaries, and autograd saved it across neither of them.
         like_others: made too late to be alive across two boundaries, by calls whose earlier results were mostly kept.
         lasting: the program has no sign of iterations, but a sample found a holder that outlives every call.
-        are_told: whether the program has a sign of iterations: a step, a backward, or a call of a module.
+        are_told: whether the program has a sign of iterations: a step, a backward, or two calls of a module.
         ends_ns: when iterations end, or the passes of a loop.
     """
 
@@ -177,7 +178,10 @@ class KeptAcross(NamedTuple):
 
 
 def boundaries(capture: Capture, places: Places) -> Boundaries:
-    """Return when iterations end. The result is empty if the program has no step, backward or module call."""
+    """Return when iterations end.
+
+    The result is empty if the program has neither a step nor a backward, and at most one module call.
+    """
     if capture.rows("step_curve"):
         return at(step_curve(capture).end_ns)
     steps = capture.tables["steps"]
@@ -237,10 +241,10 @@ def _like_others(
 
     Their own end is not recorded.
 
-    An allocation resembles an earlier one if the same calls made memory of the same size. The size matters because an
-    op may make several results of which the program keeps some. An earlier allocation with a role, such as a
-    gradient, is no evidence about an allocation without a role. The role "input of a module" is an exception: a
-    module may receive the cache that it made itself.
+    An allocation resembles an earlier one if the same calls made memory of the same size, or of any size if none has
+    the same. The size matters because an op may make several results of which the program keeps some. An earlier
+    allocation with a role, such as a gradient, is no evidence about an allocation without a role. The role "input of
+    a module" is an exception: a module may receive the cache that it made itself.
     """
     roles = capture.tables["roles"]
     needed = needed & ~np.isin(allocations.storage, roles["storage"][roles["role"] != _INPUT])
@@ -260,7 +264,7 @@ def _is_often(
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Return whether most earlier allocations of each one's group were kept, and whether there were any.
 
-    Group -1 is empty.
+    Group -1 stands for "no group".
     """
     size = int(groups.max(initial=0)) + 2
     made = np.bincount(groups[~is_last] + 1, minlength=size)
@@ -290,7 +294,9 @@ def _saved_across(capture: Capture, allocations: Allocations, bounds: Boundaries
 
 
 def _ends_of_steps(capture: Capture, places: Places) -> IntArray:
-    """Return when optimizer steps of the last step's line end. A GAN has two optimizer steps in each iteration.
+    """Return the ends of the optimizer steps that the same line calls as the last step.
+
+    A GAN has two in each iteration.
 
     If a library's line calls all steps, the program's own line separates them. Steps that hooks make within a
     backward, one for each parameter, end with the backward.

@@ -64,7 +64,7 @@ class HolderSamples:
     def was_in_no_variable(self, allocation: int, op: int) -> bool:
         """Return True if samples searched for an allocation, or for another of the same calls, and found no variable.
 
-        It is unknown whether the earlier allocations of these calls, except the last, are still running.
+        Return False if these calls have made another allocation since: only their latest one is judged.
         """
         if self._births.generation(allocation, op):
             return False
@@ -165,7 +165,7 @@ class HolderSamples:
         return [holder for holder in found if is_in_object(holder)]
 
     def _since_it_was_on_a_stack(self, allocation: int, op: int, alive: NDArray[np.bool_]) -> list[Holder]:
-        """Return the holders of a twin of the same age, if the allocation was not found at an earlier op only.
+        """Return the holders of the best twin, unless a sample searched for the allocation at `op` or later.
 
         At that op it was a value without a variable, such as the first of two in one statement.
         """

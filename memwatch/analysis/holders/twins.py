@@ -126,12 +126,12 @@ class Twins:
         placed = self._lasting.of_twin(holder, allocation, op, twin_age=age)
         if self._table["storage"][rows[0]] != self._facts.allocations.storage[allocation]:
             return placed
-        # not a twin: a sample saw the allocation itself so, before its first use
+        # not a twin: a later sample saw the allocation itself so, and `op` is before its first use
         lasting = placed or object_holder(holder)
         return None if lasting is None else lasting.inferred(Inference.LATER)
 
     def on_stack(self, allocation: int, op: int) -> list[Holder]:
-        """Return where gc saw a twin that no variable named. gc is not asked for every twin."""
+        """Return the evaluation stack on which a sample saw a twin."""
         rows = self.rows(allocation)
         unnamed = rows[self._rows.with_kind(HolderKind.EVALUATION_STACK)[rows]]
         if not len(unnamed):

@@ -1,9 +1,10 @@
 """Decide when to take a sample: on the way up, near the peak after many births, and at the last iteration's peak op.
 
 The cost of samples is bounded. On the way up, a sample is taken whenever the increase is a multiple of the increase
-at the previous sample, so there are few. The others wait for births, twice as long each time until the increase has
-grown again. Some of these are free, because a short program would have none otherwise. All others may take a small
-share of the time since the block was entered. At other new peaks of later iterations only roles are sampled.
+at the previous sample of this kind, so there are few. The others wait until enough bytes were born since the last
+one, longer each time until the increase has grown again. Some of these are free, because a short program would have
+none otherwise. All others may take a small share of the time since the block was entered. At other new peaks of later
+iterations only roles are sampled.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ _FREE_ROLE_LOOKS: Final = 4
 _FREE_OF_ROLE_LOOKS: Final = 10_000
 """Storages and modules that the free looks at roles may go through together, in 20 to 30 ms.
 
-Beside more of them roles are looked at when the samples took long enough, and at the end of the block. A first look
-comes soon after the entry, where the roles were noted: it finds nothing new.
+With more objects, roles are sampled once that is a small share of the time of all samples, and at the end of the
+block. A first look comes soon after the entry, where the roles were noted: it finds nothing new.
 """
 _NS_PER_ROLE: Final = 2_000
 """What a look takes for each storage or module, until one was timed: 0.6 us for a tensor, 2.6 us for a layer's."""
 _FREE_OF_SMALL_PROGRAMS: Final = 1_000
-"""Of those, as many may be gone through in however many looks: what is said of a small program hangs on no clock."""
+"""Up to so many objects are free in any number of samples, so a small program's result does not depend on time."""
 
 
 class SamplingCosts:
@@ -147,7 +148,7 @@ class SamplingSchedule:
         self._last_peak, self._same_count = (0, -1), 0
 
     def iteration_starts(self, op: int, last_from: int | None = None) -> None:
-        """Plan a sample at the op, in the iteration that starts with `op`, at which the last one had its peak.
+        """Plan a sample as many ops after `op` as the last iteration's peak came after its start.
 
         Args:
             op: ops started so far.
@@ -218,7 +219,8 @@ class SamplingSchedule:
             return False
         self._due_op = -1
         self._due_count += 1
-        if self._due_count <= _FREE_DUE_SAMPLES:  # else it would hang on the clock what is seen amid the peak
+        # otherwise time would decide which roles are known at the peak
+        if self._due_count <= _FREE_DUE_SAMPLES:
             self._costs.look_at_roles_for_free()
         return True
 
