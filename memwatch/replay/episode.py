@@ -279,7 +279,7 @@ class SettledSequence:
         return cls(runs, probe) if all(run.can_be_followed for run in runs) else None
 
     def accept(self, graph: TracedGraph) -> bool:
-        """Advance to a graph if it is the next one of the sequence, and return whether it is. Every call comes here."""
+        """Return True if a graph is the next one of the sequence, and give it its turn. Every call comes here."""
         place = len(self._waiting)
         if place and not self.is_pending():
             if place < len(self.runs):

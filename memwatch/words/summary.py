@@ -11,8 +11,8 @@ INCREASE_ELSEWHERE: Final = (
 )
 """Where memory from before the block is freed inside it, the peak and the peak increase are of two instants."""
 
-HEADLINE: Final = "{share} of the peak is {category}, and {line_share} of it was made at {line}."
-HEADLINE_CHANGE: Final = " With the first change below the peak would be {nbytes}."
+HEADLINE: Final = "{share} of the peak is {category}. {line} made {line_share} of the peak."
+HEADLINE_CHANGE: Final = " The first change below would lower it to {nbytes}."
 """The first sentence of the page."""
 
 STORAGES: Final = "Largest storages at the peak"

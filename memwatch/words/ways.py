@@ -34,6 +34,7 @@ NO_WAY: Final = "memwatch knows no change that would lower the peak by {share} o
 TIME: Final = "ops take {ratio:.2f} x the time"
 TIME_UNKNOWN: Final = "duration not known"
 FALL: Final = "{peak} ({share} less)"
+SHARE_LESS: Final = "{share} less"
 LINES_OF_FIRST: Final = "Code for the first of them{place}:"
 LINES_OF: Final = "Code for the first of them that needs no decision{place}:"
 OF_OPTIMIZER: Final = " (`optimizer` stands for yours)"

@@ -38,7 +38,7 @@ from memwatch.sizes import format_bytes
 from memwatch.words import summary as words_of_summary
 from memwatch.words.allocators import reserved_at_peak_text
 from memwatch.words.places import cell_name, short_place, short_places
-from memwatch.words.ways import time_text
+from memwatch.words.ways import SHARE_LESS, time_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -191,7 +191,7 @@ def _categories(reading: Reading) -> list[dict[str, Any]]:
 
 
 def _headline(reading: Reading) -> str:
-    """Return what the peak is made of and which line made most of it, in a sentence; empty where nothing was alive."""
+    """Return sentences about the largest part of the peak, its main line and the first change; "" for an empty peak."""
     at_peak = reading.at_peak
     all_bytes = int(at_peak["nbytes"].sum())
     lines = bytes_by_line(at_peak[at_peak["line"] != ""])["nbytes"]
@@ -281,6 +281,7 @@ def _ways(reading: Reading, hide: Callable[[str], str]) -> list[dict[str, Any]]:
             **{name: hide(way[name]) for name in ("kind", "way", "basis", "decision")},
             "peak_bytes": way["peak_bytes"],
             "time": time_text(way["time_ratio"]),
+            "fall": SHARE_LESS.format(share=f"{(1 - way['peak_bytes'] / reading.peak_bytes) * 100:.0f} %"),
             "lines": way["lines"],
         }
         for way in found
