@@ -93,8 +93,10 @@ def assignment_place(cls: type, name: str) -> Assignment:
                     found = Assignment(function.__code__.co_filename, store.line, store.of_argument)
                     if found.file == GENERATED:
                         found = Assignment(file, None, store.of_argument)
-                    if not store.of_none:  # `self.last = None` of an `__init__` is not what keeps anything
-                        return found
+                    if not store.of_none:
+                        # The line is that of the value, not of `self.last = None` in an `__init__`. But such an
+                        # attribute is no reference to make weak: in lightning's Trainer that freed nothing.
+                        return found if assigned is None else found._replace(of_argument=False)
                     assigned = assigned or found
     return assigned or Assignment(file, None)
 
