@@ -76,6 +76,8 @@ _IDENTIFIERS: Final = {
     "foreach": "an option of torch's optimizers",
     "fused": "an option of torch's optimizers",
     "out": "the overload of an op that writes where it is told",
+    "x": "a permission of a mapping, as the kernel writes it",
+    "error": "a key of the answer of a child process",
     "next_functions": "an attribute of autograd's nodes",
     "register_prehook": "a method of autograd's nodes",
 }

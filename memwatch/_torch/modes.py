@@ -20,8 +20,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from typing import TYPE_CHECKING, Any, Final
 
+import torch
 from torch import overrides
 
 from memwatch._torch.lookup import Part
@@ -147,3 +149,14 @@ _mode_at: Final[Callable[[int], object]] = _stack.take(
 def active_function_modes() -> list[object]:
     """Return the torch function modes of this thread, outermost first."""
     return [_mode_at(position) for position in range(_depth())] if _stack.complete else []
+
+
+_TORCH: Final = os.path.dirname(torch.__file__)
+PLACES_THAT_CHANGE_HOOKS: Final = tuple(
+    os.path.join(_TORCH, *place)
+    for place in (
+        ("_dynamo", ""), ("_inductor", ""), ("_functorch", ""), ("fx", ""), ("jit", ""),
+        ("utils", "checkpoint.py"), ("optim", "optimizer.py"),
+    )
+)  # fmt: skip
+"""Files of torch that trace or compile a program, push hooks, or call hooks of the kinds that a recording adds."""

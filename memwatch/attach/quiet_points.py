@@ -15,7 +15,7 @@ import torch
 
 from memwatch._torch.autograd import NO_TASK, current_graph_task_id, top_saved_hooks
 from memwatch._torch.jit import tracing_state
-from memwatch._torch.modes import mode_stack
+from memwatch._torch.modes import PLACES_THAT_CHANGE_HOOKS, mode_stack
 from memwatch._torch.tensors import is_transforming
 from memwatch.own_code import is_memwatch_code
 
@@ -23,14 +23,6 @@ if TYPE_CHECKING:
     from types import FrameType
 
 _TORCH: Final = os.path.dirname(torch.__file__)
-_BUSY: Final = tuple(
-    os.path.join(_TORCH, *place)
-    for place in (
-        ("_dynamo", ""), ("_inductor", ""), ("_functorch", ""), ("fx", ""), ("jit", ""),
-        ("utils", "checkpoint.py"), ("optim", "optimizer.py"),
-    )
-)  # fmt: skip
-"""Files of torch that trace or compile a program, push hooks, or call hooks of the kinds that a recording adds."""
 _MODULE_CALL: Final = os.path.join(_TORCH, "nn", "modules", "module.py")
 _OWN_MODULE_CALL: Final = os.path.join("memwatch", "record", "context.py")
 """Our own frame around each call of a module, which may stay: it looks whether the recording is still on."""
@@ -68,7 +60,7 @@ def obstacle(frame: FrameType | None, expected: TorchState) -> str:
         return "is inside hooks on saved tensors or a dispatch mode"
     while frame is not None:
         file = frame.f_code.co_filename
-        if file.startswith(_BUSY):
+        if file.startswith(PLACES_THAT_CHANGE_HOOKS):
             return f"is in {os.path.relpath(file, os.path.dirname(_TORCH))}"
         if is_memwatch_code(file) and not file.endswith(_OWN_MODULE_CALL):
             return "is in code of memwatch"

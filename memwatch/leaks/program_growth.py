@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from memwatch._torch.autograd import NO_TASK, current_graph_task_id
 from memwatch._torch.autograd_state import autograd_state
-from memwatch._torch.engine import is_in_backward
 from memwatch.edges import EdgeKind
 from memwatch.heap.ids import identities
 from memwatch.heap.tensors import is_tensor, quiet, storage_of
@@ -180,7 +180,7 @@ class ProgramGrowth:
 
     def _at_op(self, op: object) -> None:
         """Note an op that makes storages."""
-        if is_in_backward():
+        if current_graph_task_id() != NO_TASK:
             self._note_backward()
             return
         loop = self._passes.note(op)

@@ -52,11 +52,12 @@ def tensor_memory(*, with_graphs: bool = True) -> TensorMemory:
         return TensorMemory()
     import torch
 
+    from memwatch.devices import devices_in_use
     from memwatch.heap.tensors import is_on_cpu, is_tensor, quiet
 
     ranges: list[tuple[int, int]] = []
     pinned: list[tuple[int, int]] = []
-    has_pinned = torch.cuda.is_initialized()
+    has_pinned = any(device != "cpu" for device in devices_in_use())
     tensors = _all_tensors(with_graphs=with_graphs)
     count = 0
     with quiet():

@@ -43,6 +43,12 @@ HEADING_SHORT: Final = "What would lower the peak ({count:,} in prof.ways and in
 MORE_WAYS: Final = "{count:,} more: --rows, or prof.ways"
 
 
+def code_heading(number: int, code: str) -> str:
+    """Return the line above the code of a way, given its place in the list."""
+    heading = LINES_OF_FIRST if number == 0 else LINES_OF
+    return heading.format(place=OF_OPTIMIZER if "optimizer" in code else "")
+
+
 def time_text(ratio: float) -> str:
     """Return what a change does to the duration of the ops; NaN is not known."""
     return TIME_UNKNOWN if math.isnan(ratio) else TIME.format(ratio=ratio)

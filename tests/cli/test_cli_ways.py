@@ -40,7 +40,7 @@ def test_a_summary_ends_with_the_command_that_measures_its_ways(tmp_path, capsys
     told = summary_of(MLP, tmp_path, capsys)
     assert "What would lower the peak" in told
     last = " ".join(told.partition("To measure such changes within a limit: ")[2].split())
-    assert last.endswith(" fit --limit 9MiB train.py --epochs 2")
+    assert last.endswith(" fit --limit 8.1MiB train.py --epochs 2")
 
 
 @pytest.mark.parametrize("block", ["nn.Linear(128, 128)"])

@@ -237,7 +237,7 @@ def test_whether_a_program_on_the_host_fits_a_device_is_not_guessed():
 @pytest.mark.usefixtures("_model_of_the_allocator")
 def test_the_command_exits_with_1_where_the_program_does_not_fit(tmp_path, capsys):
     (tmp_path / "two.py").write_text(textwrap.dedent(TWO_LAYERS.format(device="cuda")))
-    words = ["estimate", "--device", "cuda", "--device-memory"]
+    words = ["estimate", "--in-place", "--device", "cuda", "--device-memory"]
     assert main([*words, "22MiB", str(tmp_path / "two.py")]) == 0
     assert "- fits a device of 22.00 MiB: 0 B are left for the CUDA context" in capsys.readouterr().out
     assert main([*words, "20MiB", "--json", str(tmp_path / "two.py")]) == 1

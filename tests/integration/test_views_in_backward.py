@@ -192,4 +192,4 @@ def test_what_a_functions_own_backward_makes_is_on_its_line(intercept):
     """No recorded op made its node, so the gradient gets no other line."""
     made = made_by_backward(recorded(Squared(), WHOLE[1], intercept), "aten.mul.Tensor")
     assert (line_of("# the Function's own"), "") in made
-    assert line_of("that of the Function is the newest") not in [line for line, _ in made]
+    assert line_of("so the newest node is the Function's") not in [line for line, _ in made]

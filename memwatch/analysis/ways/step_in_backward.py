@@ -131,7 +131,9 @@ def _changed(
         for gradient, share in zip(
             part.gradients.tolist(), (sizes / max(sizes.sum(), 1)).tolist(), strict=True
         ):
-            event = ready_of[gradient]
+            event = ready_of.get(gradient)
+            if event is None:  # only in a damaged capture
+                continue
             if event > 0:  # the backward of a gradient from before the block was not recorded
                 spikes.append(Spike(event, round(share * (part.temporary_most_bytes + state_bytes))))
                 if state_bytes:
