@@ -138,7 +138,7 @@ def process_memory(pid: int | None = None, *, children: bool = True) -> pd.DataF
 
     The rows of this process come from the kernel's list of mappings, from malloc, from Python's allocator and from
     the objects that are alive. For another process, memwatch reads `/proc` alone, which doesn't distinguish tensors
-    from other memory of malloc. Reading this process takes about 1 s per million Python objects.
+    from other memory of malloc. Reading this process takes about 4 s per million Python objects.
 
     Args:
         pid: the process; by default this one.
