@@ -49,7 +49,7 @@ def python_objects(types_at_start: Mapping[str, tuple[int, int]], lengths_at_sta
         types_at_start: number and bytes of the objects by type, when the monitor began.
         lengths_at_start: the lengths of containers by id, when the monitor began.
     """
-    from memwatch.monitor.objects import grown_containers, python_memory
+    from memwatch.monitor.objects import class_name, grown_containers, python_memory
 
     if refusal := _refusal():
         return refusal
@@ -64,7 +64,7 @@ def python_objects(types_at_start: Mapping[str, tuple[int, int]], lengths_at_sta
         if grown[name][1] > 0
     ]
     for container, added, nbytes in grown_containers(lengths_at_start, 1):
-        kind = type(container).__qualname__
+        kind = class_name(type(container))
         path = _held_by([container], "")
         found.append(f"{added:,} new entries (about {format_bytes(nbytes)}) in the `{kind}` held by {path}")
         del container

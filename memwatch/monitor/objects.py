@@ -197,8 +197,8 @@ class _Kind:
     """
 
     def __init__(self, cls: type) -> None:
-        self.name = _name_of(cls)
-        self._is_array = any(_name_of(base) == "numpy.ndarray" for base in _MRO(cls))
+        self.name = class_name(cls)
+        self._is_array = any(class_name(base) == "numpy.ndarray" for base in _MRO(cls))
         is_one_block = any(base is each for base in _MRO(cls) for each in _IN_ONE_BLOCK)
         self.has_plain_size = _has_plain_size(cls)
         self.shows_address = self._is_array or cls is str or cls is bytes
@@ -214,7 +214,8 @@ class _Kind:
 _ARRAY_INTERFACE: Final = np.ndarray.__dict__["__array_interface__"].__get__
 
 
-def _name_of(cls: type) -> str:
+def class_name(cls: type) -> str:
+    """Return the qualified name of a class, without running code of its metaclass."""
     module = _NAMESPACE(cls).get("__module__")
     if type(module) is not str:  # a class of C code has it before its name
         module = type.__dict__["__module__"].__get__(cls)

@@ -23,6 +23,7 @@ from memwatch.monitor.objects import (
     tensor_memory,
 )
 from memwatch.monitor.rows import NATIVE, OWN_ROWS, PYTHON, TENSORS, Known, rows_of
+from memwatch.own_code import OwnThread
 from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ _MOST_NOTES: Final = 20
 _SEARCH_AGAIN_BYTES: Final = 1 << 20
 """malloc's blocks in use that no row explains grow by this before the Python objects are searched again."""
 CHILDREN: Final = "child processes"
-"""No row of this process: the USS of those that it started."""
+"""The USS of the processes that this one started. It is not a row of this process."""
 _WAIT_TENSORS_S: Final = 2.0
 _WAIT_SEARCH_S: Final = 20.0
 _alive: Final[weakref.WeakSet[Monitor]] = weakref.WeakSet()
@@ -69,7 +70,7 @@ class Monitor:
         self._unexplained_at_search = 0
         self._cpu_s = self._search_cpu_s = self._cost_of_search_s = 0.0
         self._started_s = time.monotonic()
-        self._thread = threading.Thread(target=self._run, name="memwatch monitor", daemon=True)
+        self._thread = OwnThread(target=self._run, name="memwatch-monitor", daemon=True)
         _alive.add(self)
         self._sample(is_first=True)
         self._thread.start()

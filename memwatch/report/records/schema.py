@@ -267,12 +267,12 @@ class EstimateRecord(TypedDict):
 
 
 class SettingRecord(TypedDict):
-    """What torch's CUDA allocator reserves for a program under one setting."""
+    """The bytes that torch's CUDA allocator reserves for a program under one setting."""
 
     settings: Annotated[str, "the value of `PYTORCH_ALLOC_CONF`, empty for the default"]
-    most_reserved_bytes: Annotated[int, "what it held of the device at most"]
-    most_allocated_bytes: Annotated[int, "the blocks that it had handed out at most"]
-    retries: Annotated[int, "allocations for which it first gave free segments back"]
+    most_reserved_bytes: Annotated[int, "most reserved bytes"]
+    most_allocated_bytes: Annotated[int, "most bytes of blocks in use"]
+    retries: Annotated[int, "allocations for which it first released free segments"]
     fits: Annotated[bool, "whether every allocation fitted on the device"]
 
 
@@ -282,16 +282,16 @@ class EarlierLineRecord(TypedDict):
     line: Annotated[str, "`file:line`"]
     count: Annotated[int, "its tensors that are alive when most bytes are reserved"]
     nbytes: Annotated[int, "their bytes"]
-    holder: Annotated[str, "who holds the largest, empty if that is not known"]
-    most_reserved_bytes: Annotated[int, "reserved at most, by default, if they are made before all others"]
+    holder: Annotated[str, "the holder of the largest; empty if unknown"]
+    most_reserved_bytes: Annotated[int, "most reserved bytes by default if they are made before all others"]
 
 
 class TuneRecord(TypedDict):
     """The settings of torch's CUDA allocator for a program: `memwatch tune --json`."""
 
     device: Annotated[str, "the device whose tensors count"]
-    allocator: Annotated[str, "whose answers these are: torch's own allocator, or memwatch's model"]
-    is_model: Annotated[bool, "whether it is the model"]
+    allocator: Annotated[str, "the allocator that ran: torch's own, or memwatch's model"]
+    is_model: Annotated[bool, "whether memwatch's model ran"]
     device_bytes: Annotated[int | None, "the memory of the device, null if it never fills up"]
     lower_bound_bytes: Annotated[int, "the tensors' peak: no setting can reserve less"]
     environment: Annotated[str, "the line that sets the best setting, empty if that is the default"]
@@ -305,7 +305,7 @@ class RowRecord(TypedDict):
 
     row: Annotated[str, "its name, such as `tensors` or `thread stacks`"]
     nbytes: Annotated[int, "bytes in RAM"]
-    private_nbytes: Annotated[int, "bytes among them that no other process has"]
+    private_nbytes: Annotated[int, "bytes of them that no other process has"]
     how: Annotated[str, "how it is known"]
 
 
@@ -315,7 +315,7 @@ class ChildRecord(TypedDict):
     pid: Annotated[int, "its number"]
     name: Annotated[str, "its command"]
     rss_bytes: Annotated[int, "bytes in RAM"]
-    pss_bytes: Annotated[int, "the same, where a page that several processes have counts in parts"]
+    pss_bytes: Annotated[int, "the same, with each shared page divided by the number of its processes"]
     uss_bytes: Annotated[int, "bytes that no other process has"]
     shared_bytes: Annotated[int, "bytes that others have too"]
 
@@ -326,12 +326,12 @@ class ProcessRecord(TypedDict):
     pid: Annotated[int, "its number"]
     name: Annotated[str, "its command"]
     rss_bytes: Annotated[int, "bytes in RAM"]
-    pss_bytes: Annotated[int, "the same, where a page that several processes have counts in parts"]
+    pss_bytes: Annotated[int, "the same, with each shared page divided by the number of its processes"]
     uss_bytes: Annotated[int, "bytes that no other process has"]
     coverage: Annotated[float, "share of `rss_bytes` in rows that name a cause"]
     rows: Annotated[list[RowRecord], "parts that sum to `rss_bytes`, largest first"]
     children: Annotated[list[ChildRecord], "the processes that it started"]
-    notes: Annotated[list[str], "what could not be read"]
+    notes: Annotated[list[str], "sentences about data that could not be read"]
 
 
 RECORDS: tuple[type, ...] = (
