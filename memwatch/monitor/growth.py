@@ -14,6 +14,10 @@ FEWEST_SAMPLES: Final = 12
 _PARTS: Final = 4
 _LEAST_BYTES: Final = 1 << 20
 _LEAST_SHARE_OF_RSS: Final = 0.005
+_PINNED_RATIO: Final = 8
+"""Free memory that grows by at most this ratio of a row in use is held apart by the blocks of that row. An autograd
+graph that leaks has 1.6 (glibc cannot fit an aligned tensor into a hole of its own size), a program that fragments
+malloc on purpose 30 or more."""
 _STEADY: Final = 0.25
 """Each part grows by at least this share of the mean growth: a cache that has filled, or a start that took long, does
 not. A guess; in `reports/monitor.md` no program that stays as large is accused."""
@@ -72,3 +76,18 @@ def growth_of(
             since, until = lowest[0], lowest[-1]
             return Growth(row, total, times_s[since], times_s[until], ticks[until] - ticks[since])
     return None
+
+
+def causes_first(found: Sequence[Growth], free_rows: frozenset[str]) -> list[Growth]:
+    """Return the growing rows, fastest first; free memory comes after a row whose blocks explain it.
+
+    Blocks that stay keep the free blocks between them from being returned or joined. So a leak can make more memory
+    free than it holds, and the leak is what the user has to mend.
+    """
+    fastest_in_use = max((each.bytes_per_hour for each in found if each.row not in free_rows), default=0.0)
+
+    def order(growth: Growth) -> tuple[bool, float]:
+        is_result = growth.row in free_rows and growth.bytes_per_hour <= _PINNED_RATIO * fastest_in_use
+        return is_result, -growth.bytes_per_hour
+
+    return sorted(found, key=order)

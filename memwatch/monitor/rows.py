@@ -46,6 +46,8 @@ NATIVE_AT_START: Final = "native, at start"
 MALLOC_FREE: Final = "malloc, free"
 OTHER: Final = "other mappings"
 ANONYMOUS: Final = "malloc and anonymous memory"
+FREE_ROWS: Final = frozenset({PYTHON_FREE, MALLOC_FREE})
+"""Rows of memory that an allocator keeps and nobody uses."""
 UNEXPLAINED: Final = frozenset({NATIVE, OTHER, ANONYMOUS})
 """Rows that name no cause: coverage leaves them out."""
 _BY_MAPPING: Final = {

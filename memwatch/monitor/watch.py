@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from memwatch.errors import OptionError
-from memwatch.monitor.growth import growth_of
+from memwatch.monitor.growth import causes_first, growth_of
 from memwatch.monitor.history import History, Sample, SampleFile
 from memwatch.monitor.main_thread import MainThread
 from memwatch.monitor.objects import (
@@ -22,7 +22,7 @@ from memwatch.monitor.objects import (
     python_memory,
     tensor_memory,
 )
-from memwatch.monitor.rows import NATIVE, OWN_ROWS, PYTHON, TENSORS, Known, rows_of
+from memwatch.monitor.rows import FREE_ROWS, NATIVE, OWN_ROWS, PYTHON, TENSORS, Known, rows_of
 from memwatch.own_code import OwnThread
 from memwatch.signal_handlers import pass_on
 
@@ -95,7 +95,7 @@ class Monitor:
 
     @property
     def growth(self) -> list[Growth]:
-        """The rows that grow, fastest first."""
+        """The rows that grow, fastest first; free memory comes after the row that keeps it apart."""
         samples = list(self._history.samples)
         if not samples:
             return []
@@ -105,7 +105,7 @@ class Monitor:
         found = [
             growth_of(row, times_s, nbytes, ticks, samples[-1].rss_bytes) for row, nbytes in series.items()
         ]
-        return sorted((each for each in found if each is not None), key=lambda each: -each.bytes_per_hour)
+        return causes_first([each for each in found if each is not None], FREE_ROWS)
 
     def tick(self) -> None:
         """Count one step of the program, such as a request; the report then has the growth per 1,000 steps."""

@@ -15,9 +15,9 @@ import pytest
 import memwatch
 from memwatch.errors import OptionError
 from memwatch.monitor import history, watch
-from memwatch.monitor.growth import growth_of
+from memwatch.monitor.growth import Growth, causes_first, growth_of
 from memwatch.monitor.history import MOST_SAMPLES, History, Sample, SampleFile
-from memwatch.monitor.rows import OWN_ROWS
+from memwatch.monitor.rows import FREE_ROWS, MALLOC_FREE, OWN_ROWS, TENSORS
 
 MIB = 1 << 20
 SAMPLED = ["a dictionary of requests", "an autograd graph", "a native library"]
@@ -52,6 +52,12 @@ def test_steady_growth_is_noticed_under_a_saw():
     found = grows([at * MIB + (at % 3) * 50 * MIB for at in range(60)])
     assert found.nbytes > 20 * MIB
     assert found.bytes_per_hour == pytest.approx(3600 * MIB, rel=0.1)
+
+
+@pytest.mark.parametrize(("free_mib", "first"), [(5, TENSORS), (40, MALLOC_FREE)])
+def test_free_memory_comes_after_the_tensors_that_keep_it_apart(free_mib, first):
+    found = [Growth(MALLOC_FREE, free_mib * MIB, 0, 60), Growth(TENSORS, 3 * MIB, 0, 60)]
+    assert causes_first(found, FREE_ROWS)[0].row == first
 
 
 def test_growth_that_begins_late_is_noticed():
