@@ -3,7 +3,9 @@
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python -m
-PYTEST := $(RUN) pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart=0 -q
+# how many cases of each parametrized test `make test` runs; 0: all of them
+CASES ?= 4
+PYTEST = $(RUN) pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart=0 -q --cases=$(CASES)
 # These search the whole heap, many times: in a process that has not imported what the other tests import.
 HEAP_TESTS := tests/leaks tests/heap tests/plugin tests/known_leaks
 # Workers and the processes that tests start import hundreds of modules: one compiles them for all.
@@ -20,7 +22,7 @@ demo: $(VENV)/.installed  ## train a small GPT, print its summary, write out/gpt
 	-$(VENV)/bin/memwatch build
 	$(VENV)/bin/python examples/gpt.py
 
-test: $(VENV)/.installed-test programs lint  ## everything that must hold
+test: $(VENV)/.installed-test programs lint  ## what must hold, with a sample of the cases (CASES=0: with all)
 	$(VENV)/bin/memwatch build
 	$(VENV)/bin/python tests/libraries.py
 	@failed=0; set -x; \

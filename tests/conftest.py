@@ -7,6 +7,8 @@ import gc
 import os
 import subprocess
 import sys
+import zlib
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -43,8 +45,34 @@ _LAST = (
 """Files, and a folder, whose tests come last, in this order; of those alike the longest first, for two workers."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--cases",
+        type=int,
+        default=0,
+        help="run at most so many cases of a parametrized test; 0: all of them",
+    )
+
+
+def _sample(items: list[pytest.Item], most: int) -> set[pytest.Item]:
+    """Return the items that run if a test has at most `most` cases.
+
+    The checksum of its parameters chooses a case. So the choice is the same in every run and every worker. Tests of a
+    file that share their parameters choose the same cases, and a program that they share runs once for all of them.
+    """
+    cases = defaultdict(list)
+    for item in items:
+        name, _, parameters = item.nodeid.partition("[")
+        cases[name].append((zlib.crc32(parameters.encode()), item))
+    return {item for each in cases.values() for _, item in sorted(each, key=lambda case: case[0])[:most]}
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Run what searches the whole heap before what imports much: a search takes as long as the heap is large."""
+    if most := config.getoption("--cases"):
+        chosen = _sample(items, most)
+        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+        items[:] = [item for item in items if item in chosen]
 
     def place(item: pytest.Item) -> tuple[int, int]:
         folder, file = item.path.parent.name, item.path.name

@@ -38,6 +38,12 @@ def _few_threads():
 
 
 @pytest.fixture
+def inner_ini(pytester):
+    """Write the settings of an inner session."""
+    pytester.makeini(INI)
+
+
+@pytest.fixture
 def session(pytester):
     """Run a test file in an inner session: ``session(source, *options, ini=...)``."""
 

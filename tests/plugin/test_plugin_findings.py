@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-pytest_plugins = "pytester"
+
+pytestmark = pytest.mark.usefixtures("inner_ini")
 
 KEPT_GRAPHS = """
 import pytest, torch
@@ -40,7 +41,7 @@ def test_that_detaches():
 def test_a_kept_graph_fails_the_test_and_a_detached_output_passes(pytester):
     """The shape of verl #6696: a list keeps an output of every micro-batch, with a graph that no backward needs."""
     pytester.makepyfile(test_verl=KEPT_GRAPHS)
-    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-v", "--memwatch-json=out.json")
+    result = pytester.runpytest("-v", "--memwatch-json=out.json")
     result.assert_outcomes(failed=1, passed=1)
     result.stdout.fnmatch_lines([
         "*test_that_keeps_graphs AVOIDABLE*",
@@ -60,20 +61,20 @@ def test_small_findings_and_other_kinds_do_not_count(pytester):
     pytester.makepyfile(
         test_verl=KEPT_GRAPHS.replace('kinds=["graph"]', 'kinds=["graph"], min_bytes="1 GiB"')
     )
-    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=2)
+    pytester.runpytest().assert_outcomes(passed=2)
     pytester.makepyfile(test_verl=KEPT_GRAPHS.replace('kinds=["graph"]', 'kinds=["optimizer"]'))
-    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=2)
+    pytester.runpytest().assert_outcomes(passed=2)
 
 
 def test_the_option_chooses_the_tests(pytester):
     """`off` switches the marker off; `all` checks tests without it."""
     pytester.makepyfile(test_verl=KEPT_GRAPHS)
-    off = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--memwatch-findings=off")
+    off = pytester.runpytest("--memwatch-findings=off")
     off.assert_outcomes(passed=2)
     unmarked = KEPT_GRAPHS.replace('@pytest.mark.no_findings(kinds=["graph"])\n', "")
     pytester.makepyfile(test_verl=unmarked)
-    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=2)
-    every = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--memwatch-findings=all")
+    pytester.runpytest().assert_outcomes(passed=2)
+    every = pytester.runpytest("--memwatch-findings=all")
     every.assert_outcomes(failed=1, passed=1)
 
 
@@ -83,7 +84,7 @@ def test_a_rule_with_a_reason_excuses_a_finding(pytester):
     pytester.makepyprojecttoml(
         '[tool.memwatch]\nignore_leaks = {"`output_lst`" = "the scores need the graphs"}\n'
     )
-    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=2)
+    pytester.runpytest().assert_outcomes(passed=2)
 
 
 @pytest.mark.parametrize(
@@ -96,14 +97,14 @@ def test_a_rule_with_a_reason_excuses_a_finding(pytester):
 def test_a_wrong_argument_stops_the_run_with_the_usage(pytester, arguments, told):
     """No test runs, and one line says what to write."""
     pytester.makepyfile(f"import pytest\n@pytest.mark.no_findings({arguments})\ndef test_it():\n    pass\n")
-    result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
+    result = pytester.runpytest()
     result.stderr.fnmatch_lines([told])
 
 
 def test_a_wrong_mode_is_told(pytester):
     """As with leaks."""
     pytester.makepyfile("def test_it():\n    pass\n")
-    result = pytester.runpytest_subprocess("--memwatch-findings=some")
+    result = pytester.runpytest("--memwatch-findings=some")
     result.stderr.fnmatch_lines(["*--memwatch-findings=some: choose one of marked, all, off*"])
 
 
@@ -130,7 +131,7 @@ def test_it(n):
 def test_one_cause_of_twelve_tests_is_told_once(pytester):
     """The failures show one test; the summary has the cause with its tests, its advice and a rule to copy."""
     pytester.makepyfile(test_many=MANY)
-    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--memwatch-findings=all")
+    result = pytester.runpytest("--memwatch-findings=all")
     result.assert_outcomes(failed=12)
     result.stdout.fnmatch_lines([
         "*Avoidable memory: 4.00 MiB, *`recorder.seen`* (cause-*, 12 tests)",
@@ -144,7 +145,7 @@ def test_one_cause_of_twelve_tests_is_told_once(pytester):
     assert len(result.stdout.lines) <= 40
     [rule] = [line.partition("in the ini file: ")[2] for line in result.stdout.lines if "to tolerate" in line]
     pytester.makeini(f"[pytest]\n{rule}\n")
-    tolerated = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--memwatch-findings=all")
+    tolerated = pytester.runpytest("--memwatch-findings=all")
     tolerated.assert_outcomes(passed=12)
 
 
@@ -165,9 +166,7 @@ def test_a_known_leak_is_plain_data_in_the_results(pytester):
             Exp.apply(torch.randn(4096, requires_grad=True))
         """
     )
-    pytester.runpytest_subprocess(
-        "-p", "no:cacheprovider", "--memwatch-leaks=all", "--memwatch-json=out.json"
-    )
+    pytester.runpytest("--memwatch-leaks=all", "--memwatch-json=out.json")
     (test,) = json.loads((pytester.path / "out.json").read_text())["tests"]
     (leak,) = test["leaks"]
     assert leak["known"]["library"] == "torch"
