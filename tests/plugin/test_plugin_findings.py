@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-
 pytestmark = pytest.mark.usefixtures("inner_ini")
 
 KEPT_GRAPHS = """
