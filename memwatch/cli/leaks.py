@@ -92,9 +92,10 @@ def _say_what_was_searched(
     from memwatch.words import leaks as words
 
     kept_by_place = {rounds.place: rounds.kept for rounds in growth.rounds if rounds.kept}
+    collections_at_end = [leak for leak in at_end if leak.count > 1]
     if not told:
         places = [rounds.place for rounds in growth.rounds]
-        say(words.searched_line(places, is_certain=not kept_by_place))
+        say(words.searched_line(places, is_certain=not (kept_by_place or collections_at_end)))
     if not growth.rounds:
         say(
             words.not_searched_line(
@@ -106,7 +107,7 @@ def _say_what_was_searched(
         if rows:
             held = words.held_phrase(rows)
             say(words.KEPT_BY_ROUND.format(round=words.round_phrase(place), held=held))
-    held_at_end = _rows([leak for leak in at_end if leak.count > 1], told)
+    held_at_end = _rows(collections_at_end, told)
     if held_at_end:
         say(words.HELD_AT_END.format(held=words.held_phrase(held_at_end)))
 

@@ -169,6 +169,8 @@ class ProgramGrowth:
 
     def held_at_end(self) -> list[Leak]:
         """Return who holds what the program made, its top-level names included; call it before the block ends."""
+        for storage in behind(self._young())[0]:
+            self._book.add(storage, self._mode.run)  # the mode sees no op of other threads
         found = diagnose(self._book.alive(), Exemptions(), per_call=False)
         return leaks_of(found.retained, [0], per_call=False)
 

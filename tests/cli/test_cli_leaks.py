@@ -336,3 +336,29 @@ def test_what_each_pass_adds_without_a_graph_is_named_and_not_judged(shell_memwa
     verdict, kept = done.stderr.splitlines()
     assert verdict.startswith("memwatch: no certain leaks: ")
     assert "program.py:9 in predict added to local `outputs` of predict" in kept
+
+
+SERVER = """
+import queue, threading
+requests, answers = queue.Queue(), {}
+def work():
+    while (item := requests.get()) is not None:
+        with torch.no_grad():
+            answer = net(item[1])
+        answers[item[0] if KEEPS else 0] = answer
+net = nn.Linear(64, 64)
+worker = threading.Thread(target=work)
+worker.start()
+for number in range(12):
+    requests.put((number, torch.ones(32, 64)))
+requests.put(None)
+worker.join()
+"""
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_what_another_thread_leaves_in_a_top_level_name_is_named(keeps, shell_memwatch, tmp_path):
+    (tmp_path / "program.py").write_text(f"{IMPORTS}KEEPS = {keeps}\n{SERVER}")
+    done = shell_memwatch("leaks", "program.py")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert ("not judged" in done.stderr and "global `answers`" in done.stderr) is keeps

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
-import sysconfig
-import venv
+import sys
 from pathlib import Path
 
 import pytest
@@ -52,36 +52,26 @@ def commands():
     return [line for block in blocks for line in block.splitlines()]
 
 
-@pytest.fixture(scope="module")
-def shell(tmp_path_factory):
+@pytest.fixture
+def shell(shell_memwatch, tmp_path):
     """Return a function that runs a command as a user types it, in a folder with a program that leaks."""
-    environment = tmp_path_factory.mktemp("environment")
-    venv.create(environment, with_pip=False)
-    (packages,) = environment.glob("lib/python*/site-packages")
-    # pytest finds the entry point where memwatch is installed; the code is the code of this tree
-    paths = [str(ROOT), str(ROOT / "plugins"), sysconfig.get_paths()["purelib"]]
-    (packages / "a.pth").write_text("\n".join(paths))
-    for name, module in (("memwatch", "memwatch"), ("pytest", "pytest")):
-        script = environment / "bin" / name
-        script.write_text(f'#!/bin/sh\nexec "{environment}/bin/python" -m {module} "$@"\n')
-        script.chmod(0o755)
-    folder = tmp_path_factory.mktemp("program")
-    (folder / "train.py").write_text(TRAIN)
-    (folder / "test_train.py").write_text(TEST)
-    path = f"{environment / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    (tmp_path / "train.py").write_text(TRAIN)
+    (tmp_path / "test_train.py").write_text(TEST)
 
-    def run(command, **more):
+    def run(command, **environment):
+        program, *arguments = shlex.split(command)
+        environment["OMP_NUM_THREADS"] = "1"
+        if program == "memwatch":
+            return shell_memwatch(*arguments, **environment)
         return subprocess.run(
-            command, shell=True, cwd=folder, env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", **more},
+            [sys.executable, "-m", program, *arguments], cwd=tmp_path, env={**os.environ, **environment},
             capture_output=True, text=True, check=False, timeout=200,
         )  # fmt: skip
 
-    run.folder = folder
     return run
 
 
-@pytest.mark.timeout(900)
-def test_every_command_of_the_guide_works_on_a_program_that_leaks(shell):
+def test_every_command_of_the_guide_works_on_a_program_that_leaks(shell, tmp_path):
     """Before the fix the leak is found, after it the exit codes are 0; each command prints what the guide names."""
     assert MENDED != TRAIN
     for rank in range(2):
@@ -92,7 +82,7 @@ def test_every_command_of_the_guide_works_on_a_program_that_leaks(shell):
     printed = {}
     for number, command in enumerate(listed):
         if leaking and command == "memwatch leaks train.py" and command in listed[:number]:
-            (shell.folder / "train.py").write_text(MENDED)
+            (tmp_path / "train.py").write_text(MENDED)
             leaking = False
         done = shell(command)
         found = "kept alive by" in done.stdout or FAILING.get(command, "\0") in done.stderr
