@@ -76,7 +76,7 @@ def named_classes(keys: Collection[int], *heaps: Callable[[], Sequence[object]])
 
     Args:
         keys: ids of classes, some of which may be gone.
-        heaps: return the lists; a list is only made if the earlier ones lacked a class.
+        heaps: functions that return a list of objects. A function is called only if the earlier lists lacked a class.
     """
     found: dict[int, type] = {}
     for heap in heaps:

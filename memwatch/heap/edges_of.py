@@ -143,7 +143,7 @@ def name_edge(chain: Sequence[Any], at: int) -> Named:
 
     Returns:
         The edge, and the number of references of the chain that it covers: an instance, its dictionary and a value
-        are one attribute. The edge is None if a report leaves the reference out.
+            are one attribute. The edge is None if reports leave this reference out.
     """
     parent = chain[at]
     cls = type(parent)
@@ -333,6 +333,7 @@ def _set(chain: Sequence[Any], at: int) -> Named:
 
 
 _KEYS_OF_CALLS: Final = class_ids(tuple, type(functools._make_key((), {"a": 1}, typed=False)))
+"""The classes of the keys that `functools.lru_cache` makes of a call's arguments."""
 
 
 def _lru_cache(chain: Sequence[Any], at: int) -> Named | None:

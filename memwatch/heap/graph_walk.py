@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from memwatch.heap.references import Chain
 
 _MAX_NODES: Final = 4000
+"""Nodes of autograd that one walk visits at most. A guess."""
 _NO_NUMBER: Final = -1
+"""The sequence number of a node that has none."""
 _REFUSED: Final = (RuntimeError, AttributeError, NotImplementedError, TypeError)
 
 

@@ -32,7 +32,7 @@ def module_dicts(modules: Iterable[nn.Module]) -> list[dict[str, Any]]:
 
 
 def table_entries(attributes: dict[str, Any], name: str) -> list[tuple[str, Any]]:
-    """Return the entries of a table of a module, without those that are None.
+    """Return the entries of a table of a module. Skip entries that are None.
 
     Args:
         attributes: the attribute dictionary of the module.

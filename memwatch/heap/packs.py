@@ -1,7 +1,7 @@
 """The packs that memwatch's recorders make of saved tensors. A search looks through them to the tensors inside.
 
-Without this, a search during a profile, or in a graph that was made under one, would find no holder of the saved
-tensors: a pack of the compiled recorder is a capsule, in which gc sees nothing.
+A pack of the compiled recorder is a capsule, and gc sees nothing inside a capsule. Without this module, a search
+during a profile would find no holder of the saved tensors. The same holds for a graph that was made during a profile.
 """
 
 from __future__ import annotations

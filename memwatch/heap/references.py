@@ -1,8 +1,8 @@
 """The references of one object by its real type: the steps of a search that starts at the running calls.
 
 The snapshot of the whole heap asks gc alone (`gc.get_referents`), which is simpler. It is too slow for a search
-inside the user's program, because it shows every name, code object and class beside the values. So known types are
-read from the dictionaries, slots and fields in which they keep values, and gc is asked about the others.
+inside the user's program, because it shows every name, code object and class beside the values. For known types,
+memwatch reads the dictionaries, slots and fields that keep their values. It asks gc only about the other types.
 
 Nothing here runs code of the program. Types are found by their real bases, never by `isinstance`. Attributes are read
 from their storage, never by `getattr`. Properties, `__iter__` and `__getitem__` of subclasses are not called.
@@ -43,12 +43,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 Chain = tuple[Any, ...]
-"""Objects, each of which refers to the next."""
+"""Objects; each refers to the next."""
 
 
 MAX_ITEMS: Final = 4096
+"""Items of a container that a search reads. A guess."""
 _PROBE_ITEMS: Final = 64
+"""A longer container is left if so many items at its beginning are all numbers or texts. A guess."""
 _MAX_TRIES: Final = 8
+"""Attempts to copy a container that another thread changes meanwhile. A guess."""
 _SEQUENCES: Final = (list, tuple, set, frozenset, deque)
 _SEQUENCE_IDS: Final = class_ids(*_SEQUENCES)
 _PLAIN: Final = class_ids(list, tuple, dict, set, frozenset, deque)
@@ -172,7 +175,7 @@ def _result(value: Any) -> Iterator[Chain]:
 
 
 def _mapping(value: Any) -> Iterator[Chain]:
-    # gc does not track a dictionary without objects that gc knows, such as one of arrays
+    # gc ignores a dictionary whose values are all unknown to gc, such as numpy arrays
     if gc.is_tracked(value) or any(type(held) is np.ndarray for held in islice(dict.values(value), 1)):
         return chain(_items(value, dict.values), _extra(value))
     return iter(())
@@ -192,7 +195,10 @@ def _context(value: Any) -> Iterator[Chain]:
 
 
 def _items(container: Any, iterate: Callable[[Any], Any]) -> Iterator[Chain]:
-    """Return the items of a container. A long one that begins with numbers or text is left early."""
+    """Return the items of a container.
+
+    Of a long container that begins with numbers or text, return only the first items.
+    """
     items = copied_items(container, iterate, MAX_ITEMS)
     if len(items) > _PROBE_ITEMS and _NUMBERS_AND_TEXT.issuperset(
         map(id, map(type, items[: _PROBE_ITEMS + 1]))
@@ -204,13 +210,13 @@ def _items(container: Any, iterate: Callable[[Any], Any]) -> Iterator[Chain]:
 def copied_items(
     container: Any, iterate: Callable[[Any], Any], limit: int | None = None, tries: int = _MAX_TRIES
 ) -> list[Any]:
-    """Return the items of a container, which another thread may change, or a collection made for the copy.
+    """Return the items of a container that another thread, or gc, may change during the copy.
 
     Args:
         container: the container.
         iterate: returns the iterable, as `dict.values` does.
-        limit: the largest number of items to return, the first ones; None for all.
-        tries: how often the copy begins anew before an empty list is returned.
+        limit: the number of items to return, from the first; None for all.
+        tries: number of attempts; after them the list is empty.
     """
     try:
         return list(islice(iterate(container), limit))

@@ -1,4 +1,4 @@
-"""The places from which a Python process keeps objects alive, gc's blind spots included."""
+"""The places that keep objects of a Python process alive, also the places that gc cannot see."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ class Held(NamedTuple):
 
     Attributes:
         kind: how the root refers to it.
-        name: identifier of the variable; None if the kind has none, and for the namespace of a frame.
+        name: identifier of the variable; None for kinds without names, and for the namespace of a frame.
         value: the object.
-        owner: the call or module that holds it, with the line to edit; None for a root that needs none.
+        owner: the call or module that holds it, with the line to edit; None if the kind of root explains itself.
         position: index of an argument without a name.
         body: the code of the running module whose variable it is.
     """
@@ -94,7 +94,7 @@ class Held(NamedTuple):
 
     @property
     def is_namespace(self) -> bool:
-        """Whether the value is the namespace of a frame: what that holds are globals."""
+        """Whether the value is the namespace of a frame, whose entries are global variables."""
         return self.kind is EdgeKind.GLOBAL and self.name is None
 
 
@@ -107,7 +107,7 @@ class Root:
         entries: the objects it holds; clear it soon.
         runner: True for pytest, unittest and other test runners, whose references do not count.
         frame_id: ``id`` of the frame, else 0.
-        explains: True for a call of torch or Python: nobody edits it, but it shows why a `del` frees nothing.
+        explains: True for a call of torch or Python. Users cannot edit it, but it shows why a `del` frees nothing.
     """
 
     kind: RootKind

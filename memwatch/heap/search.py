@@ -1,4 +1,4 @@
-"""Shortest paths over a snapshot: the objects that the roots reach, and by which references."""
+"""Shortest paths over a snapshot: the objects that the roots reach, and the references to them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Tree:
     """The shortest-path tree of one breadth-first search.
 
     Attributes:
-        above: for each position the position it was reached from; itself for a source, -1 if not reached.
+        above: for each position, the position before it on its path: itself for a source, -1 if no path reaches it.
     """
 
     def __init__(self, above: NDArray[np.int32]) -> None:

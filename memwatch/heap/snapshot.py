@@ -1,6 +1,6 @@
 """The reference graph of the whole process at one instant, as arrays that one sweep can search.
 
-One call to gc asks for the references of many objects, because one call per object is too slow.
+Each call to gc returns the references of many objects, because one call per object is too slow.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Referents:
     Attributes:
         counts: number of references of each object.
         ids: the ids of all targets.
-        objects: the targets, and marks between those of one owner and of the next.
+        objects: the targets, and a mark after the targets of each owner.
         places: the position of each target among `objects`.
     """
 
@@ -93,7 +93,7 @@ def referents_of(part: list[Any], mark: tuple[object]) -> Referents:
     return Referents(counts, ids_of(near), near, np.arange(len(near)))
 
 
-UNREACHED: Final = -1
+UNREACHED: Final = -1  # the position of an object that no source reaches
 _MEASURE: Final[object] = type("Measure", (), {})()  # gc lists an object of a class written in Python
 _CHUNK: Final = 4_000  # objects whose references are listed at a time: few enough for the processor's cache
 _POSITION: Final = np.int32  # half of int64; a heap with 2**31 references would take 16 GiB for them alone
@@ -213,7 +213,7 @@ class Snapshot:
         return edges
 
     def _c_held(self, unlisted: Unlisted | None) -> list[tuple[object, object]]:
-        """List the objects that numpy arrays, futures and scripted modules hold. Add those that gc does not list."""
+        """List the objects that numpy arrays, futures and scripted modules hold. Add unlisted objects."""
         if unlisted is not None:
             self._add_untracked(unlisted)
         edges = []
@@ -450,7 +450,7 @@ class Snapshot:
 
 
 _ShortCuts = Callable[["NDArray[np.int64]", "NDArray[np.int64]"], "NDArray[np.bool_]"]
-"""Says of references, as positions of owners and targets, which only shorten a way."""
+"""Takes the positions of owners and targets. Returns for each reference whether it only shortens a way."""
 
 
 def _listed(

@@ -157,7 +157,7 @@ def shape_of(tensor: torch.Tensor) -> torch.Size:
 
 
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
-    """Return the storage of a tensor, or None if it has none (sparse, opaque, wrapper subclasses).
+    """Return the storage of a tensor; None for a sparse or opaque tensor and for wrapper subclasses.
 
     Call it under :func:`quiet`; otherwise a subclass's ``__torch_function__`` would run.
     """
@@ -189,5 +189,5 @@ def storage_bytes(storage: torch.UntypedStorage) -> int:
 
 
 def quiet() -> AbstractContextManager[object]:
-    """Return a context in which neither a subclass's nor a mode's ``__torch_function__`` runs."""
+    """Return a context that switches off ``__torch_function__`` of subclasses and modes."""
     return disable_torch_function()
