@@ -61,7 +61,7 @@ class Part:
 
     @property
     def sentence(self) -> str:
-        """The sentence for the user: the missing names, and what memwatch does worse without them."""
+        """The sentence for the user: the missing names, and the ability of memwatch that suffers."""
         return f"torch {torch.__version__} has no {', '.join(self.lacking)}: {self.lost}"
 
     def require(self) -> None:

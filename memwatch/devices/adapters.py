@@ -131,6 +131,7 @@ class Cpu:
 
 
 _ROUNDING_BYTES: Final = 512
+"""Bytes to which an accelerator's caching allocator rounds a block up, from torch's own sources."""
 
 
 class Accelerator:
@@ -145,7 +146,7 @@ class Accelerator:
 
     @property
     def _module(self) -> Any:
-        """Torch's module for the devices, or None if no backend has registered one."""
+        """Torch's module for the devices; None until a backend registers it."""
         return getattr(torch, self._kind, None)
 
     @property

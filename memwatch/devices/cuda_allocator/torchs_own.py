@@ -44,6 +44,7 @@ _REJECTED: Final = 2  # the status of `memwatch_replay` for settings
 _ALLOWED_S: Final = 600
 """Guess: a setting of a trace of a million events takes two seconds."""
 _MESSAGE_CHARS: Final = 300
+"""Characters of the child's error that a message shows. A guess."""
 _COMMENT: Final = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _VIRTUAL: Final = re.compile(r"\bvirtual\b[^;{(]*?(~?\w+)\s*\(")
 
@@ -105,7 +106,7 @@ class TorchAllocator:
 
     @contextlib.contextmanager
     def _folder(self) -> Iterator[tuple[str, list[str]]]:
-        """Make a folder in which the driver has the names of CUDA's libraries."""
+        """Make a folder with links to the driver, under the names of CUDA's libraries."""
         needed = {name.decode() for name in _RUNTIME.findall(self.file.read_bytes())}
         names = [*sorted(needed), *_DRIVERS]
         with tempfile.TemporaryDirectory() as folder:
@@ -206,7 +207,7 @@ def _places(include: pathlib.Path) -> dict[str, int]:
     """Return the positions of virtual functions in the table of torch's CUDA allocator.
 
     The positions change with the version of torch: 2.10 put `getMemoryInfo` before the functions of CUDA. So they are
-    counted in the headers, in the order in which compilers lay a table out. A destructor takes two positions.
+    counted in the headers, in the order of a compiler's table. A destructor takes two positions.
     """
     names: list[str] = []
     for file, owner in (

@@ -44,15 +44,18 @@ _ANSWERS: Final[dict[str, Any]] = {
     "memory_summary": "",
     "utilization": 0,
 }
+"""The result of each function of `torch.cuda` that has the same result at all times. A GPU of Hopper's kind."""
 _ASKED: Final = (
     "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "device_memory_used",
 )  # fmt: skip
-"""Questions for bytes; a program that decides by them is told so."""
+"""Functions that return byte counts. If a program calls them, the estimate contains a note about it."""
 _TOTAL_BYTES: Final = 80 << 30
+"""Memory of the pretended GPU: 80 GiB, like an A100 or H100. A guess."""
 _PROPERTIES: Final = {
     "name": "pretended", "major": 9, "minor": 0, "total_memory": _TOTAL_BYTES, "multi_processor_count": 132,
 }  # fmt: skip
 _STATE_BYTES: Final = 16
+"""Bytes of a random state of CUDA: seed and offset."""
 _LIKE_THE_HOST: Final = ("Stream", "Event", "current_stream", "stream")
 """Names that torch.cpu has for programs that know no device; they do nothing."""
 
