@@ -41,10 +41,10 @@ computed again, and the inputs of small blocks add up."""
 
 @dataclass
 class SavedBytes:
-    """The bytes that each module saved for backward in one step, without its inputs, parameters and buffers.
+    """The bytes that each module saved for backward in one step. Its inputs, parameters and buffers are not counted.
 
     Attributes:
-        by_module: bytes by the module's name, including those of its children.
+        by_module: bytes by the module's name, including its children's bytes.
         order: the modules that were called, in the order of their first calls.
     """
 

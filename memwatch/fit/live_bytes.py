@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 AllocatorEvent: TypeAlias = tuple[int, int, int]
 """Time (ns), address and signed bytes of an allocation or a free."""
-_ERRORS_ONLY: Final = 2
+_ERRORS_ONLY: Final = 2  # c10's log level
 
 
 def device_of(model: nn.Module) -> str:

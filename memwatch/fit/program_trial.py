@@ -184,8 +184,8 @@ class _StillMeasuringError(MemwatchError):
 class _Run:
     """One run: it finds the model at its first call, activates the way, and ends the program after some steps.
 
-    The first step is not counted. In a planned way, the steps in which memwatch measures and plans again are not
-    counted either: it cannot do so while this run receives the allocator's events.
+    The first step is not counted. In a planned way, memwatch measures and plans in the next steps. They are not
+    counted either, because memwatch cannot measure while this run receives the allocator's events.
 
     Attributes:
         needed_steps: steps of the optimizer after which the run is ended.

@@ -1,4 +1,4 @@
-"""Which ways are tried, in which order, and which of them is kept: the fastest measured one under the limit."""
+"""Choose the ways to try and their order. Keep the fastest measured way under the limit."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ if TYPE_CHECKING:
     from memwatch.reading import Reading
 
 _GOOD_ENOUGH: Final = 1.02
-"""A way whose steps take at most this, relative to the program's, ends the search; so near, two take as long."""
+"""A ratio. A way whose steps take at most this share of the program's own time ends the search.
+
+A guess: times this close are equal.
+"""
 _NOISE: Final = 1.1
 """Two durations whose ratio is below this may be equal.
 
@@ -84,7 +87,7 @@ class Search:
 
     Attributes:
         tried: every measurement, in the order of the trials.
-        is_repeatable: whether the program itself gives the same results twice; None while nobody asked.
+        is_repeatable: whether the program itself gives the same results twice; None until it was tested.
     """
 
     def __init__(
@@ -97,7 +100,7 @@ class Search:
         self._trial, self._limit_bytes, self._kinds, self._say = trial, limit_bytes, kinds, say
 
     def run(self) -> Measurement | None:
-        """Try ways until one is found that is fast enough; return the fastest under the limit, None if none is."""
+        """Try ways until one is fast enough. Return the fastest way under the limit, or None if all need more."""
         plain = self._try(Way())
         if not plain.fits(self._limit_bytes):
             for measured in self._ways(plain):
@@ -142,7 +145,7 @@ class Search:
         return any(each.cost * _NOISE < self.tried[0].cost for each in more)
 
     def is_bitwise(self, measured: Measurement) -> bool | None:
-        """Return whether a way gave the program's own results in every bit; None where that is not known."""
+        """Return whether a way gave the program's own results in every bit; None if this is unknown."""
         plain = self.tried[0].results
         if plain is None or measured.results is None:
             return None
@@ -151,10 +154,10 @@ class Search:
         return False if self.is_repeatable else None
 
     def _best(self) -> Measurement | None:
-        """Return the fastest way under the limit. A way with other results is taken only if there is no other.
+        """Return the fastest way under the limit. A way with other results is the last resort.
 
-        Of equally fast ways it is the one that was tried first, because it changes less of the program. A way whose
-        lines need memwatch must be faster than a way whose lines need torch alone, by more than the noise.
+        If several ways are equally fast, return the first that was tried, because it changes less of the program. A
+        way whose lines need memwatch must be faster than a way whose lines need torch alone, by more than the noise.
         """
         fitting = [each for each in self.tried if each.fits(self._limit_bytes)]
         exact = [each for each in fitting if self.is_bitwise(each) is not False] or fitting
@@ -296,7 +299,7 @@ class Search:
         return found
 
     def _least(self, base: Way, names: tuple[str, ...], kind: Kind) -> Iterator[Measurement]:
-        """Try all blocks, then the fewest of the first ones that fit: those that are saved longest."""
+        """Try all blocks, then the fewest that fit. Begin with the first blocks, whose tensors are saved longest."""
 
         def of_first(count: int) -> Measurement:
             chosen = names[:count]

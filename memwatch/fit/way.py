@@ -160,7 +160,7 @@ class Way:
 
     @property
     def plan(self) -> Plan | None:
-        """The plan that the lines apply, None if they need none."""
+        """The plan that the lines apply; None for lines without a plan."""
         return next((change.plan for change in self.changes if change.plan is not None), None)
 
     def code(self, program: Expressions) -> str:
@@ -213,7 +213,7 @@ _OF_LOOPS: Final = ("block", "chain", "contexts", "group", "hook", "one", "param
 
 
 def _spaces(model: nn.Module, optimizers: Sequence[Optimizer]) -> list[dict[Any, Any]]:
-    """Return the dictionaries in which a way may set something."""
+    """Return the dictionaries whose entries a way may set."""
     found = [module.__dict__ for module in model.modules()]
     for optimizer in optimizers:
         found += [optimizer.__dict__, *optimizer.param_groups]
