@@ -174,7 +174,7 @@ class Session:
             raise
 
     def abandon(self) -> None:
-        """Switch everything off and keep nothing, because the block could not be entered."""
+        """Switch everything off and drop all rows, because the block could not be entered."""
         self._switch_off()
         self._timer.stop()
         self._let_go()

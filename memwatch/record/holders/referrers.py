@@ -38,7 +38,7 @@ _CONTAINERS: Final = ("list", "deque", "dict", "set")
 def ask_who_refers(
     state: SamplingState, fresh: dict[int, WatchedStorage], capsules: Capsules, frame: FrameType | None
 ) -> None:
-    """Ask for the referrers of storages that the deep search did not find either, young objects first.
+    """Search for the referrers of storages that the deep search did not find. Search young objects first.
 
     Args:
         state: the state that samples share; it gets the results.
@@ -68,7 +68,7 @@ def ask_who_refers(
 
 
 def ask_again_who_refers(state: SamplingState, again: dict[int, int], frame: FrameType | None) -> None:
-    """Ask once more who has the list in which something lay that no variable names: a suspended call may.
+    """Search again for the owner of a list that holds an unnamed storage: it may be a suspended call.
 
     Args:
         state: what samples share.

@@ -47,7 +47,7 @@ class HolderSampler:
 
     @property
     def tables(self) -> dict[str, Rows]:
-        """The rows by table; those that refer to rows of another table stand before it."""
+        """The rows by table. A table comes before the tables that its rows refer to."""
         state = self._state
         return {"holders": state.rows, "edges": state.edges, "vertices": state.vertices}
 
@@ -89,7 +89,7 @@ class HolderSampler:
         self._iteration_starts()
 
     def step_ended(self, optimizer: object) -> None:
-        """Take the end of the first optimizer's step for that of an iteration, where the program marks none."""
+        """End an iteration with the step of the first optimizer, if the program itself marks no iterations."""
         if self._paced_by is None:
             self._paced_by = weakref.ref(optimizer)
         if not self._is_marked and self._paced_by() is optimizer:
@@ -143,9 +143,9 @@ class HolderSampler:
 
     @contextlib.contextmanager
     def _amid_op(self) -> Iterator[None]:
-        """Look at the program's objects in the middle of an op, without running any code of its own.
+        """Search the program's objects in the middle of an op. No code of the program runs.
 
-        Signal handlers wait until the end: one that runs within a search would change what is searched.
+        Signal handlers wait until the end, because they could change the objects during the search.
         """
         with uninterrupted():
             self._is_sampling = True

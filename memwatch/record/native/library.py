@@ -51,7 +51,7 @@ def wheel_name() -> str:
 
 
 def of_wheel() -> list[str]:
-    """Return the releases of torch for which the wheel has a library."""
+    """Return the releases of torch that the wheel's libraries support."""
     names = (file.name.split("-")[1].removeprefix("torch") for file in BUILT.glob(f"{NAME}-torch*"))
     return sorted(names, key=lambda release: [int(part) for part in re.findall(r"\d+", release)])
 
@@ -68,7 +68,7 @@ def _suffix() -> str:
 
 
 def load() -> Any:
-    """Return the module. None if it is not built or MEMWATCH_NATIVE=0 switches it off."""
+    """Return the module, or None if it was never built or MEMWATCH_NATIVE=0 switches it off."""
     return _load(path()) if is_wanted() and not distrust() else None
 
 

@@ -1,6 +1,6 @@
 """The name of the recorder's library and its compiler flags, for `library` and `wheels/build.py`.
 
-This file must not import torch, because the wheels are built without it.
+This file must not import torch: the process that builds the wheels lacks it.
 """
 
 from __future__ import annotations

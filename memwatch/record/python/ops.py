@@ -1,8 +1,8 @@
 """The hot path: run one intercepted op, and append rows about the op, its inputs and its results.
 
 `PythonOpRecorder.run` is called once for each ATen op below autograd, by either interceptor. It is written for speed:
-no pytree, no object per op, flat lists of integers. Everything else is computed after the block. It must cost less than
-an empty TorchDispatchMode (reports/overhead.py).
+it only appends integers to flat lists. Everything else is computed after the block. It must cost less than an empty
+TorchDispatchMode (reports/overhead.py).
 
 Python cannot read the engine's list of nodes. To find the leaves that a backward reaches, `BackwardGraphs` walks the
 graph from the nodes that run ops, and visits each node once.
@@ -126,7 +126,7 @@ def _run_below(kernels: PythonKernels, kind: OpKind, keyset: Any, *args: Any, **
 
 
 def _below(kind: OpKind, keyset: Any) -> OpKind | None:
-    """Return the kind that goes on below our key; None if there is no memory for it."""
+    """Return the kind that goes on below our key; None if memory is too short."""
     try:
         return kind.with_call(functools.partial(kind.overload.redispatch, keyset & BELOW_FREE_KEY))
     except MemoryError:
@@ -328,7 +328,7 @@ class PythonOpRecorder:
             self._without_memory(kind, error, (*begun, begun[-1], 1))
 
     def _without_memory(self, kind: OpKind, error: MemoryError, row: tuple[int, ...]) -> None:
-        """Note that an op could not be fully recorded, and append its row if it has none."""
+        """Note that an op could not be fully recorded, and append its row if it is missing."""
         try:
             self._could_not_record(kind, error)  # this frees some memory
             rows = self.ops

@@ -168,7 +168,7 @@ class PythonPacker:
         self._count, pack.number = count, number
 
     def _unpack(self, pack: Any) -> Tensor:
-        if pack.__class__ is not Pack:  # there was no memory for a pack
+        if pack.__class__ is not Pack:  # memory was too short for a pack
             without: Tensor = pack if self._outer is None else self._outer[1](pack)
             return without
         if not self._closed and pack.number != NONE:

@@ -1,4 +1,4 @@
-"""Schedules: which steps are recorded. They have the same meaning as those of torch.profiler.
+"""Schedules, which choose the steps to record. They have the same meaning as in torch.profiler.
 
 A schedule is any function from the number of a step to a `ProfilerAction`, such as `torch.profiler.schedule` returns.
 """

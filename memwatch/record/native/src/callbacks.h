@@ -109,7 +109,7 @@ class CallContext {
   bool is_optimizing() const { return optimizing_.object_of(context_.ptr()) == Py_True; }
   /// Return the graph task of the last op, or the number that means none.
   int64_t graph_task() const { return graph_task_.of(context_.ptr()); }
-  /// Return the graph task in which a checkpointed region runs again in `thread`, or the number that means none.
+  /// Return the graph task that runs a checkpointed region again in `thread`, or the number that means none.
   int64_t recomputing() const { return recomputing_.of(context_.ptr()); }
   int64_t thread() const { return thread_.of(context_.ptr()); }
   bool recomputes_by_hand() const { return context_.attr("recomputes_by_hand")().cast<bool>(); }

@@ -16,7 +16,7 @@ namespace memwatch {
 struct Overload {
   py::object func;  // keeps the object alive, so that no other object gets its address
   py::object call;
-  PythonKind python_kind{py::none()};     // None for an overload that is not recorded
+  PythonKind python_kind{py::none()};     // None for an overload that is ignored
   const Kind* kind = nullptr;             // null for such an overload
   std::optional<c10::OperatorName> name;  // of an overload that C++ can call
   std::optional<c10::OperatorHandle> op;

@@ -1,4 +1,5 @@
-// What autograd keeps for backward: the compiled twin of memwatch/record/python/packs.py, which explains the reasons.
+// The tensors that autograd saves for backward: the compiled twin of memwatch/record/python/packs.py, which explains
+// the reasons.
 #pragma once
 
 #include <map>
@@ -43,7 +44,8 @@ struct SavedLog {
   bool closed = false;
 };
 
-/// What autograd holds in place of a saved tensor: the tensor or an alias, and what the check at unpack needs.
+/// The object that autograd holds in place of a saved tensor: the tensor or an alias, and facts for the check at
+/// unpack.
 struct Pack {
   explicit Pack(std::shared_ptr<SavedLog> log) : log(std::move(log)) {}
   ~Pack() {
@@ -95,7 +97,7 @@ class SavedTensors {
   std::unique_ptr<Pack> new_pack() const { return std::make_unique<Pack>(log_); }
   void pack(Pack& pack, const py::object& tensor);
   py::object unpack(Pack& pack);
-  /// Return a stand-in for the tensor if there is no memory for a pack. No row is written for it.
+  /// Return a stand-in for the tensor if memory is too short for a pack. It gets no row.
   py::object pack_without_record(const py::object& tensor);
   py::object unpack_without_record(const py::object& packed) const;
   py::dict living_by_sequence() const;
