@@ -57,7 +57,7 @@ class OpSpec:
         cost: seconds, FLOPs or any other additive price of computing the op once.
         writes: existing buffers the op mutates. A write counts as a read too.
         writes_once: the part of `writes` that only the first run mutates, such as the running statistics of a batch
-            norm. No other result of the op depends on them, so the executor passes something else to later runs.
+            norm. The op's other results are independent of them, so the executor passes a substitute to later runs.
         time_ns: recorded run time of the op, nanoseconds; 0 if not known.
         workspace_bytes: bytes the op allocates and frees while it runs.
         effect: its effect besides reading and writing its buffers.
@@ -156,8 +156,8 @@ class Graph:
         """Return the graph of a list of ops in program order.
 
         Args:
-            ops: ``(name, reads, {buffer: nbytes}, cost)`` or `OpSpec`. A buffer that no op makes is external: it
-                exists before the first op.
+            ops: ``(name, reads, {buffer: nbytes}, cost)`` or `OpSpec`. A buffer without a producer among the ops is
+                external: it exists before the first op.
             keep: buffers that must be alive at the end.
             external_nbytes: sizes (bytes) of external buffers; 0 where not given.
             freeable_externals: external buffers that may be freed after their last use.

@@ -139,7 +139,7 @@ def prune(model: Model, draft: Draft, budget: int, rank: IntArray) -> None:
         model: the program.
         draft: a schedule that fits the budget, changed in place.
         budget: bytes it may use.
-        rank: the steps in the order in which they are tried.
+        rank: the steps in the order of the trials.
     """
     length = draft.size[0]
     draft.ids[:length] = np.arange(length)

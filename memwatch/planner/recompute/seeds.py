@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from memwatch.planner.graph import Graph
 
 _MOST_STAGES = 120  # a guess, as the next two: the table of the dynamic program has stages^2 x slots entries
-_SLOTS = 200  # units in which memory is counted, per budget
+_SLOTS = 200  # units of memory per budget
 _TRIES = 10  # amounts of memory for checkpoints that are tried
 
 

@@ -27,7 +27,7 @@ struct Style {
   Words random;
 };
 
-/// The order in which the values ascend; equal ones keep theirs.
+/// Sort positions by their values, ascending. Equal values keep their order.
 template <class Value>
 std::vector<Int> ascending(const std::vector<Value>& values) {
   std::vector<Int> order(values.size());
