@@ -180,7 +180,7 @@ class ChunkedTable(Mapping[str, "IntArray"]):
             self.append_chunks(encoded(rows))
 
     def append_chunks(self, chunks: Sequence[Chunk]) -> None:
-        """Append rows as chunks, one for each column, in order."""
+        """Append rows as chunks. Each column has one chunk, in the order of the columns."""
         for name, chunk in zip(self._table.names, chunks, strict=True):
             low, high = self._bounds.get(name, (chunk.low, chunk.high))
             self._bounds[name] = min(low, chunk.low), max(high, chunk.high)
@@ -199,7 +199,7 @@ class ChunkedTable(Mapping[str, "IntArray"]):
         return list(zip(*self._chunks.values(), strict=True))
 
     def bounds(self, name: str) -> tuple[int, int]:
-        """Return the smallest and the largest value of a column, or zeros if there are no rows."""
+        """Return the smallest and the largest value of a column, or zeros for a table without rows."""
         return self._bounds.get(name, (0, 0))
 
     def __getitem__(self, name: str) -> IntArray:

@@ -24,19 +24,22 @@ MAGIC: Final = b"SQLite format 3\0"
 _LIMIT_LENGTH: Final = 0
 _LIMIT_ATTACHED: Final = 7
 """SQLite's numbers of limits, SQLITE_LIMIT_LENGTH and SQLITE_LIMIT_ATTACHED."""
-_HEAD_BYTES: Final = 100
+_HEAD_BYTES: Final = 100  # the header of a file of SQLite
 _VERSIONS: Final = slice(18, 20)
 """Where the head says how the file is written: 1 with a rollback journal, 2 with a write-ahead log."""
 _ROLLBACK_JOURNAL: Final = b"\1\1"
 _SUPER_JOURNAL: Final = bytes.fromhex("d9d505f920a163d7")
 """How a journal ends that names another file."""
 _LONGEST_SCHEMA_BYTES: Final = 1 << 16
+"""Bytes. A longer value in the schema is refused. A guess: memwatch's own are far shorter."""
 _LONGEST_VALUE_BYTES: Final = 64 << 20
 """A full chunk has 8 MiB. The longest text is JSON about segments of an allocator: megabytes."""
 _SCHEMA_STEPS: Final = 100_000
 """Steps of SQLite's machine to read the schema. A capture needs about a hundred."""
 _STEPS_PER_CALL: Final = 1_000
+"""Steps of SQLite's machine between two checks of their number. A guess."""
 _BATCH_ROWS: Final = 256
+"""Rows that are fetched together. A guess."""
 _CELL_BYTES: Final = 5
 """What SQLite needs for a row, besides a byte for each column and the text in it: never less."""
 _MOST_SPARSE: Final = 32
@@ -133,7 +136,7 @@ def length_of(database: sqlite3.Connection) -> int:
 
 
 def check_is_database(source: pathlib.Path) -> None:
-    """Raise if a path cannot be a capture, because it is not a file or the file is not a database.
+    """Raise unless a path is a file with a database of SQLite, as each capture is.
 
     Raises:
         CaptureError: with the reason and the next step.

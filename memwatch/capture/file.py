@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from memwatch.capture.columns import ChunkedTable
 
 APPLICATION_ID: Final = 0x6D656D77  # "memw", distinguishes a capture from other databases
-_BUSY_S: Final = 10.0
+_BUSY_S: Final = 10.0  # seconds to wait while another process writes; a guess
 _LOCKED_S: Final = 10.0
 """How long the program waits for others that have locked its file. Readers lock it while they copy it to memory. Rows
 that cannot be written in this time are kept in memory, and are written at the end. A guess."""

@@ -23,7 +23,7 @@ from memwatch.text import visible
 if TYPE_CHECKING:
     import os
 
-_BUSY_S: Final = 10.0
+_BUSY_S: Final = 10.0  # seconds to wait while another process writes; a guess
 
 
 class Head(NamedTuple):
@@ -31,7 +31,7 @@ class Head(NamedTuple):
 
     Attributes:
         meta: the metadata.
-        summary: the summary, or None if the recorder made none.
+        summary: the summary, or None for a file without a summary.
         format_version: the format of the file.
     """
 
