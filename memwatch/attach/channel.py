@@ -50,7 +50,7 @@ def listen_at(path: Path) -> socket.socket:
     """Return a socket that listens at a path; only this user reaches it.
 
     Raises:
-        AttachError: this system does not show who is at the other end, or the folder is not private.
+        AttachError: this system hides the user at the other end, or the folder is not private.
         OSError: the socket cannot be made.
     """
     require_credentials()

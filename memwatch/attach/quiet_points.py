@@ -1,9 +1,9 @@
 """The points of the main thread at which a recording can begin or end without an effect on the program.
 
-A recording pushes hooks on saved tensors, and sometimes a dispatch mode, and includes a dispatch key. If the program
-has an open `with` statement of the same kind, its end would remove memwatch's hook instead of its own. torch itself
-restores its state at the end of a backward and of `inference_mode`. A loop of torch over hooks raises if a hook is
-added meanwhile.
+A recording pushes hooks on saved tensors, and sometimes a dispatch mode, and includes a dispatch key. The program may
+have an open `with` statement of the same kind. Then its end would remove memwatch's hook instead of its own. torch
+itself restores its state at the end of a backward and of `inference_mode`. A loop of torch over hooks raises if a
+hook is added meanwhile.
 """
 
 from __future__ import annotations

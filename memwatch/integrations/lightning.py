@@ -26,7 +26,7 @@ class MemwatchCallback(Callback):
 
     Args:
         path: the file of the capture, which may hold `{rank}`, `{pid}` and `{host}`; None keeps it in memory.
-        page: the file of the page, written at the end; None writes none.
+        page: the file of the page, written at the end; by default there is no page.
         schedule: the steps to record; see `memwatch.profile`.
         log_steps: whether the loggers get the peak of the batches while `fit` runs, as often as that is cheap.
         options: the other options of `memwatch.profile`.

@@ -40,9 +40,9 @@ class Training:
 
     Args:
         path: the file of the capture, which may hold `{rank}`, `{pid}` and `{host}`; None keeps it in memory.
-        page: the file of the page, written at the end; None writes none. Each rank has its own.
+        page: the file of the page, written at the end; by default there is no page. Each rank has its own file.
         schedule: the steps to record; see `memwatch.profile`.
-        log: called with the figures of steps while the training runs; None logs nothing.
+        log: called with the figures of steps while the training runs, unless it is None.
         options: the other options of `memwatch.profile`.
     """
 

@@ -92,7 +92,7 @@ class BudgetKeeper:
         return running is not None and running.is_pending()
 
     def add_graph(self, graph: TracedGraph) -> list[str | Move]:
-        """Add a graph that was just traced, and return the order in which it runs at first.
+        """Add a graph that was just traced, and return its first order of ops.
 
         With the option `strict`, a graph that exceeds the budget alone is refused when it is called. If it were refused
         now, during the compilation, the program would see an error of torch.
