@@ -1,9 +1,9 @@
 """Join storages with the allocator's blocks: one row for each piece of memory, with or without a tensor.
 
-The recorder numbers each storage that it sees. This module matches the storage to the block at its address. A block
-without a storage is memory that no tensor names: workspace inside an op, or memory that was allocated where memwatch
-did not record. A storage without a block was alive at entry, lies in memory from another allocator, or was made while
-no allocator events were recorded. Its birth and death come from the recorder.
+The recorder numbers each storage that it sees. This module matches the storage to the block at its address. Memory
+without a tensor is a block without a storage: workspace inside an op, or memory from code that memwatch did not
+record. A storage without a block was alive at entry, lies in memory from another allocator, or was made while no
+allocator events were recorded. Its birth and death come from the recorder.
 
 The recorder may number one block twice: for a gradient that autograd wrapped again during backward, or for a second
 storage over the same memory (DLPack). If two storages were first seen on one block, they are one storage and keep the
@@ -173,7 +173,7 @@ def join_allocations(capture: Capture) -> tuple[Capture, Allocations]:
     """Join the storages of a capture with the allocator's events.
 
     Returns:
-        The capture, in which storages on the same memory share one number, and every allocation.
+        The capture with a single number for all storages on the same memory, and every allocation.
     """
     capture, named, parts = _matched(in_order(capture))
     storages, unnamed = parts

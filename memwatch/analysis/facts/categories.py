@@ -1,9 +1,9 @@
-"""Decide for which purpose the program holds each piece of memory: its category, and the rule that chose it.
+"""Decide the purpose of each piece of memory: its category, and the rule that chose it.
 
-The rules are tried in order, and the first one that applies decides. Temporaries of an optimizer's step are
-temporaries. Only tensors that stay in the optimizer's state are optimizer state. This includes a tensor that a step
-makes for its state and drops before a sample finds it there, as in LBFGS. Memory that stays alive across iterations
-is *held*: data, averaged weights, caches. A category that was inferred is marked as inferred.
+The rules are tried in order. The first rule that applies decides. Temporaries of an optimizer's step are temporaries.
+Only tensors that stay in the optimizer's state are optimizer state. This includes a tensor that a step makes for its
+state and drops before a sample finds it there, as in LBFGS. Memory that stays alive across iterations is *held*:
+data, averaged weights, caches. A category that was inferred is marked as inferred.
 
 An argument of a module is an input of the program unless another model computed it. A Lightning module that calls its
 layers itself passes the result of each layer to the next, and no call is inside another. An input counts as held if a
@@ -123,7 +123,7 @@ def _is_idle_after_use(
     used = is_wanted[uses["storage"]] & (uses["access"] != _OUTPUT)
     died = allocations.death_ns[rows] != NONE
     death_ns = np.where(died, allocations.death_ns[rows], np.iinfo(np.int64).max)
-    # for each storage: the iterations that use it, then the iteration in which it dies
+    # for each storage: the iterations that use it, then the iteration that ends its life
     of = np.concatenate([uses["storage"][used], storages])
     iteration = np.searchsorted(
         ends_ns, np.concatenate([capture.tables["ops"]["start_ns"][uses["op"][used]], death_ns])
@@ -142,7 +142,7 @@ _OF_MODELS: Final = (ROLES.index("parameter"), ROLES.index("buffer"))
 
 
 class DerivedInputs:
-    """Follows storages back to the tensors from which they were computed."""
+    """Follow storages back to their sources, the tensors that ops computed them from."""
 
     def __init__(self, capture: Capture) -> None:
         births, uses, roles = (capture.tables[table] for table in ("births", "uses", "roles"))
@@ -393,7 +393,7 @@ def _codes_of_traits(capture: Capture, allocations: Allocations, kept: KeptAcros
 
 
 def _by_itself(traits: _Traits, outlived: tuple[str, str] | None) -> tuple[str, str]:
-    """Return category and rule of an allocation that has no role and that no checkpoint recomputed.
+    """Return category and rule of an allocation without a role, if no checkpoint recomputed it.
 
     Args:
         traits: the known facts about it.
@@ -476,7 +476,7 @@ def _saved_rule(traits: _Traits) -> str:
 
 
 def _of_one_iteration(traits: _Traits) -> tuple[str, str]:
-    """Return category and rule of an allocation without a role, which neither backward nor another iteration needs."""
+    """Return category and rule of an allocation without a role, needed in one iteration and by no backward."""
     if traits.origin in _INPUT_RULES:
         return "input", _INPUT_RULES[traits.origin]
     if traits.origin == UNRECORDED:

@@ -56,7 +56,7 @@ class Facts:
 
     @property
     def capture(self) -> Capture:
-        """The recorded tables, in which storages on the same memory share one number."""
+        """The recorded tables, with a single number for all storages on the same memory."""
         return self._joined[0]
 
     @property
@@ -88,7 +88,7 @@ class Facts:
 
     @cached_property
     def reserved(self) -> ReservedBytes | None:
-        """The bytes that the allocator reserved, or None if it does not cache memory."""
+        """The bytes that the allocator reserved; None for an allocator without a cache."""
         alive = self.alive_at(self.curve.peak_event)
         return reserved_bytes(self.capture, self.device, self.allocations, self.curve, alive)
 
@@ -148,7 +148,7 @@ class Facts:
     def kept_across(self) -> KeptAcross:
         """The allocations that stay alive across iterations.
 
-        In a plain loop: those that something keeps across its passes.
+        In a plain loop, these are the allocations that stay alive across its passes.
         """
         capture, allocations = self.capture, self.allocations
         bounds = boundaries(capture, self.places)

@@ -77,7 +77,7 @@ def forward_makers(capture: Capture, start: int = 0, end: int | None = None) -> 
 
 
 class _Nodes:
-    """The nodes that a range of ops and the views between them made, in the order in which these ran."""
+    """The nodes that a range of ops and the views between them made, in the order of the program."""
 
     def __init__(self, capture: Capture, start: int, end: int) -> None:
         ops, nodes, views = (capture.tables[name] for name in ("ops", "nodes", "views"))
@@ -128,7 +128,10 @@ def _nodes_run(capture: Capture, start: int, end: int) -> IntArray:
 
 
 def _is_given_memory(capture: Capture, start: int, end: int) -> NDArray[np.bool_]:
-    """Return whether each op has a tensor argument. An op without one makes no node, so the newest may be a view's."""
+    """Return whether each op has a tensor argument.
+
+    Only such an op makes a node; else the newest node may be a view's.
+    """
     uses, given = capture.tables["uses"], np.zeros(end, dtype=bool)
     for first in range(0, len(uses["op"]), _AT_ONCE):
         part = slice(first, first + _AT_ONCE)

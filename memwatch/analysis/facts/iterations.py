@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 
 _FEWEST_CALLS: Final = 3
+"""Calls of a model without gradients that make a loop of inference. A guess."""
 
 
 class Evaluations(NamedTuple):
@@ -141,6 +142,7 @@ MARK = "step"
 """Name of the rows of the recorded `steps` that are calls of `prof.step()`."""
 _FOREVER = np.iinfo(np.int64).max
 _FEWEST_CROSSED = 2
+"""Ends of iterations that memory must outlive to count as kept, whether it is used again or not. A guess."""
 _INPUT = ROLES.index("input")
 
 
@@ -241,10 +243,10 @@ def _like_others(
 
     Their own end is not recorded.
 
-    An allocation resembles an earlier one if the same calls made memory of the same size, or of any size if none has
-    the same. The size matters because an op may make several results of which the program keeps some. An earlier
-    allocation with a role, such as a gradient, is no evidence about an allocation without a role. The role "input of
-    a module" is an exception: a module may receive the cache that it made itself.
+    An allocation resembles an earlier one if the same calls made memory of the same size. If the size is new, any
+    size counts. The size matters because an op may make several results, and the program may keep only some of them.
+    An earlier allocation with a role, such as a gradient, proves nothing about an allocation without a role. The role
+    "input of a module" is an exception: a module may receive the cache that it made itself.
     """
     roles = capture.tables["roles"]
     needed = needed & ~np.isin(allocations.storage, roles["storage"][roles["role"] != _INPUT])
@@ -298,8 +300,8 @@ def _ends_of_steps(capture: Capture, places: Places) -> IntArray:
 
     A GAN has two in each iteration.
 
-    If a library's line calls all steps, the program's own line separates them. Steps that hooks make within a
-    backward, one for each parameter, end with the backward.
+    If a library's line calls all steps, the program's own line separates them. If hooks step each parameter within a
+    backward, these steps end with the backward.
     """
     steps, ops = capture.tables["steps"], capture.tables["ops"]
     order = np.argsort(steps["end_op"], kind="stable")

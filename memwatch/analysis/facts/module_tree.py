@@ -44,7 +44,7 @@ class ModuleTree(NamedTuple):
 
     @property
     def parents_first(self) -> list[int]:
-        """The modules in an order in which each comes after the module that holds it."""
+        """The modules in an order that puts each module after the module that holds it."""
         return _parents_first(self.parents)
 
 
@@ -122,7 +122,7 @@ def _places(capture: Capture, op: int) -> tuple[list[str], list[str], list[int],
 
 
 def _parents_first(parents: list[int]) -> list[int]:
-    """Return all modules in an order in which each comes after the module that holds it."""
+    """Return all modules in an order that puts each module after the module that holds it."""
     children: dict[int, list[int]] = {}
     for number, parent in enumerate(parents):
         children.setdefault(parent, []).append(number)

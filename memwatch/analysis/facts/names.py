@@ -41,7 +41,7 @@ class _Kind(NamedTuple):
 
 
 class Names(NamedTuple):
-    """The parts from which the names of allocations are made."""
+    """The parts of the names of allocations."""
 
     strings: Texts
     thread: IntArray

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from memwatch.capture.packed import IntArray
 
 _DEEPEST: Final = 256
+"""Calls of a stack that are compared, from the outermost. A guess."""
 _OF_OBJECTS: Final = (
     EdgeKind.ATTRIBUTE.value, EdgeKind.CLASS_ATTRIBUTE.value, EdgeKind.CLOSURE_CELL.value,
     EdgeKind.CELL_CONTENTS.value,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 CALLS_ENGINE: Final = ("torch/autograd/graph.py", "torch\\autograd\\graph.py")
 """The ends of the file of torch's that calls autograd's engine."""
-_DEEPEST: Final = 1 << 30
+_DEEPEST: Final = 1 << 30  # deeper than any stack
 
 Texts = np.ndarray[Any, Any]
 """An array of str objects."""
@@ -44,7 +44,7 @@ class Places:
     line_of_stack: list[str]
     own_line_of_stack: list[str]
     function_of_stack: list[str]
-    stack_of_op: IntArray  # in backward that of the op or view that made the node, where it is known
+    stack_of_op: IntArray  # in backward, the stack of the op or view that made the node, if it is known
     module_of_op: IntArray  # likewise
     module_tree: ModuleTree
 
@@ -124,8 +124,7 @@ def _stack_of_region(capture: Capture, is_of_engine: NDArray[np.bool_]) -> IntAr
 
     Args:
         capture: the recorded tables.
-        is_of_engine: which stacks show no code between autograd's engine and torch's functions, so no call of a
-            forward.
+        is_of_engine: which stacks lack a call of a forward: autograd's engine calls torch's functions directly.
     """
     runs, found = capture.tables["recomputes"], np.full(capture.rows("ops"), NONE, dtype=np.int64)
     is_known = (runs["stack"] != NONE) & ~np.append(is_of_engine, False)[runs["stack"]]

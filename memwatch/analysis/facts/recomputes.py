@@ -20,7 +20,7 @@ _SAVED_BY_POLICY: Final = ROLES.index("selective checkpoint")
 
 
 class Recomputes:
-    """The rows of the recorded table `recomputes`, one for each time that a region was recomputed."""
+    """The rows of the recorded table `recomputes`. Each recomputation of a region has a row."""
 
     def __init__(self, capture: Capture) -> None:
         runs, phase = capture.tables["recomputes"], capture.tables["ops"]["phase"]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from memwatch.capture import Capture
     from memwatch.capture.packed import IntArray
 
-_NEVER: Final = 1 << 62
+_NEVER: Final = 1 << 62  # an op after all others
 
 
 class InRole(Enum):
@@ -45,7 +45,7 @@ class Stretch(NamedTuple):
 
     Attributes:
         first_op: the first op during which the storage was known to have the role.
-        known_op: the last op by which torch's own records give it the role, whatever samples found.
+        known_op: the last op with this role in torch's own records, whatever samples found.
         last_op: the last op during which a sample found it in the role.
         end_op: the op by which the role is over.
         row: the row of `roles` that begins the stretch.
@@ -285,7 +285,7 @@ class _Looks:
     def _found_by_any(
         self, looks: _LooksAtRole, chosen: list[int], storages: IntArray, rows: IntArray
     ) -> NDArray[np.bool_]:
-        """Return the storages for which `_found` is true of any sample."""
+        """Return the storages that some sample found, as `_found` decides."""
         chosen.sort(key=looks.time_ns.__getitem__)
         times_ns = np.array([looks.time_ns[row] for row in chosen], dtype=np.int64)
         least = np.minimum.accumulate(np.array([looks.least_bytes[row] for row in chosen], dtype=np.int64))
@@ -314,7 +314,7 @@ class _LooksAtRole(NamedTuple):
 def _stretches(role: str, starts: list[tuple[int, int]], ends: list[tuple[int, int]]) -> list[Stretch]:
     """Pair starts and ends in order. If a storage is seen in its role again, it had the role until then.
 
-    A gradient may have been in flight during the op before the one that showed it. Other roles change between ops.
+    A gradient may have been in flight one op before the op that showed it. Other roles change between ops.
     """
     found: list[Stretch] = []
     waiting = sorted(ends)

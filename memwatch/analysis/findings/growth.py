@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from memwatch.analysis.holders import Holders
     from memwatch.capture.packed import IntArray
 
-_FEWEST_STEPS: Final = 8
-_PARTS: Final = 8
+_FEWEST_STEPS: Final = 8  # a shorter growth may be chance; a guess
+_PARTS: Final = 8  # equal parts of the growth that must each grow; a guess
 _MOST_OF_ONE_PART: Final = 0.5
 """Growth goes on: a cache that is filled once makes one step of the curve and is none."""
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from memwatch.analysis.facts.facts import Facts
     from memwatch.capture.packed import IntArray
 
-_MOST_COMPARED: Final = 8
+_MOST_COMPARED: Final = 8  # allocations, and ops, that are compared, the latest first; a guess
 
 
 class Loops:
@@ -97,9 +97,9 @@ class Loops:
         return bool((lines_of_stack[self._stacks[last : op + 1]] == line).all())
 
     def _jumps_back(self, made: int, first: int, last: int) -> bool:
-        """Return True if Python went back to the line that ran op `made`, or to an earlier one, between two ops.
+        """Return True if Python went back to the line of op `made`, or to an earlier line, between two ops.
 
-        The line may be that of any call around the op: a function that is called again begins anew as well.
+        The line may belong to any call around the op, because a function that is called again begins anew as well.
         """
         if made == NONE:
             return False

@@ -28,7 +28,7 @@ _ONE_DEL: Final = (FindingKind.OUTPUT, FindingKind.DRAG, FindingKind.ITERATION)
 
 
 class _Spared(NamedTuple):
-    """A candidate, and the bytes that would not be live without it, per stretch of events."""
+    """A candidate, and the live bytes that would go with it, per stretch of events."""
 
     candidate: Candidate
     bytes_of_stretch: IntArray
@@ -54,7 +54,7 @@ def rank(candidates: list[Candidate], facts: Facts, least_bytes: int) -> list[Fi
 
 
 def _stretches(candidates: list[Candidate], facts: Facts) -> tuple[IntArray, list[_Spared]]:
-    """Return the most live bytes of each stretch of events in which the candidates' bytes stay the same.
+    """Split the events into stretches that leave the candidates' bytes the same. Return the most live bytes of each.
 
     There are few such stretches in millions of events, and only the highest event of each can be a peak.
     """

@@ -57,7 +57,7 @@ AVOIDABLE: Final = (
 )  # fmt: skip
 """Rules for memory that another choice would not need, asked at the peak."""
 
-_MAX_ROUNDS: Final = 64
+_MAX_ROUNDS: Final = 64  # moments that are searched, the highest first; a guess
 _LEAST_PART: Final = (
     8  # a candidate of one event has at least this part of the bytes that a finding must bring
 )
@@ -75,7 +75,7 @@ def find(facts: Facts, holders: Holders, saved: SavedTensors) -> list[Finding]:
 
 
 def _candidates(evidence: Evidence, least_bytes: int) -> list[Candidate]:
-    """Return the candidates of all moments; those of one kind and holder are joined."""
+    """Return the candidates of all moments. Candidates of one kind and holder are joined."""
     facts = evidence.facts
     live = facts.curve.live_bytes.astype(np.int64)
     stale = _that_users_can_mend(find_stale(evidence, least_bytes), facts)

@@ -7,7 +7,7 @@ at the whole recording.
 
 No op reads the best weights so far, nor predictions whose metric numpy computes, though the program needs both. So a
 holder is reported only if it repeats: each iteration replaces the value of the previous one, and no iteration reads
-an earlier value. Nobody reads the variables of an exception, so these need no repetition.
+an earlier value. The variables of an exception need not repeat, because programs do not read them.
 """
 
 from __future__ import annotations
@@ -123,15 +123,15 @@ def _is_kept_on_purpose(facts: Facts, rows: IntArray) -> NDArray[np.bool_]:
 
 
 def _keeper(evidence: Evidence, rows: IntArray) -> list[Holder]:
-    """Return the holders of one line's results in later iterations, the one to name first; empty if unknown.
+    """Return the holders of one line's results in later iterations. The holder to name comes first. Empty if unknown.
 
     Args:
         evidence: the facts about the whole capture.
-        rows: the results, in the order in which they were made.
+        rows: the results, from the oldest to the newest.
     """
     facts, allocations = evidence.facts, evidence.facts.allocations
     made_ns, death_ns = allocations.birth_ns[rows], allocations.death_ns[rows]
-    # each result dies between the next one and the one after it: a window or a cache of several may be read yet
+    # each result must die between the next two results: if it lives longer, a window or cache may still read it
     is_replaced = np.zeros(len(rows), dtype=bool)
     is_replaced[:-2] = (
         (death_ns[:-2] > made_ns[1:-1]) & (death_ns[:-2] < made_ns[2:]) & (death_ns[:-2] != NONE)
@@ -155,7 +155,7 @@ def _keeper(evidence: Evidence, rows: IntArray) -> list[Holder]:
 
 
 def _last_holders(evidence: Evidence, row: int, before: int) -> list[Holder] | None:
-    """Return the last holders of an allocation; empty without a sample, None if autograd or a brief variable held it.
+    """Return the last holders of an allocation. Empty without a sample; None if autograd or a brief variable held it.
 
     A variable may have the next result of the line while an object still has this one. Samples saw a variable's own
     value only until then.
@@ -163,7 +163,7 @@ def _last_holders(evidence: Evidence, row: int, before: int) -> list[Holder] | N
     Args:
         evidence: the facts about the whole capture.
         row: the allocation.
-        before: the last op before the line made its next result; -1 if it made none while this one lived.
+        before: the last op before the line made its next result; -1 if this result died first.
     """
     facts, death = evidence.facts, int(evidence.facts.allocations.death_event[row])
     last = facts.capture.rows("ops") - 1 if death == NONE else facts.op_at(death)
