@@ -24,7 +24,7 @@ _PLACEHOLDERS: Final = ("{rank}", "{pid}")
 
 @dataclass(frozen=True)
 class JobPlace:
-    """The place of this process in its job. A value is None if it is not known.
+    """The place of this process in its job. A value is None if it is unknown.
 
     Attributes:
         rank: its number among the ranks.

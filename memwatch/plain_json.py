@@ -14,7 +14,7 @@ _MOST_DIGITS: Final = 400
 
 
 class JsonError(MemwatchError, ValueError):
-    """The text is not JSON, or it is JSON that memwatch does not accept."""
+    """The text is not JSON, or memwatch refuses it."""
 
 
 def read_json(text: str | bytes) -> Any:

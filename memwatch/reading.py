@@ -105,7 +105,7 @@ class Reading:
 
     @property
     def reserved(self) -> ReservedBytes | None:
-        """The bytes that an accelerator's allocator reserved at the peak; None if it does not cache memory."""
+        """The bytes that an accelerator's allocator reserved at the peak; None for an allocator without a cache."""
         return self._tables.facts.reserved
 
     @property
@@ -200,15 +200,15 @@ class Reading:
         *,
         coded: bool = False,
     ) -> pd.DataFrame:
-        """Return some columns and rows of a table, without making the whole: of a long run that takes much memory.
+        """Return some columns and rows of a table. The whole table of a long run would take much memory.
 
-        They are to be read: a change may be refused.
+        Only read the result: pandas may refuse changes.
 
         Args:
             table: `ops`, `storages`, `timeline` or `uses`.
             columns: names of columns.
             rows: numbers of rows; by default all.
-            coded: whether texts of which many rows have the same are categories of pandas: a small number in each row.
+            coded: whether columns of repeated texts are categories of pandas, which have a small number in each row.
         """
         return self._tables.part(table, columns, None if rows is None else np.asarray(rows), coded=coded)
 

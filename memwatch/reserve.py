@@ -17,7 +17,7 @@ BYTES_FOR_REPORT: Final = 48 << 20
 
 
 class Reserve:
-    """Reserved address space. Its pages are never touched, so it takes no memory."""
+    """Reserved address space. It takes no memory, because its pages stay untouched."""
 
     def __init__(self, nbytes: int = BYTES_FOR_REPORT) -> None:
         self._nbytes = nbytes
@@ -43,10 +43,10 @@ class Reserve:
 
 @contextlib.contextmanager
 def small_pools() -> Iterator[None]:
-    """Limit the memory pool of Arrow, in which pandas keeps texts, to what it needs.
+    """Let Arrow, which keeps the texts of pandas, allocate only the memory that it needs.
 
-    Its pool takes 1 GiB of address space at once; where that is not to be had, how the addresses happen to lie decides
-    whether it fails.
+    Arrow's own pool reserves 1 GiB of address space at once. If less is free, it fails or not depending on the layout
+    of the addresses.
     """
     arrow = sys.modules.get("pyarrow")
     if arrow is None:

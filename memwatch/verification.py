@@ -41,8 +41,8 @@ class Verification:
 def verify(function: Callable[..., Any], *args: Any, intercept: str = "auto", **kwargs: Any) -> Verification:
     """Run a function with the allocator's events alone, then under `profile()`, and compare the peaks.
 
-    The first run has no mode, no key, no hook and no patch of torch: it is the program itself. The function runs
-    twice, so it must do the same work both times.
+    In the first run memwatch changes nothing in torch, so the program runs as it is. The function runs twice, so it
+    must do the same work both times.
 
     Args:
         function: what to measure.
@@ -51,7 +51,7 @@ def verify(function: Callable[..., Any], *args: Any, intercept: str = "auto", **
         **kwargs: its keyword arguments.
 
     Returns:
-        Both peaks in bytes; `str()` of it says them in words.
+        Both peaks in bytes; `str()` of the result is a sentence.
 
     Raises:
         MemwatchError: a torch profiler is already running, so that the allocator's events cannot be had.
