@@ -1,4 +1,4 @@
-"""Show on a terminal that long work is running. Standard error must be a terminal."""
+"""Show on a terminal that long work is running. The line appears only if standard error is a terminal."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ _LIBRARIES: Final = frozenset(
 )
 """The packages whose C code memwatch calls: an exception of one of their classes may be memwatch's own error."""
 _DEEPEST: Final = 8
-"""How many wrappers, such as `functools.partial`, are followed to the function of a handler."""
+"""Wrappers, such as `functools.partial`, that are followed to the function of a handler. A guess."""
 
 
 def raised_by_handler(error: BaseException) -> bool:

@@ -38,7 +38,7 @@ def parse_bytes(size: int | float | str) -> int:
         The number of bytes, rounded down.
 
     Raises:
-        SizeError: the text is not a size, or the size is negative or infinite.
+        SizeError: the text is not a size, or the size is negative or not finite.
     """
     if isinstance(size, bool) or not isinstance(size, (int, float, str)):
         raise SizeError(f"{size!r} is not a size; write bytes as a number or text such as '64 MiB'")

@@ -20,7 +20,7 @@ from memwatch.errors import MemwatchError
 
 _CREDENTIALS: Final = struct.Struct("3i")  # struct ucred of Linux: the process, its user, its group
 _MOST_BYTES: Final = 1 << 16
-"""A message is a few hundred bytes; whoever sends this many without an end of line is no memwatch."""
+"""Bytes of one message. A guess: memwatch's own messages have a few hundred, so a longer one comes from elsewhere."""
 
 
 class AttachError(MemwatchError):

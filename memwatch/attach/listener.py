@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 _RETRY_S: Final = 0.001
 """The pause after a point that was not quiet. A try takes about 20 us."""
 _SILENT_S: Final = 2.0
-"""After how long the client hears why nothing happens, and then again: a guess."""
+"""Seconds until the client gets the reason for a delay, and between repetitions. A guess."""
 _PATIENCE_S: Final = 3.0
-"""For how long a beginning waits for a point outside all calls of modules and `inference_mode`: a guess."""
+"""Seconds that a beginning waits for a point outside all calls of modules and `inference_mode`. A guess."""
 _TICK_S: Final = 0.01
-"""How often the thread looks whether the recording is over."""
+"""Seconds between two checks whether the recording is over. A guess."""
 _GREETING_S: Final = 5.0
 """Seconds that a client may take for its first message. A guess."""
 

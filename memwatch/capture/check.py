@@ -119,7 +119,7 @@ _NOTE_OF_TEXTS: Final = (
 _LONGEST_NAME: Final = 4096
 """Characters of a name: as many bytes as a path may have on Linux. Names of objects are a few dozen."""
 _SHOWN: Final = 40
-"""Characters of a value in a note."""
+"""Characters of a value in a note. A guess."""
 
 
 def checked(

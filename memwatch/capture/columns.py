@@ -35,7 +35,7 @@ MOST_ROWS: Final = 1 << 20
 # whether deflated, whether differences, bytes of a value; first value, base
 _HEAD: Final = struct.Struct("<??Bxqq")
 _WIDTHS: Final = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
-_LEVEL: Final = 1  # the fastest level: a higher one saves little
+_LEVEL: Final = 1  # the fastest level: a higher level saves little
 
 
 class Chunk(NamedTuple):
@@ -203,7 +203,6 @@ class ChunkedTable(Mapping[str, "IntArray"]):
         return self._bounds.get(name, (0, 0))
 
     def __getitem__(self, name: str) -> IntArray:
-        """Return a column."""
         values = self._decoded.get(name)
         if values is None:
             values = self._decoded[name] = self._decode(name)
@@ -247,7 +246,6 @@ class Mapped(Mapping[str, "IntArray"]):
         self._values: list[IntArray] = []
 
     def __getitem__(self, name: str) -> IntArray:
-        """Return a column."""
         if name != self._name:
             return self._table[name]
         if not self._values:

@@ -24,7 +24,7 @@ Path = tuple[Edge, ...]
 
 _BETWEEN_SIZES: Final = " "
 _MOST_LEVELS: Final = 32
-"""Functions within functions that are read of a vertex: a damaged file may nest them without end."""
+"""Functions within functions that are read of a vertex. A guess: a damaged file may nest them without end."""
 _EDGE_KINDS: Final = {kind.value: kind for kind in EdgeKind}
 _VERTEX_KINDS: Final = {kind.value: kind for kind in VertexKind}
 

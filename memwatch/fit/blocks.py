@@ -33,7 +33,7 @@ def leaves_of(value: Any) -> Iterator[Any]:
 
 
 _LEAST_SHARE: Final = 1 / 50
-"""A block that saves less than this of the model's saved bytes is left alone."""
+"""A share of the model's saved bytes. A block that saves less is left alone. A guess."""
 _LARGEST_SHARES: Final = (1 / 2, 1 / 8)
 """A block saves at most this share, if a smaller one can be had: what a block saves is alive again when it is
 computed again, and the inputs of small blocks add up."""

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 
 _MOST_ITEMS: Final = 10_000
-"""A longer list or dictionary is data: its order is kept, but its items are not looked at."""
+"""Items. A longer list or dictionary is data: its order is kept, but its items are not searched. A guess."""
 _MOST_DATA_BYTES: Final = 256 * 2**20
-"""Tensors and arrays beside model and optimizers are copied up to this many; a step seldom writes its data."""
+"""Bytes of tensors and arrays, beside model and optimizers, that are copied. A guess: a step seldom writes its data."""
 _OF_TORCH: Final = (nn.Module, Optimizer, LRScheduler, torch.amp.GradScaler)
 """Objects of torch whose attributes are their state."""
 _LISTS: Final = (list, deque)

@@ -32,7 +32,7 @@ _DTYPE: Final = np.ndarray.__dict__["dtype"]
 _ROLES: Final = {"parameter": EdgeKind.PARAMETER, "buffer": EdgeKind.BUFFER}
 _LEAVES: Final = [id(cls) for cls in (int, str, float, bytes, bool, complex, type(None), type, CodeType)]
 """The ids of the classes of objects that gc does not list and that lead nowhere."""
-_CHUNK: Final = 10_000  # objects whose references are listed at a time
+_CHUNK: Final = 10_000  # objects whose references are listed at a time; a guess
 
 
 def keeps_in_c(cls: type) -> bool:

@@ -15,7 +15,8 @@ from memwatch.signal_handlers import pass_on
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-_MOST_DECORATORS: Final = 16  # of one function: `functools.wraps` notes what each has inside
+# decorators of one function that are followed through `functools.wraps`; a guess
+_MOST_DECORATORS: Final = 16
 _IN_FUNCTION: Final = "<locals>"
 GENERATED: Final = "<string>"
 """The file of code that no file has: the `__init__` of a dataclass, and the methods of a named tuple."""

@@ -43,7 +43,7 @@ _SUSPENDED: Final = list(map(id, (GeneratorType, CoroutineType, AsyncGeneratorTy
 _TOPS: Final = class_ids(FrameType, ModuleType)
 # references to each tensor: from the caller's list, from our list and from getrefcount's argument
 _OURS: Final = 3
-# views of one storage that are searched; with more views, C++ is never reported as the only owner
+# views of one storage that are searched; with more views, C++ is never reported as the only owner; a guess
 _MAX_VIEWS: Final = 8
 
 Path = tuple[Edge, ...]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from memwatch.heap.snapshot import Snapshot
 
 
-_PIECE: Final = 50_000  # objects whose references are followed at a time
+_PIECE: Final = 50_000  # objects whose references are followed at a time; a guess
 
 
 class Tree:

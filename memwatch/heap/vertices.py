@@ -34,8 +34,8 @@ from memwatch.words.edges import DLPACK_CAPSULE, vertex_phrase
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_MAX_KEY: Final = 60  # characters of a dictionary key
-_MAX_KEY_PARTS: Final = 4  # entries of a tuple that is a dictionary key
+_MAX_KEY: Final = 60  # characters of a dictionary key; a guess
+_MAX_KEY_PARTS: Final = 4  # entries of a tuple that is a dictionary key; a guess
 _WRITTEN: Final = class_ids(str, int, float, bool, bytes, type(None))
 """Keys of dictionaries that are shown as Python writes them."""
 _SIZED: Final = (list, tuple, dict, set, frozenset, deque)

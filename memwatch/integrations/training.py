@@ -24,12 +24,14 @@ HIGHEST_PEAK: Final = "memwatch/highest_peak_bytes"
 STEP_PEAK: Final = "memwatch/step_peak_bytes"
 STEP_CATEGORY: Final = "memwatch/step_peak_bytes/{category}"
 STEPS: Final = "memwatch/steps"
-"""Names of the figures that are logged while the training runs: the highest peak since the last log, its parts, and of
-how many steps it is."""
+"""Names of the figures that are logged while the training runs.
+
+They are the highest peak since the last log, its parts, and the number of steps since then.
+"""
 _SHARE_RATIO: Final = 0.02
 """The most of a training's time that the figures of its steps may take: a guess."""
 _MOST_OPS: Final = 1_000_000
-"""A longer recording is not read while it is made: it would need hundreds of megabytes in the training's process."""
+"""Ops. A longer recording is not read while it grows, because that takes hundreds of megabytes. A guess."""
 _STEP_CURVE: Final = "step_curve"
 """The table with the peaks of steps where not every step is recorded: a row comes some steps after its step."""
 _FAKE: Final = "fake"

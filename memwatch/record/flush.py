@@ -101,7 +101,7 @@ def tables_in_order(  # noqa: PLR0917  # parts of a session, each once
 
 
 _FEWEST_OPS: Final = 1_000
-"""Ops. After this many a flush costs a few percent of the time of the ops."""
+"""Ops. After this many, a flush takes a few percent of the time of the ops. A guess."""
 
 
 class LastFlush:

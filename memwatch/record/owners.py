@@ -401,7 +401,6 @@ def _stepped_by(optimizer: Any) -> Iterator[Tensor]:
 
 
 def _groups_of(optimizer: Any) -> Iterator[list[Tensor]]:
-    """Yield the tensors of each parameter group of an optimizer."""
     groups, _ = optimizer_parts(optimizer)
     for group in groups or ():
         params: Any = dict.get(group, "params")

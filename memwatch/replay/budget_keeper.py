@@ -404,7 +404,6 @@ class BudgetKeeper:
         return self._step_budget.whole_bytes if sequence.is_evaluation else self._step_budget.step_bytes
 
     def _exceeds_budget(self, sequence: KnownSequence) -> bool:
-        """Return True if the plan of a sequence exceeds its budget."""
         budget = self._budget_of(sequence)
         orders = sequence.orders
         return budget is not None and orders is not None and orders.peak_increase_bytes > budget

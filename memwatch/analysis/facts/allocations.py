@@ -104,7 +104,7 @@ BY_OP, BASELINE, EXTERNAL, UNOBSERVED, BY_THREAD = range(len(ORIGINS))
 WORKSPACE, UNRECORDED = len(ORIGINS), len(ORIGINS) + 1
 """Origins that are not recorded but follow: within one op, and in a step that was not recorded."""
 _NUMBER_BYTES: Final = 16
-"""Of a complex number, the largest one that ATen wraps."""
+"""Bytes of a complex number, the largest number that ATen wraps."""
 _DTYPES: Final[dict[str, Any]] = {
     **dict.fromkeys(("storage", "op", "birth_order", "death_order"), np.int32),
     "origin": np.int8,
@@ -142,7 +142,6 @@ class Allocations:
     death_event: IntArray
 
     def __len__(self) -> int:
-        """Count the allocations."""
         return len(self.nbytes)
 
     @property
@@ -333,7 +332,6 @@ def _start_ns(capture: Capture) -> int:
 
 
 def _ids(capture: Capture, text: str) -> list[int]:
-    """Return the ids of a text."""
     return [number for number, each in enumerate(capture.strings) if each == text]
 
 

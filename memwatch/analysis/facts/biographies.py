@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 PHASE_NAMES = ("lag", "use", "drag", "void")
 LAG, USE, DRAG, VOID = range(len(PHASE_NAMES))
 _AT_ONCE: Final = 1 << 20
-"""Allocations whose times are looked at together: a long run has millions."""
+"""Allocations whose times are read together. A guess: a long run has millions."""
 
 
 @dataclass(frozen=True)

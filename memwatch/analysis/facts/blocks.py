@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from memwatch.capture.packed import IntArray
 
 _AT_ONCE: Final = 1 << 18
-"""Storages whose blocks are looked for at once: what the search needs beside its result stays small."""
+"""Storages whose blocks are searched together, so that the search takes little memory. A guess."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,6 @@ class Blocks:
     freed: NDArray[np.bool_]
 
     def __len__(self) -> int:
-        """Count the blocks."""
         return len(self.address)
 
 

@@ -70,7 +70,7 @@ def like_state(capture: Capture, allocations: Allocations, kept: KeptAcross) -> 
 _OUTPUT: Final = ACCESSES.index("output")
 _INPUT: Final = ROLES.index("input")
 _FEWEST_ENDS: Final = 2
-"""Ends of iterations between which a whole iteration lies."""
+"""Ends of iterations. A whole iteration lies between two."""
 
 
 def idle_inputs(capture: Capture, allocations: Allocations, kept: KeptAcross) -> NDArray[np.bool_]:
@@ -137,7 +137,7 @@ def _is_idle_after_use(
 
 _READ, _WRITE = map(ACCESSES.index, ("read", "write"))
 _MOST_WRITERS: Final = 16
-"""Ops that wrote into one storage which are followed: a buffer is filled by one line, as often as a loop runs."""
+"""Ops that wrote into one storage and are followed. A guess: in a loop, one line fills a buffer many times."""
 _OF_MODELS: Final = (ROLES.index("parameter"), ROLES.index("buffer"))
 
 

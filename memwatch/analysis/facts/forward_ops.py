@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _OUTPUT: Final = ACCESSES.index("output")
 _AT_ONCE: Final = 1 << 20
-"""Rows of `uses` that are looked at together: all of them would take as much memory again."""
+"""Rows of `uses` that are read together, because all of them would take much memory. A guess."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from memwatch.analysis.findings.kinds import FindingKind
 
 LEAST_RATIO: Final = 0.05
-"""A finding lowers the peak by at least this share of the peak increase."""
+"""A finding lowers the peak by at least this share of the peak increase. A guess."""
 
 
 @dataclass(frozen=True)

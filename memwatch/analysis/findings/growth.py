@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _FEWEST_STEPS: Final = 8  # a shorter growth may be chance; a guess
 _PARTS: Final = 8  # equal parts of the growth that must each grow; a guess
 _MOST_OF_ONE_PART: Final = 0.5
-"""Growth goes on: a cache that is filled once makes one step of the curve and is none."""
+"""A share of the growth. A guess: a cache that is filled once grows in a single part, and is no growth."""
 
 
 class _Growth(NamedTuple):

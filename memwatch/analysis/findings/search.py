@@ -59,7 +59,7 @@ AVOIDABLE: Final = (
 
 _MAX_ROUNDS: Final = 64  # moments that are searched, the highest first; a guess
 _LEAST_PART: Final = (
-    8  # a candidate of one event has at least this part of the bytes that a finding must bring
+    8  # a candidate of one event has at least this part of the bytes that a finding must bring; a guess
 )
 
 

@@ -34,12 +34,19 @@ if TYPE_CHECKING:
     from memwatch.capture.packed import IntArray
 
 _FEWEST_REPLACED: Final = 2
-"""Results of one line that later iterations replaced unread. A single one is a buffer that was filled twice."""
+"""Results of one line that later iterations replaced unread.
+
+A guess: a single result is a buffer that was filled twice.
+"""
 _MOST_ASKED: Final = 4
-"""Of these, the latest are asked who held them. Each costs up to a millisecond in a capture with many samples."""
+"""Of these, the latest results whose holders are searched.
+
+A guess: each takes up to a millisecond in a capture with many samples.
+"""
 _FEWEST_CROSSED: Final = 2
-"""Ends of iterations that an exception's variable outlives: one may lie within a retry."""
-_LEAST_PART: Final = 8  # one result of a line has at least this part of the bytes that a finding must bring
+"""Ends of iterations that an exception's variable outlives. A guess: one end may lie within a retry."""
+# one result of a line has at least this part of the bytes that a finding must bring; a guess
+_LEAST_PART: Final = 8
 _STATE: Final = ("parameter", "unsharded parameter", "buffer", "optimizer state")
 """A copy of these is kept for later, as the best weights so far."""
 _LASTING: Final = (

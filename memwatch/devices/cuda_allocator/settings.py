@@ -11,7 +11,7 @@ from memwatch.devices.cuda_allocator.trace import SettingsError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-MIB: Final = 1 << 20
+MIB: Final = 1 << 20  # bytes
 _INTERVALS: Final = 16
 """Powers of two from 1 MiB to 64 GiB, each with a number of divisions of its own."""
 _WITHOUT_EFFECT: Final = frozenset(

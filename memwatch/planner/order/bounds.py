@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 _MOST_OPS_BOUNDED = (
-    8_192  # of larger programs, the must-live bound examines the ops with the largest working sets
+    8_192  # of larger programs, the must-live bound examines the ops with the largest working sets; a guess
 )
 
 
@@ -135,7 +135,7 @@ def must_live(problem: Problem, order: IntArray, chosen: IntArray) -> IntArray:
 
 
 _MOST_SETS = 8  # sets of large ops that are tried; a guess
-_MOST_WORK = 40_000  # edges of all cuts together: about a second
+_MOST_WORK = 40_000  # edges of all cuts together: about a second; a guess
 _SOURCE, _SINK = -1, -2
 
 

@@ -294,8 +294,8 @@ def advance(
     return RUNNING, -1
 
 
-LONGEST_RUN = 16  # ops
-_MOST_TRIES = 48  # ops tried per safe run; a limit on the work where chains fork
+LONGEST_RUN = 16  # ops of one safe run; a guess
+_MOST_TRIES = 48  # ops tried per safe run; a limit on the work where chains fork; a guess
 
 
 class Downset(NamedTuple):

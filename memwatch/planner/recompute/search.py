@@ -52,7 +52,7 @@ _LARGEST_REORDER_TWICE = 500
 _LARGEST_EXACT = 100
 _LARGEST_PRUNED_WHOLE = 4_000  # steps; longer schedules are pruned in pieces
 _PIECE = 200  # steps
-_ROOM_PER_OP = 12  # steps that a schedule may grow to, per op of the program
+_ROOM_PER_OP = 12  # most steps of a schedule, per op of the program
 _CUTS_PER_CALL = 200  # cuts between two looks at the clock
 _WARMTH = 0.01  # a share of the cost: how much worse a random move may be at the start
 

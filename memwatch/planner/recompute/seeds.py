@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from memwatch.planner.csr import IntArray
     from memwatch.planner.graph import Graph
 
-_MOST_STAGES = 120  # a guess, as the next two: the table of the dynamic program has stages^2 x slots entries
+# stages; a guess, as the next two: the table of the dynamic program has stages^2 x slots entries
+_MOST_STAGES = 120
 _SLOTS = 200  # units of memory per budget
 _TRIES = 10  # amounts of memory for checkpoints that are tried
 

@@ -198,7 +198,7 @@ class BackwardGraphs:
 FORWARD, BACKWARD, OPTIMIZER, RECOMPUTE = map(PHASES.index, ("forward", "backward", "optimizer", "recompute"))
 
 _OPS_WIDTH: Final = len(RECORDED_BY_NAME["ops"].columns)
-_MAX_SEQUENCE: Final = (1 << 63) - 1
+_MAX_SEQUENCE: Final = (1 << 63) - 1  # larger unsigned numbers mean that no node runs
 _grad_enabled = torch.is_grad_enabled
 _Parameter: Final = torch.nn.Parameter
 _strided: Final = torch.strided

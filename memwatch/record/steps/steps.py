@@ -319,7 +319,6 @@ class Steps:
         return action is ProfilerAction.WARMUP or (self._keeps_peaks and action is not ProfilerAction.NONE)
 
     def _enter(self, action: ProfilerAction) -> None:
-        """Begin a step."""
         self._failed, self._is_held = False, self._holds(action)
         self._is_warmup = action is ProfilerAction.WARMUP
         sleeps = action is ProfilerAction.NONE

@@ -118,7 +118,6 @@ class RunAgain:
     _stack: contextlib.ExitStack | None = None
 
     def __enter__(self) -> None:
-        """Enter all contexts."""
         with contextlib.ExitStack() as stack:
             for each in self.around:
                 stack.enter_context(each())
