@@ -1,10 +1,10 @@
 """A process that has imported torch and memwatch, and runs every requested program in a fork of itself.
 
-A fresh process needs seconds to import torch. A fork has the modules already. Otherwise it is as fresh: no block was
-open in it, no kernel is registered, torch has loaded nothing on first use.
+A fresh process needs seconds to import torch. A fork has the modules already. Apart from this it is fresh. It never
+had an open block, no kernel is registered, and torch has loaded nothing on first use.
 
 A fork runs the exit handlers of Python and then ends at once. To take down the modules of torch would copy their
-memory, 0.3 s each time. Programs that test the very end of a process ask for a full exit.
+memory, 0.3 s each time. Programs that test the very end of a process choose a full exit.
 """
 
 from __future__ import annotations

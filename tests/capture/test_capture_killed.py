@@ -74,7 +74,7 @@ def test_a_killed_run_loses_no_more_than_its_last_rows(tmp_path):
 def test_a_run_killed_before_its_first_flush_reads_as_an_unfinished_one(tmp_path):
     """The file has no row.
 
-    Every reading works, and reports that the block has not ended and that nothing is known of it.
+    Every reading works, and reports that the block has not ended and left no data.
     """
     path = tmp_path / "early.memwatch"
     if (child := os.fork()) == 0:

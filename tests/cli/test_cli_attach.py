@@ -47,7 +47,7 @@ class Target:
         self.pid, self.peak_bytes = int(pid), int(peak)
 
     def end(self):
-        """Have the program end; return its last words and what it wrote to standard error."""
+        """Let the program end; return its last line, and its text on standard error."""
         return self.process.communicate()
 
 
@@ -144,7 +144,7 @@ class Client:
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory):
-    """Return a training that was recorded three times, its last words, its errors, and what the last client wrote."""
+    """Return a training that was recorded three times, its last line, its errors, and the output of the last client."""
     folder = tmp_path_factory.mktemp("ended")
     with target_of("training") as target:
         for number in range(2):

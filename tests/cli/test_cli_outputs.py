@@ -1,4 +1,4 @@
-"""Outputs of verbs replace no input, no other output and no device. Paths are checked before the program runs."""
+"""Outputs of verbs never replace an input, another output or a device. Paths are checked before the program runs."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ def check(
         assert observed == run(program, EmptyMode)
         return prof
     assert observed == plain
-    # what replay needs is recorded in Python alone
+    # only the recorder in Python records the data for a replay
     if intercept == "key" and os.environ.get("MEMWATCH_NATIVE") == "0":
         replayed = run(program, lambda: memwatch.profile(intercept=intercept, replay=True))
         assert _without_replay(replayed) == _without_replay(plain)

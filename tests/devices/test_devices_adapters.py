@@ -82,7 +82,7 @@ def test_a_backend_is_asked_once_it_runs(monkeypatch, initialized, names):
 
 
 def test_a_backend_without_statistics_counts_nothing():
-    """A device whose allocator reports no figures counts 0 bytes without an error."""
+    """If an allocator reports no figures, its device counts 0 bytes. There is no error."""
     adapter = adapter_of("nothing:0")
     assert adapter.names == []
     assert adapter.allocated_bytes("nothing:0") == adapter.reserved_bytes("nothing:0") == 0

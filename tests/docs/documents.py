@@ -55,7 +55,7 @@ def follow(
 
     Args:
         page: the page.
-        folder: an empty folder, in which the commands run.
+        folder: an empty folder; the commands run there.
         run: runs code with arguments in a fresh process (`fresh_python`).
     """
     done = []

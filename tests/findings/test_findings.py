@@ -112,7 +112,7 @@ def test_a_finding_lowers_the_peak():
 
 
 def test_holders_can_be_switched_off():
-    """Without holders memwatch takes no samples, so no variable is named."""
+    """Then memwatch takes no samples, so the finding does not name a variable."""
     with memwatch.profile(holders=False) as prof:
         drag_programs.comprehension_keeps()
     assert prof.capture.rows("holders") == 0

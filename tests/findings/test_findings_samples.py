@@ -1,4 +1,4 @@
-"""Samples leave the program alone: they run none of its code, prolong no life, and come in time."""
+"""Samples leave the program alone: they do not run its code or prolong a life. They come in time."""
 
 from __future__ import annotations
 
@@ -274,7 +274,10 @@ def test_what_is_too_small_to_be_searched_for_is_not_said_to_be_held_by_anyone()
 
 @pytest.mark.parametrize("base_bytes", [1 << 20, 3 << 30])
 def test_what_is_live_before_the_block_does_not_make_samples_rare(base_bytes):
-    """The findings of a small program are right in a large process. `base` is never written, so it takes no memory."""
+    """The findings of a small program are right in a large process.
+
+    `base` takes no memory, because its pages stay untouched.
+    """
     base = torch.empty(base_bytes // 4)
     with memwatch.profile() as prof:
         with_a_table([], [])

@@ -132,7 +132,7 @@ def test_a_module_is_known_by_the_end_of_its_name_that_is_its_alone():
 
 
 def test_a_loop_over_one_line_is_not_said_to_be_one_call_into_c():
-    """Without a sample, tensors of earlier passes count as not seen, because Python ran between two passes."""
+    """If samples are off, tensors of earlier passes count as unseen, because Python ran between two passes."""
     net, x = nn.Linear(64, WIDE), torch.ones(500, 64)
     with memwatch.profile(holders=False) as prof, torch.no_grad():
         through_module = [net(x) for _ in range(4)]

@@ -43,7 +43,7 @@ def profiled(program, ops, monkeypatch):
 
 
 def test_a_value_that_the_next_sample_saw_on_the_stack_was_on_it_before(monkeypatch):
-    """The first sample that finds no variable does not search deeper. The next one does."""
+    """Only the second sample that misses a variable searches deeper."""
     ops = activate_ops()
     half = ops.index("aten.mul.Tensor")  # 0.5 * x
     prof = profiled(activate, [half + 2, half + 3], monkeypatch)

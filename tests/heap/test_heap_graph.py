@@ -75,7 +75,7 @@ def test_a_frozen_heap_does_not_hold_the_snapshot():
 
 
 def test_reading_autograd_edges_changes_nothing():
-    """The read adds no hook, calls no unpack hook and gives no warning."""
+    """The read neither adds a hook nor calls an unpack hook nor warns."""
     calls = []
     x = torch.randn(4, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t.detach(), lambda t: calls.append(1) or t):

@@ -1,4 +1,4 @@
-"""A signal handler that raises, such as the one for Ctrl-C, raises in the program, whatever memwatch is doing."""
+"""If a signal handler raises, as for Ctrl-C, its exception reaches the program, whatever memwatch is doing."""
 
 from __future__ import annotations
 

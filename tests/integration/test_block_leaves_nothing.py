@@ -261,7 +261,7 @@ def test_a_decorated_coroutine_function_is_recorded_whole():
 
 
 def test_a_generator_is_not_decorated():
-    """A generator runs in pieces, so the decorator would record nothing. The error says what to do instead."""
+    """A generator runs in pieces, so the decorator would record nothing. The error names another way."""
 
     async def batches():
         yield torch.ones(3)

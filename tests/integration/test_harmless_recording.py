@@ -1,4 +1,4 @@
-"""Errors in memwatch's code never reach the program, and known facts cost nothing. The program's classes can die."""
+"""Errors in memwatch's code stay away from the program. Known facts cost nothing. The program's classes can die."""
 
 from __future__ import annotations
 
@@ -165,7 +165,10 @@ def test_autocast_ends_whatever_is_raised_when_its_cache_is_read(monkeypatch):
 
 
 def test_storages_born_since_a_number_are_found_from_the_youngest(monkeypatch):
-    """They are returned in the order of their births. If there are none, nothing is searched."""
+    """They are returned in the order of their births.
+
+    If there are none, nothing is searched.
+    """
     with memwatch.profile() as prof:
         storages = prof._session.storages
         kept = [torch.ones(4) for _ in range(3)]

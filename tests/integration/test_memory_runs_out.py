@@ -213,5 +213,5 @@ def test_gradients_count_for_a_limit_amid_their_backward(no_garbage, holders):
     ],
 )
 def test_what_was_asked_for_is_what_the_allocator_says(words, nbytes):
-    """If the allocator gives no figure, there is none."""
+    """Without a figure from the allocator, the result is None."""
     assert asked_bytes(RuntimeError(words)) == nbytes

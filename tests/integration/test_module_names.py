@@ -75,7 +75,7 @@ class Lightning(nn.Module):
 
 
 class Mixture(nn.Module):
-    """Hold experts in a plain list, which torch does not search, and in a ParameterList that is never called."""
+    """Hold experts in a plain list, which torch ignores, and in a ParameterList, which is never called."""
 
     def __init__(self):
         super().__init__()

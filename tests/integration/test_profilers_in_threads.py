@@ -64,7 +64,7 @@ def _profile_with_torch():
 
 @pytest.mark.parametrize("intercept", NATIVE, indirect=True)
 def test_a_profiler_in_a_thread_without_a_log_ends_nothing(intercept):
-    """A thread from before the block has no events to lose, so there is no note."""
+    """A thread from before the block cannot lose events, so a note is not needed."""
     worker = Worker()
     with memwatch.profile(intercept=intercept) as prof:
         worker.do(_profile_with_torch)

@@ -234,7 +234,7 @@ def in_a_hook_of_backward(net, kept):
 def test_a_gradient_that_was_taken_out_is_told_as_kept(take, looks, request):
     """From the next op on, and during the same backward, it is not a gradient.
 
-    Without a sample this is not claimed.
+    memwatch claims this only after a sample.
     """
     if looks == "none":
         request.getfixturevalue("no_look_in_the_block")

@@ -1,6 +1,6 @@
 """An exception of the program's signal handler reaches the program, whatever memwatch is doing.
 
-`test_block_interrupted.py` has the handlers that raise a `BaseException`, such as the one for Ctrl-C.
+`test_block_interrupted.py` has the handlers that raise a `BaseException`, such as Python's for Ctrl-C.
 """
 
 from __future__ import annotations

@@ -172,7 +172,7 @@ def line_marked(mark):
 
 @pytest.mark.usefixtures("_recorder")
 def test_a_batch_that_waits_for_the_next_step_is_an_input():
-    """To give a storage to a tensor is not a write, so a batch that came early is not state of the program."""
+    """A tensor that gets another storage is not written, so a batch that came early is not state of the program."""
     net = nn.Linear(101, 7)
     with memwatch.profile() as prof:
         waiting = []

@@ -107,7 +107,7 @@ def test_without_textual_the_pip_line_is_printed(trained, monkeypatch, capsys):
 
 
 def test_run_live_without_a_terminal_runs_nothing(shell_memwatch, tmp_path):
-    """The view has no place, and the sentence says what to do in a terminal."""
+    """The view has no place, and the sentence explains how to run it in a terminal."""
     done = shell_memwatch("run", "--live", "-o", "a.memwatch", "-c", "print('never')")
     assert (done.returncode, done.stdout) == (1, "")
     assert "--live needs a terminal" in done.stderr

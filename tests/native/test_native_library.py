@@ -57,7 +57,7 @@ def test_building_again_says_where_it_is(shell_memwatch):
 
 @pytest.fixture
 def untold(monkeypatch):
-    """Reset the process to one that has printed no hint yet."""
+    """Make the process forget the hints that it printed."""
     monkeypatch.setattr(library, "_told", [])
 
 
@@ -154,7 +154,7 @@ def test_the_cache_is_where_the_platform_has_its_caches(variables, expected, mon
 
 
 def test_without_a_home_no_library_of_the_current_folder_is_loaded(monkeypatch):
-    """A uid without an entry in the list of users has no home. The cache is then a folder that does not exist."""
+    """If the list of users lacks the uid, the user has no home. The cache is then a folder that does not exist."""
     for name in ("MEMWATCH_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)
@@ -242,7 +242,7 @@ def test_a_library_is_written_beside_those_of_other_versions(empty_cache, source
 
 
 def test_no_compiler_is_one_line_and_exit_code_1(shell_memwatch, tmp_path):
-    """The line says what to install, and everything else works."""
+    """The line names the package to install, and everything else works."""
     done = shell_memwatch("build", CXX="no-compiler", CC="no-compiler", MEMWATCH_CACHE=str(tmp_path))
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()

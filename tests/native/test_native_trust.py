@@ -122,7 +122,7 @@ def test_a_folder_of_the_user_s_own_group_is_trusted(cache):
 
 @pytest.mark.parametrize("part", [library, kernels])
 def test_nothing_is_built_where_others_may_write(part, cache, monkeypatch):
-    """A library in such a folder would not be loaded. The error says what to do."""
+    """A library in such a folder would not be loaded. The error gives the next step."""
     for path in cache.iterdir():
         path.unlink()
     cache.chmod(0o777)

@@ -73,8 +73,8 @@ def test_feasible_close_to_the_bound_on_chains(length):
 def test_transformer_close_to_the_bound_needs_moves(transformer):
     """1.15 times the working set leaves no room for the kept gradients while the last softmax is reversed.
 
-    Ops with 24 MiB of inputs and outputs must run. Whichever of them is last, 10.3 MiB from which the gradients
-    follow must wait beside it. Only moving them out helps.
+    Ops with 24 MiB of inputs and outputs must run. While the last of them runs, 10.3 MiB must wait beside it, because
+    the gradients are computed from these. Only moving them out helps.
     """
     budget = int(1.15 * working_set_bound(transformer))
     assert budget < lower_bound(transformer, recompute=True) == 35_958_784

@@ -88,7 +88,7 @@ def tensor_parallel():
 
 
 def pipelined():
-    """Return a step in which each stage receives as much as a batch: an input in one, a gradient in the other."""
+    """Return a pipelined step. Each stage receives as many bytes as a batch: one an input, the other a gradient."""
     net, batch = _net(), torch.randn(128, 32)
 
     def first():

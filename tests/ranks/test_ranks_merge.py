@@ -216,7 +216,7 @@ def test_a_fake_process_group_is_no_job_of_many(captures):
 
 @pytest.mark.parametrize("source", [True, False])
 def test_the_page_holds_the_figures_and_leads_to_the_worst_rank(captures, tmp_path, source):
-    """`merge -o` writes the page, and the worst rank's page beside it. Without sources no path is in it."""
+    """`merge -o` writes the page, and the worst rank's page beside it. It has paths only if it has sources."""
     page = tmp_path / "ranks.html"
     words = [] if source else ["--no-source"]
     assert main(["merge", *words, "-o", str(page), *map(str, captures)]) == 0
@@ -240,7 +240,7 @@ def work(rows, *, is_kept):
 @pytest.mark.parametrize("is_kept", [True, False])
 @pytest.mark.parametrize("source", [True, False])
 def test_a_merge_shows_the_findings_of_the_worst_rank(tmp_path, monkeypatch, capsys, is_kept, source):
-    """Text and page say what to change in the rank with the highest peak, if there is a change."""
+    """Text and page show the changes for the rank with the highest peak, if there are any."""
     monkeypatch.setenv("WORLD_SIZE", "2")
     paths = [str(tmp_path / f"run.rank{rank}.memwatch") for rank in range(2)]
     for rank, path in enumerate(paths):

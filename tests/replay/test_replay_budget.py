@@ -70,7 +70,7 @@ def assert_equal(found, wanted):
 
 
 def assert_keeps(model, call, of, budget, allowed_bytes):
-    """Check that results equal those of eager PyTorch, step by step, and that the peak ends within the budget."""
+    """Check that results equal eager PyTorch's, step by step, and that the peak ends within the budget."""
     wanted = step(model, call)
     planned = of(compiled(model, budget))
     for _ in range(3):

@@ -179,7 +179,7 @@ def failing(is_strict):
 
 
 def test_first_pass_that_keeps_its_claim_or_ends_in_an_exception_is_silent():
-    """No profiler stays on afterwards, and a step without a backward is not judged."""
+    """The profiler is off afterwards, and a step without a backward is not judged."""
     training = Training("MLP")
     plan = at(training.plan(), 0.7)
     with warnings.catch_warnings(), memwatch.apply_plan(training.model, plan):
@@ -212,7 +212,7 @@ def test_budget_that_checkpoints_cannot_keep_is_warned_of_with_both_figures():
 
 
 def test_plan_of_no_training_step_says_so():
-    """A graph has no step, and a forward alone has no backward. Neither can drive training."""
+    """Neither a graph, which lacks a step, nor a forward alone, which lacks a backward, can drive training."""
     plan = plan_graph(Graph.build([("a", (), {"x": 8}, 1.0)]), order="program", recompute=False)
     model = nn.Linear(2, 2)
     for use in (plan.checkpoint_contexts, lambda: memwatch.apply_plan(model, plan)):

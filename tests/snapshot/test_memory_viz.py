@@ -157,7 +157,7 @@ ACTIONS = ("alloc", "free_requested", "free_completed")
 
 
 def test_a_snapshot_that_torch_wrote_keeps_its_bytes(profiled, tmp_path):
-    """Every total of the snapshot equals the capture's, and that of the snapshot written from it."""
+    """Every total of the snapshot equals the capture's. A snapshot written from the capture has it too."""
     assert profiled["device_traces"][0], "torch recorded something"
     written = round_trip(profiled, tmp_path, "--device", "cpu")
     assert totals(written) == totals(profiled)

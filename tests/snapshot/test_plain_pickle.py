@@ -118,7 +118,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_file_is_refused_in_a_sentence(name, tmp_path, monkeypatch, capsys):
-    """Exit code 1 and one line. Nothing runs, no file is written, and claimed lengths take no memory."""
+    """Exit code 1 and one line. No code runs, all files stay as they are, and claimed lengths take no memory."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "snapshot.pickle").write_bytes(HOSTILE[name])
     assert main(["import", "snapshot.pickle"]) == 1
@@ -170,7 +170,7 @@ def test_too_many_containers_are_refused(monkeypatch):
 
 
 def test_every_opcode_that_is_known_makes_plain_data():
-    """The reader's opcodes are those of pickletools that make containers, numbers, text or bytes, or move them."""
+    """The reader knows exactly the opcodes of pickletools that make or move containers, numbers, text or bytes."""
     from memwatch.memory_snapshot.plain_pickle import _HANDLERS
 
     names = {opcode.name for opcode in pickletools.opcodes if ord(opcode.code) in _HANDLERS}

@@ -198,7 +198,7 @@ _OF_PROFILES_ALONE = (
 
 
 def steps_of(name: str) -> dict[str, Step]:
-    """Return the steps to run without a name: every step that uses it, and no slow step that does not.
+    """Return the steps to run without a name: every step that uses it, and all quick steps.
 
     To register the kernels on the key takes as long as all other steps together, and so does a compiled function. A
     profile of a compiled function imports no file of the seam with the names of our backend.

@@ -50,7 +50,7 @@ def untouched(use_without):
 
 
 def test_nothing_is_missing_from_this_torch(untouched):
-    """The torch of the tests has every name, so nothing is degraded and there is no note."""
+    """The torch of the tests has every name, so all abilities work and notes are empty."""
     assert untouched["missing"] == []
     assert not [step for step in untouched.values() if isinstance(step, dict) and "traceback" in step]
 

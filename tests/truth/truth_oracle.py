@@ -80,7 +80,7 @@ class Oracle(TorchDispatchMode):
 
 
 def question(prof, file):
-    """Return the oracle for a profile's claims about a program's peak, or None if no op ran before the peak.
+    """Return the oracle for a profile's claims about a program's peak; None if the peak comes before all ops.
 
     Args:
         prof: the profile.
@@ -149,7 +149,7 @@ def defined_name(call: FrameType) -> str:
 
 
 def value_in(expression: str, global_names: dict[str, object], local_names: dict[str, object]) -> object:
-    """Return an expression's value among the variables of a call or module, or None without such a variable."""
+    """Return an expression's value among the variables of a call or module; None if a variable is missing."""
     expression = expression.lstrip("*")
     try:
         return eval(expression, global_names, local_names)

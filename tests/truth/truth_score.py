@@ -106,7 +106,7 @@ def what_is_wrong(pattern: Pattern, fact: Fact, row) -> list[str]:
 
 
 def is_module(said: str, path: str) -> bool:
-    """Return True if a name is that of a module with a known path. The root's own name may come first."""
+    """Return True if a name belongs to a module with a known path. The root's own name may come first."""
     if not path:
         return not said
     return re.fullmatch(rf"(.*\.)?({path})(#\d+)?", said) is not None

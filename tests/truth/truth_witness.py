@@ -1,7 +1,7 @@
 """Record where each op ran and which tensors backward read, in a plain second run of a program.
 
-Modules come from torch's own global hooks, lines from the running frames. In backward both are those of the forward
-op whose node runs, found by autograd's sequence numbers. This module uses nothing of memwatch.
+Modules come from torch's own global hooks, lines from the running frames. In backward both belong to the forward op
+whose node runs. It is found by autograd's sequence numbers. This module uses nothing of memwatch.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ def what_is_misplaced(prof, witness: Witness, names: dict[int, str], is_view) ->
 
 
 def is_module(said: str, path: str, *, is_root: bool) -> bool:
-    """Return True if a name is that of a module with a path below its root. The root's name is unknown."""
+    """Return True if a name belongs to a module with a path below its root. The root's name is unknown."""
     return "." not in said if is_root else f".{said}".endswith(f".{path}") if path else not said
 
 

@@ -1,4 +1,4 @@
-// What an allocator keeps of one device: segments of malloc's memory, cut into blocks, by the rules of CUDA's.
+// The memory of one device: segments of malloc's memory, cut into blocks by the rules of CUDA's allocator.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -94,7 +94,7 @@ class Segments {
     }
   }
 
-  /// Make a block free, one with its free neighbours.
+  /// Make a block free, and join it with its free neighbours.
   static void merge(const Place& place) {
     auto& blocks = place.segment->blocks;
     auto at = blocks.find(place.address);
@@ -116,7 +116,7 @@ class Segments {
     return {&std::prev(after)->second, address};
   }
 
-  /// Give unused segments back; `gone` is told of each.
+  /// Give unused segments back; call `gone` with each.
   template <typename F>
   void release_unused(F gone) {
     for (auto each = segments_.begin(); each != segments_.end();) {

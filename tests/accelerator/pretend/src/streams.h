@@ -1,5 +1,5 @@
-// Two devices with two streams each. Ops run as they are called; a stream that is held is behind with what it was
-// given since, until it is let go or waited for. So a test decides what "a stream still uses it" means.
+// Two devices with two streams each. Ops run as they are called. A test can hold a stream: then its later work counts
+// as not done until the test lets the stream go or waits for it. So a test decides when a stream still uses a block.
 #pragma once
 
 #include <c10/core/Stream.h>
