@@ -13,7 +13,7 @@ The compiled recorder reads the fields themselves (`record/native/src/autograd_s
 it. Without it, memwatch calls the getters if one of these conditions holds, because then they compute nothing:
 
 * the tensor is not a view;
-* its version, which it shares with its base, is 0: nobody has changed either in place;
+* its version, which it shares with its base, is 0: neither was changed in place;
 * its base requires no gradient: then the getter returns the field as it is (`VariableHooks::grad_fn` in torch).
 
 Otherwise memwatch does not know the node. It returns None for `grad_fn` and False for `is_leaf`. The getters

@@ -1,4 +1,4 @@
-"""Distributed training: what DDP's reducer and FSDP's parameter groups keep. FSDP is never imported from here.
+"""Distributed training: the memory of DDP's reducer and FSDP's parameter groups. FSDP is never imported from here.
 
 | torch | here |
 | --- | --- |

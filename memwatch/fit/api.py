@@ -44,11 +44,11 @@ _PARTS: Final = 3  # categories that an error of the budget names, the largest f
 
 
 def obstacle(reading: Reading, lowest: Measurement, limit_bytes: int) -> str:
-    """Return why not even the lowest way fits: what lives before the step, the optimizer, an op's workspace.
+    """Return the reason why even the lowest way does not fit: live bytes before the step, the optimizer, a workspace.
 
     Args:
         reading: the recording of a step in the lowest way.
-        lowest: what was measured of that way.
+        lowest: the measurement of that way.
         limit_bytes: the limit.
     """
     at = peak_instant(reading)
@@ -152,7 +152,7 @@ def fit_program(
         limit: the limit, in bytes or as text such as ``"8 GiB"``.
         steps: steps of the optimizer after which a run is ended.
         ways: kinds of ways to try; see `fit`.
-        files: keeps what the script writes away from the user's files; None lets the script write.
+        files: keeps the script's changes away from the user's files; None lets the script write.
         plan_path: the file from which the lines of a way with a plan load it; the caller writes it.
 
     Returns:

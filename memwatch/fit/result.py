@@ -57,7 +57,7 @@ class Fit:
         self.peak_bytes = int(kept.iloc[0]) if len(kept) else -1
 
     def undo(self) -> None:
-        """Take back what fit() changed."""
+        """Take back the changes of fit()."""
         if self._applied is not None:
             self._applied.undo()
 

@@ -37,7 +37,10 @@ _NOISE: Final = 1.1
 Where the program takes longer than this, relative to a way that computes more, its time cannot be right.
 """
 _MARGINS: Final = (1.0, 0.9)
-"""Shares of what the limit leaves that a planned way is given; the second only if the first is too much."""
+"""Shares of the room under the limit that a planned way gets as its budget.
+
+The second is used only if the first is too much.
+"""
 
 
 _ABOUT_BUDGETS: Final = r"memwatch\.apply_plan|torch\.compile, backend memwatch"
@@ -79,7 +82,7 @@ class Trial(Protocol):
         """Return the recording of a step in a way, with call stacks if wanted."""
 
     def scan(self) -> SavedScan:
-        """Run steps and return what the modules save in the last of them."""
+        """Run steps and return the bytes that the modules save in the last step."""
 
 
 class Search:
@@ -96,7 +99,7 @@ class Search:
         self.tried: list[Measurement] = []
         self.is_repeatable: bool | None = None
         self._changing: set[str] = set()  # names of the buffers that a step writes
-        self._baseline_bytes = 0  # what is alive when a step begins
+        self._baseline_bytes = 0  # live bytes when a step begins
         self._trial, self._limit_bytes, self._kinds, self._say = trial, limit_bytes, kinds, say
 
     def run(self) -> Measurement | None:
@@ -120,7 +123,7 @@ class Search:
         return measured.cost <= self.tried[0].cost * _GOOD_ENOUGH
 
     def _run_program_again(self) -> None:
-        """Run the plain step once more: what it computed is compared, and the shorter of both times counts."""
+        """Run the plain step once more. Its results are compared, and the shorter time counts."""
         before, again = self.tried[0], self._trial.run(Way())
         if again.peak_bytes is None or again.step_time_ns is None:
             return  # no memory for it, this time
@@ -338,7 +341,7 @@ class Search:
             segments *= 2
 
     def _planned(self, base: Measurement, kind: Kind) -> Iterator[Measurement]:
-        """Try a way that plans within what the limit leaves: selective checkpoints, or the compile backend."""
+        """Try a way that plans within the room under the limit: selective checkpoints, or the compile backend."""
         room = self._limit_bytes - self._baseline_bytes
         plan: Plan | None = None
         for margin in _MARGINS if room > 0 else ():

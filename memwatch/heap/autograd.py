@@ -133,7 +133,7 @@ class NativeEdge(NamedTuple):
 
 
 def autograd_edges(obj: object, *, hooks: bool = True) -> list[NativeEdge]:
-    """List what a tensor or an autograd node holds in C++.
+    """List the references that a tensor or an autograd node holds in C++.
 
     Args:
         obj: a tensor or an autograd node; anything else has no such edges.
@@ -190,7 +190,10 @@ def _tensor_edges(tensor: Any) -> Iterator[NativeEdge]:
 
 
 def _is_wrapper(tensor: torch.Tensor) -> bool:
-    """Return True for a tensor made of others, which are its attributes: to ask it for parts would run its code."""
+    """Return True for a tensor that consists of other tensors, in its attributes.
+
+    A call for its parts would run its code.
+    """
     return any("__tensor_flatten__" in type_dict(cls) for cls in mro_of(type(tensor)))
 
 

@@ -41,7 +41,7 @@ def keeps_in_c(cls: type) -> bool:
 
 
 def c_held_edges(obj: Any) -> list[NativeEdge]:
-    """List what a numpy array, a finished torch future or a scripted module holds; no code of a subclass runs."""
+    """List the objects in a numpy array, a finished torch future or a scripted module; no code of a subclass runs."""
     if is_a(obj, Future):
         return _result(obj)
     if is_a(obj, ScriptModule):
@@ -128,7 +128,7 @@ class Unlisted:
 
 
 def _is_one_of(ids: NDArray[np.int64], few: Sequence[int]) -> NDArray[np.bool_]:
-    """Return what `np.isin` does, which takes as long to prepare as to compare with some thousand ids."""
+    """Return the same as `np.isin`, whose preparation takes as long as a comparison with some thousand ids."""
     found = np.zeros(len(ids), dtype=bool)
     for each in few:
         found |= ids == each

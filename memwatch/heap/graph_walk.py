@@ -47,7 +47,7 @@ class GraphWalk:
         self._left = max_nodes
         self._met: set[tuple[int, int]] = set()
         self._type: Final = ByClass(_node_type)
-        self._kept: list[Any] = []  # a node's Python object must live while its id stands for it
+        self._kept: list[Any] = []  # a node's Python object must live as long as its id is used
 
     def behind(self, tensor: torch.Tensor, root: int) -> Iterator[tuple[int, list[Chain]]]:
         """Yield the sequence number of each node behind a tensor, and chains to the tensors on a custom ctx.

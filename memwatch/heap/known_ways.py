@@ -70,7 +70,7 @@ class KnownWays:
 
 
 def _start_of(root: Root) -> _Start | None:
-    """Return what tells a call, or the namespace of a running file, from others; None for other roots."""
+    """Return a key of a call, or of the namespace of a running file; None for other roots."""
     owner = root.entries[0].owner if root.entries else None
     if owner is None or root.kind not in (RootKind.FRAME, RootKind.NAMESPACE):
         return None

@@ -218,11 +218,11 @@ def _slots(cls: type) -> list[tuple[str, MemberDescriptorType]]:
 
 
 _slots_of: Final = ByClass(_slots)
-"""A class has hundreds of entries, and to look for slots among them took 83 us for each object of some classes."""
+"""A class has hundreds of entries. A search for slots among them took 83 us for each object of some classes."""
 
 
 def attributes(obj: object) -> Iterator[tuple[str, object]]:
-    """Yield what an object stores in its dictionary and its slots; properties are not called."""
+    """Yield the values in an object's dictionary and slots; properties are not called."""
     yield from list((instance_dict(obj) or {}).items())
     for name, descriptor in _slots_of(type(obj)):
         for held in _in_slot(descriptor, obj):

@@ -53,7 +53,7 @@ _MAX_AT_ONCE: Final = 4096
 """Objects that such a group of items may hold, or else the group is kept. Measured: 64 modules hold some 2,000."""
 _PASSED_ON: Final = class_ids(list, tuple, dict, set)
 _Step = Callable[[Any], Iterator["Chain"]]
-"""Yields what an object refers to; None in its place where a search ends."""
+"""Yields the objects that an object refers to. In place of a step, None ends the search."""
 
 
 class KnownClasses:
@@ -113,8 +113,8 @@ class ReferenceSearch:
     def tensors(self, *roots: Root) -> Iterator[Chain]:
         """Yield a chain from some roots to each tensor that they reach, nearest first.
 
-        A tensor may be found from several roots: each of them holds it. An object is looked into once, where it is
-        nearest to a root.
+        A tensor may be found from several roots: each of them holds it. Each object is searched once, on its shortest
+        path from a root.
         """
         found: set[int] = set()
         steps, step_for = self._steps, self._step
@@ -157,7 +157,7 @@ class ReferenceSearch:
         return self._barren if root.kind is RootKind.NAMESPACE and not self._deep else ()
 
     def _end(self, roots: Iterable[Root], waiting: deque[Chain], found: set[int]) -> None:
-        """Note what is left of some roots, or which definitions of modules reach no tensor."""
+        """Note the unsearched rest of some roots, or the definitions of modules that reach no tensor."""
         if waiting or self._later or self._is_cut:
             self.cut_count += 1
             if self._deep:
@@ -185,12 +185,12 @@ class ReferenceSearch:
                 self._go_on(chain, step, self._rest)
 
     def _found_before(self, chain: Chain) -> Iterator[Chain]:
-        """Yield what an exception was found to hold from another root: every variable must let go of it."""
+        """Yield the tensors that an exception held from another root: every variable must drop the exception."""
         for known in self._by_exception.setdefault(id(chain[-1]), []):
             yield chain[0], *known[1:]
 
     def _go_on(self, chain: Chain, step: Callable[[Any], Iterator[Chain]], waiting: deque[Chain]) -> None:
-        """Queue what the last object of a chain refers to, unless that was done before."""
+        """Queue the objects that the last object of a chain refers to, unless that was done before."""
         value = chain[-1]
         if id(value) in self._seen:
             passed_on = id(type(value)) in _PASSED_ON or step is exception_step
@@ -208,7 +208,7 @@ class ReferenceSearch:
             if len(found) > _WIDE_ITEMS:
                 waiting = self._later
                 if not self._deep and len(found) > _MAX_OBJECTS:
-                    self._is_cut = True  # it has one root, and looks at no more of them
+                    self._is_cut = True  # it has one root, and ignores the rest
                     del found[_MAX_OBJECTS:]
                 found = self._without_idle(chain, found)
             waiting.extend((*chain, *link) for link in found)

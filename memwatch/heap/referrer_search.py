@@ -223,12 +223,12 @@ def _chain(tensor: Any, above: dict[int, Any], beside: dict[int, Any]) -> list[A
 
 
 def _path(chain: list[Any]) -> Path | None:
-    """Name a chain from its top to a tensor; None for a call of torch or Python, which nobody can edit."""
+    """Name a chain from its top to a tensor; None for a call of torch or Python, which users cannot edit."""
     top = chain[0]
     if len(chain) == 1:
         return (Edge(EdgeKind.EVALUATION_STACK),)
     if type(top) is FrameType:
-        return None  # a call in torch or Python: it ends soon, and nobody edits it
+        return None  # a call in torch or Python: it ends soon, and users cannot edit it
     edges = name_chain(chain)
     if type(top) is ModuleType:
         return Edge(EdgeKind.MODULE, module_vertex(top).name), *edges

@@ -124,7 +124,7 @@ def find_roots(of_types: OfTypes = lambda wanted: []) -> list[Root]:
         of_types: returns the objects of the heap whose class is wanted; none by default.
 
     Returns:
-        Roots, running calls first; drop them soon, they hold what they list.
+        Roots, running calls first. Drop them soon, because they hold the listed objects.
     """
     roots = [*frame_roots(), *_module_roots()]
     roots += [
@@ -183,7 +183,7 @@ def is_tool_module(name: str) -> bool:
 
 
 def is_tool_class(cls: type) -> bool:
-    """Return True for a class of memwatch or of a test runner: what its objects hold is not the program's doing."""
+    """Return True for a class of memwatch or of a test runner: the program is not responsible for its objects."""
     module = type_dict(cls).get("__module__")
     return type(module) is str and is_tool_module(module)
 
@@ -220,7 +220,7 @@ def _context() -> Root:
 
 
 class _Listener:
-    """Compares unequal to everything and remembers what it was compared with."""
+    """Compares unequal to everything, and remembers the objects that it was compared with."""
 
     def __init__(self) -> None:
         self.seen: list[object] = []
@@ -262,10 +262,10 @@ def _is_callback(entry: object) -> bool:
 
 
 def callbacks_at_exit() -> Root:
-    """List what is called when the process exits.
+    """List the callbacks at the exit of the process.
 
-    Up to Python 3.13 only C knows the callbacks. ``atexit.unregister`` compares each of them with its argument, and so
-    shows them to us. But it asks the ``__eq__`` of the callback first: there, call this only if no callback
+    Up to Python 3.13 only C knows the callbacks. ``atexit.unregister`` compares each of them with its argument, and
+    so shows them to us. But it calls the ``__eq__`` of the callback first: there, call this only if no callback
     :func:`may_answer`.
     """
     if SHOWS_CALLBACKS_AT_EXIT:
@@ -284,7 +284,7 @@ def may_answer(cls: type) -> bool:
     return (
         type(equal) is FunctionType
         and owner_of_function(equal.__code__) is CodeOwner.PROGRAM
-        and type(call) is FunctionType  # else it is a class, which nobody registers as a callback
+        and type(call) is FunctionType  # else it is a class, which is hardly ever a callback
         and not is_tool_class(cls)
     )
 

@@ -119,7 +119,7 @@ def _follow(
     above: NDArray[np.int32],
     allowed: NDArray[np.bool_] | None,
 ) -> NDArray[np.int64]:
-    """Enter what some objects refer to, and return what was not entered before, in order."""
+    """Enter the targets of some objects, and return the targets that are new, in order."""
     begins = starts[front].astype(np.int64)
     lengths = starts[front + 1] - begins
     edges = np.repeat(begins - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())

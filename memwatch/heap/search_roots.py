@@ -81,7 +81,7 @@ def namespace_roots(spaces: dict[int, dict[str, Any]]) -> Iterator[Root]:
 
 
 def context_root() -> Root:
-    """Return what the context variables of the running task are set to."""
+    """Return the values of the context variables of the running task."""
     variables = contextvars.copy_context().items()
     return Root(
         RootKind.CONTEXT,
@@ -90,7 +90,7 @@ def context_root() -> Root:
 
 
 def last_exceptions_root() -> Root:
-    """Return what Python keeps of the last uncaught exception, for a debugger."""
+    """Return the objects of the last uncaught exception, which Python keeps for a debugger."""
     held = [
         Held(EdgeKind.LAST_EXCEPTION, name, value)
         for name in LAST_EXCEPTION

@@ -108,7 +108,8 @@ def _has_own_answers(cls: type) -> bool:
 answers_by_code: Final = ByClass(_has_own_answers)
 """Return True for a class of tensors with a `__torch_dispatch__` of the program's or of a package's.
 
-torch may ask it for the sizes, the layout and the device of a tensor, so these are read from the storage or not at all.
+torch may call it for the sizes, the layout and the device of a tensor. So these are read from the storage or not at
+all.
 """
 
 

@@ -1,6 +1,6 @@
-"""The bounded search through the variables of the running calls: what they hold, and how a program writes the way.
+"""The bounded search through the variables of the running calls: their objects, and the expression for each.
 
-Searches for modules and for tensors take from it what they look for.
+The searches for modules and for tensors use it.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _scopes(frame: FrameType | None, wanted: CodeOwner) -> Iterator[dict[str, An
 
 
 class _Search:
-    """One search; looks into each object once, so that its outermost holder names what it holds."""
+    """One search. It enters each object once, so that the outermost holder gives the name."""
 
     def __init__(self, most_objects: int) -> None:
         self._most_objects = most_objects
@@ -153,7 +153,7 @@ def _class_attributes(cls: type) -> Iterator[tuple[str, Any]]:
 
 
 def _held_by(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what an object holds, with how Python writes the step to it; nothing of the program runs."""
+    """Yield the objects in an object, each with its step as Python writes it. No code of the program runs."""
     if is_a(value, nn.Module):
         # objects in its tables are its own, and need no search
         yield from (

@@ -1,4 +1,4 @@
-"""Describe an object as a `Vertex`, reading only what no user code can intercept."""
+"""Describe an object as a `Vertex`. User code cannot intercept the reads."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def describe(obj: object) -> str:
 
 
 def vertex_of(obj: object) -> Vertex:
-    """Return what an object is, keeping nothing of it alive."""
+    """Return the description of an object, which keeps nothing of it alive."""
     cls = type(obj)
     special = _BY_TYPE.get(id(cls))
     if special is not None:

@@ -183,7 +183,7 @@ class CachingAllocator:
     def free(self, number: int) -> None:
         """Take a block back; its free neighbours become part of it."""
         block = self._handed_out.pop(number, None)
-        if block is None:  # nothing was asked for
+        if block is None:  # the request was for 0 bytes
             return
         self.allocated_bytes -= block.nbytes
         block.is_free = True
@@ -348,7 +348,7 @@ class CachingAllocator:
     # segments that grow
 
     def _grown(self, pool: _Pool, size: int, stream: int) -> _Block | None:
-        """Return a block at the lowest addresses of a growing segment where enough is free; map what is missing."""
+        """Return the lowest block of a growing segment that is large enough; map the memory that it lacks."""
         block = self._growing(pool, size, stream)
         if not block.is_mapped and not self._map(block, min(block.nbytes, size)):
             return None
@@ -459,7 +459,7 @@ class Model:
     name: Final = "memwatch's model of torch's allocator"
 
     def run(self, trace: Trace, settings: str, device_bytes: int) -> Outcome:
-        """Return what the allocator does with a trace.
+        """Return the outcome of a trace in the allocator.
 
         Raises:
             SettingsError: the model does not know the settings.
@@ -488,7 +488,7 @@ class Model:
     def run_many(
         self, trace: Trace, settings: Sequence[str], device_bytes: int
     ) -> list[Outcome | SettingsError]:
-        """Return what the allocator does with a trace under each of several settings."""
+        """Return the outcome of a trace under each of several settings."""
         return [self._run_or_reject(trace, each, device_bytes) for each in settings]
 
     def _run_or_reject(self, trace: Trace, settings: str, device_bytes: int) -> Outcome | SettingsError:

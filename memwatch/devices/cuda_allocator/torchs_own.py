@@ -39,7 +39,7 @@ _RUNTIME: Final = re.compile(rb"libcudart\.so\.\d+(?:\.\d+)*")
 _DRIVERS: Final = ("libcuda.so.1", "libnvidia-ml.so.1")
 _SETTINGS: Final = "PYTORCH_ALLOC_CONF"
 _NOT_INHERITED: Final = ("PYTORCH_", "TORCH_", "CUDA_", "HIP_", "LD_PRELOAD")
-"""Beginnings of variables that could change what torch's library does in the child."""
+"""Beginnings of variables that could change the behaviour of torch's library in the child."""
 _REJECTED: Final = 2  # the status of `memwatch_replay` for settings
 _ALLOWED_S: Final = 600
 """Guess: a setting of a trace of a million events takes two seconds."""
@@ -71,7 +71,7 @@ class TorchAllocator:
         return f"the allocator of torch {self.version}"
 
     def run(self, trace: Trace, settings: str, device_bytes: int) -> Outcome:
-        """Return what the allocator does with a trace.
+        """Return the outcome of a trace in the allocator.
 
         Raises:
             SettingsError: it does not accept the settings.
@@ -85,7 +85,7 @@ class TorchAllocator:
     def run_many(
         self, trace: Trace, settings: Sequence[str], device_bytes: int
     ) -> list[Outcome | SettingsError]:
-        """Return what the allocator does with a trace under each of several settings, as many at a time as CPUs."""
+        """Return the outcome of a trace under each of several settings. As many run at a time as there are CPUs."""
         with self._folder() as (folder, names), tempfile.TemporaryFile() as asked:
             order = {
                 "count": len(trace),

@@ -91,7 +91,7 @@ class CurrentDevice:
 
 
 def answers(device: CurrentDevice, *, num_found: int, on_ask: Callable[[None], None]) -> dict[str, Any]:
-    """Return what stands for torch's functions for CUDA, by their names; see `pretended_cuda`."""
+    """Return the replacements of torch's functions for CUDA, by their names; see `pretended_cuda`."""
 
     def asked(*args: Any, **kwargs: Any) -> int:
         on_ask(None)
@@ -120,7 +120,7 @@ def answers(device: CurrentDevice, *, num_found: int, on_ask: Callable[[None], N
 
 
 def streams(device: CurrentDevice) -> dict[str, Any]:
-    """Return what stands for streams and events, by their names there."""
+    """Return the replacements of streams and events, by their names there."""
     if not device.is_known_to_torch:
         return {name: getattr(torch.cpu, name) for name in _LIKE_THE_HOST}
 
@@ -181,7 +181,7 @@ def pretended_cuda(*, num_found: int, on_ask: Callable[[None], None]) -> Iterato
 
     Args:
         num_found: how many there are, by `device_count()`.
-        on_ask: called when the program asks how much memory is in use, which is answered by zero.
+        on_ask: called when the program reads how much memory is in use; the result is zero.
 
     Yields:
         Why tensors cannot be moved to such devices; empty if they can.

@@ -57,7 +57,7 @@ struct Books final : c10::MemoryReportingInfoBase {
   bool memoryProfilingEnabled() const override { return true; }
 };
 
-// torch's DataPtr: what it returns in memory, with a destructor that this program takes over
+// torch's DataPtr, as it is returned in memory, with a destructor that this program takes over
 struct DataPtr {
   void* data;
   void* deleter;

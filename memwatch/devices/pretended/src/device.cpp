@@ -65,7 +65,8 @@ struct Hooks final : at::CUDAHooksInterface {
   Device getDeviceFromPtr(void*) const override { return Device(DeviceType::CPU); }
 };
 
-// The object is torch's for as long as the process lives, so what it does is exchanged: it has no members.
+// torch keeps the object as long as the process lives. So its functions are exchanged, which works because it has no
+// members.
 const void*& behaviour_of(const at::CUDAHooksInterface& hooks) {
   return *reinterpret_cast<const void**>(const_cast<at::CUDAHooksInterface*>(&hooks));
 }
