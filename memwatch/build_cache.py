@@ -1,6 +1,6 @@
 """Where compiled libraries lie: a folder of the user's, shared by every checkout and environment of theirs.
 
-A library is code. So it is loaded only if nobody but this user and root can have written it, or put it there.
+A library is code. So it is loaded only if this user and root alone can have written it, or put it there.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def distrust(path: pathlib.Path) -> str:
 
 
 def is_usable(file: pathlib.Path) -> bool:
-    """Return whether a library of the folder is there and nobody else can have written it."""
+    """Return whether a library of the folder exists and other users cannot have written it."""
     return file.exists() and not distrust(file)
 
 
@@ -91,7 +91,7 @@ def _make(path: pathlib.Path) -> None:
 
 
 def put(made: pathlib.Path, file: pathlib.Path) -> None:
-    """Copy a library to its name atomically, so that nobody loads half of it. Links are not followed.
+    """Copy a library to its name atomically, so that a process never loads half of it. Links are not followed.
 
     Raises:
         OutputError: the disk is full.

@@ -17,8 +17,8 @@ from enum import Enum, unique
 class EdgeKind(Enum):
     """How one object refers to another.
 
-    The capture file stores these integers: never change or reuse one. A comment shows what `Edge.name` and
-    `Edge.position` are where they are set.
+    The capture file stores these integers: never change or reuse one. The comment of a kind has the meaning of
+    `Edge.name` and `Edge.position`, if they are set.
     """
 
     __hash__ = object.__hash__  # in C: paths are looked up by their edges

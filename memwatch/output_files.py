@@ -60,7 +60,7 @@ def check_outputs(
         exists: the message for a file that exists, with a place for its path.
 
     Raises:
-        OutputError: names the path and what to do instead.
+        OutputError: names the path and the next step.
     """
     taken = {
         _place(path): f"is an input of this command ({os.fspath(path)})"

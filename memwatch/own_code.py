@@ -34,7 +34,7 @@ _COMPILED: Final = "TORCHINDUCTOR_CACHE_DIR"
 
 _INSTALLED_LISTS: Final = ".dist-info"
 _LIST: Final = "RECORD"
-"""The file in a folder of that ending in which an installer lists what it put beside it."""
+"""An installer's list of the files that it put beside it, in a folder of that ending."""
 _BY_DATACLASSES: Final = "__create_fn__."
 _OVERRIDES: Final = ("__torch_function__", "__torch_dispatch__")
 
@@ -91,7 +91,10 @@ def code_owner(file: str) -> CodeOwner:
 
 
 def owner_of_function(code: CodeType) -> CodeOwner:
-    """Return whose code a function is; what `dataclasses` writes has the file `<string>`, as `python -c` has."""
+    """Return the owner of a function's code.
+
+    Code that `dataclasses` writes has the file `<string>`, as with `python -c`.
+    """
     if code.co_filename == "<string>" and _is_by_dataclasses(code):
         return CodeOwner.PYTHON
     return code_owner(code.co_filename)

@@ -135,7 +135,7 @@ class Profile(Reading):
             warnings.warn(text, RuntimeWarning, stacklevel=4)
 
     def _explain(self, error: BaseException) -> None:
-        """Add to the error of an allocator what was live then, and write the page beside the capture."""
+        """Add the live bytes to the error of an allocator, and write the page beside the capture."""
         try:  # the program's own error is on its way, and memory is short
             with small_pools():
                 reading = self._reading_of(error)
@@ -153,7 +153,7 @@ class Profile(Reading):
         return self.on(device) if device in self.devices else self
 
     def _write_page(self) -> list[pathlib.Path]:
-        """Write the page beside the capture, and return what is written; a page that is there already stays."""
+        """Write the page beside the capture, and return the paths of the written files; an existing page stays."""
         if self._path is None or self.failure is not None:
             return []
         page = self._path.with_suffix(".html")
@@ -267,7 +267,7 @@ def profile(
     schedule: Schedule | None = None,
     keep: str = "all",
 ) -> Profile:
-    """Record every allocation of a block, its life and who holds it.
+    """Record every allocation of a block, its life and its holders.
 
     Args:
         path: write the capture to this file while the program runs; None keeps it in memory.

@@ -1,4 +1,4 @@
-"""The reading API: what `memwatch.profile()` yields and `memwatch.load()` returns have in common."""
+"""The reading API, which the results of `memwatch.profile()` and `memwatch.load()` share."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class Reading:
 
     @property
     def peak_event(self) -> int:
-        """The row of `timeline` that `at_peak` is of: of several as high, the first that memwatch looked at."""
+        """The row of `timeline` that `at_peak` describes. If several are equally high, the first with a sample."""
         return self._tables.peak_event
 
     @property
@@ -217,7 +217,7 @@ class Reading:
         return self._tables.live_at(event)
 
     def held_at(self, event: int) -> pd.DataFrame:
-        """Return what was live just after row `event` of the timeline and who held it, as `at_peak` does."""
+        """Return the live memory just after row `event` of the timeline and its holders, as `at_peak` does."""
         return self._tables.held_at(event)
 
     def stack(self, stack: int) -> list[tuple[str, int, str, bool]]:
@@ -286,7 +286,10 @@ def recorded_on_device(reading: Reading) -> Capture:
 
 
 def sites_at_peak(reading: Reading) -> PeakSites:
-    """Return what a comparison needs of a reading, which may go then: a long run's takes gigabytes."""
+    """Return the part of a reading that a comparison needs.
+
+    Then the reading can be freed: a long run's takes gigabytes.
+    """
     from memwatch.analysis.compare import peak_sites
 
     return peak_sites(reading._tables)

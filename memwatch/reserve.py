@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 BYTES_FOR_REPORT: Final = 48 << 20
-"""Three times what leaving a block takes, with its breakdown and its page."""
+"""Bytes: three times the memory for the end of a block, with its breakdown and its page."""
 
 
 class Reserve:
@@ -35,7 +35,7 @@ class Reserve:
         return self._space is not None
 
     def release(self) -> None:
-        """Give it back, before what may need it."""
+        """Give it back, before work that may need it."""
         if self._space is not None:
             self._space.close()
             self._space = None

@@ -1,8 +1,8 @@
 """The settings of a project: the table `[tool.memwatch]` of `pyproject.toml`.
 
-memwatch looks for the file in the working directory and then in each folder above it, and takes the nearest file that
-has the table. The command line and the pytest plugin stop at a wrong table with one line. Code that runs inside the
-user's program uses `own_code_folders`, which never raises.
+memwatch searches the working directory and then each folder above it, and takes the nearest file that has the table.
+The command line and the pytest plugin stop at a wrong table with one line. Code that runs inside the user's program
+uses `own_code_folders`, which never raises.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def verify(function: Callable[..., Any], *args: Any, intercept: str = "auto", **
     must do the same work both times.
 
     Args:
-        function: what to measure.
+        function: the function to measure.
         *args: its positional arguments.
         intercept: as in `profile()`.
         **kwargs: its keyword arguments.
@@ -54,7 +54,7 @@ def verify(function: Callable[..., Any], *args: Any, intercept: str = "auto", **
         Both peaks in bytes; `str()` of the result is a sentence.
 
     Raises:
-        MemwatchError: a torch profiler is already running, so that the allocator's events cannot be had.
+        MemwatchError: a torch profiler is already running, so that the allocator's events are not available.
     """
     capture = allocator_only(lambda: function(*args, **kwargs))
     prof = profile(intercept=intercept)

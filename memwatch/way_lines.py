@@ -1,6 +1,6 @@
 """The lines of Python that apply a way, as templates by kind.
 
-memwatch runs these very lines when it measures a way, so what a user pastes does what was measured.
+memwatch runs these very lines when it measures a way, so pasted lines do the same as in the measurement.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Where a process and the client of `memwatch attach` meet, and the messages between them.
 
-The socket lies in a folder that only its user can enter. Both sides also ask the kernel who is at the other end.
+The socket lies in a folder that only its user can enter. The kernel also gives both sides the user at the other end.
 Messages are lines of JSON.
 """
 
@@ -33,7 +33,7 @@ def socket_path(pid: int, user: int) -> Path:
 
 
 def require_private(folder: Path, user: int) -> None:
-    """Raise unless the folder exists, belongs to the user, and nobody else may enter it.
+    """Raise unless the folder exists, belongs to the user, and only the user may enter it.
 
     Raises:
         AttachError: the path belongs to somebody else, is open to others, or is not a folder.
@@ -65,7 +65,7 @@ def listen_at(path: Path) -> socket.socket:
 
 
 def _remove_left_over(folder: Path) -> None:
-    """Remove the sockets of processes that were killed: nobody answers there."""
+    """Remove the sockets of processes that were killed."""
     for path in folder.glob("*.attach"):
         with socket.socket(socket.AF_UNIX) as connection:
             try:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _TORCH: Final = os.path.dirname(torch.__file__)
 _MODULE_CALL: Final = os.path.join(_TORCH, "nn", "modules", "module.py")
 _OWN_MODULE_CALL: Final = os.path.join("memwatch", "record", "context.py")
-"""Our own frame around each call of a module, which may stay: it looks whether the recording is still on."""
+"""Our own frame around each call of a module. It may stay, because it checks whether the recording is still on."""
 
 
 class TorchState(NamedTuple):

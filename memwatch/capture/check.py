@@ -130,7 +130,7 @@ def checked(
     Args:
         tables: the integer tables, as they were read.
         strings: the texts by number.
-        meta: what was recorded where.
+        meta: the metadata.
         notes: the notes; one is added for each column, and each entry of `meta`, that did not agree with the rest.
 
     Raises:
@@ -172,7 +172,7 @@ def _without_deep_modules(modules: Columns) -> tuple[Columns, int]:
     The name of a module holds the names of all modules above it, so the names of a long chain fill the memory.
     """
     numbers, parents = modules["module"], modules["parent"]
-    # the last entry stands for "no module"
+    # the last entry means "no module"
     above = np.full(int(numbers.max(initial=NONE)) + 2, NONE, dtype=np.int64)
     above[numbers] = parents
     level = parents.astype(np.int64)

@@ -158,7 +158,7 @@ def _width(span: int) -> int:
 
 _NARROW: Final = (np.int8, np.int32)
 _READ_ONCE: Final = ("allocator", "births", "deaths")
-"""Tables that are needed only until they are joined to others. Their columns are freed when nobody uses them."""
+"""Tables that are needed only until they are joined to others. Their columns are freed after their last use."""
 
 
 class ChunkedTable(Mapping[str, "IntArray"]):
@@ -262,7 +262,7 @@ class Mapped(Mapping[str, "IntArray"]):
 
 
 def _dtype(column: Column, bounds: tuple[int, int]) -> type[np.signedinteger[Any]]:
-    """Return the type of a column's integers. Row numbers and choices may be narrow: nobody adds them up."""
+    """Return the type of a column's integers. Row numbers and choices may be narrow: they are never added up."""
     if column.refers is None:
         return np.int64
     for dtype in _NARROW if column.refers.choices else _NARROW[1:]:

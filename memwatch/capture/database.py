@@ -1,9 +1,10 @@
 """Open the database of a capture from an unknown source, so that no code in it runs and reading it ends soon.
 
 SQLite's page "Defense Against The Dark Arts" lists the dangers of a hostile file. A view or a virtual table under the
-name of a table computes rows without end. Pages that refer to each other yield the same rows again and again. A journal
-beside the file names another file, which SQLite removes after a rollback. So memwatch opens the file read-only, and
-accepts only the tables of a capture. It stops reading when the rows exceed what a file of this length can hold.
+name of a table computes rows without end. Pages that refer to each other yield the same rows again and again. A
+journal beside the file names another file, which SQLite removes after a rollback. So memwatch opens the file
+read-only, and accepts only the tables of a capture. It stops reading when there are more rows than a file of this
+length can hold.
 """
 
 from __future__ import annotations
@@ -41,10 +42,12 @@ _STEPS_PER_CALL: Final = 1_000
 _BATCH_ROWS: Final = 256
 """Rows that are fetched together. A guess."""
 _CELL_BYTES: Final = 5
-"""What SQLite needs for a row, besides a byte for each column and the text in it: never less."""
+"""Bytes that SQLite needs at least for a row, besides a byte for each column and the text in it."""
 _MOST_SPARSE: Final = 32
-"""A file that is so many times longer than what it takes on the disk is mostly holes. File systems that compress shrink
-captures, which are deflated already, far less."""
+"""A file that is so many times longer than its space on the disk is mostly holes.
+
+File systems that compress shrink captures, which are deflated already, far less.
+"""
 
 
 @contextlib.contextmanager
@@ -193,7 +196,7 @@ def _limit(database: sqlite3.Connection, most_bytes: int, most_steps: int) -> No
 
 
 def _roll_back(source: pathlib.Path, busy_s: float) -> None:
-    """Undo what a program that was killed had half written, as its journal says.
+    """Undo a half-made write of a killed program, with the file's journal.
 
     Raises:
         CaptureError: memwatch did not write this journal.

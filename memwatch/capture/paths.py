@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from memwatch.capture.capture import Capture
 
 Path = tuple[Edge, ...]
-"""References from a root to what it keeps alive, the root's first."""
+"""References from a root to an object that it keeps alive, the root's first."""
 
 _BETWEEN_SIZES: Final = " "
 _MOST_LEVELS: Final = 32

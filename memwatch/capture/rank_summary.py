@@ -46,7 +46,7 @@ class Head(NamedTuple):
 
 
 def read_head(path: str | os.PathLike[str]) -> Head:
-    """Return what a capture of any format tells without its tables.
+    """Return the content of a capture of any format without its tables.
 
     Raises:
         CaptureError: the file is missing or is not a capture, or this part of it is damaged.

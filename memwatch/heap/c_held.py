@@ -110,9 +110,9 @@ class Unlisted:
         """Note references.
 
         Args:
-            objects: what they lead to.
-            ids: the ids of these.
-            owners: the position of who refers to each.
+            objects: the targets.
+            ids: the ids of the targets.
+            owners: the position of the owner of each.
         """
         classes = ids_of(tuple(map(type, objects)))
         leads = ~_is_one_of(classes, _LEAVES)

@@ -379,7 +379,7 @@ class Snapshot:
         return not are_all_among(self.young, ids_of(listed))
 
     def is_young(self, obj: object) -> bool:
-        """Return True if an object belongs to the searched time, and is not older."""
+        """Return True for one of the snapshot's young objects."""
         place = np.searchsorted(self.young, id(obj))
         return bool(place < len(self.young) and self.young[place] == id(obj))
 

@@ -75,6 +75,6 @@ class MemwatchCallback(Callback):
         self._trainer = None
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Leave the block of a `fit` that failed; the page shows what it had."""
+        """Leave the block of a `fit` that failed; the page shows its memory."""
         self._training.end()
         self._trainer = None

@@ -1,4 +1,4 @@
-"""One training as a block: what all callbacks do at its beginning, at its steps and at its end."""
+"""One training as a block: the common actions of all callbacks at its beginning, at its steps and at its end."""
 
 from __future__ import annotations
 

@@ -245,7 +245,7 @@ class Graph:
 
     @property
     def baseline_bytes(self) -> int:
-        """Bytes of the external buffers: what is live before the first op."""
+        """Bytes of the external buffers, which are live before the first op."""
         return int(self.buffer_nbytes[self.buffer_producer < 0].sum())
 
     @property
@@ -359,7 +359,7 @@ def _index_buffers(specs: list[OpSpec], producer: dict[Name, int], named: list[N
 
     Args:
         specs: the ops.
-        producer: what `producers` returned.
+        producer: the result of `producers`.
         named: buffers that the caller of `Graph.build` named. A name that no op uses is an error.
     """
     used = {name for spec in specs for name in (*spec.reads, *spec.writes)}
@@ -502,6 +502,6 @@ def _precedence(  # noqa: PLR0917 (the arrays of a Graph that does not exist yet
         before.append(chain[:-1])
         after.append(chain[1:])
     source, target = np.concatenate(before), np.concatenate(after)
-    # an op that reads what it mutates does not wait for itself
+    # an op that reads a buffer that it mutates does not wait for itself
     real = (source >= 0) & (target >= 0) & (source != target)
     return Csr.from_pairs(target[real], source[real], num_ops)

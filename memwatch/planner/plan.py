@@ -48,7 +48,7 @@ class Plan(ShownAsText):
         schedule: the steps.
         order: names of the ops in the order they are computed; a repeated name is a recompute.
         moves: sentences about the differences between the plan and the program.
-        peak_increase_bytes: peak of the plan above what is live before the first op.
+        peak_increase_bytes: peak of the plan above the bytes that are live before the first op.
         program_peak_increase_bytes: the same figure of the program as it was recorded.
         lower_bound_bytes: peak increase that no plan of this kind can go below.
         extra_cost_ratio: cost of recomputes and moves, as a share of the program's cost.

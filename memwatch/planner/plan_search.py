@@ -268,7 +268,7 @@ def _budget_error(
     *,
     is_cut: bool,
 ) -> BudgetError:
-    """Return the error: the lowest peak found, the reason why no plan fits, and what to do.
+    """Return the error: the lowest peak found, the reason why no plan fits, and the next step.
 
     Args:
         graph: the program.

@@ -138,7 +138,7 @@ class PatchedResize:
         self._patches = Patches()
 
     def start(self) -> None:
-        """Begin to hear."""
+        """Begin to receive calls."""
         self._patches.put(torch.UntypedStorage, "resize_", self._resize)
 
     def stop(self) -> None:

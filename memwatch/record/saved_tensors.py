@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 def saved_storage(storages: Storages, tensor: Tensor) -> tuple[int, int, int]:
     """Return the number of a saved tensor's storage (or -1), the string id of its shape, and its bytes.
 
-    A wrapper, such as a DTensor or a jagged tensor, has no bytes of its own. Its first part stands for it.
+    A wrapper, such as a DTensor or a jagged tensor, has no bytes of its own. Its first part represents it.
     """
     has_parts = layout_of(tensor) is torch.strided or is_wrapper_subclass(tensor)
     part = next(plain_parts(tensor), tensor) if has_parts else tensor

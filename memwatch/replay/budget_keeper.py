@@ -63,7 +63,7 @@ class BudgetKeeper:
     """Plans the graphs of a compiled callable, measures their peak, and plans again where it exceeds the budget.
 
     Args:
-        options: what the user asked for.
+        options: the user's options.
         device: device whose bytes count.
     """
 

@@ -109,7 +109,7 @@ _DTYPES: Final[dict[str, Any]] = {
     **dict.fromkeys(("storage", "op", "birth_order", "death_order"), np.int32),
     "origin": np.int8,
 }
-"""Types of the columns of numbers: half of what an allocation takes would be zeros else."""
+"""Types of the columns of numbers. With wider types, half of an allocation's bytes would be zeros."""
 _NAMES: Final = ("device", "thread")
 """Ids of texts that mostly came first, so that they are small."""
 _CLOCKS_APART_NS: Final = 1_000
@@ -121,8 +121,8 @@ _OF_BIRTHS: Final = ("op", "time_ns", "address", "nbytes", "device", "origin")
 class Allocations:
     """Every piece of memory as columns; the first `named` rows are the recorder's storages, by their number.
 
-    `birth_event` and `death_event` are rows of the live curve, -1 until `trace_live_curve` has filled them in. It lets
-    go of `birth_order` and `death_order`, which are all -1 from then on.
+    `birth_event` and `death_event` are rows of the live curve, -1 until `trace_live_curve` has filled them in. It
+    drops `birth_order` and `death_order`, which are all -1 from then on.
     """
 
     named: int

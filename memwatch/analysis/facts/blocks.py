@@ -105,7 +105,7 @@ def _sort_within(groups: NDArray[np.int64]) -> None:
 
 
 def _with_books(capture: Capture) -> set[int]:
-    """Return string ids of the devices whose allocator said at entry what it had handed out."""
+    """Return string ids of the devices whose allocator reported its bytes in use at entry."""
     known = capture.meta.get("entry_allocated_bytes", {})
     if not known:
         return set()

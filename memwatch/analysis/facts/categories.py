@@ -77,9 +77,9 @@ def idle_inputs(capture: Capture, allocations: Allocations, kept: KeptAcross) ->
     """Return which allocations are inputs that lie idle for an iteration after a use, as most that the same calls made.
 
     Args:
-        capture: what was recorded.
+        capture: the recorded tables.
         allocations: every piece of memory.
-        kept: what is alive across iterations.
+        kept: the allocations that are alive across iterations.
     """
     roles = capture.tables["roles"]
     is_input = np.zeros(allocations.named + 1, dtype=bool)  # the last is for allocations of no storage
@@ -286,9 +286,9 @@ def categorise(
     """Return the category of every allocation.
 
     Args:
-        capture: what was recorded.
+        capture: the recorded tables.
         allocations: every piece of memory.
-        kept: what is alive across iterations.
+        kept: the allocations that are alive across iterations.
         past: by storage and role, the roles that are over, or may be.
     """
     if capture.lacks("categories"):
@@ -352,7 +352,7 @@ class _Traits(NamedTuple):
 
     @classmethod
     def of_code(cls, code: int) -> _Traits:
-        """Return the traits that a number stands for; the first has more than two values."""
+        """Return the traits that a number encodes; the first has more than two values."""
         flags = len(cls._fields) - 1
         return cls(code >> flags, *(code >> flag & 1 for flag in reversed(range(flags))))
 

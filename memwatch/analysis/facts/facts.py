@@ -1,4 +1,4 @@
-"""All facts of one capture about a device, each computed once, when it is first asked for."""
+"""All facts of one capture about a device. Each is computed once, at its first use."""
 
 from __future__ import annotations
 
@@ -186,11 +186,11 @@ class Facts:
 
     @cached_property
     def purposes(self) -> Purposes:
-        """Which module returned what, and which op saved what."""
+        """The allocations that each module returned, and that each op saved."""
         return purposes(self.capture, self.allocations, self.places)
 
     def names(self, allocations: IntArray | slice) -> list[str]:
-        """Return what some allocations are called."""
+        """Return the names of some allocations."""
         tree, has_ops = self.places.module_tree, not self.capture.lacks("ops")
         thread, made, roles = self.allocations.thread, self.made_by, self.categories
         step = self._unrecorded_step
@@ -207,7 +207,7 @@ class Facts:
 
     @cached_property
     def made_by(self) -> MadeBy:
-        """The op that made every allocation; what a module owns is put under the module that owns it."""
+        """The op that made every allocation. An allocation that a module owns is listed under this module."""
         found = made_by(self.capture, self.allocations, self.places)
         return found._replace(module_name=owning_modules(self.places.module_tree, self.categories, found))
 

@@ -99,11 +99,11 @@ class _Nodes:
         self._view = np.append(view, np.full(len(op) - len(seen), NONE))[order]
 
     def first_with(self, sequence: IntArray) -> Makers:
-        """Return what ran first while the node with each number was the newest."""
+        """Return the op or view that ran first while the node with each number was the newest."""
         return self._found(sequence, np.arange(len(self._op)), np.iinfo(np.int64).max)
 
     def makers(self, sequence: IntArray, before: IntArray) -> Makers:
-        """Return what made the node with each number, if it had started before each op."""
+        """Return the op or view that made the node with each number, if it had started before each op."""
         newest = np.maximum.accumulate(self._sequence)
         return self._found(sequence, np.flatnonzero(np.diff(newest, prepend=NONE - 1) > 0), before)
 

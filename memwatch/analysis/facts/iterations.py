@@ -86,7 +86,7 @@ def evaluations(capture: Capture, ends_ns: IntArray) -> Evaluations:
 def kept_in_evaluations(
     found: Evaluations, allocations: Allocations, last_use_ns: IntArray
 ) -> NDArray[np.bool_]:
-    """Return what is made in a loop that evaluates and kept in it.
+    """Return the allocations that an evaluating loop makes and keeps.
 
     Args:
         found: the loops.
@@ -114,7 +114,7 @@ def idle_copies(
     """Return which allocations were made between iterations and outlive the next, whose calls and steps pass them by.
 
     Args:
-        capture: what was recorded.
+        capture: the recorded tables.
         allocations: every piece of memory.
         last_op: the last op that used each, -1 for none.
         ends_ns: when iterations end.
@@ -212,7 +212,7 @@ def kept_across(
     del death_ns, count
     last_use_ns = _last_use_ns(capture, uses.last_op[some])
     needed[some] |= last_use_ns >= np.append(bounds.starts_ns, _FOREVER)[first[some]]
-    if bounds.starts_ns is bounds.ends_ns:  # else what lies between calls belongs to an iteration too
+    if bounds.starts_ns is bounds.ends_ns:  # else ops between calls belong to an iteration too
         needed |= idle_copies(capture, allocations, uses.last_op, bounds.ends_ns)
     by_itself = is_often & ~_saved_across(capture, allocations, bounds)
     ends_ns = bounds.ends_ns
@@ -266,7 +266,7 @@ def _is_often(
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Return whether most earlier allocations of each one's group were kept, and whether there were any.
 
-    Group -1 stands for "no group".
+    Group -1 means "no group".
     """
     size = int(groups.max(initial=0)) + 2
     made = np.bincount(groups[~is_last] + 1, minlength=size)

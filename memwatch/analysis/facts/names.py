@@ -55,7 +55,7 @@ class Names(NamedTuple):
     has_ops: bool
 
     def of(self, allocations: IntArray | slice) -> list[str]:
-        """Return what some allocations are called."""
+        """Return the names of some allocations."""
         made, roles, way = self.made, self.roles, self.way
         columns = (  # in the order of _Kind
             roles.role_name.codes, made.op_name.codes, made.stack, made.module_name.codes, self.thread,

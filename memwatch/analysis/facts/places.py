@@ -75,7 +75,7 @@ def with_empty_end(texts: list[str]) -> Texts:
 
 
 def find_places(capture: Capture, op: int) -> Places:
-    """Return the place of every op of a capture; modules are called what they are called when one op runs."""
+    """Return the place of every op of a capture. Modules have the names of the time when one op runs."""
     ops, views = capture.tables["ops"], capture.tables["views"]
     made = _within_regions(capture, forward_makers(capture))
     shows_engine, calls_code = _below_engine(capture)
@@ -112,7 +112,7 @@ def _below_engine(capture: Capture) -> tuple[NDArray[np.bool_], NDArray[np.bool_
 
 
 def runs_in_backward(capture: Capture) -> NDArray[np.bool_]:
-    """Return which ops ran while autograd's engine did, whoever called them: a hook may step an optimizer."""
+    """Return which ops ran while autograd's engine ran. Any code may have called them: a hook may step an optimizer."""
     shows_engine, _ = _below_engine(capture)
     return np.append(shows_engine, False)[capture.tables["ops"]["stack"]]
 
@@ -161,7 +161,7 @@ def _lines_of_stacks(capture: Capture) -> _Lines:
 
 
 def _within_regions(capture: Capture, made: Makers) -> Makers:
-    """Return the same, but what the backward of a reentrant region ran is put down to that run of the region.
+    """Return the same, but ops that the backward of a reentrant region ran belong to that run of the region.
 
     Numbers of nodes count in each thread: on another device a region runs again in a thread of autograd's.
     """

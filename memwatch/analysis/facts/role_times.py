@@ -191,7 +191,7 @@ class RoleTimes:
         return is_lasting
 
     def _lasting_past_at(self, op: int, rows: IntArray) -> dict[tuple[int, str], PastRole]:
-        """Return what `past_at` does, given the rows that begin stretches without an end; `at` knows them then."""
+        """Return the result of `past_at`, given the rows that begin stretches without an end; `at` knows them then."""
         found: dict[tuple[int, str], PastRole] = {}
         if op != self._asked_op:
             self._asked_op = op
@@ -208,7 +208,7 @@ class RoleTimes:
         return found
 
     def _lasting_states(self, role: str, rows: IntArray, op: int) -> list[InRole]:
-        """Return what `_is_in` does of stretches without an end, given the rows that begin them."""
+        """Return the result of `_is_in` for stretches without an end, given the rows that begin them."""
         first_ops, phase = self._begun["op"][rows].astype(np.int64), self._phase
         is_amid = np.zeros(len(rows), dtype=bool)
         if role == "gradient":
@@ -231,7 +231,7 @@ class RoleTimes:
 
 
 class _Looks:
-    """The looks at roles: when what is alive was in the role that it was known in before."""
+    """The samples of roles: the times when living storages were still in their known role."""
 
     def __init__(self, capture: Capture, allocations: Allocations) -> None:
         self._table, self._death_ns = capture.tables["role_looks"], allocations.death_ns
@@ -272,7 +272,7 @@ class _Looks:
         )
 
     def saw_each(self, role: str, storages: IntArray, rows: IntArray, op: int) -> NDArray[np.bool_]:
-        """Return what `saw` does of storages that are in a role for good, given the rows of `roles` that say so."""
+        """Return the result of `saw` for storages that stay in a role, given their rows of `roles`."""
         looks = self._at(role)
         within = range(bisect_left(looks.op, op), bisect_right(looks.op, op))
         return self._found_by_any(looks, [row for row in within if looks.in_op[row]], storages, rows)
@@ -303,7 +303,7 @@ class _Looks:
 
 
 class _LooksAtRole(NamedTuple):
-    """The looks at one role, in the order of their ops."""
+    """The samples of one role, in the order of their ops."""
 
     op: list[int]
     in_op: list[int]

@@ -59,7 +59,7 @@ def _waiting_places(moment: Moment, allocation: int, variables: list[Holder]) ->
 
 
 def without_gathered(candidate: Candidate, facts: Facts) -> Candidate | None:
-    """Return a candidate without what one op gathers, as torch.cat does a list; None where too little waits.
+    """Return a candidate without inputs that one op gathers, such as torch.cat; None if too little waits.
 
     An op that gathers needs all its inputs at once, whenever they are made. This is known only after all moments
     were searched, when the candidate has all its allocations.

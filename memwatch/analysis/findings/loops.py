@@ -135,8 +135,8 @@ class Loops:
     def is_needed_in_another_pass(self, allocation: int, op: int) -> bool:
         """Return True if it, or another that the same calls made, is read both before and after this place of a loop.
 
-        A memory bank or a replay buffer is read in each pass of a loop. That the recording ends after some pass does
-        not make useless what the last one keeps.
+        A memory bank or a replay buffer is read in each pass of a loop. If the recording ends after a pass, the
+        memory that this pass keeps is not useless for that reason.
         """
         if (allocation, op) not in self._needed:
             self._needed[allocation, op] = self._is_read_around(allocation, op)

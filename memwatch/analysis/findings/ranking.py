@@ -38,8 +38,8 @@ def rank(candidates: list[Candidate], facts: Facts, least_bytes: int) -> list[Fi
     """Return the candidates that lower the peak as findings, largest first.
 
     Args:
-        candidates: what the rules found.
-        facts: what the capture shows.
+        candidates: the candidates of all rules.
+        facts: the facts of the capture.
         least_bytes: how far a finding has to lower the peak, alone or once all others are mended.
     """
     kept = filter(None, (without_gathered(candidate, facts) for candidate in candidates))
@@ -138,7 +138,7 @@ def _last_used(candidate: Candidate, facts: Facts) -> str:
 
 
 def _is_trained(candidate: Candidate, facts: Facts) -> bool:
-    """Return True if a backward reads what one of the lines saved at another time: `no_grad` would end the training."""
+    """Return True if some backward reads memory that one of the lines saved: `no_grad` would end the training."""
     tables, allocations = facts.capture.tables, facts.allocations
     packs, unpacks = tables["packs"], tables["unpacks"]
     read = np.isin(packs["pack"], unpacks["pack"][unpacks["released"] == 0])
@@ -161,7 +161,7 @@ def _made_at(candidate: Candidate, facts: Facts) -> str:
 
 
 def _others_told(candidate: Candidate) -> list[str]:
-    """Return who else holds it, each once, without what is reached through the holder: it goes when that does."""
+    """Return the other holders, each once. Leave out references behind the holder, because they go with it."""
     holder = candidate.holder
     told = {holder.words: ""}
     for each in candidate.others:

@@ -1,9 +1,9 @@
 """Stale: an object keeps memory from one iteration into the next, and nothing reads it there.
 
 A module's `last_input`, a class variable, the variables of a kept exception and a suspended generator's batch are
-stale memory. The rules for references look at high events of the live curve. Stale memory often does not raise the
-peak: the program holds it between two iterations, when a validation or another model needs memory. So this rule looks
-at the whole recording.
+stale memory. The rules for references examine high events of the live curve. Stale memory often does not raise the
+peak: the program holds it between two iterations, when a validation or another model needs memory. So this rule
+examines the whole recording.
 
 No op reads the best weights so far, nor predictions whose metric numpy computes, though the program needs both. So a
 holder is reported only if it repeats: each iteration replaces the value of the previous one, and no iteration reads
@@ -59,11 +59,11 @@ _OF_STACKS: Final = (HolderKind.LOCAL, HolderKind.ARGUMENT, HolderKind.EVALUATIO
 
 
 def find_stale(evidence: Evidence, least_bytes: int) -> list[Candidate]:
-    """Return what objects keep across the ends of iterations while nothing reads it, by holder.
+    """Return the memory that objects keep across the ends of iterations while nothing reads it, by holder.
 
     Args:
-        evidence: what is known of the whole capture.
-        least_bytes: what is worth telling, of one holder at one time.
+        evidence: the facts about the whole capture.
+        least_bytes: the bytes that one holder must hold at one time to be reported.
     """
     facts = evidence.facts
     if not len(facts.kept_across.ends_ns):
@@ -83,7 +83,7 @@ def find_stale(evidence: Evidence, least_bytes: int) -> list[Candidate]:
 
 
 def _one_for_each_exception(candidates: list[Candidate]) -> list[Candidate]:
-    """Join what the calls on one exception's traceback keep: whoever drops the exception frees all of it."""
+    """Join the candidates of the calls on one exception's traceback: the end of the exception frees all of them."""
     joined: dict[object, Candidate] = {}
     for candidate in sorted(candidates, key=lambda each: -each.nbytes):
         holder = candidate.holder
@@ -192,7 +192,7 @@ def _crossed(facts: Facts, rows: IntArray) -> IntArray:
 
 
 def _unneeded(evidence: Evidence, rows: list[int]) -> tuple[tuple[int, int, int], ...]:
-    """Return when nothing needs each allocation any more: after its last use, and after autograd let go of it."""
+    """Return when each allocation becomes useless: after its last use, and after autograd dropped it."""
     facts, saved = evidence.facts, evidence.saved
     released_ns = np.zeros(len(facts.allocations), dtype=np.int64)
     of_storage = saved.storage != NONE

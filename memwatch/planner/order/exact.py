@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from memwatch.planner.order.problem import Problem
 
 
-_EXPANSIONS_PER_CALL = 500  # downsets expanded between two looks at the clock; a guess
+_EXPANSIONS_PER_CALL = 500  # downsets expanded between two checks of the clock; a guess
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -275,7 +275,7 @@ def sweep(model: Model, draft: Draft, work: Work) -> int:
     """Write the bytes alive during every step to ``work.live``; return the peak (bytes).
 
     Returns:
-        The peak (bytes); -1 when the schedule does not compute what the program computes.
+        The peak (bytes); -1 if the schedule does not compute the same as the program.
     """
     if not _sweep_steps(model, draft, work):
         return -1

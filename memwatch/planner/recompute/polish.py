@@ -1,4 +1,4 @@
-"""Kernel: large-neighbourhood search. Undo some cuts, move some steps, repair greedily, keep what is cheaper."""
+"""Kernel: large-neighbourhood search. Undo some cuts, move some steps, repair greedily, keep cheaper schedules."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def _is_useless(model: Model, op: int, work: Work, is_first: bool) -> bool:
 
 
 def drop_useless(model: Model, draft: Draft, work: Work) -> None:
-    """Remove the repeated ops and the moves whose results nobody uses."""
+    """Remove the repeated ops and the moves whose results are not used."""
     count = computes(model, draft)
     before = count.copy()  # computations before the present step
     begin_sweep(model, draft, work)

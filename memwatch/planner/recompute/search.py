@@ -53,7 +53,7 @@ _LARGEST_EXACT = 100
 _LARGEST_PRUNED_WHOLE = 4_000  # steps; longer schedules are pruned in pieces
 _PIECE = 200  # steps
 _ROOM_PER_OP = 12  # most steps of a schedule, per op of the program
-_CUTS_PER_CALL = 200  # cuts between two looks at the clock
+_CUTS_PER_CALL = 200  # cuts between two checks of the clock
 _WARMTH = 0.01  # a share of the cost: how much worse a random move may be at the start
 
 
@@ -64,7 +64,7 @@ class PricedSchedule:
     Attributes:
         tokens: the steps, as `recompute.model` numbers them.
         peak_bytes: its peak (bytes), external buffers included.
-        duration: what it costs, recomputes and moves included, in the unit of the ops' costs.
+        duration: its cost, recomputes and moves included, in the unit of the ops' costs.
     """
 
     tokens: IntArray
@@ -147,7 +147,7 @@ class RecomputeSearch:
     def _step_down(
         self, best: PricedSchedule, priced_starts: list[PricedSchedule], seeds: Seeds
     ) -> PricedSchedule:
-        """Return the lowest schedule of searches whose budget is a little below what was found.
+        """Return the lowest schedule of searches whose budget is a little below the lowest known peak.
 
         With a budget far below every known schedule, the greedy search values all cuts alike. A target a little below
         the lowest known peak guides it better.

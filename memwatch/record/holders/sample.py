@@ -1,8 +1,7 @@
 """One sample: searches from the running calls, and deeper searches for storages that no variable holds.
 
 The near search from the running calls comes first, because it is cheap. If no variable reaches much of the memory, a
-deep search follows, once for each storage. gc is then asked for the referrers of storages that it did not find
-either.
+deep search follows, once for each storage. gc then gives the referrers of storages that it did not find either.
 """
 
 from __future__ import annotations
@@ -148,7 +147,7 @@ class Sample:
             ask_who_refers(self._state, fresh, capsules, frame)
 
     def _search_deep(self, frame: FrameType | None, spaces: dict[int, dict[str, Any]]) -> list[Chain]:
-        """Append what a deep search finds; return the ways to the capsules that it met."""
+        """Append the holders that a deep search finds; return the ways to the capsules that it met."""
         self._deep = True
         search = self._reference_search(frame)
         # From all calls at once: if several calls reach an object, the shortest path is recorded.

@@ -1,4 +1,4 @@
-"""Who holds what: takes samples of the running program's references.
+"""Find the holders of memory: take samples of the running program's references.
 
 A *sample* is one search for the holders of everything large that is live at that moment, in the middle of an op.
 `schedule` decides when one is taken, `sample` takes it, `heap` has the searches.
@@ -63,7 +63,7 @@ class HolderSampler:
 
     @property
     def cost_ticks(self) -> int:
-        """What the samples took."""
+        """The cost of the samples."""
         return self._state.costs.cost_ticks
 
     def start(self) -> None:
@@ -84,7 +84,10 @@ class HolderSampler:
         state.storages.watch(device, schedule.worth_from_bytes(), *quiet)
 
     def iteration_marked(self) -> None:
-        """Take a mark of the program for the start of an iteration; from then on nothing else is taken for one."""
+        """Start a new iteration because the program marked one.
+
+        After the first mark, ignore all other signs of an iteration.
+        """
         self._is_marked = True
         self._iteration_starts()
 

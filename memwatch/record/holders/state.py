@@ -125,7 +125,7 @@ class SamplingState:
         return self.storages.gross_bytes(device) - self.schedule_of(device).base_bytes
 
     def least_bytes(self, device: int) -> int:
-        """Return the size below which nothing is looked at."""
+        """Return the smallest size that samples examine."""
         return max(int(self.increase_bytes(device) * _SMALL_RATIO), 1)
 
     def to_explain(self, device: int) -> Iterator[WatchedStorage]:
@@ -162,7 +162,7 @@ class SamplingState:
         ]
 
     def look_at_roles(self, frame: FrameType | None, least_bytes: int) -> None:
-        """End the roles that are over, if there is time to: what has none is searched for."""
+        """End the roles that are over, if there is time. Storages without a role are searched for."""
         known_count = len(self.storages.live) + len(self.context.owners.registry.known)
         if self.costs.may_look_at_roles(known_count):
             start = ticks()

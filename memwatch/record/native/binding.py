@@ -98,7 +98,7 @@ class OpCallbacks:
         frame_callback: returns dynamo's callback for the frames of this thread, or None.
         hand_on: `__torch_dispatch__` of the mode in Python, for calls that dynamo evaluates or a tensor subclass
             dispatches.
-        passed_on: the class of errors that the program asked for. Other errors do not stop an op.
+        passed_on: the class of errors that the program requested. Other errors do not stop an op.
         raised_by_handler: returns whether a signal handler of the program raised an exception. Such an exception passes
             too.
     """
@@ -154,7 +154,7 @@ class PackCallbacks(Protocol):
 
     @property
     def passed_on(self) -> type[Exception]:
-        """The class of errors that the program asked for. Other errors do not stop a pack."""
+        """The class of errors that the program requested. Other errors do not stop a pack."""
 
     @property
     def raised_by_handler(self) -> Callable[[BaseException], bool]:

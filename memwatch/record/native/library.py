@@ -1,4 +1,4 @@
-"""Find, build and load the native recorder. If it is missing, say once what the user can do about it."""
+"""Find, build and load the native recorder. If it is missing, print once how the user can build it."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def _compile(folder: str) -> pathlib.Path:
 
 
 def _reason(status: int, output: list[str]) -> str:
-    """Return a message for the user: what failed, and what to do."""
+    """Return a message for the user: the failure, and the next step."""
     last = output[-1].strip() if output else f"exit status {status}"
     if status == NO_COMPILER:
         return (

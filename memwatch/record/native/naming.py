@@ -37,6 +37,6 @@ def file_name(torch: str, git_version: str, python: str, suffix: str, sources: p
 def release_of(torch: str) -> str:
     """Return the release of a torch. A wheel names its libraries by it, and one serves CPU and CUDA builds.
 
-    Both builds come from one commit, which is part of the digest, and the recorder uses only what both have.
+    Both builds come from one commit, which is part of the digest. The recorder only uses functions that both have.
     """
     return torch.split("+", maxsplit=1)[0]

@@ -486,7 +486,10 @@ class PythonOpRecorder:
             self._could_not_record(kind, error)
 
     def close(self) -> None:
-        """Do nothing. Nobody calls `run` after the block, and Python's garbage collector sees all references."""
+        """Do nothing.
+
+        After the block, `run` is not called any more, and Python's garbage collector sees all references.
+        """
 
     def flush_at(self, op: int, at_ticks: int) -> None:
         """Call `Listener.flush_due` after the op of that number, or the first op that ends later than that."""

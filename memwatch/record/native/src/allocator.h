@@ -90,7 +90,7 @@ class Events {
     return most;
   }
 
-  /// Drop the events that nobody will take. In a forked child the mutex may be locked for ever; then the events stay.
+  /// Drop the events that will not be taken. In a forked child the mutex may be locked for ever; then the events stay.
   void clear() {
     const std::unique_lock<std::mutex> guard(mutex_, std::try_to_lock);
     if (guard.owns_lock()) {

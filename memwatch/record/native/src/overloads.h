@@ -51,7 +51,7 @@ class Overloads {
 
  private:
   std::unique_ptr<Overload> look_into(const py::object& func, Kinds& kinds) const {
-    const py::tuple facts = overload_of_(func);  // kind, call, schema, whether numbers may stand for tensors
+    const py::tuple facts = overload_of_(func);  // kind, call, schema, whether numbers are allowed in place of tensors
     auto overload = std::make_unique<Overload>();
     overload->func = func;
     overload->python_kind = PythonKind(facts[0]);

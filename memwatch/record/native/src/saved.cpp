@@ -214,7 +214,7 @@ py::object SavedTensors::unpack(Pack& pack) {
   if (static_cast<int64_t>(pack.packed._version()) != pack.version) {
     raise_inplace_error(pack);
   }
-  // autograd detaches what had a gradient, an output or not
+  // autograd detaches a tensor that had a gradient, an output or not
   const bool as_it_is =
       pack.holds == Pack::kAliasOfOutput || (pack.holds == Pack::kOriginal && !pack.packed.requires_grad());
   at::Tensor given = pack.packed;

@@ -59,7 +59,7 @@ struct Pack {
   /// The saved tensor, if it lives. None for an output of its own node.
   at::Tensor original() const { return holds == kOriginal ? packed : at::Tensor(weak_original.lock()); }
 
-  /// What `packed` is.
+  /// The kinds of `packed`.
   enum Holds {
     kNothing,         // hooks of the program packed it
     kOriginal,        // the saved tensor itself: it is an input of the node
@@ -89,8 +89,8 @@ class SavedTensors {
   /// Set the hooks (pack, unpack) of the program that do the packing, or None.
   void set_outer(py::object outer) { outer_ = std::move(outer); }
   void close();
-  /// Let hooks of the program pack what a pack holds, as SavedVariable::register_hooks does. Returns false if the pack
-  /// holds nothing.
+  /// Let hooks of the program pack the object in a pack, as SavedVariable::register_hooks does. Returns false if the
+  /// pack holds nothing.
   ///
   /// modifying: the text of the error if the hook writes into the tensor that it is given.
   static bool hook(Pack& pack, const std::string& modifying, const py::object& pack_hook, py::object unpack_hook);

@@ -87,7 +87,7 @@ class Storages {
     }
   }
 
-  /// Keeps alive what reading a tensor needs. Python code that runs meanwhile may end the block.
+  /// Keeps the objects alive that a read of a tensor needs. Python code that runs meanwhile may end the block.
   class Look {
    public:
     explicit Look(std::shared_ptr<Storages> storages) : storages_(std::move(storages)) { ++storages_->looks_; }
@@ -326,7 +326,7 @@ class Storages {
   void put_last(const py::object& key, const py::object& reference) const {
     PyObject* live = table_.live.ptr();
     PyObject* there = PyDict_SetDefault(live, key.ptr(), reference.ptr());
-    const bool replaces = there != nullptr && there != reference.ptr();  // what died unseen
+    const bool replaces = there != nullptr && there != reference.ptr();  // storages that died unseen
     if (there == nullptr ||
         (replaces && (PyDict_DelItem(live, key.ptr()) != 0 || PyDict_SetItem(live, key.ptr(), reference.ptr()) != 0))) {
       throw py::error_already_set();
