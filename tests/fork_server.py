@@ -59,7 +59,7 @@ def next_program() -> dict:
 
 
 def become(program: dict) -> dict:
-    """Make this process what `python -c` would be; return the namespace of its main module."""
+    """Make this process the same as under `python -c`; return the namespace of its main module."""
     os.setsid()
     signal.alarm(TIME_LIMIT_S)  # a program that hangs fails its test
     os.chdir(program["folder"])
@@ -92,8 +92,8 @@ def run(program: dict, end: ShortEnd) -> None:
 
 
 torch.set_num_threads(1)
-memwatch.profile()  # loads what the first one loads
+memwatch.profile()  # loads the modules that the first program would load
 assert "torch._dynamo" not in sys.modules
 gc.collect()
-gc.freeze()  # a fork that looked at all these objects, as at its end, would copy the memory that they lie in
+gc.freeze()  # a fork that visits all these objects, as at its end, would copy their memory
 run(next_program(), END)

@@ -93,7 +93,7 @@ def test_a_run_killed_before_its_first_flush_reads_as_an_unfinished_one(tmp_path
 
 
 def test_a_file_can_be_read_while_it_is_written(tmp_path):
-    """Every look at a growing file sees whole rows that agree with each other, and never fewer than before."""
+    """Every reading of a growing file has whole rows that agree with each other, and never fewer than before."""
     torch.set_num_threads(1)
     path = tmp_path / "growing.memwatch"
     model = torch.nn.Linear(4, 4)

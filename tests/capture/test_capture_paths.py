@@ -1,4 +1,4 @@
-"""Retention paths as rows: what is written is read back, each path once."""
+"""Retention paths as rows: written paths are read back, each once."""
 
 from __future__ import annotations
 

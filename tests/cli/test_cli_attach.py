@@ -109,7 +109,7 @@ def test_a_second_attach_is_refused_with_one_line(training, tmp_path, capsys):
 
 
 def test_a_client_that_leaves_ends_the_recording(training, tmp_path):
-    """Whoever comes next is served: the recording of the client that left is over."""
+    """The next client is served: the recording of the client that left is over."""
     for _ in range(100):
         if attach(training, "--steps", "1", "-f", "-o", str(tmp_path / "next.memwatch")) == 0:
             return
@@ -251,7 +251,7 @@ def test_another_user_cannot_reach_the_socket(training):
 
 
 def found():
-    """Return what is in the way here."""
+    """Return the obstacle here."""
     return obstacle(sys._getframe(1), PLAIN)
 
 

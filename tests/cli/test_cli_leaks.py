@@ -1,4 +1,4 @@
-"""`memwatch leaks`: what a program leaves behind besides its own names is a finding."""
+"""`memwatch leaks`: memory that a program leaves behind, besides its own names, is a finding."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def test_an_interrupted_run_can_be_read(tmp_path):
 
 
 def test_a_full_disk_costs_the_file_not_what_was_recorded(shell_memwatch, tmp_path):
-    """The program ends as it would have, what was recorded is printed, and the exit code is 1."""
+    """The program ends as without memwatch, the recording is printed, and the exit code is 1."""
     (tmp_path / "program.py").write_text(
         "import resource, torch\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))\n"

@@ -71,7 +71,7 @@ def _program(op: Any, sample: Any) -> Callable[[], Any]:
 
 
 def _fresh(value: Any) -> Any:
-    """Copy a sample, so that no run sees what another left."""
+    """Copy a sample, so that a run never sees changes of another run."""
     if isinstance(value, Tensor):
         return value.detach().clone().requires_grad_(value.requires_grad)
     if type(value) in (list, tuple):

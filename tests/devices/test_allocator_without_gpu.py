@@ -1,4 +1,4 @@
-"""torch's CUDA caching allocator without a GPU: its recorded answers, its own code where a CUDA build is at hand."""
+"""torch's CUDA caching allocator without a GPU: its recorded answers, its own code if a CUDA build exists."""
 
 from __future__ import annotations
 

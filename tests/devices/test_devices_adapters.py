@@ -96,7 +96,7 @@ def test_growth_of_one_device_is_not_set_off_by_another():
 
 
 def test_every_allocator_says_that_memory_is_out():
-    """An allocator's errors are known by type, and the host's by its words; others are not taken for them."""
+    """An allocator's errors are recognised by type, and the host's by its words; other errors are not."""
     with pytest.raises(RuntimeError) as host:
         torch.empty(1 << 60, dtype=torch.uint8)
     assert is_out_of_memory(host.value)

@@ -1,4 +1,4 @@
-"""Findings name the variable that holds what nobody needs, and say to the byte what cutting it would bring."""
+"""Findings name the variable that holds useless memory, and predict to the byte the peak without this reference."""
 
 from __future__ import annotations
 

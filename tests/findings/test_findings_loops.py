@@ -61,7 +61,7 @@ def test_what_the_last_pass_left_is_of_the_last_pass():
 
 
 def test_an_average_that_each_pass_reads_and_replaces_is_no_finding():
-    """A `del` after its last use would stand inside the statement that gives it its next value."""
+    """A `del` after its last use would have to be inside the statement that gives it its next value."""
     data = torch.ones(50, WIDE)
     with memwatch.profile() as prof:
         running = torch.zeros(WIDE, WIDE)

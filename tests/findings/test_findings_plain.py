@@ -1,4 +1,4 @@
-"""Plain training has no findings; what costs memory by a choice, or by keeping a graph, has one."""
+"""Plain training has no findings. A choice that costs memory, or a kept graph, has a finding."""
 
 from __future__ import annotations
 
@@ -323,7 +323,7 @@ def test_float32_copies_that_autocast_makes_for_a_loss_are_found():
 
 
 def test_what_is_reached_through_a_holder_is_no_other_holder():
-    """An output that has its tensor as an item and as an attribute is one holder, for one `del` lets go of both."""
+    """An output that has its tensor as an item and as an attribute is one holder, because one `del` drops both."""
 
     class Output(dict):
         """Items and attributes, as libraries return them."""

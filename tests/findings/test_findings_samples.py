@@ -221,7 +221,7 @@ def with_a_table(table, kept):
 
 @pytest.mark.parametrize("kind", [list, tuple, lambda items: dict(enumerate(items))])
 def test_a_long_container_hides_no_variable(kind):
-    """A search has a limit: what lies in thousands of items is searched last."""
+    """A search has a limit: containers of thousands of items are searched last."""
     kept = []
     with memwatch.profile() as prof:
         with_a_table(kind([[number] for number in range(4000)]), kept)
@@ -287,7 +287,7 @@ def test_what_is_live_before_the_block_does_not_make_samples_rare(base_bytes):
 
 @pytest.mark.parametrize("intercept", ["key", "mode", "key-python", "mode-python"], indirect=True)
 def test_what_dies_in_the_block_does_not_hide_what_it_makes(intercept):
-    """As the gradients of the step before: what is live may stay below what it was at entry all the time."""
+    """As with the gradients of the step before: live bytes may stay below the bytes at entry all the time."""
     before = [torch.empty(1 << 24)]
     with memwatch.profile(intercept=intercept) as prof:
         before.clear()

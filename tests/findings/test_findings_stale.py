@@ -1,4 +1,4 @@
-"""Stale memory: what an object keeps from one iteration into the next is named, if nothing reads it there."""
+"""Stale memory has a finding: an object keeps it from one iteration into the next, and nothing reads it there."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_what_a_later_iteration_wants_is_not_stale(program):
 
 
 def test_what_one_exception_keeps_is_one_finding():
-    """Whoever drops the exception frees the variables of all calls on its traceback."""
+    """The end of the exception frees the variables of all calls on its traceback."""
     (finding,) = stale(profiled(stale_programs.kept_exception))
     assert finding.nbytes == 3 * stale_programs.KEPT_BYTES  # `x`, `out` and `doubled`
 

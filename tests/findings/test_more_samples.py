@@ -1,4 +1,4 @@
-"""More samples never make an answer worse: what one sample saw still speaks where the nearest found nothing."""
+"""More samples never make an answer worse: a holder that one sample saw counts if the nearest found none."""
 
 from __future__ import annotations
 

@@ -453,7 +453,7 @@ def test_the_compile_backend_is_a_way_for_a_container_of_torchs_own():
     fit = memwatch.fit(step, model, limit, ways=("backend",), quiet=True)
     assert fit.ways[fit.ways["kept"]].iloc[0][["bitwise", "under_limit"]].tolist() == ["yes", True]
     assert "backend" in fit.code
-    step()  # compiles, for the way that is kept is put in force anew
+    step()  # compiles, because the chosen way is applied again
     step()
     assert fit_programs.peak_of(step) <= limit
     fit.undo()

@@ -18,7 +18,7 @@ from memwatch.own_code import CodeOwner, code_owner
 from memwatch.record.context import CALL_CODE
 
 CALLS: Counter[str] = Counter()
-"""What memwatch called, and from where."""
+"""The methods that memwatch called, and the callers."""
 _IS_ON = [False]
 _RUN_THE_PROGRAM = (
     "record/python/ops.py",
@@ -26,7 +26,7 @@ _RUN_THE_PROGRAM = (
     "record/patches.py",
     "leaks/new_storage_mode.py",
 )
-"""Files of memwatch that run an op or a call of the program: what happens in there is the program's."""
+"""Files of memwatch that run an op or a call of the program: calls from there belong to the program."""
 
 # fmt: off
 _ON_INSTANCES = (

@@ -40,7 +40,7 @@ def test_retained_bytes_count_what_only_one_reference_keeps():
 
 
 def test_a_closed_snapshot_holds_nothing():
-    """After the block, what the program drops dies at once."""
+    """After the block, objects that the program drops die at once."""
     tensor = torch.randn(4)
     with Snapshot():
         pass

@@ -229,7 +229,7 @@ def after_each_op(prof):
 
 
 def test_categories_have_the_bytes_of_fsdp_mem_tracker(left_over, rank_of_four):
-    """At the highest op both tools have the same bytes; what the tracker names late is Temp to it until then."""
+    """At the highest op both tools have the same bytes. The tracker calls memory Temp until it names it."""
     from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 
     model = shard(net())
@@ -374,7 +374,7 @@ def test_whole_parameters_are_not_there_only_for_backward(rank_of_four):
 
 @pytest.mark.parametrize("is_older", [False, True])
 def test_python_lets_go_of_a_backend_after_the_reducer(is_older):
-    """The reducer would wait with Python's lock for a thread that needs it, to let go of a bucket that is watched."""
+    """The reducer would hold Python's lock while it waits for a thread that needs the lock to free a watched bucket."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     model = DistributedDataParallel(net()) if is_older else None
     with memwatch.profile() as prof:

@@ -37,7 +37,7 @@ def run_trial():
 
 
 def test_a_class_made_for_one_trial_is_let_go():
-    """A class that closes over a tensor is gone, with the tensor, when the program has let go of both."""
+    """A class that closes over a tensor is gone, with the tensor, when the program has dropped both."""
     with memwatch.profile():
         gone = run_trial()
         gc.collect()
@@ -203,7 +203,7 @@ def test_a_parameters_own_property_grad_is_not_asked(monkeypatch, native):
 
 @pytest.mark.parametrize("native", ["1", "0"], ids=["native", "python"])
 def test_parameters_may_be_swapped_after_the_block(monkeypatch, native):
-    """Torch swaps no tensor that anybody refers to weakly: what a closed block knew of parameters is gone at once."""
+    """Torch does not swap a tensor with a weak reference. So a closed block drops all it knew of parameters at once."""
     monkeypatch.setenv("MEMWATCH_NATIVE", native)
     net = nn.Linear(4, 4)
     gc.disable()

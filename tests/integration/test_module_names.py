@@ -63,7 +63,7 @@ class Adversaries:
 
 
 class Lightning(nn.Module):
-    """A module whose `forward` nobody calls: a trainer calls `training_step`."""
+    """A module whose `forward` is never called: a trainer calls `training_step`."""
 
     def __init__(self):
         super().__init__()

@@ -41,7 +41,7 @@ def deletes_an_attribute(worker):
 
 
 def submits_to_an_executor(worker):  # the executor has a worker of its own
-    """One tensor lives at once: each job of the pool drops what it was given."""
+    """One tensor lives at once, because each job of the pool drops its argument."""
     with ThreadPoolExecutor(1) as pool:
         for _ in range(4):
             given = [torch.ones(COUNT)]
@@ -96,7 +96,7 @@ def _hand_over():
 
 @pytest.mark.parametrize("intercept", NATIVE, indirect=True)
 def test_what_another_thread_allocates_counts_as_its_own(intercept):
-    """The native recorder hears the threads that start in the block, and names them."""
+    """The native recorder gets events of threads that start in the block, and names the threads."""
     with memwatch.profile(intercept=intercept) as prof:
         _hand_over()
     assert prof.meta["recorder"] == "native"
@@ -127,7 +127,7 @@ def test_a_thread_that_cannot_be_heard_is_told(options, monkeypatch):
 
 @pytest.mark.parametrize("intercept", NATIVE, indirect=True)
 def test_what_a_thread_made_that_ran_before_is_told(intercept):
-    """A thread that ran before the block has no log; what it hands over does not count, and a note says so."""
+    """A thread that ran before the block has no log. Its memory does not count, and a note reports it."""
     worker, handed = Worker(), []
     with memwatch.profile(intercept=intercept) as prof:
         worker.do(lambda: handed.append(torch.ones(COUNT)))
@@ -227,7 +227,7 @@ class _Labelled(threading.Thread):
 
 @pytest.mark.parametrize("intercept", WAYS, indirect=True)
 def test_a_thread_starts_whatever_its_name_is(intercept):
-    """The name of a thread is read without the program's code, for whoever starts it waits for it."""
+    """The name of a thread is read without the program's code, because the code that starts the thread waits for it."""
     threads = [
         _Unready(target=torch.ones, args=(COUNT,), daemon=True),
         _Labelled(target=torch.ones, args=(1,)),

@@ -140,7 +140,7 @@ def test_a_thread_of_one_block_may_open_the_next(intercept):
 
 @pytest.mark.parametrize("intercept", NATIVE, indirect=True)
 def test_a_block_that_cannot_hear_the_allocator_says_so(intercept, monkeypatch):
-    """Whatever stands in the place of a torch profiler, the block goes by its storages and a note tells."""
+    """If anything has the place of a torch profiler, the block counts its storages, and a note reports it."""
     # as for a profiler that calls itself disabled
     monkeypatch.setattr(allocator, "is_running", lambda: False)
     with torch.autograd.profiler.profile(), memwatch.profile(intercept=intercept) as prof:

@@ -122,7 +122,7 @@ def test_no_two_threads_have_one_name():
 
 
 def test_events_that_nobody_takes_are_given_up():
-    """A thread may keep what ends its log, and with it the native log."""
+    """A thread may keep the object that ends its log, and with it the native log."""
     _, events = block_and_events()
     assert events.open()
     leave = events.enter_thread

@@ -76,7 +76,7 @@ def test_who_could_have_it_is_told_once(empty_cache, untold):
 
 @pytest.mark.parametrize("name", ["MEMWATCH_NATIVE", "CXX", "MEMWATCH_CACHE"])
 def test_who_cannot_have_it_is_told_nothing(empty_cache, untold, monkeypatch, name):
-    """Nor is who has switched it off: there is nothing to do."""
+    """A user who has switched it off gets no hint either."""
     values = {"MEMWATCH_NATIVE": "0", "CXX": "no-such-compiler", "MEMWATCH_CACHE": f"{__file__}/nowhere"}
     monkeypatch.setenv(name, values[name])
     assert notes() == []
@@ -88,7 +88,7 @@ def test_who_has_it_is_told_nothing(untold):
 
 
 def test_run_tells_before_the_next_command(empty_cache, tmp_path, shell_memwatch):
-    """`memwatch run` ends with the next command to type; the line about the recorder stands above, but not with -q."""
+    """`memwatch run` ends with the next command to type; the line about the recorder comes before, but not with -q."""
     for quiet in ([], ["-q"]):
         words = ["run", "-f", "-o", str(tmp_path / "a.memwatch"), *quiet, "-c", "import torch; torch.ones(3)"]
         done = shell_memwatch(*words)

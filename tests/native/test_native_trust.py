@@ -99,7 +99,7 @@ def test_what_a_group_of_several_may_write_is_not_loaded(cache):
 
 @pytest.mark.parametrize("mode", [0o700, 0o755, 0o1777, 0o2755])
 def test_what_is_ours_alone_is_loaded(mode, cache):
-    """In a folder such as /tmp too, where nobody can rename the files of others."""
+    """In a folder such as /tmp too, where users cannot rename the files of others."""
     cache.chmod(mode)
     assert notes_of_a_recording() == ("native", [])
     assert kernels.distrust() == ""

@@ -84,7 +84,7 @@ def test_transformer_close_to_the_bound_needs_moves(transformer):
 
 
 def test_transformer_close_to_the_bound_of_recompute(transformer):
-    """With recompute alone, 1.15 times what any such plan needs is enough."""
+    """With recompute alone, 1.15 times the bytes that any such plan needs are enough."""
     budget = int(1.15 * lower_bound(transformer, recompute=True))
     plan = plan_graph(transformer, budget=budget, time_limit_s=60)
     assert plan.peak_increase_bytes <= budget
@@ -150,7 +150,7 @@ def test_a_random_op_is_recomputed_only_with_its_state_restored():
 
 
 def test_an_op_whose_input_was_mutated_is_not_recomputed():
-    """Once a weight has been updated in place, what was computed from it cannot be made again."""
+    """Once a weight has been updated in place, results that were computed from it cannot be made again."""
     ops = [
         OpSpec("middle", ("weight",), {"big": 10}),
         OpSpec("use", ("big",), {"y": 1}),

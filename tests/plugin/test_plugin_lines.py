@@ -1,4 +1,4 @@
-"""How long the lines of a suite's leaks are looked for."""
+"""The limits of the search for the lines of a suite's leaks."""
 
 from __future__ import annotations
 

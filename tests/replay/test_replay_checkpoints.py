@@ -74,7 +74,7 @@ def equal(some, others):
 
 @pytest.fixture(autouse=True)
 def quiet():
-    """Ignore warnings about budgets that checkpoints cannot reach. These tests look at the peak."""
+    """Ignore warnings about budgets that checkpoints cannot reach. These tests measure the peak."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*the budget is")
         yield
@@ -104,7 +104,7 @@ def test_policy_keeps_its_claim_and_is_not_above_plain_checkpoints(name):
 
 
 def test_program_recorded_with_its_checkpoints_is_planned_from_the_first_step():
-    """Its regions are known then; at its own peak what is saved is saved for nothing."""
+    """Its regions are known then. At its own peak, saved tensors do not help."""
     training = Training("transformer, dropout")
     plain_bytes = training.peak_bytes(is_plain=True)
     planned = training.plan(is_plain=True)
@@ -118,7 +118,7 @@ def test_program_recorded_with_its_checkpoints_is_planned_from_the_first_step():
 
 
 def test_loaded_plan_drives_training(tmp_path):
-    """A plan file has what training needs: neither recording nor program."""
+    """A plan file is enough for training, without recording and program."""
     training = Training("MLP")
     planned = training.plan()
     planned.save(tmp_path / "step.plan")

@@ -40,7 +40,7 @@ def test_plain_data_is_read_as_python_reads_it(protocol):
 
 
 def test_what_is_shared_stays_shared():
-    """A list that stands in a thousand entries is one object."""
+    """A list that is in a thousand entries is one object."""
     first, second = read_plain_pickle(pickle.dumps([SHARED, SHARED]))
     assert first is second
 
@@ -130,7 +130,7 @@ def test_a_hostile_file_is_refused_in_a_sentence(name, tmp_path, monkeypatch, ca
 
 
 def test_the_files_are_hostile(tmp_path):
-    """Python's own unpickler runs what these files name: a reader that let them through would be caught."""
+    """Python's own unpickler runs the code in these files, so the test would catch a reader that lets them through."""
     script = "import pickle, sys; pickle.load(open(sys.argv[1], 'rb'))"
     for name in ("os.system", "eval", "stack global"):
         (tmp_path / "file").write_bytes(HOSTILE[name])

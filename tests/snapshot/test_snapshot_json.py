@@ -1,4 +1,4 @@
-"""`--json` on an imported snapshot, which lacks what was not recorded: each record has the documented fields."""
+"""`--json` on an imported snapshot, which lacks data that was not recorded: each record has the documented fields."""
 
 from __future__ import annotations
 

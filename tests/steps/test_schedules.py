@@ -29,7 +29,7 @@ BY_OPS = [
     "allocator",
     "step_curve",
 ]
-"""Tables that grow with what is recorded, not with the time."""
+"""Tables that grow with the recorded steps, not with the time."""
 EVERY_FOURTH = memwatch.schedule(wait=3, active=1)
 
 

@@ -1,4 +1,4 @@
-"""On a torch that lacks any one private name, memwatch works or says in one sentence what is missing."""
+"""On a torch that lacks any one private name, memwatch works or names the missing ability in one sentence."""
 
 from __future__ import annotations
 

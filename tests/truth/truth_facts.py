@@ -1,8 +1,8 @@
 """The words for the facts that a program declares about the memory at its peak.
 
 A program is one function, written as users write it: it opens `memwatch.profile()` itself. Every important tensor has
-a size of its own, which identifies it, and a mark `# peak: name` stands on the line that makes it. The facts follow
-from reading the program, never from memwatch's output.
+a size of its own, which identifies it, and a mark `# peak: name` is on the line that makes it. The facts follow from
+reading the program, never from memwatch's output.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Fact:
 
 @dataclass(frozen=True)
 class Ran:
-    """A program that has run: what memwatch read of it, and whose parameters are alive at the peak.
+    """A program that has run: its profile, and the modules that live all the time.
 
     Attributes:
         prof: the profile.

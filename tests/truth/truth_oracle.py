@@ -124,7 +124,7 @@ def is_false(words: str, nbytes: int, calls: list[FrameType]) -> bool:
         return module is not None and not reaches(value_in(found[1], vars(module), {}), nbytes)
     if found := VARIABLE.search(words):
         if "thread" in words:
-            return False  # other threads' calls are not looked at
+            return False  # calls of other threads are not read
         owners = [call for call in calls if defined_name(call) == found[2].rpartition(".")[2]]
         return not any(
             reaches(value_in(found[1], call.f_globals, dict(call.f_locals)), nbytes) for call in owners

@@ -162,7 +162,7 @@ def plain_tensors(values: object) -> list[torch.Tensor]:
 
 
 def leaves_of(values: object) -> Iterator[object]:
-    """Yield what lies in tuples, lists and dictionaries, which are all that an op is given."""
+    """Yield the items of tuples, lists and dictionaries. An op gets no other containers."""
     if isinstance(values, (tuple, list)):
         for value in values:
             yield from leaves_of(value)

@@ -1,4 +1,4 @@
-// The library `_host_count`: stands before the host's allocator and counts what it gives out, on whichever thread.
+// The library `_host_count`: wraps the host's allocator and counts its allocations in every thread.
 //
 // torch's profiler sees only the allocations and frees of the thread that started it. But a thread of gloo may free a
 // buffer.

@@ -84,7 +84,7 @@ class Segments {
     return {&segment, address};
   }
 
-  /// Cut off what a block has beyond some bytes, where the rest can serve others.
+  /// Cut off the end of a block beyond some bytes, if other requests can use it.
   static void split(const Place& place, size_t nbytes) {
     Block& block = place.block();
     const size_t rest = block.nbytes - nbytes;

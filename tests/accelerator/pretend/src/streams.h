@@ -17,7 +17,7 @@ constexpr c10::StreamId kStreams = 2;
 inline thread_local c10::DeviceIndex current_device = 0;
 inline thread_local std::array<c10::StreamId, kDevices> current_stream{};
 
-/// A point in the work of a stream: what an event records.
+/// A point in the work of a stream, as an event records it.
 struct Marker {
   c10::DeviceIndex device = 0;
   c10::StreamId stream = 0;
@@ -60,7 +60,7 @@ class Streams {
     }
   }
 
-  /// Do all that the stream was given: what waiting for it means here.
+  /// Do all work of the stream. A wait for a stream does this.
   void finish(c10::DeviceIndex device, c10::StreamId stream) {
     const std::lock_guard<std::mutex> guard(mutex_);
     at(device, stream).done = at(device, stream).given;
