@@ -116,12 +116,12 @@ def __getattr__(name: str) -> Any:
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """Add `%%memwatch`, which profiles a cell, to a notebook: what `%load_ext memwatch` calls."""
+    """Add `%%memwatch`, which profiles a cell, to a notebook: `%load_ext memwatch` calls this."""
     importlib.import_module("memwatch.magic").register(shell)
 
 
 def _turns_of(plan: Plan) -> Turns:
-    """Import what trains with a plan, which needs torch, when a plan is first used so."""
+    """Import the functions that train with a plan, which need torch, when a plan is first used so."""
     from memwatch.replay.checkpoints.turns import turns_of
 
     return turns_of(plan)

@@ -1,6 +1,6 @@
 """Where compiled libraries lie: a folder of the user's, shared by every checkout and environment of theirs.
 
-A library is code. So it is loaded only if nobody but this user and root can have written it, or put it there.
+A library is code. So it is loaded only if this user and root alone can have written it, or put it there.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ def folder() -> pathlib.Path:
 
 
 def distrust(path: pathlib.Path) -> str:
-    """Return the reason why code in a file or folder may belong to another user. Empty if it cannot.
+    """Return the reason why another user may have written code in a file or folder. Empty if it is safe.
 
-    The file and every folder above it must belong to this user or to root. Nobody else may write to them, except for
-    folders such as `/tmp`, in which each user can rename only their own files.
+    The file and every folder above it must belong to this user or to root. Only they may write to them. Folders such
+    as `/tmp` are allowed, because there users can rename only their own files.
     """
     if os.name != "posix":
         return ""
@@ -63,7 +63,7 @@ def distrust(path: pathlib.Path) -> str:
 
 
 def is_usable(file: pathlib.Path) -> bool:
-    """Return whether a library of the folder is there and nobody else can have written it."""
+    """Return whether a library of the folder exists and other users cannot have written it."""
     return file.exists() and not distrust(file)
 
 
@@ -91,10 +91,10 @@ def _make(path: pathlib.Path) -> None:
 
 
 def put(made: pathlib.Path, file: pathlib.Path) -> None:
-    """Copy a library to its name atomically, so that nobody loads half of it. Links are not followed.
+    """Copy a library to its name atomically, so that a process never loads half of it. Links are not followed.
 
     Raises:
-        OutputError: there is no space.
+        OutputError: the disk is full.
     """
     with whole_file(file, force=True) as part:
         part.write_bytes(made.read_bytes())
@@ -102,7 +102,7 @@ def put(made: pathlib.Path, file: pathlib.Path) -> None:
 
 
 def _cache_of_user() -> pathlib.Path:
-    """Return the folder for cached files by the rules of the platform: on Linux those of the XDG Base Directories."""
+    """Return the folder for cached files by the rules of the platform: on Linux, the XDG Base Directories."""
     if sys.platform == "darwin":
         return pathlib.Path(_home(), "Library", "Caches")
     named = pathlib.Path(os.environ.get("XDG_CACHE_HOME", ""))
@@ -112,7 +112,10 @@ def _cache_of_user() -> pathlib.Path:
 
 
 def _home() -> str:
-    """Return the user's home. Without one, return a path that cannot be written, never one in the current folder."""
+    """Return the user's home. A user may lack one.
+
+    Then return a path that cannot exist, never a path in the current folder.
+    """
     home = os.path.expanduser("~")  # without a home the "~" stays as it is
     return home if os.path.isabs(home) else "/nonexistent"
 

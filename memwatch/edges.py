@@ -1,12 +1,10 @@
 """References between the objects of a process, as typed values without a word of English.
 
-An `Edge` says which kind of reference leads from its owner to its target, and carries the identifiers that the
-program itself uses: names of variables, attributes and classes, positions, files and lines. Everything that
-decides (which reference to cut, which advice fits, what to draw) looks at these fields. The sentence for a
-reader is made last, in `memwatch.words`.
+An `Edge` has the kind of the reference from its owner to its target. It also has the identifiers that the program
+itself uses: names of variables, attributes and classes, positions, files and lines. All decisions (which reference to
+cut, which advice fits, how to draw) depend on these fields. `memwatch.words` makes the sentence for a reader last.
 
-This module is a leaf: it imports nothing of memwatch and no torch, so recorder, heap, analysis and report may
-all use it.
+This module imports neither torch nor another part of memwatch, so recorder, heap, analysis and report may all use it.
 """
 
 from __future__ import annotations
@@ -19,13 +17,13 @@ from enum import Enum, unique
 class EdgeKind(Enum):
     """How one object refers to another.
 
-    The capture file stores these integers: never change or reuse one. A comment shows what `Edge.name` and
-    `Edge.position` are where they are set.
+    The capture file stores these integers: never change or reuse one. The comment of a kind has the meaning of
+    `Edge.name` and `Edge.position`, if they are set.
     """
 
     __hash__ = object.__hash__  # in C: paths are looked up by their edges
 
-    REFERENCE = 0  # of a kind that nobody told apart; also from the inside of a C type
+    REFERENCE = 0  # of an unknown kind; also from the inside of a C type
 
     # variables
     LOCAL = 10  # name of the variable
@@ -66,7 +64,7 @@ class EdgeKind(Enum):
     PARTIAL_ARGUMENT = 75  # name of the keyword, or position
     CACHE_RESULT = 76  # kept by functools.lru_cache
     CACHE_ARGUMENT = 77  # kept by functools.lru_cache
-    COROUTINE = 78  # from a task to what it runs
+    COROUTINE = 78  # from a task to its coroutine
 
     # exceptions
     EXCEPTION_FIELD = 90  # __traceback__, __context__ or __cause__
@@ -76,8 +74,8 @@ class EdgeKind(Enum):
     TRACEBACK_NEXT = 94
     LAST_EXCEPTION = 95  # sys.last_value and its like; name
 
-    # what the interpreter, a shell or torch keeps
-    MODULE = 110  # from sys.modules; every path starts so, and no one needs to be told
+    # kept by the interpreter, a shell or torch
+    MODULE = 110  # from sys.modules; every path starts so, and texts leave it out
     ATEXIT_CALLBACK = 111
     FINALIZER_REGISTRY = 112  # of weakref.finalize
     SIGNAL_HANDLER = 113  # name of the signal
@@ -123,7 +121,7 @@ class EdgeKind(Enum):
 
 @unique
 class VertexKind(Enum):
-    """What an object is, as far as its description differs. The capture file stores these integers."""
+    """The kind of an object: each kind is described in its own way. The capture file stores these integers."""
 
     __hash__ = object.__hash__
 
@@ -155,23 +153,23 @@ class VertexKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Vertex:
-    """One object at the end of a reference, described; refers to nothing of the program.
+    """The description of one object at the end of a reference. It holds no object of the program.
 
     Attributes:
-        kind: what it is.
+        kind: its kind.
         name: its own name (functions, classes, modules, frames), or else the name of its class.
         file: source file of a function, class, frame or traceback.
         line: line in that file.
         count: entries of a container.
-        limit: the most entries it takes, of a `deque` with maxlen.
+        limit: the largest number of entries, of a `deque` with maxlen.
         nbytes: bytes of a storage.
-        shape: sizes of a tensor or an array; None where it has none that can be read.
+        shape: sizes of a tensor or an array; None if they cannot be read.
         dtype: element type of a tensor or an array.
         thread: name of a frame's thread, unless that is the main thread.
         inner: the function inside a bound method, a partial or a cache; the program's function that a call of
             torch or Python runs.
-        library: whose a call is that runs a function of the program: ``torch`` or ``Python``.
-        name_in_code: of a class, or of an object's class, that a function made and then called something else.
+        library: the owner, ``torch`` or ``Python``, of a call that runs a function of the program.
+        name_in_code: the class's name in the code, if a function made the class and then renamed it.
     """
 
     kind: VertexKind
@@ -191,23 +189,23 @@ class Vertex:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """One reference from an owner to a target, as a person would point at it; refers to nothing of the program.
+    """One reference from an owner to a target, as a person would point at it. It holds no object of the program.
 
     It may cover several references of the interpreter: an instance, its dictionary and a value are one
     attribute.
 
     Attributes:
         kind: how the owner refers to the target.
-        name: identifier of the variable, attribute, key or field; None where the kind has none.
-        position: index of an item or argument; None where the kind has none.
-        owner: what refers; None for a root that needs no owner, such as a signal handler.
-        target: what is referred to; None while only the reference itself was named.
+        name: identifier of the variable, attribute, key or field; None for kinds without names.
+        position: index of an item or argument; None for other kinds.
+        owner: the object that refers; None for a root without an owner, such as a signal handler.
+        target: the object that it refers to; None while only the reference itself was named.
         file: source file where the reference can be edited, if known.
         line: line in that file.
         hidden: True if C++ holds the reference and gc cannot see it.
         reader: the function that reads the global, where the path goes through it.
-        is_own: True if `file` is the program's own code, False if it is torch's, Python's or a package's;
-            None where nobody asked. Decided from the real path when the edge is recorded.
+        is_own: True if `file` is the program's own code, False if it is torch's, Python's or a package's; None if it
+            was not determined. It is decided from the real path when the edge is recorded.
         is_torchs: True if `file` is torch's; read from a capture only.
         of_argument: True if the line stores an argument of its function, which the caller has as well.
     """

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 CHILDREN: Final = "MEMWATCH_CHILDREN"
-"""The environment variable by which `memwatch run --children` reaches the processes that the program starts."""
+"""The environment variable that carries `memwatch run --children` to the processes that the program starts."""
 _TOLD_BY: Final = (
     ("RANK", "WORLD_SIZE", "LOCAL_RANK"),  # torchrun
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),  # Open MPI
@@ -24,7 +24,7 @@ _PLACEHOLDERS: Final = ("{rank}", "{pid}")
 
 @dataclass(frozen=True)
 class JobPlace:
-    """The place of this process in its job. A value is None if it is not known.
+    """The place of this process in its job. A value is None if it is unknown.
 
     Attributes:
         rank: its number among the ranks.
@@ -108,7 +108,7 @@ os.register_at_fork(after_in_child=note_fork)
 def named_for(place: JobPlace, path: str | os.PathLike[str]) -> Path:
     """Return the file of this process: placeholders are replaced, and a rank of many gets its number if there is none.
 
-    A rank that torchrun has started again says so: what it left before is in the file without that.
+    If torchrun has started a rank again, its name includes this: the file without it has the recording from before.
 
     Args:
         place: the place of this process.
@@ -129,7 +129,7 @@ def named_for(place: JobPlace, path: str | os.PathLike[str]) -> Path:
 
 
 def children_told() -> dict[str, Any]:
-    """Return what a `memwatch run --children` above this process says to it; empty where there is none."""
+    """Return the settings from a `memwatch run --children` above this process; empty without one."""
     try:
         told = json.loads(os.environ.get(CHILDREN, "{}"))
     except ValueError:
@@ -151,7 +151,7 @@ def _number(name: str) -> int | None:
 
 
 def _rank_of_parent() -> int | None:
-    """Return the rank that the process which asked for children has in the environment, None in that process itself."""
+    """Return the rank, in the environment, of the process that ran with `--children`; None in that process itself."""
     told = children_told()
     is_asker = told.get("pid") == os.getpid()
     rank = told.get("rank")

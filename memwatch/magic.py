@@ -33,7 +33,7 @@ def register(shell: Any) -> None:
         r"""Profile the cell and show what its peak is made of.
 
         Usage: `%%memwatch [NAME] [--replay]`. The profile is the variable NAME afterwards, `prof` by default; with
-        `--replay` it can be planned. A cell that raises shows its error, then what was recorded up to it.
+        `--replay` it can be planned. A cell that raises shows its error, then the recording up to it.
         """
         options = _parser().parse_args(shlex.split(line))
         if not options.name.isidentifier():
@@ -53,7 +53,7 @@ def _run_cell(shell: Any, cell: str) -> None:
     has_magic = cell.startswith("%%")
     text = cell if has_magic else f"# %%memwatch\n{cell}"
     if not has_magic and cell.rstrip().endswith(";"):
-        text += "\nNone"  # IPython looks for the `;` in the whole cell, at whose end there is none
+        text += "\nNone"  # IPython searches for the `;` in the whole cell, and does not find one at its end
     shell.run_cell(text)
     # IPython counted the whole cell already, so it took the body for the next one
     shell.compile.cache(shell.transform_cell(text), shell.displayhook.prompt_count, raw_code=text)

@@ -36,7 +36,7 @@ class FileIdentity(NamedTuple):
 
 
 def identity_of(path: str | os.PathLike[str]) -> FileIdentity | None:
-    """Return the identity of the file itself, which may be a link. None if there is no file."""
+    """Return the identity of the file itself, which may be a link; or None if it does not exist."""
     try:
         found = os.lstat(path)
     except OSError:
@@ -60,7 +60,7 @@ def check_outputs(
         exists: the message for a file that exists, with a place for its path.
 
     Raises:
-        OutputError: names the path and what to do instead.
+        OutputError: names the path and the next step.
     """
     taken = {
         _place(path): f"is an input of this command ({os.fspath(path)})"
@@ -171,8 +171,8 @@ def write_whole(target: Path, content: str | bytes, *, force: bool = False) -> N
 def create(target: Path, *, force: bool = False, exists: str = _EXISTS) -> FileIdentity:
     """Make an empty file that is written later under its own name; return its identity.
 
-    Of two processes that create one name at a time, one gets it and the other gets an error. With `force` the later
-    one gets it, and an old file is replaced in one step.
+    If two processes create the same name at the same time, one gets the file and the other gets an error. With
+    `force`, the later process gets the name, and an old file is replaced in one step.
 
     Raises:
         OutputError: as `whole_file`.

@@ -34,13 +34,13 @@ _COMPILED: Final = "TORCHINDUCTOR_CACHE_DIR"
 
 _INSTALLED_LISTS: Final = ".dist-info"
 _LIST: Final = "RECORD"
-"""The file in a folder of that ending in which an installer lists what it put beside it."""
+"""An installer's list of the files that it put beside it, in a folder of that ending."""
 _BY_DATACLASSES: Final = "__create_fn__."
 _OVERRIDES: Final = ("__torch_function__", "__torch_dispatch__")
 
 
 class CodeOwner(IntEnum):
-    """Whose code a file is; recorded tables store the number."""
+    """The owner of the code in a file; recorded tables store the number."""
 
     PROGRAM = 0
     """The user wrote it for this program; only this code can be edited to lower the peak."""
@@ -63,7 +63,7 @@ _OWNER_OF_PACKAGE: Final = {"memwatch": CodeOwner.MEMWATCH, "torch": CodeOwner.T
 
 _WITHOUT_FILE: Final = (
     ("<frozen", CodeOwner.PYTHON),
-    ("<eval_with_key>", CodeOwner.TORCH),  # what torch.fx and torch.compile write
+    ("<eval_with_key>", CodeOwner.TORCH),  # code that torch.fx and torch.compile write
 )
 
 
@@ -91,7 +91,10 @@ def code_owner(file: str) -> CodeOwner:
 
 
 def owner_of_function(code: CodeType) -> CodeOwner:
-    """Return whose code a function is; what `dataclasses` writes has the file `<string>`, as `python -c` has."""
+    """Return the owner of a function's code.
+
+    Code that `dataclasses` writes has the file `<string>`, as with `python -c`.
+    """
     if code.co_filename == "<string>" and _is_by_dataclasses(code):
         return CodeOwner.PYTHON
     return code_owner(code.co_filename)
@@ -105,19 +108,19 @@ def _is_by_dataclasses(code: CodeType) -> bool:
 
 
 def is_override(code: CodeType) -> bool:
-    """Return True for a function that torch calls in place of an op: what it is given is the caller's."""
+    """Return True for a function that torch calls in place of an op. Its arguments belong to its caller."""
     return code.co_name in _OVERRIDES and code.co_argcount > 1
 
 
 @functools.lru_cache(maxsize=4096)
 def hands_on(code: CodeType, offset: int) -> bool:
-    """Return True where a function that torch calls in place of an op has the op run that it was given.
+    """Return True if a function that torch calls in place of an op is now running this op.
 
-    Every op of such a class or mode runs on that line: the one that asked for the op is its caller's.
+    Every op of such a class or mode runs on that line, so the line that tells a user more is its caller's.
 
     Args:
         code: the code of the function.
-        offset: that of the instruction which it has reached, `frame.f_lasti`.
+        offset: the offset of its current instruction, `frame.f_lasti`.
     """
     if not is_override(code):
         return False
@@ -170,9 +173,9 @@ def _folders() -> list[tuple[str, CodeOwner]]:
 
 
 def _is_installed_elsewhere(path: str) -> bool:
-    """Return True for what is or lies in an installed package, in a folder of `sys.path` that an installer filled.
+    """Return True for a file or folder of an installed package, in a folder of `sys.path` that an installer filled.
 
-    A program may lie beside what `pip install --target` put there: the installer's own lists tell them apart.
+    A program may lie beside the packages of `pip install --target`. The installer's own lists show which is which.
     """
     for entry in sys.path:
         folder = os.path.abspath(entry or os.curdir)

@@ -8,13 +8,13 @@ from typing import Any, Final
 from memwatch.errors import MemwatchError
 
 _MOST_LEVELS: Final = 64
-"""Lists in lists: arguments of ops nest a few levels, and json itself overflows at about a thousand."""
+"""Lists in lists. A guess: arguments of ops nest a few levels, and json itself overflows at about a thousand."""
 _MOST_DIGITS: Final = 400
 """Python needs seconds for a number of a million digits (before 3.10.7). Floats have up to 309 before the point."""
 
 
 class JsonError(MemwatchError, ValueError):
-    """The text is not JSON, or it is JSON that memwatch does not accept."""
+    """The text is not JSON, or memwatch refuses it."""
 
 
 def read_json(text: str | bytes) -> Any:

@@ -1,6 +1,6 @@
-"""What trains with a plan: `memwatch/__init__.py` says where it is, and plans find it here.
+"""The functions that train with a plan. `memwatch/__init__.py` registers them, and plans find them here.
 
-A plan belongs to the planner, which knows no torch and nothing of the packages above it.
+A plan belongs to the planner, which imports neither torch nor the packages above it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Turns(Protocol):
 
     @property
     def choice(self) -> Any:
-        """The saved tensors. None as long as no regions are known."""
+        """The saved tensors; None until regions are known."""
 
     def contexts(
         self, *, strict: bool = False

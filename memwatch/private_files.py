@@ -2,9 +2,9 @@
 
 `memwatch fit` runs the beginning of a script many times, and `memwatch estimate` runs it once. The script may save
 checkpoints, delete old ones and add lines to logs, and it may write from Python, C++, Rust or a process of its own.
-Only the kernel sees all of that. So this process asks the kernel (Linux) for a view of the file systems of its own. In
-this view an overlay lies on each folder. The program finds its files there, and what it changes stays in the overlay. A
-new overlay for each run lets each run begin with the files of the user.
+Only the kernel sees all of that. So this process gets from the kernel (Linux) its own view of the file systems. In
+this view an overlay lies on each folder. The program finds its files there, and all its changes stay in the overlay.
+A new overlay for each run lets each run begin with the files of the user.
 
 Where the kernel refuses overlays, as it does in most containers, Landlock denies the process every change of a file.
 """
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 # linux/sched.h, linux/mount.h and linux/landlock.h
 _CLONE_NEWNS, _CLONE_NEWUSER = 0x20000, 0x10000000
 _MS_RDONLY, _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_PRIVATE = 1, 32, 4096, 16384, 1 << 18
-_MNT_DETACH: Final = 2
-_PR_SET_NO_NEW_PRIVS: Final = 38
+_MNT_DETACH: Final = 2  # linux/fs.h
+_PR_SET_NO_NEW_PRIVS: Final = 38  # linux/prctl.h
 _LANDLOCK_CREATE_RULESET, _LANDLOCK_ADD_RULE, _LANDLOCK_RESTRICT_SELF = 444, 445, 446
 _LANDLOCK_GET_VERSION, _LANDLOCK_PATH_BENEATH = 1, 1
 _LANDLOCK_WITH_TRUNCATE: Final = 3
@@ -45,7 +45,10 @@ _LANDLOCK_WRITES: Final = sum(1 << bit for bit in (1, 4, 5, 6, 7, 8, 9, 10, 11, 
 """Write, remove, make, rename and truncate."""
 
 _LEFT_ALONE: Final = ("/proc", "/sys", "/dev", "/run")
-"""What the kernel and other processes show there is no file of the user's, and programs need it as it is."""
+"""These folders show the kernel and other processes.
+
+They have no files of the user, and programs need them as they are.
+"""
 
 _CACHES: Final = {"XDG_CACHE_HOME": "~/.cache", "HF_HOME": None, "TORCH_HOME": None}
 """Variables that name folders for downloads. Each run would load a model again if its download were dropped."""
@@ -61,7 +64,7 @@ class PrivateFiles:
     Create it before the process starts a thread: the kernel gives a view to the threads that start later.
 
     Attributes:
-        dropped: files that the program wrote or deleted in overlays; `renew` adds those of the last run.
+        dropped: files that the program wrote or deleted in overlays; `renew` adds the files of the last run.
         refuses: True if some change of a file is an error in the program, because an overlay was not possible.
         folder: a folder for results that processes outside see too; it is removed when this process ends.
 
@@ -75,7 +78,7 @@ class PrivateFiles:
         self._folder = os.getcwd()
         self._root_flags = _flags_of("/")
         self._mounted: list[str] = []
-        self._layer: dict[str, str] = {}  # target: the folder with what was changed below it
+        self._layer: dict[str, str] = {}  # target: the folder with the changes below it
         self._layers = 0
         if not sys.platform.startswith("linux"):
             raise PrivateFilesError("a private view of your files needs Linux")
@@ -102,7 +105,7 @@ class PrivateFiles:
     def renew(self) -> None:
         """Drop all changes since the last call, so that the next run begins with the user's files.
 
-        The current folder becomes the folder in which this object was made.
+        The current folder becomes the same as when this object was made.
         """
         if not self._mounted:  # Landlock is in force until the process ends
             return
@@ -115,7 +118,7 @@ class PrivateFiles:
         self._cover()
 
     def drop_changes(self) -> list[str]:
-        """Drop what was changed; return the files that the program wrote or deleted, those in its folder first."""
+        """Drop all changes; return the files that the program wrote or deleted, with the files in its folder first."""
         self.renew()
         return sorted(self.dropped, key=lambda path: (not path.startswith(self._folder), path))
 
@@ -139,7 +142,7 @@ class PrivateFiles:
                     self._mounted.append(place)
                     if is_private:
                         _make_read_only(place)
-                        # a folder that this process may not enter does not matter
+                        # a folder that this process may not enter is safe anyway
                         self.refuses |= os.access(place, os.X_OK)
             # an overlay lies on this folder too
             _mount(
@@ -316,7 +319,7 @@ def _enter_namespace() -> list[str]:
 
 
 def _try_in_a_child(function: Callable[[], object]) -> None:
-    """Raise what a function raises in a process of its own.
+    """Run a function in a process of its own, and raise its error here.
 
     A kernel may allow a namespace of users and then refuse the table of its users, as Ubuntu 24.04 does. A process in
     such a namespace can create no file.
@@ -415,7 +418,7 @@ def _become_daemon() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     nowhere = os.open(os.devnull, os.O_RDWR)
-    for file in range(3):  # whoever reads the output of memwatch must not wait for this process
+    for file in range(3):  # a reader of memwatch's output must not wait for this process
         os.dup2(nowhere, file)
 
 

@@ -135,7 +135,7 @@ class Profile(Reading):
             warnings.warn(text, RuntimeWarning, stacklevel=4)
 
     def _explain(self, error: BaseException) -> None:
-        """Add to the error of an allocator what was live then, and write the page beside the capture."""
+        """Add the live bytes to the error of an allocator, and write the page beside the capture."""
         try:  # the program's own error is on its way, and memory is short
             with small_pools():
                 reading = self._reading_of(error)
@@ -153,7 +153,7 @@ class Profile(Reading):
         return self.on(device) if device in self.devices else self
 
     def _write_page(self) -> list[pathlib.Path]:
-        """Write the page beside the capture, and return what is written; a page that is there already stays."""
+        """Write the page beside the capture, and return the paths of the written files; an existing page stays."""
         if self._path is None or self.failure is not None:
             return []
         page = self._path.with_suffix(".html")
@@ -200,13 +200,13 @@ class Profile(Reading):
             self.on_step()
 
     def flush(self) -> None:
-        """Write to the file what was recorded so far; any thread may ask. Where no block is open there is nothing."""
+        """Write the rows so far to the file. Any thread may call this. Do nothing outside of the block."""
         session = self._session
         if session is not None:
             session.flush_from_elsewhere()
 
     def so_far(self) -> Reading | None:
-        """Return a reading of an open block's recording so far; None without an open block.
+        """Return a reading of an open block's recording so far; None outside of the block.
 
         Call it in the thread that entered the block. It reads the whole recording, so a long one takes long.
 
@@ -227,7 +227,10 @@ class Profile(Reading):
 
     @property
     def failure(self) -> MemwatchError | None:
-        """Why the file at `path` is not whole, if it is not: then this profile alone has it all."""
+        """The error that made the file at `path` incomplete, else None.
+
+        After an error, only this profile has all rows.
+        """
         return None if self._recording is None else self._recording.failure
 
     def gather(self) -> Ranks | None:
@@ -264,30 +267,31 @@ def profile(
     schedule: Schedule | None = None,
     keep: str = "all",
 ) -> Profile:
-    """Record every allocation of a block, its life and who holds it.
+    """Record every allocation of a block, its life and its holders.
 
     Args:
         path: write the capture to this file while the program runs; None keeps it in memory.
         stacks: capture the Python call stack of every op.
-        holders: name who holds the memory at the peak.
+        holders: name the holders of the memory at the peak.
         allocator: record the allocator's own events, workspace inside kernels included.
-        intercept: `"key"` sees ops through a free dispatch key, `"mode"` through a TorchDispatchMode, `"auto"`
-            takes the key where it works.
-        replay: record what replaying the ops needs. It keeps the inputs of the block and holds storages, so
-            autograd sums gradients out of place: the same values, other versions, a higher peak.
-        limit_bytes: raise at the op that lifts the live bytes of any one device above this limit (bytes, or text as
-            `"2 GiB"`), or those of a device above its own: `{"cuda": "20 GiB"}`. In a step that is not recorded
-            nothing is raised. Amid a backward the recorder in Python misses some gradients, and may raise later.
-        schedule: which steps are recorded, from `memwatch.schedule`; `step()` ends a step, and where the program never
-            calls it the step of the first optimizer does. Between recorded steps the exact live curve goes on.
-        keep: `"all"` keeps what is recorded; `"peaks"` only the steps that set a new peak or fail.
+        intercept: `"key"` sees ops through a free dispatch key, `"mode"` through a TorchDispatchMode. `"auto"` takes
+            the key if it works.
+        replay: record everything that a replay of the ops needs. It keeps the inputs of the block alive and holds
+            storages. So autograd sums gradients out of place: the values are the same, the versions differ, and the
+            peak is higher.
+        limit_bytes: raise at the op that lifts the live bytes of a device above this limit. Write bytes, text such as
+            `"2 GiB"`, or a limit for each device: `{"cuda": "20 GiB"}`. Steps that are not recorded never raise. In
+            the middle of a backward, the recorder in Python misses some gradients, and may raise later.
+        schedule: the steps to record, from `memwatch.schedule`. `step()` ends a step. If the program never calls it,
+            the first optimizer's step does. Between recorded steps the exact live curve goes on.
+        keep: `"all"` keeps all recorded steps, `"peaks"` only the steps that set a new peak or fail.
 
     Returns:
         A context manager and decorator; after the block it reads the capture.
 
     Raises:
-        MemwatchError: a block is already open, an option is unknown or does not go with another, or memwatch does not
-            know this torch.
+        MemwatchError: a block is already open, an option is unknown or conflicts with another, or memwatch does not
+            support this torch.
         MemoryLimitError: inside the block, at the op that went above `limit_bytes`.
     """
     require_known_torch()

@@ -1,4 +1,4 @@
-"""Show on a terminal that long work is running. Nothing is shown if standard error is not a terminal."""
+"""Show on a terminal that long work is running. The line appears only if standard error is a terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def import_rich() -> None:
     """Import rich, and restore the state of Python's random generator. Call this before rich is used."""
     state = random.getstate()
-    import rich.style  # noqa: F401 # the first import is what matters
+    import rich.style  # noqa: F401 # the first import draws random numbers
 
     random.setstate(state)
 

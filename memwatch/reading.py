@@ -1,4 +1,4 @@
-"""The reading API: what `memwatch.profile()` yields and `memwatch.load()` returns have in common."""
+"""The reading API, which the results of `memwatch.profile()` and `memwatch.load()` share."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Reading:
 
     @property
     def reserved(self) -> ReservedBytes | None:
-        """The bytes that an accelerator's allocator reserved at the peak; None if it does not cache memory."""
+        """The bytes that an accelerator's allocator reserved at the peak; None for an allocator without a cache."""
         return self._tables.facts.reserved
 
     @property
@@ -140,7 +140,7 @@ class Reading:
 
     @property
     def peak_event(self) -> int:
-        """The row of `timeline` that `at_peak` is of: of several as high, the first that memwatch looked at."""
+        """The row of `timeline` that `at_peak` describes. If several are equally high, the first with a sample."""
         return self._tables.peak_event
 
     @property
@@ -200,15 +200,15 @@ class Reading:
         *,
         coded: bool = False,
     ) -> pd.DataFrame:
-        """Return some columns and rows of a table, without making the whole: of a long run that takes much memory.
+        """Return some columns and rows of a table. The whole table of a long run would take much memory.
 
-        They are to be read: a change may be refused.
+        Only read the result: pandas may refuse changes.
 
         Args:
             table: `ops`, `storages`, `timeline` or `uses`.
             columns: names of columns.
             rows: numbers of rows; by default all.
-            coded: whether texts of which many rows have the same are categories of pandas: a small number in each row.
+            coded: whether columns of repeated texts are categories of pandas, which have a small number in each row.
         """
         return self._tables.part(table, columns, None if rows is None else np.asarray(rows), coded=coded)
 
@@ -217,7 +217,7 @@ class Reading:
         return self._tables.live_at(event)
 
     def held_at(self, event: int) -> pd.DataFrame:
-        """Return what was live just after row `event` of the timeline and who held it, as `at_peak` does."""
+        """Return the live memory just after row `event` of the timeline and its holders, as `at_peak` does."""
         return self._tables.held_at(event)
 
     def stack(self, stack: int) -> list[tuple[str, int, str, bool]]:
@@ -286,7 +286,10 @@ def recorded_on_device(reading: Reading) -> Capture:
 
 
 def sites_at_peak(reading: Reading) -> PeakSites:
-    """Return what a comparison needs of a reading, which may go then: a long run's takes gigabytes."""
+    """Return the part of a reading that a comparison needs.
+
+    Then the reading can be freed: a long run's takes gigabytes.
+    """
     from memwatch.analysis.compare import peak_sites
 
     return peak_sites(reading._tables)

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 BYTES_FOR_REPORT: Final = 48 << 20
-"""Three times what leaving a block takes, with its breakdown and its page."""
+"""Bytes: three times the memory for the end of a block, with its breakdown and its page."""
 
 
 class Reserve:
-    """Reserved address space. Its pages are never touched, so it takes no memory."""
+    """Reserved address space. It takes no memory, because its pages stay untouched."""
 
     def __init__(self, nbytes: int = BYTES_FOR_REPORT) -> None:
         self._nbytes = nbytes
@@ -35,7 +35,7 @@ class Reserve:
         return self._space is not None
 
     def release(self) -> None:
-        """Give it back, before what may need it."""
+        """Give it back, before work that may need it."""
         if self._space is not None:
             self._space.close()
             self._space = None
@@ -43,10 +43,10 @@ class Reserve:
 
 @contextlib.contextmanager
 def small_pools() -> Iterator[None]:
-    """Limit the memory pool of Arrow, in which pandas keeps texts, to what it needs.
+    """Let Arrow, which keeps the texts of pandas, allocate only the memory that it needs.
 
-    Its pool takes 1 GiB of address space at once; where that is not to be had, how the addresses happen to lie decides
-    whether it fails.
+    Arrow's own pool reserves 1 GiB of address space at once. If less is free, it fails or not depending on the layout
+    of the addresses.
     """
     arrow = sys.modules.get("pyarrow")
     if arrow is None:

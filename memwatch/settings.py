@@ -1,8 +1,8 @@
 """The settings of a project: the table `[tool.memwatch]` of `pyproject.toml`.
 
-memwatch looks for the file in the working directory and then in each folder above it, and takes the nearest file that
-has the table. The command line and the pytest plugin stop at a wrong table with one line. Code that runs inside the
-user's program uses `own_code_folders`, which never raises.
+memwatch searches the working directory and then each folder above it, and takes the nearest file that has the table.
+The command line and the pytest plugin stop at a wrong table with one line. Code that runs inside the user's program
+uses `own_code_folders`, which never raises.
 """
 
 from __future__ import annotations
@@ -105,13 +105,14 @@ KEYS: Final = (
 
 _BY_NAME: Final = {key.name: key for key in KEYS}
 _TABLES: Final = frozenset(key.name.partition(".")[0] for key in KEYS if "." in key.name)
+"""Names of the tables inside of `[tool.memwatch]`."""
 
 
 class Settings(NamedTuple):
     """The settings of a project.
 
     Attributes:
-        file: the file that has the table; None if there is none.
+        file: the file that has the table; None without a table.
         values: the values that are set, by the full name of their key.
     """
 
@@ -119,7 +120,7 @@ class Settings(NamedTuple):
     values: Mapping[str, Any]
 
     def get(self, name: str) -> Any:
-        """Return the value of a key, or None if it is not set."""
+        """Return the value of a key; None for a key that the project leaves out."""
         return self.values.get(_BY_NAME[name].name)
 
     @property
@@ -132,7 +133,7 @@ def project_settings() -> Settings:
     """Return the settings for the working directory.
 
     Raises:
-        SettingsError: the table is wrong; the message names the file, the key and what is allowed.
+        SettingsError: the table is wrong; the message names the file, the key and the allowed values.
     """
     try:
         folder = os.getcwd()
@@ -171,7 +172,7 @@ def _settings_of(folder: str) -> Settings:
 
 
 def _table_in(file: str) -> object:
-    """Return the table `[tool.memwatch]` of a file, or None if there is no such file or table."""
+    """Return the table `[tool.memwatch]` of a file; None if the file or the table is missing."""
     try:
         with open(file, "rb") as opened:
             content = opened.read()
@@ -237,7 +238,7 @@ def _value(folder: str, kind: Kind, value: Any) -> Any:
     """Return a value in the form that memwatch uses.
 
     Raises:
-        ValueError: the value is not of the kind; the text says what it must be.
+        ValueError: the value is not of the kind; the text names the kind.
     """
     problem = ValueError(f"{kind.value}, not {_shown(value)}")
     if kind is Kind.FOLDERS:
@@ -299,7 +300,7 @@ def _is_size(value: object) -> bool:
 
 
 def _ratio(value: object) -> float | None:
-    """Return a share such as '5%' as a ratio. None if the text is not a share."""
+    """Return a share such as '5%' as a ratio; None for other texts."""
     if not isinstance(value, str) or not value.endswith("%"):
         return None
     try:

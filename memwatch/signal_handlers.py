@@ -1,9 +1,9 @@
 """Exceptions of the program's signal handlers: recognise them, and never swallow them.
 
-Python runs a signal handler in the main thread between two bytecodes of the running code, which may be memwatch's. What
-the handler raises then looks like an error of memwatch. memwatch notes its own errors and drops them. It must pass a
-handler's exception on to the program. So each `except` around code that runs within the program's calls first hands the
-error to `pass_on`.
+Python runs a signal handler in the main thread between two bytecodes of the running code, which may be memwatch's.
+Then an exception of the handler looks like an error of memwatch. memwatch notes its own errors and drops them. But it
+must pass a handler's exception on to the program. So each `except` around code that runs within the program's calls
+first hands the error to `pass_on`.
 
 Nothing here runs code of the program. To read an attribute, this module calls the descriptor of the built-in type and
 never the object's own `__getattribute__`.
@@ -38,7 +38,7 @@ _LIBRARIES: Final = frozenset(
 )
 """The packages whose C code memwatch calls: an exception of one of their classes may be memwatch's own error."""
 _DEEPEST: Final = 8
-"""How many wrappers, such as `functools.partial`, are followed to the function of a handler."""
+"""Wrappers, such as `functools.partial`, that are followed to the function of a handler. A guess."""
 
 
 def raised_by_handler(error: BaseException) -> bool:
@@ -66,7 +66,7 @@ def pass_on(error: BaseException) -> None:
 
 
 class suppress(contextlib.suppress):  # noqa: N801  # as the one of contextlib
-    """Drop errors of some classes like `contextlib.suppress`, but pass on those of signal handlers."""
+    """Drop errors of some classes like `contextlib.suppress`, but pass on the errors of signal handlers."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -111,7 +111,7 @@ def _is_call_of_handler(frame: FrameType) -> bool:
 
 
 def _positional_values(frame: FrameType) -> Iterator[object]:
-    """Yield the positional arguments of a call, and the items of those that are tuples, such as `*args`."""
+    """Yield the positional arguments of a call, and the items of each argument that is a tuple, such as `*args`."""
     code, values = frame.f_code, frame.f_locals
     count = code.co_argcount
     names = list(code.co_varnames[:count])

@@ -41,20 +41,20 @@ class Verification:
 def verify(function: Callable[..., Any], *args: Any, intercept: str = "auto", **kwargs: Any) -> Verification:
     """Run a function with the allocator's events alone, then under `profile()`, and compare the peaks.
 
-    The first run has no mode, no key, no hook and no patch of torch: it is the program itself. The function runs
-    twice, so it must do the same work both times.
+    In the first run memwatch changes nothing in torch, so the program runs as it is. The function runs twice, so it
+    must do the same work both times.
 
     Args:
-        function: what to measure.
+        function: the function to measure.
         *args: its positional arguments.
         intercept: as in `profile()`.
         **kwargs: its keyword arguments.
 
     Returns:
-        Both peaks in bytes; `str()` of it says them in words.
+        Both peaks in bytes; `str()` of the result is a sentence.
 
     Raises:
-        MemwatchError: a torch profiler is already running, so that the allocator's events cannot be had.
+        MemwatchError: a torch profiler is already running, so that the allocator's events are not available.
     """
     capture = allocator_only(lambda: function(*args, **kwargs))
     prof = profile(intercept=intercept)

@@ -1,6 +1,6 @@
 """The lines of Python that apply a way, as templates by kind.
 
-memwatch runs these very lines when it measures a way, so what a user pastes does what was measured.
+memwatch runs these very lines when it measures a way, so pasted lines do the same as in the measurement.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ LINES: Final[dict[str, str]] = {
 for group in {optimizer}.param_groups:
     group["foreach"] = False
 """,
-    # the steps that Adam has counted must be on the parameters' device for a fused step, and are on the host otherwise
+    # a fused step needs Adam's counts of steps on the parameters' device; otherwise they are on the host
     "fused": """\
 for group in {optimizer}.param_groups:
     group["fused"], group["foreach"] = True, None
@@ -20,8 +20,9 @@ for group in {optimizer}.param_groups:
         if "step" in (state := {optimizer}.state.get(parameter, {{}})):
             state["step"] = state["step"].to(parameter.device)
 """,
-    # gc does not look into the hooks of a parameter: they must not refer to it, and so not to the optimizer either. A
-    # copy of the optimizer steps for one parameter; a copy has no hooks, and no scheduler that counts its steps
+    # gc cannot see the hooks of a parameter. So a hook must not refer to the parameter, nor to the optimizer, which
+    # holds it. Instead a copy of the optimizer steps for each parameter. The copy has no hooks, and schedulers do not
+    # count its steps
     "step_in_backward": """\
 import copy
 import weakref

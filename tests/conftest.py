@@ -38,7 +38,7 @@ _LAST = (
     "test_leaks_compiler.py", "test_known_leaks.py",
     # its classes define `__eq__`, and while they live the callbacks at exit are not listed
     "test_heap_runs_no_program_code.py",
-    # these import what the test before them did not: libraries, and torch's op database
+    # these import modules that the test before them did not: libraries, and torch's op database
     "test_truth.py", "test_truth_transformers.py", "test_truth_lightning.py", "test_truth_diffusers.py",
     "test_truth_accelerate.py", "test_compat_opinfo.py",
 )  # fmt: skip
@@ -68,7 +68,7 @@ def _sample(items: list[pytest.Item], most: int) -> set[pytest.Item]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Run what searches the whole heap before what imports much: a search takes as long as the heap is large."""
+    """Run files that search the whole heap first, because the time of a search grows with the imported modules."""
     if most := config.getoption("--cases"):
         chosen = _sample(items, most)
         config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
@@ -140,7 +140,7 @@ def shell_memwatch(fresh_python):
 def _memwatch_keeps_nothing(request):
     """Check after each file of tests that memwatch is off and holds no tensor of the tests.
 
-    Objects from before the file are frozen, because a block looks at all objects when it begins, and so does every
+    Objects from before the file are frozen, because each block visits all objects at its beginning, and so does every
     collection. Most tests make few objects, beside the hundreds of thousands of torch, of libraries and of other
     tests.
     """

@@ -1,10 +1,10 @@
 """A process that has imported torch and memwatch, and runs every requested program in a fork of itself.
 
-A fresh process needs seconds to import torch. A fork has the modules already. Otherwise it is as fresh: no block was
-open in it, no kernel is registered, torch has loaded nothing on first use.
+A fresh process needs seconds to import torch. A fork has the modules already. Apart from this it is fresh. It never
+had an open block, no kernel is registered, and torch has loaded nothing on first use.
 
 A fork runs the exit handlers of Python and then ends at once. To take down the modules of torch would copy their
-memory, 0.3 s each time. Programs that test the very end of a process ask for a full exit.
+memory, 0.3 s each time. Programs that test the very end of a process choose a full exit.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def next_program() -> dict:
 
 
 def become(program: dict) -> dict:
-    """Make this process what `python -c` would be; return the namespace of its main module."""
+    """Make this process the same as under `python -c`; return the namespace of its main module."""
     os.setsid()
     signal.alarm(TIME_LIMIT_S)  # a program that hangs fails its test
     os.chdir(program["folder"])
@@ -92,8 +92,8 @@ def run(program: dict, end: ShortEnd) -> None:
 
 
 torch.set_num_threads(1)
-memwatch.profile()  # loads what the first one loads
+memwatch.profile()  # loads the modules that the first program would load
 assert "torch._dynamo" not in sys.modules
 gc.collect()
-gc.freeze()  # a fork that looked at all these objects, as at its end, would copy the memory that they lie in
+gc.freeze()  # a fork that visits all these objects, as at its end, would copy their memory
 run(next_program(), END)

@@ -1,4 +1,4 @@
-"""Ask the process of `fork_server.py` to run a program in a fork of itself."""
+"""Let the process of `fork_server.py` run a program in a fork of itself."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import textwrap
 
 
 def run_forked(server, code, *arguments, folder, outputs, whole_end=False, **environment):
-    """Run code as `python -c` does, in a process of its own; return what `subprocess.run` would.
+    """Run code as `python -c` does, in a process of its own; return the same as `subprocess.run`.
 
     Args:
         server: the process of `fork_server.py`.

@@ -1,4 +1,4 @@
-"""The check that memwatch is off, and that nothing of it holds what is the tests'."""
+"""The check that memwatch is off, and that it holds no objects of the tests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ def assert_memwatch_keeps_nothing():
     assert not torch.autograd._profiler_enabled()
     assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
     objects = gc.get_objects()
-    classes = {id(cls): cls for cls in map(type, objects)}  # asked once each: objects are many
+    # each class is tested once, because there are many objects
+    classes = {id(cls): cls for cls in map(type, objects)}
     watchers = _of_classes(objects, (number for number, cls in classes.items() if _watches(cls)))
     assert [obj for obj in watchers if type(obj).__name__ == "Session"] == []
     tensors = set(map(id, _of_classes(objects, map(id, _TENSORS))))

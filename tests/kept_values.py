@@ -1,7 +1,7 @@
 """Values that a test keeps while a block is open, where its own calls do not lead to them.
 
-A sample looks at what the variables of all running calls lead to. Kept in variables, the results and states that a test
-compares would be most of that beside a small program, and the test would spend half of its time there.
+A sample visits the objects that the variables of all running calls lead to. Kept in variables, the results and states
+that a test compares would be most of that beside a small program, and the test would spend half of its time there.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ _VALUES: list[Any] = []
 
 
 class Kept(int):
-    """Stands for a value: a number, which leads nowhere; equal to another one if their values are."""
+    """Takes the place of a value: a number, which leads nowhere. Two are equal if their values are."""
 
     def __new__(cls, value: Any) -> Kept:
         _VALUES.append(value)

@@ -1,4 +1,4 @@
-"""Build what the tests have in C++, once for each machine, torch and state of the sources: `python libraries.py`."""
+"""Build the C++ parts of the tests, once for each machine, torch and state of the sources: `python libraries.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Have a signal arrive at the n-th line that memwatch runs, and see what becomes of the handler's exception.
+"""Let a signal arrive at the n-th line that memwatch runs, and follow the handler's exception.
 
 A trace function counts the lines. It must not make the signal arrive itself, because then the handler would run
 within the trace function: Python runs handlers at calls and loops of whatever Python code comes next. So the signal
@@ -52,7 +52,7 @@ class Shots:
         """Call a function with the signal at lines from all over it; return how many exceptions it raised.
 
         Args:
-            function: what is called.
+            function: the function to call.
             count: how many times.
             at_end: called after each.
         """

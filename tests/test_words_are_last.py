@@ -51,7 +51,7 @@ OF_THE_RECORDING: Final = (
 
 @pytest.mark.parametrize("tests", [OF_THE_HEAP, OF_THE_RECORDING], ids=["of the heap", "of the recording"])
 def test_nothing_but_the_words_depends_on_the_words(tests):
-    """With every word changed, leak programs, heap, drawing, holders, report and plugin still do what they did."""
+    """With every word changed, leak programs, heap, drawing, holders, report and plugin still do the same."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", "-m", "not words", "-p", "no:cacheprovider", *tests],
         cwd=TOP,
@@ -81,8 +81,8 @@ _IDENTIFIERS: Final = {
     "next_functions": "an attribute of autograd's nodes",
     "register_prehook": "a method of autograd's nodes",
 }
-"""Words of templates that are names of Python or torch, each with what it is looked up as."""
-_DATA: Final = {*CATEGORIES, *ROLES}  # values of columns: they stand in tables, and in sentences too
+"""Words of templates that are names of Python or torch, each with the name to look up."""
+_DATA: Final = {*CATEGORIES, *ROLES}  # values of columns: they are in tables, and in sentences too
 
 
 def _matched_strings(tree: ast.Module) -> list[tuple[int, str]]:

@@ -1,8 +1,8 @@
 """The one place that takes private names from torch: one file per part of torch.
 
-Every other package of memwatch imports what it needs from here, under a public name. A name that this torch lacks never
-makes an import fail. A fallback replaces it, and :func:`missing` lists the abilities that suffer. Of memwatch, these
-files import only `memwatch.errors` and `memwatch.signal_handlers`.
+Every other package of memwatch imports such names from here, under a public name. A name that this torch lacks never
+makes an import fail. A fallback replaces it, and :func:`missing` lists the abilities that suffer. These files import
+only `memwatch.errors` and `memwatch.signal_handlers` from memwatch.
 
 `aot` imports torch's compiler, which takes a second. Only the backend in `memwatch.replay` imports it.
 """

@@ -50,6 +50,7 @@ class _NoSavedTensor:
 
 
 NO_TASK: Final = -1
+"""The id of the running backward, if no backward is running."""
 
 current_graph_task_id: Final[Callable[[], int]] = Part("ops of a backward look like other ops").take(
     "torch._C._current_graph_task_id", lambda: NO_TASK

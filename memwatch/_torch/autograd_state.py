@@ -4,16 +4,16 @@ Other modules use these functions instead of `tensor.grad_fn`. Two functions cal
 would call it at the same moment: `node_of_result` and `inplace_error`.
 
 torch's getters `tensor.grad_fn` and `tensor.is_leaf` are not plain reads. After an in-place change of a view's base
-they rebuild the history of the view, by running the view's function again. memwatch takes samples in the middle of an
-op, where autograd is switched off. There the rebuilt history is empty, torch takes it for the current one, and the
-program gets wrong gradients without an error. Even with autograd on, a getter can raise an error too early, or an error
-that the program would never see. Views made by `unbind` are an example.
+they rebuild the history of the view: they run the view's function again. memwatch takes samples in the middle of an
+op, where autograd is switched off. There the rebuilt history is empty. torch keeps it as the current history, and the
+program gets wrong gradients without an error. Even with autograd on, a getter can raise an error too early, or an
+error that the program would never see. Views made by `unbind` are an example.
 
 The compiled recorder reads the fields themselves (`record/native/src/autograd_state.h`); `use_compiled` switches to
-it. Without it, memwatch calls the getters if any of these holds, because they compute nothing then:
+it. Without it, memwatch calls the getters if one of these conditions holds, because then they compute nothing:
 
 * the tensor is not a view;
-* its version, which it shares with its base, is 0: nobody has changed either in place;
+* its version, which it shares with its base, is 0: neither was changed in place;
 * its base requires no gradient: then the getter returns the field as it is (`VariableHooks::grad_fn` in torch).
 
 Otherwise memwatch does not know the node. It returns None for `grad_fn` and False for `is_leaf`. The getters
@@ -87,7 +87,7 @@ def use_compiled(library: Any) -> None:
 
 
 def compiled_walk(max_nodes: int) -> NodesBehind | None:
-    """Return a walk along graphs that visits at most `max_nodes` nodes; None without the compiled recorder."""
+    """Return a walk along graphs that visits at most `max_nodes` nodes; None if the compiled recorder is missing."""
     walk: NodesBehind | None = None if _compiled is None else _compiled.GraphWalk(max_nodes)
     return walk
 
@@ -99,7 +99,7 @@ def autograd_state(tensor: torch.Tensor, *, with_node: bool = False) -> Autograd
 
     Args:
         tensor: the tensor.
-        with_node: whether to read the node, for which torch then keeps a Python object.
+        with_node: whether to read the node; torch then keeps a Python object for it.
     """
     if _compiled is not None:
         return AutogradState(*_compiled.autograd_state(tensor, with_node))

@@ -95,7 +95,7 @@ checkpointed_region: Final[Any] = _part.take("torch._higher_order_ops.wrap.tag_a
 
 
 def split_arguments(kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split keyword arguments into those of `checkpoint` and those of the region."""
+    """Split keyword arguments into the options of `checkpoint` and the arguments of the region."""
     options, own = checkpointed_region.divide_kwargs(kwargs)
     return dict(options), dict(own)
 

@@ -1,4 +1,4 @@
-"""Distributed training: what DDP's reducer and FSDP's parameter groups keep. FSDP is never imported from here.
+"""Distributed training: the memory of DDP's reducer and FSDP's parameter groups. FSDP is never imported from here.
 
 | torch | here |
 | --- | --- |
@@ -37,7 +37,7 @@ _ddp: Final = Part("the buckets of DistributedDataParallel look like other memor
 
 
 def _if_there(path: str) -> Any:
-    """Return the object at a path. None, without a note, if this torch has no distributed training."""
+    """Return the object at a path. If torch was built without distributed training, return None and note nothing."""
     return _ddp.take(path, None) if torch.distributed.is_available() else None
 
 
@@ -68,7 +68,7 @@ def bucket_sizes(ddp: Any) -> list[int]:
 
 
 def backends_of(ddp: Any) -> list[Any]:
-    """Return the backends of a DistributedDataParallel's collectives, one for each kind of device."""
+    """Return the backends of a DistributedDataParallel's collectives; each kind of device has its own."""
     group: Any = getattr(ddp, "process_group", None)
     found = []
     for device in getattr(group, "_device_types", ()):
@@ -132,7 +132,7 @@ def unsharded_gradients(group: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def all_gather_output(group: Any) -> Tensor | None:
-    """Return the all-gather buffer of a group, or None if no all-gather is running."""
+    """Return the all-gather buffer of a group while an all-gather is running, else None."""
     output = getattr(getattr(group, "_all_gather_result", None), "all_gather_output", None)
     return output if isinstance(output, Tensor) and output.numel() else None
 

@@ -196,7 +196,7 @@ def call_on_uncompiled_frame(call: Callable[[Any, CodeType, str], None]) -> None
 
 
 def _as_backends(error: Exception, failed: Any, backend: Any) -> Exception:
-    """Return an error of two classes: its own, and that of backend errors, which dynamo lets pass."""
+    """Return the error with a second class, the class of backend errors, because dynamo lets these pass."""
     kind = type(type(error).__name__, (type(error), failed), {"__init__": failed.__init__})
     found: Exception = kind(backend, error, None)
     vars(found).update(vars(error))

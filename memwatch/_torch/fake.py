@@ -64,7 +64,7 @@ def reads_values() -> tuple[type[Exception], ...]:
 
 
 def fake_mode() -> AbstractContextManager[object]:
-    """Return a mode in which ops make fake tensors, also from real arguments.
+    """Return a mode that makes ops return fake tensors, also for real arguments.
 
     Raises:
         MemwatchError: this torch lacks it.

@@ -92,7 +92,7 @@ def fake_mode_with_zero_reads(
     on_op: Callable[[Any, tuple[Any, ...], dict[str, Any]], None],
     complete: Callable[[Any, tuple[Any, ...], dict[str, Any], Any], Any],
 ) -> AbstractContextManager[object]:
-    """Return a FakeTensorMode in which a read of a value returns zero.
+    """Return a FakeTensorMode that returns zero for each read of a value.
 
     With zeros, training goes on: `GradScaler` finds no infinity, and assertions of a finite loss pass. An order of
     indices (`randperm`) is real, because samplers of a DataLoader read all of it.

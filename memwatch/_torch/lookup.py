@@ -1,4 +1,4 @@
-"""Look up private names of torch. If this torch lacks a name, use a fallback and remember what memwatch loses."""
+"""Look up private names of torch. If this torch lacks a name, use a fallback and remember the ability that suffers."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Part:
     """The names of torch that one ability of memwatch needs together.
 
     Args:
-        lost: what memwatch does worse if one of the names is missing, as the end of a sentence. Empty if the fallbacks
-            are as good.
+        lost: the ability that suffers if one of the names is missing, as the end of a sentence. Empty if the
+            fallbacks are as good.
 
     Attributes:
         asked: the names that were looked up.
@@ -50,18 +50,18 @@ class Part:
     def take(self, path: str, otherwise: T) -> T:
         """Return the object at a dotted path that starts with `torch`, or `otherwise` if there is none.
 
-        The object itself is returned, not a wrapper, so that calling it costs what calling torch costs.
+        The object itself is returned, not a wrapper, so that a call costs the same as in torch.
         """
         self.asked.append(path)
         found = find(path)
         if found is ABSENT:
             self.lacking.append(path)
             return otherwise
-        return found  # type: ignore[no-any-return]  # what torch has there is of the fallback's type
+        return found  # type: ignore[no-any-return]  # torch's object has the fallback's type
 
     @property
     def sentence(self) -> str:
-        """The sentence for the user: the missing names, and what memwatch does worse without them."""
+        """The sentence for the user: the missing names, and the ability of memwatch that suffers."""
         return f"torch {torch.__version__} has no {', '.join(self.lacking)}: {self.lost}"
 
     def require(self) -> None:
@@ -83,7 +83,7 @@ class Part:
 
         Args:
             path: the attribute on a class or on an example, as `torch.Tensor._version`.
-            otherwise: what is called with the object where the attribute is missing.
+            otherwise: called with the object if the attribute is missing.
         """
         name = path.rpartition(".")[2]
         found: Any = self.take(path, None)

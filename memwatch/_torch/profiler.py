@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @functools.cache
 def log_level_flag() -> ctypes.c_int | None:
-    """Return the C variable with c10's log level. None if it is not found."""
+    """Return the C variable with c10's log level, or None if torch's library lacks it."""
     try:
         library = ctypes.CDLL(str(pathlib.Path(torch.__file__).parent / "lib" / "libc10.so"))
         return ctypes.c_int.in_dll(library, "FLAGS_caffe2_log_level")

@@ -15,7 +15,9 @@ import torch
 from memwatch.errors import MemwatchError
 
 FIRST: Final = (2, 11)
+"""The oldest torch, as (major, minor), that the matrix of versions tests."""
 LAST: Final = (2, 15)
+"""The newest such torch."""
 
 
 def is_older_than(major: int, minor: int) -> bool:

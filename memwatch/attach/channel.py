@@ -1,6 +1,6 @@
 """Where a process and the client of `memwatch attach` meet, and the messages between them.
 
-The socket lies in a folder that only its user can enter. Both sides also ask the kernel who is at the other end.
+The socket lies in a folder that only its user can enter. The kernel also gives both sides the user at the other end.
 Messages are lines of JSON.
 """
 
@@ -20,7 +20,7 @@ from memwatch.errors import MemwatchError
 
 _CREDENTIALS: Final = struct.Struct("3i")  # struct ucred of Linux: the process, its user, its group
 _MOST_BYTES: Final = 1 << 16
-"""A message is a few hundred bytes; whoever sends this many without an end of line is no memwatch."""
+"""Bytes of one message. A guess: memwatch's own messages have a few hundred, so a longer one comes from elsewhere."""
 
 
 class AttachError(MemwatchError):
@@ -33,7 +33,7 @@ def socket_path(pid: int, user: int) -> Path:
 
 
 def require_private(folder: Path, user: int) -> None:
-    """Raise unless the folder exists, belongs to the user, and nobody else may enter it.
+    """Raise unless the folder exists, belongs to the user, and only the user may enter it.
 
     Raises:
         AttachError: the path belongs to somebody else, is open to others, or is not a folder.
@@ -50,7 +50,7 @@ def listen_at(path: Path) -> socket.socket:
     """Return a socket that listens at a path; only this user reaches it.
 
     Raises:
-        AttachError: this system does not show who is at the other end, or the folder is not private.
+        AttachError: this system hides the user at the other end, or the folder is not private.
         OSError: the socket cannot be made.
     """
     require_credentials()
@@ -65,7 +65,7 @@ def listen_at(path: Path) -> socket.socket:
 
 
 def _remove_left_over(folder: Path) -> None:
-    """Remove the sockets of processes that were killed: nobody answers there."""
+    """Remove the sockets of processes that were killed."""
     for path in folder.glob("*.attach"):
         with socket.socket(socket.AF_UNIX) as connection:
             try:

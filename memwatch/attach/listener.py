@@ -1,8 +1,8 @@
 """The side of `memwatch attach` in the recorded process: a thread that waits for a client and serves it.
 
 The thread records nothing itself. It hands the begin and the end of a recording to the main thread, as a pending call
-of Python's, and tries again until the main thread is at a quiet point. So no signal is sent, and no system call is
-interrupted. An exception of memwatch reaches the client and never the program.
+of Python's, and tries again until the main thread is at a quiet point. This needs no signal, so system calls of the
+program are not interrupted. An exception of memwatch reaches the client and never the program.
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ if TYPE_CHECKING:
 _RETRY_S: Final = 0.001
 """The pause after a point that was not quiet. A try takes about 20 us."""
 _SILENT_S: Final = 2.0
-"""After how long the client hears why nothing happens, and then again: a guess."""
+"""Seconds until the client gets the reason for a delay, and between repetitions. A guess."""
 _PATIENCE_S: Final = 3.0
-"""For how long a beginning waits for a point outside all calls of modules and `inference_mode`: a guess."""
+"""Seconds that a beginning waits for a point outside all calls of modules and `inference_mode`. A guess."""
 _TICK_S: Final = 0.01
-"""How often the thread looks whether the recording is over."""
+"""Seconds between two checks whether the recording is over. A guess."""
 _GREETING_S: Final = 5.0
+"""Seconds that a client may take for its first message. A guess."""
 
 _listening: Final[list[tuple[socket.socket, int]]] = []
 _served: Final[dict[str, Channel]] = {}
@@ -68,7 +69,7 @@ def _leave(path: os.PathLike[str]) -> None:
 
 
 def _forget_in_child() -> None:
-    # a fork does not have the thread, and nobody would answer a client there
+    # a fork lacks the thread, so a client there would get no answer
     _served.clear()
     while _listening:
         _listening.pop()[0].close()
@@ -151,7 +152,7 @@ class _Stretch:
         self._channel.send(event="started")
         self._wait()
         self._in_main_thread(self._end)
-        if self._is_complete:  # else the process ends, and the client hears of that as the connection closes
+        if self._is_complete:  # else the process ends, and the closed connection shows this to the client
             self._channel.send(event="ended")
 
     def _begin(self, frame: FrameType | None, waited_s: float) -> str:
@@ -187,7 +188,7 @@ class _Stretch:
             self._is_over.set()
 
     def _wait(self) -> None:
-        """Return when the time or the steps are over, or when the client asks for the end or is gone."""
+        """Return when the time or the steps are over, or when the client requests the end or is gone."""
         until = None if self._seconds is None else time.monotonic() + self._seconds
         while not self._is_over.is_set() and (until is None or time.monotonic() < until):
             try:

@@ -1,9 +1,9 @@
 """The points of the main thread at which a recording can begin or end without an effect on the program.
 
-A recording pushes hooks on saved tensors, and sometimes a dispatch mode, and includes a dispatch key. If the program
-has an open `with` statement of the same kind, its end would remove memwatch's hook instead of its own. torch itself
-restores its state at the end of a backward and of `inference_mode`. A loop of torch over hooks raises if a hook is
-added meanwhile.
+A recording pushes hooks on saved tensors, and sometimes a dispatch mode, and includes a dispatch key. The program may
+have an open `with` statement of the same kind. Then its end would remove memwatch's hook instead of its own. torch
+itself restores its state at the end of a backward and of `inference_mode`. A loop of torch over hooks raises if a
+hook is added meanwhile.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _TORCH: Final = os.path.dirname(torch.__file__)
 _MODULE_CALL: Final = os.path.join(_TORCH, "nn", "modules", "module.py")
 _OWN_MODULE_CALL: Final = os.path.join("memwatch", "record", "context.py")
-"""Our own frame around each call of a module, which may stay: it looks whether the recording is still on."""
+"""Our own frame around each call of a module. It may stay, because it checks whether the recording is still on."""
 
 
 class TorchState(NamedTuple):

@@ -17,7 +17,7 @@ INTEGER_TABLES = tuple(
     table.name for table in RECORDED if all(column.kind == "int" for column in table.columns)
 )
 NOT_RECORDED: Final = "not_recorded"
-"""The key of `meta` that lists what the source of a capture cannot know: `ops`, `uses`, `times`, ..."""
+"""The key of `meta` with the data that the source of a capture lacks: `ops`, `uses`, `times`, ..."""
 
 
 @dataclass(frozen=True)

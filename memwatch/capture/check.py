@@ -1,8 +1,8 @@
 """Check a capture that was read from a file.
 
-The schema says which table each column refers to, and which values the metadata can have. A capture may break these
-rules. Another program may have written it, or a disk may have failed. The last rows of a killed program may refer to an
-op that was never written.
+The schema has the table that each column refers to, and the possible values of the metadata. A capture may break
+these rules. Another program may have written it, or a disk may have failed. The last rows of a killed program may
+refer to an op that was never written.
 
 `checked` repairs the capture as far as it can. A reference that may be missing becomes -1. A row that has lost its
 meaning is left out. A metadata entry with an impossible value is left out too, and then counts as not known. A note
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from memwatch.capture.packed import Columns
     from memwatch.capture.schema import Column, Table
 
-_MOST: Final = 1 << 62
+_MOST: Final = 1 << 62  # a count or a time in metadata must be smaller
 _LATEST_S: Final = 253_402_300_799
 """The end of the year 9999, in unix seconds. Later times have no date."""
-_PAIR: Final = 2
+_PAIR: Final = 2  # numbers of an extent: a first and a last one
 
 
 def split_by_validity(meta: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -97,8 +97,9 @@ NUMBERED: Final = {"ops": "op", "births": "storage", "packs": "pack"}
 _GROUPED: Final = {"modules": "module", "stacks": "stack"}
 """Tables with a few rows for each number: a stack has its frames, or none."""
 _MOST_WITHOUT_ROWS: Final = 1 << 16
-_LATEST_NS: Final = 1 << 62
-_MOST_BYTES: Final = 1 << 50
+"""A table of groups may count so many groups more than it has rows. A guess."""
+_LATEST_NS: Final = 1 << 62  # nanoseconds, 146 years
+_MOST_BYTES: Final = 1 << 50  # 1 PiB, more than any device has
 _NOTE: Final = (
     "The capture disagrees with itself: {} rows of `{}` were changed or left out, for `{}` holds {}. "
     "Its data about them is incomplete."
@@ -118,18 +119,18 @@ _NOTE_OF_TEXTS: Final = (
 _LONGEST_NAME: Final = 4096
 """Characters of a name: as many bytes as a path may have on Linux. Names of objects are a few dozen."""
 _SHOWN: Final = 40
-"""Characters of a value in a note."""
+"""Characters of a value in a note. A guess."""
 
 
 def checked(
     tables: Mapping[str, ChunkedTable], strings: list[str], meta: dict[str, object], notes: list[Note]
 ) -> Capture:
-    """Return a capture in which every number refers to an existing row.
+    """Return a capture whose numbers all refer to existing rows.
 
     Args:
         tables: the integer tables, as they were read.
         strings: the texts by number.
-        meta: what was recorded where.
+        meta: the metadata.
         notes: the notes; one is added for each column, and each entry of `meta`, that did not agree with the rest.
 
     Raises:
@@ -166,12 +167,12 @@ def checked(
 
 
 def _without_deep_modules(modules: Columns) -> tuple[Columns, int]:
-    """Return the modules, with the parents removed of those that lie too deep or in a ring, and their number.
+    """Return the modules and a count. A module too deep below the root, or in a ring, loses its parent and counts.
 
     The name of a module holds the names of all modules above it, so the names of a long chain fill the memory.
     """
     numbers, parents = modules["module"], modules["parent"]
-    # the last entry stands for "no module"
+    # the last entry means "no module"
     above = np.full(int(numbers.max(initial=NONE)) + 2, NONE, dtype=np.int64)
     above[numbers] = parents
     level = parents.astype(np.int64)

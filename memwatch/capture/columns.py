@@ -35,7 +35,7 @@ MOST_ROWS: Final = 1 << 20
 # whether deflated, whether differences, bytes of a value; first value, base
 _HEAD: Final = struct.Struct("<??Bxqq")
 _WIDTHS: Final = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
-_LEVEL: Final = 1  # the fastest level: a higher one saves little
+_LEVEL: Final = 1  # the fastest level: a higher level saves little
 
 
 class Chunk(NamedTuple):
@@ -158,7 +158,7 @@ def _width(span: int) -> int:
 
 _NARROW: Final = (np.int8, np.int32)
 _READ_ONCE: Final = ("allocator", "births", "deaths")
-"""Tables that are needed only until they are joined to others. Their columns are freed when nobody uses them."""
+"""Tables that are needed only until they are joined to others. Their columns are freed after their last use."""
 
 
 class ChunkedTable(Mapping[str, "IntArray"]):
@@ -180,7 +180,7 @@ class ChunkedTable(Mapping[str, "IntArray"]):
             self.append_chunks(encoded(rows))
 
     def append_chunks(self, chunks: Sequence[Chunk]) -> None:
-        """Append rows as chunks, one for each column, in order."""
+        """Append rows as chunks. Each column has one chunk, in the order of the columns."""
         for name, chunk in zip(self._table.names, chunks, strict=True):
             low, high = self._bounds.get(name, (chunk.low, chunk.high))
             self._bounds[name] = min(low, chunk.low), max(high, chunk.high)
@@ -199,11 +199,10 @@ class ChunkedTable(Mapping[str, "IntArray"]):
         return list(zip(*self._chunks.values(), strict=True))
 
     def bounds(self, name: str) -> tuple[int, int]:
-        """Return the smallest and the largest value of a column, or zeros if there are no rows."""
+        """Return the smallest and the largest value of a column, or zeros for a table without rows."""
         return self._bounds.get(name, (0, 0))
 
     def __getitem__(self, name: str) -> IntArray:
-        """Return a column."""
         values = self._decoded.get(name)
         if values is None:
             values = self._decoded[name] = self._decode(name)
@@ -247,7 +246,6 @@ class Mapped(Mapping[str, "IntArray"]):
         self._values: list[IntArray] = []
 
     def __getitem__(self, name: str) -> IntArray:
-        """Return a column."""
         if name != self._name:
             return self._table[name]
         if not self._values:
@@ -264,7 +262,7 @@ class Mapped(Mapping[str, "IntArray"]):
 
 
 def _dtype(column: Column, bounds: tuple[int, int]) -> type[np.signedinteger[Any]]:
-    """Return the type of a column's integers. Row numbers and choices may be narrow: nobody adds them up."""
+    """Return the type of a column's integers. Row numbers and choices may be narrow: they are never added up."""
     if column.refers is None:
         return np.int64
     for dtype in _NARROW if column.refers.choices else _NARROW[1:]:

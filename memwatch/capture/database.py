@@ -1,9 +1,10 @@
 """Open the database of a capture from an unknown source, so that no code in it runs and reading it ends soon.
 
 SQLite's page "Defense Against The Dark Arts" lists the dangers of a hostile file. A view or a virtual table under the
-name of a table computes rows without end. Pages that refer to each other yield the same rows again and again. A journal
-beside the file names another file, which SQLite removes after a rollback. So memwatch opens the file read-only, and
-accepts only the tables of a capture. It stops reading when the rows exceed what a file of this length can hold.
+name of a table computes rows without end. Pages that refer to each other yield the same rows again and again. A
+journal beside the file names another file, which SQLite removes after a rollback. So memwatch opens the file
+read-only, and accepts only the tables of a capture. It stops reading when there are more rows than a file of this
+length can hold.
 """
 
 from __future__ import annotations
@@ -24,24 +25,29 @@ MAGIC: Final = b"SQLite format 3\0"
 _LIMIT_LENGTH: Final = 0
 _LIMIT_ATTACHED: Final = 7
 """SQLite's numbers of limits, SQLITE_LIMIT_LENGTH and SQLITE_LIMIT_ATTACHED."""
-_HEAD_BYTES: Final = 100
+_HEAD_BYTES: Final = 100  # the header of a file of SQLite
 _VERSIONS: Final = slice(18, 20)
 """Where the head says how the file is written: 1 with a rollback journal, 2 with a write-ahead log."""
 _ROLLBACK_JOURNAL: Final = b"\1\1"
 _SUPER_JOURNAL: Final = bytes.fromhex("d9d505f920a163d7")
 """How a journal ends that names another file."""
 _LONGEST_SCHEMA_BYTES: Final = 1 << 16
+"""Bytes. A longer value in the schema is refused. A guess: memwatch's own are far shorter."""
 _LONGEST_VALUE_BYTES: Final = 64 << 20
 """A full chunk has 8 MiB. The longest text is JSON about segments of an allocator: megabytes."""
 _SCHEMA_STEPS: Final = 100_000
 """Steps of SQLite's machine to read the schema. A capture needs about a hundred."""
 _STEPS_PER_CALL: Final = 1_000
+"""Steps of SQLite's machine between two checks of their number. A guess."""
 _BATCH_ROWS: Final = 256
+"""Rows that are fetched together. A guess."""
 _CELL_BYTES: Final = 5
-"""What SQLite needs for a row, besides a byte for each column and the text in it: never less."""
+"""Bytes that SQLite needs at least for a row, besides a byte for each column and the text in it."""
 _MOST_SPARSE: Final = 32
-"""A file that is so many times longer than what it takes on the disk is mostly holes. File systems that compress shrink
-captures, which are deflated already, far less."""
+"""A file that is so many times longer than its space on the disk is mostly holes.
+
+File systems that compress shrink captures, which are deflated already, far less.
+"""
 
 
 @contextlib.contextmanager
@@ -133,7 +139,7 @@ def length_of(database: sqlite3.Connection) -> int:
 
 
 def check_is_database(source: pathlib.Path) -> None:
-    """Raise if a path cannot be a capture, because it is not a file or the file is not a database.
+    """Raise unless a path is a file with a database of SQLite, as each capture is.
 
     Raises:
         CaptureError: with the reason and the next step.
@@ -190,7 +196,7 @@ def _limit(database: sqlite3.Connection, most_bytes: int, most_steps: int) -> No
 
 
 def _roll_back(source: pathlib.Path, busy_s: float) -> None:
-    """Undo what a program that was killed had half written, as its journal says.
+    """Undo a half-made write of a killed program, with the file's journal.
 
     Raises:
         CaptureError: memwatch did not write this journal.

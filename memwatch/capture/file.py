@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from memwatch.capture.columns import ChunkedTable
 
 APPLICATION_ID: Final = 0x6D656D77  # "memw", distinguishes a capture from other databases
-_BUSY_S: Final = 10.0
+_BUSY_S: Final = 10.0  # seconds to wait while another process writes; a guess
 _LOCKED_S: Final = 10.0
 """How long the program waits for others that have locked its file. Readers lock it while they copy it to memory. Rows
 that cannot be written in this time are kept in memory, and are written at the end. A guess."""
@@ -56,9 +56,10 @@ _COLUMNS: Final = (
 TABLES: Final = {columns.partition(" ")[0]: f"CREATE TABLE {columns}" for columns in _COLUMNS}
 """The tables by name, each as the text that makes it. A file with any other text was written by another program."""
 _ROWS_PER_BYTE: Final = 2
-"""Loops of equal ops with nothing but numbers have 0.63 rows in a byte of their file, training steps 0.43."""
+"""Rows in a byte of a file, at most. Measured: 0.63 for loops of equal ops with only numbers, 0.43 for training steps.
+"""
 _MOST_ROWS_ALWAYS: Final = 1 << 18
-"""A file may have so many rows, however small it is."""
+"""Rows that a file may have, however small it is. A guess."""
 _CHUNK: Final = ('"table"', '"column"', "rows", "low", "high", "checksum", "data")
 _STARTED: Final = "started_s"
 """The key of `meta` that tells two recordings apart."""
@@ -128,7 +129,7 @@ class CaptureWriter:
         Args:
             tables: by the name of a table runs of rows, each as a chunk for every column in order.
             strings: texts with their numbers.
-            notes: what memwatch could not see.
+            notes: remarks, such as events that memwatch could not see.
 
         Raises:
             CaptureError: nothing of it could be written: the disk is full, or the file is gone.
@@ -167,7 +168,7 @@ class CaptureWriter:
         """Return the integer tables that were written so far, even if the file has lost its name.
 
         Raises:
-            CaptureError: what was written cannot be read.
+            CaptureError: the rows so far cannot be read.
         """
         with self._lock, _telling_what_is_wrong(self.path):
             return _tables_in(self._database)
@@ -253,7 +254,7 @@ def _storable(row: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def text_of(value: object) -> str:
-    """Return a text of the file; what could not be text was stored as bytes."""
+    """Return a text of the file. Texts that cannot be encoded were stored as bytes."""
     return value.decode("utf-8", "surrogatepass") if isinstance(value, bytes) else str(value)
 
 
@@ -261,7 +262,7 @@ def save(capture: Capture, path: str | os.PathLike[str], *, force: bool = False)
     """Write a capture to a file, whole or not at all.
 
     Args:
-        capture: what was recorded.
+        capture: the recording.
         path: the file to make.
         force: overwrite an existing file.
 
@@ -319,7 +320,7 @@ def load(path: str | os.PathLike[str]) -> Capture:
 
 
 class GrowingCapture:
-    """A capture file that is read again while a program writes it; each time what is new is read from the file.
+    """A capture file that is read again while a program writes it. Each time, only new rows are read.
 
     Args:
         path: the file.
@@ -330,7 +331,7 @@ class GrowingCapture:
         self._recorded = _Recorded()
 
     def read(self) -> Capture:
-        """Return what the file holds now.
+        """Return the present content of the file.
 
         Raises:
             CaptureError: as `load` does.
@@ -370,7 +371,7 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[sqlite3.Connection]:
 
 @contextlib.contextmanager
 def _telling_what_is_wrong(source: pathlib.Path) -> Iterator[None]:
-    """Turn what a damaged file raises into one error that says so.
+    """Turn the errors of a damaged file into one clear error.
 
     Raises:
         CaptureError: the file is damaged.
@@ -414,13 +415,13 @@ class _Recorded:
         self._length_bytes = 0
 
     def is_of(self, database: sqlite3.Connection) -> bool:
-        """Return whether what was read so far, if anything, is of the recording in this file."""
+        """Return whether the rows so far, if any, belong to the recording in this file."""
         known = [row for row in self._meta if row[0] == _STARTED]
         query = "SELECT key, value FROM meta WHERE key = ?"
         return not known or database.execute(query, (_STARTED,)).fetchall() == known
 
     def read_on(self, database: sqlite3.Connection) -> None:
-        """Read what is new. It is looked at later: a program that writes the file has to wait meanwhile."""
+        """Read the new rows. They are checked later, because a program that writes the file has to wait meanwhile."""
         self._length_bytes = length = length_of(database)
         for rows, columns in (
             (self._chunks, f"chunks.{', chunks.'.join(_CHUNK)}"),
@@ -457,7 +458,7 @@ def most_rows(length_bytes: int) -> int:
 
 
 def _tables_of(recorded: Iterable[Sequence[Any]], left: int) -> dict[str, ChunkedTable]:
-    """Return the integer tables: chunks that nobody changed, as many rows in each column of a table.
+    """Return the integer tables: unchanged chunks, with equally many rows in each column of a table.
 
     Args:
         recorded: rows of the table `chunks`.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 IntArray = NDArray[np.signedinteger[Any]]
 """Integers with a sign, mostly of 64 bits; narrower where there are many and none is large."""
 Columns = Mapping[str, IntArray]
-"""The columns of a table by name. Those of a file are of the narrowest integers that hold what they may refer to."""
+"""The columns of a table by name. Columns of a file have the narrowest integers that can hold their values."""
 
 
 def as_rows(flat: Sequence[int] | IntArray, width: int) -> IntArray:

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from memwatch.capture.capture import Capture
 
 Path = tuple[Edge, ...]
-"""References from a root to what it keeps alive, the root's first."""
+"""References from a root to an object that it keeps alive, the root's first."""
 
 _BETWEEN_SIZES: Final = " "
 _MOST_LEVELS: Final = 32
-"""Functions within functions that are read of a vertex: a damaged file may nest them without end."""
+"""Functions within functions that are read of a vertex. A guess: a damaged file may nest them without end."""
 _EDGE_KINDS: Final = {kind.value: kind for kind in EdgeKind}
 _VERTEX_KINDS: Final = {kind.value: kind for kind in VertexKind}
 

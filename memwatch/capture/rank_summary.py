@@ -23,7 +23,7 @@ from memwatch.text import visible
 if TYPE_CHECKING:
     import os
 
-_BUSY_S: Final = 10.0
+_BUSY_S: Final = 10.0  # seconds to wait while another process writes; a guess
 
 
 class Head(NamedTuple):
@@ -31,7 +31,7 @@ class Head(NamedTuple):
 
     Attributes:
         meta: the metadata.
-        summary: the summary, or None if the recorder made none.
+        summary: the summary, or None for a file without a summary.
         format_version: the format of the file.
     """
 
@@ -46,7 +46,7 @@ class Head(NamedTuple):
 
 
 def read_head(path: str | os.PathLike[str]) -> Head:
-    """Return what a capture of any format tells without its tables.
+    """Return the content of a capture of any format without its tables.
 
     Raises:
         CaptureError: the file is missing or is not a capture, or this part of it is damaged.

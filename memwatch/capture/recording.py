@@ -25,9 +25,12 @@ if TYPE_CHECKING:
     from memwatch.capture.packed import Columns, IntArray
 
 _MOST_COPIED_BYTES: Final = 16 << 20
-"""The copy of what was written grows to this size. The chunks of half a million ops take about as much. A guess."""
+"""Bytes. The copy of the written rows grows to this size. The chunks of half a million ops take about as much.
+
+A guess.
+"""
 _CHUNK_BYTES: Final = 200
-"""What Python needs for a chunk besides its data: a tuple, three integers, and the head of a bytes object."""
+"""Bytes that Python needs for a chunk besides its data: a tuple, three integers, and the head of a bytes object."""
 
 
 class Recording:
@@ -56,7 +59,7 @@ class Recording:
         self.is_lost = False
 
     def add(self, rows: dict[str, Sequence[int] | IntArray], strings: list[str], notes: list[Note]) -> None:
-        """Store what is new since the last call: rows of integer tables (flat or shaped), strings and notes."""
+        """Store the data since the last call: rows of integer tables (flat or shaped), strings and notes."""
         shaped = {name: as_rows(flat, len(RECORDED_BY_NAME[name].columns)) for name, flat in rows.items()}
         runs = {name: [self._chunks(table)] for name, table in shaped.items() if len(table)}
         self._strings += strings
@@ -135,7 +138,7 @@ class Recording:
         self._writer.close()
 
     def _read_back(self, writer: CaptureWriter) -> None:
-        """Get what was written into memory, where the file may not be there for a reader."""
+        """Copy the written rows into memory, if a reader may not find the file."""
         if self._copies is not None:
             self._written = empty_tables()
             for runs in self._copies:
@@ -151,7 +154,7 @@ class Recording:
             self.is_lost = True
 
     def capture(self) -> Capture:
-        """Return what was recorded, unpacked from memory or read from the file.
+        """Return the recording, unpacked from memory or read from the file.
 
         Raises:
             CaptureError: the file is gone.
@@ -167,7 +170,7 @@ class Recording:
         return Capture(tables, self._strings, self.meta, self._notes)
 
     def so_far(self, meta: dict[str, Any]) -> Capture:
-        """Return what was recorded until now, from memory or from the file.
+        """Return the recording until now, from memory or from the file.
 
         Raises:
             CaptureError: the file cannot be read.

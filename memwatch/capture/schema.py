@@ -86,7 +86,7 @@ JSON_TEXT: Final = Reference("strings", is_json=True)
 JSON_TEXT_OR_NONE: Final = Reference("strings", or_none=True, is_json=True)
 CODE: Final = Reference(choices=len(CodeOwner))
 CODE_OR_NONE: Final = Reference(choices=len(CodeOwner), or_none=True)
-FLAG: Final = Reference(choices=2)
+FLAG: Final = Reference(choices=2)  # 0 or 1
 
 
 IMPORTED: Final = (

@@ -1,6 +1,6 @@
 """Devices and their allocators: one adapter for each kind, so that no other file names a kind of accelerator.
 
-An adapter asks torch's module of a device only once the program has used it: asking wakes no device.
+An adapter calls torch's module of a device only after the program has used the device, so that it never starts one.
 """
 
 from __future__ import annotations

@@ -26,10 +26,10 @@ class Adapter(Protocol):
         """The devices that the program has begun to use; none where asking would wake one."""
 
     def allocated_bytes(self, name: str) -> int:
-        """Return what the allocator of a device has handed out, bytes; 0 where nobody counts."""
+        """Return the bytes that the allocator of a device has handed out; 0 if it keeps no count."""
 
     def reserved_bytes(self, name: str) -> int:
-        """Return what the allocator of a device holds, handed out or not, bytes; 0 where it keeps none."""
+        """Return the bytes that the allocator of a device holds, handed out or not; 0 if it keeps none."""
 
     @property
     def rounding_bytes(self) -> int:
@@ -37,13 +37,13 @@ class Adapter(Protocol):
 
     @property
     def alignment_bytes(self) -> int:
-        """Every block begins at a multiple of this, so what is left of its last stretch is of no use to others."""
+        """Every block begins at a multiple of this, so other blocks cannot use the rest of its last stretch."""
 
     def segments(self, name: str) -> list[dict[str, Any]]:
         """Return the segments of a device with their blocks, as torch lists them. Empty if torch does not list them."""
 
     def out_of_memory_count(self, name: str) -> int:
-        """Return how many times the allocator of a device had no memory left; 0 where nobody counts."""
+        """Return how many times the allocator of a device had no memory left; 0 if it keeps no count."""
 
     def random_state(self, name: str) -> torch.Tensor:
         """Return the state of the default generator of a device."""
@@ -85,7 +85,7 @@ class Cpu:
         return [CPU]
 
     def allocated_bytes(self, name: str) -> int:
-        """Return what malloc has handed out to the whole process, in about a microsecond."""
+        """Return the bytes that malloc has handed out to the whole process, in about a microsecond."""
         function = _mallinfo()
         if function is None:
             return 0
@@ -93,7 +93,7 @@ class Cpu:
         return int(info.uordblks + info.hblkhd)
 
     def reserved_bytes(self, name: str) -> int:
-        """Return 0: what malloc keeps is not torch's."""
+        """Return 0: the memory that malloc keeps is not torch's."""
         return 0
 
     @property
@@ -107,11 +107,11 @@ class Cpu:
         return 64
 
     def segments(self, name: str) -> list[dict[str, Any]]:
-        """Return none: what malloc keeps is not torch's."""
+        """Return none: the memory that malloc keeps is not torch's."""
         return []
 
     def out_of_memory_count(self, name: str) -> int:
-        """Return 0: nobody counts."""
+        """Return 0: malloc keeps no count."""
         return 0
 
     def random_state(self, name: str) -> torch.Tensor:
@@ -131,6 +131,7 @@ class Cpu:
 
 
 _ROUNDING_BYTES: Final = 512
+"""Bytes to which an accelerator's caching allocator rounds a block up, from torch's own sources."""
 
 
 class Accelerator:
@@ -145,7 +146,7 @@ class Accelerator:
 
     @property
     def _module(self) -> Any:
-        """Torch's module for the devices, or None if no backend has registered one."""
+        """Torch's module for the devices; None until a backend registers it."""
         return getattr(torch, self._kind, None)
 
     @property
@@ -161,11 +162,11 @@ class Accelerator:
         return [f"{self._kind}:{index}" for index in range(module.device_count())]
 
     def allocated_bytes(self, name: str) -> int:
-        """Return what the allocator has handed out; 0 for a backend whose allocator has no statistics."""
+        """Return the bytes that the allocator has handed out; 0 for a backend whose allocator has no statistics."""
         return self._statistic("allocated_bytes.all.current", name)
 
     def reserved_bytes(self, name: str) -> int:
-        """Return what the allocator holds; 0 for a backend whose allocator has no statistics."""
+        """Return the bytes that the allocator holds; 0 for a backend whose allocator has no statistics."""
         return self._statistic("reserved_bytes.all.current", name)
 
     def out_of_memory_count(self, name: str) -> int:
@@ -229,7 +230,7 @@ namespace: Final[Any] = torch.cuda
 
 
 class Cuda(Accelerator):
-    """The adapter of CUDA devices; what is not here is as of any accelerator."""
+    """The adapter of CUDA devices. It has only the differences to other accelerators."""
 
     def __init__(self) -> None:
         super().__init__("cuda")

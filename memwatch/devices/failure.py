@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 NOTE_KIND: Final = "out of memory"
-"""The kind of the notes that say what an allocator held when it had no memory left."""
+"""The kind of the notes about an allocator that had no memory left: the bytes that it held then."""
 _UNITS: Final = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _WORDS: Final = "allocate memory"
-"""What c10's allocator of the host says, in a plain RuntimeError."""
+"""The message of c10's allocator of the host, in a plain RuntimeError."""
 
 
 _ASKED: Final = re.compile(r"[Tt]ried to allocate ([\d.]+) ?([KMGT]?i?B|bytes)")
-"""What allocators say they were asked for: of the host, of CUDA, of other accelerators."""
+"""The requested size in the messages of allocators: the host's, CUDA's, other accelerators'."""
 
 
 def asked_bytes(error: BaseException) -> int | None:

@@ -55,7 +55,7 @@ class Reserved:
 
 
 def reserved_in(segments: Iterable[Mapping[str, Any]]) -> Reserved:
-    """Return what some segments hold, as `memory_snapshot()` of torch's modules lists them."""
+    """Return the figures of some segments, as `memory_snapshot()` of torch's modules lists them."""
     held = Reserved()
     for segment in segments:
         held.add_segment(segment["total_size"])

@@ -125,7 +125,7 @@ def unsupported_tensor(tensor: Tensor) -> str:
 
 
 def decode(text: str, first_slot: int = 0) -> Value:
-    """Read what `encode` and `json.dumps` wrote; tensors become windows, numbered from `first_slot`.
+    """Read the output of `encode` and `json.dumps`; tensors become windows, numbered from `first_slot`.
 
     Raises:
         MemwatchError: the text is anything else, as in a damaged file.

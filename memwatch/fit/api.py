@@ -40,15 +40,15 @@ if TYPE_CHECKING:
     from memwatch.reading import Reading
 
 
-_PARTS: Final = 3
+_PARTS: Final = 3  # categories that an error of the budget names, the largest first; a guess
 
 
 def obstacle(reading: Reading, lowest: Measurement, limit_bytes: int) -> str:
-    """Return why not even the lowest way fits: what lives before the step, the optimizer, an op's workspace.
+    """Return the reason why even the lowest way does not fit: live bytes before the step, the optimizer, a workspace.
 
     Args:
         reading: the recording of a step in the lowest way.
-        lowest: what was measured of that way.
+        lowest: the measurement of that way.
         limit_bytes: the limit.
     """
     at = peak_instant(reading)
@@ -95,7 +95,7 @@ def fit(
 
     Args:
         step: does one whole training step of the model: forward, backward, optimizer. It should do the same work each
-            time. If it reads an iterator that cannot be set back, each trial gets new data, and a note says so.
+            time. If it reads an iterator that cannot be set back, each trial gets new data, and a note reports it.
         model: the model.
         limit: the limit, in bytes or as text such as ``"8 GiB"``.
         ways: kinds of ways to try: `"foreach"`, `"gradients"`, `"step_in_backward"`, `"checkpoint"`, `"chain"`,
@@ -109,7 +109,7 @@ def fit(
         BudgetError: no tried way stays within the limit; the message names the obstacle. Everything is restored, and
             `.best` has the measurement of the lowest way.
         OptionError: one of `ways` does not exist.
-        MemwatchError: the model has no parameters, or the allocator's events are not available.
+        MemwatchError: the model has no parameters, or another profiler holds the allocator's events.
         SizeError: the limit is not a size.
     """
     require_known_torch()
@@ -152,11 +152,11 @@ def fit_program(
         limit: the limit, in bytes or as text such as ``"8 GiB"``.
         steps: steps of the optimizer after which a run is ended.
         ways: kinds of ways to try; see `fit`.
-        files: keeps what the script writes away from the user's files; None lets the script write.
+        files: keeps the script's changes away from the user's files; None lets the script write.
         plan_path: the file from which the lines of a way with a plan load it; the caller writes it.
 
     Returns:
-        The result; nothing is in force.
+        The result. The process stays unchanged.
 
     Raises:
         BudgetError: no way that was tried stays within the limit.
@@ -192,7 +192,7 @@ def _searched_or_estimated(
             estimated = _estimated(trial, step, limit_bytes, kinds)
         except BudgetError:
             raise
-        except Exception as why:  # both are of interest: nothing could be run, and why not estimated either
+        except Exception as why:  # show both errors: the run's, and the estimate's as its cause
             raise error from why
         if estimated is None:
             raise
@@ -211,7 +211,7 @@ def _estimated(
 
 
 def _code(kept: Measurement, names: Expressions, plan_path: str | None = None) -> str:
-    """Return the lines for the program; those of a way with a plan load it from a file."""
+    """Return the lines for the program. If the way has a plan, the lines load it from a file."""
     if kept.way.plan is None:
         return kept.way.code(names)
     comment = UNSAVED if plan_path is None else ""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def leaves_of(value: Any) -> Iterator[Any]:
-    """Yield what nested lists, tuples and dictionaries hold, in order."""
+    """Yield the items of nested lists, tuples and dictionaries, in order."""
     if isinstance(value, dict):
         for each in value.values():
             yield from leaves_of(each)
@@ -33,18 +33,20 @@ def leaves_of(value: Any) -> Iterator[Any]:
 
 
 _LEAST_SHARE: Final = 1 / 50
-"""A block that saves less than this of the model's saved bytes is left alone."""
+"""A share of the model's saved bytes. A block that saves less is left alone. A guess."""
 _LARGEST_SHARES: Final = (1 / 2, 1 / 8)
-"""A block saves at most this share, if a smaller one can be had: what a block saves is alive again when it is
-computed again, and the inputs of small blocks add up."""
+"""A block saves at most this share of the saved bytes, if a smaller block exists.
+
+A block's saved bytes are alive again when it is computed again, and the inputs of small blocks add up.
+"""
 
 
 @dataclass
 class SavedBytes:
-    """The bytes that each module saved for backward in one step, without its inputs, parameters and buffers.
+    """The bytes that each module saved for backward in one step. Its inputs, parameters and buffers are not counted.
 
     Attributes:
-        by_module: bytes by the module's name, including those of its children.
+        by_module: bytes by the module's name, including its children's bytes.
         order: the modules that were called, in the order of their first calls.
     """
 

@@ -28,7 +28,7 @@ def is_estimate(model: nn.Module) -> bool:
 
 
 class EstimatedTrial(ModelTrial):
-    """Estimates ways: the recorder counts what fake tensors would take, and torch counts the operations."""
+    """Estimates ways: the recorder counts the bytes that fake tensors would take, and torch counts the operations."""
 
     def run(self, way: Way) -> Measurement:
         """Estimate the second of two steps: the first may build the optimizer's state."""
@@ -38,7 +38,7 @@ class EstimatedTrial(ModelTrial):
         return Measurement(way, peak_bytes, baseline_bytes, is_estimate=True, flops=flops)
 
     def scan(self) -> SavedScan:
-        """Run steps and return what the modules save in the last of them."""
+        """Run steps and return the bytes that the modules save in the last step."""
         found = SavedScan()
         with self.within(Way()):
             self._step()

@@ -1,4 +1,4 @@
-"""Copies of tensors: their bytes in host memory that torch does not count, without a reference to the tensors."""
+"""Copies of tensors. The bytes lie in host memory that torch does not count, and the tensors may die."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class KeptTensors:
             kept.is_restored = False
 
     def keep(self, tensor: torch.Tensor) -> KeptTensor | None:
-        """Return a copy of the tensor; None if it has no bytes of its own (fake, sparse, composed)."""
+        """Return a copy of the tensor; None for fake, sparse and composed tensors, which own no bytes."""
         known = self._tensors.get(id(tensor))
         if known is not None and known.tensor() is tensor:
             return known

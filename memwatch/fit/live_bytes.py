@@ -1,4 +1,4 @@
-"""Live bytes of a device over a stretch of code: what was alive before, and every allocation and free since."""
+"""Live bytes of a device over a stretch of code: the bytes before it, and every allocation and free since."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 AllocatorEvent: TypeAlias = tuple[int, int, int]
 """Time (ns), address and signed bytes of an allocation or a free."""
-_ERRORS_ONLY: Final = 2
+_ERRORS_ONLY: Final = 2  # c10's log level
 
 
 def device_of(model: nn.Module) -> str:
@@ -135,7 +135,7 @@ class _Older:
         for address, nbytes in self.by_address.items():
             heard_ns, change = first.get(address, (None, 0))
             times = [each for each in (died.get(address), heard_ns) if each is not None]
-            if times and change >= 0:  # a free that the allocator told itself is among its events
+            if times and change >= 0:  # a free that the allocator itself reported is among its events
                 freed.append((min(times), address, -nbytes))
         return sorted([*freed, *events], key=lambda event: event[0])
 
@@ -150,7 +150,7 @@ def _peak(events: list[AllocatorEvent], level_bytes: int) -> int:
 
 @contextlib.contextmanager
 def _without_log_lines() -> Iterator[None]:
-    """Silence c10, which prints a line about the first block that it did not hear being allocated."""
+    """Silence c10, which prints a line about the first block whose allocation it did not see."""
     flag = log_level_flag()
     if flag is None:
         yield

@@ -33,11 +33,19 @@ if TYPE_CHECKING:
 
 OUT_OF_MEMORY: Final = "out of memory"
 _COMPARED_STEPS: Final = 2
-"""The first step may build the optimizer's state; the second has it, and shows what the first did to the gradients."""
+"""Steps whose results are compared. The first may build the optimizer's state.
+
+The second has this state, and shows how the first step changed the gradients.
+"""
 LEARNING_STEPS: Final = 3
+"""Steps that torch.compile's backend needs before its step is measured: it compiles, measures and plans."""
 _MOST_STEPS: Final = 10
+"""Steps that are timed at most. A guess."""
 _ENOUGH_NS: Final = 200_000_000
-"""Steps are repeated until they have been timed for so long: short ones are timed more than once."""
+"""Nanoseconds, 0.2 s.
+
+Steps are repeated until they have taken this long, so that short steps are timed more than once. A guess.
+"""
 
 
 class LiveTrial(ModelTrial):

@@ -17,9 +17,9 @@ class Measurement:
         way: the way.
         peak_bytes: the most live bytes of the device; None if the trial failed.
         baseline_bytes: live bytes before the first step.
-        step_time_ns: duration of a step, the least of several; None if no step was timed.
-        results: a digest of the steps' results; None if they are not compared.
-        failure: why the trial failed; "" if it did not.
+        step_time_ns: duration of a step, the least of several; None without times.
+        results: a digest of the steps' results; None if nothing compares them.
+        failure: the reason why the trial failed; "" after a success.
         is_estimate: whether the bytes belong to tensors without memory.
         flops: floating point operations of an estimated step.
     """
@@ -39,5 +39,5 @@ class Measurement:
 
     @property
     def cost(self) -> float:
-        """The figure by which ways are compared: measured time, or else floating point operations."""
+        """The figure that orders ways: measured time, or else floating point operations."""
         return float(self.flops or 0) if self.step_time_ns is None else float(self.step_time_ns)

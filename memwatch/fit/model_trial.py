@@ -32,12 +32,12 @@ class ModelTrial:
         self._step = step
 
     def apply(self, way: Way) -> Applied:
-        """Put a way in force for good."""
+        """Apply a way for good."""
         return Applied(way, self.model, self.optimizers)
 
     @contextlib.contextmanager
     def within(self, way: Way) -> Iterator[Applied]:
-        """Put a way in force for a block that begins with the state as it was, and put everything back after it."""
+        """Apply a way for a block that begins with the state as it was, and put everything back after it."""
         self.state.restore()
         applied = self.apply(way)
         try:

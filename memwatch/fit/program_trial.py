@@ -1,4 +1,4 @@
-"""Try a way on a training script: run its beginning, from a fresh start each time, with the way put in force."""
+"""Try a way on a training script: run its beginning with the way, from a fresh start each time."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class ProgramTrial:
         return Measurement(way, live.peak_bytes, live.baseline_bytes, min(run.times_ns), run.results)
 
     def scan(self) -> SavedScan:
-        """Run the program's first steps and return what the modules save."""
+        """Run the program's first steps and return the bytes that the modules save."""
         found = SavedScan()
         self._run_program(Way(), lambda: found.watching(self.model))
         return found
@@ -156,7 +156,7 @@ class ProgramTrial:
         return run
 
     def _start_afresh(self) -> None:
-        """Drop what the last run left: its files, its modules, its model, its place among random numbers."""
+        """Drop the traces of the last run: its files, its modules, its model, the states of random generators."""
         os.chdir(self._folder)
         if self._files is not None:
             self._files.renew()
@@ -184,8 +184,8 @@ class _StillMeasuringError(MemwatchError):
 class _Run:
     """One run: it finds the model at its first call, activates the way, and ends the program after some steps.
 
-    The first step is not counted. In a planned way, the steps in which memwatch measures and plans again are not
-    counted either: it cannot do so while this run receives the allocator's events.
+    The first step is not counted. In a planned way, memwatch measures and plans in the next steps. They are not
+    counted either, because memwatch cannot measure while this run receives the allocator's events.
 
     Attributes:
         needed_steps: steps of the optimizer after which the run is ended.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def plan_of(recording: Profile) -> Plan:
-    """Return a plan that knows what a recorded step did, read back from a file: the recording holds tensors.
+    """Return a plan with the content of a recorded step, read back from a file, because the recording holds tensors.
 
     Checkpoints are chosen when the plan is applied, so no order is searched here.
     """

@@ -19,7 +19,7 @@ _BITWISE: Final = {True: "yes", False: "no", None: "unknown"}
 
 
 class Fit:
-    """The way in which a training step keeps a limit. It is active until `undo`.
+    """The way that keeps a training step within a limit. It is active until `undo`.
 
     Attributes:
         limit_bytes: the limit.
@@ -28,8 +28,8 @@ class Fit:
         ways: each way that was tried: `way`, `peak_bytes` (-1 if it failed), `step_time_ns` (-1 if it was not timed),
             `extra_ratio` (of the program's own time), `changes`, `bitwise` ("yes", "no", "unknown"), `under_limit`,
             `kept`, `failure`.
-        code: lines of Python that do the same in the program; empty if it fits as it is.
-        plan: the plan that the lines apply; None if they need none.
+        code: lines of Python that do the same in the program; empty if the program fits already.
+        plan: the plan that the lines apply; None for lines without a plan.
         notes: state that could not be restored or compared, and ways that could not be tried.
     """
 
@@ -57,7 +57,7 @@ class Fit:
         self.peak_bytes = int(kept.iloc[0]) if len(kept) else -1
 
     def undo(self) -> None:
-        """Take back what fit() changed."""
+        """Take back the changes of fit()."""
         if self._applied is not None:
             self._applied.undo()
 

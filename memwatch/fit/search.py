@@ -1,4 +1,4 @@
-"""Which ways are tried, in which order, and which of them is kept: the fastest measured one under the limit."""
+"""Choose the ways to try and their order. Keep the fastest measured way under the limit."""
 
 from __future__ import annotations
 
@@ -27,14 +27,20 @@ if TYPE_CHECKING:
     from memwatch.reading import Reading
 
 _GOOD_ENOUGH: Final = 1.02
-"""A way whose steps take at most this, relative to the program's, ends the search; so near, two take as long."""
+"""A ratio. A way whose steps take at most this share of the program's own time ends the search.
+
+A guess: times this close are equal.
+"""
 _NOISE: Final = 1.1
 """Two durations whose ratio is below this may be equal.
 
 Where the program takes longer than this, relative to a way that computes more, its time cannot be right.
 """
 _MARGINS: Final = (1.0, 0.9)
-"""Shares of what the limit leaves that a planned way is given; the second only if the first is too much."""
+"""Shares of the room under the limit that a planned way gets as its budget.
+
+The second is used only if the first is too much.
+"""
 
 
 _ABOUT_BUDGETS: Final = r"memwatch\.apply_plan|torch\.compile, backend memwatch"
@@ -76,7 +82,7 @@ class Trial(Protocol):
         """Return the recording of a step in a way, with call stacks if wanted."""
 
     def scan(self) -> SavedScan:
-        """Run steps and return what the modules save in the last of them."""
+        """Run steps and return the bytes that the modules save in the last step."""
 
 
 class Search:
@@ -84,7 +90,7 @@ class Search:
 
     Attributes:
         tried: every measurement, in the order of the trials.
-        is_repeatable: whether the program itself gives the same results twice; None while nobody asked.
+        is_repeatable: whether the program itself gives the same results twice; None until it was tested.
     """
 
     def __init__(
@@ -93,11 +99,11 @@ class Search:
         self.tried: list[Measurement] = []
         self.is_repeatable: bool | None = None
         self._changing: set[str] = set()  # names of the buffers that a step writes
-        self._baseline_bytes = 0  # what is alive when a step begins
+        self._baseline_bytes = 0  # live bytes when a step begins
         self._trial, self._limit_bytes, self._kinds, self._say = trial, limit_bytes, kinds, say
 
     def run(self) -> Measurement | None:
-        """Try ways until one is found that is fast enough; return the fastest under the limit, None if none is."""
+        """Try ways until one is fast enough. Return the fastest way under the limit, or None if all need more."""
         plain = self._try(Way())
         if not plain.fits(self._limit_bytes):
             for measured in self._ways(plain):
@@ -117,7 +123,7 @@ class Search:
         return measured.cost <= self.tried[0].cost * _GOOD_ENOUGH
 
     def _run_program_again(self) -> None:
-        """Run the plain step once more: what it computed is compared, and the shorter of both times counts."""
+        """Run the plain step once more. Its results are compared, and the shorter time counts."""
         before, again = self.tried[0], self._trial.run(Way())
         if again.peak_bytes is None or again.step_time_ns is None:
             return  # no memory for it, this time
@@ -142,7 +148,7 @@ class Search:
         return any(each.cost * _NOISE < self.tried[0].cost for each in more)
 
     def is_bitwise(self, measured: Measurement) -> bool | None:
-        """Return whether a way gave the program's own results in every bit; None where that is not known."""
+        """Return whether a way gave the program's own results in every bit; None if this is unknown."""
         plain = self.tried[0].results
         if plain is None or measured.results is None:
             return None
@@ -151,10 +157,10 @@ class Search:
         return False if self.is_repeatable else None
 
     def _best(self) -> Measurement | None:
-        """Return the fastest way under the limit. A way with other results is taken only if there is no other.
+        """Return the fastest way under the limit. A way with other results is the last resort.
 
-        Of equally fast ways it is the one that was tried first, because it changes less of the program. A way whose
-        lines need memwatch must be faster than a way whose lines need torch alone, by more than the noise.
+        If several ways are equally fast, return the first that was tried, because it changes less of the program. A
+        way whose lines need memwatch must be faster than a way whose lines need torch alone, by more than the noise.
         """
         fitting = [each for each in self.tried if each.fits(self._limit_bytes)]
         exact = [each for each in fitting if self.is_bitwise(each) is not False] or fitting
@@ -296,7 +302,7 @@ class Search:
         return found
 
     def _least(self, base: Way, names: tuple[str, ...], kind: Kind) -> Iterator[Measurement]:
-        """Try all blocks, then the fewest of the first ones that fit: those that are saved longest."""
+        """Try all blocks, then the fewest that fit. Begin with the first blocks, whose tensors are saved longest."""
 
         def of_first(count: int) -> Measurement:
             chosen = names[:count]
@@ -335,7 +341,7 @@ class Search:
             segments *= 2
 
     def _planned(self, base: Measurement, kind: Kind) -> Iterator[Measurement]:
-        """Try a way that plans within what the limit leaves: selective checkpoints, or the compile backend."""
+        """Try a way that plans within the room under the limit: selective checkpoints, or the compile backend."""
         room = self._limit_bytes - self._baseline_bytes
         plan: Plan | None = None
         for margin in _MARGINS if room > 0 else ():

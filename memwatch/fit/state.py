@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 
 _MOST_ITEMS: Final = 10_000
-"""A longer list or dictionary is data: its order is kept, but its items are not looked at."""
+"""Items. A longer list or dictionary is data: its order is kept, but its items are not searched. A guess."""
 _MOST_DATA_BYTES: Final = 256 * 2**20
-"""Tensors and arrays beside model and optimizers are copied up to this many; a step seldom writes its data."""
+"""Bytes of tensors and arrays, beside model and optimizers, that are copied. A guess: a step seldom writes its data."""
 _OF_TORCH: Final = (nn.Module, Optimizer, LRScheduler, torch.amp.GradScaler)
 """Objects of torch whose attributes are their state."""
 _LISTS: Final = (list, deque)
@@ -85,7 +85,7 @@ class State:
                 waiting.extend(self._keep(value))
 
     def _keep(self, value: Any) -> Iterable[Any]:
-        """Keep what one object holds; return what it refers to."""
+        """Copy the state of one object; return the objects that it refers to."""
         cls = type(value)
         if derives(cls, torch.Tensor):
             kept = self._frozen(value)
@@ -149,7 +149,7 @@ class State:
         return [*(function.__closure__ or ()), *(space[name] for name in frozen)]
 
     def _keep_special(self, value: Any) -> tuple[Any, ...]:
-        """Keep a source of random numbers, an array or an iterator; return what it refers to, none if it is other."""
+        """Copy the state of a random generator, an array or an iterator; return the objects that it refers to."""
         cls = type(value)
         if isinstance(value, torch.Generator):
             state = value.get_state().numpy().copy()

@@ -1,4 +1,4 @@
-"""Ways to run a training step with less memory: each is some lines of Python, which memwatch runs as they stand."""
+"""Ways to run a training step with less memory: each is some lines of Python, which memwatch runs unchanged."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Change:
     """One change of a model or of its optimizers.
 
     Attributes:
-        kind: what it does.
+        kind: its kind.
         names: the modules that it changes.
         of: how many there are to choose from.
         segments: into how many parts a chain is cut.
@@ -130,7 +130,7 @@ class Way:
 
     @property
     def text(self) -> str:
-        """What it changes."""
+        """Its changes."""
         return "; ".join(change.text(words.CHANGES) for change in self.changes) or words.CHANGES["plain"]
 
     @property
@@ -160,11 +160,11 @@ class Way:
 
     @property
     def plan(self) -> Plan | None:
-        """The plan that the lines apply, None if they need none."""
+        """The plan that the lines apply; None for lines without a plan."""
         return next((change.plan for change in self.changes if change.plan is not None), None)
 
     def code(self, program: Expressions) -> str:
-        """Return the lines that apply the way in a program; each import stands once."""
+        """Return the lines that apply the way in a program; each import comes once."""
         seen: set[str] = set()
         kept = []
         for line in "\n".join(change.lines(program) for change in self.changes).splitlines():
@@ -176,7 +176,7 @@ class Way:
 
 
 class Applied:
-    """A way in force; `undo` takes it back."""
+    """An active way; `undo` takes it back."""
 
     def __init__(self, way: Way, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
         parameters = [parameter for group in _groups(optimizers) for parameter in group["params"]]
@@ -195,13 +195,13 @@ class Applied:
         self._changed = [(after, _changes(former, after)) for after, former in before]
 
     def undo(self) -> None:
-        """Put back what the way changed, and nothing else that changed since."""
+        """Take back the changes of the way, and leave all other changes."""
         for space, changes in self._changed:
             for key, (before, _) in changes.items():
                 _set(space, key, before)
 
     def redo(self) -> None:
-        """Put the way in force again, after everything was put back."""
+        """Apply the way again, after everything was put back."""
         for space, changes in self._changed:
             for key, (_, after) in changes.items():
                 _set(space, key, after)
@@ -213,7 +213,7 @@ _OF_LOOPS: Final = ("block", "chain", "contexts", "group", "hook", "one", "param
 
 
 def _spaces(model: nn.Module, optimizers: Sequence[Optimizer]) -> list[dict[Any, Any]]:
-    """Return the dictionaries in which a way may set something."""
+    """Return the dictionaries whose entries a way may set."""
     found = [module.__dict__ for module in model.modules()]
     for optimizer in optimizers:
         found += [optimizer.__dict__, *optimizer.param_groups]

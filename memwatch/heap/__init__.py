@@ -1,4 +1,4 @@
-"""The references of a live process: who refers to whom, from which roots, and how to name a reference.
+"""The references of a live process: the objects at both ends, the roots, and the name of each reference.
 
 There are two strategies on one model. The snapshot (`snapshot`, `search`) covers the whole process and takes tenths
 of a second: it is for leaks. The bounded searches (`reference_search` from the running calls, `referrer_search` from

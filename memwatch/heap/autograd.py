@@ -1,4 +1,4 @@
-"""Read the references that autograd holds in C++ and gc never shows, without running any hook.
+"""Read the references that autograd holds in C++, which gc never shows. No hook runs.
 
 gc sees almost nothing of the autograd graph: ``gc.get_referents(grad_fn)`` is empty. `memwatch._torch.autograd_state`
 gives the node of a tensor and cannot change the tensor. The other references are attributes of torch that compute
@@ -6,8 +6,8 @@ nothing. ``SavedTensor.data`` gives the tensor that a node saved, or a pack hook
 unpack hook.
 
 torch also keeps the hooks of a node in C++, without a function that returns them. ``node.register_hook(hook)`` passes
-the node's dictionary of hooks to a static method of torch. memwatch registers a marker while that method is replaced,
-reads the dictionary, and raises before anything is stored, so the node stays as it was.
+the node's dictionary of hooks to a static method of torch. memwatch replaces that method for a moment and registers a
+marker. The replacement reads the dictionary, and raises before torch stores the marker. So the node stays as it was.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class NativeEdge(NamedTuple):
 
 
 def autograd_edges(obj: object, *, hooks: bool = True) -> list[NativeEdge]:
-    """List what a tensor or an autograd node holds in C++.
+    """List the references that a tensor or an autograd node holds in C++.
 
     Args:
         obj: a tensor or an autograd node; anything else has no such edges.
@@ -168,7 +168,7 @@ def _read(descriptors: Any, name: str, obj: object) -> Any:
 
 
 def gradient_of(tensor: Any) -> torch.Tensor | None:
-    """Return the `.grad` of a tensor, without torch's warning about tensors that are not leaves."""
+    """Return the `.grad` of a tensor. Avoid the warning that torch gives if the tensor is no leaf."""
     state = autograd_state(tensor)
     if not (state.is_leaf or state.retains_grad):
         return None
@@ -190,7 +190,10 @@ def _tensor_edges(tensor: Any) -> Iterator[NativeEdge]:
 
 
 def _is_wrapper(tensor: torch.Tensor) -> bool:
-    """Return True for a tensor made of others, which are its attributes: to ask it for parts would run its code."""
+    """Return True for a tensor that consists of other tensors, in its attributes.
+
+    A call for its parts would run its code.
+    """
     return any("__tensor_flatten__" in type_dict(cls) for cls in mro_of(type(tensor)))
 
 

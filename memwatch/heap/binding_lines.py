@@ -1,6 +1,6 @@
 """Where the text of a module gives a name its value: the line to edit of a global variable.
 
-A running module stands somewhere else by the time somebody looks, as at the call of the optimizer's step.
+The current line of a running module is another one when memwatch searches, such as the call of the optimizer's step.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 
 _STORES: Final = frozenset({dis.opmap["STORE_NAME"], dis.opmap["STORE_GLOBAL"]})
 _MODULES: Final = 16
-"""How many modules' lines are remembered: few run at once."""
+"""Number of modules whose lines are remembered. A guess: few modules run at once."""
 _BINDS: Final = re.compile(r"^(?:(?:class|def|async def) +(\w+)|(\w+) *(?::[^=\n]+)?=(?!=))", re.MULTILINE)
 """A statement at the beginning of a line that gives a name its value."""
 _LONGEST_SOURCE: Final = 1 << 21
+"""Bytes. memwatch does not read a longer source file. A guess."""
 
 
 def binding_line(code: CodeType, name: str, line: int) -> int:
@@ -30,7 +31,8 @@ def binding_line(code: CodeType, name: str, line: int) -> int:
     Args:
         code: the body of a module.
         name: the global variable.
-        line: where the module stands; returned if its text does not bind the name, as a function's `global` does.
+        line: the module's current line. It is returned if the module's own text does not bind the name, because a
+            function does so with `global`.
     """
     lines = _lines_of(code).get(name, ())
     return max((bound for bound in lines if bound <= line), default=max(lines, default=line))
@@ -38,7 +40,7 @@ def binding_line(code: CodeType, name: str, line: int) -> int:
 
 @functools.lru_cache(_MODULES)
 def _lines_of(code: CodeType) -> dict[str, tuple[int, ...]]:
-    """Return the lines that bind each name; read from the bytes, for `dis` takes tens of times as long."""
+    """Return the lines that bind each name; read from the bytes, because `dis` takes tens of times as long."""
     starts, raw = dict(dis.findlinestarts(code)), code.co_code
     found: dict[str, set[int]] = {}
     line, high = 0, 0

@@ -32,7 +32,7 @@ _DTYPE: Final = np.ndarray.__dict__["dtype"]
 _ROLES: Final = {"parameter": EdgeKind.PARAMETER, "buffer": EdgeKind.BUFFER}
 _LEAVES: Final = [id(cls) for cls in (int, str, float, bytes, bool, complex, type(None), type, CodeType)]
 """The ids of the classes of objects that gc does not list and that lead nowhere."""
-_CHUNK: Final = 10_000  # objects whose references are listed at a time
+_CHUNK: Final = 10_000  # objects whose references are listed at a time; a guess
 
 
 def keeps_in_c(cls: type) -> bool:
@@ -41,7 +41,7 @@ def keeps_in_c(cls: type) -> bool:
 
 
 def c_held_edges(obj: Any) -> list[NativeEdge]:
-    """List what a numpy array, a finished torch future or a scripted module holds; no code of a subclass runs."""
+    """List the objects in a numpy array, a finished torch future or a scripted module; no code of a subclass runs."""
     if is_a(obj, Future):
         return _result(obj)
     if is_a(obj, ScriptModule):
@@ -110,9 +110,9 @@ class Unlisted:
         """Note references.
 
         Args:
-            objects: what they lead to.
-            ids: the ids of these.
-            owners: the position of who refers to each.
+            objects: the targets.
+            ids: the ids of the targets.
+            owners: the position of the owner of each.
         """
         classes = ids_of(tuple(map(type, objects)))
         leads = ~_is_one_of(classes, _LEAVES)
@@ -128,7 +128,7 @@ class Unlisted:
 
 
 def _is_one_of(ids: NDArray[np.int64], few: Sequence[int]) -> NDArray[np.bool_]:
-    """Return what `np.isin` does, which takes as long to prepare as to compare with some thousand ids."""
+    """Return the same as `np.isin`, whose preparation takes as long as a comparison with some thousand ids."""
     found = np.zeros(len(ids), dtype=bool)
     for each in few:
         found |= ids == each

@@ -15,7 +15,7 @@ _NAMES: Final[dict[bytes, int]] = {
 }
 """Names of capsules that own memory, each with where its tensor begins: a version and other fields come first."""
 _BYTE_OFFSET: Final = 40
-"""Where a DLTensor says how far from its address its first byte lies."""
+"""Position of the field `byte_offset` in a DLTensor, in bytes, from dlpack.h."""
 
 _pointer_of: Final = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi)

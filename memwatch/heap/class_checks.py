@@ -1,8 +1,8 @@
 """Compare and look up classes by identity, so that no code of a metaclass or a class runs.
 
-`cls == other`, `cls in classes` and a dictionary whose keys are classes call `__eq__` and `__hash__` of the metaclass.
-`isinstance` reads `__class__`, which a class may override, and calls `__instancecheck__`; `issubclass` calls
-`__subclasscheck__`. Code that looks at objects of the program uses this module instead.
+`cls == other`, `cls in classes` and a dictionary whose keys are classes call `__eq__` and `__hash__` of the
+metaclass. `isinstance` reads `__class__`, which a class may override, and calls `__instancecheck__`; `issubclass`
+calls `__subclasscheck__`. Code that examines objects of the program uses this module instead.
 """
 
 from __future__ import annotations

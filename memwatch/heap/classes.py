@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-_PIECE: Final = 50_000  # objects at a time, few enough for the processor's cache
+_PIECE: Final = 50_000  # objects at a time, few enough for the processor's cache; a guess
 
 
 class Classes:
@@ -48,7 +48,6 @@ class Classes:
 
 
 def _places_among(distinct: NDArray[np.int64], ids: NDArray[np.int64]) -> NDArray[np.unsignedinteger[Any]]:
-    """Return for each id its place among the distinct ones."""
     numbers = np.empty(len(ids), dtype=np.min_scalar_type(len(distinct)))
     for start in range(0, len(ids), _PIECE):
         piece = slice(start, start + _PIECE)
@@ -76,7 +75,7 @@ def named_classes(keys: Collection[int], *heaps: Callable[[], Sequence[object]])
 
     Args:
         keys: ids of classes, some of which may be gone.
-        heaps: return the lists; a list is only made if the earlier ones lacked a class.
+        heaps: functions that return a list of objects. A function is called only if the earlier lists lacked a class.
     """
     found: dict[int, type] = {}
     for heap in heaps:

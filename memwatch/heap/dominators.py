@@ -1,4 +1,4 @@
-"""Retained bytes: what would be freed if one object or one reference were gone (the dominator's question)."""
+"""Retained bytes: the bytes that would be freed if one object or one reference were gone (dominators of a graph)."""
 
 from __future__ import annotations
 

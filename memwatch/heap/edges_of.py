@@ -103,7 +103,7 @@ def traceback_edge(chain: Sequence[Any], at: int) -> tuple[Edge, int]:
 
 
 def _variable(chain: Sequence[Any], at: int, frame: FrameType, owner: Vertex) -> tuple[Edge, int]:
-    """Name what a call refers to: a variable, straight or by a cell, or a value that has no name yet."""
+    """Name a reference of a call: a variable, directly or through a cell, or a value without a name yet."""
     child = chain[at + 1]
     kind, found, covered = EdgeKind.TEMPORARY, None, 1
     for name, value in read_locals(frame).items():
@@ -143,7 +143,7 @@ def name_edge(chain: Sequence[Any], at: int) -> Named:
 
     Returns:
         The edge, and the number of references of the chain that it covers: an instance, its dictionary and a value
-        are one attribute. The edge is None if a report leaves the reference out.
+            are one attribute. The edge is None if reports leave this reference out.
     """
     parent = chain[at]
     cls = type(parent)
@@ -159,7 +159,7 @@ def _plain(owner: Vertex) -> Edge:
 
 
 def _at_owner(kind: EdgeKind, name: str | None, owner: Vertex) -> Edge:
-    """Return an edge that is edited where its owner stands."""
+    """Return an edge with the place of its owner as the place to edit."""
     return Edge(kind, name, owner=owner, file=owner.file, line=owner.line)
 
 
@@ -333,6 +333,7 @@ def _set(chain: Sequence[Any], at: int) -> Named:
 
 
 _KEYS_OF_CALLS: Final = class_ids(tuple, type(functools._make_key((), {"a": 1}, typed=False)))
+"""The classes of the keys that `functools.lru_cache` makes of a call's arguments."""
 
 
 def _lru_cache(chain: Sequence[Any], at: int) -> Named | None:

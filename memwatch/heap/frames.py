@@ -102,7 +102,7 @@ def without_empty_dictionaries(objects: list[Any]) -> list[Any]:
 def running_frames() -> Iterator[tuple[FrameType, str]]:
     """Yield every running call of every thread, innermost first, with the name of its thread.
 
-    memwatch's own calls are left out: what they hold is not the program's doing.
+    memwatch's own calls are left out, because the program is not responsible for their objects.
     """
     names = names_of_threads()
     frames: dict[int, FrameType | None] = dict(sys._current_frames())
@@ -134,7 +134,7 @@ def may_be_traced(frame: FrameType | None) -> bool:
 
 
 def is_own_code(code: CodeType) -> bool:
-    """Return True for a function of memwatch itself: what its calls hold is not the program's doing."""
+    """Return True for a function of memwatch itself: the program is not responsible for objects of its calls."""
     return is_memwatch_code(code.co_filename)
 
 

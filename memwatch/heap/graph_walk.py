@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from memwatch.heap.references import Chain
 
 _MAX_NODES: Final = 4000
+"""Nodes of autograd that one walk visits at most. A guess."""
 _NO_NUMBER: Final = -1
+"""The sequence number of a node that has none."""
 _REFUSED: Final = (RuntimeError, AttributeError, NotImplementedError, TypeError)
 
 
@@ -45,7 +47,7 @@ class GraphWalk:
         self._left = max_nodes
         self._met: set[tuple[int, int]] = set()
         self._type: Final = ByClass(_node_type)
-        self._kept: list[Any] = []  # a node's Python object must live while its id stands for it
+        self._kept: list[Any] = []  # a node's Python object must live as long as its id is used
 
     def behind(self, tensor: torch.Tensor, root: int) -> Iterator[tuple[int, list[Chain]]]:
         """Yield the sequence number of each node behind a tensor, and chains to the tensors on a custom ctx.

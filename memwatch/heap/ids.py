@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 _POINTER_BYTES: Final = ctypes.sizeof(ctypes.c_void_p)
 _ODD: Final = 31
+"""Factor of an object's `id` in its identity; the `id` of its class is added."""
 
 
 def ids_of(objects: Iterable[object]) -> NDArray[np.int64]:
@@ -43,7 +44,7 @@ def _first_item(items: tuple[object, ...] | list[object]) -> int:
 
 
 def are_all_among(ordered: NDArray[np.int64], few: NDArray[np.int64]) -> bool:
-    """Return True if all of a few ids are among many, which are in order: `np.isin` would look at all of these."""
+    """Return True if all of a few ids are among many sorted ids. `np.isin` would read all of the many ids."""
     if not len(few) or not len(ordered):
         return not len(few)
     places = np.searchsorted(ordered, few)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from memwatch.heap.roots import Root
 
 _MAX_WAYS: Final = 256
+"""Ways that a `KnownWays` remembers. A guess."""
 _PLAIN_KEYS: Final = class_ids(str, int)
 _SEQUENCES: Final = (tuple, list, deque)
 _ATTRIBUTE, _KEY, _PLACE = range(3)
@@ -40,10 +41,10 @@ class KnownWays:
         self._count = 0
 
     def learn(self, chain: Chain) -> None:
-        """Remember the path along a chain of objects from a running call, if it can be followed by names.
+        """Remember the path along a chain of objects from a running call, if names or positions can repeat it.
 
         Args:
-            chain: a root, and objects each of which refers to the next.
+            chain: a root and then objects; each refers to the next.
         """
         start = _start_of(chain[0])
         if start is None or self._count >= _MAX_WAYS:
@@ -54,7 +55,7 @@ class KnownWays:
             self._count += 1
 
     def tensors(self, root: Root) -> Iterator[tuple[Any, tuple[Edge, ...]]]:
-        """Yield what the ways from a running call lead to now, where that is a tensor, with the references to it."""
+        """Follow the ways from a running call, and yield each tensor at an end with the references to it."""
         ways = self._edges.get(_start_of(root)) if self._edges else None
         if not ways:
             return
@@ -69,7 +70,7 @@ class KnownWays:
 
 
 def _start_of(root: Root) -> _Start | None:
-    """Return what tells a call, or the namespace of a running file, from others; None for other roots."""
+    """Return a key of a call, or of the namespace of a running file; None for other roots."""
     owner = root.entries[0].owner if root.entries else None
     if owner is None or root.kind not in (RootKind.FRAME, RootKind.NAMESPACE):
         return None
@@ -93,7 +94,7 @@ def _steps_along(chain: Chain) -> tuple[_Step, ...]:
 
 
 def _step(chain: Chain, at: int) -> tuple[_Step, int] | None:
-    """Return the step from an object of a chain, and the number of references it covers; None without a name."""
+    """Return the step from an object of a chain, and the number of references it covers; None if nothing names it."""
     parent, child = chain[at], chain[at + 1]
     if child is instance_dict(parent):
         return _keyed(_ATTRIBUTE, child, chain[at + 2], 2) if at + 2 < len(chain) else None
@@ -126,8 +127,8 @@ def _after(value: Any, how: int, key: Any) -> Any:
 
 
 def _looked_up(table: Any, key: Any) -> Any:
-    """Return the value of a key, or None if there is none or if a key has a class of its own.
+    """Return the value of a key. Return None if the key is missing, or if any key is not a plain text or number.
 
-    A key of the program with an equal hash would have its `__eq__` called.
+    A lookup calls `__eq__` of a key with an equal hash, which may be the program's code.
     """
     return dict.get(table, key) if _PLAIN_KEYS.issuperset(map(id, map(type, dict.keys(table)))) else None

@@ -1,7 +1,7 @@
 """Search for modules: which variables of the running calls lead to an `nn.Module`, and how.
 
-A module has no name of its own. The variable or attribute through which the program reaches it is its author's name
-for it. The search that finds the name also finds parents that are never called, and copies that never run.
+A module has no name of its own. Its author's name for it is the variable or attribute that leads the program to it.
+The search for names also finds parents that the program never calls, and copies that never run.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _NAMES_NOBODY: Final = ("self", "cls")
 
 
 class Sighting(NamedTuple):
-    """One path by which the program refers to a module.
+    """One path from a variable of the program to a module.
 
     Attributes:
         module: the module.
         name: the expression: `generator`, `self.gen`, `nets['g']`; relative to `holder` if there is one.
-        holder: the module through whose attribute, list or dictionary the path goes last.
+        holder: the last module on the path; one of its attributes, lists or dictionaries leads on.
     """
 
     module: nn.Module
@@ -41,12 +41,12 @@ class Sighting(NamedTuple):
 def find_modules(frame: FrameType | None, owner: CodeOwner) -> list[Sighting]:
     """Return how the running calls of some code refer to modules, the best names first. Drop the list soon.
 
-    Short paths come before long ones, and a caller's variables before those of its callees: `generator` of the
+    Short paths come before long paths. A caller's variables come before its callees' variables: `generator` in the
     training script says more than `net`, an argument of a function.
 
     Args:
         frame: the innermost call.
-        owner: whose calls are searched: the program's, or those of installed packages.
+        owner: whose calls are searched: the program's, or installed packages'.
     """
     found = [
         (way.hops, Sighting(way.value, way.name.removeprefix("."), way.holder))

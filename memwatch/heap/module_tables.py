@@ -1,4 +1,4 @@
-"""Read the attributes and tables of modules and optimizers past what their classes override.
+"""Read the attributes and tables of modules and optimizers. Overrides in their classes are not called.
 
 A program may give a module a `__getattribute__`, a property named `__dict__`, or a subclass of `dict` for a table.
 """
@@ -27,12 +27,12 @@ def module_dict(module: nn.Module) -> dict[str, Any]:
 
 
 def module_dicts(modules: Iterable[nn.Module]) -> list[dict[str, Any]]:
-    """Return what `module_dict` returns for each of many modules, in few calls."""
+    """Return the result of `module_dict` for each of many modules, in few calls."""
     return [each if type(each) is dict else {} for each in map(_ATTRIBUTES, modules)]
 
 
 def table_entries(attributes: dict[str, Any], name: str) -> list[tuple[str, Any]]:
-    """Return the entries of a table of a module, without those that are None.
+    """Return the entries of a table of a module. Skip entries that are None.
 
     Args:
         attributes: the attribute dictionary of the module.

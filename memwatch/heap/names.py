@@ -15,7 +15,8 @@ from memwatch.signal_handlers import pass_on
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-_MOST_DECORATORS: Final = 16  # of one function: `functools.wraps` notes what each has inside
+# decorators of one function that are followed through `functools.wraps`; a guess
+_MOST_DECORATORS: Final = 16
 _IN_FUNCTION: Final = "<locals>"
 GENERATED: Final = "<string>"
 """The file of code that no file has: the `__init__` of a dataclass, and the methods of a named tuple."""
@@ -38,7 +39,7 @@ def short_qualname(qualname: str) -> str:
 
 
 def class_place(cls: type) -> tuple[str | None, int | None]:
-    """Return the file and line of the first function defined in a class, or (None, None)."""
+    """Return the file and line of the first function defined in a class; (None, None) if it has only data."""
     for value in type_dict(cls).values():
         function = function_of(value)
         module = function.__module__ if type(function) is FunctionType else None
@@ -48,7 +49,7 @@ def class_place(cls: type) -> tuple[str | None, int | None]:
 
 
 def name_in_code(cls: type) -> str:
-    """Return the name that the code has for a class which a function makes and then calls something else.
+    """Return the name of a class in the code, if a function made the class and then renamed it.
 
     Functions that make a class for each of their arguments often name it after the argument. The qualified names of
     the methods keep the name in the code. Empty for a class that has its own name, or no method of its own.
@@ -68,9 +69,10 @@ class Assignment(NamedTuple):
     """The place where an attribute gets its value.
 
     Attributes:
-        file: source file; that of the class if none of its methods assigns the attribute.
-        line: line in that file; None if no method assigns it.
-        of_argument: True if the line stores an argument of its function as it is: the caller has the value too.
+        file: source file; the file of the class if its methods never assign the attribute.
+        line: line in that file; None if its methods never assign the attribute.
+        of_argument: True if the line stores an argument of its function unchanged, so that the caller has the value
+            too.
     """
 
     file: str | None
@@ -81,7 +83,7 @@ class Assignment(NamedTuple):
 def assignment_place(cls: type, name: str) -> Assignment:
     """Return where the methods of a class first assign an attribute something other than None.
 
-    The file is None if the class has no function of its own.
+    The file is None for a class without functions of its own.
     """
     file = class_place(cls)[0]
     file = None if file == GENERATED else file
@@ -94,8 +96,9 @@ def assignment_place(cls: type, name: str) -> Assignment:
                     if found.file == GENERATED:
                         found = Assignment(file, None, store.of_argument)
                     if not store.of_none:
-                        # The line is that of the value, not of `self.last = None` in an `__init__`. But such an
-                        # attribute is no reference to make weak: in lightning's Trainer that freed nothing.
+                        # Return the line that stores the value, not the line `self.last = None` in an `__init__`. An
+                        # attribute that begins as None must not be made weak: in lightning's Trainer this freed
+                        # nothing.
                         return found if assigned is None else found._replace(of_argument=False)
                     assigned = assigned or found
     return assigned or Assignment(file, None)
@@ -215,11 +218,11 @@ def _slots(cls: type) -> list[tuple[str, MemberDescriptorType]]:
 
 
 _slots_of: Final = ByClass(_slots)
-"""A class has hundreds of entries, and to look for slots among them took 83 us for each object of some classes."""
+"""A class has hundreds of entries. A search for slots among them took 83 us for each object of some classes."""
 
 
 def attributes(obj: object) -> Iterator[tuple[str, object]]:
-    """Yield what an object stores in its dictionary and its slots; properties are not called."""
+    """Yield the values in an object's dictionary and slots; properties are not called."""
     yield from list((instance_dict(obj) or {}).items())
     for name, descriptor in _slots_of(type(obj)):
         for held in _in_slot(descriptor, obj):

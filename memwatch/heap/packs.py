@@ -1,7 +1,7 @@
-"""The packs that memwatch's recorders make of saved tensors. A search looks through them to the tensors inside.
+"""The packs that memwatch's recorders make of saved tensors. A search finds the tensors inside.
 
-Without this, a search during a profile, or in a graph that was made under one, would find no holder of the saved
-tensors: a pack of the compiled recorder is a capsule, in which gc sees nothing.
+A pack of the compiled recorder is a capsule, and gc sees nothing inside a capsule. Without this module, a search
+during a profile would find no holder of the saved tensors. The same holds for a graph that was made during a profile.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from memwatch.heap.autograd import NativeEdge
 
 _OPENERS: Final[dict[int, Callable[[Any], tuple[Any, Any] | None]]] = {}
-"""By the id of the class of packs, which a recorder never lets go."""
+"""The opener of each class of packs, by the id of the class, which a recorder keeps for ever."""
 
 
 def look_through(kind: type, open_pack: Callable[[Any], tuple[Any, Any] | None]) -> None:
-    """Look through packs of a class from now on. They may outlive their profile.
+    """From now on, searches find the tensors in packs of a class. They may outlive their profile.
 
     Args:
         kind: the class.

@@ -83,7 +83,7 @@ def _native(snapshot: Snapshot, owner: int, target: int) -> Edge | None:
 
 
 def name_chain(chain: Sequence[Any]) -> tuple[Edge, ...]:
-    """Name each reference along a chain of objects, without what it leads to.
+    """Name each reference along a chain of objects, without its target.
 
     Args:
         chain: objects, each referring to the next in a way that gc or a bounded search sees; the first may be a

@@ -1,6 +1,6 @@
-"""Keep the cyclic garbage collector from running amid a check or a look, and leave its state as it was.
+"""Pause the cyclic garbage collector during a check or a sample, and leave its state as it was.
 
-All of memwatch shares one pause: what ends in one thread does not end what another still needs.
+All of memwatch shares one pause. It lasts until the last thread that needs it has ended it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ HAS_THREE_GENERATIONS: Final = sys.version_info < (3, 14)
 
 
 class GcPause:
-    """One pause of the collection. It ends with `resume_gc`, or when nobody holds it any more.
+    """One pause of the collection. It ends with `resume_gc`, or when the last reference to it is gone.
 
     A signal's handler may raise between the pause and the `try` that would end it. Then the caller's frame goes, and
     the pause with it. Without this, a Ctrl-C at that point would switch collection off for the rest of the process.
@@ -36,10 +36,10 @@ class _Pauses:
 
     def renew_lock(self) -> None:
         """Have a lock that no thread of a parent process holds."""
-        self.lock = threading.RLock()  # a signal's handler may pause amid a pause
+        self.lock = threading.RLock()  # a signal's handler may begin a pause inside a pause
 
     def drop(self, pause: GcPause | None = None) -> None:
-        """Drop a pause, and all that nobody holds; if none is left, restore automatic collection."""
+        """Drop a pause, and all pauses without a reference; if none is left, restore automatic collection."""
         left = [ref for ref in self.alive if (held := ref()) is not None and held is not pause]
         if self.alive and not left and self.was_enabled:
             gc.enable()  # before the list is empty: a handler in between finds a pause, and changes nothing
@@ -100,8 +100,8 @@ def collect(generation: int = 2) -> None:
 def age_everything() -> None:
     """Move every object out of gc's youngest generation, at no cost.
 
-    After this, the youngest generation holds only what was born later: the survivors of a block can be listed
-    without looking at the rest of the heap.
+    After this, the youngest generation holds only objects that are born later. So the survivors of a block can be
+    listed without a search of the whole heap.
     """
     if gc.get_freeze_count():
         collect(0)  # the program froze objects; freezing and unfreezing would undo that

@@ -1,8 +1,7 @@
 """The bounded search along references: from roots such as the running calls to the tensors that they reach.
 
-It runs inside the user's program, so it looks at a limited number of objects, and it knows each type and each
-object that it met. The snapshot (`heap.snapshot`) is the other strategy: it sees the whole process, and takes
-tenths of a second.
+It runs inside the user's program, so it visits a limited number of objects. It examines each type and each object
+once. The snapshot (`heap.snapshot`) is the other strategy: it sees the whole process, and takes tenths of a second.
 """
 
 from __future__ import annotations
@@ -35,19 +34,26 @@ if TYPE_CHECKING:
     from memwatch.heap.roots import Root
 
 _MAX_DEPTH: Final = 16
+"""Objects in a chain, from its root to a tensor. A guess."""
 _DIRECT: Final = 2  # objects in a chain of a root and its value
 _MAX_OBJECTS: Final = 1000
+"""Objects that one search visits for each of its roots. A guess."""
 _MAX_REST: Final = 4000
+"""Objects that `rest` visits after a deep search was cut. A guess."""
 _WIDE_ITEMS: Final = 100
+"""A container with more items is long. Its items wait until all other objects were visited. A guess."""
 _AT_ONCE: Final = 64
-"""Items of a long container that are asked together where they lead. A guess: one that leads on keeps the others."""
+"""Items of a long container that one call to gc examines.
+
+A guess: an item that leads to a tensor keeps the others of its group.
+"""
 _MAX_LEVELS: Final = 6
-"""References from such an item that are followed: a module's parameter is the third. A guess."""
+"""References that are followed from such an item. A guess: the third reference from a module leads to a parameter."""
 _MAX_AT_ONCE: Final = 4096
-"""Objects that so many items may hold: 64 modules hold some 2,000."""
+"""Objects that such a group of items may hold, or else the group is kept. Measured: 64 modules hold some 2,000."""
 _PASSED_ON: Final = class_ids(list, tuple, dict, set)
 _Step = Callable[[Any], Iterator["Chain"]]
-"""Yields what an object refers to; None in its place where a search ends."""
+"""Yields the objects that an object refers to. In place of a step, None ends the search."""
 
 
 class KnownClasses:
@@ -76,12 +82,12 @@ class ReferenceSearch:
     Args:
         seen: `id` of objects to skip; the search adds the objects that it met.
         deep: whether to go from a module into its submodules, and into objects of installed packages.
-        barren: `id` of functions and classes of modules in which earlier searches found no tensor; a deep search
+        barren: `id` of functions and classes of modules that led earlier searches to no tensor; a deep search
             examines them again.
         known_classes: the classes that earlier searches met, if any.
-        wanted: takes some references to tensors and returns those that the caller needs: a list may have thousands,
-            and to follow each takes ten times as long. It also gets the path to their owner; the path is empty if the
-            question is only whether there are any.
+        wanted: takes some references to tensors and returns the ones to follow. A list may have thousands, and to
+            follow each takes ten times as long. It also gets the path to their owner. The path is empty if the search
+            only needs to know whether any reference is wanted.
     """
 
     def __init__(
@@ -96,7 +102,7 @@ class ReferenceSearch:
         self._known_classes = KnownClasses() if known_classes is None else known_classes
         self._barren = barren
         self.cut_count = 0
-        """Roots that reach more than was looked at."""
+        """Number of roots that reach more objects than the search visited."""
         self.capsules: list[Chain] = []
         """The ways to the capsules of C that were met: one of DLPack owns memory of a tensor."""
         self._steps = self._known_classes.steps(deep=deep)
@@ -107,8 +113,8 @@ class ReferenceSearch:
     def tensors(self, *roots: Root) -> Iterator[Chain]:
         """Yield a chain from some roots to each tensor that they reach, nearest first.
 
-        A tensor may be found from several roots: each of them holds it. An object is looked into once, where it is
-        nearest to a root.
+        A tensor may be found from several roots: each of them holds it. Each object is searched once, on its shortest
+        path from a root.
         """
         found: set[int] = set()
         steps, step_for = self._steps, self._step
@@ -131,7 +137,7 @@ class ReferenceSearch:
                 break
             chain = waiting.popleft()
             step = steps.get(id(type(chain[-1])))
-            while step is tensor_step:  # a search does not go on from a tensor, so it does not count
+            while step is tensor_step:  # the search ends at a tensor, so a tensor does not count as a step
                 found.add(id(chain[1]))
                 yield chain
                 if self._by_exception and id(chain[1]) in self._by_exception:
@@ -147,11 +153,11 @@ class ReferenceSearch:
         self._end(roots, waiting, found)
 
     def _barren_of(self, root: Root) -> Collection[int]:
-        """Return the `id` of the definitions of a module in which an earlier search found no tensor."""
+        """Return the `id` of the functions and classes of a module that led an earlier search to no tensor."""
         return self._barren if root.kind is RootKind.NAMESPACE and not self._deep else ()
 
     def _end(self, roots: Iterable[Root], waiting: deque[Chain], found: set[int]) -> None:
-        """Note what is left of some roots, or which definitions of modules reach no tensor."""
+        """Note the unsearched rest of some roots, or the definitions of modules that reach no tensor."""
         if waiting or self._later or self._is_cut:
             self.cut_count += 1
             if self._deep:
@@ -179,12 +185,12 @@ class ReferenceSearch:
                 self._go_on(chain, step, self._rest)
 
     def _found_before(self, chain: Chain) -> Iterator[Chain]:
-        """Yield what an exception was found to hold from another root: every variable must let go of it."""
+        """Yield the tensors that an exception held from another root: every variable must drop the exception."""
         for known in self._by_exception.setdefault(id(chain[-1]), []):
             yield chain[0], *known[1:]
 
     def _go_on(self, chain: Chain, step: Callable[[Any], Iterator[Chain]], waiting: deque[Chain]) -> None:
-        """Queue what the last object of a chain refers to, unless that was done before."""
+        """Queue the objects that the last object of a chain refers to, unless that was done before."""
         value = chain[-1]
         if id(value) in self._seen:
             passed_on = id(type(value)) in _PASSED_ON or step is exception_step
@@ -202,16 +208,16 @@ class ReferenceSearch:
             if len(found) > _WIDE_ITEMS:
                 waiting = self._later
                 if not self._deep and len(found) > _MAX_OBJECTS:
-                    self._is_cut = True  # it has one root, and looks at no more of them
+                    self._is_cut = True  # it has one root, and ignores the rest
                     del found[_MAX_OBJECTS:]
                 found = self._without_idle(chain, found)
             waiting.extend((*chain, *link) for link in found)
 
     def _without_idle(self, chain: Chain, links: list[Chain]) -> list[Chain]:
-        """Return the references of a long container without those to objects that lead to no wanted tensor.
+        """Return the references of a long container that may lead to a wanted tensor.
 
-        A program may keep tens of thousands of idle objects. To examine each by itself takes 20 to 60 calls. Here one
-        call asks gc for the references of many of them together.
+        A program may keep tens of thousands of objects that lead to no tensor. To examine each by itself takes 20 to
+        60 calls. Here one call asks gc for the references of many of them together.
         """
         kept: list[Chain] = []
         for start in range(0, len(links), _AT_ONCE):
@@ -221,7 +227,7 @@ class ReferenceSearch:
         return kept
 
     def _may_lead_on(self, objects: list[Any], chain: Chain) -> bool:
-        """Return False if a search from some objects would find no wanted tensor and no object that gc does not show.
+        """Return whether a search from some objects may find a wanted tensor, or an object that is hidden from gc.
 
         Args:
             objects: items of the container at the end of the chain.

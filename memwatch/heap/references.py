@@ -1,8 +1,8 @@
 """The references of one object by its real type: the steps of a search that starts at the running calls.
 
-The snapshot of the whole heap asks gc alone (`gc.get_referents`), which is simpler. It is too slow for a search
-inside the user's program, because it shows every name, code object and class beside the values. So known types are
-read from the dictionaries, slots and fields in which they keep values, and gc is asked about the others.
+The snapshot of the whole heap only uses `gc.get_referents`, which is simpler. It is too slow for a search inside the
+user's program, because it shows every name, code object and class beside the values. For known types, memwatch reads
+the dictionaries, slots and fields that keep their values. It uses gc only for the other types.
 
 Nothing here runs code of the program. Types are found by their real bases, never by `isinstance`. Attributes are read
 from their storage, never by `getattr`. Properties, `__iter__` and `__getitem__` of subclasses are not called.
@@ -43,12 +43,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 Chain = tuple[Any, ...]
-"""Objects, each of which refers to the next."""
+"""Objects; each refers to the next."""
 
 
 MAX_ITEMS: Final = 4096
+"""Items of a container that a search reads. A guess."""
 _PROBE_ITEMS: Final = 64
+"""A longer container is left if so many items at its beginning are all numbers or texts. A guess."""
 _MAX_TRIES: Final = 8
+"""Attempts to copy a container that another thread changes meanwhile. A guess."""
 _SEQUENCES: Final = (list, tuple, set, frozenset, deque)
 _SEQUENCE_IDS: Final = class_ids(*_SEQUENCES)
 _PLAIN: Final = class_ids(list, tuple, dict, set, frozenset, deque)
@@ -57,7 +60,7 @@ OFTEN_EMPTY: Final = class_ids(dict, OrderedDict, set, list)  # as the ten table
 _TABLES: Final = (PARAMETERS, BUFFERS, MODULES)
 _ARRAY: Final = np.ndarray.__dict__
 _KEEPERS: Final = (queue.Queue, asyncio.Queue, concurrent.futures.Future, UserDict, UserList)
-"""Classes of Python's library that are written in Python and hold what a program puts into them."""
+"""Classes of Python's library that are written in Python and hold objects of a program."""
 _NUMBERS_AND_TEXT: Final = class_ids(int, float, str, bool, bytes)
 _LEAVES: Final = (
     str, bytes, int, float, complex, type(None), ModuleType, CodeType, BuiltinFunctionType, torch.dtype,
@@ -72,9 +75,9 @@ def step_of(cls: type, *, deep: bool) -> Callable[[Any], Iterator[Chain]] | None
 
     Args:
         cls: the class.
-        deep: True to go from a module into its parameters and submodules, and into objects whose class an
-            installed package defines. Objects of memwatch and of the test runner are never looked into: a block is
-            a variable of the program, and its books are long.
+        deep: True to go from a module into its parameters and submodules, and into objects whose class an installed
+            package defines. Objects of memwatch and of the test runner are never searched. A block is a variable of
+            the program, and its tables are long.
     """
     step = _step_of(cls)
     if step is _module and not deep:
@@ -112,7 +115,7 @@ def tensor_step(_: Any) -> Iterator[Chain]:
 
 
 def capsule_step(_: Any) -> Iterator[Chain]:
-    """Yield nothing: what a capsule of C refers to shows no reference."""
+    """Yield nothing: gc shows no reference of a capsule of C."""
     yield from ()
 
 
@@ -149,7 +152,7 @@ def _optimizer(value: Any) -> Iterator[Chain]:
 
 
 def held_by_modules(modules: list[Any]) -> list[Any]:
-    """Return what `_module_itself` yields for each of many modules, in few calls, and empty tables of hooks."""
+    """Return the results of `_module_itself` for many modules, in few calls, and empty tables of hooks."""
     attributes = module_dicts(modules)
     tables = set(map(id, chain.from_iterable(map(dict.get, attributes, repeat(name)) for name in _TABLES)))
     held = list(chain.from_iterable(map(dict.values, attributes)))
@@ -172,7 +175,7 @@ def _result(value: Any) -> Iterator[Chain]:
 
 
 def _mapping(value: Any) -> Iterator[Chain]:
-    # gc does not track a dictionary without objects that gc knows, such as one of arrays
+    # gc ignores a dictionary whose values are all unknown to gc, such as numpy arrays
     if gc.is_tracked(value) or any(type(held) is np.ndarray for held in islice(dict.values(value), 1)):
         return chain(_items(value, dict.values), _extra(value))
     return iter(())
@@ -192,7 +195,10 @@ def _context(value: Any) -> Iterator[Chain]:
 
 
 def _items(container: Any, iterate: Callable[[Any], Any]) -> Iterator[Chain]:
-    """Return the items of a container. A long one that begins with numbers or text is left early."""
+    """Return the items of a container.
+
+    Of a long container that begins with numbers or text, return only the first items.
+    """
     items = copied_items(container, iterate, MAX_ITEMS)
     if len(items) > _PROBE_ITEMS and _NUMBERS_AND_TEXT.issuperset(
         map(id, map(type, items[: _PROBE_ITEMS + 1]))
@@ -204,13 +210,13 @@ def _items(container: Any, iterate: Callable[[Any], Any]) -> Iterator[Chain]:
 def copied_items(
     container: Any, iterate: Callable[[Any], Any], limit: int | None = None, tries: int = _MAX_TRIES
 ) -> list[Any]:
-    """Return the items of a container, which another thread may change, or a collection made for the copy.
+    """Return the items of a container that another thread, or gc, may change during the copy.
 
     Args:
         container: the container.
         iterate: returns the iterable, as `dict.values` does.
-        limit: the largest number of items to return, the first ones; None for all.
-        tries: how often the copy begins anew before an empty list is returned.
+        limit: the number of items to return, from the first; None for all.
+        tries: number of attempts; after them the list is empty.
     """
     try:
         return list(islice(iterate(container), limit))
@@ -317,16 +323,16 @@ def _object(value: Any) -> Iterator[Chain]:
             for item in gc.get_referents(held):
                 yield held, item
             continue
-        # an empty one may be what a suspended call keeps: see `read_locals`
+        # an empty one may belong to a suspended call: see `read_locals`
         if type(held) is not dict or held:
             yield (held,)
 
 
 SHOWN_BY_GC: Final = frozenset((_mapping, _sequence, _module, _object))
-"""Steps to nothing but what `gc.get_referents` shows too, and shows of many objects at once."""
+"""Steps that find only objects that `gc.get_referents` shows too, for many objects at once."""
 MODULE_ITSELF: Final = _module_itself
 DEFINITIONS: Final = (_function, _class)
-"""Steps of what a module defines: most of a module's variables are functions and classes, which hold no tensor."""
+"""Steps of functions and classes. Most variables of a module are these, and they hold no tensor."""
 _STEPS: Final[tuple[tuple[type, Callable[[Any], Iterator[Chain]]], ...]] = (
     (nn.Module, _module),
     (torch.optim.Optimizer, _optimizer),

@@ -1,8 +1,9 @@
-"""The bounded search against references: from tensors that no variable reaches, up to the objects that refer to them.
+"""The bounded search against the references. It starts at tensors that no variable reaches, and finds their owners.
 
-An iterator in a running `for`, the values of a half-made call, the argument tuple of a C call and a context manager
-in use lie on an evaluation stack, which gc does not show. The search finds them as tops without a referrer. If
-referrers, or one owner in C++, account for all references to a tensor, it has no such top.
+Some values lie on an evaluation stack, which gc does not show: the iterator of a running `for`, the values of a
+half-made call, the argument tuple of a C call, and a context manager in use. The search finds such a value as a top:
+an object without a referrer. A tensor has no such top if its referrers, or one owner in C++, account for all
+references to it.
 """
 
 from __future__ import annotations
@@ -29,14 +30,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 _MAX_LEVELS: Final = 7
+"""References that are followed from a tensor upwards. A guess."""
 _MAX_TENSORS: Final = 24
+"""Storages of one search, the first in the caller's order. A guess."""
 _MAX_REFERRERS: Final = 2000
+"""Referrers of one level that are examined if all objects are searched. A guess."""
 _MAX_YOUNG: Final = 50_000
+"""With more young objects, young objects are not searched. A guess: they are no longer few."""
 _AT_ONCE: Final = 64
+"""Objects that one call to gc tests. Such calls halved the time of a search among young objects."""
 _SUSPENDED: Final = list(map(id, (GeneratorType, CoroutineType, AsyncGeneratorType)))
 _TOPS: Final = class_ids(FrameType, ModuleType)
-_OURS: Final = 3  # a list of the caller's, one of ours and the argument of getrefcount; C++ may hold one more
-_MAX_VIEWS: Final = 8  # of one storage; of more it is not said that C++ alone has them
+# references to each tensor: from the caller's list, from our list and from getrefcount's argument
+_OURS: Final = 3
+# views of one storage that are searched; with more views, C++ is never reported as the only owner; a guess
+_MAX_VIEWS: Final = 8
 
 Path = tuple[Edge, ...]
 
@@ -98,7 +106,7 @@ def living_tensors(
 
 
 def in_variables(calls: Iterable[FrameType]) -> set[int]:
-    """Return the `id` of each value of running calls; gc does not show what their variables refer to."""
+    """Return the `id` of each value of the variables of running calls, which gc does not show."""
     return {id(value) for call in calls for value in read_locals(call).values()}
 
 
@@ -109,15 +117,15 @@ def referrer_paths(
     """Return the path to each storage from the top object that leads to one of its tensors.
 
     Args:
-        tensors: storage number -> its tensors, which nothing else here holds.
+        tensors: storage number -> its tensors; only this dictionary may hold them here.
         variables: `id` of the values of variables of running calls.
         objects: the objects that may refer to them; by default all.
         ours: `id` of other objects of memwatch that refer to the program's.
 
     Returns:
-        Storage number -> path. It starts with `EVALUATION_STACK`, named by the type of the top, if nothing that gc
-        sees refers to the top; with `MODULE` if a module does; else with an entry of a class. It is `C_CODE` alone if
-        all tensors have an owner in C++ and no other, such as the base of a view.
+        Storage number -> path. The path starts with `EVALUATION_STACK`, named by the type of the top, if gc sees no
+        referrer of the top. It starts with `MODULE` if a module refers to the top, and else with an entry of a class.
+        It is `C_CODE` alone if all tensors have a single owner, in C++, such as the base of a view.
     """
     numbers = [number for number in list(tensors)[:_MAX_TENSORS] for _ in tensors[number][:_MAX_VIEWS]]
     level = [tensor for number in dict.fromkeys(numbers) for tensor in tensors[number][:_MAX_VIEWS]]
@@ -165,8 +173,8 @@ def _referrers(
         level: the objects.
         known: `id` of objects met so far; this call adds to it.
         ours: `id` of objects of this search.
-        parents: the notes, in two tables: for objects met here, and for objects met before, such as a generator whose
-            variables are an item and the list of the item.
+        parents: the referrers noted so far, in two tables. One has referrers that were met here first. The other has
+            referrers that were met before, such as a generator with two variables, an item and the list of the item.
         objects: the objects that may refer to them; None for all.
     """
     above, beside = parents
@@ -191,7 +199,7 @@ def _referrers(
 
 
 def _parts_with(wanted: set[int], objects: list[Any]) -> Iterator[Any]:
-    """Yield the parts of a list in which some object refers to a wanted one. One call tests a whole part."""
+    """Split a list, and yield the parts with a reference to a wanted object. One call tests a whole part."""
     for start in range(0, len(objects), _AT_ONCE):
         part = objects[start : start + _AT_ONCE]
         if not wanted.isdisjoint(map(id, gc.get_referents(*part))):
@@ -215,12 +223,12 @@ def _chain(tensor: Any, above: dict[int, Any], beside: dict[int, Any]) -> list[A
 
 
 def _path(chain: list[Any]) -> Path | None:
-    """Name a chain from its top to a tensor; None if a program could not change it."""
+    """Name a chain from its top to a tensor; None for a call of torch or Python, which users cannot edit."""
     top = chain[0]
     if len(chain) == 1:
         return (Edge(EdgeKind.EVALUATION_STACK),)
     if type(top) is FrameType:
-        return None  # a call in torch or Python: it ends soon, and nobody edits it
+        return None  # a call in torch or Python: it ends soon, and users cannot edit it
     edges = name_chain(chain)
     if type(top) is ModuleType:
         return Edge(EdgeKind.MODULE, module_vertex(top).name), *edges

@@ -1,4 +1,4 @@
-"""The places from which a Python process keeps objects alive, gc's blind spots included."""
+"""The places that keep objects of a Python process alive, also the places that gc cannot see."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ class Held(NamedTuple):
 
     Attributes:
         kind: how the root refers to it.
-        name: identifier of the variable; None if the kind has none, and for the namespace of a frame.
+        name: identifier of the variable; None for kinds without names, and for the namespace of a frame.
         value: the object.
-        owner: the call or module that holds it, with the line to edit; None for a root that needs none.
+        owner: the call or module that holds it, with the line to edit; None if the kind of root explains itself.
         position: index of an argument without a name.
         body: the code of the running module whose variable it is.
     """
@@ -94,7 +94,7 @@ class Held(NamedTuple):
 
     @property
     def is_namespace(self) -> bool:
-        """Whether the value is the namespace of a frame: what that holds are globals."""
+        """Whether the value is the namespace of a frame, whose entries are global variables."""
         return self.kind is EdgeKind.GLOBAL and self.name is None
 
 
@@ -107,7 +107,7 @@ class Root:
         entries: the objects it holds; clear it soon.
         runner: True for pytest, unittest and other test runners, whose references do not count.
         frame_id: ``id`` of the frame, else 0.
-        explains: True for a call of torch or Python: nobody edits it, but it shows why a `del` frees nothing.
+        explains: True for a call of torch or Python. Users cannot edit it, but it shows why a `del` frees nothing.
     """
 
     kind: RootKind
@@ -124,7 +124,7 @@ def find_roots(of_types: OfTypes = lambda wanted: []) -> list[Root]:
         of_types: returns the objects of the heap whose class is wanted; none by default.
 
     Returns:
-        Roots, running calls first; drop them soon, they hold what they list.
+        Roots, running calls first. Drop them soon, because they hold the listed objects.
     """
     roots = [*frame_roots(), *_module_roots()]
     roots += [
@@ -183,7 +183,7 @@ def is_tool_module(name: str) -> bool:
 
 
 def is_tool_class(cls: type) -> bool:
-    """Return True for a class of memwatch or of a test runner: what its objects hold is not the program's doing."""
+    """Return True for a class of memwatch or of a test runner: the program is not responsible for its objects."""
     module = type_dict(cls).get("__module__")
     return type(module) is str and is_tool_module(module)
 
@@ -220,7 +220,7 @@ def _context() -> Root:
 
 
 class _Listener:
-    """Compares unequal to everything and remembers what it was compared with."""
+    """Compares unequal to everything, and remembers the objects that it was compared with."""
 
     def __init__(self) -> None:
         self.seen: list[object] = []
@@ -262,10 +262,10 @@ def _is_callback(entry: object) -> bool:
 
 
 def callbacks_at_exit() -> Root:
-    """List what is called when the process exits.
+    """List the callbacks at the exit of the process.
 
-    Up to Python 3.13 only C knows the callbacks. ``atexit.unregister`` compares each of them with its argument, and so
-    shows them to us. But it asks the ``__eq__`` of the callback first: there, call this only if no callback
+    Up to Python 3.13 only C knows the callbacks. ``atexit.unregister`` compares each of them with its argument, and
+    so shows them to us. But it calls the ``__eq__`` of the callback first: there, call this only if no callback
     :func:`may_answer`.
     """
     if SHOWS_CALLBACKS_AT_EXIT:
@@ -284,7 +284,7 @@ def may_answer(cls: type) -> bool:
     return (
         type(equal) is FunctionType
         and owner_of_function(equal.__code__) is CodeOwner.PROGRAM
-        and type(call) is FunctionType  # else it is a class, which nobody registers as a callback
+        and type(call) is FunctionType  # else it is a class, which is hardly ever a callback
         and not is_tool_class(cls)
     )
 

@@ -1,4 +1,4 @@
-"""Shortest paths over a snapshot: the objects that the roots reach, and by which references."""
+"""Shortest paths over a snapshot: the objects that the roots reach, and the references to them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from memwatch.heap.snapshot import Snapshot
 
 
-_PIECE: Final = 50_000  # objects whose references are followed at a time
+_PIECE: Final = 50_000  # objects whose references are followed at a time; a guess
 
 
 class Tree:
     """The shortest-path tree of one breadth-first search.
 
     Attributes:
-        above: for each position the position it was reached from; itself for a source, -1 if not reached.
+        above: for each position, the position before it on its path: itself for a source, -1 if no path reaches it.
     """
 
     def __init__(self, above: NDArray[np.int32]) -> None:
@@ -119,7 +119,7 @@ def _follow(
     above: NDArray[np.int32],
     allowed: NDArray[np.bool_] | None,
 ) -> NDArray[np.int64]:
-    """Enter what some objects refer to, and return what was not entered before, in order."""
+    """Enter the targets of some objects, and return the targets that are new, in order."""
     begins = starts[front].astype(np.int64)
     lengths = starts[front + 1] - begins
     edges = np.repeat(begins - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from types import CodeType, FrameType
 
 _MAX_FRAMES: Final = 200
+"""Running calls of one thread that are listed, innermost first. A guess."""
 _MAX_KNOWN: Final = 1024
+"""Descriptions that each cache of this module keeps. A guess."""
 _LIBRARIES: Final = {CodeOwner.TORCH: "torch"}
 _PYTHON: Final = "Python"
 _ITERATED: Final = ".0"
@@ -79,7 +81,7 @@ def namespace_roots(spaces: dict[int, dict[str, Any]]) -> Iterator[Root]:
 
 
 def context_root() -> Root:
-    """Return what the context variables of the running task are set to."""
+    """Return the values of the context variables of the running task."""
     variables = contextvars.copy_context().items()
     return Root(
         RootKind.CONTEXT,
@@ -88,7 +90,7 @@ def context_root() -> Root:
 
 
 def last_exceptions_root() -> Root:
-    """Return what Python keeps of the last uncaught exception, for a debugger."""
+    """Return the objects of the last uncaught exception, which Python keeps for a debugger."""
     held = [
         Held(EdgeKind.LAST_EXCEPTION, name, value)
         for name in LAST_EXCEPTION
@@ -111,10 +113,11 @@ def _namespace(space: dict[str, Any], file: str, line: int, body: CodeType | Non
 
 
 def _calls(frame: FrameType | None, thread: str, spaces: dict[int, dict[str, Any]]) -> Iterator[Root]:
-    """Yield the program's calls, innermost first, then those of torch and Python.
+    """Yield the program's calls, innermost first, then the calls of torch and Python.
 
     A call of torch that runs the program's code keeps its place: its variables, like the `args` of
-    `nn.Module.__call__`, are why a `del` inside frees nothing. All others only explain, and nobody edits them.
+    `nn.Module.__call__`, are why a `del` inside frees nothing. All other calls of torch and Python only explain, so
+    they come last.
     """
     inside: FrameType | None = None
     others, iterated = [], list[Held]()
@@ -125,7 +128,7 @@ def _calls(frame: FrameType | None, thread: str, spaces: dict[int, dict[str, Any
             continue
         if owner is CodeOwner.PROGRAM:
             spaces.setdefault(id(call.f_globals), call.f_globals)
-        if is_override(code):  # its arguments belong to its caller, as those of torch's own calls do
+        if is_override(code):  # its arguments belong to its caller, as the arguments of torch's own calls do
             others.append(call)
             continue
         if code.co_name == "<module>" and owner.calls_torch:
@@ -141,11 +144,11 @@ def _calls(frame: FrameType | None, thread: str, spaces: dict[int, dict[str, Any
 
 
 def _passed_on(root: Root, iterated: list[Held]) -> Root:
-    """Return a call with the iterables of its running comprehension at the end, as the least good names.
+    """Return a call. Move the iterables of its running comprehension to the end: they are the worst names.
 
     Args:
         root: the variables of a call.
-        iterated: the iterables of the previous call; replaced by those of this one.
+        iterated: the iterables of the previous call; replaced by this call's iterables.
     """
     if iterated or _ITERATED in [held.name for held in root.entries]:
         ours = [held for held in root.entries if held.name == _ITERATED]

@@ -27,7 +27,7 @@ def shared_memory_edges(
     """Yield which other objects keep the memory of some storages, and the reference.
 
     Args:
-        storages: the storages that are looked for.
+        storages: the storages to find.
         tensors: all that are known, each over its own storage.
         capsules: capsules of any kind.
     """

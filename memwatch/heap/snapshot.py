@@ -1,6 +1,6 @@
 """The reference graph of the whole process at one instant, as arrays that one sweep can search.
 
-One call to gc asks for the references of many objects, because one call per object is too slow.
+Each call to gc returns the references of many objects, because one call per object is too slow.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Referents:
     Attributes:
         counts: number of references of each object.
         ids: the ids of all targets.
-        objects: the targets, and marks between those of one owner and of the next.
+        objects: the targets, and a mark after the targets of each owner.
         places: the position of each target among `objects`.
     """
 
@@ -93,7 +93,7 @@ def referents_of(part: list[Any], mark: tuple[object]) -> Referents:
     return Referents(counts, ids_of(near), near, np.arange(len(near)))
 
 
-UNREACHED: Final = -1
+UNREACHED: Final = -1  # the position of an object that no source reaches
 _MEASURE: Final[object] = type("Measure", (), {})()  # gc lists an object of a class written in Python
 _CHUNK: Final = 4_000  # objects whose references are listed at a time: few enough for the processor's cache
 _POSITION: Final = np.int32  # half of int64; a heap with 2**31 references would take 16 GiB for them alone
@@ -149,7 +149,7 @@ class Snapshot:
         self._index()
 
     def _build(self, *, deep: bool, all_roots: bool) -> None:
-        """Add what only C code holds and the roots, and list the references of them all."""
+        """Add objects that only C code holds, and the roots. List the references of all objects."""
         self._native: dict[tuple[int, int], NativeEdge] = {}
         self.named: dict[tuple[int, int], Edge] = {}  # their edges, by positions, once they are named
         self.first_gc_end = len(self.objects)
@@ -213,7 +213,7 @@ class Snapshot:
         return edges
 
     def _c_held(self, unlisted: Unlisted | None) -> list[tuple[object, object]]:
-        """List the objects that numpy arrays, futures and scripted modules hold. Add those that gc does not list."""
+        """List the objects that numpy arrays, futures and scripted modules hold. Add unlisted objects."""
         if unlisted is not None:
             self._add_untracked(unlisted)
         edges = []
@@ -240,7 +240,7 @@ class Snapshot:
         return [is_listed or key in rest for key, is_listed in zip(ids, by_gc.tolist(), strict=True)]
 
     def _sharing(self) -> list[tuple[object, object]]:
-        """List what shares the memory of the storages that no tensor shows."""
+        """List the objects that share the memory of storages without a tensor."""
         tensors, capsules = (
             self.instances(torch.Tensor),
             [obj for obj in self.objects[self.first_gc_end :] if type(obj) is Capsule],
@@ -341,7 +341,7 @@ class Snapshot:
         """Return a test of references to a module's namespace from anything but a module: every function has one."""
         loaded = set(map(id, list(sys.modules.values())))
         modules = [module for module in self.of_types(lambda cls: cls is ModuleType) if id(module) in loaded]
-        # gc lists them all; the last place stands for objects listed beyond
+        # gc lists them all; the last place is for all other objects
         is_namespace, is_module = (np.zeros(self.first_gc_end + 1, dtype=bool) for _ in range(2))
         is_namespace[self.positions(id(module.__dict__) for module in modules)] = True
         is_module[self.positions(map(id, modules))] = True
@@ -379,7 +379,7 @@ class Snapshot:
         return not are_all_among(self.young, ids_of(listed))
 
     def is_young(self, obj: object) -> bool:
-        """Return True if an object is not from before what is looked at."""
+        """Return True for one of the snapshot's young objects."""
         place = np.searchsorted(self.young, id(obj))
         return bool(place < len(self.young) and self.young[place] == id(obj))
 
@@ -434,7 +434,7 @@ class Snapshot:
         return groups if runner else groups[:2]
 
     def barriers(self) -> set[int]:
-        """Return what no search enters: memwatch, the test runner, and its coroutines, which event loops hold."""
+        """Return the objects that searches leave out: memwatch, the test runner, and its coroutines in event loops."""
         tools = [
             module
             for name, module in list(sys.modules.items())
@@ -450,7 +450,7 @@ class Snapshot:
 
 
 _ShortCuts = Callable[["NDArray[np.int64]", "NDArray[np.int64]"], "NDArray[np.bool_]"]
-"""Says of references, as positions of owners and targets, which only shorten a way."""
+"""Takes the positions of owners and targets. Returns for each reference whether it only shortens a way."""
 
 
 def _listed(

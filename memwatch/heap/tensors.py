@@ -108,7 +108,8 @@ def _has_own_answers(cls: type) -> bool:
 answers_by_code: Final = ByClass(_has_own_answers)
 """Return True for a class of tensors with a `__torch_dispatch__` of the program's or of a package's.
 
-torch may ask it for the sizes, the layout and the device of a tensor, so these are read from the storage or not at all.
+torch may call it for the sizes, the layout and the device of a tensor. So these are read from the storage or not at
+all.
 """
 
 
@@ -157,7 +158,7 @@ def shape_of(tensor: torch.Tensor) -> torch.Size:
 
 
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
-    """Return the storage of a tensor, or None if it has none (sparse, opaque, wrapper subclasses).
+    """Return the storage of a tensor; None for a sparse or opaque tensor and for wrapper subclasses.
 
     Call it under :func:`quiet`; otherwise a subclass's ``__torch_function__`` would run.
     """
@@ -189,5 +190,5 @@ def storage_bytes(storage: torch.UntypedStorage) -> int:
 
 
 def quiet() -> AbstractContextManager[object]:
-    """Return a context in which neither a subclass's nor a mode's ``__torch_function__`` runs."""
+    """Return a context that switches off ``__torch_function__`` of subclasses and modes."""
     return disable_torch_function()

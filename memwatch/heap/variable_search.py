@@ -1,6 +1,6 @@
-"""The bounded search through the variables of the running calls: what they hold, and how a program writes the way.
+"""The bounded search through the variables of the running calls: their objects, and the expression for each.
 
-Searches for modules and for tensors take from it what they look for.
+The searches for modules and for tensors use it.
 """
 
 from __future__ import annotations
@@ -27,10 +27,13 @@ if TYPE_CHECKING:
     from types import FrameType
 
 _MAX_HOPS: Final = 3
+"""References from a variable to a module that are followed. A guess."""
 _MAX_ITEMS: Final = 64
+"""Items of a dictionary or list that are visited. A guess."""
 _MAX_OBJECTS: Final = 300
+"""Objects that one call's search visits. A guess: a program keeps its models near its variables."""
 _MAX_OBJECTS_OF_LIBRARIES: Final = 60
-"""Objects looked into, for each call: a program keeps its models near its variables."""
+"""The same for a call of an installed package. A guess."""
 _TABLES: Final = (PARAMETERS, BUFFERS, MODULES)
 _OF_CLASSES: Final = class_ids(
     FunctionType, property, classmethod, staticmethod, MemberDescriptorType, GetSetDescriptorType,
@@ -45,7 +48,7 @@ class Way(NamedTuple):
         hops: number of references from the variable to it, 0 for the variable's own value.
         name: the expression: `generator`, `self.gen`, `nets['g']`; relative to `holder` if there is one.
         value: the object.
-        holder: the module through whose attribute, list or dictionary the path goes last.
+        holder: the last module on the path; one of its attributes, lists or dictionaries leads on.
     """
 
     hops: int
@@ -63,11 +66,11 @@ def variables_of_calls(frame: FrameType | None, owner: CodeOwner) -> Iterator[Wa
 
 
 def ways_from_calls(frame: FrameType | None, owner: CodeOwner) -> Iterator[Way]:
-    """Yield the objects of the running calls of some code, a caller's variables before those of its callees.
+    """Yield the objects of the running calls of some code. A caller's variables come before its callees' variables.
 
     Args:
         frame: the innermost call.
-        owner: whose calls are searched: the program's, or those of installed packages.
+        owner: whose calls are searched: the program's, or installed packages'.
     """
     search = _Search(_MAX_OBJECTS if owner is CodeOwner.PROGRAM else _MAX_OBJECTS_OF_LIBRARIES)
     for variables in _scopes(frame, owner):
@@ -89,7 +92,7 @@ def _scopes(frame: FrameType | None, wanted: CodeOwner) -> Iterator[dict[str, An
 
 
 class _Search:
-    """One search; looks into each object once, so that its outermost holder names what it holds."""
+    """One search. It enters each object once, so that the outermost holder gives the name."""
 
     def __init__(self, most_objects: int) -> None:
         self._most_objects = most_objects
@@ -143,14 +146,14 @@ def _is_of_program(cls: type) -> bool:
 
 
 def _class_attributes(cls: type) -> Iterator[tuple[str, Any]]:
-    """Yield the attributes of a class itself, without those of its definition."""
+    """Yield the attributes of a class that hold values. Skip its methods, properties and special names."""
     for name, held in list(type_dict(cls).items()):
         if type(name) is str and not name.startswith("__") and id(type(held)) not in _OF_CLASSES:
             yield f".{name}", held
 
 
 def _held_by(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what an object holds, with how Python writes the step to it; nothing of the program runs."""
+    """Yield the objects in an object, each with its step as Python writes it. No code of the program runs."""
     if is_a(value, nn.Module):
         # objects in its tables are its own, and need no search
         yield from (

@@ -1,4 +1,4 @@
-"""Describe an object as a `Vertex`, reading only what no user code can intercept."""
+"""Describe an object as a `Vertex`. User code cannot intercept the reads."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from memwatch.words.edges import DLPACK_CAPSULE, vertex_phrase
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_MAX_KEY: Final = 60  # characters of a dictionary key
-_MAX_KEY_PARTS: Final = 4  # entries of a tuple that is a dictionary key
+_MAX_KEY: Final = 60  # characters of a dictionary key; a guess
+_MAX_KEY_PARTS: Final = 4  # entries of a tuple that is a dictionary key; a guess
 _WRITTEN: Final = class_ids(str, int, float, bool, bytes, type(None))
 """Keys of dictionaries that are shown as Python writes them."""
 _SIZED: Final = (list, tuple, dict, set, frozenset, deque)
@@ -47,7 +47,7 @@ def describe(obj: object) -> str:
 
 
 def vertex_of(obj: object) -> Vertex:
-    """Return what an object is, keeping nothing of it alive."""
+    """Return the description of an object, which keeps nothing of it alive."""
     cls = type(obj)
     special = _BY_TYPE.get(id(cls))
     if special is not None:

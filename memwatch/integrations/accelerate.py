@@ -38,7 +38,7 @@ def profile(
     Args:
         accelerator: its trackers get the figures, from the main process.
         path: the file of the capture, which may hold `{rank}`, `{pid}` and `{host}`; None keeps it in memory.
-        page: the file of the page, written at the end; None writes none.
+        page: the file of the page, written at the end; by default there is no page.
         schedule: the steps to record; see `memwatch.profile`.
         log_steps: whether the trackers get the peak of the steps at `step()`, as often as that is cheap.
         options: the other options of `memwatch.profile`.

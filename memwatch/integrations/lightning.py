@@ -26,7 +26,7 @@ class MemwatchCallback(Callback):
 
     Args:
         path: the file of the capture, which may hold `{rank}`, `{pid}` and `{host}`; None keeps it in memory.
-        page: the file of the page, written at the end; None writes none.
+        page: the file of the page, written at the end; by default there is no page.
         schedule: the steps to record; see `memwatch.profile`.
         log_steps: whether the loggers get the peak of the batches while `fit` runs, as often as that is cheap.
         options: the other options of `memwatch.profile`.
@@ -75,6 +75,6 @@ class MemwatchCallback(Callback):
         self._trainer = None
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Leave the block of a `fit` that failed; the page shows what it had."""
+        """Leave the block of a `fit` that failed; the page shows its memory."""
         self._training.end()
         self._trainer = None

@@ -1,4 +1,4 @@
-"""One training as a block: what all callbacks do at its beginning, at its steps and at its end."""
+"""One training as a block: the common actions of all callbacks at its beginning, at its steps and at its end."""
 
 from __future__ import annotations
 
@@ -24,12 +24,14 @@ HIGHEST_PEAK: Final = "memwatch/highest_peak_bytes"
 STEP_PEAK: Final = "memwatch/step_peak_bytes"
 STEP_CATEGORY: Final = "memwatch/step_peak_bytes/{category}"
 STEPS: Final = "memwatch/steps"
-"""Names of the figures that are logged while the training runs: the highest peak since the last log, its parts, and of
-how many steps it is."""
+"""Names of the figures that are logged while the training runs.
+
+They are the highest peak since the last log, its parts, and the number of steps since then.
+"""
 _SHARE_RATIO: Final = 0.02
 """The most of a training's time that the figures of its steps may take: a guess."""
 _MOST_OPS: Final = 1_000_000
-"""A longer recording is not read while it is made: it would need hundreds of megabytes in the training's process."""
+"""Ops. A longer recording is not read while it grows, because that takes hundreds of megabytes. A guess."""
 _STEP_CURVE: Final = "step_curve"
 """The table with the peaks of steps where not every step is recorded: a row comes some steps after its step."""
 _FAKE: Final = "fake"
@@ -40,9 +42,9 @@ class Training:
 
     Args:
         path: the file of the capture, which may hold `{rank}`, `{pid}` and `{host}`; None keeps it in memory.
-        page: the file of the page, written at the end; None writes none. Each rank has its own.
+        page: the file of the page, written at the end; by default there is no page. Each rank has its own file.
         schedule: the steps to record; see `memwatch.profile`.
-        log: called with the figures of steps while the training runs; None logs nothing.
+        log: called with the figures of steps while the training runs, unless it is None.
         options: the other options of `memwatch.profile`.
     """
 

@@ -28,7 +28,7 @@ class MemwatchCallback(TrainerCallback):
     Args:
         trainer: the trainer that logs; None adds to its history alone.
         path: the file of the capture, which may hold `{rank}`, `{pid}` and `{host}`; None keeps it in memory.
-        page: the file of the page, written at the end; None writes none.
+        page: the file of the page, written at the end; by default there is no page.
         schedule: the steps to record; see `memwatch.profile`.
         log_steps: whether the peak of the steps is logged while the training runs, as often as that is cheap.
         options: the other options of `memwatch.profile`.

@@ -9,8 +9,8 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_MASK = (1 << 64) - 1
-_UNIT = 1 / (1 << 53)
+_MASK = (1 << 64) - 1  # 64 bits
+_UNIT = 1 / (1 << 53)  # the distance between two numbers that 53 random bits can give
 
 
 def random_state(seed: int) -> NDArray[np.uint64]:

@@ -40,7 +40,7 @@ def working_time(
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """A deadline, and the function that returns the time. Each call of the planner makes one for all its searches.
+    """A deadline, and the function that returns the time. All searches of one call of the planner share it.
 
     Attributes:
         deadline_s: time at which the search has to end (seconds, on the scale of `now_s`).

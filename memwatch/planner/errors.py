@@ -15,7 +15,7 @@ class GraphError(MemwatchError, ValueError):
 
 
 class OrderError(MemwatchError, ValueError):
-    """An order or a schedule does not compute what the program computes."""
+    """An order or a schedule does not compute the same as the program."""
 
 
 class BudgetError(MemwatchError):

@@ -57,7 +57,7 @@ class OpSpec:
         cost: seconds, FLOPs or any other additive price of computing the op once.
         writes: existing buffers the op mutates. A write counts as a read too.
         writes_once: the part of `writes` that only the first run mutates, such as the running statistics of a batch
-            norm. No other result of the op depends on them, so the executor passes something else to later runs.
+            norm. The op's other results are independent of them, so the executor passes a substitute to later runs.
         time_ns: recorded run time of the op, nanoseconds; 0 if not known.
         workspace_bytes: bytes the op allocates and frees while it runs.
         effect: its effect besides reading and writing its buffers.
@@ -156,8 +156,8 @@ class Graph:
         """Return the graph of a list of ops in program order.
 
         Args:
-            ops: ``(name, reads, {buffer: nbytes}, cost)`` or `OpSpec`. A buffer that no op makes is external: it
-                exists before the first op.
+            ops: ``(name, reads, {buffer: nbytes}, cost)`` or `OpSpec`. A buffer without a producer among the ops is
+                external: it exists before the first op.
             keep: buffers that must be alive at the end.
             external_nbytes: sizes (bytes) of external buffers; 0 where not given.
             freeable_externals: external buffers that may be freed after their last use.
@@ -245,7 +245,7 @@ class Graph:
 
     @property
     def baseline_bytes(self) -> int:
-        """Bytes of the external buffers: what is live before the first op."""
+        """Bytes of the external buffers, which are live before the first op."""
         return int(self.buffer_nbytes[self.buffer_producer < 0].sum())
 
     @property
@@ -359,7 +359,7 @@ def _index_buffers(specs: list[OpSpec], producer: dict[Name, int], named: list[N
 
     Args:
         specs: the ops.
-        producer: what `producers` returned.
+        producer: the result of `producers`.
         named: buffers that the caller of `Graph.build` named. A name that no op uses is an error.
     """
     used = {name for spec in specs for name in (*spec.reads, *spec.writes)}
@@ -502,6 +502,6 @@ def _precedence(  # noqa: PLR0917 (the arrays of a Graph that does not exist yet
         before.append(chain[:-1])
         after.append(chain[1:])
     source, target = np.concatenate(before), np.concatenate(after)
-    # an op that reads what it mutates does not wait for itself
+    # an op that reads a buffer that it mutates does not wait for itself
     real = (source >= 0) & (target >= 0) & (source != target)
     return Csr.from_pairs(target[real], source[real], num_ops)

@@ -1,4 +1,4 @@
-"""Kernels: the loops in which the planner spends its time. They exist in C++, and as twins in Python.
+"""Kernels: the loops that take most of the planner's time. Each exists in C++, with a twin in Python.
 
 The C++ library is used if it exists. Searches call `prepare` first. It compiles a missing library, once per machine, if
 the time limit allows. The plan of a small program is often found before any search.
@@ -39,7 +39,7 @@ class _Loader:
         self._lock = threading.Lock()
 
     def look(self) -> calls.Calls | None:
-        """Return the library, None if there is no file. The file is searched once per process."""
+        """Return the library, or None if its file is missing. The file is searched once per process."""
         if not self._has_looked:
             self._has_looked = True
             self._load()
@@ -90,7 +90,7 @@ def with_twin(call: Callable[..., Any]) -> Callable[[F], F]:
 def prepare(clock: Clock) -> None:
     """Compile the library if it is missing and the time allows it. Print a line if that takes long.
 
-    Without a compiler, or without time for it, the kernels in Python run.
+    If the compiler or the time is missing, the kernels in Python run.
     """
     if _loader.calls is None:
         _loader.prepare(clock)

@@ -61,7 +61,7 @@ def simulate(graph: Graph, schedule: Schedule, size_fn: SizeFn | None = None) ->
         size_fn: sizes (bytes) -> bytes that the allocator takes for them; exact sizes by default.
 
     Raises:
-        OrderError: the schedule does not compute what the program computes.
+        OrderError: the schedule does not compute the same as the program.
     """
     if size_fn is not None:
         graph = graph.with_sizes(size_fn)
@@ -84,7 +84,7 @@ def program_peak(graph: Graph, size_fn: SizeFn | None = None) -> PeakResult:
 
 
 def check_schedule(graph: Graph, schedule: Schedule) -> None:
-    """Raise `OrderError` unless the schedule computes what the program computes."""
+    """Raise `OrderError` unless the schedule computes the same as the program."""
     allocations(graph, schedule)
 
 
@@ -113,7 +113,7 @@ def allocations(graph: Graph, schedule: Schedule) -> Allocations:
     """
     _check_steps(graph, schedule)
     buffer, step, kind, version = _events(graph, schedule)
-    # within a step, kinds sort so that reads come before writes, as an op reads what it mutates
+    # within a step, kinds sort so that reads come before writes, because an op reads the buffers that it mutates
     by_buffer = np.lexsort((kind, step, buffer))
     indptr = np.searchsorted(buffer[by_buffer], np.arange(graph.num_buffers + 1)).astype(np.int64)
     external = graph.buffer_producer < 0
@@ -134,7 +134,7 @@ def allocations(graph: Graph, schedule: Schedule) -> Allocations:
 
 
 def _events(graph: Graph, schedule: Schedule) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    """Return what every step does to every buffer: (buffer, step, kind, version)."""
+    """Return the events of every step: (buffer, step, kind, version)."""
     compute_steps = np.flatnonzero(schedule.kind == StepKind.COMPUTE)
     ops = schedule.index[compute_steps]
     buffers = []
@@ -260,7 +260,7 @@ def at_peak(graph: Graph, schedule: Schedule, name_of: Callable[[Name], str]) ->
 
     Args:
         graph: the program.
-        schedule: what runs when.
+        schedule: the steps in order.
         name_of: names an op for people.
     """
     allocated = allocations(graph, schedule)

@@ -48,15 +48,15 @@ class Plan(ShownAsText):
         schedule: the steps.
         order: names of the ops in the order they are computed; a repeated name is a recompute.
         moves: sentences about the differences between the plan and the program.
-        peak_increase_bytes: peak of the plan above what is live before the first op.
+        peak_increase_bytes: peak of the plan above the bytes that are live before the first op.
         program_peak_increase_bytes: the same figure of the program as it was recorded.
         lower_bound_bytes: peak increase that no plan of this kind can go below.
         extra_cost_ratio: cost of recomputes and moves, as a share of the program's cost.
         moved_bytes: bytes that are moved out and back.
-        budget_bytes: peak increase that was allowed, None where the lowest peak was wanted.
+        budget_bytes: peak increase that was allowed; None for the lowest peak.
         fingerprint: hash of the program. A plan fits this program only.
         graph: the program; None for a plan that was loaded from a file.
-        step: the recorded training step of a loaded plan, for training with it; otherwise None.
+        step: the recorded training step of a loaded plan, to train with it; otherwise None.
         extra_time_ratio: recorded time of the ops that run again, as a share of the time of all ops; None if the ops
             were not timed. One recording is noisy, so plans are compared by their cost.
     """
@@ -180,7 +180,7 @@ def load_plan(path: str | PathLike[str]) -> Plan:
 
 
 _FORMAT = "memwatch-plan"
-_VERSION = 2
+_VERSION = 2  # of the file's format
 _READABLE = (1, _VERSION)  # version 1 has no training step
 _HOW_TO_WRITE = "write one with `memwatch plan -o FILE CAPTURE` or plan.save(path)"
 
@@ -208,7 +208,7 @@ def _read(path: str | PathLike[str]) -> dict[str, Any]:
     """Return the content of a file that `_write` wrote.
 
     Raises:
-        PlanFileError: the file does not exist or does not contain a plan, or a newer memwatch wrote it.
+        PlanFileError: the file is missing, holds no plan, or comes from a newer memwatch.
     """
     if not Path(path).is_file():
         raise PlanFileError(f"{path} is not a file; {_HOW_TO_WRITE}")

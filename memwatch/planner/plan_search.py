@@ -252,7 +252,7 @@ def _plan(graph: Graph, found: PricedSchedule, bound_bytes: int, allowed: int | 
 
 
 def _extra_time(graph: Graph, tokens: IntArray) -> float | None:
-    """Return the recorded time of the repeated ops, as a share of all ops; None if the ops were not timed."""
+    """Return the recorded time of the repeated ops, as a share of all ops; None without recorded times."""
     total_ns = int(graph.op_time_ns.sum())
     if not total_ns:
         return None
@@ -268,7 +268,7 @@ def _budget_error(
     *,
     is_cut: bool,
 ) -> BudgetError:
-    """Return the error: the lowest peak found, the reason why no plan fits, and what to do.
+    """Return the error: the lowest peak found, the reason why no plan fits, and the next step.
 
     Args:
         graph: the program.

@@ -1,4 +1,4 @@
-"""A schedule: what a plan does, step by step. A step computes an op, moves a buffer out, or moves it back."""
+"""A schedule: the steps of a plan, in order. A step computes an op, moves a buffer out, or moves it back."""
 
 from __future__ import annotations
 

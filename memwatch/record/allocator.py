@@ -50,7 +50,7 @@ class WaitingEvents:
         return taken
 
 
-LOG_ERRORS_ONLY: Final = 2
+LOG_ERRORS_ONLY: Final = 2  # c10's log level
 _levels_before: list[int] = []
 
 
@@ -236,7 +236,7 @@ class AllocatorChannel:
     def _write_one(self, window: Window) -> None:
         try:
             self._emit_window(window)
-        except MemoryError:  # the window gets no row in `windows`, so no figure relies on it
+        except MemoryError:  # the window is left out of `windows`, so no figure relies on it
             self._lost_events += len(window.events)
 
     def _emit_window(self, window: Window) -> None:

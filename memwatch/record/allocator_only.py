@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 def allocator_only(function: Callable[[], Any]) -> Capture:
-    """Call a function and return a capture of its allocator events: no mode, no key, no hook, no patch of torch.
+    """Call a function and return a capture of its allocator events. torch runs as without memwatch.
 
     Raises:
-        MemwatchError: this torch hands out no events, or a torch profiler of the program holds them.
+        MemwatchError: this torch provides no events, or a profiler of the program receives them.
     """
     recording, clock = Recording(None), Clock()
     block = Block(

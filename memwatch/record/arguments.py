@@ -1,7 +1,7 @@
-"""Record what a replay needs with `profile(replay=True)`: each op's arguments, inputs, results and RNG states.
+"""Record the data for a replay, with `profile(replay=True)`: each op's arguments, inputs, results and RNG states.
 
-This recorder runs between the interceptor and the hot path, so a profile without `replay` does not pay for it. It holds
-the inputs by strong references as long as the profile object lives. It holds nothing else.
+This recorder runs between the interceptor and the hot path, so only a profile with `replay` pays for it. It holds the
+inputs by strong references as long as the profile object lives. It holds nothing else.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class Backend(Protocol):
         """Return True if this backend's kernels on the free dispatch key see the ops. The probe runs once."""
 
     def allocator_events(self, block: Block) -> AllocatorEvents | None:
-        """Return the receiver of the allocator's events. None if this torch does not provide them."""
+        """Return the receiver of the allocator's events, or None if this torch provides none."""
 
     def recorder(self, block: Block, stacks: Stacks) -> Recorder:
         """Return a recorder of one block, which numbers call stacks in `stacks`. This does not change torch yet."""
@@ -73,17 +73,17 @@ class Block:
 
 
 class CallContext(Protocol):
-    """What is running while an op runs. The recorder reads this for every op.
+    """The running module, stack and phase of the program. The recorder reads them for every op.
 
     Attributes:
         top: numbers of the innermost running module and of the call stack above its call, each -1 for none.
         optimizing: whether an optimizer's step is running.
-        graph_task: number of the backward that the last op ran in. The recorder sets it, and `backward_ended` resets it
+        graph_task: number of the backward that ran the last op. The recorder sets it, and `backward_ended` resets it
             to -1.
         thread: the thread whose module calls are seen: the block's own, or an autograd thread while it recomputes a
             region.
-        recomputing: the graph task in which a checkpointed region runs again in that thread, or -2.
-        saves_inputs: whether a checkpoint is saving the inputs of a region now. No node needs these.
+        recomputing: the graph task that runs a checkpointed region again in that thread, or -2.
+        saves_inputs: whether a checkpoint is saving the inputs of a region now, which no node needs.
         is_asleep: whether the step that runs is not recorded.
     """
 
@@ -243,7 +243,7 @@ class AllocatorEvents(Protocol):
         """End the window and return it. Return an empty list if its events were lost."""
 
     def cut(self) -> list[Window] | None:
-        """End the window, return it and begin the next one. Return None if no window can end here."""
+        """End the window, return it and begin the next one. Return None where a window must go on."""
 
     def memory_ran_out(self) -> None:
         """Make room for the next events, because an op failed and memory may have run out."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def scan(storages: Storages, context: Context) -> None:
-    """Number every storage that Python can see, and name every root module and what optimizers keep."""
+    """Number every storage that Python can see. Name every root module and every state of an optimizer."""
     tensors, modules, optimizers = _instances(gc.get_objects(), (Tensor, nn.Module, Optimizer))
     # reading the device of a fake tensor must not call the program's modes either
     with disable_torch_function(), disable_torch_dispatch():

@@ -13,7 +13,7 @@ from memwatch.capture.schema import RECORDED_BY_NAME
 
 __all__ = ["Clock", "ticks"]
 
-_CALIBRATION_S = 0.01
+_CALIBRATION_S = 0.01  # how long the ticks are compared with nanoseconds; a guess
 
 
 class Clock:

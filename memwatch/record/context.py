@@ -69,7 +69,7 @@ def _observed(beneath: Callable[..., Any], block: object) -> Any:
                     context.forget_failed_steps(sys._getframe(1))
                     depth = len(context.running)
                 context.enter(self, args, kwargs)
-            except MemwatchError:  # the limit that the program asked for
+            except MemwatchError:  # the limit that the program set
                 raise
             except Exception as error:
                 pass_on(error)
@@ -204,7 +204,7 @@ class Context:
             set_module_call(self._beneath)
 
     def wake(self) -> None:
-        """See module calls and optimizer steps again, and note what modules and optimizers got meanwhile."""
+        """See module calls and optimizer steps again, and note the new tensors of modules and optimizers."""
         self.is_asleep = False
         if module_call() is self._beneath:
             set_module_call(self._call_impl)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class TakenRows:
-    """The rows of one flush, by table. They wait for the next flush if there is no memory to write them.
+    """The rows of one flush, by table. If memory is too short to write them, they wait for the next flush.
 
     Args:
         clock: converts their ticks to nanoseconds.
@@ -73,7 +73,7 @@ def tables_in_order(  # noqa: PLR0917  # parts of a session, each once
     holders: HolderSampler | None,
     arguments: ArgumentRecorder | None,
 ) -> dict[str, Table]:
-    """Return the tables in the order in which their rows must be taken.
+    """Return the tables in the order of taking their rows.
 
     The program keeps running meanwhile. So a table comes before the tables that its rows refer to.
     """
@@ -101,7 +101,7 @@ def tables_in_order(  # noqa: PLR0917  # parts of a session, each once
 
 
 _FEWEST_OPS: Final = 1_000
-"""Ops. After this many a flush costs a few percent of the time of the ops."""
+"""Ops. After this many, a flush takes a few percent of the time of the ops. A guess."""
 
 
 class LastFlush:
@@ -133,10 +133,13 @@ class LastFlush:
 
 
 FLUSH_OPS: Final = 10_000
+"""Ops between two flushes. A guess."""
 FLUSH_S: Final = 1.0
+"""Seconds between two flushes to a file. A guess: with twice as many, writing cost noticeably more."""
 PATIENCE: Final = 2
 """Turns of the timer (seconds) that a few ops wait, or one more if the program runs no op. A guess."""
 RETRY_OPS: Final = 100
+"""Ops until the next attempt, if a backward runs and the window cannot end. A guess."""
 CHECK_OPS: Final = 100
 """Ops between two checks of the free memory. A guess."""
 WINDOW_OPS: Final = 20_000
@@ -149,7 +152,7 @@ class FlushPace:
     Args:
         op_counter: how many ops have started.
         clock: turns ticks into nanoseconds.
-        allocator: the channel whose window ends. None if no events are recorded.
+        allocator: the channel whose window ends; None without the allocator's events.
         flush: takes the rows.
         to_file: whether they go to a file.
     """

@@ -85,7 +85,7 @@ class Gradients:
         self._reached.setdefault(current_graph_task_id(), set()).update(keys)
 
     def note_reached(self) -> None:
-        """Note the gradients of backwards that ended without `backward_ends`, such as those that raised."""
+        """Note the gradients of backwards that ended without `backward_ends`, as after an error."""
         while self._reached:
             self._note(self._parameters.of_keys(self._reached.popitem()[1]))
 

@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from memwatch.record.tables.rows import OpCounter, Rows, Strings
 
 _MAX_SEARCHES: Final = 64
+"""Searches for a module's name in one block. A guess."""
 _MAX_SEARCHES_OF_CLASS: Final = 8
-"""Searches in a block, and for one class: a loss made anew in each step soon reaches the second limit. A guess."""
+"""Such searches for one class. A guess: a loss that each step makes anew soon reaches it."""
 
 
 class SearchBudget:
@@ -186,12 +187,12 @@ class ModuleRegistry:
     def learn(
         self, modules: Iterable[nn.Module], frame: FrameType | None, owner: CodeOwner = CodeOwner.PROGRAM
     ) -> None:
-        """Register the trees of some modules, and of all modules that variables of the running calls lead to.
+        """Register the trees of some modules, and of all modules that the running calls' variables lead to.
 
         Args:
             modules: modules that are known to be alive.
             frame: the innermost call.
-            owner: whose calls are searched: the program's, or those of installed packages.
+            owner: whose calls are searched: the program's, or installed packages'.
         """
         pause = pause_gc()  # a collection now would run the program's finalizers in the middle of its call
         try:

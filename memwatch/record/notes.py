@@ -74,7 +74,7 @@ class Notes:
             self.note("recorder", _LOST_ROWS.format(count=losses + self.losses))
 
     def put_back(self, notes: Sequence[Note]) -> None:
-        """Mark notes as unwritten again, because there was no memory to write them."""
+        """Mark notes as unwritten again, because memory was too short to write them."""
         self._written -= len(notes)
 
     def unwritten(self) -> list[Note]:

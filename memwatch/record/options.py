@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from memwatch.record.steps.schedule import Schedule
 
 NO_LIMIT: Final = 1 << 62
+"""Bytes that no device can have."""
 _DEVICE: Final = re.compile(r"[a-z_0-9]+(:[0-9]+)?")
 
 Size = int | str
@@ -49,7 +50,7 @@ class DeviceLimits:
 
 
 def read_limits(limit: Size | Mapping[str, Size] | None) -> DeviceLimits | None:
-    """Return the limits for a size or for sizes by device. None if there is no limit.
+    """Return the limits for a size or for sizes by device; None if `limit` is None.
 
     Raises:
         SizeError: a size cannot be read.
@@ -101,13 +102,13 @@ class Choice:
     Attributes:
         backend: the implementation of the recorder.
         remarks: notes for the user about the choice, each with a kind and a sentence.
-        is_estimate: whether the block was entered under a FakeTensorMode. Then its figures are those of real tensors of
+        is_estimate: whether the block was entered under a FakeTensorMode. Then its figures hold for real tensors of
             the same sizes.
         by_mode: whether a dispatch mode sees the ops. An estimate needs this. A fake mode runs ops inside an op, and
             they make tensors that only a dispatch mode does not see.
 
     Raises:
-        MemwatchError: `options.intercept` is not auto, mode or key, or this torch does not support it.
+        MemwatchError: `options.intercept` is unknown, or this torch does not support it.
     """
 
     def __init__(self, options: Options) -> None:

@@ -86,7 +86,7 @@ class Parameters:
         self._count = 0
 
     def __iter__(self) -> Iterator[KnownParameter]:
-        """Iterate over the known parameters, in the order in which they became known."""
+        """Iterate over the known parameters, oldest entry first."""
         self._forget_gone()
         return iter(list(self._known.values()))
 
@@ -117,7 +117,7 @@ class Parameters:
         return self._known.keys() >= set(map(id, tensors))
 
     def of_keys(self, keys: Iterable[int]) -> list[KnownParameter]:
-        """Return the entries of some parameters, in the order in which they became known."""
+        """Return the entries of some parameters, oldest entry first."""
         self._forget_gone()
         known = self._known
         return sorted((known[key] for key in keys if key in known), key=_number)
@@ -140,6 +140,7 @@ def _number(known: KnownParameter) -> int:
 
 _PLAIN: Final = frozenset((id(Tensor), id(Parameter)))
 _AT_ONCE: Final = 64
+"""Modules whose tables are read together. A guess."""
 _MAX_SEARCHES_FOR_NAMES: Final = 512
 """Searches for the names of leaves in a block. Adversarial training makes new leaves in every step. A guess."""
 _WAYS_AT_FIRST: Final = 200_000
@@ -223,7 +224,7 @@ class Owners:
     def in_roles(self, among: KeysView[int] | None = None) -> Iterator[InRole]:
         """Yield the present parameters, buffers and optimizer states. Tensors that an optimizer steps come last.
 
-        A tensor without a known module has no words for its name and no module.
+        If the module of a tensor is unknown, its row has neither a module nor words for a name.
 
         Args:
             among: addresses of storages. Modules with tensors at other addresses may be skipped.
@@ -400,7 +401,6 @@ def _stepped_by(optimizer: Any) -> Iterator[Tensor]:
 
 
 def _groups_of(optimizer: Any) -> Iterator[list[Tensor]]:
-    """Yield the tensors of each parameter group of an optimizer."""
     groups, _ = optimizer_parts(optimizer)
     for group in groups or ():
         params: Any = dict.get(group, "params")

@@ -52,7 +52,7 @@ class Patches:
             method: a bound method that is called with the original and the arguments of the call.
 
         Returns:
-            The code of the replacement, and that of the method.
+            The code of the replacement, and the code of the method.
         """
         replacement = _replacement(getattr(place, name), method, self._switch)
         self._place(place, name, replacement)
@@ -117,7 +117,7 @@ def _surrounded(original: Callable[..., Any], method: Any, switch: _Switch) -> A
     @functools.wraps(original)
     def replacement(*args: Any, **kwargs: Any) -> Any:
         try:
-            # the recorder gets no name here, so that this frame does not keep it alive
+            # no variable holds the recorder, so that this frame does not keep it alive
             leave = enter(*args, **kwargs)
         except MemoryError:
             leave = None
@@ -138,7 +138,7 @@ class PatchedResize:
         self._patches = Patches()
 
     def start(self) -> None:
-        """Begin to hear."""
+        """Begin to receive calls."""
         self._patches.put(torch.UntypedStorage, "resize_", self._resize)
 
     def stop(self) -> None:

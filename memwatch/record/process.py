@@ -1,4 +1,4 @@
-"""Record what the process is: its command and its place in a job, the processes it starts, and its accelerators."""
+"""Record the process: its command, its place in a job, the processes that it starts, and its accelerators."""
 
 from __future__ import annotations
 

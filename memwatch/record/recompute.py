@@ -3,9 +3,9 @@
 `torch.utils.checkpoint` runs a region again while a node of the backward waits for its saved tensors. The Python and
 module calls are then the real ones. Only the running graph task shows that a backward is under way.
 
-A region that runs again must get the same tensor objects as before. Without hooks autograd returns the very tensor that
-it saved. Under hooks, such as those of memwatch, it makes a new one at each unpacking. Code that tests `key is value`,
-as multi-head attention does, would then take another branch.
+A region that runs again must get the same tensor objects as before. Without hooks autograd returns the very tensor
+that it saved. Under hooks, such as memwatch's, autograd makes a new tensor at each unpacking. Code that tests `key is
+value`, as multi-head attention does, would then take another branch.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _nothing() -> None:
 
 
 def recomputes_by_hand() -> bool:
-    """Return True if a Function's own backward, not a hook, builds a graph although the engine keeps none.
+    """Return True if a Function's own backward (not a hook) builds a graph during a plain backward.
 
     memwatch takes this for a checkpoint by hand, which computes its forward again and differentiates it. The recorder
     calls this for ops of a backward that run with gradients on while the engine does not keep its graph.
@@ -111,7 +111,7 @@ def recomputes_by_hand() -> bool:
 
 
 class _Region(NamedTuple):
-    """A checkpointed region in forward: its caller, its arguments, and the frame in which torch keeps its data."""
+    """A checkpointed region in forward: its caller, its arguments, and the frame that holds torch's data about it."""
 
     module: int
     stack: int

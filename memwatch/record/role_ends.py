@@ -1,9 +1,9 @@
-"""Find storages that live on but are no longer a parameter, buffer, gradient or optimizer state.
+"""Find storages that live on after their role as parameter, buffer, gradient or optimizer state ended.
 
-torch does not report when a `.grad` is set to None, a parameter is replaced or an optimizer's state is cleared. So
-memwatch compares the known roles with the present ones, in each sample and at the end of the block. It does not search
-in an op, in a module's call or in a backward. Each comparison gets a row, because a role may have ended at any time
-between two comparisons.
+torch does not report these ends: a `.grad` is set to None, a parameter is replaced, an optimizer's state is cleared.
+So memwatch compares the known roles with the present ones, in each sample and at the end of the block. It does not
+search in an op, in a module's call or in a backward. Each comparison gets a row, because a role may have ended at any
+time between two comparisons.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class RoleEnds:
 
 
 def _numbers_of(tensor: Tensor, large: dict[int, int]) -> Sequence[int]:
-    """Return the numbers of a tensor's storages. None if the tensor does not give access to them."""
+    """Return the numbers of a tensor's storages; empty if the tensor refuses access to them."""
     try:
         if id(type(tensor)) in _PLAIN and tensor.layout is torch.strided:
             number = large.get(address_of(tensor))

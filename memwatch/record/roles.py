@@ -31,7 +31,7 @@ InRole = tuple[int, Tensor, tuple[str, ...], int]
 
 
 class Roles:
-    """Append rows of `roles`, one for each new role of a storage.
+    """Append a row of `roles` for each new role of a storage.
 
     Args:
         storages: the storages that are alive.
@@ -71,7 +71,7 @@ class Roles:
             role: its role.
             module: number of its module, -1 if there is none.
             words: the words of its name.
-            op: the op from which on the tensor has the role, -1 for now.
+            op: the first op with the new role, -1 for the next op.
             watch_on: whether the tensor through which the storage is watched may be gone, as after a backward.
         """
         number = self._watched_number(tensor, watch_on) if type(tensor) is Tensor else NONE

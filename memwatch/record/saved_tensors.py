@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 def saved_storage(storages: Storages, tensor: Tensor) -> tuple[int, int, int]:
     """Return the number of a saved tensor's storage (or -1), the string id of its shape, and its bytes.
 
-    A wrapper, such as a DTensor or a jagged tensor, has no bytes of its own. Its first part stands for it.
+    A wrapper, such as a DTensor or a jagged tensor, has no bytes of its own. Its first part represents it.
     """
     has_parts = layout_of(tensor) is torch.strided or is_wrapper_subclass(tensor)
     part = next(plain_parts(tensor), tensor) if has_parts else tensor
@@ -135,7 +135,7 @@ class HiddenHooks(NamedTuple):
     """Functions of one packer that let memwatch hide its hooks from the program.
 
     Attributes:
-        original_of: return the saved tensor of a pack. None if it is gone, or if the object is not this packer's.
+        original_of: return the saved tensor of a pack, or None if it is gone or the object comes from elsewhere.
         hook: let the program's pair (pack, unpack) take over. Return False if this is not possible.
     """
 
@@ -274,7 +274,7 @@ class SavedTensorHooks:
         self._packer = packer
         self._hooks = packer.hooks
         self._outer: Hooks | None = None
-        self._taken_off_in: set[int] = set()  # threads in which torch has disabled hooks
+        self._taken_off_in: set[int] = set()  # threads whose hooks torch has disabled
         self._patches = Patches()
         self.python_functions: tuple[Callable[..., Any], ...] = (
             *packer.python_functions,
@@ -284,7 +284,7 @@ class SavedTensorHooks:
         )
 
     def start(self) -> None:
-        """Push the hooks, above those that the program pushed before."""
+        """Push the hooks, above the program's hooks."""
         self._outer = top_saved_hooks()
         self._packer.set_outer(self._outer)
         push_saved_hooks(*self._hooks)
@@ -338,7 +338,7 @@ class SavedTensorHooks:
             self._note("observer", _FORWARD_MODE)
 
     def _disabling(self, disable: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        """Remove memwatch's hooks when torch disables hooks, so that they are no reason for torch to refuse.
+        """Remove memwatch's hooks when torch disables hooks, because torch refuses if hooks are active.
 
         `torch.autograd.graph.disable_saved_tensors_hooks` calls this, and so does dynamo's compiled form of it. That
         function itself is not replaced, because dynamo knows it by its identity.

@@ -174,7 +174,7 @@ class Session:
             raise
 
     def abandon(self) -> None:
-        """Switch everything off and keep nothing, because the block could not be entered."""
+        """Switch everything off and drop all rows, because the block could not be entered."""
         self._switch_off()
         self._timer.stop()
         self._let_go()
@@ -212,7 +212,7 @@ class Session:
             )
 
     def stop(self, *, failed: bool = False) -> Recording:
-        """Switch everything off and return what was recorded.
+        """Switch everything off and return the recording.
 
         Args:
             failed: whether an exception ends the block. Then its last step is kept.
@@ -316,7 +316,7 @@ class Session:
         self._pace.from_elsewhere()
 
     def capture_so_far(self) -> Capture:
-        """Return what was recorded until now; called in the thread of the block.
+        """Return the recording until now; called in the thread of the block.
 
         Raises:
             CaptureError: the file cannot be read.

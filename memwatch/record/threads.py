@@ -57,7 +57,7 @@ class Timer:
 def _repeat(done: threading.Event, seconds: float, to_call: list[Callable[[], None]]) -> None:
     while not done.wait(seconds):
         with contextlib.suppress(Exception):
-            to_call[0]()  # the function gets no name, so that this frame does not keep it alive
+            to_call[0]()  # no variable holds the function, so that this frame does not keep it alive
 
 
 def cpu_time_ns(native_id: int | None) -> int | None:
@@ -90,7 +90,7 @@ _WORKERS: Final = tuple(
 
 
 class ThreadLogs(Protocol):
-    """Logs of the allocator's events, one for each thread."""
+    """Logs of the allocator's events; each thread has its own."""
 
     def enter_thread(self, thread: int, /) -> Callable[[], object] | None:
         """Record the events of this thread under a number. Return the function that ends this, or None on failure."""
@@ -126,7 +126,7 @@ class StartedThreads:
 
     Args:
         names: receives the name of each thread at the index of its number. Names are unique.
-        logs: makes the logs. None if this torch has no allocator events.
+        logs: makes the logs; None if this torch lacks allocator events.
         on_log: called in each thread that got a log.
 
     Attributes:

@@ -369,8 +369,8 @@ class Records(Protocol):
 class TorchRecords:
     """Note the roles of memory that torch keeps in C++ or frees by resizing.
 
-    While the block is open, memwatch replaces the functions of torch that make or free such memory. A program that does
-    not call them pays nothing.
+    While the block is open, memwatch replaces the functions of torch that make or free such memory. Programs that
+    never call them pay nothing.
     """
 
     def __init__(self, storages: Storages, context: Context) -> None:

@@ -1,10 +1,10 @@
 """The torch.compile backend "memwatch": forward and backward planned as one program within a budget.
 
-AOTAutograd traces forward and backward as one joint graph. memwatch plans the joint graph like a recorded program. The
-code that runs between forward and backward, such as the loss, is one op of it. At this op the planned graph is cut in
-two. Autograd saves the tensors that the plan keeps across the cut. Recomputed ops belong to the backward. Both graphs
-run op by op with the kernels of eager PyTorch, so their results equal those of the model bit for bit. All graphs of a
-compiled callable share one budget, which `budget_keeper.py` keeps.
+AOTAutograd traces forward and backward as one joint graph. memwatch plans the joint graph like a recorded program.
+The code that runs between forward and backward, such as the loss, is one op of it. At this op the planned graph is
+cut in two. Autograd saves the tensors that the plan keeps across the cut. Recomputed ops belong to the backward. Both
+graphs run op by op with the kernels of eager PyTorch, so their results equal the model's results bit for bit. All
+graphs of a compiled callable share one budget, which `budget_keeper.py` keeps.
 """
 
 from __future__ import annotations
@@ -199,8 +199,8 @@ class _Compiler:
 def _on_not_compiled(owner: Any, code: CodeType, reason: str) -> None:
     """Refuse or warn, because torch.compile does not compile a function that the budget should cover.
 
-    While a step is measured, the memory of such code is measured too. Before the first graph memwatch measures nothing.
-    And if torch.compile compiles no function at all, it never calls the backend.
+    While a step is measured, the memory of such code is measured too. Before the first graph memwatch measures
+    nothing. The backend is only called if torch.compile compiles a function.
     """
     if getattr(owner, "compiler_fn", None) is not memwatch_backend or not torch.is_grad_enabled():
         return

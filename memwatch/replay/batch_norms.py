@@ -1,8 +1,8 @@
 """Batch norms of a traced graph that write their running statistics in place, as in eager PyTorch.
 
-In a traced graph, a batch norm returns new statistics, and a later op copies them into the old ones. This module makes
-the batch norm write them in place, so that no new statistics wait for the copy. Then it can also run again: the second
-time without statistics, which does not change its other results.
+In a traced graph, a batch norm returns new statistics, and a later op copies them into the old ones. This module
+makes the batch norm write them in place, so that no new statistics wait for the copy. Then it can also run again. The
+second run leaves the statistics out, which leaves its other results the same.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _COPY: Final = torch.ops.aten.copy_.default
 _BACKWARD: Final = torch.ops.aten.native_batch_norm_backward.default
 _STATISTICS: Final = (3, 4)
 """Indices of the running statistics among the arguments, and of the new statistics among the results."""
-_TRAINING: Final = 5
-_TRAINING_OF_BACKWARD: Final = 7
+_TRAINING: Final = 5  # position of the argument `training` of a batch norm
+_TRAINING_OF_BACKWARD: Final = 7  # the same for its backward
 
 
 def write_statistics(graph: fx.Graph) -> None:

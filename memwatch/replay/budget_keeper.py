@@ -63,7 +63,7 @@ class BudgetKeeper:
     """Plans the graphs of a compiled callable, measures their peak, and plans again where it exceeds the budget.
 
     Args:
-        options: what the user asked for.
+        options: the user's options.
         device: device whose bytes count.
     """
 
@@ -92,7 +92,7 @@ class BudgetKeeper:
         return running is not None and running.is_pending()
 
     def add_graph(self, graph: TracedGraph) -> list[str | Move]:
-        """Add a graph that was just traced, and return the order in which it runs at first.
+        """Add a graph that was just traced, and return its first order of ops.
 
         With the option `strict`, a graph that exceeds the budget alone is refused when it is called. If it were refused
         now, during the compilation, the program would see an error of torch.
@@ -404,7 +404,6 @@ class BudgetKeeper:
         return self._step_budget.whole_bytes if sequence.is_evaluation else self._step_budget.step_bytes
 
     def _exceeds_budget(self, sequence: KnownSequence) -> bool:
-        """Return True if the plan of a sequence exceeds its budget."""
         budget = self._budget_of(sequence)
         orders = sequence.orders
         return budget is not None and orders is not None and orders.peak_increase_bytes > budget

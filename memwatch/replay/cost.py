@@ -1,6 +1,6 @@
 """The cost of a call: FLOPs by torch's own formulas, plus a price for the bytes that it moves.
 
-torch has no formula for elementwise ops, but they are not free. So each byte that an op reads or writes costs
+torch lacks a formula for elementwise ops, but they cost time too. So each byte that an op reads or writes costs
 `FLOPS_PER_BYTE` FLOPs. Measured times are too noisy to compare plans.
 """
 

@@ -53,7 +53,7 @@ class Run:
         inputs: addresses of the storages of its arguments; 0 for an argument that is not a tensor. Empty unless
             the episode is learning.
         outputs: the same for its results.
-        is_done: whether its backward has run, or it has no backward.
+        is_done: whether its backward has run; True without a backward.
         released: numbers of the outputs that the program had dropped when the backward began, in any measured step.
         token: a reference that dies when the backward cannot come any more; None without a backward.
         head: number of the last output that leads to the backward.
@@ -88,7 +88,7 @@ class Run:
         Args:
             args: the arguments of the forward.
             result: its results.
-            on_dropped: called if the autograd graph is dropped before a backward; None to call nothing.
+            on_dropped: called if the autograd graph is dropped before a backward, unless it is None.
         """
         given = set(map(id, args))
         heads: list[torch.Tensor] = []
@@ -187,7 +187,7 @@ class Episode:
 
     @property
     def is_in_window_thread(self) -> bool:
-        """Whether the calling thread may end the window: the one that began it."""
+        """Whether the calling thread began the window, so that it may end it."""
         return self._window is None or self._thread == threading.get_ident()
 
     def is_pending(self) -> bool:

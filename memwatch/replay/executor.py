@@ -126,7 +126,7 @@ class Executor:
 
     Attributes:
         recorded: the program and its graph.
-        schedule: what to run.
+        schedule: the steps to run.
         storages: storage of every program buffer that is held; the executor's only references.
         inputs: the live part of the recording; None for synthetic inputs, whose results are not compared.
         on_step: called before every step with its number.
@@ -293,7 +293,7 @@ def rebuild(window: Window, storage: torch.UntypedStorage) -> torch.Tensor:
 
 @contextlib.contextmanager
 def below_autograd() -> Iterator[None]:
-    """Let ops of the block run as the recorder saw them: no autograd, no autocast, no modes, no overrides."""
+    """Let ops of the block run as the recorder saw them: below autograd, autocast, modes and overrides."""
     with (
         without_modes(),
         torch.no_grad(),

@@ -72,7 +72,7 @@ class GraphReader:
         """Read the next node.
 
         Raises:
-            UnsupportedOpError: the node does not call an ATen op, or has no value.
+            UnsupportedOpError: the node calls something else than an ATen op, or lacks a value.
         """
         if node.op in {"placeholder", "get_attr"}:
             new = self.tangents if is_tangent(node) else self.inputs
@@ -156,7 +156,7 @@ def graph_from_fx(module: fx.GraphModule, num_fwd_outputs: int | None = None) ->
         A graph whose ops carry the names of the nodes.
 
     Raises:
-        UnsupportedOpError: a node does not call an ATen op, or has no value.
+        UnsupportedOpError: a node calls something else than an ATen op, or lacks a value.
     """
     reader = GraphReader()
     crossing = None if num_fwd_outputs is None else first_backward_node(module.graph)

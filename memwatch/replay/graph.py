@@ -31,8 +31,10 @@ if TYPE_CHECKING:
 
 
 _SLACK_NS: Final = 1_000
-"""Nanoseconds by which the clocks of ops and of allocations may disagree. The recorder's own work around an op takes
-many times longer, and during this work the program allocates nothing."""
+"""Nanoseconds: the largest difference between the clocks of ops and of allocations. A guess.
+
+The recorder's own work around an op takes many times longer, and during this work the program allocates nothing.
+"""
 
 
 def workspaces(capture: Capture, device: str, ops: IntArray, made_bytes: IntArray) -> IntArray:
@@ -42,7 +44,7 @@ def workspaces(capture: Capture, device: str, ops: IntArray, made_bytes: IntArra
     count. The tensor into which the dispatcher wraps a number among the arguments does not count either.
 
     Args:
-        capture: what was recorded; without allocator events every workspace is 0.
+        capture: the recording; without allocator events every workspace is 0.
         device: device whose blocks count, such as `cpu`.
         ops: numbers of the ops, ascending.
         made_bytes: bytes of the storages that each op made.

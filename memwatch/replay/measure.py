@@ -112,7 +112,7 @@ class Stretch:
 
 
 def can_measure() -> bool:
-    """Return True if no profiler and no profile of memwatch uses the allocator's events in this thread."""
+    """Return True if the allocator's events are free in this thread: neither a profiler nor memwatch uses them."""
     return profiler.EVENTS_WORK and not profiler.is_running() and not profiler.is_watched()
 
 

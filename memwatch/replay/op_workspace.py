@@ -1,8 +1,8 @@
-"""The workspace of single ops, by the allocator's events: what an op holds beyond its results while it runs.
+"""The workspace of single ops, by the allocator's events: the bytes beyond its results that a running op holds.
 
-`measure_workspaces` runs ops on given arguments, beside nothing else. `Workspaces` does so for the nodes of an FX
-graph, once for each op and shape: on zeros of the sizes that the node has. The random generators are put back. Ops that
-act on the world outside, and those that refuse zeros, are taken to need none: a measured step corrects that.
+`measure_workspaces` runs each op alone, on given arguments. `Workspaces` does so for the nodes of an FX graph, once
+for each op and shape, on zeros of the node's sizes. The random generators are put back. Some ops act on the world
+outside, or refuse zeros. They count as ops without workspace, until a measured step corrects this.
 """
 
 from __future__ import annotations

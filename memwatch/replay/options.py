@@ -55,7 +55,7 @@ class BackendOptions:
         """Return the options that a user gave, checked.
 
         Raises:
-            OptionError: an option does not exist, or its value means nothing.
+            OptionError: an option does not exist, or its value is invalid.
             OrderError: the order is unknown.
             SizeError: the budget cannot be read.
         """

@@ -1,8 +1,8 @@
 """A capture made with `replay=True` as a program: calls over buffers, with decoded arguments.
 
 A buffer is one storage between two changes of its size. An op that changes the size, through `resize_` or `out=`,
-makes a new buffer. Views and `set_` make and write no buffer and return no number, so they are left out. A replay
-rebuilds each tensor from its window: its data type, shape, stride and offset.
+makes a new buffer. Views and `set_` are left out, because they neither make nor write a buffer and return tensors
+only. A replay rebuilds each tensor from its window: its data type, shape, stride and offset.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Call:
     def writes_once(self) -> tuple[int, ...]:
         """Buffers that only the first computation writes: the running statistics of a batch norm in training.
 
-        Its other results do not depend on them, and torch takes None in their place.
+        Its other results are independent of them, and torch accepts None in their place.
         """
         if self.name not in _BATCH_NORMS:
             return ()
@@ -131,8 +131,8 @@ def read_program(capture: Capture) -> Program:
 
     Raises:
         MemwatchError: the capture was made without `replay=True`.
-        UnsupportedOpError: an op cannot be called again from what was recorded, compiled code ran, or the
-            tensors were fake.
+        UnsupportedOpError: the recording is not enough to call an op again, compiled code ran, or the tensors were
+            fake.
     """
     if capture.meta.get("estimate"):
         raise UnsupportedOpError(
@@ -153,7 +153,7 @@ def read_program(capture: Capture) -> Program:
 
 
 class _Reader:
-    """Reads calls one by one, and tracks the current buffer of each storage."""
+    """Read the calls in turn, and track the current buffer of each storage."""
 
     def __init__(self, capture: Capture) -> None:
         self._capture = capture
@@ -267,7 +267,7 @@ class _Reader:
         return len(self._buffers) - 1
 
     def _with_pins(self) -> list[Buffer]:
-        """Return the buffers with `pinned` set on those that an op made or wrote and that are still alive."""
+        """Return the buffers. Set `pinned` on each that an op made or wrote and that is still alive."""
         written = {buffer for call in self._calls for buffer in call.writes}
         last = set(self._current.values())
         return [
@@ -360,7 +360,7 @@ def overload_of(call: Call) -> Any:  # torch has no public type for an overload
 
 @functools.cache
 def overload_named(name: str) -> Any:  # torch has no public type for an overload
-    """Return the overload of a recorded name, None if it is not defined in this process."""
+    """Return the overload of a recorded name, or None if this process lacks it."""
     space, opname, overload = name.rsplit(".", 2)
     try:
         return getattr(getattr(getattr(torch.ops, space), opname), overload)

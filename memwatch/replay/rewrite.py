@@ -107,7 +107,7 @@ class _Writer:
             return
         node = self._nodes[str(name)]
         if saves_state(node) and random_node_of(node).name not in self.repeated:
-            return  # the random op runs only once, so nobody needs the state
+            return  # the random op runs only once, so the state is not needed
         is_again = node in self.now
         state = state_before(node) if is_again else None
         self.now[node] = self._copy(node) if state is None else self._drawn_again(node, state)

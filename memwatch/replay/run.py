@@ -49,12 +49,12 @@ class ReplayResult(ShownAsText):
     Attributes:
         peak_increase_bytes: most bytes that the run allocated and held at once, by the allocator's events.
         planned_bytes: peak increase that the plan predicts.
-        identical: whether everything the program can still reach has the same bytes as after the program, and
-            the random generators have the same state. None for synthetic inputs, where nothing is compared.
+        identical: whether everything the program can still reach has the same bytes as after the program, and the
+            random generators have the same state. None for synthetic inputs, because they are not compared.
         max_abs_diff: largest absolute difference of any element; 0.0 when identical, nan when nothing is
             compared.
-        tolerance: largest difference between two runs of the program in its own order. It is 0.0 where kernels
-            repeat their results bit for bit, as on the CPU, and above where they do not.
+        tolerance: largest difference between two runs of the program in its own order. It is 0.0 if kernels repeat
+            their results bit for bit, as on the CPU, else more.
         duration_s: time the run took (s).
         moved_bytes: bytes that were moved out and back.
         num_checked: how many storages were compared.

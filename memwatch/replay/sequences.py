@@ -37,16 +37,16 @@ class KnownSequence:
 
     Attributes:
         runs: the runs of its last measured episode.
-        orders: the orders in which its graphs run now.
+        orders: the current orders of its graphs.
         outside_bytes: for each run, the bytes that the code after its forward allocated.
         kept_bytes: for each run, the bytes that this code kept while the next forward ran.
         unmodelled_bytes: how much the measured peak exceeded the planned one.
         num_over_budget: how many measured steps exceeded the budget.
         has_run: whether the sequence ever ran.
         is_settled: whether its plan was measured and is accepted.
-        has_new_measurements: whether a measured step has shown figures that the orders were not planned with.
-        is_lowest: whether no lower orders are known.
-        error: the error of the planner that says why no plan fits the budget.
+        has_new_measurements: whether a measured step has shown figures that are newer than the orders.
+        is_lowest: whether its orders are the lowest known.
+        error: the error of the planner that explains why all plans exceed the budget.
         is_refused: whether the program got an error because the sequence exceeds the budget.
     """
 
@@ -184,7 +184,7 @@ class KnownSequences(dict[Signature, KnownSequence]):
         return any(one.has_run and any(run.graph is graph for run in one.runs) for one in self.values())
 
     def with_graph(self, graph: TracedGraph) -> list[KnownSequence]:
-        """Return the sequences in which a graph runs."""
+        """Return the sequences that run a graph."""
         return [one for one in self.values() if any(run.graph is graph for run in one.runs)]
 
     def note_end(self, signature: Signature, *, is_measured: bool) -> None:

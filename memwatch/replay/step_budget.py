@@ -87,7 +87,7 @@ class GradientTracker:
         return StartGradients(bool(held.keys() - new), sum(held[address] for address in new))
 
     def forget_versions(self) -> None:
-        """Ignore all changes of the parameters up to now: they are no sign that the step has ended."""
+        """Ignore all changes of the parameters up to now: they do not mean that the step has ended."""
         self._versions = {}
 
     def parameter_with_gradient(self) -> weakref.ref[torch.Tensor] | None:
@@ -145,7 +145,10 @@ class StepBudget:
 
     @property
     def whole_bytes(self) -> int | None:
-        """The budget of a whole step; None without a budget, and for a share before eager PyTorch was measured."""
+        """The budget of a whole step.
+
+        It is None if the user set none, and for a share until eager PyTorch was measured.
+        """
         most = max((self._evaluation_bytes, *self._eager_bytes.values()))
         if self._budget is None or (self.is_share and not self._has_measured):
             return None

@@ -4,8 +4,9 @@ The tensors that the first graphs save for their backward are alive while the la
 budget. At a graph break one graph passes its output to the next graph. Both then use one name for its storage. torch
 runs each graph by itself, so `StepModel.cut` cuts the planned order into one order per graph.
 
-`order_of_torch` writes the order in which torch's own partition would run the step. The partition says what the forward
-keeps. The backward computes the rest again, right before its use or, earlier, where torch's backward computes it.
+`order_of_torch` writes the step's order under torch's own partition. The partition lists the tensors that the forward
+keeps. The backward computes the others again, right before their use or, earlier, where torch's backward computes
+them.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ class GraphRun:
         saved: names of the nodes that torch's own partition saves for the backward.
         torch_backward_nodes: names of the nodes that the backward of this partition runs, in order.
         values: symbol -> its value.
-        inputs: addresses of the storages of its arguments; empty if not known.
-        outputs: addresses of the storages of its results; empty if not known.
+        inputs: addresses of the storages of its arguments; empty if unknown.
+        outputs: addresses of the storages of its results; empty if unknown.
         released: numbers of the outputs that the program had dropped before the backward in a measured step.
         outside_bytes: the most bytes that the code after its forward allocated.
         kept_bytes: the part of these bytes that was alive when the next forward began.
@@ -157,11 +158,11 @@ _LINE: Final = re.compile(r'File "(.+?)", line (\d+)')
 
 @dataclass
 class Orders:
-    """The orders of a plan: one for the whole step, and one for each graph.
+    """The orders of a plan: the order of the whole step, and the order of each graph.
 
     Attributes:
         of_graphs: for each graph the names of its nodes in order, with `BOUNDARY` between forward and backward. A
-            `Move` in such an order names the node whose value is moved.
+            `Move` in an order names the node whose value is moved.
         whole: the order of the step.
         peak_increase_bytes: the peak of the step in this order.
         extra_cost_ratio: cost of recomputed ops, as a share of the step's cost.
@@ -322,10 +323,10 @@ class StepModel:
         return Graph.build(ops, [name for name in keep if name in made | used], external_nbytes=inputs)
 
     def torch_partition_order(self) -> list[Name] | None:
-        """Return the order in which torch's own partition would run the step; None if no such order is valid.
+        """Return the step's order under torch's own partition; None if its orders are invalid.
 
-        Tensors that the partition does not save are computed again. There are two orders: they are computed where
-        torch's backward computes them, or right before their use. The order with the lower peak is returned.
+        Tensors that the partition does not save are computed again. There are two orders. One computes these tensors
+        where torch's backward does, the other right before their use. The order with the lower peak is returned.
         """
         orders = [order_of_torch(self._parts, self.graph, as_torch=as_torch) for as_torch in (False, True)]
         peaks = [
@@ -334,7 +335,7 @@ class StepModel:
         return orders[min(peaks)[1]] if peaks else None
 
     def peak_of(self, order: Sequence[Name]) -> int | None:
-        """Return the peak increase of a step in this order; None if it is not valid."""
+        """Return the peak increase of a step in this order; None if the order is invalid."""
         schedule = Schedule.of(map(self._step, order))
         try:
             return simulate(self.graph, schedule).peak_bytes - self.graph.baseline_bytes
@@ -384,7 +385,7 @@ class StepModel:
         ]
 
     def cut(self, order: Sequence[Name]) -> Orders | None:
-        """Cut a planned order of the step into one order per graph; None if the result is not valid.
+        """Cut a planned order of the step into one order per graph; None if the result is invalid.
 
         An op can only run while its own graph runs. An op at a place where another graph runs moves to the next place
         where its own graph runs.
@@ -465,7 +466,7 @@ def _buffers(reader: GraphReader, nodes: Sequence[Value]) -> list[str]:
 
 
 def order_of_torch(parts: Sequence[Part], graph: Graph, *, as_torch: bool) -> list[Name]:
-    """Return the order in which torch's own partition would run a step. It is not always valid.
+    """Return a step's order under torch's own partition. It is not always valid.
 
     Args:
         parts: the graphs of the step.

@@ -1,14 +1,14 @@
 """A graph of a compiled callable, and its variants: each variant is a forward and a backward in a planned order.
 
-AOTAutograd asks for one forward and one backward when it compiles. It gets functions that run the current variant, so
+When AOTAutograd compiles, it needs one forward and one backward. It gets functions that run the current variant, so
 memwatch can plan a graph again without another trace. AOTAutograd accepts any number of saved tensors that a forward
 returns. The last of them is a tag with the number of the variant, so that the backward runs the same variant.
 
 In a graph of dynamo, the compiler has to draw the random numbers of a checkpointed region again. When memwatch runs a
 graph as eager PyTorch does, it compiles nothing. So it calls torch's own `checkpoint` for the region.
 
-The backward of a convolution is split into two ops, one for the gradients of the weights and one for that of the input.
-Both run the kernels that the one op runs. Each frees its workspace before the other begins, which allows a lower peak.
+The backward of a convolution is split into two ops: the gradients of the weights, and the gradient of the input. Both
+run the kernels that the one op runs. Each frees its workspace before the other begins, which allows a lower peak.
 
 AOTAutograd traces a program without its in-place ops. It copies new values into the inputs at the very end, after the
 backward even if the copy belongs to the forward. The new values would take memory until then. So `place_writes` moves
@@ -183,7 +183,7 @@ class TracedGraph:
 
     Attributes:
         eager: dynamo's graph. When it is called, it runs as eager PyTorch does.
-        joint: AOTAutograd's joint graph; None until it is traced, and if it cannot be planned.
+        joint: AOTAutograd's joint graph; None until it is traced, and for a graph that cannot be planned.
         num_fwd_outputs: how many outputs of `joint` belong to the forward; None without backward.
         saved: names of the nodes that torch's own partition saves.
         hints: symbol -> the value it was traced with.
@@ -245,7 +245,7 @@ class TracedGraph:
 
     @property
     def is_update(self) -> bool:
-        """Whether it has no backward and no outputs, like the step of an optimizer."""
+        """Whether it lacks both a backward and outputs, like the step of an optimizer."""
         return self.num_fwd_outputs is None and self._has_no_outputs
 
     def values(self, args: Sequence[Any]) -> dict[Any, int]:
@@ -393,7 +393,7 @@ def boxed(function: Boxed) -> Boxed:
 def _torch_partition(
     joint: fx.GraphModule, inputs: Any, num_fwd_outputs: int
 ) -> tuple[frozenset[str], tuple[str, ...]]:
-    """Return the names of the nodes that torch's own partition saves, and of those that its backward runs."""
+    """Return the names of the nodes that torch's own partition saves, and of its backward's nodes."""
     copy = fx.Graph()
     nodes: dict[fx.Node, fx.Node] = {}
     for node in joint.graph.nodes:

@@ -1,7 +1,7 @@
 """Run the tests of each file here in one process of its own, which has the pretend accelerator.
 
 An accelerator is there for the rest of a process, and other tests must not find one. So a fork of the process that
-`fork_server.py` keeps runs all tests of a file, one after the other, and pytest reports what became of each.
+`fork_server.py` keeps runs all tests of a file, one after the other, and pytest reports the outcome of each.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def outcomes(request, _fork_server, tmp_path_factory):
 
 
 def pytest_pyfunc_call(pyfuncitem):
-    """Report what became of the test in the process of its file."""
+    """Report the outcome of the test in the process of its file."""
     error = pyfuncitem.funcargs["outcomes"][pyfuncitem.name]
     if error:
         pytest.fail(error, pytrace=False)

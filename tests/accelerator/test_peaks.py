@@ -1,4 +1,4 @@
-"""Peaks of the pretend accelerator, against what its allocator counted itself: no byte of difference."""
+"""Peaks of the pretend accelerator equal its allocator's own figures, to the byte."""
 
 from __future__ import annotations
 

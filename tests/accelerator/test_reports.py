@@ -39,7 +39,7 @@ def test_the_summary_has_a_line_for_each_device():
 
 
 def test_a_block_that_uses_the_host_alone_is_about_the_host():
-    """Tensors of an accelerator that lie there all the while are not what the block is about."""
+    """Tensors that lie on an accelerator all the time do not make it the block's device."""
     model = make(3 * MIB)
     with memwatch.profile() as prof:
         kept = make(2 * MIB, "cpu")

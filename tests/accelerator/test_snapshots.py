@@ -29,7 +29,7 @@ def imported():
 
 
 def test_peaks_of_both_devices_are_those_of_the_counters():
-    """In bytes asked for, which the allocator counts beside its blocks."""
+    """In requested bytes, which the allocator counts beside its blocks."""
     pretend.record_history(True)
     kept = [make(3 * MIB), make(5000), make(7 * MIB, "pretend:1")]
     del kept[0]

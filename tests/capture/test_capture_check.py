@@ -25,7 +25,7 @@ from memwatch.report.stats import stats
 
 FAR = (-7, 10**6, 2**40, 2**62, -(2**63), 2**63 - 1)
 READ_EVERY = 60
-"""All captures are checked, and one of so many is read: what reads them takes most of the time."""
+"""All captures are checked, but only one of so many is read, because reading takes most of the time."""
 
 
 @pytest.fixture(scope="module")

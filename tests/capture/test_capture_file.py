@@ -1,4 +1,4 @@
-"""The file format: what goes in comes out; what is damaged, foreign or newer is refused in one error."""
+"""The file format: a capture is read as it was written. Damaged, foreign and newer files are refused in one error."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_file_is_kept_unless_forced(recorded, tmp_path):
 @given(share=st.floats(0, 1, exclude_max=True))
 @settings(deadline=None, max_examples=40)
 def test_a_truncated_file_is_refused(share, recorded, tmp_path_factory):
-    """Whatever the length it was cut to, the file is refused with its name and what to do."""
+    """Whatever the length it was cut to, the file is refused with its name and the next step."""
     whole = recorded.read_bytes()
     path = tmp_path_factory.mktemp("cut") / "cut.memwatch"
     path.write_bytes(whole[: int(share * len(whole))])
@@ -166,7 +166,7 @@ def test_a_newer_format_asks_for_an_upgrade(recorded, tmp_path):
 
 
 def test_an_older_format_is_recorded_again(recorded, tmp_path):
-    """A file of an earlier memwatch lacks columns: one sentence says so, and what to do."""
+    """A file of an earlier memwatch lacks columns: one sentence explains this, and the next step."""
     path = tmp_path / "older.memwatch"
     path.write_bytes(recorded.read_bytes())
     with sqlite3.connect(path) as database:

@@ -74,7 +74,7 @@ def test_a_killed_run_loses_no_more_than_its_last_rows(tmp_path):
 def test_a_run_killed_before_its_first_flush_reads_as_an_unfinished_one(tmp_path):
     """The file has no row.
 
-    Every reading works, and reports that the block has not ended and that nothing is known of it.
+    Every reading works, and reports that the block has not ended and left no data.
     """
     path = tmp_path / "early.memwatch"
     if (child := os.fork()) == 0:
@@ -93,7 +93,7 @@ def test_a_run_killed_before_its_first_flush_reads_as_an_unfinished_one(tmp_path
 
 
 def test_a_file_can_be_read_while_it_is_written(tmp_path):
-    """Every look at a growing file sees whole rows that agree with each other, and never fewer than before."""
+    """Every reading of a growing file has whole rows that agree with each other, and never fewer than before."""
     torch.set_num_threads(1)
     path = tmp_path / "growing.memwatch"
     model = torch.nn.Linear(4, 4)

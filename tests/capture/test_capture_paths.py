@@ -1,4 +1,4 @@
-"""Retention paths as rows: what is written is read back, each path once."""
+"""Retention paths as rows: written paths are read back, each once."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_path_whose_rows_were_interrupted_gets_them_when_it_is_met_again(texts
 
 
 def test_whose_code_a_line_is_is_decided_when_it_is_written():
-    """The program's own lines can be edited. For an unknown file there is no answer."""
+    """The program's own lines can be edited. The owner of an unknown file is unknown."""
     tables = Tables()
     tables.add(
         (

@@ -69,7 +69,7 @@ def peak_bytes(step):
 
 
 def main():
-    """Train until standard input is closed; print how many steps that were, and what came of them."""
+    """Train until standard input is closed; print the number of steps and their result."""
     model, step = {"training": make_training, "scripted": make_scripted}[sys.argv[1]]()
     torch.set_num_threads(1)
     over = threading.Event()

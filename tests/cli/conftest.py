@@ -15,7 +15,7 @@ import memwatch
 
 @pytest.fixture
 def command(tmp_path):
-    """Run a command in an empty folder and give what it wrote and its exit code."""
+    """Run a command in an empty folder and return its output and its exit code."""
 
     def run(*words, **options):
         options = {"cwd": tmp_path, "capture_output": True, "text": True, "timeout": 120, **options}
@@ -38,7 +38,7 @@ def record(path: Path, width: int) -> Path:
 
 @pytest.fixture(scope="session")
 def _captures(tmp_path_factory):
-    """Record both one after the other: peaks hold what is alive at entry, and so what other tests left."""
+    """Record both one after the other: peaks include memory that is alive at entry, and so leftovers of other tests."""
     gc.collect()
     folder = tmp_path_factory.mktemp("captures")
     return record(folder / "narrow.memwatch", 64), record(folder / "wide.memwatch", 128)

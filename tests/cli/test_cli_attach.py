@@ -47,7 +47,7 @@ class Target:
         self.pid, self.peak_bytes = int(pid), int(peak)
 
     def end(self):
-        """Have the program end; return its last words and what it wrote to standard error."""
+        """Let the program end; return its last line, and its text on standard error."""
         return self.process.communicate()
 
 
@@ -109,7 +109,7 @@ def test_a_second_attach_is_refused_with_one_line(training, tmp_path, capsys):
 
 
 def test_a_client_that_leaves_ends_the_recording(training, tmp_path):
-    """Whoever comes next is served: the recording of the client that left is over."""
+    """The next client is served: the recording of the client that left is over."""
     for _ in range(100):
         if attach(training, "--steps", "1", "-f", "-o", str(tmp_path / "next.memwatch")) == 0:
             return
@@ -144,7 +144,7 @@ class Client:
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory):
-    """Return a training that was recorded three times, its last words, its errors, and what the last client wrote."""
+    """Return a training that was recorded three times, its last line, its errors, and the output of the last client."""
     folder = tmp_path_factory.mktemp("ended")
     with target_of("training") as target:
         for number in range(2):
@@ -251,7 +251,7 @@ def test_another_user_cannot_reach_the_socket(training):
 
 
 def found():
-    """Return what is in the way here."""
+    """Return the obstacle here."""
     return obstacle(sys._getframe(1), PLAIN)
 
 

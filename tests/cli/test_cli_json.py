@@ -23,7 +23,7 @@ def printed(capsys, *words):
 
 
 def asked(capture, tool, **arguments):
-    """Ask the server for one thing, through the protocol and without a process."""
+    """Send the server one request, through the protocol and without a process."""
 
     async def ask():
         async with Client(server(memwatch.load(capture))) as client:

@@ -1,4 +1,4 @@
-"""`memwatch leaks`: what a program leaves behind besides its own names is a finding."""
+"""`memwatch leaks`: memory that a program leaves behind, besides its own names, is a finding."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ logging.parked = model(torch.ones(2, 8))
 
 
 def test_a_program_that_keeps_only_its_own_names_is_clean(shell_memwatch):
-    """Models, optimizers, results and lists at the top level are the program's own. What was not searched is named."""
+    """Models, optimizers, results and lists at the top level are the program's own.
+
+    Places that were not searched are named.
+    """
     done = shell_memwatch("leaks", "-c", TRAINING, "--epochs", "1")
     assert (done.returncode, done.stdout) == (0, "['--epochs', '1']\n")
     verdict, not_searched, not_judged = done.stderr.splitlines()
@@ -329,7 +332,7 @@ def test_graphs_that_a_loop_collects_for_a_while_are_no_leak(program, shell_memw
 
 
 def test_what_each_pass_adds_without_a_graph_is_named_and_not_judged(shell_memwatch, tmp_path):
-    """It may be the result of the program: memwatch says so, and does not say that there are no leaks."""
+    """It may be the result of the program. memwatch reports this, and does not claim that the program is clean."""
     (tmp_path / "program.py").write_text(IMPORTS + INFERENCE % ".detach()")
     done = shell_memwatch("leaks", "program.py")
     assert (done.returncode, done.stdout) == (0, "")

@@ -1,4 +1,4 @@
-"""Sizes and numbers of options: a wrong one is wrong usage, exit code 2, told by the verb before anything runs."""
+"""Sizes and numbers of options: a wrong one is wrong usage. The verb exits with 2 before anything runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Outputs of verbs replace no input, no other output and no device. Paths are checked before the program runs."""
+"""Outputs of verbs never replace an input, another output or a device. Paths are checked before the program runs."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_a_link_that_leads_nowhere_is_a_file_that_exists(folder, capsys):
 
 
 def test_the_standard_output_is_an_output(folder):
-    """A page that replaces the file of the shell's `>` would lose what the command prints."""
+    """A page that replaces the file of the shell's `>` would lose the command's output."""
     saved = os.dup(1)
     with (folder / "said").open("w") as stdout:
         os.dup2(stdout.fileno(), 1)
@@ -149,7 +149,7 @@ def test_the_standard_output_is_an_output(folder):
 
 
 def test_run_with_force_replaces_an_old_capture(folder, shell_memwatch):
-    """The twin of all this: what is neither an input nor special is replaced as before."""
+    """The twin of all this: a file that is neither an input nor special is replaced as before."""
     done = shell_memwatch("run", "-f", "-o", "a.memwatch", "train.py")
     assert (done.returncode, done.stdout) == (0, "ran\n")
     assert 8000 <= memwatch.load(folder / "a.memwatch").peak_bytes < 9000

@@ -1,4 +1,4 @@
-"""A program sees what `python` would have shown it."""
+"""A program sees the same world as under `python`."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_capture_in_place_of_a_program_is_refused_in_a_sentence(verb, tmp_path
 
 
 def test_a_module_that_a_package_lacks_is_the_programs_own_error(programs, command):
-    """An import that fails inside the program is not taken for a program that is missing."""
+    """An import that fails inside the program does not look like a missing program."""
     Path(programs, "package", "__init__.py").write_text("import something_else")
     done = command(sys.executable, "-c", RUN, "module", "package.part")
     assert done.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'something_else'"

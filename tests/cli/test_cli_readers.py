@@ -1,4 +1,4 @@
-"""The verbs that read captures: what they print, what they refuse, how they exit."""
+"""The verbs that read captures: their output, their refusals, their exit codes."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def test_the_command_alone_says_what_to_type(capsys):
 
 
 def test_help_names_every_verb_and_each_verb_explains_itself(capsys):
-    """Help exits 0; every verb's first line stands in the list, its examples in its own help."""
+    """Help exits 0; the list has every verb's first line, and the verb's own help has its examples."""
     for words in ([], *([verb] for verb in VERBS)):
         with pytest.raises(SystemExit) as ended:
             main([*words, "--help"])

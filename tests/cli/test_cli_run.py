@@ -34,7 +34,7 @@ ENDINGS = {
 
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_a_program_ends_as_it_would_have_ended(ending, shell_memwatch, command, tmp_path):
-    """Exit code, output, warnings and traceback are those of `python`, letter for letter, and the file is good."""
+    """Exit code, output, warnings and traceback equal `python`'s, letter for letter, and the file is good."""
     code = ENDINGS[ending]
     (tmp_path / "program.py").write_text(f"import torch\n{code}\n" if "torch" in code else f"{code}\n")
     plain = command(sys.executable, "program.py")
@@ -79,7 +79,7 @@ def test_the_page_is_written_where_it_was_asked_for(shell_memwatch, tmp_path):
 
 
 def test_files_that_exist_are_kept(shell_memwatch, tmp_path):
-    """Without -f no file is replaced, and the program does not even start."""
+    """Files are replaced only with -f. Otherwise the program does not even start."""
     for name, options in (("a.memwatch", []), ("b.html", ["--html=b.html"])):
         (tmp_path / name).write_text("precious")
         done = shell_memwatch("run", "-o", "a.memwatch", *options, "-c", "print('started')")
@@ -129,7 +129,7 @@ def test_an_interrupted_run_can_be_read(tmp_path):
 
 
 def test_a_full_disk_costs_the_file_not_what_was_recorded(shell_memwatch, tmp_path):
-    """The program ends as it would have, what was recorded is printed, and the exit code is 1."""
+    """The program ends as without memwatch, the recording is printed, and the exit code is 1."""
     (tmp_path / "program.py").write_text(
         "import resource, torch\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))\n"

@@ -43,7 +43,7 @@ if __name__ == "__main__":
 MENDED = TRAIN.replace("(128,))))\n\n\nif", "(128,))).item())\n\n\nif")
 TEST = "import train\n\n\ndef test_validate():\n    for _ in range(3):\n        train.validate()\n"
 FAILING = {"memwatch run -q -o limited.memwatch --limit 4MiB train.py": "MemoryLimitError"}
-"""Commands that end with 1 on any program of this size, and what they print then."""
+"""Commands that end with 1 on any program of this size, and their output then."""
 
 
 def commands():
@@ -72,7 +72,7 @@ def shell(shell_memwatch, tmp_path):
 
 
 def test_every_command_of_the_guide_works_on_a_program_that_leaks(shell, tmp_path):
-    """Before the fix the leak is found, after it the exit codes are 0; each command prints what the guide names."""
+    """Before the fix the leak is found, after it the exit codes are 0; each command prints the guide's words."""
     assert MENDED != TRAIN
     for rank in range(2):
         shell("memwatch run -q -o 'job.{rank}.memwatch' train.py", RANK=str(rank), WORLD_SIZE="2")

@@ -34,14 +34,14 @@ def plain_order(function: Callable[[], Any]) -> list[int]:
 def observed_order(prof: memwatch.Profile) -> list[int]:
     """Return the allocations and frees of a profiled block's own thread, in the form of `plain_order`."""
     rows = prof.capture.tables["allocator"]
-    own = rows["thread"] == NONE  # torch's profiler hears no other
+    own = rows["thread"] == NONE  # torch's profiler sees no other thread
     return _order(zip(rows["address"][own].tolist(), rows["nbytes"][own].tolist(), strict=True))
 
 
 def _order(events: Iterable[tuple[int, int]]) -> list[int]:
     """Keep the frees of known blocks, sorted where nothing is allocated between them; leave out tiny blocks.
 
-    ATen wraps Python numbers in blocks of 8 bytes, and whoever intercepts an op keeps them until it returns.
+    ATen wraps Python numbers in blocks of 8 bytes. An interceptor of an op keeps them until it returns.
     """
     live: dict[int, int] = {}
     order: list[int] = []

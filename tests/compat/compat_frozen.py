@@ -1,4 +1,4 @@
-"""Freeze what a program returned into plain values that compare bit for bit."""
+"""Freeze the results of a program into plain values that compare bit for bit."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def _seed() -> None:
 
 
 def _without_replay(run: Kept) -> Any:
-    """Leave out what `replay=True` changes and says: it holds storages, so gradients are summed out of place."""
+    """Leave out the documented effects of `replay=True`: it holds storages, so gradients are summed out of place."""
     outcome = run.value
     return _without_versions(outcome.result), outcome.error, outcome.warned, outcome.random_state
 
@@ -122,7 +122,9 @@ def check(
     run(program)  # first-time effects: lazy imports, warnings given once, caches
     gc.collect()
     assert_memwatch_keeps_nothing()
-    gc.freeze()  # the collections below then pass over what torch has just imported: half of a test's time
+    # the collections below then skip the objects that torch has just imported, which saves half of a test's
+    # time
+    gc.freeze()
     plain = run(program)
     with _no_collections():
         expected = Kept(plain_order(_repeated(program)) if deaths else [])
@@ -141,7 +143,7 @@ def check(
         assert observed == run(program, EmptyMode)
         return prof
     assert observed == plain
-    # what replay needs is recorded in Python alone
+    # only the recorder in Python records the data for a replay
     if intercept == "key" and os.environ.get("MEMWATCH_NATIVE") == "0":
         replayed = run(program, lambda: memwatch.profile(intercept=intercept, replay=True))
         assert _without_replay(replayed) == _without_replay(plain)
@@ -186,7 +188,7 @@ def check_sampled(
 
 
 def _shown(outcome: Kept) -> Any:
-    """Return what a run computed; when its results were freed is compared by `check`."""
+    """Return the results of a run; `check` compares when they were freed."""
     value = outcome.value
     return value.result, value.error, value.warned, value.random_state
 

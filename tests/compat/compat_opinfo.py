@@ -71,7 +71,7 @@ def _program(op: Any, sample: Any) -> Callable[[], Any]:
 
 
 def _fresh(value: Any) -> Any:
-    """Copy a sample, so that no run sees what another left."""
+    """Copy a sample, so that a run never sees changes of another run."""
     if isinstance(value, Tensor):
         return value.detach().clone().requires_grad_(value.requires_grad)
     if type(value) in (list, tuple):
@@ -92,10 +92,12 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 def compare(op: Any, intercept: str, count: int, device: str = "cpu", *, sampled: bool = False) -> str:
-    """Run an entry's samples plainly and under one profile. Return `equal`, `different`, or why there is no answer.
+    """Run an entry's samples plainly and under one profile.
 
-    `as under any mode` means that the result differs from the plain one, but equals that under an empty dispatch
-    mode, so the difference is ATen's.
+    Return `equal`, `different`, or why they cannot be compared.
+
+    `as under any mode` means that the result differs from the plain result, but equals the result under an empty
+    dispatch mode. Then the difference comes from ATen.
 
     Args:
         op: the entry.

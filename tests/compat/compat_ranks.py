@@ -178,7 +178,7 @@ def fake_rank() -> None:
 
 
 def forked(rank: Callable[[], None]) -> int:
-    """Run a rank in a fork of this process, which has imported what all ranks need; return the number of the fork."""
+    """Run a rank in a fork of this process, whose modules all ranks need; return the number of the fork."""
     child = os.fork()
     if child:
         return child

@@ -120,7 +120,7 @@ def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 
 
 def _threads_of_memwatch() -> list[str]:
-    """Name the threads of memwatch that do not end. A thread that was asked to end may need a moment."""
+    """Name the threads of memwatch that do not end. A thread may need a moment to end."""
     ours = [thread for thread in threading.enumerate() if thread.name.startswith("memwatch")]
     for thread in ours:
         thread.join(_ENDING_S)

@@ -27,7 +27,10 @@ def _frames() -> int:
 
 @pytest.fixture(autouse=True)
 def _fresh_dynamo():
-    """Empty the compiler, which is imported by this first use: what others search for leaks stays small."""
+    """Empty the compiler.
+
+    This first use imports it, so that the heap of other tests, which search it for leaks, stays small.
+    """
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     yield
@@ -212,7 +215,7 @@ def test_fx_symbolic_trace():
 
 @pytest.mark.parametrize("intercept", INTERCEPTS, indirect=True)
 def test_module_compiled_first_inside_the_block_stays_compiled(intercept):
-    """Module calls are traced as torch's own: what was compiled in the block is valid after it."""
+    """Module calls are traced as torch's own, so code that was compiled in the block is valid after it."""
     net = nn.Sequential(nn.Linear(8, 16), nn.Sequential(nn.ReLU(), nn.Linear(16, 2)))
     compiled, x = torch.compile(net, backend="aot_eager"), torch.randn(4, 8)
     with memwatch.profile(intercept=intercept):

@@ -98,7 +98,7 @@ def test_graphs_without_backward_are_freed(intercept):
 
 @pytest.mark.parametrize("intercept", INTERCEPTS, indirect=True)
 def test_exceptions_keep_no_tensor_alive(intercept):
-    """The traceback of an exception that passed through the block holds what it plainly holds."""
+    """The traceback of an exception that passed through the block holds the same as without memwatch."""
     x = torch.randn(64, requires_grad=True)
     y = x.exp()
     reference = weakref.ref(y.untyped_storage())

@@ -83,7 +83,7 @@ def test_python_numbers_at_the_peak_are_told(monkeypatch):
 def test_a_block_with_forward_mode_ad_says_that_its_peak_may_be_lower(intercept):
     """Aliases stay alive because autograd keeps the tensors with their tangents.
 
-    Without forward mode there is no note.
+    Blocks that use no forward mode get no note.
     """
 
     def step():

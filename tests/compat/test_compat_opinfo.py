@@ -68,5 +68,5 @@ def test_listed_ops_change_under_a_mode(packet):
 
 
 def test_no_listed_op_is_left_out():
-    """A listed op without a test of its own is not in the database under its name."""
+    """If a listed op lacks a test of its own, the database lacks its name."""
     assert {packet for packet in BACKWARD if entry_name(packet) not in entries_by_packet()} == _WITHOUT_ENTRY

@@ -137,7 +137,7 @@ def test_backward_after_the_block_finds_the_parameters_too(intercept):
     kept.sum().backward()
     assert scale.seen[10] == "Scale"
     del y, kept
-    gc.unfreeze()  # packs of programs before are among what the harness froze
+    gc.unfreeze()  # the harness froze packs of earlier programs too
     gc.collect()
     gc.freeze()
     assert saved_tensors._hidden == before

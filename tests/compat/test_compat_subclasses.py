@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Tagged(Tensor):
-    """A subclass that counts what reaches its __torch_function__."""
+    """A subclass that counts the calls of its __torch_function__."""
 
     calls: list = []  # noqa: RUF012  # counted over the class on purpose
 

@@ -42,7 +42,7 @@ def test_many_threads_at_once():
 
 @unnoticed(deaths=False)
 def test_backward_in_another_thread():
-    """Deaths are not compared: torch's profiler does not see what another thread frees."""
+    """Deaths are not compared: torch's profiler does not see frees of another thread."""
     net = nn.Linear(4, 4)
     loss = net(torch.ones(2, 4)).sum()
     thread = threading.Thread(target=loss.backward)

@@ -18,7 +18,7 @@ sys.path += [str(TESTS), *(str(TESTS / folder) for folder in ("compat", "integra
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip the tests of this folder if there is no device."""
+    """Skip the tests of this folder on a machine without a GPU."""
     if not torch.cuda.is_available():
         reason = f"torch {torch.__version__} finds no CUDA device here"
         for item in items:

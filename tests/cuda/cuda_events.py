@@ -18,7 +18,7 @@ def counted(function: Callable[[], Any]) -> tuple[int, Any]:
 
 
 def events_of(function: Callable[[], Any]) -> list[tuple[int, int]]:
-    """Call a function; return (address, bytes asked for) of the memory history, negative for blocks given back.
+    """Call a function; return (address, requested bytes) of the memory history, negative for blocks given back.
 
     A block is given back when its last reference goes; that a stream may still use it is the allocator's matter.
     """

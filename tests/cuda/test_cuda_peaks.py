@@ -43,7 +43,7 @@ def test_peak_is_the_allocators(on_cuda, name, intercept):
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_observing_does_not_lift_the_peak(on_cuda, name):
-    """With the key a program takes what it takes by itself."""
+    """With the key, a program takes the same memory as without memwatch."""
     seeded(MAKERS[name])()
     plain_bytes, result = counted(seeded(MAKERS[name]))
     del result

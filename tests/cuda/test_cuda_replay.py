@@ -8,7 +8,7 @@ import memwatch
 
 
 def test_buffers_are_offloaded_to_pinned_memory_and_come_back(on_cuda):
-    """The replay is bitwise equal, moves what the plan says, and its peak is the allocator's."""
+    """The replay is bitwise equal and makes the moves of the plan. Its peak equals the allocator's."""
     layers = torch.nn.Sequential(
         *(torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.Tanh()) for _ in range(6))
     )

@@ -1,4 +1,4 @@
-"""torch's CUDA caching allocator without a GPU: its recorded answers, its own code where a CUDA build is at hand."""
+"""torch's CUDA caching allocator without a GPU: its recorded answers, its own code if a CUDA build exists."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def torchs_own():
 
 @pytest.mark.parametrize("number", range(len(RECORDED["traces"])))
 def test_the_model_answers_as_torchs_allocator_did(number):
-    """Recorded by `reports/allocator.py --record`: bytes after each event, retries and what did not fit."""
+    """Recorded by `reports/allocator.py --record`: bytes after each event, retries and refused allocations."""
     recorded = RECORDED["traces"][number]
     trace = trace_of(recorded)
     answers = {

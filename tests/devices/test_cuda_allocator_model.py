@@ -46,7 +46,7 @@ def test_what_is_free_is_taken_again_and_joined():
 
 @pytest.mark.parametrize("seed", range(5))
 def test_nothing_gets_lost(seed):
-    """Whatever the order: what is freed whole serves again, and all free segments hold no block."""
+    """In any order of frees, a block that is wholly free is used again, and free segments hold no block."""
     chance, allocator, alive = random.Random(seed), CachingAllocator(), []
     for number in range(400):
         if alive and chance.random() < 0.5:

@@ -82,7 +82,7 @@ def test_a_backend_is_asked_once_it_runs(monkeypatch, initialized, names):
 
 
 def test_a_backend_without_statistics_counts_nothing():
-    """A device whose allocator reports no figures counts 0 bytes without an error."""
+    """If an allocator reports no figures, its device counts 0 bytes. There is no error."""
     adapter = adapter_of("nothing:0")
     assert adapter.names == []
     assert adapter.allocated_bytes("nothing:0") == adapter.reserved_bytes("nothing:0") == 0
@@ -96,7 +96,7 @@ def test_growth_of_one_device_is_not_set_off_by_another():
 
 
 def test_every_allocator_says_that_memory_is_out():
-    """An allocator's errors are known by type, and the host's by its words; others are not taken for them."""
+    """An allocator's errors are recognised by type, and the host's by its words; other errors are not."""
     with pytest.raises(RuntimeError) as host:
         torch.empty(1 << 60, dtype=torch.uint8)
     assert is_out_of_memory(host.value)

@@ -1,4 +1,4 @@
-"""Follow a page of documentation: write its files, run its commands, compare what they print."""
+"""Follow a page of documentation: write its files, run its commands, compare their output."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ del sys.argv[0]
 exec(compile(pathlib.Path(sys.argv[0]).read_text(), pathlib.Path(sys.argv[0]).absolute(), "exec"))
 """,
 }
-"""The code that does in a forked process what a command does."""
+"""The code that runs a command in a forked process."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def follow(
 
     Args:
         page: the page.
-        folder: an empty folder, in which the commands run.
+        folder: an empty folder; the commands run there.
         run: runs code with arguments in a fresh process (`fresh_python`).
     """
     done = []
@@ -89,7 +89,7 @@ def _mend(file: Path, text: str) -> None:
 
 
 def pattern_of(shown: str) -> re.Pattern[str]:
-    """Return what output must match: a line `...` stands for any lines, `[...]` for the rest of one, `T` for a time."""
+    """Return the pattern for an output: a line `...` means any lines, `[...]` the rest of a line, `T` a time."""
     return re.compile("".join(map(_pattern_of_line, shown.splitlines())))
 
 

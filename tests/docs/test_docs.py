@@ -1,4 +1,4 @@
-"""The documentation is true: its commands print what it shows, and its links lead somewhere."""
+"""The documentation is true: its commands print the shown output, and its links lead somewhere."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def name_of(page: Path) -> str:
 
 @pytest.mark.parametrize("page", [*filter(has_programs, PAGES)], ids=name_of)
 def test_a_page_prints_what_it_shows(page, tmp_path, fresh_python):
-    """Every command is run as a reader would run it; what is left out is left out by rule."""
+    """Every command is run as a reader would run it. Rules decide which commands are left out."""
     for command, done in follow(page, tmp_path, fresh_python):
         told = f"{command.words}\n{done.stdout}{done.stderr}"
         assert pattern_of(command.shown).fullmatch(without_times(done.stdout)), told

@@ -17,8 +17,9 @@ def network():
 def data_parallel(**options):
     def program():
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        # Its threads may be letting go of buckets still, for which they need Python's lock. Who lets go of it from
-        # Python, the last of all, waits for them without the lock; the model would wait with it, for ever.
+        # The backend's threads may still be releasing buckets, which needs Python's lock. If Python drops the last
+        # reference to the backend, it gives up the lock while it waits for them. If the model did so, it would keep
+        # the lock, and wait for ever.
         backend = dist.group.WORLD._get_backend(torch.device("cpu"))
         try:
             # without the broadcast, whose copy gloo's thread frees at any time

@@ -1,4 +1,4 @@
-"""Programs as people train, evaluate and search, each with its mended twin; and loops that keep what they need."""
+"""Programs as people train, evaluate and search, each with its corrected twin; and loops with needed memory."""
 
 from __future__ import annotations
 

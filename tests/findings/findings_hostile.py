@@ -1,4 +1,4 @@
-"""Classes that note every look at their objects which runs their code."""
+"""Classes that note every access to their objects that runs their code."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NAMES = ("__getattr__", "__repr__", "__str__", "__eq__", "__hash__", "__len__", 
 
 
 def hostile(base, **more):
-    """Make a class that notes every look at its objects that runs its code."""
+    """Make a class that notes every access to its objects that runs its code."""
     members = {name: noticing(name) for name in NAMES}
     members["secret"] = property(noticing("property"))
     members["__class__"] = property(noticing("__class__"))

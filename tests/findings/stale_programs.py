@@ -1,4 +1,4 @@
-"""Programs that keep memory from one iteration into the next for nobody, each with its corrected twin.
+"""Programs that keep useless memory from one iteration into the next, each with its corrected twin.
 
 The programs train a small model for a few steps. A twin does the same without the one reference.
 """

@@ -1,4 +1,4 @@
-"""Findings name the variable that holds what nobody needs, and say to the byte what cutting it would bring."""
+"""Findings name the variable that holds useless memory, and predict to the byte the peak without this reference."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_a_finding_lowers_the_peak():
 
 
 def test_holders_can_be_switched_off():
-    """Without holders memwatch takes no samples, so no variable is named."""
+    """Then memwatch takes no samples, so the finding does not name a variable."""
     with memwatch.profile(holders=False) as prof:
         drag_programs.comprehension_keeps()
     assert prof.capture.rows("holders") == 0

@@ -61,7 +61,7 @@ def test_what_the_last_pass_left_is_of_the_last_pass():
 
 
 def test_an_average_that_each_pass_reads_and_replaces_is_no_finding():
-    """A `del` after its last use would stand inside the statement that gives it its next value."""
+    """A `del` after its last use would have to be inside the statement that gives it its next value."""
     data = torch.ones(50, WIDE)
     with memwatch.profile() as prof:
         running = torch.zeros(WIDE, WIDE)
@@ -87,7 +87,7 @@ def test_averaged_weights_do_not_wait_for_the_next_pass():
 def test_what_a_module_is_called_with_does_not_wait_in_its_call():
     """The argument is passed on as `*args`.
 
-    This tuple is not a container of the program, so no edit could delay it.
+    This tuple is not a container of the program, so an edit could not delay it.
     """
 
     class Unpacked(nn.Linear):
@@ -147,7 +147,7 @@ def net_with_steps(*, zero_first, warmup=0):
 
 @pytest.mark.parametrize("steps", [1, 3])
 def test_gradients_of_a_warm_up_before_the_block_are_found_alive_in_its_forward(steps):
-    """Without them the peak equals that of a program that zeroes its gradients before the forward."""
+    """Without them the peak is the same as in a program that zeroes its gradients before the forward."""
 
     def profiled(*, zero_first):
         _, step = net_with_steps(zero_first=zero_first, warmup=1)

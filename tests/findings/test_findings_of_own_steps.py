@@ -1,4 +1,4 @@
-"""Findings about updates that a program writes itself, and about what lies in objects of one container."""
+"""Findings about updates that a program writes itself, and about memory in objects of one container."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_objects_of_one_list_are_one_finding():
 
 
 def test_what_a_function_of_torch_copies_is_no_choice_of_the_program():
-    """A recurrent layer saves copies of its states in every step: nobody can convert them earlier."""
+    """A recurrent layer saves copies of its states in every step. A program cannot convert them earlier."""
     layer = nn.GRU(61, 101, batch_first=True)
     with memwatch.profile() as prof:
         for _ in range(2):

@@ -12,7 +12,7 @@ import memwatch
 
 
 def train(prof, iterations, *, validate, kept):
-    """Train; after each iteration keep the loss of a second batch, whose graph nobody runs."""
+    """Train. After each iteration keep the loss of a second batch, whose backward never runs."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -1,4 +1,4 @@
-"""Plain training has no findings; what costs memory by a choice, or by keeping a graph, has one."""
+"""Plain training has no findings. A choice that costs memory, or a kept graph, has a finding."""
 
 from __future__ import annotations
 
@@ -155,8 +155,8 @@ STYLES = {
 
 
 EVERY_STYLE = ("MLP", "transformer")
-# Without AVX-512 no kernel's workspace makes the peak. Autocast's copies of the experts are then 5.3 % of it if a
-# weight has one state alone, and the finding about them is true.
+# On a processor with AVX-512, the workspace of a kernel makes the peak. Otherwise autocast's copies of the experts
+# are 5.3 % of the peak if a weight has only one state, and the finding about them is true.
 OF_AUTOCAST = {} if torch.cpu._is_avx512_supported() else {"MoE": "autocast with Adam"}
 RUNS = [
     (name, style)
@@ -168,11 +168,11 @@ RUNS = [
 
 @pytest.mark.parametrize(("name", "style"), RUNS)
 def test_plain_training_has_no_findings(name, style):
-    """A training loop as in the tutorials has no findings, with and without step marks."""
+    """A training loop as in the tutorials stays silent, with and without step marks."""
     torch.manual_seed(0)
     make, batch = MODELS[name]
     make_optimizer, step = STYLES[style]
-    # On a processor without AVX-512 oneDNN has no LSTM in bfloat16, and the program itself fails
+    # oneDNN's LSTM in bfloat16 needs AVX-512; on other processors the program itself fails
     uses_onednn = name != "LSTM" or style != "autocast" or torch.cpu._is_avx512_supported()
     with torch.backends.mkldnn.flags(enabled=uses_onednn), memwatch.profile() as prof:
         model = make()
@@ -323,7 +323,7 @@ def test_float32_copies_that_autocast_makes_for_a_loss_are_found():
 
 
 def test_what_is_reached_through_a_holder_is_no_other_holder():
-    """An output that has its tensor as an item and as an attribute is one holder, for one `del` lets go of both."""
+    """An output that has its tensor as an item and as an attribute is one holder, because one `del` drops both."""
 
     class Output(dict):
         """Items and attributes, as libraries return them."""

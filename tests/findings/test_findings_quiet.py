@@ -24,7 +24,7 @@ def heavy():
 
 
 def thing():
-    """Make an object that tells on whoever asks it anything, and that holds a tensor."""
+    """Make an object that records every call of its methods, and that holds a tensor."""
     kind = hostile(object)
     made = kind.__new__(kind)
     object.__setattr__(made, "held", torch.ones(4 * WIDE, WIDE))
@@ -81,7 +81,7 @@ def as_global():
 
 def as_module_attribute():
     model = nn.Linear(2, 2)
-    model.__dict__["held"] = thing()  # torch's own __setattr__ would ask it for its class
+    model.__dict__["held"] = thing()  # torch's own __setattr__ would read its class
     model(torch.ones(2, 2))
     heavy()
 

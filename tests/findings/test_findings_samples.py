@@ -1,4 +1,4 @@
-"""Samples leave the program alone: they run none of its code, prolong no life, and come in time."""
+"""Samples leave the program alone: they do not run its code or prolong a life. They come in time."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def with_a_table(table, kept):
 
 @pytest.mark.parametrize("kind", [list, tuple, lambda items: dict(enumerate(items))])
 def test_a_long_container_hides_no_variable(kind):
-    """A search has a limit: what lies in thousands of items is searched last."""
+    """A search has a limit: containers of thousands of items are searched last."""
     kept = []
     with memwatch.profile() as prof:
         with_a_table(kind([[number] for number in range(4000)]), kept)
@@ -274,7 +274,10 @@ def test_what_is_too_small_to_be_searched_for_is_not_said_to_be_held_by_anyone()
 
 @pytest.mark.parametrize("base_bytes", [1 << 20, 3 << 30])
 def test_what_is_live_before_the_block_does_not_make_samples_rare(base_bytes):
-    """The findings of a small program are right in a large process. `base` is never written, so it takes no memory."""
+    """The findings of a small program are right in a large process.
+
+    `base` takes no memory, because its pages stay untouched.
+    """
     base = torch.empty(base_bytes // 4)
     with memwatch.profile() as prof:
         with_a_table([], [])
@@ -284,7 +287,7 @@ def test_what_is_live_before_the_block_does_not_make_samples_rare(base_bytes):
 
 @pytest.mark.parametrize("intercept", ["key", "mode", "key-python", "mode-python"], indirect=True)
 def test_what_dies_in_the_block_does_not_hide_what_it_makes(intercept):
-    """As the gradients of the step before: what is live may stay below what it was at entry all the time."""
+    """As with the gradients of the step before: live bytes may stay below the bytes at entry all the time."""
     before = [torch.empty(1 << 24)]
     with memwatch.profile(intercept=intercept) as prof:
         before.clear()

@@ -124,12 +124,12 @@ def layers_of_one_forward():
     ],
 )  # fmt: skip
 def test_a_series_that_a_later_op_reads_is_no_growth(program):
-    """A cache that each token reads, and what waits for the op that joins it, have to be kept."""
+    """A cache that each token reads must be kept, and so must tensors that wait for the op that joins them."""
     assert kinds(profiled(program)) == []
 
 
 def test_a_list_that_each_step_fills_anew_is_no_series():
-    """Of the gradients of a step only the last ones are alive: `del` frees them."""
+    """Only the gradients of the last step are alive: `del` frees the earlier ones."""
 
     def program():
         weights = [torch.randn(ROWS, WIDE, requires_grad=True) for _ in range(3)]

@@ -1,4 +1,4 @@
-"""Stale memory: what an object keeps from one iteration into the next is named, if nothing reads it there."""
+"""Stale memory has a finding: an object keeps it from one iteration into the next, and nothing reads it there."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def stale(prof):
 
 @pytest.mark.parametrize("name", stale_programs.CASES)
 def test_stale_memory_has_its_holder_and_line_and_its_twin_is_silent(name):
-    """What falls if the reference is cut is what the corrected twin measures."""
+    """The predicted fall of the peak equals the fall that the corrected twin measures."""
     program, words, source, twin = stale_programs.CASES[name]
     held, mended = profiled(program), profiled(twin)
     (finding,) = stale(held)
@@ -46,13 +46,13 @@ def test_what_a_later_iteration_wants_is_not_stale(program):
 
 
 def test_what_one_exception_keeps_is_one_finding():
-    """Whoever drops the exception frees the variables of all calls on its traceback."""
+    """The end of the exception frees the variables of all calls on its traceback."""
     (finding,) = stale(profiled(stale_programs.kept_exception))
     assert finding.nbytes == 3 * stale_programs.KEPT_BYTES  # `x`, `out` and `doubled`
 
 
 def test_memory_that_is_stale_is_named_though_the_peak_stays():
-    """Between two iterations it is what the program has in its hands."""
+    """It is all that the program holds between two iterations."""
     prof = profiled(stale_programs.last_input)
     (finding,) = stale(prof)
     assert finding.predicted_peak_bytes == prof.peak_bytes

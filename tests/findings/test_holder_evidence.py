@@ -196,14 +196,14 @@ def test_what_is_told_as_seen_is_what_a_look_at_the_peak_sees(program, monkeypat
 
 @pytest.mark.parametrize("program", [end_a_variable, end_a_global])
 def test_a_variable_that_was_seen_before_the_peak_may_have_ended(program):
-    """No look sees a `del` or a rebinding, so what an earlier one saw is inferred."""
+    """Samples cannot see a `del` or a rebinding, so a holder of an earlier sample is inferred."""
     peak = profiled(program).at_peak
     (first,) = peak.loc[peak["nbytes"] == 1000 * WIDE * 4, "holder"]
     assert first.endswith("(inferred: an earlier search found this reference; it may be gone)")
 
 
 def test_of_peaks_that_are_as_high_the_first_that_was_looked_at_is_told(monkeypatch):
-    """Each step of a training comes to one peak: where memwatch looked at the fifth, parameters are known there."""
+    """Each step of a training has the same peak. If memwatch took a sample at the fifth, parameters are known there."""
     may_look = []
     monkeypatch.setattr(SamplingCosts, "may_look_at_roles", lambda self, known_count: bool(may_look))
     model = nn.Sequential(nn.Linear(WIDE, WIDE), nn.Tanh(), nn.Linear(WIDE, 1))
@@ -247,7 +247,7 @@ def test_a_cache_that_every_token_replaces_is_named(program):
 
 @pytest.mark.parametrize("program", [decode, decode_to_a_cat, generate])
 def test_a_cache_that_every_pass_replaces_is_held(program):
-    """Without steps, what an object keeps from one call of the root module, or one pass of a loop, into the next."""
+    """Without steps: an object keeps it from one call of the root module, or one pass of a loop, into the next."""
     peak = profiled(program).at_peak
     assert set(peak.loc[peak["op_name"] == "aten.cat.default", "category"]) == {"held"}
 
@@ -298,7 +298,7 @@ def test_summary_and_stats_say_how_holders_are_known():
 
 
 def test_the_peak_that_comes_again_is_looked_at_whatever_the_looks_before_took(monkeypatch):
-    """On a busy machine as on a quiet one, parameters are known amid the peak of a training's second step."""
+    """On a busy machine and on a quiet one, parameters are known at the peak of a training's second step."""
     noted = SamplingCosts.roles_looked_at
     monkeypatch.setattr(SamplingCosts, "roles_looked_at", lambda self, count, _: noted(self, count, 1 << 60))
     monkeypatch.setattr(schedule, "_FREE_OF_SMALL_PROGRAMS", 0)

@@ -40,7 +40,7 @@ def test_a_view_that_python_has_is_not_said_to_be_in_c():
 
 
 def test_an_array_that_took_memory_over_is_told_where_it_lies_now():
-    """It was a variable's at one look, and a list's at the next: what is gone is never said to be seen."""
+    """A variable held it at one sample, and a list at the next. The holder that is gone does not count as seen."""
     kept = []
 
     def run():

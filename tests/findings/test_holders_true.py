@@ -1,4 +1,4 @@
-"""The words of a holder claim no more than is known: which kind it is, what a look may miss, what lasts."""
+"""The words of a holder claim no more than is known: its kind, and references that samples may miss or that last."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_the_largest_of_a_kind_stands_behind_a_colon():
 
 
 def test_a_module_is_known_by_the_end_of_its_name_that_is_its_alone():
-    """FSDP names modules from its own root; what two modules end in is neither's."""
+    """FSDP names modules from its own root. A name that two modules end in belongs to neither."""
     known = _by_suffix(["net", "net.head", "other.head", "net.layers.0", "layers.0"])
     assert known["net.head"] == "net.head"
     assert known["0"] == ""
@@ -132,7 +132,7 @@ def test_a_module_is_known_by_the_end_of_its_name_that_is_its_alone():
 
 
 def test_a_loop_over_one_line_is_not_said_to_be_one_call_into_c():
-    """Without a sample, tensors of earlier passes count as not seen, because Python ran between two passes."""
+    """If samples are off, tensors of earlier passes count as unseen, because Python ran between two passes."""
     net, x = nn.Linear(64, WIDE), torch.ones(500, 64)
     with memwatch.profile(holders=False) as prof, torch.no_grad():
         through_module = [net(x) for _ in range(4)]

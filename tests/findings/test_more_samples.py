@@ -1,4 +1,4 @@
-"""More samples never make an answer worse: what one sample saw still speaks where the nearest found nothing."""
+"""More samples never make an answer worse: a holder that one sample saw counts if the nearest found none."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def profiled(program, ops, monkeypatch):
 
 
 def test_a_value_that_the_next_sample_saw_on_the_stack_was_on_it_before(monkeypatch):
-    """The first sample that finds no variable does not search deeper. The next one does."""
+    """Only the second sample that misses a variable searches deeper."""
     ops = activate_ops()
     half = ops.index("aten.mul.Tensor")  # 0.5 * x
     prof = profiled(activate, [half + 2, half + 3], monkeypatch)

@@ -25,7 +25,7 @@ def convolve(prof, steps=3):
 
 
 def test_a_sample_is_taken_at_the_op_whose_workspace_makes_the_peak():
-    """From the second iteration on: the recorder in C++ hears the allocator as it goes."""
+    """From the second iteration on: the recorder in C++ receives the allocator's events as they happen."""
     with memwatch.profile() as prof:
         convolve(prof)
     peak_op = int(prof.ops[prof.ops["step"] == 2]["peak_bytes"].idxmax())

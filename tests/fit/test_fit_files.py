@@ -136,7 +136,7 @@ def test_a_script_that_writes_nothing_gets_no_note(folder, fit):
 
 @pytest.mark.parametrize("write", ['open("run/log.txt", "a")', 'torch.save(net.state_dict(), "run/last.pt")'])
 def test_where_the_kernel_refuses_overlays_a_write_is_an_error(folder, fresh_python, write):
-    """Every file stays as it is. The script's own error names the file, and a line says what to do."""
+    """Every file stays as it is. The script's own error names the file, and a line advises the user."""
     (folder / "train.py").write_text(TRAIN.format(before=f"net = nn.Linear(2, 2)\n{write}"))
     before = contents(folder)
     done = fresh_python(_WITHOUT_OVERLAYS + _RUN, "fit", "--limit", "550KiB", "train.py")

@@ -399,7 +399,7 @@ def test_what_cannot_be_run_is_estimated():
         loss.backward()
         optimizer.step()
 
-    gc.collect()  # an estimate counts all living tensors, including those of earlier tests
+    gc.collect()  # an estimate counts all living tensors, also the tensors of earlier tests
     before = fingerprint(model.state_dict().values())
     plain = memwatch.fit(step, model, "1 GiB", quiet=True).peak_bytes
     runs_out = True
@@ -447,13 +447,13 @@ def small_blocks():
 
 
 def test_the_compile_backend_is_a_way_for_a_container_of_torchs_own():
-    """Of an `nn.Sequential` dynamo compiles the forward, not the call. Its steps stay under the limit."""
+    """For an `nn.Sequential`, dynamo compiles the forward and not the call. Its steps stay under the limit."""
     model, step = small_blocks()
     limit = int(fit_programs.peak_of(step) * 0.7)
     fit = memwatch.fit(step, model, limit, ways=("backend",), quiet=True)
     assert fit.ways[fit.ways["kept"]].iloc[0][["bitwise", "under_limit"]].tolist() == ["yes", True]
     assert "backend" in fit.code
-    step()  # compiles, for the way that is kept is put in force anew
+    step()  # compiles, because the chosen way is applied again
     step()
     assert fit_programs.peak_of(step) <= limit
     fit.undo()
@@ -461,7 +461,7 @@ def test_the_compile_backend_is_a_way_for_a_container_of_torchs_own():
 
 
 def test_the_compile_backend_is_a_way_for_a_script():
-    """The first steps, in which the backend measures and plans, are not counted."""
+    """The backend measures and plans in the first steps. They are not counted."""
     model, step = small_blocks()
     limit = int(fit_programs.peak_of(step) * 0.7)
 

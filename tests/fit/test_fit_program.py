@@ -48,7 +48,10 @@ def fit(fresh_python, tmp_path):
 
 
 def test_a_script_is_fitted(fit):
-    """The limit may stand behind the script; the lines name the script's own variables, and it prints nothing."""
+    """The limit may follow the script's name.
+
+    The lines name the script's own variables, and the script prints nothing.
+    """
     done = fit("--ways", "checkpoint", "train.py", "--limit", "550KiB", "--epochs", "1")
     assert (done.returncode, done.stderr) == (0, "")
     assert "block = net.get_submodule(name)" in done.stdout

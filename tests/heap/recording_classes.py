@@ -18,7 +18,7 @@ from memwatch.own_code import CodeOwner, code_owner
 from memwatch.record.context import CALL_CODE
 
 CALLS: Counter[str] = Counter()
-"""What memwatch called, and from where."""
+"""The methods that memwatch called, and the callers."""
 _IS_ON = [False]
 _RUN_THE_PROGRAM = (
     "record/python/ops.py",
@@ -26,7 +26,7 @@ _RUN_THE_PROGRAM = (
     "record/patches.py",
     "leaks/new_storage_mode.py",
 )
-"""Files of memwatch that run an op or a call of the program: what happens in there is the program's."""
+"""Files of memwatch that run an op or a call of the program: calls from there belong to the program."""
 
 # fmt: off
 _ON_INSTANCES = (
@@ -100,7 +100,7 @@ def methods(
         label: the name of the class in the record.
         base: the class whose methods are called afterwards, if it has them.
         names: names of the methods.
-        honest: whether equality, hash, truth and length are those of the base, without added methods.
+        honest: whether equality, hash, truth and length come from the base, without added methods.
     """
     found = {name: None if name in _DEFAULTS and not honest else _of_base(base, name) for name in names}
     return {
@@ -113,7 +113,7 @@ def methods(
 def _of_base(base: type, name: str) -> Any:
     """Return a method of a class.
 
-    None if it has none, or if it has the C function that torch takes for "no method".
+    None if the method is missing, or if it is the C function that torch treats as missing.
     """
     if not any(name in vars(each) for each in base.__mro__):
         return None

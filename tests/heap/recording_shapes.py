@@ -1,4 +1,4 @@
-"""Objects of many kinds that hold a tensor each, and whose classes record what memwatch calls."""
+"""Objects of many kinds. Each holds a tensor, and its class records the methods that memwatch calls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from recording_classes import metaclass, methods, note, reading
 from torch import nn
 
 SHAPES: dict[str, Callable[[torch.Tensor], Any]] = {}
-"""By its name, what makes an object that holds a tensor."""
+"""The makers of objects that hold a tensor, by name."""
 Maker = Callable[[torch.Tensor], Any]
 
 

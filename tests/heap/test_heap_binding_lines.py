@@ -50,7 +50,7 @@ def test_names_beyond_the_first_256_are_found():
 
 
 def test_a_finding_on_a_global_list_is_at_the_line_of_the_list(tmp_path):
-    """At the peak the script stands at another line, where nothing is to be edited."""
+    """At the peak the script runs another line, which is not the line to edit."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     variables = {"__name__": "script_of_a_test", "__file__": str(script)}
@@ -61,7 +61,7 @@ def test_a_finding_on_a_global_list_is_at_the_line_of_the_list(tmp_path):
 
 
 def test_a_script_from_a_pipe_is_not_read_again():
-    """`python <(...)` has a pipe for its file: what waits in it is the program's."""
+    """`python <(...)` has a pipe as its file. Text that waits in the pipe belongs to the program."""
     reading, writing = os.pipe()
     os.write(writing, b"x = 1\n")
     os.close(writing)

@@ -1,4 +1,4 @@
-"""The searches that run inside the program: what they find, how they name it, where they stop."""
+"""The searches that run inside the program: their results, the names, the limits."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_only_a_deep_search_goes_into_the_modules_of_a_module():
 
 
 def test_a_search_is_bounded_and_says_so():
-    """A root that reaches more objects than may be looked at is counted; a deep search goes on later."""
+    """A root that reaches more objects than the limit is counted; a deep search goes on later."""
     far, near = torch.zeros(1), torch.zeros(1)
     long = [*([paths_to] for _ in range(1500)), [far]]  # gc does not show alone what a function has
     root = Root(RootKind.FRAME, [Held(EdgeKind.LOCAL, "long", long), Held(EdgeKind.LOCAL, "short", [[near]])])
@@ -279,7 +279,10 @@ def test_a_tuple_that_is_being_filled_is_named():
 
 @pytest.mark.parametrize("tool", ["a block", "the test's request"])
 def test_what_a_tool_keeps_is_not_looked_into(tool, request):
-    """Objects of memwatch, and of the test runner, may be variables of the program: what they keep is not its doing."""
+    """Objects of memwatch, and of the test runner, may be variables of the program.
+
+    The program is not responsible for their memory.
+    """
     variable = memwatch.profile() if tool == "a block" else request
     variable.kept = torch.ones(5)
     try:
@@ -313,7 +316,7 @@ def test_a_way_that_a_search_found_is_gone_again_by_its_names():
 
 
 def test_a_search_looks_into_queues_and_futures():
-    """A queue and a future hold what is put into them, though their classes are of Python's library."""
+    """A queue and a future hold the objects that are put into them, though their classes are of Python's library."""
     ready, future = queue.Queue(), concurrent.futures.Future()
     waiting, result = torch.zeros(1), torch.zeros(2)
     ready.put((waiting, 0))

@@ -40,7 +40,7 @@ def test_retained_bytes_count_what_only_one_reference_keeps():
 
 
 def test_a_closed_snapshot_holds_nothing():
-    """After the block, what the program drops dies at once."""
+    """After the block, objects that the program drops die at once."""
     tensor = torch.randn(4)
     with Snapshot():
         pass
@@ -75,7 +75,7 @@ def test_a_frozen_heap_does_not_hold_the_snapshot():
 
 
 def test_reading_autograd_edges_changes_nothing():
-    """The read adds no hook, calls no unpack hook and gives no warning."""
+    """The read neither adds a hook nor calls an unpack hook nor warns."""
     calls = []
     x = torch.randn(4, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t.detach(), lambda t: calls.append(1) or t):

@@ -1,4 +1,4 @@
-"""While the time budget of samples is used up, births are not reported to the sampler, except those of a new peak."""
+"""While the time budget of samples is used up, only births that make a new peak call the sampler."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def told(monkeypatch):
 
 @pytest.fixture
 def may_look(monkeypatch):
-    """Return a list. While it has items, there is time for samples; while it is empty, there is none for long."""
+    """Return a list. Samples are affordable while it has items, and not for a long time while it is empty."""
     found = []
     monkeypatch.setattr(SamplingCosts, "is_affordable", lambda costs: bool(found))
     monkeypatch.setattr(SamplingCosts, "affordable_at_ticks", property(lambda costs: ticks() + LONG_TICKS))

@@ -332,7 +332,7 @@ def test_an_edge_keeps_no_key_alive():
 
 @pytest.mark.parametrize("by_frame", [False, True], ids=["straight", "by its frame"])
 def test_a_variable_of_a_suspended_generator_is_the_generators(by_frame):
-    """Its frame, which stands between them with Python 3.10, changes no word: straight or in a cell."""
+    """With Python 3.10 its frame is between them. This changes no word: directly or in a cell."""
 
     def keeping(plain, captured):
         yield lambda: captured

@@ -1,4 +1,4 @@
-"""One pause of gc for all of memwatch: what overlaps in two threads, or in a signal's handler, ends with the last."""
+"""One pause of gc for all of memwatch: pauses that overlap, in threads or in a signal's handler, end with the last."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_look_for_holders_leaves_the_pause_of_a_check_on(monkeypatch):
     seen, pauses = [], []
 
     def take(self, frame):
-        pauses.append(pause_gc())  # as a check in another thread that begins amid the look
+        pauses.append(pause_gc())  # as a check in another thread that begins during the sample
         seen.append(gc.isenabled())
 
     monkeypatch.setattr("memwatch.record.holders.sample.Sample.take", take)

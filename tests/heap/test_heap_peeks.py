@@ -1,4 +1,4 @@
-"""memwatch reads autograd's state of a tensor without changing it: it peeks, it does not ask."""
+"""memwatch reads autograd's state of a tensor without changing it: it calls no getter that may compute."""
 
 from __future__ import annotations
 

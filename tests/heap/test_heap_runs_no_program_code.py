@@ -36,9 +36,9 @@ ELEMENTS = 20_000
 PATHS = 6
 """Holders of one tensor: `why_alive` tells of eight at most."""
 NAMED_BY_ROLE = {"torch_module", "module_list"}
-"""What is a buffer by the end of the block: the role names it."""
+"""Objects that are buffers by the end of the block: the role names them."""
 BEHIND_NO_REFERENCE = {"function_with_globals_of_a_subclass", "tensor_with_sizes_by_code"}
-"""What bounded searches do not open: the globals of a function, and a tensor that names no inner ones."""
+"""Objects that bounded searches do not open: the globals of a function, and a tensor that names no inner tensors."""
 KEPT: dict[str, list[Any]] = {}
 
 
@@ -128,8 +128,8 @@ def train() -> Any:
     return model, optimizers
 
 
-# With the Python recorder every read of a subclass's tensor calls its `__getattribute__`: torch looks for a
-# `__torch_function__` on the tensor first.
+# With the Python recorder every read of a subclass's tensor calls its `__getattribute__`, because torch first
+# searches the tensor for a `__torch_function__`.
 @pytest.mark.parametrize("intercept", ["key-native", "mode-native"], indirect=True)
 def test_entry_modules_optimizers_and_threads(intercept):
     before = [hold(dict.fromkeys(SHAPES, ELEMENTS)), train()]

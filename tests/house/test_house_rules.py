@@ -9,7 +9,9 @@ import networkx
 
 
 def test_no_modules_import_each_other_in_a_circle():
-    """Of two modules at most one imports the other. Imports for types count, and so does a package's `__init__`.
+    """If one module imports another, the other does not import it.
+
+    Imports for types count, and a package's `__init__` too.
 
     The contract in pyproject.toml compares siblings. If a package imports its own submodule, and the submodule
     imports the package, only this test notices.

@@ -64,7 +64,7 @@ def block_state() -> dict[str, object]:
 
 
 def module_names() -> dict[str, dict[str, object]]:
-    """Return what the names of each of torch's modules stand for."""
+    """Return the objects behind the names of each of torch's modules."""
     return {
         name: dict(vars(module))
         for name, module in list(sys.modules.items())
@@ -84,7 +84,7 @@ def replaced_functions(before: dict[str, dict[str, object]]) -> list[tuple[str, 
 
 
 def changes(before: dict, after: dict) -> dict:
-    """Return what differs between two states, as a failed test shows it."""
+    """Return the differences of two states, as a failed test shows them."""
     keys = [key for key in before if key != FROZEN and before[key] != after.get(key)]
     if FROZEN in before:
         count, later = before[FROZEN], after[FROZEN]

@@ -169,7 +169,7 @@ def outcome_of(step, failing, kind, number):
 
 
 def in_fork(act):
-    """Call a function in a fork of this process; return what it returns, or how the fork ended."""
+    """Call a function in a fork of this process; return its result, or the way the fork ended."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -215,7 +215,7 @@ def plain(program, failing, kind, number):
 
 
 def main():
-    """Let each allocation fail, and print what differs."""
+    """Let each allocation fail, and print the differences."""
     parser = argparse.ArgumentParser()
     parser.add_argument("kind", choices=["torch", "native", "objects", "lines"])
     parser.add_argument("recorder", choices=["native", "python"])

@@ -1,4 +1,4 @@
-"""A signal handler that raises, such as the one for Ctrl-C, raises in the program, whatever memwatch is doing."""
+"""If a signal handler raises, as for Ctrl-C, its exception reaches the program, whatever memwatch is doing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def alarm():
         raise Interrupted
 
     before = signal.signal(signal.SIGALRM, ring)
-    gc.disable()  # Python swallows what is raised in gc's callbacks, and other tools of the tests have some
+    gc.disable()  # Python swallows errors of gc's callbacks, and other tools of the tests have some
     yield rung
     gc.enable()
     signal.setitimer(signal.ITIMER_REAL, 0)
@@ -125,7 +125,7 @@ def test_an_address_may_be_in_use_again_before_its_death_is_told():
 
 
 class Handler:
-    """A handler of signals whose text is looked at by nobody."""
+    """A handler of signals whose text is never read."""
 
     told = 0
 
@@ -139,7 +139,7 @@ class Handler:
 
 
 def test_the_handlers_of_the_program_are_not_asked_for_their_text(monkeypatch, tmp_path):
-    """Python's own `signal.signal` takes the text of a handler; a flush and a look at the roots do not."""
+    """Python's own `signal.signal` takes the text of a handler; a flush and a search of the roots do not."""
     handler = Handler()
     before = signal.signal(signal.SIGUSR1, handler)
     try:

@@ -17,7 +17,7 @@ from memwatch.record.interception import key
 
 
 class Failing(torch.nn.Module):
-    """Raises in a module inside another, when told to."""
+    """Raises in a module inside another, on request."""
 
     def __init__(self, error=None):
         super().__init__()
@@ -109,7 +109,7 @@ OPTIONS = {
 
 @pytest.fixture(autouse=True, scope="module")
 def warmed_up():
-    """Load lazily what the first block loads; not even the first block leaves anything else changed."""
+    """Load the modules that the first block loads lazily. Apart from them, even the first block changes nothing."""
     torch.set_num_threads(1)
     before = block_state()
     for options in OPTIONS.values():
@@ -122,7 +122,7 @@ def warmed_up():
 
 
 def generator_after(work):
-    """Return the random state that the work leaves when nobody watches, and restore the one before it."""
+    """Return the random state after the work without memwatch, and restore the state before it."""
     torch.manual_seed(0)
     with contextlib.suppress(BaseException):
         work()
@@ -176,7 +176,7 @@ def test_an_error_keeps_its_own_words_and_cause():
 
 
 def test_a_block_inside_a_block_is_refused_and_leaves_the_outer_one_whole():
-    """One block at a time: the error says so, whoever opens the second, and the first goes on."""
+    """One block at a time: any attempt to open a second gets an error, and the first block goes on."""
     before = block_state()
     with memwatch.profile() as outer:
         torch.ones(1000)
@@ -261,7 +261,7 @@ def test_a_decorated_coroutine_function_is_recorded_whole():
 
 
 def test_a_generator_is_not_decorated():
-    """A generator runs in pieces, so the decorator would record nothing. The error says what to do instead."""
+    """A generator runs in pieces, so the decorator would record nothing. The error names another way."""
 
     async def batches():
         yield torch.ones(3)

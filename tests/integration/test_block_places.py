@@ -56,7 +56,7 @@ def test_a_program_may_change_its_folder(tmp_path, monkeypatch):
 
 
 def test_threads_under_a_debugger_keep_their_variables(monkeypatch):
-    """Their frames are not looked into: up to Python 3.12 a look would unset what the debugger writes back."""
+    """Their frames are not read: up to Python 3.12, a read would undo variables that the debugger writes back."""
     over, errors = threading.Event(), []
 
     def work():

@@ -2,8 +2,8 @@
 
 The expected figures are computed.
 
-There is one process: a gloo group of one for DDP, and rank 0 of four simulated ranks for FSDP2, whose buffers are as
-large as those of four real ones.
+There is one process. For DDP it is a gloo group of one. For FSDP2 it is rank 0 of four simulated ranks, whose buffers
+have the sizes of four real ranks.
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ def after_each_op(prof):
 
 
 def test_categories_have_the_bytes_of_fsdp_mem_tracker(left_over, rank_of_four):
-    """At the highest op both tools have the same bytes; what the tracker names late is Temp to it until then."""
+    """At the highest op both tools have the same bytes. The tracker calls memory Temp until it names it."""
     from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 
     model = shard(net())
@@ -327,7 +327,7 @@ def cast_bytes(cache, **options):
 def test_weights_in_the_cache_of_autocast_are_held_by_it():
     """A copy that dies when the region ends was in the cache, and the report names its weight.
 
-    Without a cache it does not.
+    Without a cache, it does not name the weight.
     """
     prof = cast_bytes(cache=True)
     held = prof.at_peak[prof.at_peak["holder_kind"] == "autocast cache"]
@@ -346,7 +346,7 @@ def test_a_block_without_distributed_training_changes_nothing_of_it():
 
 
 def test_a_reducer_whose_logger_says_nothing_has_memory_and_no_named_part(alone, monkeypatch):
-    """Without the sizes of the buckets, none of the reducer's storages can be named as one."""
+    """A storage of the reducer can be named as a bucket only if the sizes of the buckets are known."""
     monkeypatch.setattr(torch_records, "bucket_sizes", lambda model: [])
     with memwatch.profile() as prof:
         model = DistributedDataParallel(net(), find_unused_parameters=True)
@@ -374,7 +374,7 @@ def test_whole_parameters_are_not_there_only_for_backward(rank_of_four):
 
 @pytest.mark.parametrize("is_older", [False, True])
 def test_python_lets_go_of_a_backend_after_the_reducer(is_older):
-    """The reducer would wait with Python's lock for a thread that needs it, to let go of a bucket that is watched."""
+    """The reducer would hold Python's lock while it waits for a thread that needs the lock to free a watched bucket."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     model = DistributedDataParallel(net()) if is_older else None
     with memwatch.profile() as prof:

@@ -22,7 +22,7 @@ def _compiled_anew():
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_what_the_backward_of_a_compiled_function_makes_is_on_the_line_of_its_call(backend):
-    """As in eager mode, line and module are those of the forward, not of `backward()`."""
+    """As in eager mode, line and module belong to the forward, not to `backward()`."""
     net = nn.Sequential(nn.Linear(IN, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 7))
     compiled = torch.compile(net, backend=backend)
     compiled(torch.randn(ROWS, IN)).mean().backward()

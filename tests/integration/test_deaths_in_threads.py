@@ -12,7 +12,7 @@ from worker_threads import NATIVE, WAYS, Worker
 import memwatch
 
 COUNT = 25_000
-NBYTES = 4 * COUNT  # below what malloc asks the system for: each thread has a place of its own for it
+NBYTES = 4 * COUNT  # small enough for malloc's own memory, of which each thread has its part
 ROUNDS = 3
 
 

@@ -93,7 +93,7 @@ def test_tables_hold_one_device(fake):
 
 
 def test_what_was_live_at_entry_counts_on_its_device(fake):
-    """The baseline of a device has what lay there when the block was entered."""
+    """The baseline of a device has the memory that was alive there when the block was entered."""
     there, here = floats(48 * KIB, "cuda"), floats(16 * KIB, "cpu")
     with memwatch.profile() as prof:
         there.add_(1)
@@ -187,7 +187,7 @@ def test_a_file_tells_the_same_of_each_device(fake, tmp_path):
 
 
 def test_a_program_on_the_host_is_of_the_host():
-    """A block without an accelerator has one device, and `on` gives what the profile itself does."""
+    """A block without an accelerator has one device, and `on` gives the same as the profile itself."""
     with memwatch.profile() as prof:
         kept = torch.ones(KIB) + 1
     del kept

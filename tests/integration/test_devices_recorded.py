@@ -17,7 +17,7 @@ from memwatch.reading import Reading
 
 KIB = 1024
 NUMBERS_BYTES = 32
-"""What an op's numbers take on the host, in tensors of a few bytes."""
+"""Bytes of an op's numbers on the host, in tensors of a few bytes."""
 
 
 def moved(capture, chosen):
@@ -45,7 +45,7 @@ def recorded():
 
 
 def test_blocks_count_on_their_own_device(recorded):
-    """Four storages of 256 KiB lie there and four of 64 KiB here; the sum of both is nobody's peak."""
+    """There are four storages of 256 KiB there and four of 64 KiB here. The sum of both is not a peak of either."""
     reading = Reading(recorded)
     assert reading.devices == ["cuda:0", "cpu"]
     assert reading.peak_increase_bytes == 4 * 256 * KIB

@@ -37,7 +37,7 @@ def shim(tmp_path_factory):
 
 
 def failing(*arguments, every, library=None):
-    """Let a sample of the allocations fail; return what the script found."""
+    """Let a sample of the allocations fail; return the results of the script."""
     every = os.environ.get("MEMWATCH_FAILING_EVERY", every)
     preload = [] if library is None else ["env", f"LD_PRELOAD={library}"]
     command = [

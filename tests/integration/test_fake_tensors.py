@@ -1,4 +1,4 @@
-"""Fake and meta tensors take no memory, so no figure counts them, unless the whole block is an estimate."""
+"""Fake and meta tensors take no memory. Figures count them only if the whole block is an estimate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors in memwatch's code never reach the program, and known facts cost nothing. The program's classes can die."""
+"""Errors in memwatch's code stay away from the program. Known facts cost nothing. The program's classes can die."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def run_trial():
 
 
 def test_a_class_made_for_one_trial_is_let_go():
-    """A class that closes over a tensor is gone, with the tensor, when the program has let go of both."""
+    """A class that closes over a tensor is gone, with the tensor, when the program has dropped both."""
     with memwatch.profile():
         gone = run_trial()
         gc.collect()
@@ -165,7 +165,10 @@ def test_autocast_ends_whatever_is_raised_when_its_cache_is_read(monkeypatch):
 
 
 def test_storages_born_since_a_number_are_found_from_the_youngest(monkeypatch):
-    """They are returned in the order of their births. If there are none, nothing is searched."""
+    """They are returned in the order of their births.
+
+    If there are none, nothing is searched.
+    """
     with memwatch.profile() as prof:
         storages = prof._session.storages
         kept = [torch.ones(4) for _ in range(3)]
@@ -200,7 +203,7 @@ def test_a_parameters_own_property_grad_is_not_asked(monkeypatch, native):
 
 @pytest.mark.parametrize("native", ["1", "0"], ids=["native", "python"])
 def test_parameters_may_be_swapped_after_the_block(monkeypatch, native):
-    """Torch swaps no tensor that anybody refers to weakly: what a closed block knew of parameters is gone at once."""
+    """Torch does not swap a tensor with a weak reference. So a closed block drops all it knew of parameters at once."""
     monkeypatch.setenv("MEMWATCH_NATIVE", native)
     net = nn.Linear(4, 4)
     gc.disable()

@@ -15,7 +15,7 @@ kept = []
 
 @pytest.fixture
 def _ops():
-    """Two ops: one keeps memory that no tensor shows, the other lets go of it."""
+    """Two ops: one keeps memory without a tensor, the other drops it."""
     library = torch.library.Library("keeps", "DEF")
     library.define("some(Tensor x) -> Tensor")
     library.define("none(Tensor x) -> Tensor")
@@ -52,7 +52,7 @@ def test_what_an_op_keeps_is_no_workspace_of_the_next(recorder, monkeypatch):
 
 @pytest.mark.parametrize("recorder", ["native", "python"])
 def test_what_is_made_between_ops_is_no_workspace_of_the_next(recorder, monkeypatch):
-    """A storage that C++ makes and a variable holds while one op runs: no kernel asked for it."""
+    """A storage that C++ makes and a variable holds while one op runs: no kernel requested it."""
     if recorder == "python":
         monkeypatch.setenv("MEMWATCH_NATIVE", "0")
     with memwatch.profile() as prof:

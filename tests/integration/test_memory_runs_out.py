@@ -37,7 +37,7 @@ def no_garbage():
 
 
 def note_of(error):
-    """Return what memwatch adds to an error."""
+    """Return the text that memwatch adds to an error."""
     (note,) = error.__notes__
     return note
 
@@ -73,7 +73,7 @@ def test_the_error_of_the_allocator_goes_on_with_a_note(intercept, tmp_path):
 
 
 def test_memory_error_of_python_has_the_note(no_garbage):
-    """Whoever raises it."""
+    """Any code may raise it."""
     prof = memwatch.profile()
 
     @prof
@@ -213,5 +213,5 @@ def test_gradients_count_for_a_limit_amid_their_backward(no_garbage, holders):
     ],
 )
 def test_what_was_asked_for_is_what_the_allocator_says(words, nbytes):
-    """If the allocator gives no figure, there is none."""
+    """Without a figure from the allocator, the result is None."""
     assert asked_bytes(RuntimeError(words)) == nbytes

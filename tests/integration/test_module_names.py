@@ -63,7 +63,7 @@ class Adversaries:
 
 
 class Lightning(nn.Module):
-    """A module whose `forward` nobody calls: a trainer calls `training_step`."""
+    """A module whose `forward` is never called: a trainer calls `training_step`."""
 
     def __init__(self):
         super().__init__()
@@ -75,7 +75,7 @@ class Lightning(nn.Module):
 
 
 class Mixture(nn.Module):
-    """Hold experts in a plain list, which torch does not search, and in a ParameterList that is never called."""
+    """Hold experts in a plain list, which torch ignores, and in a ParameterList, which is never called."""
 
     def __init__(self):
         super().__init__()

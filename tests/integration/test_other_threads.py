@@ -41,7 +41,7 @@ def deletes_an_attribute(worker):
 
 
 def submits_to_an_executor(worker):  # the executor has a worker of its own
-    """One tensor lives at once: each job of the pool drops what it was given."""
+    """One tensor lives at once, because each job of the pool drops its argument."""
     with ThreadPoolExecutor(1) as pool:
         for _ in range(4):
             given = [torch.ones(COUNT)]
@@ -71,9 +71,9 @@ def test_what_another_thread_frees_dies_then(program, intercept):
 
 
 def _hand_over():
-    """Make five tensors in a thread that keeps them, and one that it passes to this thread, which has one more.
+    """Make six tensors in a thread. It keeps five of them and passes one to this thread, which makes another.
 
-    The thread keeps its own until this one has run an op with all of them alive.
+    The thread keeps its five until this thread has run an op while all tensors are alive.
     """
     handed, go, has_run = queue.Queue(), threading.Event(), threading.Event()
 
@@ -96,7 +96,7 @@ def _hand_over():
 
 @pytest.mark.parametrize("intercept", NATIVE, indirect=True)
 def test_what_another_thread_allocates_counts_as_its_own(intercept):
-    """The native recorder hears the threads that start in the block, and names them."""
+    """The native recorder gets events of threads that start in the block, and names the threads."""
     with memwatch.profile(intercept=intercept) as prof:
         _hand_over()
     assert prof.meta["recorder"] == "native"
@@ -115,7 +115,7 @@ def test_what_another_thread_allocates_counts_as_its_own(intercept):
     "options", [{"intercept": "mode-python"}, {"intercept": "mode", "allocator": False}], ids=str
 )
 def test_a_thread_that_cannot_be_heard_is_told(options, monkeypatch):
-    """Without a log in the thread no figure has its bytes, and a note reports it."""
+    """If the thread has no log, its bytes are missing from all figures, and a note reports it."""
     way, _, recorder = options["intercept"].partition("-")
     monkeypatch.setenv("MEMWATCH_NATIVE", "0" if recorder else "1")
     with memwatch.profile(intercept=way, allocator=options.get("allocator", True)) as prof:
@@ -127,7 +127,7 @@ def test_a_thread_that_cannot_be_heard_is_told(options, monkeypatch):
 
 @pytest.mark.parametrize("intercept", NATIVE, indirect=True)
 def test_what_a_thread_made_that_ran_before_is_told(intercept):
-    """A thread that ran before the block has no log; what it hands over does not count, and a note says so."""
+    """A thread that ran before the block has no log. Its memory does not count, and a note reports it."""
     worker, handed = Worker(), []
     with memwatch.profile(intercept=intercept) as prof:
         worker.do(lambda: handed.append(torch.ones(COUNT)))
@@ -157,7 +157,7 @@ def test_the_events_of_all_threads_are_in_the_order_of_their_times(intercept):
 
 
 def test_what_another_thread_may_use_is_not_called_unused():
-    """Ops of other threads are not recorded, so a tensor without a use here may have been made for one of them."""
+    """Ops of other threads are not recorded. A tensor that this thread never uses may have been made for them."""
     waiting, done = queue.Queue(), queue.Queue()
 
     def consume():
@@ -227,7 +227,7 @@ class _Labelled(threading.Thread):
 
 @pytest.mark.parametrize("intercept", WAYS, indirect=True)
 def test_a_thread_starts_whatever_its_name_is(intercept):
-    """The name of a thread is read without the program's code, for whoever starts it waits for it."""
+    """The name of a thread is read without the program's code, because the code that starts the thread waits for it."""
     threads = [
         _Unready(target=torch.ones, args=(COUNT,), daemon=True),
         _Labelled(target=torch.ones, args=(1,)),

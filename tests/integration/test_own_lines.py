@@ -101,7 +101,7 @@ def test_findings_are_about_the_own_line(trained):
 
 
 def test_what_only_a_library_could_mend_is_no_finding(library):
-    """A variable of the library that keeps too much is nobody's to delete in the program."""
+    """The program cannot delete a variable of the library that keeps too much."""
     with memwatch.profile() as prof:
         library.widened(torch.ones(256, 64))
     assert list(prof.findings) == []

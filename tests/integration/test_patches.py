@@ -59,7 +59,7 @@ def test_a_replacement_of_the_programs_stays(place, name, monkeypatch):
 
 
 def test_an_inherited_function_is_put_back_by_removing_ours():
-    """A class without a function of its own has none afterwards, and a running call ends with its original."""
+    """A class that inherits a function inherits it afterwards too, and a running call ends with its original."""
     patches = Patches()
     recorder = _Recorder()
     patches.put_around(_Inherits, "own", recorder.entered)

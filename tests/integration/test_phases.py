@@ -42,7 +42,7 @@ def phases(prof, name):
 
 @pytest.mark.parametrize("intercept", ["key", "mode"])
 def test_a_step_that_raises_is_over(intercept):
-    """Code without gradients after a failed step is not taken for the optimizer's."""
+    """Code under `no_grad` after a failed step does not count as the optimizer's."""
     net = nn.Linear(4, 4)
     optimizer = FailingSGD(net.parameters(), lr=0.1)
     with memwatch.profile(intercept=intercept) as prof:

@@ -64,7 +64,7 @@ def _profile_with_torch():
 
 @pytest.mark.parametrize("intercept", NATIVE, indirect=True)
 def test_a_profiler_in_a_thread_without_a_log_ends_nothing(intercept):
-    """A thread from before the block has no events to lose, so there is no note."""
+    """A thread from before the block cannot lose events, so a note is not needed."""
     worker = Worker()
     with memwatch.profile(intercept=intercept) as prof:
         worker.do(_profile_with_torch)
@@ -140,7 +140,7 @@ def test_a_thread_of_one_block_may_open_the_next(intercept):
 
 @pytest.mark.parametrize("intercept", NATIVE, indirect=True)
 def test_a_block_that_cannot_hear_the_allocator_says_so(intercept, monkeypatch):
-    """Whatever stands in the place of a torch profiler, the block goes by its storages and a note tells."""
+    """If anything has the place of a torch profiler, the block counts its storages, and a note reports it."""
     # as for a profiler that calls itself disabled
     monkeypatch.setattr(allocator, "is_running", lambda: False)
     with torch.autograd.profiler.profile(), memwatch.profile(intercept=intercept) as prof:

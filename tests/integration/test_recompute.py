@@ -26,7 +26,7 @@ def recorder(request):
 @pytest.mark.parametrize("intercept", ["key", "mode"])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_what_runs_again_has_its_own_line_and_module(variant, intercept, recorder):
-    """Each op of a recomputation stands where the same op stood in forward, in the same order."""
+    """Each op of a recomputation has the place of the same op in forward, in the same order."""
     net = VARIANTS[variant]()
     with memwatch.profile(intercept=intercept, holders=False) as prof:
         train(net)

@@ -105,7 +105,10 @@ def test_a_large_region_is_told_to_be_split(run):
 
 
 def test_the_summary_says_what_keeping_it_would_take():
-    """To keep what backward computes again takes what the plain program keeps; what is kept anyway counts too."""
+    """If the program keeps the tensors that backward recomputes, it needs as much as the plain program.
+
+    Tensors that are kept anyway count too.
+    """
     torch.manual_seed(0)
     x = torch.randn(512, WIDTH, requires_grad=True)
 

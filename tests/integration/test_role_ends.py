@@ -74,7 +74,7 @@ def test_a_gradient_that_nothing_keeps_dies_with_its_place(intercept):
 
 
 def test_a_functional_call_ends_no_role():
-    """`torch.func.functional_call` gives a module other parameters for one call; its own are then not looked at."""
+    """`torch.func.functional_call` gives a module other parameters for one call; its own are then not sampled."""
     net = nn.Linear(IN, OUT, bias=False)
     with memwatch.profile() as prof:
         other = {"weight": torch.zeros(OUT, IN)}
@@ -132,7 +132,7 @@ def test_a_module_that_is_replaced_gives_its_name_away():
 
 
 def test_a_module_that_is_wrapped_is_told_where_it_is():
-    """As adapters do it: what was `body` lies in the module that took its place."""
+    """As adapters do it: the former `body` is inside the module that took its place."""
     net = Classifier()
     with memwatch.profile() as prof:
         net(torch.ones(4, IN))
@@ -145,7 +145,7 @@ def test_a_module_that_is_wrapped_is_told_where_it_is():
 
 @pytest.fixture
 def no_look_in_the_block(monkeypatch):
-    """As in a program of very many modules: no look at roles is affordable before the block ends."""
+    """As in a program of very many modules: no sample of the roles is affordable before the block ends."""
     for limit in ("_FREE_ROLE_LOOKS", "_FREE_OF_ROLE_LOOKS", "_FREE_OF_SMALL_PROGRAMS", "_ROLE_LOOKS_RATIO"):
         monkeypatch.setattr(schedule, limit, 0)
 
@@ -234,7 +234,7 @@ def in_a_hook_of_backward(net, kept):
 def test_a_gradient_that_was_taken_out_is_told_as_kept(take, looks, request):
     """From the next op on, and during the same backward, it is not a gradient.
 
-    Without a sample this is not claimed.
+    memwatch claims this only after a sample.
     """
     if looks == "none":
         request.getfixturevalue("no_look_in_the_block")

@@ -1,6 +1,6 @@
 """An exception of the program's signal handler reaches the program, whatever memwatch is doing.
 
-`test_block_interrupted.py` has the handlers that raise a `BaseException`, such as the one for Ctrl-C.
+`test_block_interrupted.py` has the handlers that raise a `BaseException`, such as Python's for Ctrl-C.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def recorder(request, monkeypatch):
 
 @pytest.fixture
 def handled():
-    """Install a handler of the signal for the time of a test; Python drops what is raised in gc's callbacks."""
+    """Install a handler of the signal for the time of a test; Python drops errors of gc's callbacks."""
     before = {number: signal.getsignal(number) for number in (SIGNAL, signal.SIGALRM)}
     gc.disable()
     yield lambda handler, number=SIGNAL: signal.signal(number, handler)
@@ -171,7 +171,7 @@ def test_a_block_is_off_after_its_entry_or_end_was_interrupted(handled, swallowe
 
 
 def test_handlers_wait_while_a_sample_is_taken(handled, monkeypatch):
-    """A handler that arrives amid a sample runs at its end: it may change what is searched."""
+    """A signal during a sample runs its handler after the sample, because it may change the searched objects."""
     events, take = [], Sample.take
 
     def slow(self, frame):
@@ -221,7 +221,7 @@ def test_each_handler_that_waited_raises(handled):
 
 
 def action_of(number):
-    """Return what the system does when a signal arrives: the handler in C, and the flags, as glibc lays them out."""
+    """Return the system's action for a signal: the handler in C, and the flags, as glibc lays them out."""
     found = ctypes.create_string_buffer(256)
     assert ctypes.CDLL(None).sigaction(number, None, found) == 0
     return found.raw[:8], found.raw[136:140]
@@ -413,7 +413,7 @@ class Referent:
 
 
 def test_what_is_raised_in_a_callback_is_raised_after_it(handled, swallowed):
-    """Python only prints what a callback of a weak reference raises."""
+    """Python only prints an error of a weak reference's callback."""
     handled(by_function)
 
     @raises_later

@@ -1,4 +1,4 @@
-"""Memory that torch makes of Python's data or of a file, below every op: where, what for, and who holds it."""
+"""Memory that torch makes of Python's data or of a file, below every op: its line, its category and its holder."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _recorder(request, monkeypatch):
 
 
 def row_of(prof, nbytes=4 * COUNT):
-    """Return what was made of data, of so many bytes."""
+    """Return the row of a storage that was made of data, by its size."""
     table = prof.at_peak if (prof.at_peak["op_name"] == "data").any() else prof.storages
     (row,) = [row for row in table.itertuples() if row.nbytes == nbytes and row.op_name == "data"]
     return row
@@ -172,7 +172,7 @@ def line_marked(mark):
 
 @pytest.mark.usefixtures("_recorder")
 def test_a_batch_that_waits_for_the_next_step_is_an_input():
-    """To give a storage to a tensor is not a write, so a batch that came early is not state of the program."""
+    """A tensor that gets another storage is not written, so a batch that came early is not state of the program."""
     net = nn.Linear(101, 7)
     with memwatch.profile() as prof:
         waiting = []

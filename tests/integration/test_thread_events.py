@@ -1,4 +1,4 @@
-"""Events of threads for which the block's thread waits: they are stored as they come and then dropped."""
+"""Events of threads while the block's thread waits for them. The events are stored as they come, and then dropped."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_no_two_threads_have_one_name():
 
 
 def test_events_that_nobody_takes_are_given_up():
-    """A thread may keep what ends its log, and with it the native log."""
+    """A thread may keep the object that ends its log, and with it the native log."""
     _, events = block_and_events()
     assert events.open()
     leave = events.enter_thread
@@ -137,7 +137,7 @@ def test_events_that_nobody_takes_are_given_up():
 
 
 def test_a_warm_pool_is_told_and_an_idle_thread_of_a_library_is_not():
-    """Allocations of a pool's old workers do not count, so a note says what to do. Inside the block they count."""
+    """Allocations of a pool's old workers do not count, so a note gives advice. Inside the block they count."""
 
     def told(prof):
         return [text for kind, text in prof.notes if "start them, or the pool" in text]

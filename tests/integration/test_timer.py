@@ -1,4 +1,4 @@
-"""The thread that writes the file now and then: what it holds, and until when."""
+"""The thread that writes the file now and then: the objects that it holds, and how long."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def test_only_the_first_step_is_logged_where_nothing_more_is_affordable(monkeypa
 
 def test_a_log_is_of_all_steps_since_the_last_one(monkeypatch):
     logged = []
-    due = iter([0, 0, float("inf")])  # of the first step nothing is asked
+    due = iter([0, 0, float("inf")])  # the first step is logged whatever its share
     monkeypatch.setattr(training, "_SHARE_RATIO", 0)
     block = Training(None, log=logged.append)
     block.begin()

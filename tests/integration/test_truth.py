@@ -46,7 +46,7 @@ def observe(name: str, intercept: str) -> memwatch.Profile:
 @pytest.mark.parametrize("intercept", ["key", "mode", "key-python", "mode-python"], indirect=True)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_peak_is_the_allocators(name, intercept):
-    """The peak increase equals that of a plain run, or differs by at most the reported bytes."""
+    """The peak increase equals a plain run's, or differs by at most the reported bytes."""
     prof = observe(name, intercept)
     plain = plain_peak(name)
     effects = observer_effects(prof._tables.facts)

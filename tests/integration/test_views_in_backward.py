@@ -150,7 +150,7 @@ def intercept(request, monkeypatch):
     ids=lambda value: value[0] if isinstance(value, tuple) else value.__name__,
 )
 def test_what_backward_of_a_view_makes_has_its_place(block, way, intercept):
-    """Line and module are the view's. A later op without a node is not taken for the maker."""
+    """Line and module are the view's. A later op does not count as the maker if it made no node."""
     made = made_by_backward(recorded(block(), way[1], intercept), BACKWARD_OF_VIEW[block.__name__])
     assert (line_of(f"# view of {block.__name__}"), "block") in made
     assert [place for place in made if not place[1] or place[0] == line_of("net(x).sum().backward()")] == []
@@ -158,7 +158,7 @@ def test_what_backward_of_a_view_makes_has_its_place(block, way, intercept):
 
 @pytest.mark.parametrize("name", sorted(VIEWS))
 def test_each_view_that_makes_a_node_is_noted(name, intercept):
-    """There is one row, in which its node is the newest."""
+    """There is one row, and its node is the newest there."""
     x, call = torch.randn(4, 6, requires_grad=True), CALLS[name]
     with memwatch.profile(intercept=intercept, holders=False) as prof:
         before = call(x).grad_fn._sequence_nr()
@@ -189,7 +189,7 @@ class Squared(nn.Module):
 
 
 def test_what_a_functions_own_backward_makes_is_on_its_line(intercept):
-    """No recorded op made its node, so the gradient gets no other line."""
+    """Its node does not come from a recorded op, so the gradient gets this line."""
     made = made_by_backward(recorded(Squared(), WHOLE[1], intercept), "aten.mul.Tensor")
     assert (line_of("# the Function's own"), "") in made
     assert line_of("so the newest node is the Function's") not in [line for line, _ in made]

@@ -217,7 +217,7 @@ def test_a_backward_within_a_backward_has_leaves_of_its_own(intercept):
 
 @BOTH
 def test_an_optimizer_that_steps_within_a_backward(intercept):
-    """A backward whose hooks step is not over: what it gives gradients later is known as such."""
+    """A backward whose hooks step is not over: the gradients that it makes later are known as gradients."""
     first, second = nn.Linear(8, 8), nn.Linear(8, 8)
     optimizer = torch.optim.SGD(second.parameters(), lr=0.1)
     second.weight.register_post_accumulate_grad_hook(lambda parameter: optimizer.step())

@@ -1,4 +1,4 @@
-"""Programs whose peaks are known to the byte: each maker builds the model outside and returns what to run."""
+"""Programs whose peaks are known to the byte: each maker builds the model outside and returns the function to run."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def sort_and_topk() -> Program:
 
 @torch.library.custom_op("memwatch_truth::big_temporaries", mutates_args=())
 def big_temporaries(x: Tensor) -> Tensor:
-    """Double a tensor by way of temporaries that nobody outside sees."""
+    """Double a tensor with temporaries that never leave the function."""
     big = x.repeat(50).exp().log()
     return big[: x.numel()].reshape(x.shape) + x
 

@@ -1,7 +1,7 @@
 """Tiny, randomly initialised models of the transformers library; nothing is downloaded.
 
 The library is imported when a model is made: collecting the tests takes seconds less, and the other tests of the
-process look through fewer objects.
+process search fewer objects.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ def _until(watch, is_so, kept):
 
 
 def test_a_killed_program_is_told(fresh_python, tmp_path):
-    """The recording has no end and its process is gone. The figures are those of the last flush."""
+    """The recording has no end and its process is gone. The figures come from the last flush."""
     fresh_python(
         """
         import memwatch, os, pathlib, signal, time, torch

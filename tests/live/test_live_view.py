@@ -15,7 +15,7 @@ from memwatch.sizes import format_bytes
 
 
 def screen_of(app, *keys):
-    """Run a view of 80 columns, press keys, and return what it shows then, and whether it has ended."""
+    """Run a view of 80 columns and press keys. Return the text that it shows then, and whether it has ended."""
 
     async def run():
         async with app.run_test(size=(80, 24)) as pilot:
@@ -99,7 +99,7 @@ def test_what_cannot_be_shown_is_said_in_a_sentence(tmp_path, capsys):
 
 
 def test_without_textual_the_pip_line_is_printed(trained, monkeypatch, capsys):
-    """The view needs textual; the program is not started in vain."""
+    """The view needs textual; without it, the program is not started."""
     monkeypatch.setitem(sys.modules, "textual", None)
     monkeypatch.setattr("memwatch.cli.live._is_terminal", lambda: True)
     assert main(["live", str(trained)]) == 1
@@ -107,7 +107,7 @@ def test_without_textual_the_pip_line_is_printed(trained, monkeypatch, capsys):
 
 
 def test_run_live_without_a_terminal_runs_nothing(shell_memwatch, tmp_path):
-    """The view has no place, and the sentence says what to do in a terminal."""
+    """The view has no place, and the sentence explains how to run it in a terminal."""
     done = shell_memwatch("run", "--live", "-o", "a.memwatch", "-c", "print('never')")
     assert (done.returncode, done.stdout) == (1, "")
     assert "--live needs a terminal" in done.stderr

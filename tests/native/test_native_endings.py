@@ -44,7 +44,10 @@ def test_a_block_may_be_left_inside_an_op(intercept):
 
 @pytest.mark.parametrize("intercept", ["key", "mode", "key-python", "mode-python"], indirect=True)
 def test_a_signals_handler_may_end_the_block(intercept):
-    """As one told to stop, at any moment but in backward, which puts back what is switched off within it."""
+    """The handler ends the block at any moment outside of a backward.
+
+    A backward restores the states that are switched off inside it.
+    """
     open_blocks, ended = [], []
 
     def end(number, frame):

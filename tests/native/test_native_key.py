@@ -36,7 +36,7 @@ def test_the_compiled_kernel_asks_for_the_overloads_alone_that_may_pass_it_by(mo
     key.put_kernels(None)
     few, alone = len(asked), list(passing)
     passing.clear()
-    key.put_kernels(lambda space, overload: None)  # asks for all
+    key.put_kernels(lambda space, overload: None)  # looks up all
     assert alone == passing
     assert {"memwatch_test_key::look", "aten::detach"} <= set(alone)
     assert few < len(op_names()) / 20

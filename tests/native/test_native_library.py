@@ -57,7 +57,7 @@ def test_building_again_says_where_it_is(shell_memwatch):
 
 @pytest.fixture
 def untold(monkeypatch):
-    """Reset the process to one that has printed no hint yet."""
+    """Make the process forget the hints that it printed."""
     monkeypatch.setattr(library, "_told", [])
 
 
@@ -76,7 +76,7 @@ def test_who_could_have_it_is_told_once(empty_cache, untold):
 
 @pytest.mark.parametrize("name", ["MEMWATCH_NATIVE", "CXX", "MEMWATCH_CACHE"])
 def test_who_cannot_have_it_is_told_nothing(empty_cache, untold, monkeypatch, name):
-    """Nor is who has switched it off: there is nothing to do."""
+    """A user who has switched it off gets no hint either."""
     values = {"MEMWATCH_NATIVE": "0", "CXX": "no-such-compiler", "MEMWATCH_CACHE": f"{__file__}/nowhere"}
     monkeypatch.setenv(name, values[name])
     assert notes() == []
@@ -88,7 +88,7 @@ def test_who_has_it_is_told_nothing(untold):
 
 
 def test_run_tells_before_the_next_command(empty_cache, tmp_path, shell_memwatch):
-    """`memwatch run` ends with the next command to type; the line about the recorder stands above, but not with -q."""
+    """`memwatch run` ends with the next command to type; the line about the recorder comes before, but not with -q."""
     for quiet in ([], ["-q"]):
         words = ["run", "-f", "-o", str(tmp_path / "a.memwatch"), *quiet, "-c", "import torch; torch.ones(3)"]
         done = shell_memwatch(*words)
@@ -154,7 +154,7 @@ def test_the_cache_is_where_the_platform_has_its_caches(variables, expected, mon
 
 
 def test_without_a_home_no_library_of_the_current_folder_is_loaded(monkeypatch):
-    """A uid without an entry in the list of users has no home. The cache is then a folder that does not exist."""
+    """If the list of users lacks the uid, the user has no home. The cache is then a folder that does not exist."""
     for name in ("MEMWATCH_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)
@@ -242,7 +242,7 @@ def test_a_library_is_written_beside_those_of_other_versions(empty_cache, source
 
 
 def test_no_compiler_is_one_line_and_exit_code_1(shell_memwatch, tmp_path):
-    """The line says what to install, and everything else works."""
+    """The line names the package to install, and everything else works."""
     done = shell_memwatch("build", CXX="no-compiler", CC="no-compiler", MEMWATCH_CACHE=str(tmp_path))
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()

@@ -13,7 +13,7 @@ import memwatch
 
 
 class Log(TorchDispatchMode):
-    """Write down what it sees, as a program's own mode might."""
+    """Record the ops that it sees, as a program's own mode might."""
 
     def __init__(self):
         super().__init__()

@@ -99,7 +99,7 @@ def test_what_a_group_of_several_may_write_is_not_loaded(cache):
 
 @pytest.mark.parametrize("mode", [0o700, 0o755, 0o1777, 0o2755])
 def test_what_is_ours_alone_is_loaded(mode, cache):
-    """In a folder such as /tmp too, where nobody can rename the files of others."""
+    """In a folder such as /tmp too, where users cannot rename the files of others."""
     cache.chmod(mode)
     assert notes_of_a_recording() == ("native", [])
     assert kernels.distrust() == ""
@@ -122,7 +122,7 @@ def test_a_folder_of_the_user_s_own_group_is_trusted(cache):
 
 @pytest.mark.parametrize("part", [library, kernels])
 def test_nothing_is_built_where_others_may_write(part, cache, monkeypatch):
-    """A library in such a folder would not be loaded. The error says what to do."""
+    """A library in such a folder would not be loaded. The error gives the next step."""
     for path in cache.iterdir():
         path.unlink()
     cache.chmod(0o777)

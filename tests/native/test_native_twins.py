@@ -75,7 +75,7 @@ LET_GO_BY_THREADS = {lists_of_lists}
 
 
 def same_rows(program, intercept, monkeypatch) -> None:
-    """Compare what both recorders write of a program, which has run once: torch does some things only once."""
+    """Compare the rows of both recorders for a program that has run once, because torch does some things only once."""
     native = recorded(program, intercept)
     with monkeypatch.context() as patch:
         patch.setenv("MEMWATCH_NATIVE", "0")

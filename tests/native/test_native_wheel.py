@@ -77,14 +77,14 @@ def test_it_is_of_this_platform_and_the_plain_one_of_any(wheel, tmp_path):
 def test_it_records_natively_without_a_compiler(site, tmp_path):
     """The library lies in the installed package; no cache is made."""
     module, *rest = use(site, tmp_path)
-    assert (site / "memwatch.pth").read_text().startswith("import os;")  # what MEMWATCH=1 needs
+    assert (site / "memwatch.pth").read_text().startswith("import os;")  # the files that MEMWATCH=1 needs
     assert Path(module).is_relative_to(site)
     assert rest == ["native"]
     assert not (tmp_path / "cache").exists()
 
 
 def test_with_another_torch_python_records_and_one_line_says_so(site, tmp_path):
-    """A library of another torch is never loaded: it would crash, or read what is not there."""
+    """A library of another torch is never loaded: it would crash, or read wrong memory."""
     (built,) = (site / "memwatch" / "record" / "native" / "built").iterdir()
     other = built.rename(
         built.with_name(built.name.replace(f"torch{release_of(torch.__version__)}-", "torch2.12.9-"))

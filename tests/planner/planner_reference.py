@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class InvalidError(Exception):
-    """The schedule does not compute what the program computes."""
+    """The schedule does not compute the same as the program."""
 
 
 class Program:
@@ -106,7 +106,7 @@ def _check_effects(graph: Graph, ops: list[int]) -> None:
 
 
 def _next_wanted(program: Program, steps: list[Step], start: int, b: int) -> int | None:
-    """Version that the next use wants, moves and makes left aside; None: nobody uses it again."""
+    """Version that the next use wants, apart from moves and makes; None: it is not used again."""
     for step in steps[start:]:
         if step.kind == StepKind.COMPUTE:
             wanted = {**program.reads[step.target], **program.writes[step.target]}

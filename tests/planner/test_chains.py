@@ -75,7 +75,7 @@ def test_revolve_steps_are_executable_and_optimal():
 
 @pytest.mark.parametrize(("length", "snapshots"), [(1, 0), (0, 1)])
 def test_revolve_refuses_impossible_chains(length, snapshots):
-    """An error names both numbers if there are no steps or no snapshots."""
+    """If steps or snapshots are missing, an error names both numbers."""
     with pytest.raises(ValueError, match=f"{length} steps with {snapshots} snapshots"):
         revolve_forwards(length, snapshots)
 

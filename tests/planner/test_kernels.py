@@ -38,7 +38,7 @@ PROGRAMS = {
 
 @pytest.fixture
 def loader(monkeypatch) -> kernels._Loader:
-    """Return a loader of a process that has loaded no library and found no compiler."""
+    """Return a loader of a process without a library and a compiler."""
     fresh = kernels._Loader()
     fresh._has_looked = True
     monkeypatch.setattr(kernels, "_loader", fresh)

@@ -1,4 +1,4 @@
-"""Moving buffers out and back: what it costs, what is never moved, and when it beats computing again."""
+"""Moving buffers out and back: the cost, the buffers that never move, and the cases where it beats recomputing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PAGE = 4 * KIB
 
 
 def waiting(cost_of_first: float, cost_of_second: float) -> Graph:
-    """Two saved buffers wait while a large one is alive; making them again costs what the arguments say."""
+    """Two saved buffers wait while a large one is alive; the arguments are the costs of making them again."""
     return Graph.build(
         [
             OpSpec("first", (), {"a": 8 * PAGE}, cost_of_first),

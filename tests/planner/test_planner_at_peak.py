@@ -1,4 +1,4 @@
-"""at_peak(): what stands in the way of a budget that no bound excludes."""
+"""at_peak(): the buffers that keep a plan above a budget that no bound excludes."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ PAGE = 4096
 
 
 def gradients_of_large_buffers(count: int, small: int = PAGE) -> Graph:
-    """Every large buffer gives a small one that is kept, as weight gradients do."""
+    """Each large buffer gives a small buffer that is kept, as with weight gradients."""
     ops = [("in", [], {"x": 0}, 1.0)]
     for number in range(count):
         ops.append((f"large{number}", ["x"], {f"t{number}": 10 * PAGE}, 1.0))

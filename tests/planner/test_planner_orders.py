@@ -37,7 +37,7 @@ def peak_of(graph: Graph, order) -> int:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_weighted_trees_are_optimal(seed):
-    """Hill-valley merging finds what trying all orders finds, for trees that join and trees that fork."""
+    """Hill-valley merging is as good as a trial of all orders, for trees that join and trees that fork."""
     for graph in (graphs.random_in_tree(11, seed), graphs.random_out_tree(11, seed)):
         order = tree_order(order_problem(graph))
         assert order is not None

@@ -56,7 +56,7 @@ def test_the_same_seed_gives_the_same_plan(graph, offload):
 @given(programs(max_ops=12), st.permutations(SHARES))
 @settings(max_examples=10, deadline=None)
 def test_peaks_are_monotone_whatever_the_order_of_the_questions(graph, shares):
-    """Budgets asked for in any order: a smaller one never ends with a higher peak."""
+    """Budgets in any order: a smaller budget never ends with a higher peak."""
     peaks = {}
     for share in shares:
         plan, fits = plan_or_best(graph, share)

@@ -73,8 +73,8 @@ def test_feasible_close_to_the_bound_on_chains(length):
 def test_transformer_close_to_the_bound_needs_moves(transformer):
     """1.15 times the working set leaves no room for the kept gradients while the last softmax is reversed.
 
-    Ops with 24 MiB of inputs and outputs must run. Whichever of them is last, 10.3 MiB from which the gradients
-    follow must wait beside it. Only moving them out helps.
+    Ops with 24 MiB of inputs and outputs must run. While the last of them runs, 10.3 MiB must wait beside it, because
+    the gradients are computed from these. Only moving them out helps.
     """
     budget = int(1.15 * working_set_bound(transformer))
     assert budget < lower_bound(transformer, recompute=True) == 35_958_784
@@ -84,7 +84,7 @@ def test_transformer_close_to_the_bound_needs_moves(transformer):
 
 
 def test_transformer_close_to_the_bound_of_recompute(transformer):
-    """With recompute alone, 1.15 times what any such plan needs is enough."""
+    """With recompute alone, 1.15 times the bytes that any such plan needs are enough."""
     budget = int(1.15 * lower_bound(transformer, recompute=True))
     plan = plan_graph(transformer, budget=budget, time_limit_s=60)
     assert plan.peak_increase_bytes <= budget
@@ -150,7 +150,7 @@ def test_a_random_op_is_recomputed_only_with_its_state_restored():
 
 
 def test_an_op_whose_input_was_mutated_is_not_recomputed():
-    """Once a weight has been updated in place, what was computed from it cannot be made again."""
+    """Once a weight has been updated in place, results that were computed from it cannot be made again."""
     ops = [
         OpSpec("middle", ("weight",), {"big": 10}),
         OpSpec("use", ("big",), {"y": 1}),

@@ -18,7 +18,7 @@ addopts = -p no:timeout -p no:anyio -p no:benchmark -p no:unraisableexception
 
 @pytest.fixture(autouse=True, scope="session")
 def _imports():
-    """Import what inner sessions import, and pytester makes them forget.
+    """Import the modules that inner sessions import, because pytester makes them forget these.
 
     Not before the first of these tests: the heaps that earlier tests search stay small.
     """

@@ -41,7 +41,7 @@ def test_it(memwatch, benchmark):
 
 
 def test_extra_info_has_the_peak_of_the_profiled_blocks(pytester, monkeypatch):
-    """pytest-benchmark writes it to its JSON. A test without a profiled block has no entry."""
+    """pytest-benchmark writes it to its JSON. Only tests with a profiled block have an entry."""
     pytest.importorskip("pytest_benchmark")
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # in a worker of xdist it measures nothing
     pytester.makepyfile(SOURCE)

@@ -1,4 +1,4 @@
-"""Many tests that leak for one reason: one cause, told once."""
+"""Many tests that leak for one reason: one cause, reported once."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_one_cause_in_forty_tests_fits_one_screen(session):
 
 
 def test_the_rule_of_a_cause_tolerates_it_in_every_test(session):
-    """The line of the summary, put into the ini file as it stands, lets all tests of the cause pass; no others."""
+    """The line of the summary, put unchanged into the ini file, lets all tests of the cause pass; no others."""
     lines = session(MODULES, "--memwatch-leaks=all").stdout.lines
     [rule] = [line.partition("in the ini file: ")[2] for line in lines if "in the ini file: " in line]
     source = MODULES + "\n    KEPT = []\n    def test_other(): KEPT.append(torch.ones(10))\n"
@@ -169,7 +169,7 @@ def test_one_test_with_many_causes_has_a_short_report(session):
 
 
 def test_a_traceback_is_shown_beside_many_causes(session):
-    """Only what leaks alone is left out."""
+    """Only tests that fail by a leak alone are left out."""
     source = SHARED + "    def test_wrong(): assert 'apples' == 'pears'\n"
     result = session(source, "--memwatch-leaks=all")
     result.assert_outcomes(failed=47)

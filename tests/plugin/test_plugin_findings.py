@@ -94,7 +94,7 @@ def test_a_rule_with_a_reason_excuses_a_finding(pytester):
     ],
 )
 def test_a_wrong_argument_stops_the_run_with_the_usage(pytester, arguments, told):
-    """No test runs, and one line says what to write."""
+    """No test runs, and one line shows the right usage."""
     pytester.makepyfile(f"import pytest\n@pytest.mark.no_findings({arguments})\ndef test_it():\n    pass\n")
     result = pytester.runpytest()
     result.stderr.fnmatch_lines([told])

@@ -34,7 +34,7 @@ def test_a_leak_beside_subtests_is_told_once(session):
 
 
 def test_a_test_with_a_limit_is_told_the_line_of_its_leak(session):
-    """It asked for a check by itself, so it gets the line also where all tests are checked."""
+    """The test requests a check itself, so it gets the line also if all tests are checked."""
     result = session(
         LEAKING
         + """

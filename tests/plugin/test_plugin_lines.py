@@ -1,4 +1,4 @@
-"""How long the lines of a suite's leaks are looked for."""
+"""The limits of the search for the lines of a suite's leaks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ def _tests_that_note(search, leaks, *, ops):
 
 @pytest.mark.parametrize(("ops", "tests"), [(0, MOST_TESTS), (MOST_OPS // 4, 4), (MOST_OPS, 1)])
 def test_a_line_is_looked_for_in_so_many_tests_and_ops(leak, ops, tests):
-    """A search ends after twenty tests or 20,000 ops. The same cause without a line does not start another."""
+    """A search ends after twenty tests or 20,000 ops.
+
+    If the search for a cause found no line, the same cause does not start another search.
+    """
     search = LineSearch()
     assert not search.is_on
     search.learn([leak], noted_ops=None, may_have_grown=False)

@@ -111,7 +111,7 @@ def test_limit_of_one_device(session):
 
 
 def test_leak_and_limit_on_one_test(session):
-    """Both are checked. The peak is that of the first run, and the leak is reported first."""
+    """Both are checked. The peak comes from the first run, and the leak is reported first."""
     result = session(
         """
         import pytest, torch

@@ -46,7 +46,7 @@ def test_what_the_next_setup_frees_fails_no_test(session, pytester, options):
 
 
 def test_each_test_shows_one_letter(session):
-    """The letter of a waiting test comes before the next test's, but after that of a skipped test."""
+    """The letter of a waiting test comes before the next test's letter, but after a skipped test's."""
     result = session(SUITE, "--memwatch-leaks=all")
     result.stdout.fnmatch_lines(["test_each_test_shows_one_letter.py .s.L.L. *"])
 

@@ -297,7 +297,7 @@ def test_wrong_markers_are_usage_errors(session, marker, message):
     ],
 )
 def test_wrong_options_are_usage_errors(session, option, message):
-    """The error says what to write."""
+    """The error shows the right usage."""
     result = session("def test_a(): pass\n", option)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines([f"ERROR: {option.partition('=')[0]}{message}"])

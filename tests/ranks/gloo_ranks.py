@@ -88,7 +88,7 @@ def tensor_parallel():
 
 
 def pipelined():
-    """Return a step in which each stage receives as much as a batch: an input in one, a gradient in the other."""
+    """Return a pipelined step. Each stage receives as many bytes as a batch: one an input, the other a gradient."""
     net, batch = _net(), torch.randn(128, 32)
 
     def first():
@@ -127,7 +127,7 @@ def memwatch_file(folder, make):
 
 
 def counted_host():
-    """Return the library that counts what the host's allocator gives out from now on, on whichever thread."""
+    """Return the library that counts the allocations of the host's allocator from now on, in every thread."""
     host = ctypes.CDLL(str(library(HOST_COUNT)))
     host.peak_increase_bytes.restype = ctypes.c_int64
     host.install()
@@ -148,7 +148,7 @@ def be_rank(rank, world, folder):
 
 if __name__ == "__main__":
     folder = sys.argv[1]
-    with memwatch.profile():  # loads once what the ranks need, and so do these
+    with memwatch.profile():  # loads the modules of the ranks once, and so do these
         torch.ones(1)
     child = os.fork()
     try:

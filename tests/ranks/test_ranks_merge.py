@@ -85,7 +85,7 @@ def test_the_figures_of_a_rank_are_those_of_its_reading(recorded, captures):
 
 
 def test_what_differs_is_told_with_its_place(recorded, captures):
-    """The highest peak is the worst rank's; what differs are the tensors of its batch, at the line that makes them."""
+    """The highest peak is the worst rank's; the difference is the tensors of its batch, at the line that makes them."""
     ranks = memwatch.merge(reversed(captures))
     peaks = [prof.peak_bytes for prof in recorded[1]]
     assert (ranks.worst, ranks.peak_bytes) == ("rank 1", max(peaks))
@@ -98,7 +98,7 @@ def test_what_differs_is_told_with_its_place(recorded, captures):
 
 @pytest.mark.parametrize(("modules", "count"), [(("", "net"), 0), (("net", "net"), 0), (("head", "net"), 2)])
 def test_what_is_in_all_ranks_does_not_differ_where_one_did_not_see_its_module(modules, count):
-    """A gradient bucket is seen amid its module's backward in one rank, after it in the other: it is in both."""
+    """A gradient bucket is seen during its module's backward in one rank and after it in the other. It is in both."""
     members = {
         f"rank {rank}": Member(
             {"rank": rank}, {"sites": [["communication", module, "bucket 0", "train.py:5", 4096, 1]]}
@@ -216,7 +216,7 @@ def test_a_fake_process_group_is_no_job_of_many(captures):
 
 @pytest.mark.parametrize("source", [True, False])
 def test_the_page_holds_the_figures_and_leads_to_the_worst_rank(captures, tmp_path, source):
-    """`merge -o` writes the page, and the worst rank's page beside it. Without sources no path is in it."""
+    """`merge -o` writes the page, and the worst rank's page beside it. It has paths only if it has sources."""
     page = tmp_path / "ranks.html"
     words = [] if source else ["--no-source"]
     assert main(["merge", *words, "-o", str(page), *map(str, captures)]) == 0
@@ -240,7 +240,7 @@ def work(rows, *, is_kept):
 @pytest.mark.parametrize("is_kept", [True, False])
 @pytest.mark.parametrize("source", [True, False])
 def test_a_merge_shows_the_findings_of_the_worst_rank(tmp_path, monkeypatch, capsys, is_kept, source):
-    """Text and page say what to change in the rank with the highest peak, if there is a change."""
+    """Text and page show the changes for the rank with the highest peak, if there are any."""
     monkeypatch.setenv("WORLD_SIZE", "2")
     paths = [str(tmp_path / f"run.rank{rank}.memwatch") for rank in range(2)]
     for rank, path in enumerate(paths):
@@ -261,7 +261,7 @@ def test_a_merge_shows_the_findings_of_the_worst_rank(tmp_path, monkeypatch, cap
 
 
 def test_the_summary_fits_the_terminal(captures, capsys, monkeypatch):
-    """The peak stands in the first line; no line is longer than the terminal."""
+    """The peak is in the first line; no line is longer than the terminal."""
     monkeypatch.setenv("COLUMNS", "80")
     assert main(["merge", *map(str, captures)]) == 0
     lines = capsys.readouterr().out.splitlines()

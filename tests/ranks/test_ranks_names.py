@@ -29,7 +29,7 @@ def test_a_launcher_tells_the_place(names, monkeypatch):
 
 
 def test_without_a_launcher_there_is_no_rank(monkeypatch):
-    """A single process has no rank, and neither has a process with odd variables."""
+    """A single process has no rank. The same holds for a process with odd variables."""
     monkeypatch.delenv("RANK", raising=False)
     assert not JobPlace.here().is_one_of_many
     monkeypatch.setenv("RANK", "first")

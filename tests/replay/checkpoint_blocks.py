@@ -1,4 +1,4 @@
-"""Eight types of blocks, small: what a checkpoint policy must keep its budget on."""
+"""Eight types of small blocks. A checkpoint policy must keep its budget on each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The list of odd programs: what users do that a plain training step does not."""
+"""The list of odd programs: things that users do and a plain training step does not."""
 
 from __future__ import annotations
 

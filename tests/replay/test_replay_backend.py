@@ -81,7 +81,7 @@ def test_measured_peak_is_within_the_budget(budget):
 
 
 def test_peak_falls_with_the_budget():
-    """Every smaller budget gives a smaller peak: what `activation_memory_budget` does not promise."""
+    """Every smaller budget gives a smaller peak, which `activation_memory_budget` does not promise."""
     peaks = []
     for budget in ("100%", "70%", "50%", "35%"):
         torch._dynamo.reset()
@@ -239,7 +239,7 @@ def test_sizes_may_be_symbols():
 
 
 def test_budget_out_of_reach_is_said():
-    """The lowest plan is taken with a warning, or, if asked so, each call raises memwatch's own error."""
+    """The lowest plan is taken with a warning, or, with `strict`, each call raises memwatch's own error."""
     model, loss = gpt()
     wanted = gradients(model, loss)
     with pytest.warns(UserWarning, match=r"no plan fits 1.00 KiB.*the lowest plan is used"):
@@ -293,7 +293,7 @@ def test_options_that_mean_nothing_are_refused(options, words):
 
 
 def test_a_share_that_cannot_be_measured_is_said():
-    """A profiler hears the allocator, and the backend would have to."""
+    """A profiler receives the allocator's events, which the backend would need."""
     model, x = (
         nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(4))),
         torch.randn(256, 64),

@@ -139,7 +139,7 @@ def test_a_checkpointed_region_drops_the_same_places_again():
 
 @pytest.mark.parametrize("zeroes_in_step", [True, False])
 def test_a_whole_step_may_be_compiled(zeroes_in_step):
-    """A compiled function calls backward and the optimizer: parameters follow those of eager PyTorch, in every bit.
+    """A compiled function calls backward and the optimizer: the parameters equal eager PyTorch's, in every bit.
 
     torch compiles forward and update separately. If the function begins with `zero_grad`, it compiles the update
     alone.

@@ -70,7 +70,7 @@ def assert_equal(found, wanted):
 
 
 def assert_keeps(model, call, of, budget, allowed_bytes):
-    """Check that results equal those of eager PyTorch, step by step, and that the peak ends within the budget."""
+    """Check that results equal eager PyTorch's, step by step, and that the peak ends within the budget."""
     wanted = step(model, call)
     planned = of(compiled(model, budget))
     for _ in range(3):
@@ -227,7 +227,7 @@ def test_a_budget_in_bytes_pays_for_no_more_than_is_needed(caplog):
 
 
 def test_bytes_reach_as_far_as_a_share():
-    """No budget in bytes is refused for an output that the program may let go of: the first step tells."""
+    """A budget in bytes is not refused for an output that the program may drop: the first step decides."""
     torch.manual_seed(0)
     convolutions = [nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.GELU()) for _ in range(3)]
     model, x = nn.Sequential(*convolutions, nn.Conv2d(8, 8, 3, padding=1)), torch.randn(2, 8, 24, 24)

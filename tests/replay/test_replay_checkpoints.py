@@ -74,7 +74,7 @@ def equal(some, others):
 
 @pytest.fixture(autouse=True)
 def quiet():
-    """Ignore warnings about budgets that checkpoints cannot reach. These tests look at the peak."""
+    """Ignore warnings about budgets that checkpoints cannot reach. These tests measure the peak."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*the budget is")
         yield
@@ -104,7 +104,7 @@ def test_policy_keeps_its_claim_and_is_not_above_plain_checkpoints(name):
 
 
 def test_program_recorded_with_its_checkpoints_is_planned_from_the_first_step():
-    """Its regions are known then; at its own peak what is saved is saved for nothing."""
+    """Its regions are known then. At its own peak, saved tensors do not help."""
     training = Training("transformer, dropout")
     plain_bytes = training.peak_bytes(is_plain=True)
     planned = training.plan(is_plain=True)
@@ -118,7 +118,7 @@ def test_program_recorded_with_its_checkpoints_is_planned_from_the_first_step():
 
 
 def test_loaded_plan_drives_training(tmp_path):
-    """A plan file has what training needs: neither recording nor program."""
+    """A plan file is enough for training, without recording and program."""
     training = Training("MLP")
     planned = training.plan()
     planned.save(tmp_path / "step.plan")
@@ -179,7 +179,7 @@ def failing(is_strict):
 
 
 def test_first_pass_that_keeps_its_claim_or_ends_in_an_exception_is_silent():
-    """No profiler stays on afterwards, and a step without a backward is not judged."""
+    """The profiler is off afterwards, and a step without a backward is not judged."""
     training = Training("MLP")
     plan = at(training.plan(), 0.7)
     with warnings.catch_warnings(), memwatch.apply_plan(training.model, plan):
@@ -212,7 +212,7 @@ def test_budget_that_checkpoints_cannot_keep_is_warned_of_with_both_figures():
 
 
 def test_plan_of_no_training_step_says_so():
-    """A graph has no step, and a forward alone has no backward. Neither can drive training."""
+    """Neither a graph, which lacks a step, nor a forward alone, which lacks a backward, can drive training."""
     plan = plan_graph(Graph.build([("a", (), {"x": 8}, 1.0)]), order="program", recompute=False)
     model = nn.Linear(2, 2)
     for use in (plan.checkpoint_contexts, lambda: memwatch.apply_plan(model, plan)):

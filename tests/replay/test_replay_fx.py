@@ -20,7 +20,7 @@ def traced(function, *inputs):
 
 
 def test_views_are_folded_away():
-    """A view reads and makes nothing; what reads the view reads the buffer."""
+    """A view reads and makes nothing. An op that reads the view reads the buffer."""
 
     def step(x, w):
         return (x @ w).view(-1)[::2].sum()

@@ -98,7 +98,7 @@ def peak_of(model, call, x):
     ],
 )
 def test_inputs_are_written_as_by_eager_pytorch(build, shape, use, share):
-    """Batch norms are computed again without being counted twice; a copy is made before what it copies changes."""
+    """Batch norms are computed again without being counted twice; a copy is made before its source changes."""
     torch.manual_seed(0)
     model = build()
     x = torch.randn(shape)
@@ -115,7 +115,7 @@ def test_inputs_are_written_as_by_eager_pytorch(build, shape, use, share):
 
 
 def test_a_copy_of_what_is_written_is_not_made_again():
-    """The backward would read what the queue holds by then."""
+    """The backward would read the later content of the queue."""
     torch.manual_seed(0)
     model = Contrast()
     plain, x = copy.deepcopy(model), torch.randn(ROWS)

@@ -1,4 +1,4 @@
-"""Windows of the allocator's events, and the reasons for which they end."""
+"""Windows of the allocator's events, and the reasons for their ends."""
 
 from __future__ import annotations
 

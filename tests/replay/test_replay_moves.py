@@ -1,4 +1,4 @@
-"""The backend moves what waits for the backward out of memory and back, where `offload` is allowed."""
+"""The backend moves tensors that wait for the backward out of memory and back, if `offload` is allowed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def fresh_dynamo():
 
 
 class Broken(nn.Module):
-    """Layers with dropout, and a graph break in their middle if asked for."""
+    """Layers with dropout, and, on request, a graph break in their middle."""
 
     def __init__(self, is_broken):
         super().__init__()

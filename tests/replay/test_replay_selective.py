@@ -1,4 +1,4 @@
-"""A plan as policy of torch's selective checkpointing: same gradients, what the plan keeps is saved."""
+"""A plan as policy of torch's selective checkpointing: same gradients, and the saved tensors of the plan."""
 
 from __future__ import annotations
 

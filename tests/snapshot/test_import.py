@@ -289,7 +289,7 @@ def test_one_list_named_many_times_does_not_multiply(tmp_path, monkeypatch):
 
 
 def test_text_that_steers_a_terminal_or_is_no_text_is_shown_escaped(imported):
-    """File names of frames come from outside. They are printed like those of a program's own."""
+    """File names of frames come from outside. They are printed like the names of a program's own files."""
     frames = [{"filename": "/tmp/\x1b[31m\ud800\0.py", "line": 3, "name": "f\nalloc"}]
     trace = Trace().add("alloc", BASE, 700, frames)
     said = imported({"segments": [], "device_traces": [trace.entries]}).summary()
@@ -332,7 +332,7 @@ def test_annotations_and_settings_are_kept(imported):
 
 
 def test_the_page_tells_what_is_known(imported, tmp_path):
-    """The page has the peak and its call. Cards without data are left out, not filled with zeros."""
+    """The page has the peak and its call. A card that would only have zeros is left out."""
     imported(of_device(0)).report(tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert f'data-bytes="{PEAK_BYTES["cuda:0"]}"' in page
@@ -342,7 +342,7 @@ def test_the_page_tells_what_is_known(imported, tmp_path):
 
 
 def test_each_device_of_a_file_has_its_own_reading(imported):
-    """In `devices` the one with most bytes comes first. Every figure and table is about one device."""
+    """In `devices` the device with most bytes comes first. Every figure and table is about one device."""
     reading = imported(two_devices())
     assert reading.devices == ["cuda:1", "cuda:0"]
     for device, peak_bytes in PEAK_BYTES.items():

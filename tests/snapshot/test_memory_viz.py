@@ -30,12 +30,12 @@ def round_trip(snapshot, folder, *words):
 
 
 def as_text(text, *_):
-    """Stand for the script that the viewer downloads to draw flame graphs: give it back the lines."""
+    """Replace the script that the viewer downloads to draw flame graphs: give back the lines."""
     return text
 
 
 def views(snapshot):
-    """Return what each view of torch's viewer makes of a snapshot."""
+    """Return the result of each view of torch's viewer for a snapshot."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return {
@@ -91,7 +91,7 @@ def test_a_recording_of_the_host_comes_back_as_one(tmp_path):
 
 @pytest.mark.parametrize("names", [{"0": "cpu"}, ["\x1b[31m"], [7], ["cpu"] * 300, "cpu"])
 def test_wrong_names_of_devices_count_as_none(names, tmp_path):
-    """They stand in a file that anybody may have written."""
+    """They are in a file that anybody may have written."""
     (tmp_path / "dump.pickle").write_bytes(pickle.dumps({**two_devices(), "memwatch_device_names": names}))
     assert main(["import", str(tmp_path / "dump.pickle"), "-f"]) == 0
     assert memwatch.load(tmp_path / "dump.memwatch").device.startswith("cuda:")
@@ -138,7 +138,7 @@ def profiled():
 
 
 def totals(snapshot):
-    """Return the byte totals of a snapshot: per segment what is allocated, and the sum of each action."""
+    """Return the byte totals of a snapshot: allocated bytes per segment, and the sum of each action."""
     blocks = []
     for segment in snapshot["segments"]:
         sums = dict.fromkeys(STATES, 0)
@@ -157,7 +157,7 @@ ACTIONS = ("alloc", "free_requested", "free_completed")
 
 
 def test_a_snapshot_that_torch_wrote_keeps_its_bytes(profiled, tmp_path):
-    """Every total of the snapshot equals the capture's, and that of the snapshot written from it."""
+    """Every total of the snapshot equals the capture's. A snapshot written from the capture has it too."""
     assert profiled["device_traces"][0], "torch recorded something"
     written = round_trip(profiled, tmp_path, "--device", "cpu")
     assert totals(written) == totals(profiled)

@@ -40,7 +40,7 @@ def test_plain_data_is_read_as_python_reads_it(protocol):
 
 
 def test_what_is_shared_stays_shared():
-    """A list that stands in a thousand entries is one object."""
+    """A list that is in a thousand entries is one object."""
     first, second = read_plain_pickle(pickle.dumps([SHARED, SHARED]))
     assert first is second
 
@@ -118,7 +118,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_file_is_refused_in_a_sentence(name, tmp_path, monkeypatch, capsys):
-    """Exit code 1 and one line. Nothing runs, no file is written, and claimed lengths take no memory."""
+    """Exit code 1 and one line. No code runs, all files stay as they are, and claimed lengths take no memory."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "snapshot.pickle").write_bytes(HOSTILE[name])
     assert main(["import", "snapshot.pickle"]) == 1
@@ -130,7 +130,7 @@ def test_a_hostile_file_is_refused_in_a_sentence(name, tmp_path, monkeypatch, ca
 
 
 def test_the_files_are_hostile(tmp_path):
-    """Python's own unpickler runs what these files name: a reader that let them through would be caught."""
+    """Python's own unpickler runs the code in these files, so the test would catch a reader that lets them through."""
     script = "import pickle, sys; pickle.load(open(sys.argv[1], 'rb'))"
     for name in ("os.system", "eval", "stack global"):
         (tmp_path / "file").write_bytes(HOSTILE[name])
@@ -170,7 +170,7 @@ def test_too_many_containers_are_refused(monkeypatch):
 
 
 def test_every_opcode_that_is_known_makes_plain_data():
-    """The reader's opcodes are those of pickletools that make containers, numbers, text or bytes, or move them."""
+    """The reader knows exactly the opcodes of pickletools that make or move containers, numbers, text or bytes."""
     from memwatch.memory_snapshot.plain_pickle import _HANDLERS
 
     names = {opcode.name for opcode in pickletools.opcodes if ord(opcode.code) in _HANDLERS}

@@ -1,4 +1,4 @@
-"""`--json` on an imported snapshot, which lacks what was not recorded: each record has the documented fields."""
+"""`--json` on an imported snapshot, which lacks data that was not recorded: each record has the documented fields."""
 
 from __future__ import annotations
 
@@ -43,6 +43,6 @@ def test_figures_of_a_snapshot_are_plain_json(capture, capsys):
 
 
 def test_a_plan_of_a_snapshot_is_refused_in_a_sentence(capture, capsys):
-    """A snapshot has no arguments of ops. The sentence says what to record."""
+    """A snapshot has no arguments of ops. The sentence shows how to record them."""
     assert main(["plan", "--json", str(capture)]) == 1
     assert "profile(replay=True)" in capsys.readouterr().err

@@ -29,7 +29,7 @@ BY_OPS = [
     "allocator",
     "step_curve",
 ]
-"""Tables that grow with what is recorded, not with the time."""
+"""Tables that grow with the recorded steps, not with the time."""
 EVERY_FOURTH = memwatch.schedule(wait=3, active=1)
 
 
@@ -94,7 +94,7 @@ def test_every_and_first_together():
 def test_the_peak_of_every_step_is_exact(intercept):
     """This holds for recorded steps and for others.
 
-    It counts the bytes live at entry and those that the step makes.
+    It counts the bytes that are live at entry, and the step's own bytes.
     """
     prof = program(9, intercept=intercept, schedule=EVERY_FOURTH)
     steps = prof.steps
@@ -136,7 +136,7 @@ def test_the_peak_of_an_unrecorded_step_names_the_step():
 
 @WAYS
 def test_an_optimizer_marks_the_steps_that_the_program_does_not(intercept):
-    """A step ends with the first optimizer's step. Its peaks equal those of marks one step later."""
+    """A step ends with the first optimizer's step. Its peaks equal the peaks with marks one step later."""
     prof = train(8, marked=False, intercept=intercept, schedule=EVERY_FOURTH)
     assert prof.steps["recorded"].tolist() == [False, False, False, True] * 2 + [False]
     assert (prof.ops["name"] == "aten.addmm.default").sum() == 2 * 2
@@ -238,7 +238,7 @@ def test_what_is_filled_once_is_no_growth():
     ],
 )
 def test_what_cannot_be_is_refused(options, words):
-    """The message says what to do."""
+    """The message gives the next step."""
     with pytest.raises(MemwatchError, match=words), memwatch.profile(**options):
         pass
 

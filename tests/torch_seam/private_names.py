@@ -1,4 +1,4 @@
-"""Find the private names of torch in a source file: what a release of torch may rename without a word."""
+"""Find the private names of torch in a source file: names that a release of torch may change without notice."""
 
 from __future__ import annotations
 

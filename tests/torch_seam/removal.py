@@ -30,7 +30,7 @@ Step = Callable[[], dict[str, object]]
 
 
 class _Names:
-    """A torch without one name: what the seam looks up is absent."""
+    """A torch without one name: the seam cannot find it."""
 
     def __init__(self, removed: str) -> None:
         from memwatch._torch import lookup
@@ -198,7 +198,7 @@ _OF_PROFILES_ALONE = (
 
 
 def steps_of(name: str) -> dict[str, Step]:
-    """Return the steps to run without a name: every step that uses it, and no slow step that does not.
+    """Return the steps to run without a name: every step that uses it, and all quick steps.
 
     To register the kernels on the key takes as long as all other steps together, and so does a compiled function. A
     profile of a compiled function imports no file of the seam with the names of our backend.
@@ -226,7 +226,7 @@ def steps_of(name: str) -> dict[str, Step]:
 
 
 def use_without(name: str) -> dict[str, object]:
-    """Return what each step came to: its figures, a refusal of memwatch's, or a traceback."""
+    """Return the outcome of each step: its figures, a refusal of memwatch's, or a traceback."""
     names = _Names(name)
     from memwatch import MemwatchError
     from memwatch._torch import missing
@@ -261,7 +261,7 @@ def _forked(name: str) -> str:
 
 
 def _warm_up() -> None:
-    """Do what is slow and needs nothing of the seam once: torch's lists of ops, and the reading of a capture."""
+    """Run slow parts that do not need the seam once: torch's lists of ops, and the reading of a capture."""
     torch.set_num_threads(1)
     _train()
     for qualified in torch._C._dispatch_get_all_op_names():
@@ -302,7 +302,7 @@ def serve() -> None:
     """Answer each name on standard input."""
     with tempfile.TemporaryDirectory() as folder:
         if sys.dont_write_bytecode:
-            # the first fork that imports memwatch keeps what it compiled for the others
+            # the first fork that imports memwatch keeps its compiled modules for the others
             sys.dont_write_bytecode, sys.pycache_prefix = False, folder
         _warm_up()
         _answer()

@@ -1,4 +1,4 @@
-"""On a torch that lacks any one private name, memwatch works or says in one sentence what is missing."""
+"""On a torch that lacks any one private name, memwatch works or names the missing ability in one sentence."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def untouched(use_without):
 
 
 def test_nothing_is_missing_from_this_torch(untouched):
-    """The torch of the tests has every name, so nothing is degraded and there is no note."""
+    """The torch of the tests has every name, so all abilities work and notes are empty."""
     assert untouched["missing"] == []
     assert not [step for step in untouched.values() if isinstance(step, dict) and "traceback" in step]
 

@@ -16,7 +16,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.mark.parametrize("version", ["2.10.1", "2.16.0+cu130", "3.0.0a0", "1.13.1", "unknown"])
 def test_an_unknown_torch_is_refused_in_one_sentence(version, monkeypatch):
-    """With any other torch memwatch can be imported; to record is refused, with what to do."""
+    """With any other torch memwatch can be imported; to record is refused, with the next step."""
     monkeypatch.setattr(torch, "__version__", version)
     with pytest.raises(memwatch.MemwatchError) as refused:
         memwatch.profile()

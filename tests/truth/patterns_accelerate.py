@@ -33,7 +33,10 @@ WEIGHTS = ((HIDDEN, IN), (OUT, HIDDEN))
 
 
 def accelerator_of(**options):
-    """Return an accelerator with its own options. The library would keep those of a process's first accelerator."""
+    """Return an accelerator with its own options.
+
+    Otherwise the library would keep the options of the process's first accelerator.
+    """
     AcceleratorState._reset_state(reset_partial_state=True)
     return accelerate.Accelerator(cpu=True, **options)
 

@@ -225,7 +225,7 @@ def background_checkpoint_writer():
             del copy
             job.result()
             del job
-            pool.submit(int).result()  # the worker has let go of the job before
+            pool.submit(int).result()  # the worker has dropped the job before
     pool.shutdown()
     return Ran(prof, increase_bytes=2 * f32(CHUNK) + f32(1))  # with the sum, while the worker has its copy
 

@@ -67,7 +67,7 @@ SAMPLED = (
     Fact(ANY, "temporary", f"{LIBRARY}|sample", f"{UNNAMED}|local|argument", ".*"),
     Fact(ANY, "workspace", f"{LIBRARY}|sample", KERNEL, ".*"),
 )
-"""What is true of all that a forward without gradients makes: a call that runs has it."""
+"""Facts about all memory that a forward without gradients makes: a running call has it."""
 
 
 @pattern(

@@ -55,7 +55,7 @@ def train_ranked(ranked, prof):
         prof.step()
 
 
-# The first step shows in which order gradients come, and the second one makes its buckets anew. A thread of gloo may
+# The first step shows the order of the gradients, and the second step makes its buckets anew. A thread of gloo may
 # keep the first buckets until then.
 @pattern(
     Fact(f32(ALL), "communication", f"wrap|bucket again||{LIBRARY}", "bucket|[Rr]educer", ".*|"), *ACTIVATIONS

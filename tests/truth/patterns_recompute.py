@@ -1,4 +1,4 @@
-"""Checkpointed programs: what backward computes again has the line and the module of the forward that runs again."""
+"""Checkpointed programs: recomputed memory has the line and the module of the forward that runs again."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def checkpoint_without_reentry():
 
 
 NESTED_BACKWARD = "a checkpoint, w(hose region ran again|hich was given it as the gradient)"
-"""What a reentrant checkpoint calls with the outputs that it computed again, and their gradients."""
+"""The function that a reentrant checkpoint calls with its recomputed outputs and their gradients."""
 
 
 @pattern(

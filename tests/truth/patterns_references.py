@@ -1,4 +1,4 @@
-"""Programs whose memory is held by references that Python does not show: arrays, `.grad`, what autograd calls."""
+"""Programs with references that Python does not show: arrays, `.grad`, functions that autograd calls."""
 
 from __future__ import annotations
 

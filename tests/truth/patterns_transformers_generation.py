@@ -15,7 +15,7 @@ PASSING = (
     Fact(ANY, "temporary", f"{LIBRARY}|generate", f"{UNNAMED}|local|argument", ".*"),
     Fact(ANY, "workspace", f"{LIBRARY}|generate", KERNEL, ".*"),
 )
-"""What is true of all that a forward without gradients makes: a call that runs has it."""
+"""Facts about all memory that a forward without gradients makes: a running call has it."""
 
 
 def prompts():

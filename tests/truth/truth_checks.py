@@ -36,7 +36,7 @@ def run(name):
 
 
 def _what_lived(prof):
-    """Return the live set at the peak, when each was born and died, and the notes: what threads did comes only once."""
+    """Return the live set at the peak, each birth and death, and the notes. Threads behave differently each time."""
     lives = prof.storages.loc[
         prof.at_peak.index, ["nbytes", "name", "origin", "birth_ns", "death_ns", "address"]
     ]

@@ -1,4 +1,4 @@
-"""Takes the place of `memwatch.profile` in a program, and counts what the allocator gives out meanwhile."""
+"""Takes the place of `memwatch.profile` in a program, and counts the allocator's allocations meanwhile."""
 
 from __future__ import annotations
 

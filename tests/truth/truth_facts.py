@@ -1,8 +1,8 @@
-"""The words in which a program declares the facts about the memory at its peak.
+"""The words for the facts that a program declares about the memory at its peak.
 
 A program is one function, written as users write it: it opens `memwatch.profile()` itself. Every important tensor has
-a size of its own, which identifies it, and a mark `# peak: name` stands on the line that makes it. The facts follow
-from reading the program, never from memwatch's output.
+a size of its own, which identifies it, and a mark `# peak: name` is on the line that makes it. The facts follow from
+reading the program, never from memwatch's output.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class Fact:
     Attributes:
         nbytes: the size, which is different from all others, or ANY.
         category: their purpose; alternatives are separated by `|`.
-        mark: the mark of the line that makes them; alternatives are separated by `|`; "" if there is no line.
+        mark: the mark of the line that makes them; alternatives are separated by `|`; "" without a line.
         holder: a pattern for everything that holds them at the peak.
-        module: the path of the module that makes them, without its root's name; "" if there is none.
+        module: the path of the module that makes them, without its root's name; "" outside of modules.
         op: a pattern for the op that makes them, if several have one size.
         most: the largest number of them; 0 for any number.
         only: whether only the modules' own parameters and buffers share this size at the peak.
@@ -77,7 +77,7 @@ class Fact:
 
 @dataclass(frozen=True)
 class Ran:
-    """A program that has run: what memwatch read of it, and whose parameters are alive at the peak.
+    """A program that has run: its profile, and the modules that live all the time.
 
     Attributes:
         prof: the profile.

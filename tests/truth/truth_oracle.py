@@ -80,7 +80,7 @@ class Oracle(TorchDispatchMode):
 
 
 def question(prof, file):
-    """Return the oracle for a profile's claims about a program's peak, or None if no op ran before the peak.
+    """Return the oracle for a profile's claims about a program's peak; None if the peak comes before all ops.
 
     Args:
         prof: the profile.
@@ -124,7 +124,7 @@ def is_false(words: str, nbytes: int, calls: list[FrameType]) -> bool:
         return module is not None and not reaches(value_in(found[1], vars(module), {}), nbytes)
     if found := VARIABLE.search(words):
         if "thread" in words:
-            return False  # other threads' calls are not looked at
+            return False  # calls of other threads are not read
         owners = [call for call in calls if defined_name(call) == found[2].rpartition(".")[2]]
         return not any(
             reaches(value_in(found[1], call.f_globals, dict(call.f_locals)), nbytes) for call in owners
@@ -149,7 +149,7 @@ def defined_name(call: FrameType) -> str:
 
 
 def value_in(expression: str, global_names: dict[str, object], local_names: dict[str, object]) -> object:
-    """Return an expression's value among the variables of a call or module, or None without such a variable."""
+    """Return an expression's value among the variables of a call or module; None if a variable is missing."""
     expression = expression.lstrip("*")
     try:
         return eval(expression, global_names, local_names)

@@ -11,7 +11,7 @@ from truth_facts import ANY, RESULT, Fact, Pattern, Ran
 from memwatch.sizes import format_bytes
 
 CLAIMED = ("seen", "structure")
-"""Evidence that makes of words a claim: what is inferred or not seen says so."""
+"""Evidence that makes the words a claim: words about inferred or unseen holders are marked."""
 
 
 OF_WRAPPERS = ("_checkpoint_wrapped_module", "_orig_mod")
@@ -88,7 +88,7 @@ def peak_op(prof) -> int:
 
 
 def may_be(fact: Fact, row) -> bool:
-    """Return True if a fact is about memory of the size and the op of a row; what has a line is made in the block."""
+    """Return True if a fact is about memory of the size and the op of a row; memory with a line is the block's."""
     if row.origin == "baseline" and "" not in fact.mark.split("|"):
         return False
     return fact.nbytes in (ANY, row.nbytes) and re.search(fact.op, row.op_name) is not None
@@ -106,7 +106,7 @@ def what_is_wrong(pattern: Pattern, fact: Fact, row) -> list[str]:
 
 
 def is_module(said: str, path: str) -> bool:
-    """Return True if a name is that of a module with a known path. The root's own name may come first."""
+    """Return True if a name belongs to a module with a known path. The root's own name may come first."""
     if not path:
         return not said
     return re.fullmatch(rf"(.*\.)?({path})(#\d+)?", said) is not None

@@ -1,7 +1,7 @@
 """Record where each op ran and which tensors backward read, in a plain second run of a program.
 
-Modules come from torch's own global hooks, lines from the running frames. In backward both are those of the forward
-op whose node runs, found by autograd's sequence numbers. This module uses nothing of memwatch.
+Modules come from torch's own global hooks, lines from the running frames. In backward both belong to the forward op
+whose node runs. It is found by autograd's sequence numbers. This module uses nothing of memwatch.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def plain_tensors(values: object) -> list[torch.Tensor]:
 
 
 def leaves_of(values: object) -> Iterator[object]:
-    """Yield what lies in tuples, lists and dictionaries, which are all that an op is given."""
+    """Yield the items of tuples, lists and dictionaries. An op gets no other containers."""
     if isinstance(values, (tuple, list)):
         for value in values:
             yield from leaves_of(value)
@@ -213,7 +213,7 @@ def what_is_misplaced(prof, witness: Witness, names: dict[int, str], is_view) ->
 
 
 def is_module(said: str, path: str, *, is_root: bool) -> bool:
-    """Return True if a name is that of a module with a path below its root. The root's name is unknown."""
+    """Return True if a name belongs to a module with a path below its root. The root's name is unknown."""
     return "." not in said if is_root else f".{said}".endswith(f".{path}") if path else not said
 
 

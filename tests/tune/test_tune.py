@@ -30,7 +30,7 @@ def _model(monkeypatch):
 
 
 def varying(*, early):
-    """Free a large tensor and make a small one that stays in its place, again and again."""
+    """Again and again, free a large tensor and make a small tensor that stays in its place."""
     kept = [torch.empty(2 * FLOATS) for _ in range(4)] if early else []
     for _ in range(4):
         large = torch.empty(33 * FLOATS)
@@ -57,7 +57,7 @@ def test_no_setting_reserves_less_than_the_peak_of_tensors(late):
 
 
 def test_the_best_setting_comes_first_and_as_an_environment_line(late):
-    """Four large segments are split by what stays; a segment that grows is not."""
+    """The tensors that stay split four large segments, but not a segment that grows."""
     tuning = memwatch.tune(late, settings=["max_split_size_mb:512", "expandable_segments:True"])
     assert [each.settings for each in tuning.outcomes] == [
         "expandable_segments:True",
@@ -123,7 +123,7 @@ def snapshot_file(path, traces, segments):
 
 
 def test_a_snapshot_gives_streams_pools_and_completed_frees(tmp_path):
-    """A block that another stream uses is not free yet, and another pool's block never is."""
+    """A block that another stream uses is still in use, and a block of another pool never becomes free."""
     trace = Trace()
     trace.add("alloc", BASE, 30 * MIB)
     trace.add("free_requested", BASE, 30 * MIB)

@@ -1,1 +1,1 @@
-"""Facts: what a capture shows without any judgement, as columns of numbers and text."""
+"""Facts: the contents of a capture without any judgement, as columns of numbers and text."""

@@ -1,9 +1,9 @@
 """Join storages with the allocator's blocks: one row for each piece of memory, with or without a tensor.
 
-The recorder numbers each storage that it sees. This module matches the storage to the block at its address. A block
-without a storage is memory that no tensor names: workspace inside an op, or memory that was allocated where memwatch
-did not record. A storage without a block was alive at entry, lies in memory from another allocator, or was made while
-no allocator events were recorded. Its birth and death come from the recorder.
+The recorder numbers each storage that it sees. This module matches the storage to the block at its address. Memory
+without a tensor is a block without a storage: workspace inside an op, or memory from code that memwatch did not
+record. A storage without a block was alive at entry, lies in memory from another allocator, or was made while no
+allocator events were recorded. Its birth and death come from the recorder.
 
 The recorder may number one block twice: for a gradient that autograd wrapped again during backward, or for a second
 storage over the same memory (DLPack). If two storages were first seen on one block, they are one storage and keep the
@@ -104,12 +104,12 @@ BY_OP, BASELINE, EXTERNAL, UNOBSERVED, BY_THREAD = range(len(ORIGINS))
 WORKSPACE, UNRECORDED = len(ORIGINS), len(ORIGINS) + 1
 """Origins that are not recorded but follow: within one op, and in a step that was not recorded."""
 _NUMBER_BYTES: Final = 16
-"""Of a complex number, the largest one that ATen wraps."""
+"""Bytes of a complex number, the largest number that ATen wraps."""
 _DTYPES: Final[dict[str, Any]] = {
     **dict.fromkeys(("storage", "op", "birth_order", "death_order"), np.int32),
     "origin": np.int8,
 }
-"""Types of the columns of numbers: half of what an allocation takes would be zeros else."""
+"""Types of the columns of numbers. With wider types, half of an allocation's bytes would be zeros."""
 _NAMES: Final = ("device", "thread")
 """Ids of texts that mostly came first, so that they are small."""
 _CLOCKS_APART_NS: Final = 1_000
@@ -121,8 +121,8 @@ _OF_BIRTHS: Final = ("op", "time_ns", "address", "nbytes", "device", "origin")
 class Allocations:
     """Every piece of memory as columns; the first `named` rows are the recorder's storages, by their number.
 
-    `birth_event` and `death_event` are rows of the live curve, -1 until `trace_live_curve` has filled them in. It lets
-    go of `birth_order` and `death_order`, which are all -1 from then on.
+    `birth_event` and `death_event` are rows of the live curve, -1 until `trace_live_curve` has filled them in. It
+    drops `birth_order` and `death_order`, which are all -1 from then on.
     """
 
     named: int
@@ -142,7 +142,6 @@ class Allocations:
     death_event: IntArray
 
     def __len__(self) -> int:
-        """Count the allocations."""
         return len(self.nbytes)
 
     @property
@@ -173,7 +172,7 @@ def join_allocations(capture: Capture) -> tuple[Capture, Allocations]:
     """Join the storages of a capture with the allocator's events.
 
     Returns:
-        The capture, in which storages on the same memory share one number, and every allocation.
+        The capture with a single number for all storages on the same memory, and every allocation.
     """
     capture, named, parts = _matched(in_order(capture))
     storages, unnamed = parts
@@ -333,7 +332,6 @@ def _start_ns(capture: Capture) -> int:
 
 
 def _ids(capture: Capture, text: str) -> list[int]:
-    """Return the ids of a text."""
     return [number for number, each in enumerate(capture.strings) if each == text]
 
 

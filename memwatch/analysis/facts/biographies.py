@@ -1,11 +1,11 @@
 """Biographies: the life of every allocation in four phases.
 
 lag: allocated, not yet used. use: from the first to the last use. drag: from the last use to the free. void: never
-used at all. The words are those of heap profiling (Röjemo & Runciman, ICFP 1996).
+used at all. The words come from heap profiling (Röjemo & Runciman, ICFP 1996).
 
 A kernel uses its workspace during the workspace's whole life. An allocation without a recorded use counts as void
-only if memwatch would have recorded a use. That excludes memory without a tensor, and memory of other threads, whose
-ops are not recorded.
+only if memwatch would have recorded a use. Memory without a tensor is excluded, and so is memory of other threads,
+because their ops are not recorded.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 PHASE_NAMES = ("lag", "use", "drag", "void")
 LAG, USE, DRAG, VOID = range(len(PHASE_NAMES))
 _AT_ONCE: Final = 1 << 20
-"""Allocations whose times are looked at together: a long run has millions."""
+"""Allocations whose times are read together. A guess: a long run has millions."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Biographies:
     """Per allocation: when it was first and last used, as events of the live curve, and how long each phase was."""
 
     used: NDArray[np.bool_]
-    known: NDArray[np.bool_]  # False if the uses were not recorded; then no phase is known
+    known: NDArray[np.bool_]  # whether the uses were recorded; without them, all phases are unknown
     lag_known: NDArray[np.bool_]  # False if a step before the first use was not recorded
     drag_known: NDArray[np.bool_]  # False if a step after the last use was not recorded
     _curve: LiveCurve

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from memwatch.capture.packed import IntArray
 
 _AT_ONCE: Final = 1 << 18
-"""Storages whose blocks are looked for at once: what the search needs beside its result stays small."""
+"""Storages whose blocks are searched together, so that the search takes little memory. A guess."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,6 @@ class Blocks:
     freed: NDArray[np.bool_]
 
     def __len__(self) -> int:
-        """Count the blocks."""
         return len(self.address)
 
 
@@ -106,7 +105,7 @@ def _sort_within(groups: NDArray[np.int64]) -> None:
 
 
 def _with_books(capture: Capture) -> set[int]:
-    """Return string ids of the devices whose allocator said at entry what it had handed out."""
+    """Return string ids of the devices whose allocator reported its bytes in use at entry."""
     known = capture.meta.get("entry_allocated_bytes", {})
     if not known:
         return set()

@@ -60,7 +60,7 @@ class CallStacks:
 
     @cached_property
     def files_of_running_modules(self) -> frozenset[str]:
-        """The files whose module's body ran ops itself, or called what did."""
+        """The files whose module's body ran ops, or called code that ran ops."""
         bodies = np.array(self._text(self._columns["function"]), dtype=object) == _BODY
         return frozenset(self._text(self._columns["file"][bodies]))
 

@@ -1,9 +1,9 @@
-"""Decide for which purpose the program holds each piece of memory: its category, and the rule that chose it.
+"""Decide the purpose of each piece of memory: its category, and the rule that chose it.
 
-The rules are tried in order, and the first one that applies decides. Temporaries of an optimizer's step are
-temporaries. Only tensors that stay in the optimizer's state are optimizer state. This includes a tensor that a step
-makes for its state and drops before a sample finds it there, as in LBFGS. Memory that stays alive across iterations
-is *held*: data, averaged weights, caches. A category that was inferred is marked as inferred.
+The rules are tried in order. The first rule that applies decides. Temporaries of an optimizer's step are temporaries.
+Only tensors that stay in the optimizer's state are optimizer state. This includes a tensor that a step makes for its
+state and drops before a sample finds it there, as in LBFGS. Memory that stays alive across iterations is *held*:
+data, averaged weights, caches. A category that was inferred is marked as inferred.
 
 An argument of a module is an input of the program unless another model computed it. A Lightning module that calls its
 layers itself passes the result of each layer to the next, and no call is inside another. An input counts as held if a
@@ -70,16 +70,16 @@ def like_state(capture: Capture, allocations: Allocations, kept: KeptAcross) -> 
 _OUTPUT: Final = ACCESSES.index("output")
 _INPUT: Final = ROLES.index("input")
 _FEWEST_ENDS: Final = 2
-"""Ends of iterations between which a whole iteration lies."""
+"""Ends of iterations. A whole iteration lies between two."""
 
 
 def idle_inputs(capture: Capture, allocations: Allocations, kept: KeptAcross) -> NDArray[np.bool_]:
     """Return which allocations are inputs that lie idle for an iteration after a use, as most that the same calls made.
 
     Args:
-        capture: what was recorded.
+        capture: the recorded tables.
         allocations: every piece of memory.
-        kept: what is alive across iterations.
+        kept: the allocations that are alive across iterations.
     """
     roles = capture.tables["roles"]
     is_input = np.zeros(allocations.named + 1, dtype=bool)  # the last is for allocations of no storage
@@ -123,7 +123,7 @@ def _is_idle_after_use(
     used = is_wanted[uses["storage"]] & (uses["access"] != _OUTPUT)
     died = allocations.death_ns[rows] != NONE
     death_ns = np.where(died, allocations.death_ns[rows], np.iinfo(np.int64).max)
-    # for each storage: the iterations that use it, then the iteration in which it dies
+    # for each storage: the iterations that use it, then the iteration that ends its life
     of = np.concatenate([uses["storage"][used], storages])
     iteration = np.searchsorted(
         ends_ns, np.concatenate([capture.tables["ops"]["start_ns"][uses["op"][used]], death_ns])
@@ -137,12 +137,12 @@ def _is_idle_after_use(
 
 _READ, _WRITE = map(ACCESSES.index, ("read", "write"))
 _MOST_WRITERS: Final = 16
-"""Ops that wrote into one storage which are followed: a buffer is filled by one line, as often as a loop runs."""
+"""Ops that wrote into one storage and are followed. A guess: in a loop, one line fills a buffer many times."""
 _OF_MODELS: Final = (ROLES.index("parameter"), ROLES.index("buffer"))
 
 
 class DerivedInputs:
-    """Follows storages back to the tensors from which they were computed."""
+    """Follow storages back to their sources, the tensors that ops computed them from."""
 
     def __init__(self, capture: Capture) -> None:
         births, uses, roles = (capture.tables[table] for table in ("births", "uses", "roles"))
@@ -286,9 +286,9 @@ def categorise(
     """Return the category of every allocation.
 
     Args:
-        capture: what was recorded.
+        capture: the recorded tables.
         allocations: every piece of memory.
-        kept: what is alive across iterations.
+        kept: the allocations that are alive across iterations.
         past: by storage and role, the roles that are over, or may be.
     """
     if capture.lacks("categories"):
@@ -352,7 +352,7 @@ class _Traits(NamedTuple):
 
     @classmethod
     def of_code(cls, code: int) -> _Traits:
-        """Return the traits that a number stands for; the first has more than two values."""
+        """Return the traits that a number encodes; the first has more than two values."""
         flags = len(cls._fields) - 1
         return cls(code >> flags, *(code >> flag & 1 for flag in reversed(range(flags))))
 
@@ -393,7 +393,7 @@ def _codes_of_traits(capture: Capture, allocations: Allocations, kept: KeptAcros
 
 
 def _by_itself(traits: _Traits, outlived: tuple[str, str] | None) -> tuple[str, str]:
-    """Return category and rule of an allocation that has no role and that no checkpoint recomputed.
+    """Return category and rule of an allocation without a role, if no checkpoint recomputed it.
 
     Args:
         traits: the known facts about it.
@@ -476,7 +476,7 @@ def _saved_rule(traits: _Traits) -> str:
 
 
 def _of_one_iteration(traits: _Traits) -> tuple[str, str]:
-    """Return category and rule of an allocation without a role, which neither backward nor another iteration needs."""
+    """Return category and rule of an allocation without a role, needed in one iteration and by no backward."""
     if traits.origin in _INPUT_RULES:
         return "input", _INPUT_RULES[traits.origin]
     if traits.origin == UNRECORDED:

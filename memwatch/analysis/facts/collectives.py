@@ -16,17 +16,18 @@ if TYPE_CHECKING:
     from memwatch.capture import Capture
 
 _FUNCTIONAL: Final = ("_c10d_functional.", "c10d_functional.", "_dtensor.")
-"""How the names of the collectives begin that leave what they take as it is, and return new memory."""
+"""Beginnings of the names of collectives that leave their arguments unchanged and return new memory."""
 _COLLECTIVES: Final = ("c10d.", *_FUNCTIONAL)
-"""How the names of the ops begin by which processes communicate."""
+"""Beginnings of the names of the ops that processes communicate with."""
 _RECEIVES: Final = ("c10d.recv_",)
 _SENDS: Final = ("c10d.send",)
 _UNDEFINED: Final = ("aten.empty", "aten.new_empty")
-"""How the names of the ops begin that leave undefined what is in the memory that they make."""
+"""Beginnings of the names of ops that make memory with undefined content."""
 COMMUNICATION: Final = ("communication", "unsharded parameter")
-"""Categories of what collectives need."""
+"""Categories of memory that collectives need."""
 _LASTING: Final = ("parameter", "buffer", "gradient", "optimizer state")
-"""Categories of what is there whether or not a collective wrote into it, as it does where ranks start alike."""
+"""Categories that memory keeps even if a collective writes into it, as a broadcast does that makes ranks start alike.
+"""
 
 
 def collective_ops(capture: Capture) -> NDArray[np.bool_]:
@@ -84,7 +85,8 @@ def received_into(capture: Capture, collective: NDArray[np.bool_], named: int) -
 def for_collectives(capture: Capture, allocations: Allocations, category: Coded) -> NDArray[np.bool_]:
     """Return, per allocation of a tensor, whether it is there for a collective: one needs it, made or received it.
 
-    That is so whatever else it is for: autograd may save what a collective made, a module take what was received.
+    This holds for memory with other uses too: autograd may save a collective's result, and a module may take received
+    memory.
     """
     collective = collective_ops(capture)
     made = np.append(collective, False)[np.where(allocations.op == NONE, len(collective), allocations.op)]

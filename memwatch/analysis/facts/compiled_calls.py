@@ -1,4 +1,4 @@
-"""Calls of compiled functions: what was allocated or saved while one ran, or its backward, when no op was recorded."""
+"""Calls of compiled functions: the memory that they or their backwards allocate or save. Their ops are not recorded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from memwatch.capture.packed import IntArray
 
 COMPILED: Final = "a compiled function"
-"""What stands where an op's name would."""
+"""The text in place of an op's name."""
 
 
 def compiled_call_at(capture: Capture, time_ns: IntArray) -> IntArray:

@@ -1,4 +1,4 @@
-"""All facts of one capture about a device, each computed once, when it is first asked for."""
+"""All facts of one capture about a device. Each is computed once, at its first use."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Facts:
 
     @property
     def capture(self) -> Capture:
-        """The recorded tables, in which storages on the same memory share one number."""
+        """The recorded tables, with a single number for all storages on the same memory."""
         return self._joined[0]
 
     @property
@@ -88,7 +88,7 @@ class Facts:
 
     @cached_property
     def reserved(self) -> ReservedBytes | None:
-        """The bytes that the allocator reserved, or None if it does not cache memory."""
+        """The bytes that the allocator reserved; None for an allocator without a cache."""
         alive = self.alive_at(self.curve.peak_event)
         return reserved_bytes(self.capture, self.device, self.allocations, self.curve, alive)
 
@@ -148,7 +148,7 @@ class Facts:
     def kept_across(self) -> KeptAcross:
         """The allocations that stay alive across iterations.
 
-        In a plain loop: those that something keeps across its passes.
+        In a plain loop, these are the allocations that stay alive across its passes.
         """
         capture, allocations = self.capture, self.allocations
         bounds = boundaries(capture, self.places)
@@ -186,11 +186,11 @@ class Facts:
 
     @cached_property
     def purposes(self) -> Purposes:
-        """Which module returned what, and which op saved what."""
+        """The allocations that each module returned, and that each op saved."""
         return purposes(self.capture, self.allocations, self.places)
 
     def names(self, allocations: IntArray | slice) -> list[str]:
-        """Return what some allocations are called."""
+        """Return the names of some allocations."""
         tree, has_ops = self.places.module_tree, not self.capture.lacks("ops")
         thread, made, roles = self.allocations.thread, self.made_by, self.categories
         step = self._unrecorded_step
@@ -207,7 +207,7 @@ class Facts:
 
     @cached_property
     def made_by(self) -> MadeBy:
-        """The op that made every allocation; what a module owns is put under the module that owns it."""
+        """The op that made every allocation. An allocation that a module owns is listed under this module."""
         found = made_by(self.capture, self.allocations, self.places)
         return found._replace(module_name=owning_modules(self.places.module_tree, self.categories, found))
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _OUTPUT: Final = ACCESSES.index("output")
 _AT_ONCE: Final = 1 << 20
-"""Rows of `uses` that are looked at together: all of them would take as much memory again."""
+"""Rows of `uses` that are read together, because all of them would take much memory. A guess."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def forward_makers(capture: Capture, start: int = 0, end: int | None = None) -> 
 
 
 class _Nodes:
-    """The nodes that a range of ops and the views between them made, in the order in which these ran."""
+    """The nodes that a range of ops and the views between them made, in the order of the program."""
 
     def __init__(self, capture: Capture, start: int, end: int) -> None:
         ops, nodes, views = (capture.tables[name] for name in ("ops", "nodes", "views"))
@@ -99,11 +99,11 @@ class _Nodes:
         self._view = np.append(view, np.full(len(op) - len(seen), NONE))[order]
 
     def first_with(self, sequence: IntArray) -> Makers:
-        """Return what ran first while the node with each number was the newest."""
+        """Return the op or view that ran first while the node with each number was the newest."""
         return self._found(sequence, np.arange(len(self._op)), np.iinfo(np.int64).max)
 
     def makers(self, sequence: IntArray, before: IntArray) -> Makers:
-        """Return what made the node with each number, if it had started before each op."""
+        """Return the op or view that made the node with each number, if it had started before each op."""
         newest = np.maximum.accumulate(self._sequence)
         return self._found(sequence, np.flatnonzero(np.diff(newest, prepend=NONE - 1) > 0), before)
 
@@ -128,7 +128,10 @@ def _nodes_run(capture: Capture, start: int, end: int) -> IntArray:
 
 
 def _is_given_memory(capture: Capture, start: int, end: int) -> NDArray[np.bool_]:
-    """Return whether each op has a tensor argument. An op without one makes no node, so the newest may be a view's."""
+    """Return whether each op has a tensor argument.
+
+    Only such an op makes a node; else the newest node may be a view's.
+    """
     uses, given = capture.tables["uses"], np.zeros(end, dtype=bool)
     for first in range(0, len(uses["op"]), _AT_ONCE):
         part = slice(first, first + _AT_ONCE)

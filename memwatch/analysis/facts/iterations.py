@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 
 _FEWEST_CALLS: Final = 3
+"""Calls of a model without gradients that make a loop of inference. A guess."""
 
 
 class Evaluations(NamedTuple):
@@ -85,7 +86,7 @@ def evaluations(capture: Capture, ends_ns: IntArray) -> Evaluations:
 def kept_in_evaluations(
     found: Evaluations, allocations: Allocations, last_use_ns: IntArray
 ) -> NDArray[np.bool_]:
-    """Return what is made in a loop that evaluates and kept in it.
+    """Return the allocations that an evaluating loop makes and keeps.
 
     Args:
         found: the loops.
@@ -113,7 +114,7 @@ def idle_copies(
     """Return which allocations were made between iterations and outlive the next, whose calls and steps pass them by.
 
     Args:
-        capture: what was recorded.
+        capture: the recorded tables.
         allocations: every piece of memory.
         last_op: the last op that used each, -1 for none.
         ends_ns: when iterations end.
@@ -141,6 +142,7 @@ MARK = "step"
 """Name of the rows of the recorded `steps` that are calls of `prof.step()`."""
 _FOREVER = np.iinfo(np.int64).max
 _FEWEST_CROSSED = 2
+"""Ends of iterations that memory must outlive to count as kept, whether it is used again or not. A guess."""
 _INPUT = ROLES.index("input")
 
 
@@ -210,7 +212,7 @@ def kept_across(
     del death_ns, count
     last_use_ns = _last_use_ns(capture, uses.last_op[some])
     needed[some] |= last_use_ns >= np.append(bounds.starts_ns, _FOREVER)[first[some]]
-    if bounds.starts_ns is bounds.ends_ns:  # else what lies between calls belongs to an iteration too
+    if bounds.starts_ns is bounds.ends_ns:  # else ops between calls belong to an iteration too
         needed |= idle_copies(capture, allocations, uses.last_op, bounds.ends_ns)
     by_itself = is_often & ~_saved_across(capture, allocations, bounds)
     ends_ns = bounds.ends_ns
@@ -241,10 +243,10 @@ def _like_others(
 
     Their own end is not recorded.
 
-    An allocation resembles an earlier one if the same calls made memory of the same size, or of any size if none has
-    the same. The size matters because an op may make several results of which the program keeps some. An earlier
-    allocation with a role, such as a gradient, is no evidence about an allocation without a role. The role "input of
-    a module" is an exception: a module may receive the cache that it made itself.
+    An allocation resembles an earlier one if the same calls made memory of the same size. If the size is new, any
+    size counts. The size matters because an op may make several results, and the program may keep only some of them.
+    An earlier allocation with a role, such as a gradient, proves nothing about an allocation without a role. The role
+    "input of a module" is an exception: a module may receive the cache that it made itself.
     """
     roles = capture.tables["roles"]
     needed = needed & ~np.isin(allocations.storage, roles["storage"][roles["role"] != _INPUT])
@@ -264,7 +266,7 @@ def _is_often(
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Return whether most earlier allocations of each one's group were kept, and whether there were any.
 
-    Group -1 stands for "no group".
+    Group -1 means "no group".
     """
     size = int(groups.max(initial=0)) + 2
     made = np.bincount(groups[~is_last] + 1, minlength=size)
@@ -298,8 +300,8 @@ def _ends_of_steps(capture: Capture, places: Places) -> IntArray:
 
     A GAN has two in each iteration.
 
-    If a library's line calls all steps, the program's own line separates them. Steps that hooks make within a
-    backward, one for each parameter, end with the backward.
+    If a library's line calls all steps, the program's own line separates them. If hooks step each parameter within a
+    backward, these steps end with the backward.
     """
     steps, ops = capture.tables["steps"], capture.tables["ops"]
     order = np.argsort(steps["end_op"], kind="stable")

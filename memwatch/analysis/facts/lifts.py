@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from memwatch.capture.packed import IntArray
 
 OF_DATA: Final = "data"
-"""Stands where the name of an op would."""
+"""The text in place of an op's name."""
 _GIVES_STORAGE: Final = "aten.set_.source_Storage"
 _WRITE: Final = ACCESSES.index("write")
 _FOREVER: Final = np.iinfo(np.int64).max

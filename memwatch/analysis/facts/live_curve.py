@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from memwatch.capture import Capture
     from memwatch.capture.packed import IntArray
 
-_BEFORE_ALL: Final = -2
+_BEFORE_ALL: Final = -2  # sorts before every position and before NONE
 
 
 @dataclass(frozen=True)
@@ -92,10 +92,11 @@ def trace_live_curve(capture: Capture, allocations: Allocations) -> tuple[Alloca
 
 
 def _peak(capture: Capture, live_bytes: IntArray, time_ns: IntArray) -> int:
-    """Return the event of the peak. Of several equally high events, it is the first during which roles were sampled.
+    """Return the event of the peak.
 
-    If holders were searched for during some of these, the first of those is taken. Each step of most programs reaches
-    the same peak, so the event with the most evidence represents all of them.
+    If several events are equally high, return the first with a sample of the holders, or else the first with a sample
+    of the roles. Each step of most programs reaches the same peak, so the event with the most evidence represents all
+    of them.
     """
     highest = np.flatnonzero(live_bytes == live_bytes.max())
     ops, looks = capture.tables["ops"], capture.tables["role_looks"]

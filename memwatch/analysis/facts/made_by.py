@@ -51,7 +51,7 @@ class MadeBy(NamedTuple):
 
 
 def made_by(capture: Capture, allocations: Allocations, places: Places) -> MadeBy:
-    """Return what is known of the op that made each allocation, or of the call that made it without one."""
+    """Return the facts about the op that made each allocation, or about the call that made it without an op."""
     ops, op = capture.tables["ops"], allocations.op
     count = len(allocations)
     some: NDArray[np.bool_] = (op != NONE) & (op < len(ops["op"]))  # a killed program may lack its last op

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _OWNED: Final = ("parameter", "unsharded parameter", "buffer", "gradient", "optimizer state")
 
 _AS_MADE: Final = -2
-"""Stands for the module whose op made an allocation; -1 is none."""
+"""The number of the module whose op made an allocation; -1 means no module."""
 
 _QUOTED: Final = re.compile("`(.*)`")
 """The module in the name of a buffer for communication, as "all-gather buffer of `layers.3`"."""

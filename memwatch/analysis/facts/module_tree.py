@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _KNOWN, _, _FORMER = range(len(PLACES_OF_MODULES))
 _PARAMETER = ROLES.index("parameter")
-# These names stand here and not in `memwatch._torch`: analysis reads captures, and must not import the seam.
+# These names are here and not in `memwatch._torch`: analysis reads captures, and must not import the seam.
 _WRAPPED: Final = ("_checkpoint_wrapped_module", "_fsdp_wrapped_module", "_orig_mod")
 """Under these names a wrapper of torch keeps the wrapped module; torch hides them in the keys of state dicts."""
 _WRAPPED_BY_CLASS: Final = {("DistributedDataParallel", "module"), ("DataParallel", "module")}
@@ -44,7 +44,7 @@ class ModuleTree(NamedTuple):
 
     @property
     def parents_first(self) -> list[int]:
-        """The modules in an order in which each comes after the module that holds it."""
+        """The modules in an order that puts each module after the module that holds it."""
         return _parents_first(self.parents)
 
 
@@ -60,7 +60,7 @@ def read_modules(capture: Capture, op: int) -> ModuleTree:
     only = _only_model(capture, parents, roots)
     wrapped = _wrapped(local, classes, parents, former)
     names, prefixes, used = [""] * count, [""] * count, {""}
-    # first what the only model holds: torch names it, and a variable may be called like a child, as `model`
+    # first the children of the only model: torch names them, and a variable may have a child's name, such as `model`
     for number in sorted(order, key=lambda number: number == only or roots[number] != only):
         if number in wrapped:
             prefixes[number] = prefixes[parents[number]]
@@ -122,7 +122,7 @@ def _places(capture: Capture, op: int) -> tuple[list[str], list[str], list[int],
 
 
 def _parents_first(parents: list[int]) -> list[int]:
-    """Return all modules in an order in which each comes after the module that holds it."""
+    """Return all modules in an order that puts each module after the module that holds it."""
     children: dict[int, list[int]] = {}
     for number, parent in enumerate(parents):
         children.setdefault(parent, []).append(number)

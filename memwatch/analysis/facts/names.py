@@ -41,7 +41,7 @@ class _Kind(NamedTuple):
 
 
 class Names(NamedTuple):
-    """The parts from which the names of allocations are made."""
+    """The parts of the names of allocations."""
 
     strings: Texts
     thread: IntArray
@@ -55,7 +55,7 @@ class Names(NamedTuple):
     has_ops: bool
 
     def of(self, allocations: IntArray | slice) -> list[str]:
-        """Return what some allocations are called."""
+        """Return the names of some allocations."""
         made, roles, way = self.made, self.roles, self.way
         columns = (  # in the order of _Kind
             roles.role_name.codes, made.op_name.codes, made.stack, made.module_name.codes, self.thread,

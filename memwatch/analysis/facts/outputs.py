@@ -1,4 +1,4 @@
-"""Find the allocations that a module returned, and those that were saved for a backward.
+"""Find the allocations that a module returned, and the allocations that were saved for a backward.
 
 Users know them by these words.
 """

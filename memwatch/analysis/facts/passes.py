@@ -1,6 +1,6 @@
 """Passes of the outermost loop, for programs without steps, backwards and modules: when one begins, by call stacks.
 
-A loop shows as a jump back: a function runs an earlier line than before, or calls anew what it had left.
+A loop shows as a jump back: a function runs an earlier line than before, or calls a function again that had returned.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from memwatch.capture.packed import IntArray
 
 _DEEPEST: Final = 256
+"""Calls of a stack that are compared, from the outermost. A guess."""
 _OF_OBJECTS: Final = (
     EdgeKind.ATTRIBUTE.value, EdgeKind.CLASS_ATTRIBUTE.value, EdgeKind.CLOSURE_CELL.value,
     EdgeKind.CELL_CONTENTS.value,
@@ -51,7 +52,7 @@ def starts_of_passes(capture: Capture, call_stacks: CallStacks) -> IntArray:
 
 
 def made_to_be_kept(capture: Capture, allocations: Allocations) -> NDArray[np.bool_]:
-    """Return what was made by calls whose results samples saw in attributes, closures, or a container that is kept.
+    """Return the results of calls whose results samples saw in attributes, closures, or a container that is kept.
 
     A container is kept if it is a global, or if some result is alive when the block ends: results that wait in a list
     for their use are not. A variable that refers to a tensor itself has it until the next pass makes another.
@@ -74,7 +75,7 @@ def made_to_be_kept(capture: Capture, allocations: Allocations) -> NDArray[np.bo
 
 
 def seen_in_lasting(capture: Capture, allocations: Allocations) -> NDArray[np.bool_]:
-    """Return what samples saw in a class, a cache, or a container that is a global.
+    """Return the allocations that samples saw in a class, a cache, or a container that is a global.
 
     No call's return ends that. A script's own globals do not count: they are its local variables.
     """

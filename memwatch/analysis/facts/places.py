@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 CALLS_ENGINE: Final = ("torch/autograd/graph.py", "torch\\autograd\\graph.py")
 """The ends of the file of torch's that calls autograd's engine."""
-_DEEPEST: Final = 1 << 30
+_DEEPEST: Final = 1 << 30  # deeper than any stack
 
 Texts = np.ndarray[Any, Any]
 """An array of str objects."""
@@ -44,7 +44,7 @@ class Places:
     line_of_stack: list[str]
     own_line_of_stack: list[str]
     function_of_stack: list[str]
-    stack_of_op: IntArray  # in backward that of the op or view that made the node, where it is known
+    stack_of_op: IntArray  # in backward, the stack of the op or view that made the node, if it is known
     module_of_op: IntArray  # likewise
     module_tree: ModuleTree
 
@@ -75,7 +75,7 @@ def with_empty_end(texts: list[str]) -> Texts:
 
 
 def find_places(capture: Capture, op: int) -> Places:
-    """Return the place of every op of a capture; modules are called what they are called when one op runs."""
+    """Return the place of every op of a capture. Modules have the names of the time when one op runs."""
     ops, views = capture.tables["ops"], capture.tables["views"]
     made = _within_regions(capture, forward_makers(capture))
     shows_engine, calls_code = _below_engine(capture)
@@ -112,7 +112,7 @@ def _below_engine(capture: Capture) -> tuple[NDArray[np.bool_], NDArray[np.bool_
 
 
 def runs_in_backward(capture: Capture) -> NDArray[np.bool_]:
-    """Return which ops ran while autograd's engine did, whoever called them: a hook may step an optimizer."""
+    """Return which ops ran while autograd's engine ran. Any code may have called them: a hook may step an optimizer."""
     shows_engine, _ = _below_engine(capture)
     return np.append(shows_engine, False)[capture.tables["ops"]["stack"]]
 
@@ -124,8 +124,7 @@ def _stack_of_region(capture: Capture, is_of_engine: NDArray[np.bool_]) -> IntAr
 
     Args:
         capture: the recorded tables.
-        is_of_engine: which stacks show no code between autograd's engine and torch's functions, so no call of a
-            forward.
+        is_of_engine: which stacks lack a call of a forward: autograd's engine calls torch's functions directly.
     """
     runs, found = capture.tables["recomputes"], np.full(capture.rows("ops"), NONE, dtype=np.int64)
     is_known = (runs["stack"] != NONE) & ~np.append(is_of_engine, False)[runs["stack"]]
@@ -162,7 +161,7 @@ def _lines_of_stacks(capture: Capture) -> _Lines:
 
 
 def _within_regions(capture: Capture, made: Makers) -> Makers:
-    """Return the same, but what the backward of a reentrant region ran is put down to that run of the region.
+    """Return the same, but ops that the backward of a reentrant region ran belong to that run of the region.
 
     Numbers of nodes count in each thread: on another device a region runs again in a thread of autograd's.
     """

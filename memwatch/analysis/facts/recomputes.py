@@ -20,7 +20,7 @@ _SAVED_BY_POLICY: Final = ROLES.index("selective checkpoint")
 
 
 class Recomputes:
-    """The rows of the recorded table `recomputes`, one for each time that a region was recomputed."""
+    """The rows of the recorded table `recomputes`. Each recomputation of a region has a row."""
 
     def __init__(self, capture: Capture) -> None:
         runs, phase = capture.tables["recomputes"], capture.tables["ops"]["phase"]
@@ -78,12 +78,12 @@ class Recomputes:
 def _last_reads(capture: Capture) -> dict[int, int]:
     """Return, for each storage kept for a backward, the last op of the nodes that read it in that same backward.
 
-    A node has what it read in its hands until it has run; torch's frame lets go of it as it is read.
+    A node holds the tensors that it read until it has run. torch's frame drops each tensor when it is read.
     """
     tables = capture.tables
     births, uses, phase = tables["births"], tables["uses"], tables["ops"]["phase"]
     recomputed = tables["recomputed"]["storage"]
-    if not len(recomputed):  # then what follows would go through all that a long run used
+    if not len(recomputed):  # then the code below would visit all uses of a long run
         return {}
     kept = np.isin(births["storage"], recomputed) & (births["op"] != NONE)
     made = np.full(int(births["storage"].max(initial=NONE)) + 1, NONE, dtype=np.int64)

@@ -37,7 +37,7 @@ class ReservedBytes:
         most_bytes: the highest number of reserved bytes.
         at_end_bytes: reserved bytes when the block ended.
         live_at_peak_bytes: the live part of the bytes reserved at the peak.
-        largest_free_bytes: the largest stretch at the peak without a live block, or None if unknown. A freed block
+        largest_free_bytes: the largest stretch between live blocks at the peak, or None if unknown. A freed block
             that a stream still used counts as free.
     """
 
@@ -56,7 +56,7 @@ class ReservedBytes:
 def reserved_bytes(
     capture: Capture, device: str, allocations: Allocations, curve: LiveCurve, alive: NDArray[np.bool_]
 ) -> ReservedBytes | None:
-    """Return the bytes that a device's allocator reserved. None if it does not cache memory, or did not report them.
+    """Return the bytes that a device's allocator reserved. None for an allocator without a cache or without reports.
 
     Args:
         capture: the recorded tables, narrowed to the device.

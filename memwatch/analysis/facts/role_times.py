@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from memwatch.capture import Capture
     from memwatch.capture.packed import IntArray
 
-_NEVER: Final = 1 << 62
+_NEVER: Final = 1 << 62  # an op after all others
 
 
 class InRole(Enum):
@@ -45,7 +45,7 @@ class Stretch(NamedTuple):
 
     Attributes:
         first_op: the first op during which the storage was known to have the role.
-        known_op: the last op by which torch's own records give it the role, whatever samples found.
+        known_op: the last op with this role in torch's own records, whatever samples found.
         last_op: the last op during which a sample found it in the role.
         end_op: the op by which the role is over.
         row: the row of `roles` that begins the stretch.
@@ -191,7 +191,7 @@ class RoleTimes:
         return is_lasting
 
     def _lasting_past_at(self, op: int, rows: IntArray) -> dict[tuple[int, str], PastRole]:
-        """Return what `past_at` does, given the rows that begin stretches without an end; `at` knows them then."""
+        """Return the result of `past_at`, given the rows that begin stretches without an end; `at` knows them then."""
         found: dict[tuple[int, str], PastRole] = {}
         if op != self._asked_op:
             self._asked_op = op
@@ -208,7 +208,7 @@ class RoleTimes:
         return found
 
     def _lasting_states(self, role: str, rows: IntArray, op: int) -> list[InRole]:
-        """Return what `_is_in` does of stretches without an end, given the rows that begin them."""
+        """Return the result of `_is_in` for stretches without an end, given the rows that begin them."""
         first_ops, phase = self._begun["op"][rows].astype(np.int64), self._phase
         is_amid = np.zeros(len(rows), dtype=bool)
         if role == "gradient":
@@ -231,7 +231,7 @@ class RoleTimes:
 
 
 class _Looks:
-    """The looks at roles: when what is alive was in the role that it was known in before."""
+    """The samples of roles: the times when living storages were still in their known role."""
 
     def __init__(self, capture: Capture, allocations: Allocations) -> None:
         self._table, self._death_ns = capture.tables["role_looks"], allocations.death_ns
@@ -272,7 +272,7 @@ class _Looks:
         )
 
     def saw_each(self, role: str, storages: IntArray, rows: IntArray, op: int) -> NDArray[np.bool_]:
-        """Return what `saw` does of storages that are in a role for good, given the rows of `roles` that say so."""
+        """Return the result of `saw` for storages that stay in a role, given their rows of `roles`."""
         looks = self._at(role)
         within = range(bisect_left(looks.op, op), bisect_right(looks.op, op))
         return self._found_by_any(looks, [row for row in within if looks.in_op[row]], storages, rows)
@@ -285,7 +285,7 @@ class _Looks:
     def _found_by_any(
         self, looks: _LooksAtRole, chosen: list[int], storages: IntArray, rows: IntArray
     ) -> NDArray[np.bool_]:
-        """Return the storages for which `_found` is true of any sample."""
+        """Return the storages that some sample found, as `_found` decides."""
         chosen.sort(key=looks.time_ns.__getitem__)
         times_ns = np.array([looks.time_ns[row] for row in chosen], dtype=np.int64)
         least = np.minimum.accumulate(np.array([looks.least_bytes[row] for row in chosen], dtype=np.int64))
@@ -303,7 +303,7 @@ class _Looks:
 
 
 class _LooksAtRole(NamedTuple):
-    """The looks at one role, in the order of their ops."""
+    """The samples of one role, in the order of their ops."""
 
     op: list[int]
     in_op: list[int]
@@ -314,7 +314,7 @@ class _LooksAtRole(NamedTuple):
 def _stretches(role: str, starts: list[tuple[int, int]], ends: list[tuple[int, int]]) -> list[Stretch]:
     """Pair starts and ends in order. If a storage is seen in its role again, it had the role until then.
 
-    A gradient may have been in flight during the op before the one that showed it. Other roles change between ops.
+    A gradient may have been in flight one op before the op that showed it. Other roles change between ops.
     """
     found: list[Stretch] = []
     waiting = sorted(ends)

@@ -34,7 +34,6 @@ class StepCurve:
     recorded: NDArray[np.bool_]
 
     def __len__(self) -> int:
-        """Count the steps."""
         return len(self.start_ns)
 
     def at(self, time_ns: IntArray) -> IntArray:

@@ -22,7 +22,7 @@ class UseBounds(NamedTuple):
 
 
 def use_bounds(capture: Capture, allocations: Allocations) -> UseBounds:
-    """Return between which ops each allocation was read or written; backward reads what it unpacks."""
+    """Return the first and last op that read or wrote each allocation. Backward reads the tensors that it unpacks."""
     count = len(allocations)
     first, last = np.full(count, np.iinfo(np.int32).max, np.int32), np.full(count, NONE, dtype=np.int32)
     uses = capture.tables["uses"]
@@ -49,7 +49,7 @@ def _unpacked(capture: Capture) -> tuple[IntArray, IntArray]:
 
 
 def sources_of(capture: Capture, ops: IntArray) -> dict[int, int]:
-    """Return what some ops read; of several storages, one."""
+    """Return, for each of some ops that reads, a storage that it reads."""
     uses = capture.tables["uses"]
     rows = np.flatnonzero((uses["access"] == ACCESSES.index("read")) & np.isin(uses["op"], ops))
     return dict(zip(uses["op"][rows].tolist(), uses["storage"][rows].tolist(), strict=True))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def find_autocast(peak: Moment) -> list[Candidate]:
-    """Return the cached copies that no op needs after the peak and that autograd does not keep."""
+    """Return the cached copies that are idle after the peak: neither an op nor autograd needs them."""
     facts, packs_at = peak.facts, peak.evidence.holders.packs_at
     rows = np.flatnonzero(np.isin(facts.allocations.storage, list(facts.autocast_copies))).tolist()
     copies = [row for row in rows if not packs_at(row, peak.op)]

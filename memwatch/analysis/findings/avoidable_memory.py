@@ -1,7 +1,7 @@
-"""Memory that another choice would avoid, although no reference is at fault.
+"""Memory that another choice would avoid. Its references are not at fault.
 
-The choices are the optimizer's step, the pieces in which an op gets its input, and the place of a conversion. One
-place decides for all findings whether a change is worth it, by how far the peak would fall.
+The choices are the optimizer's step, the pieces of an op's input, and the place of a conversion. One place decides
+for all findings whether a change is worth it, by how far the peak would fall.
 """
 
 from __future__ import annotations

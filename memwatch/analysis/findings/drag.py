@@ -1,4 +1,4 @@
-"""Drag: a variable holds what is never used again."""
+"""Drag: a variable holds memory that is never used again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def find_drag(moment: Moment) -> list[Candidate]:
     """Return memory that variables hold after its last use, by variable.
 
     Memory that a later pass of a loop needs is not drag. Memory that an earlier pass made, and each pass makes anew,
-    belongs to the rule `iteration`, or to no rule: the pass that replaces it has just read it. A `del` cannot stand
+    belongs to the rule `iteration`, or to no rule: the pass that replaces it has just read it. A `del` cannot be
     inside a statement. Another thread, or compiled code, that runs afterwards may use the memory.
     """
     loops, op, facts = moment.evidence.loops, moment.op, moment.facts

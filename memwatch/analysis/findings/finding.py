@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from memwatch.analysis.findings.kinds import FindingKind
 
 LEAST_RATIO: Final = 0.05
-"""A finding lowers the peak by at least this share of the peak increase."""
+"""A finding lowers the peak by at least this share of the peak increase. A guess."""
 
 
 @dataclass(frozen=True)
@@ -22,18 +22,18 @@ class Finding(ShownAsText):
 
     Attributes:
         kind: ``drag`` (held after the last use), ``iteration`` (the same, from one pass of a loop into the next),
-            ``stale`` (an object keeps it from one iteration into the next, where nothing reads it),
-            ``lag`` (made long before the first use), ``void`` (never used), ``gradient`` (alive in the next forward),
-            ``graph`` (saved for a backward that never runs), ``retained`` (for one that ran), ``set_to_none``
-            (gradients filled with zeros instead of freed), ``output`` (a model's result, kept through backward),
-            ``optimizer`` (temporaries of a foreach step), ``fused`` (temporaries of a step for one parameter),
-            ``workspace`` (of one op), ``recompute`` (of a large checkpointed region, all at once), ``twice`` (a saved
-            tensor and a converted copy of it), ``buckets`` (gradients that DDP keeps beside its buckets),
-            ``autocast`` (converted weights that autocast's cache keeps), ``growth`` (every step leaves more behind)
-            or ``float32`` (float32 copies that autograd saves). A `FindingKind`, which is equal to its text.
+            ``stale`` (an object keeps it from one iteration into the next, and nothing reads it there), ``lag`` (made
+            long before the first use), ``void`` (never used), ``gradient`` (alive in the next forward), ``graph``
+            (saved for a backward that never runs), ``retained`` (for one that ran), ``set_to_none`` (gradients filled
+            with zeros instead of freed), ``output`` (a model's result, kept through backward), ``optimizer``
+            (temporaries of a foreach step), ``fused`` (temporaries of a step for one parameter), ``workspace`` (of
+            one op), ``recompute`` (of a large checkpointed region, all at once), ``twice`` (a saved tensor and a
+            converted copy of it), ``buckets`` (gradients that DDP keeps beside its buckets), ``autocast`` (converted
+            weights that autocast's cache keeps), ``growth`` (every step leaves more behind) or ``float32`` (float32
+            copies that autograd saves). A `FindingKind`, which is equal to its text.
         nbytes: its bytes at the peak.
         holder: the holder of these bytes.
-        site: `file:line` to edit; "" if there is none.
+        site: `file:line` to edit; "" without a line.
         advice: one sentence.
         path: the retention path, one edge per line.
         predicted_peak_bytes: the peak after this change alone.

@@ -13,6 +13,6 @@ if TYPE_CHECKING:
 
 
 def find_graph(moment: Moment) -> list[Candidate]:
-    """Return what autograd saved for a backward that never comes, all in one: one `no_grad` ends it."""
+    """Return all memory that autograd saved for a backward that never runs, as one candidate: one `no_grad` ends it."""
     held = moment.held_by_graphs(FindingKind.GRAPH, GRAPH_WITHOUT_BACKWARD, outlived=False)
     return as_one(FindingKind.GRAPH, held, moment.facts.allocations)

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from memwatch.analysis.holders import Holders
     from memwatch.capture.packed import IntArray
 
-_FEWEST_STEPS: Final = 8
-_PARTS: Final = 8
+_FEWEST_STEPS: Final = 8  # a shorter growth may be chance; a guess
+_PARTS: Final = 8  # equal parts of the growth that must each grow; a guess
 _MOST_OF_ONE_PART: Final = 0.5
-"""Growth goes on: a cache that is filled once makes one step of the curve and is none."""
+"""A share of the growth. A guess: a cache that is filled once grows in a single part, and is no growth."""
 
 
 class _Growth(NamedTuple):
@@ -76,7 +76,7 @@ def find_growth(facts: Facts, holders: Holders, least_bytes: int) -> list[Findin
 
 def _growth(steps: StepCurve) -> _Growth | None:
     """Return the growth that goes on until the last whole step, or None."""
-    count = len(steps) - 1  # the last one ends with the block: what it leaves goes with it
+    count = len(steps) - 1  # the last step ends with the block, which drops the memory that this step leaves
     if count <= _FEWEST_STEPS:
         return None
     floors = np.asarray(steps.floor_bytes[:count], dtype=np.int64)
@@ -98,7 +98,7 @@ def _growth(steps: StepCurve) -> _Growth | None:
 
 
 def _made_by_most(facts: Facts, steps: StepCurve, growth: _Growth) -> tuple[IntArray, str]:
-    """Return what was made in the growth and outlives it, of the line that made most of that, and the line."""
+    """Find memory that was made in the growth and outlives it. Return the largest line's allocations, and the line."""
     allocations, made = facts.allocations, facts.made_by
     start_ns, end_ns = int(steps.end_ns[growth.first]), int(steps.end_ns[growth.last])
     lives = (allocations.death_ns == NONE) | (allocations.death_ns > end_ns)

@@ -59,7 +59,7 @@ class IdleGradients:
         facts, uses = self._facts, self._facts.capture.tables["uses"]
         is_gradient = facts.categories.category.isin(["gradient"])
         storages = facts.allocations.storage[is_gradient]
-        is_wanted = np.zeros(len(is_gradient) + 1, dtype=bool)  # the last one stands for -1, "no storage"
+        is_wanted = np.zeros(len(is_gradient) + 1, dtype=bool)  # the last entry is for -1, "no storage"
         is_wanted[storages[storages != NONE]] = True
         chosen = np.flatnonzero(is_wanted[uses["storage"]] & (uses["access"] != ACCESSES.index("output")))
         storage, op = uses["storage"][chosen], uses["op"][chosen]

@@ -13,9 +13,10 @@ if TYPE_CHECKING:
 
 
 def find_iteration(moment: Moment) -> list[Candidate]:
-    """Return what variables hold from one pass of a loop into the next, by variable.
+    """Return the memory that variables hold from one pass of a loop into the next, by variable.
 
-    Its last use lies before the pass that runs: what this pass still uses, as a running average, cannot go sooner.
+    Its last use lies before the running pass. Memory that this pass still uses, such as a running average, cannot go
+    sooner.
     """
     loops, op = moment.evidence.loops, moment.op
     held = (

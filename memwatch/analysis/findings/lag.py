@@ -16,14 +16,15 @@ if TYPE_CHECKING:
     from memwatch.analysis.findings.moment import Moment
     from memwatch.analysis.holders import Holder
 
-_LEAST_WAITING: Final = 2
+_LEAST_WAITING: Final = 2  # allocations of one container; a single one is no list; a guess
 
 
 def find_lag(moment: Moment) -> list[Candidate]:
-    """Return computed results that wait, by the container in which they wait.
+    """Return computed results that wait, by the container that holds them.
 
-    Memory that one pass of a loop makes for another does not wait, such as averaged weights: nothing could make it
-    later. It is also not known to wait while another thread runs, whose ops are not recorded.
+    Memory that one pass of a loop makes for another pass, such as averaged weights, does not wait, because the
+    program cannot make it later. While another thread runs, memwatch cannot know whether memory waits, because that
+    thread's ops are not recorded.
     """
     loops, category = moment.evidence.loops, moment.facts.categories.category
     held = (
@@ -58,7 +59,7 @@ def _waiting_places(moment: Moment, allocation: int, variables: list[Holder]) ->
 
 
 def without_gathered(candidate: Candidate, facts: Facts) -> Candidate | None:
-    """Return a candidate without what one op gathers, as torch.cat does a list; None where too little waits.
+    """Return a candidate without inputs that one op gathers, such as torch.cat; None if too little waits.
 
     An op that gathers needs all its inputs at once, whenever they are made. This is known only after all moments
     were searched, when the candidate has all its allocations.

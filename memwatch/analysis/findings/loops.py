@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from memwatch.analysis.facts.facts import Facts
     from memwatch.capture.packed import IntArray
 
-_MOST_COMPARED: Final = 8
+_MOST_COMPARED: Final = 8  # allocations, and ops, that are compared, the latest first; a guess
 
 
 class Loops:
@@ -97,9 +97,9 @@ class Loops:
         return bool((lines_of_stack[self._stacks[last : op + 1]] == line).all())
 
     def _jumps_back(self, made: int, first: int, last: int) -> bool:
-        """Return True if Python went back to the line that ran op `made`, or to an earlier one, between two ops.
+        """Return True if Python went back to the line of op `made`, or to an earlier line, between two ops.
 
-        The line may be that of any call around the op: a function that is called again begins anew as well.
+        The line may belong to any call around the op, because a function that is called again begins anew as well.
         """
         if made == NONE:
             return False
@@ -135,8 +135,8 @@ class Loops:
     def is_needed_in_another_pass(self, allocation: int, op: int) -> bool:
         """Return True if it, or another that the same calls made, is read both before and after this place of a loop.
 
-        A memory bank or a replay buffer is read in each pass of a loop. That the recording ends after some pass does
-        not make useless what the last one keeps.
+        A memory bank or a replay buffer is read in each pass of a loop. If the recording ends after a pass, the
+        memory that this pass keeps is not useless for that reason.
         """
         if (allocation, op) not in self._needed:
             self._needed[allocation, op] = self._is_read_around(allocation, op)

@@ -1,4 +1,4 @@
-"""The peak without some memory: what a candidate would spare at every event."""
+"""The peak without some memory: the bytes that a candidate would spare at every event."""
 
 from __future__ import annotations
 

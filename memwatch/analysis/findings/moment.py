@@ -1,4 +1,4 @@
-"""A moment: what the rules look at, the facts as seen at one event of the live curve."""
+"""A moment: the facts at one event of the live curve, which the rules examine."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class Evidence(NamedTuple):
 
 
 class Moment:
-    """One event: what is alive then, what is not in use, and who holds it.
+    """One event: the living allocations, the idle ones, and their holders.
 
     Args:
-        evidence: what is known of the whole capture.
+        evidence: the facts about the whole capture.
         event: row of the timeline.
         taken: allocations that earlier moments explained; they are left out.
     """
@@ -61,7 +61,7 @@ class Moment:
 
     @cached_property
     def _idle(self) -> list[tuple[int, int]]:
-        """The allocations, with their phase, that no op uses now; what was alive at entry is not the block's doing."""
+        """The allocations, with their phase, that no op uses now. Memory from before the block is left out."""
         allocations = self.facts.allocations
         rows = np.flatnonzero(self.alive & (allocations.storage != NONE) & (allocations.birth_event > 0))
         phases = self.facts.biographies.phase_at(self.event, rows)
@@ -93,7 +93,7 @@ class Moment:
 
     @cached_property
     def _droppable(self) -> list[tuple[int, int, list[int]]]:
-        """Idle allocations that nobody keeps on purpose: allocation, phase, and the saved tensors that lie in it."""
+        """Idle allocations that are not kept on purpose: allocation, phase, and the saved tensors that lie in it."""
         categories, packs_at = self._category, self.evidence.holders.packs_at
         storages, cached = self.facts.allocations.storage, self.facts.autocast_copies
         return [
@@ -150,7 +150,7 @@ class Moment:
     def held_by_graphs(
         self, kind: FindingKind, words: str, *, outlived: bool
     ) -> Iterator[tuple[int, list[Holder]]]:
-        """Yield what autograd alone keeps, each with the program's variables whose graph that is.
+        """Yield the allocations that only autograd keeps, each with the program's variables that hold the graph.
 
         Args:
             kind: the kind of finding that this is for.

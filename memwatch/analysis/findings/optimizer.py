@@ -53,7 +53,7 @@ def foreach_temporaries(facts: Facts) -> list[int]:
 
 
 def loop_temporaries(facts: Facts) -> list[int]:
-    """Return what a loop over parameters makes in the steps of an optimizer that has a fused step too."""
+    """Return the memory that a loop over parameters makes in the steps of an optimizer that has a fused step too."""
     rows = np.flatnonzero(_temporary(facts) & ~_is_foreach(facts))
     stacks, of_row = np.unique(facts.made_by.stack[rows], return_inverse=True)
     files = [

@@ -1,4 +1,4 @@
-"""Output: a variable holds what a model returned through a backward that does not need it."""
+"""Output: a variable holds the result of a model through a backward that does not need it."""
 
 from __future__ import annotations
 

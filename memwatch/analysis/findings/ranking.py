@@ -28,7 +28,7 @@ _ONE_DEL: Final = (FindingKind.OUTPUT, FindingKind.DRAG, FindingKind.ITERATION)
 
 
 class _Spared(NamedTuple):
-    """A candidate, and the bytes that would not be live without it, per stretch of events."""
+    """A candidate, and the live bytes that would go with it, per stretch of events."""
 
     candidate: Candidate
     bytes_of_stretch: IntArray
@@ -38,8 +38,8 @@ def rank(candidates: list[Candidate], facts: Facts, least_bytes: int) -> list[Fi
     """Return the candidates that lower the peak as findings, largest first.
 
     Args:
-        candidates: what the rules found.
-        facts: what the capture shows.
+        candidates: the candidates of all rules.
+        facts: the facts of the capture.
         least_bytes: how far a finding has to lower the peak, alone or once all others are mended.
     """
     kept = filter(None, (without_gathered(candidate, facts) for candidate in candidates))
@@ -54,7 +54,7 @@ def rank(candidates: list[Candidate], facts: Facts, least_bytes: int) -> list[Fi
 
 
 def _stretches(candidates: list[Candidate], facts: Facts) -> tuple[IntArray, list[_Spared]]:
-    """Return the most live bytes of each stretch of events in which the candidates' bytes stay the same.
+    """Split the events into stretches that leave the candidates' bytes the same. Return the most live bytes of each.
 
     There are few such stretches in millions of events, and only the highest event of each can be a peak.
     """
@@ -138,7 +138,7 @@ def _last_used(candidate: Candidate, facts: Facts) -> str:
 
 
 def _is_trained(candidate: Candidate, facts: Facts) -> bool:
-    """Return True if a backward reads what one of the lines saved at another time: `no_grad` would end the training."""
+    """Return True if some backward reads memory that one of the lines saved: `no_grad` would end the training."""
     tables, allocations = facts.capture.tables, facts.allocations
     packs, unpacks = tables["packs"], tables["unpacks"]
     read = np.isin(packs["pack"], unpacks["pack"][unpacks["released"] == 0])
@@ -161,7 +161,7 @@ def _made_at(candidate: Candidate, facts: Facts) -> str:
 
 
 def _others_told(candidate: Candidate) -> list[str]:
-    """Return who else holds it, each once, without what is reached through the holder: it goes when that does."""
+    """Return the other holders, each once. Leave out references behind the holder, because they go with it."""
     holder = candidate.holder
     told = {holder.words: ""}
     for each in candidate.others:

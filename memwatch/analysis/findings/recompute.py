@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def find_recompute(peak: Moment) -> list[Candidate]:
-    """Return what the region at the peak computes again long before its backward, if smaller regions would not."""
+    """Return the memory that the region at the peak recomputes too early, if smaller regions would avoid it."""
     facts = peak.facts
     made = facts.allocations.op[peak.alive]
     runs = facts.recomputes.run_of_op[made[made != NONE]]
@@ -32,7 +32,7 @@ def find_recompute(peak: Moment) -> list[Candidate]:
     sites = facts.places.lines(facts.recomputes.stack)
     site = str(sites[largest])
     if facts.call_stacks.owner_of_file.get(site.rpartition(":")[0]) != CodeOwner.PROGRAM:
-        return []  # a library's own region: nobody can make it smaller here
+        return []  # a library's own region, which users cannot make smaller
     split = SmallerRegions(facts, np.flatnonzero(sites == site).tolist())
     books = HolderEvidence.STRUCTURE
     holder = Holder(HolderKind.CHECKPOINT, REGION, site, is_own=True, subject=(site,), evidence=books)

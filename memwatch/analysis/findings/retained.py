@@ -1,4 +1,4 @@
-"""Retained: autograd keeps what it saved though the backward that needs it has run."""
+"""Retained: autograd keeps saved tensors although the backward that needs them has run."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ if TYPE_CHECKING:
 
 
 def find_retained(moment: Moment) -> list[Candidate]:
-    """Return what autograd still holds after the last backward that reads it, by the variable of its graph."""
+    """Return the memory that autograd holds after the last backward that reads it, by the variable of its graph."""
     held = moment.held_by_graphs(FindingKind.RETAINED, GRAPH_AFTER_BACKWARD, outlived=True)
     return by_holder(FindingKind.RETAINED, held, moment.facts.allocations)

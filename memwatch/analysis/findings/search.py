@@ -50,16 +50,16 @@ HELD: Final = (
     find_gradient, find_set_to_none, find_graph, find_retained, find_lag, find_void, find_output, find_iteration,
     find_drag,
 )  # fmt: skip
-"""Rules for references that outlive their use, asked at every high event; no two claim the same allocation."""
+"""Rules for references that outlive their use. They run at every high event, and no two claim the same allocation."""
 
 AVOIDABLE: Final = (
     find_optimizer, find_workspace, find_recompute, find_twice, find_buckets, find_autocast, find_float32,
 )  # fmt: skip
-"""Rules for memory that another choice would not need, asked at the peak."""
+"""Rules for memory that another choice would not need. They run at the peak."""
 
-_MAX_ROUNDS: Final = 64
+_MAX_ROUNDS: Final = 64  # moments that are searched, the highest first; a guess
 _LEAST_PART: Final = (
-    8  # a candidate of one event has at least this part of the bytes that a finding must bring
+    8  # a candidate of one event has at least this part of the bytes that a finding must bring; a guess
 )
 
 
@@ -75,7 +75,7 @@ def find(facts: Facts, holders: Holders, saved: SavedTensors) -> list[Finding]:
 
 
 def _candidates(evidence: Evidence, least_bytes: int) -> list[Candidate]:
-    """Return the candidates of all moments; those of one kind and holder are joined."""
+    """Return the candidates of all moments. Candidates of one kind and holder are joined."""
     facts = evidence.facts
     live = facts.curve.live_bytes.astype(np.int64)
     stale = _that_users_can_mend(find_stale(evidence, least_bytes), facts)
@@ -103,14 +103,14 @@ def _candidates(evidence: Evidence, least_bytes: int) -> list[Candidate]:
 
 
 def _held_at(moment: Moment, least_bytes: int) -> list[Candidate]:
-    """Return what the rules for references find at a moment, in the order of the first allocation."""
+    """Return the candidates of the rules for references at a moment, in the order of the first allocation."""
     found = _that_users_can_mend((candidate for rule in HELD for candidate in rule(moment)), moment.facts)
     large = [candidate for candidate in found if candidate.nbytes * _LEAST_PART >= least_bytes]
     return sorted(large, key=lambda candidate: candidate.allocations[0])
 
 
 def _avoidable(evidence: Evidence, taken: set[int]) -> list[Candidate]:
-    """Return what the rules for avoidable memory find at the peak, without what a reference explains already."""
+    """Return the candidates of the rules for avoidable memory at the peak. Leave out explained memory."""
     peak = Moment(evidence, evidence.facts.curve.peak_event)
     found = _that_users_can_mend((candidate for rule in AVOIDABLE for candidate in rule(peak)), peak.facts)
     return [candidate.without(taken) for candidate in found]

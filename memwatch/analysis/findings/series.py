@@ -1,8 +1,8 @@
 """Series: a container gets more memory with each pass of a loop, as with each micro-batch or token of one call.
 
-Nobody has to mark these passes. One line makes a result in each pass, and the container keeps all of them. The memory
-of a KV cache grows too, but each pass reads all of it, so no rule reports it. Results that wait for the op that joins
-them, and the activations of layers that run one after the other, are kept for a later use.
+The program need not mark these passes. One line makes a result in each pass, and the container keeps all of them. The
+memory of a KV cache grows too, but each pass reads all of it, so no rule reports it. Results that wait for the op
+that joins them, and the activations of layers that run one after the other, are kept for a later use.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Smaller regions: what would be alive if every module that a checkpointed region calls were a region of its own.
+"""Smaller regions: the memory that would be alive if every module in a checkpointed region were its own region.
 
-One after the other would then be computed again, each right before its own backward. In return what passes from one to
-the next would be kept from forward on.
+One after the other would then be computed again, each right before its own backward. In return, the tensors that pass
+from one module to the next would be kept from the forward on.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class SmallerRegions:
         return read
 
     def _backward_of_parts(self, count: int, inside: IntArray, number: _PartNumbers) -> list[int]:
-        """Return, for each allocation, the event at which the backward of its part first reads what that computed."""
+        """Return, for each allocation, the event when the backward of its part first reads the part's tensors."""
         facts, part = self._facts, number.of(self._facts.allocations.op[inside])
         first = np.full(count, facts.capture.rows("ops"), dtype=np.int64)
         phase, backward = facts.capture.tables["ops"]["phase"], BACKWARD

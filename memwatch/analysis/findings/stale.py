@@ -1,13 +1,13 @@
 """Stale: an object keeps memory from one iteration into the next, and nothing reads it there.
 
 A module's `last_input`, a class variable, the variables of a kept exception and a suspended generator's batch are
-stale memory. The rules for references look at high events of the live curve. Stale memory often does not raise the
-peak: the program holds it between two iterations, when a validation or another model needs memory. So this rule looks
-at the whole recording.
+stale memory. The rules for references examine high events of the live curve. Stale memory often does not raise the
+peak: the program holds it between two iterations, when a validation or another model needs memory. So this rule
+examines the whole recording.
 
 No op reads the best weights so far, nor predictions whose metric numpy computes, though the program needs both. So a
 holder is reported only if it repeats: each iteration replaces the value of the previous one, and no iteration reads
-an earlier value. Nobody reads the variables of an exception, so these need no repetition.
+an earlier value. The variables of an exception need not repeat, because programs do not read them.
 """
 
 from __future__ import annotations
@@ -34,12 +34,19 @@ if TYPE_CHECKING:
     from memwatch.capture.packed import IntArray
 
 _FEWEST_REPLACED: Final = 2
-"""Results of one line that later iterations replaced unread. A single one is a buffer that was filled twice."""
+"""Results of one line that later iterations replaced unread.
+
+A guess: a single result is a buffer that was filled twice.
+"""
 _MOST_ASKED: Final = 4
-"""Of these, the latest are asked who held them. Each costs up to a millisecond in a capture with many samples."""
+"""Of these, the latest results whose holders are searched.
+
+A guess: each takes up to a millisecond in a capture with many samples.
+"""
 _FEWEST_CROSSED: Final = 2
-"""Ends of iterations that an exception's variable outlives: one may lie within a retry."""
-_LEAST_PART: Final = 8  # one result of a line has at least this part of the bytes that a finding must bring
+"""Ends of iterations that an exception's variable outlives. A guess: one end may lie within a retry."""
+# one result of a line has at least this part of the bytes that a finding must bring; a guess
+_LEAST_PART: Final = 8
 _STATE: Final = ("parameter", "unsharded parameter", "buffer", "optimizer state")
 """A copy of these is kept for later, as the best weights so far."""
 _LASTING: Final = (
@@ -52,11 +59,11 @@ _OF_STACKS: Final = (HolderKind.LOCAL, HolderKind.ARGUMENT, HolderKind.EVALUATIO
 
 
 def find_stale(evidence: Evidence, least_bytes: int) -> list[Candidate]:
-    """Return what objects keep across the ends of iterations while nothing reads it, by holder.
+    """Return the memory that objects keep across the ends of iterations while nothing reads it, by holder.
 
     Args:
-        evidence: what is known of the whole capture.
-        least_bytes: what is worth telling, of one holder at one time.
+        evidence: the facts about the whole capture.
+        least_bytes: the bytes that one holder must hold at one time to be reported.
     """
     facts = evidence.facts
     if not len(facts.kept_across.ends_ns):
@@ -76,7 +83,7 @@ def find_stale(evidence: Evidence, least_bytes: int) -> list[Candidate]:
 
 
 def _one_for_each_exception(candidates: list[Candidate]) -> list[Candidate]:
-    """Join what the calls on one exception's traceback keep: whoever drops the exception frees all of it."""
+    """Join the candidates of the calls on one exception's traceback: the end of the exception frees all of them."""
     joined: dict[object, Candidate] = {}
     for candidate in sorted(candidates, key=lambda each: -each.nbytes):
         holder = candidate.holder
@@ -123,15 +130,15 @@ def _is_kept_on_purpose(facts: Facts, rows: IntArray) -> NDArray[np.bool_]:
 
 
 def _keeper(evidence: Evidence, rows: IntArray) -> list[Holder]:
-    """Return the holders of one line's results in later iterations, the one to name first; empty if unknown.
+    """Return the holders of one line's results in later iterations. The holder to name comes first. Empty if unknown.
 
     Args:
         evidence: the facts about the whole capture.
-        rows: the results, in the order in which they were made.
+        rows: the results, from the oldest to the newest.
     """
     facts, allocations = evidence.facts, evidence.facts.allocations
     made_ns, death_ns = allocations.birth_ns[rows], allocations.death_ns[rows]
-    # each result dies between the next one and the one after it: a window or a cache of several may be read yet
+    # each result must die between the next two results: if it lives longer, a window or cache may still read it
     is_replaced = np.zeros(len(rows), dtype=bool)
     is_replaced[:-2] = (
         (death_ns[:-2] > made_ns[1:-1]) & (death_ns[:-2] < made_ns[2:]) & (death_ns[:-2] != NONE)
@@ -155,7 +162,7 @@ def _keeper(evidence: Evidence, rows: IntArray) -> list[Holder]:
 
 
 def _last_holders(evidence: Evidence, row: int, before: int) -> list[Holder] | None:
-    """Return the last holders of an allocation; empty without a sample, None if autograd or a brief variable held it.
+    """Return the last holders of an allocation. Empty without a sample; None if autograd or a brief variable held it.
 
     A variable may have the next result of the line while an object still has this one. Samples saw a variable's own
     value only until then.
@@ -163,7 +170,7 @@ def _last_holders(evidence: Evidence, row: int, before: int) -> list[Holder] | N
     Args:
         evidence: the facts about the whole capture.
         row: the allocation.
-        before: the last op before the line made its next result; -1 if it made none while this one lived.
+        before: the last op before the line made its next result; -1 if this result died first.
     """
     facts, death = evidence.facts, int(evidence.facts.allocations.death_event[row])
     last = facts.capture.rows("ops") - 1 if death == NONE else facts.op_at(death)
@@ -185,7 +192,7 @@ def _crossed(facts: Facts, rows: IntArray) -> IntArray:
 
 
 def _unneeded(evidence: Evidence, rows: list[int]) -> tuple[tuple[int, int, int], ...]:
-    """Return when nothing needs each allocation any more: after its last use, and after autograd let go of it."""
+    """Return when each allocation becomes useless: after its last use, and after autograd dropped it."""
     facts, saved = evidence.facts, evidence.saved
     released_ns = np.zeros(len(facts.allocations), dtype=np.int64)
     of_storage = saved.storage != NONE

@@ -49,7 +49,7 @@ def _converted_copies(peak: Moment) -> list[int]:
 
 
 def _is_chosen(facts: Facts, row: int) -> bool:
-    """Return True for a copy that somebody wrote, or autocast: what torch's own functions copy they always do."""
+    """Return True for a copy that a program or autocast makes. torch's own functions always copy."""
     if facts.made_by.op_name[row].startswith(CONVERSION):
         return True
     stack = int(facts.capture.tables["ops"]["stack"][facts.allocations.op[row]])

@@ -1,4 +1,4 @@
-"""Void: a variable holds what no op ever uses."""
+"""Void: a variable holds memory that no op ever uses."""
 
 from __future__ import annotations
 

@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from memwatch.analysis.findings.moment import Moment
 
 _LEAST_RATIO: Final = 0.5
-"""The least share of the peak increase. A kernel of a plain U-Net has 26 % of it and one of a plain LSTM 13 %, and
-nobody would cut the input of these ops in pieces for that."""
+"""The least share of the peak increase. A kernel of a plain U-Net has 26 % of it and a kernel of a plain LSTM 13 %.
+
+For such a share, users would not cut the input of these ops in pieces.
+"""
 
 
 def find_workspace(peak: Moment) -> list[Candidate]:

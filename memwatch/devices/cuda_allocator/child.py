@@ -1,4 +1,4 @@
-"""The process in which torch's own CUDA allocator runs a trace. It loads one library of memwatch, and no torch.
+"""Run a trace in torch's own CUDA allocator, in this process. It loads one library of memwatch, and no torch.
 
 Usage: `python -I child.py FOLDER`. The folder has the stand-in driver under the names of CUDA's libraries, and the
 dynamic loader prefers it (`LD_LIBRARY_PATH`). Standard input has a line of JSON, then the trace: the block, the size
@@ -15,6 +15,7 @@ import sys
 from typing import Final
 
 _MESSAGE_CHARS: Final = 4096
+"""Bytes of the buffer for the library's error message. A guess."""
 _FIGURES: Final = ("most_reserved_bytes", "retries", "refused_event", "device_bytes")
 _CUDA: Final = ("libcudart", "libcuda.so", "libnvidia-ml")
 

@@ -16,6 +16,7 @@ BUILT: Final = pathlib.Path(__file__).parent / "built"
 _WHAT: Final = "the stand-in for CUDA's driver"
 _FALLBACK: Final = "reserved bytes are those of memwatch's model of the allocator"
 _LINE_CHARS: Final = 200
+"""Characters of the compiler's first error line that a message shows. A guess."""
 
 
 def path() -> pathlib.Path:

@@ -25,10 +25,15 @@ if TYPE_CHECKING:
     from memwatch.devices.cuda_allocator.trace import Trace
 
 BLOCK_BYTES: Final = 512
+"""Bytes to which requests are rounded up. This value and the next four are constants of torch's allocator."""
 _SMALL_BYTES: Final = 1 << 20
+"""Largest request, in bytes, that small segments serve."""
 _SMALL_SEGMENT: Final = 2 << 20
+"""Bytes of a small segment."""
 _SHARED_BELOW: Final = 10 << 20
+"""Bytes. Smaller requests share a segment; a larger request has a segment of its own."""
 _ROUND: Final = 2 << 20
+"""Bytes to which segments of their own are rounded up."""
 
 
 class DeviceFullError(MemwatchError):
@@ -44,7 +49,7 @@ class _Block:
         stream: the stream whose allocations may take it.
         pool: the pool of its segment.
         is_free: whether it is free.
-        is_mapped: whether it has memory. Only blocks of expandable segments may have none.
+        is_mapped: whether it has memory. Only a block of an expandable segment can lack memory.
         before, after: its neighbours in the segment.
         segment: the first and the last address of an expandable segment; None for others.
         seen: the number of requests to its pool before it became free.
@@ -72,7 +77,7 @@ class _Pool:
     """The free blocks of small or of large segments.
 
     Attributes:
-        is_small: which of the two.
+        is_small: whether it has the small segments.
         page_bytes: the unit by which an expandable segment grows.
         keys: stream, size and address of each free block, in order.
         blocks: the free blocks by address.
@@ -121,7 +126,7 @@ class CachingAllocator:
     Attributes:
         allocated_bytes, most_allocated_bytes: bytes of blocks in use, now and at most.
         reserved_bytes, most_reserved_bytes: bytes of segments, now and at most.
-        retries: allocations for which the device had no room at first.
+        retries: allocations that the device refused at first.
     """
 
     def __init__(self, settings: Settings = Settings(), device_bytes: int = ANY_DEVICE_BYTES) -> None:  # noqa: B008  # frozen
@@ -178,7 +183,7 @@ class CachingAllocator:
     def free(self, number: int) -> None:
         """Take a block back; its free neighbours become part of it."""
         block = self._handed_out.pop(number, None)
-        if block is None:  # nothing was asked for
+        if block is None:  # the request was for 0 bytes
             return
         self.allocated_bytes -= block.nbytes
         block.is_free = True
@@ -269,7 +274,7 @@ class CachingAllocator:
         return start
 
     def _new_block(self, pool: _Pool, size: int, stream: int) -> _Block | None:
-        """Return a block of new device memory, or None if the device has no room."""
+        """Return a block of new device memory; None if the device is full."""
         nbytes = self._segment_bytes(size)
         if self._allowed_bytes is not None and self.reserved_bytes + nbytes > self._allowed_bytes:
             return None
@@ -343,7 +348,7 @@ class CachingAllocator:
     # segments that grow
 
     def _grown(self, pool: _Pool, size: int, stream: int) -> _Block | None:
-        """Return a block at the lowest addresses of a growing segment where enough is free; map what is missing."""
+        """Return the lowest block of a growing segment that is large enough; map the memory that it lacks."""
         block = self._growing(pool, size, stream)
         if not block.is_mapped and not self._map(block, min(block.nbytes, size)):
             return None
@@ -454,7 +459,7 @@ class Model:
     name: Final = "memwatch's model of torch's allocator"
 
     def run(self, trace: Trace, settings: str, device_bytes: int) -> Outcome:
-        """Return what the allocator does with a trace.
+        """Return the outcome of a trace in the allocator.
 
         Raises:
             SettingsError: the model does not know the settings.
@@ -483,7 +488,7 @@ class Model:
     def run_many(
         self, trace: Trace, settings: Sequence[str], device_bytes: int
     ) -> list[Outcome | SettingsError]:
-        """Return what the allocator does with a trace under each of several settings."""
+        """Return the outcome of a trace under each of several settings."""
         return [self._run_or_reject(trace, each, device_bytes) for each in settings]
 
     def _run_or_reject(self, trace: Trace, settings: str, device_bytes: int) -> Outcome | SettingsError:

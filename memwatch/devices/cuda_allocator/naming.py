@@ -8,7 +8,7 @@ import platform
 from typing import Final
 
 SOURCES: Final = pathlib.Path(__file__).parent / "src"
-# one library serves every version of torch and CUDA, so it has no version in its name and links neither
+# one library serves all versions of torch and CUDA: it links neither, and its name contains no version
 FLAGS: Final = ("-O2", "-g0", "-std=c++17", "-shared", "-fPIC", "-fvisibility=hidden")
 FILES: Final = ("driver.cpp", "replay.cpp")
 

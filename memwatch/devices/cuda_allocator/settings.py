@@ -11,7 +11,7 @@ from memwatch.devices.cuda_allocator.trace import SettingsError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-MIB: Final = 1 << 20
+MIB: Final = 1 << 20  # bytes
 _INTERVALS: Final = 16
 """Powers of two from 1 MiB to 64 GiB, each with a number of divisions of its own."""
 _WITHOUT_EFFECT: Final = frozenset(
@@ -38,13 +38,13 @@ class Settings:
 
     Attributes:
         divisions: number of sizes per power of two, from 1 MiB up, to which requests are rounded up.
-        most_split_bytes: blocks of this size and larger are not split; None for no limit.
+        most_split_bytes: blocks of this size and larger are kept whole; None splits all.
         most_rounding_bytes: the largest excess of an unsplit block over the request.
         shared_segment_bytes: size of the segments for blocks of 1 to 10 MiB.
         collects_above: the share of the allowed memory above which old free segments are released; 0 for never.
         fraction: the share of the device that may be reserved; None if no share was set.
         is_expandable: whether segments grow.
-        refuses_early: whether a request beyond the free memory of the device fails before the device is asked.
+        refuses_early: whether a request beyond the free memory of the device fails without a call to the device.
     """
 
     divisions: tuple[int, ...] = field(default=(0,) * _INTERVALS)
@@ -149,3 +149,4 @@ _KEYS: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
     "expandable_segments": ("is_expandable", _truth),
     "throw_on_cudamalloc_oom": ("refuses_early", _truth),
 }
+"""Each key of `PYTORCH_ALLOC_CONF`, with its attribute of `Settings` and its parser. Sizes are in MiB."""

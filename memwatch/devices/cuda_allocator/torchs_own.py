@@ -39,11 +39,12 @@ _RUNTIME: Final = re.compile(rb"libcudart\.so\.\d+(?:\.\d+)*")
 _DRIVERS: Final = ("libcuda.so.1", "libnvidia-ml.so.1")
 _SETTINGS: Final = "PYTORCH_ALLOC_CONF"
 _NOT_INHERITED: Final = ("PYTORCH_", "TORCH_", "CUDA_", "HIP_", "LD_PRELOAD")
-"""Beginnings of variables that could change what torch's library does in the child."""
+"""Beginnings of variables that could change the behaviour of torch's library in the child."""
 _REJECTED: Final = 2  # the status of `memwatch_replay` for settings
 _ALLOWED_S: Final = 600
 """Guess: a setting of a trace of a million events takes two seconds."""
 _MESSAGE_CHARS: Final = 300
+"""Characters of the child's error that a message shows. A guess."""
 _COMMENT: Final = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _VIRTUAL: Final = re.compile(r"\bvirtual\b[^;{(]*?(~?\w+)\s*\(")
 
@@ -70,7 +71,7 @@ class TorchAllocator:
         return f"the allocator of torch {self.version}"
 
     def run(self, trace: Trace, settings: str, device_bytes: int) -> Outcome:
-        """Return what the allocator does with a trace.
+        """Return the outcome of a trace in the allocator.
 
         Raises:
             SettingsError: it does not accept the settings.
@@ -84,7 +85,7 @@ class TorchAllocator:
     def run_many(
         self, trace: Trace, settings: Sequence[str], device_bytes: int
     ) -> list[Outcome | SettingsError]:
-        """Return what the allocator does with a trace under each of several settings, as many at a time as CPUs."""
+        """Return the outcome of a trace under each of several settings. As many run at a time as there are CPUs."""
         with self._folder() as (folder, names), tempfile.TemporaryFile() as asked:
             order = {
                 "count": len(trace),
@@ -105,7 +106,7 @@ class TorchAllocator:
 
     @contextlib.contextmanager
     def _folder(self) -> Iterator[tuple[str, list[str]]]:
-        """Make a folder in which the driver has the names of CUDA's libraries."""
+        """Make a folder with links to the driver, under the names of CUDA's libraries."""
         needed = {name.decode() for name in _RUNTIME.findall(self.file.read_bytes())}
         names = [*sorted(needed), *_DRIVERS]
         with tempfile.TemporaryDirectory() as folder:
@@ -206,7 +207,7 @@ def _places(include: pathlib.Path) -> dict[str, int]:
     """Return the positions of virtual functions in the table of torch's CUDA allocator.
 
     The positions change with the version of torch: 2.10 put `getMemoryInfo` before the functions of CUDA. So they are
-    counted in the headers, in the order in which compilers lay a table out. A destructor takes two positions.
+    counted in the headers, in the order of a compiler's table. A destructor takes two positions.
     """
     names: list[str] = []
     for file, owner in (

@@ -84,8 +84,8 @@ class Outcome:
         reserved_bytes: bytes of segments after each event.
         allocated_bytes: bytes of blocks in use after each event.
         most_reserved_bytes: the most reserved bytes.
-        retries: allocations for which the device had no room at first, so that the allocator released free segments.
-        refused_event: the allocation that did not fit, where the trace ends; None if all did.
+        retries: allocations that the device refused at first, so that the allocator released free segments.
+        refused_event: the allocation that did not fit, which ends the trace; None if all allocations fitted.
     """
 
     settings: str

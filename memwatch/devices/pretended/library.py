@@ -27,6 +27,7 @@ _FLAGS: Final = ("-O1", "-g0", "-std=c++20", "-shared", "-fPIC", "-fvisibility=h
 _WHAT: Final = "the library by which this torch knows CUDA"
 _FALLBACK: Final = "tensors cannot be moved to CUDA without it"
 _LINE_CHARS: Final = 200
+"""Characters of the compiler's first error line that a message shows. A guess."""
 
 
 def path() -> pathlib.Path:

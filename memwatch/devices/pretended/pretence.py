@@ -44,15 +44,18 @@ _ANSWERS: Final[dict[str, Any]] = {
     "memory_summary": "",
     "utilization": 0,
 }
+"""The result of each function of `torch.cuda` that has the same result at all times. A GPU of Hopper's kind."""
 _ASKED: Final = (
     "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "device_memory_used",
 )  # fmt: skip
-"""Questions for bytes; a program that decides by them is told so."""
+"""Functions that return byte counts. If a program calls them, the estimate contains a note about it."""
 _TOTAL_BYTES: Final = 80 << 30
+"""Memory of the pretended GPU: 80 GiB, like an A100 or H100. A guess."""
 _PROPERTIES: Final = {
     "name": "pretended", "major": 9, "minor": 0, "total_memory": _TOTAL_BYTES, "multi_processor_count": 132,
 }  # fmt: skip
 _STATE_BYTES: Final = 16
+"""Bytes of a random state of CUDA: seed and offset."""
 _LIKE_THE_HOST: Final = ("Stream", "Event", "current_stream", "stream")
 """Names that torch.cpu has for programs that know no device; they do nothing."""
 
@@ -88,7 +91,7 @@ class CurrentDevice:
 
 
 def answers(device: CurrentDevice, *, num_found: int, on_ask: Callable[[None], None]) -> dict[str, Any]:
-    """Return what stands for torch's functions for CUDA, by their names; see `pretended_cuda`."""
+    """Return the replacements of torch's functions for CUDA, by their names; see `pretended_cuda`."""
 
     def asked(*args: Any, **kwargs: Any) -> int:
         on_ask(None)
@@ -117,7 +120,7 @@ def answers(device: CurrentDevice, *, num_found: int, on_ask: Callable[[None], N
 
 
 def streams(device: CurrentDevice) -> dict[str, Any]:
-    """Return what stands for streams and events, by their names there."""
+    """Return the replacements of streams and events, by their names there."""
     if not device.is_known_to_torch:
         return {name: getattr(torch.cpu, name) for name in _LIKE_THE_HOST}
 
@@ -178,7 +181,7 @@ def pretended_cuda(*, num_found: int, on_ask: Callable[[None], None]) -> Iterato
 
     Args:
         num_found: how many there are, by `device_count()`.
-        on_ask: called when the program asks how much memory is in use, which is answered by zero.
+        on_ask: called when the program reads how much memory is in use; the result is zero.
 
     Yields:
         Why tensors cannot be moved to such devices; empty if they can.

@@ -40,7 +40,7 @@ class Calls:
     """The functions of a loaded library.
 
     Args:
-        library: what `library.load` returned.
+        library: the result of `library.load`.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
@@ -148,7 +148,7 @@ def anneal(  # noqa: PLR0917 (the arguments of its twin)
 
 
 def new_walk(empty_walk: Callable[..., Any], library: Calls, problem: Any, order: IntArray) -> Any:
-    """Call the twin of `order.anneal.new_walk`; `empty_walk` makes what it fills in."""
+    """Call the twin of `order.anneal.new_walk`; `empty_walk` makes the arrays that it fills."""
     walk = empty_walk(problem, order)
     library("walk_of_order", problem, walk)
     return walk

@@ -25,6 +25,7 @@ _COMPILE: Final = pathlib.Path(__file__).parent / "compile.py"
 _WHAT: Final = "the planner's library"
 _FALLBACK: Final = "plans are searched for in Python, which is slow"
 _LINES_SHOWN: Final = 3
+"""Lines of the compiler's errors that a message shows. A guess."""
 _lock: Final = threading.Lock()
 
 
@@ -53,7 +54,7 @@ class Build:
     """A process that compiles the library.
 
     Raises:
-        MemwatchError: there is no compiler, or no folder to put the library into.
+        MemwatchError: a compiler or a folder for the library is missing.
     """
 
     def __init__(self) -> None:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _ROUNDS = ((0.4, 0.3), (0.2, 0.1), (0.6, 0.3), (0.8, 0.1), (0.2, 0.3), (0.4, 0.1), (0.6, 0.1), (0.8, 0.3))
 _COOLING = 1 / 25  # temperature at the end of a round, as a share of the temperature at its start; a guess
 _MOVES_PER_CALL = (
-    400_000  # a call of the kernel cannot be interrupted, and so many moves take well under a second
+    400_000  # a call of the kernel cannot be interrupted; so many moves take well under a second; a guess
 )
 _NEAR = 100  # positions that an op moves at most, in every second round; a guess
 

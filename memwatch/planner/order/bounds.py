@@ -1,8 +1,8 @@
 """Peaks that no plan can go below.
 
-There are four bounds: the working set of the largest op, the buffers that are kept at the end, the buffers that must be
-live together in every order without recompute, and the buffers that must wait while the last of several large ops runs.
-The last bound also holds for plans with recompute.
+There are four bounds. The first is the working set of the largest op. The second is the buffers that are kept at the
+end. The third is the buffers that must be live together in every order without recompute. The fourth is the buffers
+that must wait while the last of several large ops runs. The fourth bound also holds for plans with recompute.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 _MOST_OPS_BOUNDED = (
-    8_192  # of larger programs, the must-live bound examines the ops with the largest working sets
+    8_192  # of larger programs, the must-live bound examines the ops with the largest working sets; a guess
 )
 
 
@@ -135,7 +135,7 @@ def must_live(problem: Problem, order: IntArray, chosen: IntArray) -> IntArray:
 
 
 _MOST_SETS = 8  # sets of large ops that are tried; a guess
-_MOST_WORK = 40_000  # edges of all cuts together: about a second
+_MOST_WORK = 40_000  # edges of all cuts together: about a second; a guess
 _SOURCE, _SINK = -1, -2
 
 
@@ -148,13 +148,13 @@ class _Slots(NamedTuple):
 
 
 def last_large_bound(graph: Graph, working_sets: IntArray) -> int:
-    """Return a bound (bytes) on the peak of plans without moves, with or without recompute; 0 for large programs.
+    """Return a bound (bytes) on the peak of all plans that move nothing, also with recompute; 0 for large programs.
 
-    Choose any set of large ops. In every plan one of them runs last. While it runs, its inputs and outputs exist. Every
-    buffer that the program keeps in the end exists too, or buffers from which the other ops can still compute it. The
-    fewest bytes from which all kept buffers can be computed are a minimum cut of the graph. The bound is the smallest
-    sum of working set and cut among the large ops. To stay a bound, the cut is generous: every op may run again, even
-    an op with an effect, or with inputs that the program overwrites.
+    Choose any set of large ops. In every plan one of them runs last. While it runs, its inputs and outputs exist.
+    Every buffer that the program keeps in the end exists too, or else the other ops can still compute it from
+    existing buffers. The fewest bytes that still give all kept buffers are a minimum cut of the graph. The bound is
+    the smallest sum of working set and cut among the large ops. To stay a bound, the cut is generous: every op may
+    run again, even an op with an effect, or with inputs that the program overwrites.
 
     Args:
         graph: the program.

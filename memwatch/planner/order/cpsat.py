@@ -38,7 +38,7 @@ def cpsat_order(
         clock: when to stop.
 
     Returns:
-        The best order found, None if the solver found none; and the proven lower bound (bytes).
+        The best order, or None if the solver failed to find one; and the proven lower bound (bytes).
     """
     from ortools.sat.python import cp_model
 

@@ -1,7 +1,7 @@
 """Exact search for small programs: an optimal order, or a proven lower bound.
 
-A downset is a set of ops that may have run: together with an op, it contains all ops that must run before it. The live
-buffers depend on the downset alone, and not on the order in which its ops ran. The search expands downsets, lowest peak
+A downset is a set of ops that may have run: together with an op, it contains all ops that must run before it. The
+live buffers depend on the downset alone, and not on the order of its ops. The search expands downsets, lowest peak
 first. Its level is the peak below which every order has been excluded so far, so it is a proven lower bound.
 """
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from memwatch.planner.order.problem import Problem
 
 
-_EXPANSIONS_PER_CALL = 500  # downsets expanded between two looks at the clock; a guess
+_EXPANSIONS_PER_CALL = 500  # downsets expanded between two checks of the clock; a guess
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,7 +36,7 @@ class SearchResult:
     """Result of the search.
 
     Attributes:
-        order: an order below the known peak; None if no such order was found.
+        order: an order below the known peak; None if the search found none.
         lower_bound_bytes: peak that no order can go below (bytes); the known peak when it is optimal.
         expansions: how many downsets were expanded.
     """
@@ -294,8 +294,8 @@ def advance(
     return RUNNING, -1
 
 
-LONGEST_RUN = 16  # ops
-_MOST_TRIES = 48  # ops tried per safe run; a limit on the work where chains fork
+LONGEST_RUN = 16  # ops of one safe run; a guess
+_MOST_TRIES = 48  # ops tried per safe run; a limit on the work where chains fork; a guess
 
 
 class Downset(NamedTuple):
@@ -386,8 +386,8 @@ def load_downset(problem: Problem, now: Downset) -> int:
 
 # slots of Search.tally
 STATES, NODES, STACKED, HEAPED, LEVEL, EXPANDED = 0, 1, 2, 3, 4, 5
-EXPANDED_MARK = -1
-_MASK = (1 << 64) - 1
+EXPANDED_MARK = -1  # in place of a peak: the state was expanded
+_MASK = (1 << 64) - 1  # 64 bits
 
 
 class Search(NamedTuple):

@@ -87,7 +87,7 @@ def num_waiting(problem: Problem) -> IntArray:
 
 @with_twin(calls.breadth_first)
 def breadth_first(problem: Problem) -> IntArray:
-    """Return the ops in the order in which they become ready: all their predecessors have run."""
+    """Return the ops in the order of becoming ready. An op is ready when all its predecessors have run."""
     num_ops = len(problem.workspace)
     waiting = num_waiting(problem)
     order = np.empty(num_ops, np.int64)
@@ -190,7 +190,7 @@ def least_growth(problem: Problem, longest: int, widest: int) -> IntArray:
     Args:
         problem: the ordering problem.
         longest: how many ops to look ahead along a chain; 1 is the `lpmf` of torch._inductor.memory.
-        widest: how many ready ops to examine per step: those that became ready last.
+        widest: how many ready ops to examine per step, from the last that became ready.
     """
     num_ops = len(problem.workspace)
     waiting = num_waiting(problem)
@@ -264,7 +264,7 @@ class Candidates(NamedTuple):
 
 
 def new_beam(problem: Problem, width: int) -> Beam:
-    """Return a beam in which row 0 is the empty downset."""
+    """Return a beam whose row 0 is the empty downset."""
     num_ops = len(problem.workspace)
     beam = Beam(
         np.zeros((width, len(problem.nbytes)), np.int64),

@@ -43,7 +43,7 @@ class OrderResult:
     Attributes:
         order: op indices.
         peak_bytes: its peak (bytes).
-        lower_bound_bytes: peak that no order without recompute can go below (bytes).
+        lower_bound_bytes: bytes that every order without recompute needs.
         proven: whether the peak equals the bound.
         method: name of the method that found the order.
     """

@@ -1,4 +1,4 @@
-"""Chains solved exactly: a forward of stages in a row, and a backward that reverses them one by one.
+"""Solve chains exactly. A chain is a forward of stages in a row, and a backward that runs them in reverse.
 
 Revolve solves chains of equal stages; the rotor dynamic program solves chains of any costs and sizes.
 """

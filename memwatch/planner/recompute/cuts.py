@@ -107,8 +107,8 @@ def apply_cut(model: Model, scene: Scene, target: Draft, cut: Cut, limit: int) -
     return True, price_of(model, scene.search)
 
 
-# Ways to cut a gap. The first three run ops again. They differ in the inputs of these ops that were freed: RECOMPUTE
-# computes all of them again, KEEP_IF_LATE keeps the inputs that are used after the peak alive instead, and KEEP keeps
+# Ways to cut a gap. The first three run ops again. They differ in the inputs of these ops that were freed. RECOMPUTE
+# computes all these inputs again. KEEP_IF_LATE keeps an input alive instead if it is used after the peak. KEEP keeps
 # all of them alive. MOVE moves the buffer out and back.
 RECOMPUTE, KEEP_IF_LATE, KEEP, MOVE = 0, 1, 2, 3
 

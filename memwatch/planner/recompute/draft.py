@@ -275,7 +275,7 @@ def sweep(model: Model, draft: Draft, work: Work) -> int:
     """Write the bytes alive during every step to ``work.live``; return the peak (bytes).
 
     Returns:
-        The peak (bytes); -1 when the schedule does not compute what the program computes.
+        The peak (bytes); -1 if the schedule does not compute the same as the program.
     """
     if not _sweep_steps(model, draft, work):
         return -1
@@ -303,8 +303,8 @@ def sweep(model: Model, draft: Draft, work: Work) -> int:
 def overflow(model: Model, draft: Draft, work: Work, budget: int) -> float:
     """Return the bytes above the budget after a sweep, summed over the steps; 0 exactly when it fits.
 
-    A repeated op counts only with the bytes that it adds to the step for which it runs. All steps near it may be far
-    above the budget. If a repeated op counted in full, every cut there would look bad.
+    A repeated op counts only with the bytes that it adds to the step of its user. All steps near it may be far above
+    the budget. If a repeated op counted in full, every cut there would look bad.
     """
     tokens = draft.tokens
     for step in range(draft.size[0] - 1, -1, -1):

@@ -1,4 +1,4 @@
-"""Kernel: large-neighbourhood search. Undo some cuts, move some steps, repair greedily, keep what is cheaper."""
+"""Kernel: large-neighbourhood search. Undo some cuts, move some steps, repair greedily, keep cheaper schedules."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from memwatch.planner.recompute.model import Model
 
 
-_FARTHEST = 40  # steps by which one step is moved at most; a guess
+_FARTHEST = 40  # most steps that one step is moved by; a guess
 
 
 class Effort(NamedTuple):

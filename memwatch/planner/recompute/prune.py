@@ -80,7 +80,7 @@ def _is_useless(model: Model, op: int, work: Work, is_first: bool) -> bool:
 
 
 def drop_useless(model: Model, draft: Draft, work: Work) -> None:
-    """Remove the repeated ops and the moves whose results nobody uses."""
+    """Remove the repeated ops and the moves whose results are not used."""
     count = computes(model, draft)
     before = count.copy()  # computations before the present step
     begin_sweep(model, draft, work)
@@ -139,7 +139,7 @@ def prune(model: Model, draft: Draft, budget: int, rank: IntArray) -> None:
         model: the program.
         draft: a schedule that fits the budget, changed in place.
         budget: bytes it may use.
-        rank: the steps in the order in which they are tried.
+        rank: the steps in the order of the trials.
     """
     length = draft.size[0]
     draft.ids[:length] = np.arange(length)

@@ -26,9 +26,9 @@ class RetentionResult:
     """Result of the solver.
 
     Attributes:
-        tokens: the schedule; None if the solver found none.
+        tokens: the schedule; None if the solver failed.
         extra_cost: cost of its recomputes.
-        bound: extra cost that no schedule in this order, with so many copies per op, can go below.
+        bound: the least extra cost of any schedule in this order, with so many copies per op.
         proven: whether the schedule is the cheapest of its kind.
     """
 
@@ -39,7 +39,7 @@ class RetentionResult:
 
 
 def can_model(graph: Graph) -> bool:
-    """Return True if the model covers a program: it has no mutation, and no external buffer that may be freed."""
+    """Return True if the model covers a program: all ops are without mutation, and all external buffers stay."""
     external = graph.buffer_producer < 0
     return not len(graph.writes.indices) and not bool(np.any(external & graph.buffer_freeable))
 
@@ -54,7 +54,7 @@ def cheaper_in_order(graph: Graph, tokens: IntArray, budget_bytes: int, clock: C
         clock: when to stop.
 
     Returns:
-        The schedule; None if none was found, the model does not cover the program, or OR-tools is not installed.
+        The schedule. None if the solver failed, the model does not cover the program, or OR-tools is missing.
     """
     if not is_available() or not can_model(graph) or tokens.max(initial=0) >= graph.num_ops:
         return None
@@ -204,7 +204,7 @@ class _Model:
             cp.add_bool_or(kept)
 
     def hint(self, tokens: IntArray) -> None:
-        """Set the schedule from which the solver starts. Surplus copies are left out."""
+        """Set the solver's first schedule. Surplus copies are left out."""
         times: list[list[int]] = [[] for _ in range(self._graph.num_ops)]
         stage = 0
         for op in tokens.tolist():

@@ -34,16 +34,16 @@ if TYPE_CHECKING:
 
     Seeds: TypeAlias = Callable[[int], list[IntArray]]
 
-# (area_power, limit): how the greedy search weighs bytes against cost, how many ops one cut may add
+# (area_power, limit): how the greedy search weighs bytes against cost, and how many ops one cut may add. A guess
 _STYLES = ((1.0, 60), (1.0, 12), (0.5, 60), (2.0, 60))
 # The constants below are guesses.
 _TIGHTER = 0.9  # one more search aims at this share of the budget, and its surplus cuts are taken back
 _BLOCKS = 3  # with so many repeated blocks, a cut is tried in all of them at once
-_SEEDS_TRIED = 3
+_SEEDS_TRIED = 3  # schedules that the search starts from: the cheapest that fit, and as many that do not
 _STEPWISE = 0.02  # share of the peak that one step of `_lower_peak_stepwise` goes down
-_MOST_STEPWISE = 12
+_MOST_STEPWISE = 12  # steps of `_lower_peak_stepwise`
 _STEPS_DOWN = (0.02, 0.05, 0.01, 0.035, 0.08, 0.12)  # shares of the peak that `_step_down` tries
-_MOST_STEPS_DOWN = 24
+_MOST_STEPS_DOWN = 24  # searches in one call of `_step_down`
 # the largest programs (ops) for each method
 _LARGEST_CAREFUL = 500
 _LARGEST_STYLED = 5_000
@@ -52,9 +52,9 @@ _LARGEST_REORDER_TWICE = 500
 _LARGEST_EXACT = 100
 _LARGEST_PRUNED_WHOLE = 4_000  # steps; longer schedules are pruned in pieces
 _PIECE = 200  # steps
-_ROOM_PER_OP = 12  # steps that a schedule may grow to, per op of the program
-_CUTS_PER_CALL = 200
-_WARMTH = 0.01
+_ROOM_PER_OP = 12  # most steps of a schedule, per op of the program
+_CUTS_PER_CALL = 200  # cuts between two checks of the clock
+_WARMTH = 0.01  # a share of the cost: how much worse a random move may be at the start
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,7 +64,7 @@ class PricedSchedule:
     Attributes:
         tokens: the steps, as `recompute.model` numbers them.
         peak_bytes: its peak (bytes), external buffers included.
-        duration: what it costs, recomputes and moves included, in the unit of the ops' costs.
+        duration: its cost, recomputes and moves included, in the unit of the ops' costs.
     """
 
     tokens: IntArray
@@ -147,7 +147,7 @@ class RecomputeSearch:
     def _step_down(
         self, best: PricedSchedule, priced_starts: list[PricedSchedule], seeds: Seeds
     ) -> PricedSchedule:
-        """Return the lowest schedule of searches whose budget is a little below what was found.
+        """Return the lowest schedule of searches whose budget is a little below the lowest known peak.
 
         With a budget far below every known schedule, the greedy search values all cuts alike. A target a little below
         the lowest known peak guides it better.
@@ -261,7 +261,7 @@ class RecomputeSearch:
         return self.prune(self.evaluate(_tokens(draft)))
 
     def prune(self, found: PricedSchedule) -> PricedSchedule:
-        """Return the schedule without the recomputes and moves that the budget does not need.
+        """Return the schedule with only the recomputes and moves that the budget needs.
 
         They are removed in two orders, the most expensive first and the last first. The cheaper result wins.
         """

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from memwatch.planner.csr import IntArray
     from memwatch.planner.graph import Graph
 
-_MOST_STAGES = 120  # a guess, as the next two: the table of the dynamic program has stages^2 x slots entries
-_SLOTS = 200  # units in which memory is counted, per budget
+# stages; a guess, as the next two: the table of the dynamic program has stages^2 x slots entries
+_MOST_STAGES = 120
+_SLOTS = 200  # units of memory per budget
 _TRIES = 10  # amounts of memory for checkpoints that are tried
 
 
@@ -113,7 +114,7 @@ def _rotor_seeds(graph: Graph, stages: Stages, budget_bytes: int) -> list[IntArr
     checkpoint = np.ceil(stages.checkpoint_bytes / slot).astype(np.int64)
     saved = np.ceil(stages.saved_bytes / slot).astype(np.int64)
     table = RotorTable(stages.cost, checkpoint, saved, slots)
-    # the table does not know what the ops themselves need, so several amounts for checkpoints are tried
+    # the table lacks the working sets of ops, so several amounts for checkpoints are tried
     tries = np.unique(
         np.linspace(slots, 0, min(_TRIES, slots + 1) if not exact or slots > 40 else slots + 1).astype(int)
     )
@@ -127,7 +128,7 @@ def _rotor_seeds(graph: Graph, stages: Stages, budget_bytes: int) -> list[IntArr
 
 
 def _tokens(graph: Graph, stages: Stages, steps: list[tuple[str, int]]) -> IntArray:
-    """Return the schedule of a chain as ops of the program; runs after the first leave out what may not repeat."""
+    """Return the schedule of a chain as ops of the program. Runs after the first leave out ops that may not repeat."""
     turn = int(stages.bounds[-1])
     may_repeat = (graph.op_recomputable & (graph.writes.lengths() == 0)).tolist()
     late = turn

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from memwatch.record.holders.state import SamplingState
 
 C_CODE = (Edge(EdgeKind.C_CODE),)
-"""The path to what C++ alone has."""
+"""The path to a tensor that only C++ holds."""
 
 
 class Capsules:
@@ -64,7 +64,10 @@ class Capsules:
 
 
 def look_at_capsules(state: SamplingState, capsules: Capsules) -> None:
-    """Tell anew who has what C++ alone had at an earlier sample: an array may have been dropped, or put elsewhere."""
+    """Search again for holders of storages that only C++ held at an earlier sample.
+
+    An array may have been dropped or moved since.
+    """
     missing = set().union(*state.unnamed.values())
     for number, memory in list(state.shared.items()):
         told = state.told.get(number)

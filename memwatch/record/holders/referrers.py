@@ -1,4 +1,4 @@
-"""Ask gc for the referrers of storages that no search from a variable has found.
+"""Get from gc the referrers of storages that no search from a variable has found.
 
 If gc shows no referrer, the holder is a value of an evaluation stack or an owner in C++. Reference counts decide
 which. The address of its memory may identify an owner in C++, such as a DLPack capsule.
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from memwatch.record.tables.storages import WatchedStorage
 
 _CONTAINERS: Final = ("list", "deque", "dict", "set")
-"""Types of what seldom stays on an evaluation stack: an argument of a call is gone by the next sample."""
+"""Types of objects that seldom stay on an evaluation stack: an argument of a call is gone by the next sample."""
 
 
 def ask_who_refers(
     state: SamplingState, fresh: dict[int, WatchedStorage], capsules: Capsules, frame: FrameType | None
 ) -> None:
-    """Ask for the referrers of storages that the deep search did not find either, young objects first.
+    """Search for the referrers of storages that the deep search did not find. Search young objects first.
 
     Args:
         state: the state that samples share; it gets the results.
@@ -68,10 +68,10 @@ def ask_who_refers(
 
 
 def ask_again_who_refers(state: SamplingState, again: dict[int, int], frame: FrameType | None) -> None:
-    """Ask once more who has the list in which something lay that no variable names: a suspended call may.
+    """Search again for the owner of a list that holds an unnamed storage: it may be a suspended call.
 
     Args:
-        state: what samples share.
+        state: the state that samples share.
         again: the storages' numbers, by address.
         frame: the innermost call.
     """

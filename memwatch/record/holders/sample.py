@@ -1,8 +1,7 @@
 """One sample: searches from the running calls, and deeper searches for storages that no variable holds.
 
 The near search from the running calls comes first, because it is cheap. If no variable reaches much of the memory, a
-deep search follows, once for each storage. gc is then asked for the referrers of storages that it did not find
-either.
+deep search follows, once for each storage. gc then gives the referrers of storages that it did not find either.
 """
 
 from __future__ import annotations
@@ -53,18 +52,25 @@ if TYPE_CHECKING:
     from memwatch.record.holders.state import SamplingState
 
 _MAX_HOLDERS: Final = 6
+"""Holders of one storage that a sample records. A guess."""
 _MAX_IN_LIBRARIES: Final = 4
-"""Of these, in calls of packages, which pass an argument on: the program's own variables are further out."""
+"""Of these, holders in calls of packages, which pass an argument on.
+
+A guess: the program's own variables are further out.
+"""
 _UNNAMED_RATIO: Final = 0.1
-_LIBRARY_CALLS: Final = 0
+"""A share of the peak increase. Storages without a name are searched for only if they are larger. A guess."""
+_LIBRARY_CALLS: Final = 0  # the place of all calls of packages, in the count of roots
 _PLAIN: Final = class_ids(Tensor, Parameter)
 _nbytes: Final[Callable[[Any], int]] = attrgetter("nbytes")
 _PARAMETER, _TENSOR = id(Parameter), id(Tensor)
 _CONTAINERS: Final = class_ids(list, tuple, dict, set, deque)
 _GRAPH: Final = Edge(EdgeKind.GRAPH)
-_DIRECT: Final = 2  # a root, and what its variable refers to
-_MAX_KNOWN: Final = 4096  # variables: a call may be described anew, and has another `id` then
-_LONGEST: Final = 32  # of gradients of gradients: a tensor may be its own
+_DIRECT: Final = 2  # objects in a chain: a root, and the value of its variable
+# variables in the table of known paths, which is then emptied. A guess
+_MAX_KNOWN: Final = 4096
+# gradients of gradients that are followed, because a tensor may be its own gradient; a guess
+_LONGEST: Final = 32
 
 
 class Sample:
@@ -108,8 +114,8 @@ class Sample:
         for number, path in self._of_views:
             state.append(number, path)
 
-    # Each search ends with its method: its queues would otherwise refer to the program's objects while gc is asked
-    # for referrers.
+    # Each search is a local variable of its method. Its queues refer to the program's objects, so they must be gone
+    # before gc is asked for referrers.
 
     def _search_near(self, frame: FrameType | None, spaces: dict[int, dict[str, Any]]) -> None:
         search = self._reference_search(frame)
@@ -123,7 +129,7 @@ class Sample:
         self._root = None
 
     def _held_where_known(self, known: list[tuple[Any, tuple[Edge, ...]]]) -> None:
-        """Append what lies where a deep search found something before, and was not found without one."""
+        """Follow the ways of earlier deep searches, and append each storage that the near search did not find."""
         named = set(self._holder_counts)
         for tensor, edges in known:
             for part, key in _parts(tensor):
@@ -134,14 +140,14 @@ class Sample:
     def _search_further(
         self, fresh: dict[int, WatchedStorage], frame: FrameType | None, spaces: dict[int, dict[str, Any]]
     ) -> None:
-        """Search deep, and ask gc who refers to those of the storages that this does not find either."""
+        """Search deep. Then ask gc for the referrers of the storages that remain without a holder."""
         capsules = Capsules(self._search_deep(frame, spaces))
         look_at_capsules(self._state, capsules)
         if fresh:
             ask_who_refers(self._state, fresh, capsules, frame)
 
     def _search_deep(self, frame: FrameType | None, spaces: dict[int, dict[str, Any]]) -> list[Chain]:
-        """Append what a deep search finds; return the ways to the capsules that it met."""
+        """Append the holders that a deep search finds; return the ways to the capsules that it met."""
         self._deep = True
         search = self._reference_search(frame)
         # From all calls at once: if several calls reach an object, the shortest path is recorded.
@@ -166,14 +172,14 @@ class Sample:
         )  # fmt: skip
 
     def _may_be_held(self, links: list[Chain], chain: Chain) -> list[Chain]:
-        """Return references to tensors without those that `_held` would ignore: small ones without a graph.
+        """Return the references to tensors that `_held` would not ignore. It ignores small tensors without a graph.
 
-        A deep search only serves storages without a holder, and ignores the others too.
+        A deep search also ignores storages that have a holder.
 
         Args:
             links: the references.
-            chain: the path from a root to a container that has them all, whose items may be recorded here; empty for
-                none.
+            chain: the path from a root to the container of all references, so that its items can be recorded here; or
+                empty.
         """
         tensors = [link[-1] for link in links]
         try:
@@ -234,14 +240,17 @@ class Sample:
             self._of_views += [(number, path) for number in of_views]
 
     def _views_in(self, held: Iterable[tuple[Tensor, Any]]) -> set[int]:
-        """Return the storages of which some items show parts only."""
+        """Return the storages that the items show only in part."""
         whole: dict[int, bool] = {}
         for tensor, alive in held:
             whole[alive.number] = whole.get(alive.number, False) or not _is_view_of(tensor, alive)
         return {number for number, is_whole in whole.items() if not is_whole}
 
     def _with_place(self, numbers: list[int]) -> list[int]:
-        """Count a holder of many storages, as `_counted` does for one; return those that have not too many."""
+        """Count a holder of many storages, as `_counted` does for one.
+
+        Return the storages that may get another holder.
+        """
         counts, left_out = self._holder_counts, self._left_out
         before = list(map(counts.get, numbers, repeat(0)))
         counts.update(zip(numbers, [count + 1 for count in before], strict=True))
@@ -396,9 +405,10 @@ class Sample:
                 self._state.append(number, path)
 
     def _unnamed(self, frame: FrameType | None) -> dict[int, WatchedStorage]:
-        """Repeat what is known of storages that no variable holds; return those that are to be searched for.
+        """Repeat the known paths of storages that no variable holds. Return the storages to search for.
 
-        These had no name in the sample before either, and are many bytes together.
+        A storage is searched for if the previous sample had no name for it either, and if all such storages are large
+        together.
         """
         state = self._state
         explained = {number for numbers in self._saved.values() for number in numbers}
@@ -465,7 +475,7 @@ def _is_view_of(tensor: Tensor, alive: WatchedStorage | WatchedTensor | None) ->
 
 
 def _parts(tensor: Tensor) -> Sequence[tuple[Tensor, int]]:
-    """Return the tensors of which a tensor consists, with the addresses of their storages; empty if it shows none.
+    """Return the parts of a tensor, each with the address of its storage; empty if it shows no parts.
 
     A wrapper of torch.func has the storage of the tensor inside.
     """

@@ -1,4 +1,4 @@
-"""Who holds what: takes samples of the running program's references.
+"""Find the holders of memory: take samples of the running program's references.
 
 A *sample* is one search for the holders of everything large that is live at that moment, in the middle of an op.
 `schedule` decides when one is taken, `sample` takes it, `heap` has the searches.
@@ -47,7 +47,7 @@ class HolderSampler:
 
     @property
     def tables(self) -> dict[str, Rows]:
-        """The rows by table; those that refer to rows of another table stand before it."""
+        """The rows by table. A table comes before the tables that its rows refer to."""
         state = self._state
         return {"holders": state.rows, "edges": state.edges, "vertices": state.vertices}
 
@@ -63,7 +63,7 @@ class HolderSampler:
 
     @property
     def cost_ticks(self) -> int:
-        """What the samples took."""
+        """The cost of the samples."""
         return self._state.costs.cost_ticks
 
     def start(self) -> None:
@@ -84,12 +84,15 @@ class HolderSampler:
         state.storages.watch(device, schedule.worth_from_bytes(), *quiet)
 
     def iteration_marked(self) -> None:
-        """Take a mark of the program for the start of an iteration; from then on nothing else is taken for one."""
+        """Start a new iteration because the program marked one.
+
+        After the first mark, ignore all other signs of an iteration.
+        """
         self._is_marked = True
         self._iteration_starts()
 
     def step_ended(self, optimizer: object) -> None:
-        """Take the end of the first optimizer's step for that of an iteration, where the program marks none."""
+        """End an iteration with the step of the first optimizer, if the program itself marks no iterations."""
         if self._paced_by is None:
             self._paced_by = weakref.ref(optimizer)
         if not self._is_marked and self._paced_by() is optimizer:
@@ -143,9 +146,9 @@ class HolderSampler:
 
     @contextlib.contextmanager
     def _amid_op(self) -> Iterator[None]:
-        """Look at the program's objects in the middle of an op, without running any code of its own.
+        """Search the program's objects in the middle of an op. No code of the program runs.
 
-        Signal handlers wait until the end: one that runs within a search would change what is searched.
+        Signal handlers wait until the end, because they could change the objects during the search.
         """
         with uninterrupted():
             self._is_sampling = True

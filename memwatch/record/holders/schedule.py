@@ -14,34 +14,52 @@ from typing import Final
 from memwatch.record.clock import Clock, ticks
 
 _CLIMB_RATIO: Final = 1.4
+"""On the way up, the next sample comes when the increase has grown by this factor. A guess."""
 _LOW_CLIMB_RATIO: Final = 2.0
+"""The same factor while the increase is low, see `_LOW_RATIO`. A guess."""
 _LOW_RATIO: Final = 0.05
-"""Of what was live at entry: an increase below it is little of the peak, and one above is most likely to come."""
+"""A share of the live bytes at entry. A guess: an increase below it is small, and will most likely be exceeded."""
 _NEAR_RATIO: Final = 0.9
+"""A share of the highest increase so far. From there on, newly made bytes are worth a sample. A guess."""
 _FRESH_RATIO: Final = 0.1
+"""A share of the highest increase. The first such sample needs so many newly made bytes. A guess."""
 _FRESH_GROWTH_RATIO: Final = 1.5
+"""Each further sample of this kind needs this factor more. A guess."""
 _MAX_AGAIN: Final = 12
+"""Samples of this kind until the increase climbs again. A guess."""
 _LEAST_RATIO: Final = 0.01
+"""A share of the live bytes at entry. It counts as the highest increase before the first sample. A guess."""
 _LEAST_BYTES: Final = 64 * 1024
+"""Bytes. The same, if it is less. A guess."""
 _SAMPLES_TIME_RATIO: Final = 0.04
+"""The share of the block's time that all samples may take. A guess; reports/overhead.md has the cost."""
 _HEAP_SCANS_TIME_RATIO: Final = 0.02
+"""The share of the block's time that searches through all objects may take. A guess."""
 _FREE_FRESH_SAMPLES: Final = 12
+"""Samples of newly made bytes that are taken whatever they cost. A guess."""
 _FREE_DUE_SAMPLES: Final = 2
+"""Samples at the peak of the last iteration that are taken whatever they cost. A guess."""
 _SAME_BETWEEN_SAMPLES: Final = 16
-"""An iteration with the peak of the one before, as in a steady training, is sampled once in so many."""
+"""Iterations with the same peak, as in a steady training, between two samples. A guess."""
 _FREE_HEAP_SCANS: Final = 1
+"""Searches through all objects that are allowed whatever they cost. A guess."""
 _ROLE_LOOKS_RATIO: Final = 0.1
+"""The share of the samples' time that samples of the roles may take. A guess."""
 _FREE_ROLE_LOOKS: Final = 4
+"""Samples of the roles that are allowed whatever they cost. A guess."""
 _FREE_OF_ROLE_LOOKS: Final = 10_000
-"""Storages and modules that the free looks at roles may go through together, in 20 to 30 ms.
+"""Storages and modules that all free samples of the roles may visit together, which takes 20 to 30 ms.
 
-With more objects, roles are sampled once that is a small share of the time of all samples, and at the end of the
-block. A first look comes soon after the entry, where the roles were noted: it finds nothing new.
+With more objects, roles are sampled when this is a small share of the time of all samples, and at the end of the
+block. The entry has just noted the roles, so an early sample would find nothing new.
 """
 _NS_PER_ROLE: Final = 2_000
-"""What a look takes for each storage or module, until one was timed: 0.6 us for a tensor, 2.6 us for a layer's."""
+"""Nanoseconds per storage or module, until a sample was timed. Measured: 600 for a tensor, 2,600 for a layer's."""
 _FREE_OF_SMALL_PROGRAMS: Final = 1_000
-"""Up to so many objects are free in any number of samples, so a small program's result does not depend on time."""
+"""Objects that all samples together may visit at any time, so that a small program's result does not depend on time.
+
+A guess.
+"""
 
 
 class SamplingCosts:
@@ -96,11 +114,11 @@ class SamplingCosts:
 
     @property
     def may_ask_for_roles(self) -> bool:
-        """Whether a look at roles alone may be allowed: where one was refused, not before the next sample."""
+        """Whether roles alone may be sampled. After a refusal, this is False until the next sample."""
         return self._refused_at_ticks != self.cost_ticks
 
     def look_at_roles_for_free(self) -> None:
-        """Let the sample that is taken now look at the roles, unless there are very many."""
+        """Let the current sample include the roles, if they are not too many."""
         self._is_role_look_free = True
 
     def roles_looked_at(self, known_count: int, spent_ticks: int) -> None:
@@ -110,12 +128,12 @@ class SamplingCosts:
         self._role_look_ticks += spent_ticks
 
     def heap_scanned(self, spent_ticks: int) -> None:
-        """Note what going through all objects took."""
+        """Note the time of a search through all objects."""
         self._heap_scan_count += 1
         self._heap_scan_ticks += spent_ticks
 
     def sampled(self, spent_ticks: int) -> None:
-        """Note what a sample took."""
+        """Note the time of a sample."""
         self.count += 1
         self.cost_ticks += spent_ticks
         self._is_role_look_free = False
@@ -165,7 +183,7 @@ class SamplingSchedule:
         self._iteration_start, self._iteration_high, self.is_too_dear = op, (0, -1), False
 
     def worth_from_bytes(self) -> int:
-        """Return the live bytes from which on a birth may be worth a sample."""
+        """Return the live bytes that a birth must reach to be worth a sample."""
         if self._due_op >= 0:
             return 0
         climb = int(self._next_climb_bytes)
@@ -175,9 +193,9 @@ class SamplingSchedule:
         return self.base_bytes + min(near, climb, new_peak)
 
     def quiet_bytes(self) -> int:
-        """Return the live bytes up to which no birth is worth a sample, nor a new peak, until samples are affordable.
+        """Return the live bytes that a birth or peak must exceed to be worth a sample, until samples are affordable.
 
-        -1 where one may be. To ask at every birth whether there is time for a sample takes time of its own.
+        -1 unless only the time limit prevented a sample. This saves a test of the time at every birth.
         """
         if not self.is_too_dear:
             return -1
@@ -185,7 +203,7 @@ class SamplingSchedule:
 
     @property
     def _next_climb_bytes(self) -> float:
-        """The increase above which one on the way up is taken."""
+        """The increase that makes the next sample on the way up worthwhile."""
         is_low = self._climbed_bytes < self.base_bytes * _LOW_RATIO
         return self._climbed_bytes * (_LOW_CLIMB_RATIO if is_low else _CLIMB_RATIO)
 

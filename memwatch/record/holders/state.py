@@ -26,20 +26,23 @@ if TYPE_CHECKING:
     from memwatch.record.tables.storages import Storages
 
 _SMALL_RATIO: Final = 0.001
+"""A share of the peak increase. Samples ignore smaller storages. A guess."""
 _LARGE_AT_ENTRY_RATIO: Final = 0.02
-"""Of what was live at entry; so there are few of them, whatever there is."""
+"""A share of the live bytes at entry. Samples explain only larger storages, at most 50 of them. A guess."""
 _SAMPLES_BETWEEN_SEARCHES: Final = 4
+"""Samples between two deep searches. A guess."""
 _GROWTH_BETWEEN_SEARCHES: Final = 3
+"""A factor. A search for unnamed bytes waits until they have grown so much. A guess."""
 
 
 class Told(NamedTuple):
-    """A path that a deep search or gc found. It is recorded again for as long as the call runs from which it starts.
+    """A path that a deep search or gc found. It is recorded again as long as its first call runs.
 
     Attributes:
         path: number of the path.
-        function: file and name of the function whose call it starts from; None if it starts elsewhere.
-        on_stack: whether the storage was a value of an evaluation stack, or C++'s. This ends once a variable has it.
-        in_container: whether it was in a list or the like, and gc was asked about young objects only.
+        function: file and name of the first call's function; None for a path that starts elsewhere.
+        on_stack: whether only an evaluation stack or C++ held the storage. This ends when a variable holds it.
+        in_container: whether it was in a container, and only young objects were searched.
     """
 
     path: int
@@ -49,7 +52,7 @@ class Told(NamedTuple):
 
 
 def function_of(root: Root) -> tuple[str, str] | None:
-    """Return the file and the name of the function of this thread whose call a root is, None for other roots."""
+    """Return the file and name of the function that a root is a call of, in this thread; None for other roots."""
     call = root.entries[0].owner if root.kind is RootKind.FRAME else None
     if call is None or call.file is None or call.thread:
         return None
@@ -71,10 +74,10 @@ class SamplingState:
         costs: the cost of the samples.
         first_number: number of the first storage that the block made.
         cut_count: samples that reached a search's limit, so they may have missed a holder.
-        told: paths of storages that only a deep search or gc could explain; neither is asked twice.
+        told: paths of storages that only a deep search or gc could explain; they are not searched again.
         unnamed: storages without a holder in the last sample, by device.
-        ways: paths along which deep searches found something.
-        barren: `id` of modules' functions and classes behind which no tensor was found.
+        ways: paths to the storages that deep searches found.
+        barren: `id` of modules' functions and classes that lead to no tensor.
         known_classes: the classes of the objects that searches met.
         path_of_variable: calls at their lines, and the paths to their variables and to items of those, by the calls'
             `id`, the variable's kind and name, and the item's place.
@@ -112,7 +115,7 @@ class SamplingState:
         self._large_at_entry = self._find_large()
 
     def schedule_of(self, device: int) -> SamplingSchedule:
-        """Return the schedule of a device; one that is seen for the first time had nothing at entry."""
+        """Return the schedule of a device. If the device is new, nothing was alive on it at entry."""
         if device not in self.schedules:
             self.schedules[device] = SamplingSchedule(0, self.costs)
         return self.schedules[device]
@@ -122,11 +125,11 @@ class SamplingState:
         return self.storages.gross_bytes(device) - self.schedule_of(device).base_bytes
 
     def least_bytes(self, device: int) -> int:
-        """Return the size below which nothing is looked at."""
+        """Return the smallest size that samples examine."""
         return max(int(self.increase_bytes(device) * _SMALL_RATIO), 1)
 
     def to_explain(self, device: int) -> Iterator[WatchedStorage]:
-        """Yield the storages on a device that need a holder: those that the block made, and large older ones.
+        """Yield the storages on a device that need a holder: the block's own storages, and large older storages.
 
         Storages of a running backward are autograd's own until it ends. A search through the program's objects for
         their holders meets many objects and finds nothing.
@@ -147,7 +150,7 @@ class SamplingState:
         ]
 
     def _find_large(self) -> list[WatchedStorage]:
-        """Return the storages that are large among those that live now; the block makes its own later."""
+        """Return the large storages among the living storages. At entry, all of them are older than the block."""
         least_bytes = {
             device: max(schedule.base_bytes * _LARGE_AT_ENTRY_RATIO, 1)
             for device, schedule in self.schedules.items()
@@ -159,7 +162,7 @@ class SamplingState:
         ]
 
     def look_at_roles(self, frame: FrameType | None, least_bytes: int) -> None:
-        """End the roles that are over, if there is time to: what has none is searched for."""
+        """End the roles that are over, if there is time. Storages without a role are searched for."""
         known_count = len(self.storages.live) + len(self.context.owners.registry.known)
         if self.costs.may_look_at_roles(known_count):
             start = ticks()
@@ -191,9 +194,9 @@ class SamplingState:
         self._unnamed_bytes[device] = self._unnamed_bytes.get(device, (0, 0))[1], nbytes
 
     def is_much_unnamed_again(self, device: int) -> bool:
-        """Return True when much had no holder in two samples of a device, though perhaps no storage twice.
+        """Return True if two samples of a device had many bytes without a holder, perhaps of different storages.
 
-        A cache that is replaced in each pass is so. The next such search waits until it has grown several times.
+        A cache that each pass replaces is an example. The next such search waits until these bytes have multiplied.
         """
         context, nbytes = self.context, min(self._unnamed_bytes[device])
         is_worth_it = nbytes > self._searched_bytes.get(device, 0) * _GROWTH_BETWEEN_SEARCHES

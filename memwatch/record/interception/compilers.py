@@ -28,10 +28,11 @@ _CALLER: Final = 2
 
 
 class CompiledCalls:
-    """Pause the interceptor while a compiled function runs in this thread, and append rows for each such call.
+    """Pause the interceptor while a compiled function runs in this thread. Append rows for each such call.
 
     Args:
-        pause: switches off the parts that dynamo must not see. Returns whether the call runs in the block's thread.
+        pause: switches off the parts that dynamo must not see, and returns whether the call runs in the block's
+            thread.
         resume: switches it on again.
         place: returns the running module and the call stack.
         ours: functions of memwatch that torch calls, even while dynamo evaluates frames.

@@ -49,6 +49,7 @@ class Interceptor(Protocol):
 
 
 _EXPECTED: Final = 6
+"""The sum that the test op must give."""
 
 
 def passes(start: Callable[[], None], stop: Callable[[], None]) -> bool:

@@ -189,4 +189,4 @@ def _overloads(names: Iterable[str]) -> Iterator[tuple[str, str, Any]]:
             yield space, name, getattr(getattr(getattr(torch.ops, space), base), overload or "default")
         except (AttributeError, RuntimeError) as error:
             pass_on(error)
-            continue  # some ops have no Python binding, so nothing in Python can call them
+            continue  # some ops lack a Python binding, so Python code cannot call them

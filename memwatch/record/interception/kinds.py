@@ -155,7 +155,7 @@ def is_lift(overload: Any) -> bool:
 
 
 def mode_kind(func: Any) -> OpKind | None:
-    """Return the kind of an op that a dispatch mode sees. None if the op is not recorded."""
+    """Return the kind of an op that a dispatch mode sees, or None for an op that is ignored."""
     if (
         not isinstance(func, OpOverload)
         or (func.is_view and not (is_noted_view(func) or is_lift(func)))

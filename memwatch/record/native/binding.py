@@ -1,4 +1,4 @@
-"""The boundary to C++: what C++ calls of Python, and what Python calls of the compiled module `_recorder`.
+"""The boundary to C++: Python functions that C++ calls, and functions of the compiled module `_recorder`.
 
 `src/callbacks.h` binds the first part, and no other C++ file names an attribute of a Python object of memwatch.
 `src/module.cpp` defines the second part.
@@ -98,7 +98,7 @@ class OpCallbacks:
         frame_callback: returns dynamo's callback for the frames of this thread, or None.
         hand_on: `__torch_dispatch__` of the mode in Python, for calls that dynamo evaluates or a tensor subclass
             dispatches.
-        passed_on: the class of errors that the program asked for. Other errors do not stop an op.
+        passed_on: the class of errors that the program requested. Other errors do not stop an op.
         raised_by_handler: returns whether a signal handler of the program raised an exception. Such an exception passes
             too.
     """
@@ -141,8 +141,8 @@ class OpCallbacks:
         """Return the facts about an overload that a dispatch mode sees. C++ calls this once for each.
 
         Returns:
-            Its kind (None if it is not recorded), the function that runs it, its schema (None if C++ cannot call it),
-            and whether it accepts numbers in place of tensors.
+            Its kind (None for an op that is ignored), the function that runs it, its schema (None if only Python can
+            call it), and whether it accepts numbers in place of tensors.
         """
         if not isinstance(func, OpOverload):
             return None, func, None, False
@@ -154,7 +154,7 @@ class PackCallbacks(Protocol):
 
     @property
     def passed_on(self) -> type[Exception]:
-        """The class of errors that the program asked for. Other errors do not stop a pack."""
+        """The class of errors that the program requested. Other errors do not stop a pack."""
 
     @property
     def raised_by_handler(self) -> Callable[[BaseException], bool]:
@@ -262,7 +262,7 @@ class EventLog(Protocol):
         """Stop receiving events. Any thread may call this."""
 
     def drop(self) -> None:
-        """Stop receiving events, and drop those that nobody took."""
+        """Stop receiving events, and drop the events that wait."""
 
     def take(self) -> tuple[IntArray, int, int]:
         """Return the events since the last call, how many were lost after them, and the time of the first lost one.
@@ -331,7 +331,7 @@ class Extension(Protocol):
         """Make a walk along autograd's graph."""
 
     def original_of(self, packed: Any, /) -> Any:
-        """Return the saved tensor of a pack. None if it is gone, or if the object is not our pack."""
+        """Return the saved tensor of a pack. Return None if it is gone, or for any object but our pack."""
 
     def content_of(self, packed: Any, /) -> tuple[Any, Any] | None:
         """Return the content of our pack and the program's unpack hook. None for any other object."""

@@ -1,4 +1,4 @@
-"""Find, build and load the native recorder. If it is missing, say once what the user can do about it."""
+"""Find, build and load the native recorder. If it is missing, print once how the user can build it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def wheel_name() -> str:
 
 
 def of_wheel() -> list[str]:
-    """Return the releases of torch for which the wheel has a library."""
+    """Return the releases of torch that the wheel's libraries support."""
     names = (file.name.split("-")[1].removeprefix("torch") for file in BUILT.glob(f"{NAME}-torch*"))
     return sorted(names, key=lambda release: [int(part) for part in re.findall(r"\d+", release)])
 
@@ -68,7 +68,7 @@ def _suffix() -> str:
 
 
 def load() -> Any:
-    """Return the module. None if it is not built or MEMWATCH_NATIVE=0 switches it off."""
+    """Return the module, or None if it was never built or MEMWATCH_NATIVE=0 switches it off."""
     return _load(path()) if is_wanted() and not distrust() else None
 
 
@@ -158,7 +158,7 @@ def _compile(folder: str) -> pathlib.Path:
 
 
 def _reason(status: int, output: list[str]) -> str:
-    """Return a message for the user: what failed, and what to do."""
+    """Return a message for the user: the failure, and the next step."""
     last = output[-1].strip() if output else f"exit status {status}"
     if status == NO_COMPILER:
         return (

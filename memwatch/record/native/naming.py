@@ -1,6 +1,6 @@
 """The name of the recorder's library and its compiler flags, for `library` and `wheels/build.py`.
 
-This file must not import torch, because the wheels are built without it.
+This file must not import torch: the process that builds the wheels lacks it.
 """
 
 from __future__ import annotations
@@ -37,6 +37,6 @@ def file_name(torch: str, git_version: str, python: str, suffix: str, sources: p
 def release_of(torch: str) -> str:
     """Return the release of a torch. A wheel names its libraries by it, and one serves CPU and CUDA builds.
 
-    Both builds come from one commit, which is part of the digest, and the recorder uses only what both have.
+    Both builds come from one commit, which is part of the digest. The recorder only uses functions that both have.
     """
     return torch.split("+", maxsplit=1)[0]

@@ -130,7 +130,7 @@ class NativeAllocatorEvents:
         """Do nothing, because the log makes room in advance."""
 
     def is_short_of_memory(self) -> bool:
-        """Return False, because the log counts the events for which it has no room."""
+        """Return False, because the log counts the events that did not fit."""
         return False
 
     def drop(self) -> None:
@@ -346,6 +346,6 @@ def _backend_of(extension: Extension) -> NativeBackend:
 
 
 def backend() -> Backend | None:
-    """Return the native backend, one for the process. None if it is not built or is switched off."""
+    """Return the process's native backend, or None if it was never built or is switched off."""
     extension = library.load()
     return None if extension is None else _backend_of(extension)

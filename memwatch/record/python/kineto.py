@@ -88,8 +88,8 @@ class KinetoEvents:
     def is_short_of_memory(self) -> bool:
         """Return True if memory is about to run out, and the window can end here.
 
-        A destructor reports a free. If kineto has no memory for the event, the process ends, because nobody can catch
-        that error.
+        A destructor reports each free. If memory is too short for the event, kineto throws in the destructor, which
+        ends the process.
         """
         if current_graph_task_id() != NO_TASK:
             return False

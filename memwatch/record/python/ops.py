@@ -1,8 +1,8 @@
 """The hot path: run one intercepted op, and append rows about the op, its inputs and its results.
 
 `PythonOpRecorder.run` is called once for each ATen op below autograd, by either interceptor. It is written for speed:
-no pytree, no object per op, flat lists of integers. Everything else is computed after the block. It must cost less than
-an empty TorchDispatchMode (reports/overhead.py).
+it only appends integers to flat lists. Everything else is computed after the block. It must cost less than an empty
+TorchDispatchMode (reports/overhead.py).
 
 Python cannot read the engine's list of nodes. To find the leaves that a backward reaches, `BackwardGraphs` walks the
 graph from the nodes that run ops, and visits each node once.
@@ -126,7 +126,7 @@ def _run_below(kernels: PythonKernels, kind: OpKind, keyset: Any, *args: Any, **
 
 
 def _below(kind: OpKind, keyset: Any) -> OpKind | None:
-    """Return the kind that goes on below our key; None if there is no memory for it."""
+    """Return the kind that goes on below our key; None if memory is too short."""
     try:
         return kind.with_call(functools.partial(kind.overload.redispatch, keyset & BELOW_FREE_KEY))
     except MemoryError:
@@ -198,7 +198,7 @@ class BackwardGraphs:
 FORWARD, BACKWARD, OPTIMIZER, RECOMPUTE = map(PHASES.index, ("forward", "backward", "optimizer", "recompute"))
 
 _OPS_WIDTH: Final = len(RECORDED_BY_NAME["ops"].columns)
-_MAX_SEQUENCE: Final = (1 << 63) - 1
+_MAX_SEQUENCE: Final = (1 << 63) - 1  # larger unsigned numbers mean that no node runs
 _grad_enabled = torch.is_grad_enabled
 _Parameter: Final = torch.nn.Parameter
 _strided: Final = torch.strided
@@ -328,7 +328,7 @@ class PythonOpRecorder:
             self._without_memory(kind, error, (*begun, begun[-1], 1))
 
     def _without_memory(self, kind: OpKind, error: MemoryError, row: tuple[int, ...]) -> None:
-        """Note that an op could not be fully recorded, and append its row if it has none."""
+        """Note that an op could not be fully recorded, and append its row if it is missing."""
         try:
             self._could_not_record(kind, error)  # this frees some memory
             rows = self.ops
@@ -486,7 +486,10 @@ class PythonOpRecorder:
             self._could_not_record(kind, error)
 
     def close(self) -> None:
-        """Do nothing. Nobody calls `run` after the block, and Python's garbage collector sees all references."""
+        """Do nothing.
+
+        After the block, `run` is not called any more, and Python's garbage collector sees all references.
+        """
 
     def flush_at(self, op: int, at_ticks: int) -> None:
         """Call `Listener.flush_due` after the op of that number, or the first op that ends later than that."""

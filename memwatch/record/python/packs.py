@@ -1,9 +1,9 @@
 """Pack the tensors that autograd saves for backward, and record the node that saves each.
 
 Hooks on saved tensors have two traps. A pack that keeps a node's own output leaks it. And with any pack, autograd no
-longer raises its "modified by an inplace operation" error. So a pack holds what autograd would hold: the tensor itself
-for an input of the node, and a detached alias for an output. At unpack it checks the version, and raises the same error
-as autograd.
+longer raises its "modified by an inplace operation" error. So a pack holds the same as autograd would: the tensor
+itself for an input of the node, and a detached alias for an output. At unpack it checks the version, and raises the
+same error as autograd.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ class PythonPacker:
         self._count, pack.number = count, number
 
     def _unpack(self, pack: Any) -> Tensor:
-        if pack.__class__ is not Pack:  # there was no memory for a pack
+        if pack.__class__ is not Pack:  # memory was too short for a pack
             without: Tensor = pack if self._outer is None else self._outer[1](pack)
             return without
         if not self._closed and pack.number != NONE:

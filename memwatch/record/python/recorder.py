@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from memwatch.record.tables.stacks import Stacks
 
 _MAX_DEPTH: Final = 128
+"""Frames of one call stack that are recorded. A guess."""
 
 
 class StackWalker:
@@ -99,7 +100,7 @@ class PythonBackend:
         return key_works()
 
     def allocator_events(self, block: Block) -> AllocatorEvents | None:
-        """Return the receiver of the allocator's events. None if this torch does not provide them."""
+        """Return the receiver of the allocator's events, or None if this torch provides none."""
         return KinetoEvents(block) if EVENTS_WORK else None
 
     def recorder(self, block: Block, stacks: Stacks) -> PythonRecorder:

@@ -30,6 +30,7 @@ _NO_BIRTHS: Final = np.zeros((0, len(_BIRTHS)), dtype=np.int64)
 _OF_STORAGES: Final = frozenset({"roles", "role_ends", "resizes", "lifts"})
 """Tables with a storage in the first column."""
 _FEW: Final = 1000
+"""Storages that the table of new numbers may have before it is first cleaned. A guess."""
 _BASELINE: Final = ORIGINS.index("baseline")
 
 
@@ -91,15 +92,15 @@ class KeptRows:
     def sift(
         self, rows: dict[str, IntArray], ops: int, alive: Iterable[int], *, keep: bool
     ) -> dict[str, IntArray]:
-        """Return the rows to write, from those that a step or a part of it has appended.
+        """Select the rows to write from the new rows of a step, or of a part of it.
 
         Args:
             rows: rows by table.
             ops: how many ops have started.
-            alive: the living storages, by the recorder's numbers, at least those of these rows.
+            alive: the living storages, by the recorder's numbers; it must have all living storages of these rows.
             keep: whether the step stays.
         """
-        if keep and self._is_whole:  # nothing was left out so far, so no number changes
+        if keep and self._is_whole:  # all rows were written so far, so all numbers stay
             self._note_whole(rows, ops)
             return rows
         if self._is_whole:
@@ -120,7 +121,7 @@ class KeptRows:
     def _with_waiting(
         self, rows: dict[str, IntArray], alive: frozenset[int], *, keep: bool
     ) -> dict[str, IntArray]:
-        """Return the rows to renumber: with the rows that waited, or without those that must wait."""
+        """Return the rows to renumber. Add the rows that waited, or take out the rows that must wait."""
         waited = self._waiting
         self._waiting = {}
         if not keep:
@@ -246,7 +247,7 @@ class LiveEvents:
             self._reporting_frees.add(device)
 
     def frees_are_reported(self, devices: IntArray) -> NDArray[np.bool_]:
-        """Return for which devices the allocator reports frees of memory from before the block."""
+        """Return, for each device, whether the allocator reports frees of memory from before the block."""
         return np.isin(devices, list(self._reporting_frees))
 
     def measure(self, rows: IntArray) -> MeasuredEvents:

@@ -1,4 +1,4 @@
-"""Schedules: which steps are recorded. They have the same meaning as those of torch.profiler.
+"""Schedules, which choose the steps to record. They have the same meaning as in torch.profiler.
 
 A schedule is any function from the number of a step to a `ProfilerAction`, such as `torch.profiler.schedule` returns.
 """
@@ -29,7 +29,7 @@ class Cycle:
     repeat: int
 
     def __call__(self, step: int) -> ProfilerAction:
-        """Return what happens in a step, counted from 0."""
+        """Return the action in a step, counted from 0."""
         length = self.wait + self.warmup + self.active
         cycle, place = divmod(step - self.skip_first, length)
         if cycle < 0 or (self.repeat and cycle >= self.repeat) or place < self.wait:
@@ -50,7 +50,7 @@ class Sampled:
     first: int = 0
 
     def __call__(self, step: int) -> ProfilerAction:
-        """Return what happens in a step, counted from 0."""
+        """Return the action in a step, counted from 0."""
         is_due = step < self.first or (self.every and step % self.every == 0)
         return ProfilerAction.RECORD if is_due else ProfilerAction.NONE
 

@@ -170,7 +170,7 @@ class StepCurve:
     def _of(
         self, measured: MeasuredEvents, device: int, before_bytes: int, ends_ns: IntArray
     ) -> tuple[IntArray, IntArray, IntArray]:
-        """Return the highest, lowest and last live bytes of each ended step, and note those of the running step."""
+        """Return the highest, lowest and last live bytes of each ended step. Note the bytes of the running step."""
         here = measured.rows[:, 3] == device
         live, count = measured.live_bytes[here], len(ends_ns)
         step = np.searchsorted(ends_ns, measured.rows[here, 0], side="right")
@@ -186,8 +186,11 @@ class StepCurve:
 
 
 _WRITE_S: Final = 0.5
+"""Seconds between two writes of the live curve. A guess."""
 _MOST_MARKS: Final = 2_000
+"""Steps, or rows, that wait at most for a write. A guess."""
 _FREE_PEAKS: Final = 100
+"""Steps with a new peak that are kept, however little the peak rose. A guess."""
 _RISE_RATIO: Final = 1.01
 """A growing program sets a peak in every step. After `_FREE_PEAKS` steps, only such a rise counts. A guess."""
 _EVENTS: Final = "allocator"
@@ -205,7 +208,7 @@ class Steps:
     """Decide which steps are recorded, and which recorded steps are kept.
 
     Args:
-        schedule: the action for each step. None records all steps.
+        schedule: the action for each step; None records all steps.
         sleeper: switches the recorders off and on.
         flush: ends the allocator's window, and passes the new rows to `sift`.
         storages: the storages that are alive.
@@ -316,7 +319,6 @@ class Steps:
         return action is ProfilerAction.WARMUP or (self._keeps_peaks and action is not ProfilerAction.NONE)
 
     def _enter(self, action: ProfilerAction) -> None:
-        """Begin a step."""
         self._failed, self._is_held = False, self._holds(action)
         self._is_warmup = action is ProfilerAction.WARMUP
         sleeps = action is ProfilerAction.NONE
@@ -410,7 +412,7 @@ class Steps:
         return {**kept, _EVENTS: events, _CURVE: curve}
 
     def _alive(self, rows: Mapping[str, IntArray]) -> list[int]:
-        """Return the living storages from the first one that is in the rows or waits."""
+        """Return the living storages, from the oldest storage whose row is here or waits."""
         births, first = rows.get("births"), self._rows.first_waiting
         firsts = [] if first is None else [first]
         if births is not None and len(births):

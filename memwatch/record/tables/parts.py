@@ -1,4 +1,4 @@
-"""Find the storages that hold a tensor's bytes: its own, or those of the parts of a wrapper or sparse tensor."""
+"""Find the storages that hold a tensor's bytes. A wrapper or a sparse tensor has the storages of its parts."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ the element in place.
 
 
 def new_op_counter() -> OpCounter:
-    """Return the counter of a block in which no op has started."""
+    """Return the counter of a block before its first op."""
     return [0]
 
 

@@ -123,6 +123,7 @@ class Account(Protocol):
 
 
 NEVER: Final = 1 << 62
+"""A limit in bytes that no device reaches."""
 _dtype_of, _device_of = TENSOR_DICT["dtype"].__get__, TENSOR_DICT["device"].__get__
 """Read fields of a tensor, ignoring properties of a subclass."""
 BY_OP, BASELINE = ORIGINS.index("op"), ORIGINS.index("baseline")

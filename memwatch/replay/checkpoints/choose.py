@@ -1,4 +1,4 @@
-"""Choose what checkpointed regions save, so that a step stays within a budget at the least extra cost."""
+"""Choose the tensors that checkpointed regions save, so that a step stays within a budget at the least extra cost."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def choose_saved(timeline: Timeline, regions: list[Region]) -> Choice:
     for item in timeline.items:
         groups.setdefault(item.key, []).append(item)
     by_worth = sorted(groups, key=lambda key: -_worth(groups[key]))
-    # the last region holds what it saves for the shortest time
+    # the last region holds its saved tensors for the shortest time
     by_region = sorted(by_worth, key=lambda key: -key[0])
     found = [_plain(timeline, regions)]
     found += [

@@ -78,8 +78,8 @@ def contexts_of(sizes: Sizes | None, around: Iterable[ContextMaker] = ()) -> Con
 def policy_of(sizes: Sizes) -> Callable[..., CheckpointPolicy]:
     """Return the policy of one run of a region.
 
-    The policy counts the calls of an overload, as torch does to find saved results. A result that is larger than the
-    recorded one is not saved, so that a region never takes more than the plan says.
+    The policy counts the calls of an overload, as torch does to find saved results. A result that is larger than in
+    the recording is computed again, so that a region stays within the plan's bytes.
     """
     left = {overload: iter(each) for overload, each in sizes.items()}
     decided: dict[OpOverload, deque[CheckpointPolicy]] = {}
@@ -111,14 +111,13 @@ ContextMaker: TypeAlias = "Callable[[], AbstractContextManager[Any]]"
 
 @dataclass(slots=True)
 class RunAgain:
-    """The context in which a region runs again, inside of other contexts."""
+    """The context of a region that runs again, inside of other contexts."""
 
     inner: AbstractContextManager[Any]
     around: tuple[ContextMaker, ...]
     _stack: contextlib.ExitStack | None = None
 
     def __enter__(self) -> None:
-        """Enter all contexts."""
         with contextlib.ExitStack() as stack:
             for each in self.around:
                 stack.enter_context(each())

@@ -163,8 +163,8 @@ def match(step: TrainingStep, seen: Sequence[Sequence[str]]) -> list[Region]:
     """Find the regions that ran in training in the recording. A region that was not recorded is left out.
 
     Args:
-        step: a step that was recorded without checkpoints. It may have several passes, each with all regions.
-        seen: the overloads that each region called in the forward, in the order in which the regions ran.
+        step: a step that was recorded without checkpoints. It may have several passes; each has all regions.
+        seen: the overloads that each region called in the forward, in the order of the regions' runs.
     """
     known = {plain_name(name) for name in step.overloads}
     names = [tuple(name for name in each if plain_name(name) in known) for each in seen]

@@ -40,10 +40,10 @@ class TrainingStep:
         call_repeatable: 1 if it may run again: it changes nothing except the buffers in `write_buffer`.
         buffer_nbytes: bytes of each buffer.
         buffer_maker: the call that made it, -1 if it existed before.
-        buffer_death: the last call that began before it was freed; the number of calls if it was not freed.
+        buffer_death: the last call that began before it was freed; the number of calls if it lives on.
         use_call, use_buffer: pairs of a call and a buffer that it reads or writes.
         write_call, write_buffer: pairs of a call and a buffer that it writes, but did not make.
-        write_module: the module in which it writes, -1 outside of all modules.
+        write_module: the module that runs this call, -1 outside of all modules.
         pack_buffer: the buffer of each saved tensor, in the order of saving.
         pack_call: the call whose backward needs it.
         pack_saved: how many calls had begun when it was saved.

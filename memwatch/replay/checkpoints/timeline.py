@@ -170,7 +170,8 @@ def _number_bytes(step: TrainingStep) -> int:
 def _last_call_of_region(step: TrainingStep, region: Region, start: int, stop: int) -> int:
     """Return the last call at which torch keeps the objects of a region that ran again.
 
-    They are dropped together with the last of the region's inputs and results, apart from those that the program holds.
+    torch drops them together with the last of the region's inputs and results. Inputs and results that the program
+    holds do not count.
     """
     inside = (step.use_call >= start) & (step.use_call < stop)
     given = np.unique(step.use_buffer[inside])
@@ -202,7 +203,7 @@ class _Simulation:
         self.change = np.zeros((2, self.count + 1), dtype=np.int64)
         backward = np.isin(step.call_phase, IN_BACKWARD)
         before = np.concatenate(([-1], np.flatnonzero(~backward)))
-        # the last call before the backward in which each call lies
+        # for each call: the last call before the backward that contains it
         self.before_backward = before[np.searchsorted(before, np.arange(step.num_calls), side="right") - 1]
         self.in_backward = backward
 

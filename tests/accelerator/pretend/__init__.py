@@ -1,8 +1,8 @@
 """A simulated accelerator: `torch.device("pretend:0")` and `"pretend:1"`, with memory from malloc.
 
-Its caching allocator follows the rules of CUDA's: blocks of 512 bytes, segments of 2 and 20 MiB, frees that wait for
-streams, a profiler that receives each allocation and free, statistics, a memory history. Kernels run on the host. The
-tests compare memwatch with the counters of this allocator.
+Its caching allocator follows the rules of CUDA's. It has blocks of 512 bytes, segments of 2 and 20 MiB, frees that
+wait for streams, statistics and a memory history, and it reports each allocation and free to the profiler. Kernels
+run on the host. The tests compare memwatch with the counters of this allocator.
 
 The device is loaded on first use, not on import. pytest collects the tests in processes that must not have an
 accelerator.

@@ -37,7 +37,7 @@ def index(device) -> int:
 
 
 def stats(device: str) -> dict[str, int]:
-    """Return what the allocator counts of a device."""
+    """Return the allocator's figures for a device."""
     return torch.accelerator.memory_stats(torch.device(device))
 
 

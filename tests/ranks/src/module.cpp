@@ -1,7 +1,7 @@
-// The library `_host_count`: stands before the host's allocator and counts what it gives out, on whichever thread.
+// The library `_host_count`: wraps the host's allocator and counts its allocations in every thread.
 //
-// torch's profiler hears only of what the thread that it was started on allocates and frees; a thread of gloo may be
-// the one that frees a buffer.
+// torch's profiler sees only the allocations and frees of the thread that started it. But a thread of gloo may free a
+// buffer.
 
 #include <c10/core/CPUAllocator.h>
 
@@ -72,7 +72,7 @@ __attribute__((visibility("default"))) void install() {
   c10::SetCPUAllocator(counting);
 }
 
-/// Begin a new peak with what is alive.
+/// Begin a new peak with the living bytes.
 __attribute__((visibility("default"))) void begin() { counting->begin(); }
 
 /// Return how many bytes more than at the last `begin` were alive at the same instant.

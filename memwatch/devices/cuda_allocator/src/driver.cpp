@@ -2,7 +2,7 @@
 // calls.
 //
 // Memory is only counted: addresses are handed out in ascending order and never read. All work is done at once, so
-// every event is over and no stream waits. Functions that the allocator does not need return "not supported".
+// every event is over and no stream waits. All other functions of CUDA return "not supported".
 
 #include "driver.h"
 
@@ -221,7 +221,7 @@ EXPORTED int cudaGetDriverEntryPointByVersion(const char* name, void** function,
   return cudaGetDriverEntryPoint(name, function, flags, status);
 }
 
-// libnvidia-ml: expandable segments ask for links between GPUs, and an out-of-memory error lists the processes
+// libnvidia-ml: expandable segments need the links between GPUs, and an out-of-memory error lists the processes
 
 EXPORTED int nvmlDeviceGetComputeRunningProcesses(void*, unsigned* count, void*) { return *count = 0, kOk; }
 

@@ -1,4 +1,4 @@
-// The device that the stand-in driver pretends to have: a number of bytes, of which some are taken.
+// The simulated device of the stand-in driver: a number of bytes, and how many of them are taken.
 
 #pragma once
 

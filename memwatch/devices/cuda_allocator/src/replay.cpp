@@ -27,7 +27,7 @@ struct DebugInfoBase {
   virtual ~DebugInfoBase() = default;
 };
 
-// what torch's profilers implement to hear of each allocation
+// torch's profilers implement this class, and the allocator reports each allocation to it
 struct MemoryReportingInfoBase : DebugInfoBase {
   virtual void reportMemoryUsage(void* address, int64_t nbytes, size_t allocated_bytes, size_t reserved_bytes,
                                  Device) = 0;
@@ -57,7 +57,7 @@ struct Books final : c10::MemoryReportingInfoBase {
   bool memoryProfilingEnabled() const override { return true; }
 };
 
-// torch's DataPtr: what it returns in memory, with a destructor that this program takes over
+// torch's DataPtr, as it is returned in memory, with a destructor that this program takes over
 struct DataPtr {
   void* data;
   void* deleter;
@@ -78,7 +78,7 @@ using PushInfo = void (*)(uint64_t kind, std::shared_ptr<c10::DebugInfoBase>);
 
 constexpr uint64_t kProfilerStateBefore214 = 2;  // there DebugInfoKind is an enum
 
-// torch takes a stream's address for that of a foreign stream if its lowest bits are 0
+// torch treats a stream as foreign if the lowest bits of its address are 0
 constexpr int64_t kStreamStep = 4096;
 
 // the trace, as `child.py` reads it
@@ -151,7 +151,7 @@ EXPORTED int memwatch_replay(const char* c10_path, const char* cuda_path, const 
     std::snprintf(message, chars, "it has no %s", missing);
     return 1;
   }
-  // expandable segments ask whether devices share memory; older versions have no such cache
+  // expandable segments read in this cache whether devices share memory; older versions lack the cache
   const auto init_peers =
       reinterpret_cast<InitPeers>(dlsym(cuda_library, "_ZN3c104cuda6detail21init_p2p_access_cacheEl"));
   const auto* kind = static_cast<const uint64_t*>(dlsym(c10_library, "_ZN3c1013DebugInfoKind14PROFILER_STATEE"));

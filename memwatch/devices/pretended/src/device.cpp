@@ -1,8 +1,8 @@
 // A CUDA device for fake tensors, in a torch that is built for the host alone.
 //
-// Such a torch has neither a device guard for CUDA, which every op on a device asks for, nor hooks that say that there
-// is an accelerator, which autograd asks for the streams of gradients. Both are put there while a program is estimated,
-// and taken away. Nothing here touches memory: fake tensors have none.
+// Such a torch lacks a device guard for CUDA, which every op on a device needs. It also lacks the hooks of an
+// accelerator, which give autograd the streams of gradients. An estimate registers both, and removes them at its end.
+// Nothing here touches memory, because fake tensors have none.
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
@@ -27,7 +27,7 @@ Stream stream_of(Device device) {
   return Stream(Stream::DEFAULT, Device(DeviceType::CUDA, device.has_index() ? device.index() : current));
 }
 
-// One queue, in which all work is done at once.
+// The guard of a device with a single queue, which does all work at once.
 struct Guard final : c10::impl::NoOpDeviceGuardImpl<DeviceType::CUDA> {
   DeviceIndex deviceCount() const noexcept override { return kDevices; }
   Device getDevice() const override { return Device(DeviceType::CUDA, current); }
@@ -65,14 +65,15 @@ struct Hooks final : at::CUDAHooksInterface {
   Device getDeviceFromPtr(void*) const override { return Device(DeviceType::CPU); }
 };
 
-// The object is torch's for as long as the process lives, so what it does is exchanged: it has no members.
+// torch keeps the object as long as the process lives. So its functions are exchanged, which works because it has no
+// members.
 const void*& behaviour_of(const at::CUDAHooksInterface& hooks) {
   return *reinterpret_cast<const void**>(const_cast<at::CUDAHooksInterface*>(&hooks));
 }
 
 const void* behaviour_before = nullptr;
 
-// Which attention a recent GPU runs: without a choice torch takes the one that makes the whole matrix of scores.
+// Choose the attention kernel of a recent GPU. Without a choice, torch runs the kernel that makes all scores.
 int64_t choose_attention(const at::Tensor& query, const at::Tensor&, const at::Tensor& value,
                          const std::optional<at::Tensor>& mask, double, bool, std::optional<double>, bool is_grouped) {
   constexpr int64_t kMath = 0, kFlash = 1, kEfficient = 2;  // of sdp::SDPBackend

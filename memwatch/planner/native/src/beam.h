@@ -29,7 +29,7 @@ struct Candidate {
   bool is_out = false;
 };
 
-/// A state with a safe op, one that fits under the peak and frees what it takes, has only this way.
+/// A safe op fits under the peak and frees at least the bytes that it takes. A state with a safe op has only this way.
 inline void list_candidates(const Problem& problem, const std::vector<BeamState>& beam, Int size, Words bits,
                             std::vector<Candidate>& out) {
   out.clear();

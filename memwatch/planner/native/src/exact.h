@@ -14,7 +14,7 @@ class ExactSearch {
   ExactSearch(const Problem& problem, const Needs& needs, const Search& search, Int below)
       : problem_(problem), needs_(needs), search_(search), below_(below), now_(problem, search.num_words()) {}
 
-  /// Expand downsets; on FOUND, `path` is that of an optimal order.
+  /// Expand downsets; on FOUND, `path` leads to an optimal order.
   Status advance(Int max_expansions, Int& path) {
     path = -1;
     for (Int expansion = 0; expansion < max_expansions; ++expansion) {

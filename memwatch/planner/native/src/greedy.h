@@ -27,7 +27,7 @@ struct Style {
   Words random;
 };
 
-/// The order in which the values ascend; equal ones keep theirs.
+/// Sort positions by their values, ascending. Equal values keep their order.
 template <class Value>
 std::vector<Int> ascending(const std::vector<Value>& values) {
   std::vector<Int> order(values.size());
@@ -181,7 +181,7 @@ class Greedy {
     return before - overflow(model_, trial_, trial_work_, style_.budget);
   }
 
-  /// The cuts that do in other blocks what the chosen one does, until enough bytes are freed; the last comes first.
+  /// The same cut in other blocks as the chosen one, until enough bytes are freed; the last comes first.
   std::vector<Int> same_cut_in_other_blocks(const Ranking& ranking, Int chosen, Int needed) const {
     const Cut& row = ranking.rows[chosen];
     const Int kind = model_.kind[model_.producer[row.buffer]], nbytes = model_.nbytes[row.buffer];

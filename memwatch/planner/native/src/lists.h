@@ -81,7 +81,7 @@ inline Change run_ahead(const Problem& problem, Int* seen, Int* waiting, Int op,
   return {top_at_valley, valley};
 }
 
-/// The place among the ready ops of the one that fits under the peak and grows least, or else needs least.
+/// Choose a ready op: of the ops that fit under the peak, the op that grows least; else the op that needs least.
 inline Int choose_ready(const Problem& problem, const std::vector<Int>& ready, Int widest, Int room, Int* seen,
                         Int* waiting, std::vector<Int>& ran, Int longest) {
   Int chosen = -1;

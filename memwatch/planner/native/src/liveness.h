@@ -1,4 +1,4 @@
-// From the events of each buffer to the intervals in which it is allocated; see `peak.py`.
+// Compute each buffer's intervals of allocation from its events; see `peak.py`.
 #pragma once
 
 #include "arrays.h"
@@ -44,7 +44,7 @@ class Liveness {
   Int fault_buffer = -1;
 
  private:
-  /// The version that each event, or the first use after it, expects; -1 where there is no use.
+  /// The version that each event, or the first use after it, expects; -1 without a use.
   void find_wanted(Int buffer) {
     const Int begin = events_.indptr[buffer], size = events_.indptr[buffer + 1] - begin;
     wanted_.assign(size + 1, events_.final_version[buffer]);

@@ -1,4 +1,4 @@
-// Undo some cuts, move some steps, repair greedily, keep what is cheaper; see `recompute/polish.py`.
+// Undo some cuts, move some steps, repair greedily, keep cheaper schedules; see `recompute/polish.py`.
 #pragma once
 
 #include <limits>

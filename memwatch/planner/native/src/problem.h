@@ -26,7 +26,7 @@ struct Problem {
   Int num_buffers() const { return nbytes.size; }
 };
 
-/// Bytes that an op needs on top of what is live, and the change of live bytes after it.
+/// Bytes that an op needs in addition to the live bytes, and the change of live bytes after it.
 struct Change {
   Int rise;
   Int net;

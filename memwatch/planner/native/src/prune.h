@@ -55,7 +55,7 @@ inline bool is_useless(const Model& model, Int op, const Work& work, bool is_fir
   return true;
 }
 
-/// Remove the repeated ops and the moves whose results nobody uses.
+/// Remove the repeated ops and the moves whose results are not used.
 inline void drop_useless(const Model& model, const Draft& draft, const Work& work) {
   std::vector<Int> count = computes(model, draft), before = count;
   begin(model, draft, work);

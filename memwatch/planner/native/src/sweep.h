@@ -137,7 +137,7 @@ inline Int sweep(const Model& model, const Draft& draft, const Work& work) {
   return peak;
 }
 
-/// The bytes above the budget after a sweep; a repeated op counts by what it adds to the step for which it runs.
+/// The bytes above the budget after a sweep. A repeated op counts with the bytes that it adds to its user's step.
 inline double overflow(const Model& model, const Draft& draft, const Work& work, Int budget) {
   const Ints tokens = draft.tokens;
   for (Int step = draft.length() - 1; step >= 0; --step) {

@@ -27,7 +27,7 @@ class Events {
   /// The rows since the last call, and the number of events lost after them.
   struct Taken {
     Integers rows;
-    int64_t lost = 0, lost_since = 0;  // how many events, and from which time on
+    int64_t lost = 0, lost_since = 0;  // number of lost events, and the time of the first
   };
 
   void add(void* block, int64_t nbytes, c10::Device device, int64_t thread, int64_t reserved) noexcept {
@@ -60,7 +60,7 @@ class Events {
     return {std::exchange(rows_, std::move(fresh)), std::exchange(lost_, 0), lost_since_};
   }
 
-  /// Count taken events as lost, because there was no memory to pass them on.
+  /// Count taken events as lost, because memory was too short to pass them on.
   void lose(const Taken& taken) noexcept {
     const std::lock_guard<std::mutex> guard(mutex_);
     const auto count = static_cast<int64_t>(taken.rows.size()) / kColumns;
@@ -90,7 +90,7 @@ class Events {
     return most;
   }
 
-  /// Drop the events that nobody will take. In a forked child the mutex may be locked for ever; then the events stay.
+  /// Drop the events that will not be taken. In a forked child the mutex may be locked for ever; then the events stay.
   void clear() {
     const std::unique_lock<std::mutex> guard(mutex_, std::try_to_lock);
     if (guard.owns_lock()) {
@@ -120,7 +120,7 @@ class Events {
   size_t grow_at_ = 0;                 // the size at which the log grows
   int64_t lost_ = 0, lost_since_ = 0;  // events after the rows that did not fit
 
-  /// Room for 16,384 events: 768 KiB of addresses, of which few pages are ever written. A guess.
+  /// Room for 16,384 events: 768 KiB of addresses. Few of these pages are ever written. A guess.
   static constexpr size_t kFewest = size_t{kColumns} << 14;
 
   /// Make room for as many events again, and for a minimum.

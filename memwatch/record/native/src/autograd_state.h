@@ -29,7 +29,7 @@ class AutogradState {
  public:
   explicit AutogradState(const at::Tensor& tensor)
       : fields_(tensor.defined() ? torch::autograd::impl::get_autograd_meta(tensor) : nullptr) {
-    if (fields_ == nullptr) {  // a leaf that requires no gradient has no AutogradMeta
+    if (fields_ == nullptr) {  // a leaf with requires_grad=False lacks AutogradMeta
       return;
     }
     // torch holds this mutex while it rebuilds a history, and runs ops meanwhile. A sample within such an op must not
@@ -71,7 +71,7 @@ class NoTorchFunction {
 /// Return the Python object of a node.
 ///
 /// torch has a function for this, but libtorch_python exports it in new versions only. So the node is attached to a
-/// temporary tensor. That is not a view, so its getter computes nothing.
+/// temporary tensor. Its getter computes nothing, because the tensor is no view.
 template <typename Node>
 py::object python_node(const Node& node) {
   if (!node) {

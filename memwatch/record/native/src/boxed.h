@@ -37,7 +37,7 @@ inline bool of_exact_class(PyObject* value) {
   return THPVariable_CheckExact(value) || !THPVariable_Check(value);
 }
 
-/// Return the arguments by position, with defaults for the rest. Returns nothing if they do not fit.
+/// Return the arguments by position, with defaults for the rest; or nothing if the schema refuses them.
 inline std::optional<torch::jit::Stack> by_position(const c10::FunctionSchema& schema, const py::tuple& args) {
   const auto& wanted = schema.arguments();
   torch::jit::Stack stack;

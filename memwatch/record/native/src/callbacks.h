@@ -48,7 +48,7 @@ class StorageTable {
   py::handle self_ = Py_None;
 };
 
-/// The two classes of weak references in `live`, and the slots that hold what is known of a storage.
+/// The two classes of weak references in `live`, and the slots with the facts about a storage.
 struct WatchedClasses {
   WatchedClasses(py::object storage_class, py::object tensor_class)
       : storage(std::move(storage_class)),
@@ -88,7 +88,7 @@ class StackTable {
   py::handle self_;
 };
 
-/// What is running while an op runs. It is read for every op, so its attributes are slots.
+/// The running module, stack and phase of the program. It is read for every op, so its attributes are slots.
 class CallContext {
  public:
   explicit CallContext(py::object context)
@@ -109,7 +109,7 @@ class CallContext {
   bool is_optimizing() const { return optimizing_.object_of(context_.ptr()) == Py_True; }
   /// Return the graph task of the last op, or the number that means none.
   int64_t graph_task() const { return graph_task_.of(context_.ptr()); }
-  /// Return the graph task in which a checkpointed region runs again in `thread`, or the number that means none.
+  /// Return the graph task that runs a checkpointed region again in `thread`, or the number that means none.
   int64_t recomputing() const { return recomputing_.of(context_.ptr()); }
   int64_t thread() const { return thread_.of(context_.ptr()); }
   bool recomputes_by_hand() const { return context_.attr("recomputes_by_hand")().cast<bool>(); }
@@ -140,7 +140,7 @@ inline bool is_by_handler(const py::object& raised_by_handler, const py::error_a
   }
 }
 
-/// What the op recorder calls: the session, and the Python code for tensors that are not plain.
+/// The functions that the op recorder calls: the session's, and Python code for tensors that are not plain.
 struct OpCallbacks {
   OpCallbacks() = default;
   explicit OpCallbacks(const py::object& callbacks)
@@ -167,7 +167,7 @@ struct OpCallbacks {
   py::object hand_on, frame_callback, passed_on, raised_by_handler;
 };
 
-/// What the packs call: the Python code for tensors that are not plain, and for the text of an error.
+/// The functions that packs call: Python code for tensors that are not plain, and for the text of an error.
 struct PackCallbacks {
   PackCallbacks() = default;
   explicit PackCallbacks(const py::object& callbacks)

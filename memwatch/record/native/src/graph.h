@@ -1,4 +1,4 @@
-// What autograd runs: the node, its number, and the leaves of the graph.
+// The running node of autograd, its number, and the leaves of the graph.
 #pragma once
 
 #include <ATen/SequenceNumber.h>
@@ -13,8 +13,8 @@
 
 namespace memwatch {
 
-/// The sequence number of the node that backward runs. There is none in callbacks at the end of backward, such as
-/// FSDP's.
+/// The sequence number of the node that backward runs. Callbacks at the end of backward, such as FSDP's, run outside of
+/// nodes.
 inline int64_t running_sequence() {
   const auto node = torch::autograd::get_current_node();
   const uint64_t sequence = node ? node->sequence_nr() : std::numeric_limits<uint64_t>::max();

@@ -1,7 +1,7 @@
 // The walk along autograd's graph behind a tensor: the compiled twin of memwatch/heap/graph_walk.py.
 //
-// It makes no Python object of a node. torch keeps such an object for as long as the node lives, and frees a graph
-// whose nodes have one by recursion: a long graph would overflow the stack.
+// It makes no Python object of a node. torch would keep the object as long as the node lives, and would then free the
+// graph by recursion: a long graph would overflow the stack.
 #pragma once
 
 #include <torch/csrc/autograd/functions/accumulate_grad.h>

@@ -29,7 +29,7 @@ class Integers {
     return *this;
   }
 
-  /// Append the integers of a struct or an array. Return false if there is no room.
+  /// Append the integers of a struct or an array. Return false if memory is too short.
   template <typename Row>
   bool append(const Row& row) noexcept {
     constexpr size_t kCount = sizeof(Row) / sizeof(int64_t);
@@ -42,7 +42,7 @@ class Integers {
     return true;
   }
 
-  /// Append another run; return false if there is no room.
+  /// Append another run; return false if memory is too short.
   bool extend(const Integers& other) noexcept {
     if (!reserve(other.size_)) {
       return false;

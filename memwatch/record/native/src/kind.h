@@ -1,4 +1,4 @@
-// What the recorder needs to know of an overload, computed once: the compiled twin of `OpKind` in
+// The facts about an overload that the recorder needs, computed once: the compiled twin of `OpKind` in
 // interception/kinds.py.
 #pragma once
 
@@ -36,8 +36,8 @@ inline std::string text_of(const c10::OperatorName& name) {
   return text + "." + (name.overload_name.empty() ? "default" : name.overload_name);
 }
 
-/// Describe an op that the dispatch key sees. The ops without a row are views, which make no bytes, and `UNSEEN` of
-/// interception/kinds.py.
+/// Describe an op that the dispatch key sees. Views, which make no bytes, and `UNSEEN` of interception/kinds.py get no
+/// row.
 inline Kind describe(const c10::FunctionSchema& schema, const py::object& string_id) {
   static const std::set<std::string> unseen = {"aten::detach", "aten::alias"};
   static const std::set<std::string> resizing = {"aten::resize_", "aten::resize_as_", "aten::set_",

@@ -1,7 +1,7 @@
 // Counts the records that were dropped, nearly always because memory had run out.
 //
 // Torch and Python call the recorder from places that must not throw: a destructor, the callback of a weak reference.
-// There the recorder counts what it lost and goes on. The session writes the count into the report.
+// There the recorder counts the lost rows and goes on. The session writes the count into the report.
 #pragma once
 
 #include <atomic>

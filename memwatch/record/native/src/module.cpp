@@ -129,7 +129,8 @@ PyObject* run(PyObject* recorder, PyObject* const* given, Py_ssize_t count) {
   END_HANDLE_TH_ERRORS
 }
 
-/// Return whether an object is a pack of ours. Without memory, something else stands for a saved tensor.
+/// Return whether an object is a pack of ours. If memory is too short, another object takes the place of a saved
+/// tensor.
 bool is_pack(PyObject* packed) { return PyCapsule_IsValid(packed, typeid(std::unique_ptr<Pack>).name()) != 0; }
 
 PyObject* pack(PyObject* saved, PyObject* tensor) {
@@ -182,8 +183,8 @@ py::object original_of(const py::object& packed) {
   return original.defined() ? owned(THPVariable_Wrap(original)) : py::none();
 }
 
-/// Return what a pack of ours keeps, and the program's unpack hook if a hook of the program packed it. None for other
-/// objects.
+/// Return the object in a pack of ours, and the program's unpack hook if a hook of the program packed it. None for
+/// other objects.
 py::object content_of(const py::object& packed) {
   if (!is_pack(packed.ptr())) {
     return py::none();

@@ -316,7 +316,7 @@ bool Recorder::start(Call& call, int skip) {
 
 /// Record the state before an op runs.
 void Recorder::begin(Call& call, int skip) {
-  const auto running = static_cast<size_t>(running_);  // at least as many as ops run now, each of which gets a row
+  const auto running = static_cast<size_t>(running_);  // at least the number of running ops; each gets a row
   ops_->reserve<OpsRow>(running);
   nodes_->reserve<NodesRow>(running);
   storages_->record_deaths(ops_started());
@@ -353,7 +353,7 @@ void Recorder::begin(Call& call, int skip) {
   call.stack = stacks_->capture(outer, task, skip);
 }
 
-/// Number the op as the last step before it runs. An error before this step leaves no number without a row.
+/// Number the op as the last step before it runs, so that even after an error every number has a row.
 ///
 /// Returns false if that failed: the op runs unrecorded.
 bool Recorder::number(Call& call) {

@@ -24,7 +24,7 @@ struct Given {
   c10::SmallVector<int64_t, kMost> keys;
 };
 
-/// What is recorded about an op before it runs.
+/// The data about an op that is recorded before it runs.
 struct Call {
   const Kind* kind = nullptr;
   int64_t number = 0, stack = kNone, module = kNone, phase = 0, sequence = kNone, made = kNone, start = 0;

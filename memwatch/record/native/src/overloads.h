@@ -16,7 +16,7 @@ namespace memwatch {
 struct Overload {
   py::object func;  // keeps the object alive, so that no other object gets its address
   py::object call;
-  PythonKind python_kind{py::none()};     // None for an overload that is not recorded
+  PythonKind python_kind{py::none()};     // None for an overload that is ignored
   const Kind* kind = nullptr;             // null for such an overload
   std::optional<c10::OperatorName> name;  // of an overload that C++ can call
   std::optional<c10::OperatorHandle> op;
@@ -51,7 +51,7 @@ class Overloads {
 
  private:
   std::unique_ptr<Overload> look_into(const py::object& func, Kinds& kinds) const {
-    const py::tuple facts = overload_of_(func);  // kind, call, schema, whether numbers may stand for tensors
+    const py::tuple facts = overload_of_(func);  // kind, call, schema, whether numbers are allowed in place of tensors
     auto overload = std::make_unique<Overload>();
     overload->func = func;
     overload->python_kind = PythonKind(facts[0]);

@@ -13,7 +13,7 @@ namespace memwatch {
 
 class Rows {
  public:
-  /// Append a row of schema.h; throw `std::bad_alloc` if there is no room.
+  /// Append a row of schema.h; throw `std::bad_alloc` if memory is too short.
   template <typename Row>
   void add(const Row& row) {
     static_assert(std::is_standard_layout_v<Row>);

@@ -97,7 +97,7 @@ py::object SavedTensors::call_outer(Py_ssize_t hook, const py::object& argument)
   return called(PyTuple_GET_ITEM(outer_.ptr(), hook), argument);
 }
 
-/// As `hold`. Holds an alias if there is no memory for the name of the node.
+/// As `hold`. Holds an alias if memory is too short for the name of the node.
 void SavedTensors::hold_or_alias(Pack& pack, const at::Tensor& tensor) const {
   try {
     hold(pack, tensor);
@@ -188,7 +188,7 @@ void SavedTensors::append(Pack& pack, const at::Tensor& tensor, const py::object
   log_->packs->reserve<PacksRow>(1);
   log_->living.emplace(number, std::make_pair(sequence, storage));
   log_->count = number + 1;
-  pack.number = number;  // nothing fails from here on: a pack without a row must have no number
+  pack.number = number;  // only a pack with a row may have a number, so nothing may fail from here on
   log_->packs->add(PacksRow{.pack = number,
                             .storage = storage,
                             .op = op,
@@ -214,7 +214,7 @@ py::object SavedTensors::unpack(Pack& pack) {
   if (static_cast<int64_t>(pack.packed._version()) != pack.version) {
     raise_inplace_error(pack);
   }
-  // autograd detaches what had a gradient, an output or not
+  // autograd detaches a tensor that had a gradient, an output or not
   const bool as_it_is =
       pack.holds == Pack::kAliasOfOutput || (pack.holds == Pack::kOriginal && !pack.packed.requires_grad());
   at::Tensor given = pack.packed;

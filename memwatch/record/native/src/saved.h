@@ -1,4 +1,5 @@
-// What autograd keeps for backward: the compiled twin of memwatch/record/python/packs.py, which explains the reasons.
+// The tensors that autograd saves for backward: the compiled twin of memwatch/record/python/packs.py, which explains
+// the reasons.
 #pragma once
 
 #include <map>
@@ -43,7 +44,8 @@ struct SavedLog {
   bool closed = false;
 };
 
-/// What autograd holds in place of a saved tensor: the tensor or an alias, and what the check at unpack needs.
+/// The object that autograd holds in place of a saved tensor: the tensor or an alias, and facts for the check at
+/// unpack.
 struct Pack {
   explicit Pack(std::shared_ptr<SavedLog> log) : log(std::move(log)) {}
   ~Pack() {
@@ -57,7 +59,7 @@ struct Pack {
   /// The saved tensor, if it lives. None for an output of its own node.
   at::Tensor original() const { return holds == kOriginal ? packed : at::Tensor(weak_original.lock()); }
 
-  /// What `packed` is.
+  /// The kinds of `packed`.
   enum Holds {
     kNothing,         // hooks of the program packed it
     kOriginal,        // the saved tensor itself: it is an input of the node
@@ -87,15 +89,15 @@ class SavedTensors {
   /// Set the hooks (pack, unpack) of the program that do the packing, or None.
   void set_outer(py::object outer) { outer_ = std::move(outer); }
   void close();
-  /// Let hooks of the program pack what a pack holds, as SavedVariable::register_hooks does. Returns false if the pack
-  /// holds nothing.
+  /// Let hooks of the program pack the object in a pack, as SavedVariable::register_hooks does. Returns false if the
+  /// pack holds nothing.
   ///
   /// modifying: the text of the error if the hook writes into the tensor that it is given.
   static bool hook(Pack& pack, const std::string& modifying, const py::object& pack_hook, py::object unpack_hook);
   std::unique_ptr<Pack> new_pack() const { return std::make_unique<Pack>(log_); }
   void pack(Pack& pack, const py::object& tensor);
   py::object unpack(Pack& pack);
-  /// Return a stand-in for the tensor if there is no memory for a pack. No row is written for it.
+  /// Return a stand-in for the tensor if memory is too short for a pack. It gets no row.
   py::object pack_without_record(const py::object& tensor);
   py::object unpack_without_record(const py::object& packed) const;
   py::dict living_by_sequence() const;

@@ -87,7 +87,7 @@ class Storages {
     }
   }
 
-  /// Keeps alive what reading a tensor needs. Python code that runs meanwhile may end the block.
+  /// Keeps the objects alive that a read of a tensor needs. Python code that runs meanwhile may end the block.
   class Look {
    public:
     explicit Look(std::shared_ptr<Storages> storages) : storages_(std::move(storages)) { ++storages_->looks_; }
@@ -156,7 +156,7 @@ class Storages {
     forget_handed_on(number_of(known.ptr()));
   }
 
-  /// Return the number of the storage of a tensor, none unless it is plain and known.
+  /// Return the number of the storage of a plain and known tensor, else none.
   ///
   /// watch_on: whether to watch a storage of backward through its own Python object if its tensor is gone.
   int64_t watched_number(const at::Tensor& tensor, bool watch_on) {
@@ -223,7 +223,7 @@ class Storages {
       reference = weakly(watched_.tensor, owned(THPVariable_Wrap(tensor)));
       watched_.address.set(reference.ptr(), address);
     }
-    table_.births->reserve<BirthsRow>(1);  // without a row, the number would be in no table
+    table_.births->reserve<BirthsRow>(1);  // now, so that the number surely gets its row
     const int64_t storage = count;
     watched_.number.set(reference.ptr(), storage);
     watched_.key.set(reference.ptr(), key);
@@ -284,7 +284,7 @@ class Storages {
 
   /// Return the string id of dtype and shape.
   int64_t shape_of(const at::Tensor& tensor) {
-    // no Python runs between here and the look-up, so no other thread writes `shape_`
+    // Python runs again only after the look-up, so only this thread writes `shape_`
     shape_.assign(1, static_cast<int64_t>(tensor.scalar_type()));
     shape_.insert(shape_.end(), tensor.sizes().begin(), tensor.sizes().end());
     const auto known = shapes_.find(shape_);
@@ -326,7 +326,7 @@ class Storages {
   void put_last(const py::object& key, const py::object& reference) const {
     PyObject* live = table_.live.ptr();
     PyObject* there = PyDict_SetDefault(live, key.ptr(), reference.ptr());
-    const bool replaces = there != nullptr && there != reference.ptr();  // what died unseen
+    const bool replaces = there != nullptr && there != reference.ptr();  // storages that died unseen
     if (there == nullptr ||
         (replaces && (PyDict_DelItem(live, key.ptr()) != 0 || PyDict_SetItem(live, key.ptr(), reference.ptr()) != 0))) {
       throw py::error_already_set();
@@ -381,7 +381,7 @@ class Storages {
   std::vector<py::object> by_tensor_since(int64_t number) const {
     std::vector<py::object> found;
     const py::object newest = table_.live.attr("values")().attr("__reversed__")();
-    while (PyObject* next = PyIter_Next(newest.ptr())) {  // no Python runs inside the loop, so nobody changes the table
+    while (PyObject* next = PyIter_Next(newest.ptr())) {  // the loop runs no Python code, so the table stays the same
       auto known = py::reinterpret_steal<py::object>(next);
       if (number_of(known.ptr()) < number) {
         break;

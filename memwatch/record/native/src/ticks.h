@@ -1,4 +1,4 @@
-// The recorder's clock: the same as that of memwatch/record/clock.py.
+// The recorder's clock, as in memwatch/record/clock.py.
 #pragma once
 
 #include <c10/util/ApproximateClock.h>
@@ -8,7 +8,7 @@
 
 namespace memwatch {
 
-/// Whether the clock is torch's counter; else it is that of `time.perf_counter_ns`. The Python side reads the same one.
+/// Whether the clock is torch's counter; else it is `time.perf_counter_ns`. Python and C++ read the same clock.
 inline bool ticks_are_torchs = true;
 
 inline int64_t ticks() {

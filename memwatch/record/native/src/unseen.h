@@ -44,13 +44,13 @@ class UnseenImpl final : public c10::TensorImpl {
 
 inline bool any_mode() { return c10::impl::TorchDispatchModeTLS::stack_len() > 0; }
 
-/// Return true for a tensor of torch's own class: no subclass, no wrapper, no other layout.
+/// Return true for a strided tensor of torch's own class; false for subclasses and wrappers.
 inline bool is_of_torch_itself(const at::Tensor& tensor) {
   const c10::TensorImpl& implementation = *tensor.unsafeGetTensorImpl();
   return typeid(implementation) == typeid(c10::TensorImpl) && !tensor.key_set().has(c10::DispatchKey::Python);
 }
 
-/// Detach a tensor without calling a mode, unless the tensor's own class has a `__torch_dispatch__`.
+/// Detach a tensor. Modes see this only if the tensor's own class has a `__torch_dispatch__`.
 inline at::Tensor detached_unseen(const at::Tensor& tensor) {
   if (!any_mode() || !is_of_torch_itself(tensor)) {
     return tensor.detach();

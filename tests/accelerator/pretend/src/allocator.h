@@ -1,4 +1,4 @@
-// The caching allocator: counts as CUDA's does, tells the profiler what CUDA's tells it, and writes the same history.
+// The caching allocator. It counts, reports to the profiler, and writes a history in the same way as CUDA's.
 #pragma once
 
 #include <c10/core/CachingDeviceAllocator.h>
@@ -82,7 +82,7 @@ class Allocator final : public c10::DeviceAllocator {
     recorded_ = recorded;
   }
 
-  /// Let somebody look at the segments and the history of a device.
+  /// Give read access to the segments and the history of a device.
   template <typename F>
   void look(c10::DeviceIndex device, F visit) {
     const std::lock_guard<std::recursive_mutex> guard(mutex_);

@@ -18,7 +18,7 @@ class Generator final : public c10::GeneratorImpl {
 
   static c10::DeviceType device_type() { return kType; }
 
-  /// What draws for it.
+  /// The generator that draws for it.
   const at::Generator& host() const { return host_; }
 
   void set_current_seed(uint64_t seed) override { host_.set_current_seed(seed); }

@@ -1,4 +1,4 @@
-// What torch asks of an accelerator beside kernels.
+// The functions, beside kernels, that torch needs from an accelerator.
 #pragma once
 
 #include <ATen/detail/PrivateUse1HooksInterface.h>

@@ -1,4 +1,4 @@
-// The module `_pretend`: registers the accelerator with torch, and shows what its allocator counts.
+// The module `_pretend`: registers the accelerator with torch, and shows the figures of its allocator.
 
 #include <pybind11/pybind11.h>
 #include <torch/csrc/Generator.h>

@@ -1,4 +1,4 @@
-// Pinned memory of the host: malloc's, of which a list is kept. As CUDA's, it is not reported to the profiler.
+// Pinned memory of the host: malloc's memory, with a list of the blocks. As with CUDA, the profiler gets no report.
 #pragma once
 
 #include <c10/core/Allocator.h>

@@ -1,4 +1,4 @@
-// What an allocator keeps of one device: segments of malloc's memory, cut into blocks, by the rules of CUDA's.
+// The memory of one device: segments of malloc's memory, cut into blocks by the rules of CUDA's allocator.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -84,7 +84,7 @@ class Segments {
     return {&segment, address};
   }
 
-  /// Cut off what a block has beyond some bytes, where the rest can serve others.
+  /// Cut off the end of a block beyond some bytes, if other requests can use it.
   static void split(const Place& place, size_t nbytes) {
     Block& block = place.block();
     const size_t rest = block.nbytes - nbytes;
@@ -94,7 +94,7 @@ class Segments {
     }
   }
 
-  /// Make a block free, one with its free neighbours.
+  /// Make a block free, and join it with its free neighbours.
   static void merge(const Place& place) {
     auto& blocks = place.segment->blocks;
     auto at = blocks.find(place.address);
@@ -116,7 +116,7 @@ class Segments {
     return {&std::prev(after)->second, address};
   }
 
-  /// Give unused segments back; `gone` is told of each.
+  /// Give unused segments back; call `gone` with each.
   template <typename F>
   void release_unused(F gone) {
     for (auto each = segments_.begin(); each != segments_.end();) {

@@ -1,5 +1,5 @@
-// Two devices with two streams each. Ops run as they are called; a stream that is held is behind with what it was
-// given since, until it is let go or waited for. So a test decides what "a stream still uses it" means.
+// Two devices with two streams each. Ops run as they are called. A test can hold a stream: then its later work counts
+// as not done until the test lets the stream go or waits for it. So a test decides when a stream still uses a block.
 #pragma once
 
 #include <c10/core/Stream.h>
@@ -17,7 +17,7 @@ constexpr c10::StreamId kStreams = 2;
 inline thread_local c10::DeviceIndex current_device = 0;
 inline thread_local std::array<c10::StreamId, kDevices> current_stream{};
 
-/// A point in the work of a stream: what an event records.
+/// A point in the work of a stream, as an event records it.
 struct Marker {
   c10::DeviceIndex device = 0;
   c10::StreamId stream = 0;
@@ -60,7 +60,7 @@ class Streams {
     }
   }
 
-  /// Do all that the stream was given: what waiting for it means here.
+  /// Do all work of the stream. A wait for a stream does this.
   void finish(c10::DeviceIndex device, c10::StreamId stream) {
     const std::lock_guard<std::mutex> guard(mutex_);
     at(device, stream).done = at(device, stream).given;
