@@ -73,20 +73,26 @@ def micro_batches(facts: Facts, timeline: Timeline, window: range) -> list[Micro
     roles = facts.capture.tables["roles"]
     if np.isin(roles["role"], OF_JOBS).any() or facts.capture.rows("nodes"):
         return []
-    passes = _passes(facts, timeline, window)
     of_input = roles["role"] == _INPUT
-    inputs = np.unique(roles["storage"][of_input])
-    is_first = np.isin(
-        inputs, roles["storage"][of_input & (roles["op"] == roles["op"][of_input].min(initial=0))]
-    )
-    sizes = {storage: dimensions_of(facts, storage)[:1] for storage in inputs.tolist()}
-    batches = {size for storage in inputs[is_first].tolist() for size in sizes[storage]}
-    if not passes or len(batches) != 1 or not has_one_optimizer(facts):
+    if not of_input.any() or not has_one_optimizer(facts):
+        return []
+    sizes = {
+        storage: dimensions_of(facts, storage)[:1]
+        for storage in np.unique(roles["storage"][of_input]).tolist()
+    }
+    first_op = int(roles["op"][of_input].min())
+    batches = {
+        size
+        for each in roles["storage"][of_input & (roles["op"] == first_op)].tolist()
+        for size in sizes[each]
+    }
+    passes = _passes(facts, timeline, range(max(window.start, first_op), window.stop))
+    if len(batches) != 1 or not passes:
         return []
     batch = batches.pop()
-    rows, derived = _follow(facts, window, batch, set(inputs[is_first].tolist()))
+    rows, derived = _follow(facts, window, batch, {each for each, size in sizes.items() if size == [batch]})
     # the outermost module may be called with other batches later, and the module of the loss is called with results
-    if any(size % batch for storage in inputs.tolist() if storage not in derived for size in sizes[storage]):
+    if any(number % batch for each, size in sizes.items() if each not in derived for number in size):
         return []
     workspace = rows[facts.allocations.storage[rows] == NONE]
     largest_bytes = int(facts.allocations.nbytes[workspace].max(initial=0))
