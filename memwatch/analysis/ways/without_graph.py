@@ -23,14 +23,19 @@ if TYPE_CHECKING:
 
 
 class WithoutGraph(NamedTuple):
-    """Outermost modules that save for a backward that never runs, and what changes without their graphs."""
+    """Outermost modules whose backward never runs.
+
+    Attributes:
+        modules: their numbers.
+        bytes: the change of the live bytes if they run without a graph.
+    """
 
     modules: tuple[int, ...]
     bytes: ChangedBytes
 
 
 def without_graph(facts: Facts, saved: SavedTensors, timeline: Timeline) -> WithoutGraph | None:
-    """Return what changes if some outermost modules run without a graph; None if each one needs its graph.
+    """Return the change if some outermost modules run without a graph; None if each of them needs its graph.
 
     Args:
         facts: what the capture shows.
