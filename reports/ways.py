@@ -113,7 +113,8 @@ the lines that it prints, and measures the peak again. torch {torch}, one thread
 {table}
 
 In {exact} of {count} rows the basis is `simulated`; there the largest error is {worst:.2f} %. A row with the basis
-`estimated` replaces memory whose sizes were not recorded: the temporaries of another kind of optimizer step.
+`estimated` replaces memory whose sizes were not recorded: the temporaries of another kind of optimizer step, or a
+kernel's workspace for fewer samples.
 """
 
 
