@@ -76,6 +76,31 @@ def loss_by_parts(hidden, target, *args, **options):
 
 head.forward, functional.cross_entropy = no_logits, loss_by_parts
 """,
+    "sgd": """\
+import torch
+
+groups = [{{"params": group["params"]}} for group in {optimizer}.param_groups]
+{optimizer} = torch.optim.SGD(groups, lr=0.01, momentum=0.9, foreach=False)
+""",
+    "adafactor": """\
+import torch
+
+groups = [{{"params": group["params"]}} for group in {optimizer}.param_groups]
+{optimizer} = torch.optim.Adafactor(groups, lr=0.01, foreach=False)
+""",
+    # a part counts by its share of the samples, so the parts need not be equal
+    "micro_batches": """\
+def backward_in_parts(loss_of, *batch, parts={parts}):
+    total = 0.0
+    for part in zip(*(tensor.chunk(parts) for tensor in batch)):
+        loss = loss_of(*part) * (len(part[0]) / len(batch[0]))
+        loss.backward()
+        total += loss.detach()
+    return total
+
+# loss_of stands for your forward and loss: write backward_in_parts(loss_of, inputs, targets)
+# in place of loss_of(inputs, targets).backward()
+""",
     "gradients": """\
 {optimizer}.register_step_post_hook(lambda optimizer, *_: optimizer.zero_grad())
 """,
@@ -105,6 +130,15 @@ for name in {names}:
     block = {model}.get_submodule(name)
     contexts = lambda block=block: (nullcontext(), same_buffers(block))
     block.forward = partial(checkpoint, block.forward, use_reentrant=False, context_fn=contexts)
+""",
+    "in_place": """\
+for name in {names}:
+    {model}.get_submodule(name).inplace = True
+""",
+    "without_graph": """\
+import torch
+
+{model}.forward = torch.no_grad()({model}.forward)
 """,
     "chain": """\
 from functools import partial

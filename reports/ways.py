@@ -33,16 +33,22 @@ def made(name: str, lines: str = "") -> Program:
     functional.cross_entropy = _CROSS_ENTROPY  # the lines of one way replace it
     gc.collect()
     program = PROGRAMS[name]()
-    applied(lines, program.model, program.optimizers[0])
+    made_by_lines = applied(lines, program.model, program.optimizers[0])
+    program.optimizers[0] = made_by_lines["optimizer"]
+    program.backward = made_by_lines.get("backward_in_parts", program.backward)
     program.step()
     return program
 
 
-def applied(lines: str, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Run the lines of a way in a function, as in a `main()`, whose variables are gone when it ends."""
+def applied(lines: str, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Run the lines of a way in a function, as in a `main()`. Return what the rest of it would use."""
     space: dict[str, Any] = {}
-    exec("\n    ".join(["def apply(model, optimizer):", *lines.splitlines(), "return"]), space)
-    space["apply"](model, optimizer)
+    ending = (
+        "return {name: it for name, it in locals().items() if name in ('optimizer', 'backward_in_parts')}"
+    )
+    exec("\n    ".join(["def apply(model, optimizer):", *lines.splitlines(), ending]), space)
+    made_by_lines: dict[str, Any] = space["apply"](model, optimizer)
+    return made_by_lines
 
 
 def recorded(program: Program, *, holders: bool = False) -> memwatch.Profile:
@@ -107,7 +113,8 @@ the lines that it prints, and measures the peak again. torch {torch}, one thread
 {table}
 
 In {exact} of {count} rows the basis is `simulated`; there the largest error is {worst:.2f} %. A row with the basis
-`estimated` replaces memory whose sizes were not recorded: the temporaries of another kind of optimizer step.
+`estimated` replaces memory whose sizes were not recorded: the temporaries of another kind of optimizer step, or a
+kernel's workspace for fewer samples.
 """
 
 

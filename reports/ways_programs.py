@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from budget_programs import LlamaBlock, Transformer, residual
@@ -13,37 +14,61 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class Program(NamedTuple):
-    """What the lines of a way are about, and one step of the training."""
+def _whole_backward(loss_of: Callable[..., Tensor], *batch: Tensor) -> None:
+    loss_of(*batch).backward()
+
+
+@dataclass
+class Program:
+    """What the lines of a way are about, and one step of the training.
+
+    Attributes:
+        model: the model.
+        optimizers: its optimizers. The lines of a way may replace the first.
+        step: one step of the training.
+        backward: runs the loss of a batch, and its backward. The lines of a way may replace it.
+    """
 
     model: nn.Module
     optimizers: list[torch.optim.Optimizer]
-    step: Callable[[], object]
+    step: Callable[[], object] = lambda: None
+    backward: Callable[..., object] = _whole_backward
 
 
 def _trained(
-    model: nn.Module, loss: Callable[[], Tensor], *, micro_batches: int = 1, **options: bool
+    model: nn.Module, loss_of: Callable[..., Tensor], *batch: Tensor, passes: int = 1, **options: bool
 ) -> Program:
+    """Return the training of a model by AdamW.
+
+    Args:
+        model: the model.
+        loss_of: its loss for some tensors, which have a row for each sample.
+        batch: these tensors.
+        passes: backward passes of a step, each with the whole batch.
+        options: of the optimizer.
+    """
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3, **options)
+    program = Program(model, [optimizer])
+    del optimizer  # the lines of a way may replace it
 
     def step() -> None:
-        optimizer.zero_grad()
-        for _ in range(micro_batches):
-            loss().backward()
-        optimizer.step()
+        program.optimizers[0].zero_grad()
+        for _ in range(passes):
+            program.backward(loss_of, *batch)
+        program.optimizers[0].step()
 
-    return Program(model, [optimizer], step)
+    program.step = step
+    return program
 
 
-def _next_token(model: nn.Module, batch: int, length: int, vocabulary: int) -> Callable[[], Tensor]:
-    ids = torch.randint(0, vocabulary, (batch, length))
-    return lambda: functional.cross_entropy(model(ids).flatten(0, 1), ids.roll(-1, 1).flatten())
+def _next_token(model: nn.Module) -> Callable[[Tensor], Tensor]:
+    return lambda ids: functional.cross_entropy(model(ids).flatten(0, 1), ids.roll(-1, 1).flatten())
 
 
 def gpt() -> Program:
     """A GPT with dropout."""
     model = Transformer(6, 128, dropout=0.1, causal=True)
-    return _trained(model, _next_token(model, 8, 96, 128))
+    return _trained(model, _next_token(model), torch.randint(0, 128, (8, 96)))
 
 
 def llama() -> Program:
@@ -56,7 +81,7 @@ def llama() -> Program:
     )  # fmt: skip
     model = LlamaForCausalLM(config)
     ids = torch.randint(0, 512, (8, 128))
-    return _trained(model, lambda: model(input_ids=ids, labels=ids).loss)
+    return _trained(model, lambda ids: model(input_ids=ids, labels=ids).loss, ids)
 
 
 def t5() -> Program:
@@ -69,7 +94,7 @@ def t5() -> Program:
     )  # fmt: skip
     model = T5ForConditionalGeneration(config)
     ids, labels = torch.randint(0, 512, (8, 96)), torch.randint(0, 512, (8, 64))
-    return _trained(model, lambda: model(input_ids=ids, labels=labels).loss)
+    return _trained(model, lambda ids, labels: model(input_ids=ids, labels=labels).loss, ids, labels)
 
 
 def vit() -> Program:
@@ -82,7 +107,9 @@ def vit() -> Program:
     )  # fmt: skip
     model = ViTForImageClassification(config)
     images, labels = torch.randn(16, 3, 64, 64), torch.randint(0, 2, (16,))
-    return _trained(model, lambda: model(pixel_values=images, labels=labels).loss)
+    return _trained(
+        model, lambda images, labels: model(pixel_values=images, labels=labels).loss, images, labels
+    )
 
 
 class _Double(nn.Sequential):
@@ -117,7 +144,7 @@ class _UNet(nn.Module):
 def unet() -> Program:
     """A U-Net with skips."""
     model, images = _UNet(), torch.randn(2, 3, 64, 64)
-    return _trained(model, lambda: functional.mse_loss(model(images), images))
+    return _trained(model, lambda images: functional.mse_loss(model(images), images), images)
 
 
 def convolutions() -> Program:
@@ -127,7 +154,9 @@ def convolutions() -> Program:
         nn.Conv2d(3, 16, 3, padding=1), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)
     )
     images, labels = torch.randn(8, 3, 48, 48), torch.randint(0, 10, (8,))
-    return _trained(model, lambda: functional.cross_entropy(model(images), labels))
+    return _trained(
+        model, lambda images, labels: functional.cross_entropy(model(images), labels), images, labels
+    )
 
 
 class _GraphLayer(nn.Module):
@@ -162,7 +191,9 @@ def gnn() -> Program:
         torch.randint(0, 1_000, (2, 4_000)),
         torch.randint(0, 7, (1_000,)),
     )
-    return _trained(model, lambda: functional.cross_entropy(model(x, edges), labels))
+    return _trained(
+        model, lambda x, edges, labels: functional.cross_entropy(model(x, edges), labels), x, edges, labels
+    )
 
 
 class _Gan(nn.Module):
@@ -204,7 +235,7 @@ def gan() -> Program:
 def accumulation() -> Program:
     """A GPT whose gradients are summed over four micro-batches."""
     model = Transformer(4, 128, causal=True)
-    return _trained(model, _next_token(model, 4, 96, 128), micro_batches=4)
+    return _trained(model, _next_token(model), torch.randint(0, 128, (4, 96)), passes=4)
 
 
 class _LowRank(nn.Module):
@@ -226,21 +257,21 @@ def lora() -> Program:
     model.requires_grad_(requires_grad=False)
     for block in list(model)[1:7]:
         block.qkv, block.out = _LowRank(block.qkv, 8), _LowRank(block.out, 8)
-    return _trained(model, _next_token(model, 8, 128, 256))
+    return _trained(model, _next_token(model), torch.randint(0, 256, (8, 128)))
 
 
 def vocabulary() -> Program:
     """A small GPT with a large vocabulary: the logits are most of the peak."""
     body = Transformer(2, 64, causal=True)
     body.tokens, body.head = nn.Embedding(8_192, 64), nn.Linear(64, 8_192)
-    return _trained(body, _next_token(body, 4, 96, 8_192))
+    return _trained(body, _next_token(body), torch.randint(0, 8_192, (4, 96)))
 
 
 def optimizer_bound() -> Program:
     """A wide model with a small batch: parameters and the optimizer's state are most of the peak."""
     model = nn.Sequential(*(nn.Sequential(nn.Linear(512, 512), nn.ReLU()) for _ in range(6)))
     x = torch.randn(16, 512)
-    return _trained(model, lambda: functional.mse_loss(model(x), x), foreach=True)
+    return _trained(model, lambda x: functional.mse_loss(model(x), x), x, foreach=True)
 
 
 PROGRAMS: dict[str, Callable[[], Program]] = {

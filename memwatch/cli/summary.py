@@ -68,9 +68,15 @@ def _text(reading: Reading, options: argparse.Namespace) -> str:
 def _to_measure(reading: Reading) -> list[str]:
     """Return a line with the command that measures changes of the recorded script, if one would help."""
     argv = [str(word) for word in reading.meta.get("argv", ())]
-    if not len(reading.ways) or not argv or not argv[0].endswith(".py"):
+    if not argv or not argv[0].endswith(".py"):
         return []
-    lowest_bytes = int(reading.ways["peak_bytes"].iloc[0])
+    from memwatch.fit.way import Kind
+
+    measured = {kind.value for kind in Kind}  # `fit` does not split the batch or take another optimizer
+    is_measured = [measured.issuperset(kind.split(" + ")) for kind in reading.ways["kind"]]
+    lowest_bytes = (
+        int(reading.ways["peak_bytes"][is_measured].min()) if any(is_measured) else reading.peak_bytes
+    )
     if lowest_bytes > (1 - _LEAST_FALL_RATIO) * reading.peak_bytes:
         return []
     lowest_mib = lowest_bytes / 2**20

@@ -10,14 +10,24 @@ CHECKPOINT_ONE: Final = "checkpoint the module {names}"
 FOREACH: Final = "let the optimizer update one parameter at a time (foreach=False)"
 FUSED: Final = "let one kernel update each parameter (fused=True)"
 STEP_IN_BACKWARD: Final = "update each parameter in the backward and free its gradient at once"
+OTHER_OPTIMIZERS: Final = {
+    "sgd": "train with SGD and momentum, which keeps one tensor for each parameter",
+    "adafactor": "train with Adafactor, which keeps a row and a column for each matrix",
+}
 LOSS_IN_PARTS: Final = "compute the logits of {name} and the cross entropy part by part"
 OFFLOAD: Final = "keep what {count} modules save for backward on the host: {names}"
+MICRO_BATCHES: Final = "split the batch in {parts} parts and add up their gradients"
+WITHOUT_GRAPH: Final = "run {names} without a graph, which no backward reads"
+IN_PLACE: Final = "let {count} activations write over their input: {names}"
 BOTH: Final = "{first}, and {other}"
 
 FIRST_AND_LAST: Final = "{first}, {second} ... {last}"
 """Modules by name, from the first to the last of them."""
 
 ROUNDING: Final = "a fused step rounds a little differently"
+OTHER_TRAINING: Final = (
+    "another optimizer trains differently: choose its learning rate, and give schedulers the new optimizer"
+)
 NO_WHOLE_GRADIENT: Final = (
     "it excludes gradient accumulation, clipping by the norm of all gradients, and GradScaler"
 )
@@ -25,6 +35,13 @@ NO_LOGITS: Final = (
     "the loss rounds a little differently; while gradients are on, the model returns hidden states and no logits, and "
     "they must reach cross_entropy with a row for each token"
 )
+INDEPENDENT_SAMPLES: Final = (
+    "the loss must be a mean over independent samples; batch norm computes its statistics for each part alone"
+)
+NO_GRADIENTS: Final = (
+    "its results then have no gradients; torch.inference_mode does as well if autograd reads none of them"
+)
+INPUT_IS_GONE: Final = "code that keeps the input of an activation finds the result in it"
 HOST_MEMORY: Final = "it takes pinned memory of the host, and copies take time"
 BUFFERS: Final = "the lines keep the modules' buffers, such as running statistics, from being updated twice"
 """What you have to decide or to know before you take a way."""

@@ -142,7 +142,7 @@ class Facts:
     @cached_property
     def role_times(self) -> RoleTimes:
         """The times at which each storage had each role."""
-        return RoleTimes(self.capture, self.allocations)
+        return RoleTimes(self.capture, self.allocations, self.call_stacks)
 
     @cached_property
     def kept_across(self) -> KeptAcross:

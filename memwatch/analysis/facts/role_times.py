@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from enum import Enum
+from functools import cached_property
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
 from memwatch.analysis.facts.coded import Grouped
-from memwatch.capture.schema import IN_BACKWARD, NONE, ROLES
+from memwatch.capture.schema import BACKWARD, IN_BACKWARD, NONE, OPTIMIZER, ROLES
+from memwatch.own_code import CodeOwner
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from memwatch.analysis.facts.allocations import Allocations
+    from memwatch.analysis.facts.call_stacks import CallStacks
     from memwatch.capture import Capture
     from memwatch.capture.packed import IntArray
 
@@ -83,9 +86,11 @@ class RoleTimes:
     Args:
         capture: the recorded tables.
         allocations: every piece of memory; the first rows are the storages, by their number.
+        call_stacks: the calls that ran each op.
     """
 
-    def __init__(self, capture: Capture, allocations: Allocations) -> None:
+    def __init__(self, capture: Capture, allocations: Allocations, call_stacks: CallStacks) -> None:
+        self._capture, self._call_stacks = capture, call_stacks
         self._begun, ended = capture.tables["roles"], capture.tables["role_ends"]
         self._rows_of_storage = Grouped(self._begun["storage"])
         self._looks, self._phase = _Looks(capture, allocations), capture.tables["ops"]["phase"]
@@ -149,11 +154,55 @@ class RoleTimes:
         stretch, is_looked_at = begun[-1], self._looks.are_at(role)
         if op <= stretch.known_op or (is_looked_at and self._looks.saw(storage, role, stretch, op)):
             return InRole.KNOWN
-        if is_looked_at and op < stretch.last_op:
+        is_seen_later = is_looked_at and op < stretch.last_op
+        may_ask = is_seen_later or (is_looked_at and not self._may_be_replaced(role, op))
+        if may_ask and self._looks.saw_within(storage, role, stretch, self._ops_of_torch(op)):
+            return InRole.KNOWN
+        if is_seen_later:
             return InRole.BETWEEN
         if stretch.end_op == _NEVER:
             return InRole.UNCONFIRMED if is_looked_at else InRole.KNOWN
         return InRole.EARLIER if op < stretch.end_op else InRole.ENDED
+
+    def _may_be_replaced(self, role: str, op: int) -> bool:
+        """Return True if torch itself may end a role while an op runs: a backward may replace a gradient."""
+        is_amid = 0 <= op < len(self._phase) and self._phase[op] == BACKWARD
+        return bool(role == "gradient" and is_amid)
+
+    def _ops_of_torch(self, op: int) -> range:
+        """Return the ops around an op between which only torch's own code ran.
+
+        They are those of one step of an optimizer of torch, and those of one backward without a hook or a checkpoint
+        that runs ops. A storage that a sample found in its role during one of them is in it during all.
+        """
+        if not 0 <= op < len(self._run_of_torch):
+            return range(op, op + 1)
+        run = self._run_of_torch[op]
+        first, last = (np.searchsorted(self._run_of_torch, run, side=side) for side in ("left", "right"))
+        return range(int(first), int(last))
+
+    @cached_property
+    def _run_of_torch(self) -> IntArray:
+        """For each op a number that grows where code of the program may have run since the op before."""
+        ops, steps = self._capture.tables["ops"], self._capture.tables["steps"]
+        stack, phase = ops["stack"], ops["phase"]
+        in_backward = phase == BACKWARD
+        stacks, of_op = np.unique(stack, return_inverse=True)
+        is_of_optimizer = np.array([self._is_of_optimizer(each) for each in stacks.tolist()], dtype=bool)
+        in_step = (phase == OPTIMIZER) & is_of_optimizer[of_op]
+        goes_on = in_backward[1:] & in_backward[:-1] & (stack[1:] == stack[:-1]) & (stack[1:] != NONE)
+        goes_on |= in_step[1:] & in_step[:-1]
+        starts = np.ones(len(stack), dtype=bool)
+        starts[1:] = ~goes_on
+        bounds = np.concatenate([steps["op"], steps["end_op"]])
+        starts[bounds[bounds < len(starts)]] = True
+        return np.cumsum(starts)
+
+    def _is_of_optimizer(self, stack: int) -> bool:
+        """Return True if code of torch's optimizers called the op."""
+        frames = [] if stack == NONE else self._call_stacks.frames(stack)
+        is_of_torch = bool(frames) and self._call_stacks.owners(stack)[0] is CodeOwner.TORCH
+        return is_of_torch and "torch/optim/" in frames[0].file.replace("\\", "/")
 
     def past_at(self, op: int, alive: Collection[int]) -> dict[tuple[int, str], PastRole]:
         """Return, by storage and role, the roles that were over when an op ran, or may have been.
@@ -222,6 +271,8 @@ class RoleTimes:
             storages = self._begun["storage"][rows]
             is_known |= self._looks.saw_each(role, storages, rows, op)
             is_between = self._looks.saw_each_later(role, storages, rows, op)
+            is_seen = self._looks.saw_each_within(role, storages, rows, self._ops_of_torch(op))
+            is_known |= is_seen & is_between if self._may_be_replaced(role, op) else is_seen
             rest = InRole.UNCONFIRMED
         states = np.full(len(rows), rest, dtype=object)
         states[is_between], states[is_known] = InRole.BETWEEN, InRole.KNOWN
@@ -237,6 +288,7 @@ class _Looks:
         self._table, self._death_ns = capture.tables["role_looks"], allocations.death_ns
         # of each row of `roles`: the births of a long run are many, and are read once
         self._nbytes = capture.tables["births"]["nbytes"][capture.tables["roles"]["storage"]]
+        self._begun_op = capture.tables["roles"]["op"].__getitem__
         self._of_role: dict[str, _LooksAtRole] = {}
 
     def _at(self, role: str) -> _LooksAtRole:
@@ -276,6 +328,27 @@ class _Looks:
         looks = self._at(role)
         within = range(bisect_left(looks.op, op), bisect_right(looks.op, op))
         return self._found_by_any(looks, [row for row in within if looks.in_op[row]], storages, rows)
+
+    def saw_within(self, storage: int, role: str, stretch: Stretch, ops: range) -> bool:
+        """Return True if a sample found a storage in a role during any of some ops."""
+        looks = self._at(role)
+        rows = range(bisect_left(looks.op, ops.start), bisect_left(looks.op, ops.stop))
+        return any(
+            looks.in_op[row]
+            and stretch.first_op <= looks.op[row] < stretch.end_op
+            and self._found(looks, row, storage, stretch)
+            for row in rows
+        )
+
+    def saw_each_within(self, role: str, storages: IntArray, rows: IntArray, ops: range) -> NDArray[np.bool_]:
+        """Return what `saw_within` does of storages in a role for good, given the rows of `roles` that begin it."""
+        looks, first_op = self._at(role), self._begun_op(rows)
+        within = range(bisect_left(looks.op, ops.start), bisect_left(looks.op, ops.stop))
+        found = np.zeros(len(rows), dtype=bool)
+        for row in within:
+            if looks.in_op[row]:
+                found |= (first_op <= looks.op[row]) & self._found_by_any(looks, [row], storages, rows)
+        return found
 
     def saw_each_later(self, role: str, storages: IntArray, rows: IntArray, op: int) -> NDArray[np.bool_]:
         """Return which of such storages a look after an op found in the role."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
@@ -77,7 +78,11 @@ class Unseen:
         if int(allocations.origin[allocation]) == WORKSPACE:
             text, books = words.told_by_op(words.KERNEL, op_name), HolderEvidence.STRUCTURE
             return Holder(HolderKind.KERNEL, text, line, subject=(op_name,), evidence=books)
-        known = self._inferred(allocation, event) or self.reading_op(allocation, event)
+        reading = self.reading_op(allocation, event)
+        known = self._inferred(allocation, event)
+        if known is not None and reading is not None:  # the running op has it, so the reference was seen
+            known = dataclasses.replace(known, evidence=HolderEvidence.SEEN, inference=None)
+        known = known or reading
         known = (
             known or self._in_compiled_code(allocation, event) or self._in_no_variable(allocation, made, op)
         )

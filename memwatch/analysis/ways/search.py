@@ -11,11 +11,15 @@ from memwatch.analysis.findings.finding import LEAST_RATIO
 from memwatch.analysis.findings.optimizer import foreach_temporaries, loop_temporaries
 from memwatch.analysis.ways.blocks import SavingModules
 from memwatch.analysis.ways.checkpointing import Checkpointing
+from memwatch.analysis.ways.in_place import in_place
 from memwatch.analysis.ways.loss_in_parts import loss_in_parts
+from memwatch.analysis.ways.micro_batches import micro_batches
 from memwatch.analysis.ways.offloading import offloaded
+from memwatch.analysis.ways.other_optimizer import other_optimizers
 from memwatch.analysis.ways.step_in_backward import step_in_backward
 from memwatch.analysis.ways.timeline import ChangedBytes, Timeline
 from memwatch.analysis.ways.way import Way
+from memwatch.analysis.ways.without_graph import without_graph
 from memwatch.capture.schema import NONE
 from memwatch.device_names import is_host
 from memwatch.way_lines import LINES
@@ -51,6 +55,7 @@ class _Change(NamedTuple):
     decision: str
     lines: str
     modules: tuple[int, ...] = ()
+    is_alone: bool = False  # not simulated together with checkpoints
 
 
 class _Checkpoint(NamedTuple):
@@ -90,16 +95,25 @@ class _Search:
         blocks = self._blocks()
         sets = [blocks, blocks[::2]] if len(blocks) > 1 else [blocks]
         checkpoints = [self._checkpoint(modules) for modules in sets if modules]
-        changes = [*self._changes(), *self._loss_in_parts(), *self._offload(blocks)]
+        changes = [
+            *self._changes(),
+            *self._loss_in_parts(),
+            *self._offload(blocks),
+            *self._micro_batches(),
+            *self._without_graph(),
+            *self._in_place(),
+        ]
         most_bytes = self._facts.curve.peak_bytes - self._least_bytes
-        alone = [self._way(checkpoint, None) for checkpoint in checkpoints]
-        alone += [self._way(None, change) for change in changes]
+        joined = [change for change in changes if not change.is_alone]
+        apart = [self._way(checkpoint, None) for checkpoint in checkpoints]
+        apart += [self._way(None, change) for change in joined]
+        alone = [*apart, *(self._way(None, change) for change in changes if change.is_alone)]
         found = [way for way in alone if way.peak_bytes <= most_bytes]
-        lowest = min((way.peak_bytes for way in alone), default=most_bytes)
+        lowest = min((way.peak_bytes for way in apart), default=most_bytes)
         together = [
             self._way(checkpoint, change)
             for checkpoint in checkpoints
-            for change in changes
+            for change in joined
             if not self._is_around(checkpoint.modules, change.modules)
         ]
         found += [way for way in together if way.peak_bytes <= min(most_bytes, lowest - self._least_bytes)]
@@ -185,6 +199,19 @@ class _Search:
                 spared = ChangedBytes(self._timeline.bytes_of(np.array(rows)))
                 lines = LINES[kind].format(optimizer="optimizer")
                 found.append(_Change(kind, text, spared, math.nan, "estimated", decision, lines))
+        found += [
+            _Change(
+                kind=other.name,
+                text=words.OTHER_OPTIMIZERS[other.name],
+                bytes=other.bytes,
+                time_ratio=math.nan,
+                basis="estimated",
+                decision=words.OTHER_TRAINING,
+                lines=LINES[other.name].format(optimizer="optimizer"),
+                is_alone=True,
+            )
+            for other in other_optimizers(self._facts, self._timeline)
+        ]
         step = step_in_backward(self._facts, self._timeline)
         if step is not None:
             found.append(
@@ -243,6 +270,59 @@ class _Search:
             )
         ]
 
+    def _micro_batches(self) -> list[_Change]:
+        return [
+            _Change(
+                kind="micro_batches",
+                text=words.MICRO_BATCHES.format(parts=found.parts),
+                bytes=found.bytes,
+                time_ratio=math.nan,
+                basis="simulated" if found.is_exact else "estimated",
+                decision=words.INDEPENDENT_SAMPLES,
+                lines=LINES["micro_batches"].format(parts=found.parts),
+                is_alone=True,
+            )
+            for found in micro_batches(self._facts, self._timeline, self._checkpointing.window)
+        ]
+
+    def _without_graph(self) -> list[_Change]:
+        found = without_graph(self._facts, self._saved, self._timeline)
+        if found is None or not all(map(self._has_name, found.modules)):
+            return []
+        names = [self._model_name(module) for module in found.modules]
+        return [
+            _Change(
+                kind="without_graph",
+                text=words.WITHOUT_GRAPH.format(names=_told(names)),
+                bytes=found.bytes,
+                time_ratio=1.0,
+                basis="simulated",
+                decision=words.NO_GRADIENTS,
+                lines="\n".join(LINES["without_graph"].format(model=name) for name in names),
+                modules=found.modules,
+            )
+        ]
+
+    def _in_place(self) -> list[_Change]:
+        found = in_place(self._facts, self._saved, self._timeline)
+        if found is None:
+            return []
+        modules = [module for module in found.modules if _FORMER not in self._tree.names[module]]
+        names = [self._tree.names[module] for module in modules]
+        return [
+            _Change(
+                kind="in_place",
+                text=words.IN_PLACE.format(count=len(names), names=_told(names)),
+                bytes=found.bytes,
+                time_ratio=1.0,
+                basis="simulated",
+                decision=words.INPUT_IS_GONE,
+                lines="\n".join(self._lines("in_place", modules)),
+                modules=tuple(modules),
+                is_alone=True,
+            )
+        ]
+
     def _is_around(self, modules: Collection[int], inner: Collection[int]) -> bool:
         """Return True if one of some modules is one of others, or holds it."""
         return any(each in modules for module in inner for each in self._with_ancestors(module))
@@ -256,6 +336,10 @@ class _Search:
         """Return the model that holds a module, and the module's name in it."""
         *_, root = self._with_ancestors(module)
         return root, self._tree.names[module].removeprefix(self._tree.prefixes[root]).removeprefix(".")
+
+    def _has_name(self, root: int) -> bool:
+        """Return True if the lines can call a model by its variable, or if there is no other model."""
+        return self._tree.names[root].isidentifier() or self._tree.parents.count(NONE) == 1
 
     def _model_name(self, root: int) -> str:
         """Return what the lines call a model."""

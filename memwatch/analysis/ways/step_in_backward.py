@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _GRADIENT: Final = ROLES.index("gradient")
 _WRITTEN: Final = ACCESSES.index("write")
-_OF_JOBS: Final = tuple(
+OF_JOBS: Final = tuple(
     ROLES.index(role) for role in ("unsharded parameter", "unsharded gradient", "bucket", "reducer memory")
 )
 """Roles in a job of many processes: there a gradient is complete only after the processes have exchanged it."""
@@ -71,7 +71,7 @@ def step_in_backward(facts: Facts, timeline: Timeline) -> StepInBackward | None:
     """Return the changes of a step in the backward; None if the results would not be the same."""
     tables, allocations = facts.capture.tables, facts.allocations
     roles, uses, ops = tables["roles"], tables["uses"], tables["ops"]
-    if np.isin(roles["role"], _OF_JOBS).any() or facts.capture.rows("nodes"):
+    if np.isin(roles["role"], OF_JOBS).any() or facts.capture.rows("nodes"):
         return None
     is_gradient = roles["role"] == _GRADIENT
     storages, parameters = _parameters(roles["storage"][is_gradient], roles["module"][is_gradient],

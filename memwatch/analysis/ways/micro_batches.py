@@ -1,0 +1,214 @@
+"""Estimate micro-batches: the forward and the backward run for one part of the batch at a time; gradients add up.
+
+With n parts, a recording changes at three places:
+
+1. Tensors with a row for each sample of the batch have one n-th of their bytes. The batch itself stays whole.
+2. The gradients of the first part are alive during all other parts.
+3. The backward of a later part makes each gradient anew, and adds it to the one that is alive.
+
+`micro_batches` takes the first dimension of the inputs of the outermost module for the batch, if it is the same for
+all of them, and follows the ops: a tensor has a row for each sample if an op made it from such a tensor, and one of
+its first two dimensions is a multiple of the batch. The gradient of a parameter has none.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from memwatch.analysis.facts.coded import Grouped
+from memwatch.analysis.facts.forward_ops import maker_of_node
+from memwatch.analysis.ways.other_optimizer import has_one_optimizer
+from memwatch.analysis.ways.shapes import dimensions_of
+from memwatch.analysis.ways.step_in_backward import OF_JOBS
+from memwatch.analysis.ways.timeline import ChangedBytes
+from memwatch.capture.schema import ACCESSES, FORWARD, IN_BACKWARD, NONE, OPTIMIZER, ROLES
+
+if TYPE_CHECKING:
+    from memwatch.analysis.facts.facts import Facts
+    from memwatch.analysis.ways.timeline import Timeline
+    from memwatch.capture.packed import IntArray
+
+_GRADIENT, _INPUT = ROLES.index("gradient"), ROLES.index("input")
+_WRITE, _OUTPUT = ACCESSES.index("write"), ACCESSES.index("output")
+_LEADING: Final = 2
+"""Dimensions of a tensor of which one may be the batch: recurrent networks have the time first."""
+_MOST_PARTS: Final = 8
+_LITTLE_RATIO: Final = 0.01
+"""Of the peak increase: less workspace than this changes no peak by the 2 % that a simulated one may differ."""
+_CANDIDATES: Final = 2
+"""Numbers of parts that are offered: a way for each would fill the list. A guess."""
+
+
+class Pass(NamedTuple):
+    """The events of a forward and its backward: with parts, the gradients of earlier ones are alive in it."""
+
+    start: int
+    end: int
+
+
+class MicroBatches(NamedTuple):
+    """A batch in some parts.
+
+    Attributes:
+        parts: how many.
+        bytes: what that changes.
+        is_exact: whether kernels need little workspace: memwatch assumes that all of it scales with the batch.
+    """
+
+    parts: int
+    bytes: ChangedBytes
+    is_exact: bool
+
+
+def micro_batches(facts: Facts, timeline: Timeline, window: range) -> list[MicroBatches]:
+    """Return the changes for some numbers of parts; empty where the batch or a single optimizer is not known.
+
+    Args:
+        facts: what the capture shows.
+        timeline: its ops and events.
+        window: the ops that are simulated.
+    """
+    roles = facts.capture.tables["roles"]
+    if np.isin(roles["role"], OF_JOBS).any() or facts.capture.rows("nodes"):
+        return []
+    of_input = roles["role"] == _INPUT
+    if not of_input.any() or not has_one_optimizer(facts):
+        return []
+    sizes = {
+        storage: dimensions_of(facts, storage)[:1]
+        for storage in np.unique(roles["storage"][of_input]).tolist()
+    }
+    first_op = int(roles["op"][of_input].min())
+    batches = {
+        size
+        for each in roles["storage"][of_input & (roles["op"] == first_op)].tolist()
+        for size in sizes[each]
+    }
+    passes = _passes(facts, timeline, range(max(window.start, first_op), window.stop))
+    if len(batches) != 1 or not passes:
+        return []
+    batch = batches.pop()
+    rows, derived = _follow(facts, window, batch, {each for each, size in sizes.items() if size == [batch]})
+    # the outermost module may be called with other batches later, and the module of the loss is called with results
+    if any(number % batch for each, size in sizes.items() if each not in derived for number in size):
+        return []
+    workspace = rows[facts.allocations.storage[rows] == NONE]
+    largest_bytes = int(facts.allocations.nbytes[workspace].max(initial=0))
+    is_exact = largest_bytes <= _LITTLE_RATIO * facts.curve.peak_increase_bytes
+    candidates = [parts for parts in range(2, _MOST_PARTS + 1) if batch % parts == 0]
+    kept = _kept_gradients(facts, timeline, passes)
+    return [
+        MicroBatches(parts, ChangedBytes(timeline.bytes_of(rows) * (parts - 1) // parts - kept), is_exact)
+        for parts in candidates[:_CANDIDATES]
+    ]
+
+
+def _passes(facts: Facts, timeline: Timeline, window: range) -> list[Pass]:
+    """Return the passes in a window: each ends with its last backward op before a step or the end of an iteration."""
+    ops = facts.capture.tables["ops"]
+    phase = ops["phase"][window.start : window.stop]
+    ends = np.searchsorted(ops["start_ns"], np.sort(facts.kept_across.ends_ns)) - window.start
+    steps = np.flatnonzero(phase == OPTIMIZER)
+    bounds = np.unique(np.clip(np.concatenate([[0], ends, steps, [len(phase)]]), 0, len(phase)))
+    found = []
+    for start, end in zip(bounds.tolist(), bounds.tolist()[1:], strict=False):
+        backward = start + np.flatnonzero(np.isin(phase[start:end], IN_BACKWARD))
+        forward = start + np.flatnonzero(phase[start:end] == FORWARD)
+        if len(backward) and len(forward):
+            first, last = window.start + int(forward[0]), window.start + int(backward[-1])
+            found.append(Pass(timeline.event_of(first), timeline.event_of(last + 1)))
+    return found
+
+
+def _kept_gradients(facts: Facts, timeline: Timeline, passes: list[Pass]) -> IntArray:
+    """Return, per event, the bytes of gradients that are alive with parts, and are not in the recording."""
+    allocations, roles = facts.allocations, facts.capture.tables["roles"]
+    is_gradient = roles["role"] == _GRADIENT
+    keys = np.stack([roles["module"][is_gradient], roles["name"][is_gradient]], axis=1)
+    _, parameters = np.unique(keys, axis=0, return_inverse=True)
+    storages, first = np.unique(roles["storage"][is_gradient], return_index=True)
+    parameter_of = dict(zip(storages.tolist(), parameters.reshape(-1)[first].tolist(), strict=True))
+    rows = allocations.rows_of(storages)
+    rows = rows[allocations.counted[rows]]
+    nbytes = allocations.nbytes[rows].astype(np.int64)
+    birth = allocations.birth_event[rows]
+    last = len(facts.curve.live_bytes)
+    death = np.where(allocations.death_event[rows] == NONE, last, allocations.death_event[rows])
+    made_by = allocations.op[rows]
+    in_backward = (made_by != NONE) & np.isin(facts.capture.tables["ops"]["phase"][made_by], IN_BACKWARD)
+    ready = timeline.events_after_nodes(np.maximum(made_by, 0))
+    kept = np.zeros(last, dtype=np.int64)
+    for start, end in passes:
+        alive = (birth < end) & (death > start)
+        largest: dict[int, int] = {}  # the gradient of each parameter
+        for storage, size in zip(
+            allocations.storage[rows[alive]].tolist(), nbytes[alive].tolist(), strict=True
+        ):
+            parameter = parameter_of[storage]
+            largest[parameter] = max(largest.get(parameter, 0), size)
+        kept[start:end] += sum(largest.values())
+        kept -= timeline.bytes_within(
+            nbytes[alive], np.maximum(birth[alive], start), np.minimum(death[alive], end)
+        )
+        new = alive & in_backward & (birth >= start)
+        kept += timeline.bytes_within(nbytes[new], birth[new], np.minimum(ready[new], end))
+    return kept
+
+
+def _follow(facts: Facts, window: range, batch: int, inputs: set[int]) -> tuple[IntArray, set[int]]:
+    """Return the allocations that ops made from the batch and that scale with it, and all storages made from it.
+
+    Args:
+        facts: what the capture shows.
+        window: the ops to follow.
+        batch: the number of samples.
+        inputs: the storages of the batch.
+    """
+    found: list[int] = []
+    uses, ops, allocations = facts.capture.tables["uses"], facts.capture.tables["ops"], facts.allocations
+    uses_by_op, made_by = Grouped(uses["op"]), Grouped(allocations.op)
+    lasting = facts.categories.category.isin(["parameter", "buffer", "optimizer state"])
+    roles = facts.capture.tables["roles"]
+    of_gradient = set(roles["storage"][roles["role"] == _GRADIENT].tolist())
+    maker = maker_of_node(facts.capture)
+    storage, access, phase = uses["storage"], uses["access"], ops["phase"]
+    sizes: dict[int, list[int]] = {}
+
+    def dimensions(number: int) -> list[int]:
+        if number not in sizes:
+            sizes[number] = dimensions_of(facts, number)
+        return sizes[number]
+
+    derived = set(inputs)
+    for op in window:
+        if phase[op] == OPTIMIZER:
+            continue
+        rows = uses_by_op.within(op, op + 1)
+        given = storage[rows[access[rows] != _OUTPUT]].tolist()
+        if derived.isdisjoint(given):
+            continue
+        results = storage[rows[access[rows] == _OUTPUT]].tolist()
+        derived.update(results)
+        derived.update(
+            number for number in storage[rows[access[rows] == _WRITE]].tolist() if not lasting[number]
+        )
+        others: list[list[int]] = []
+        if maker[op] != NONE:
+            read = uses_by_op.within(int(maker[op]), int(maker[op]) + 1)
+            read = storage[read[access[read] != _OUTPUT]]
+            others = [sorted(dimensions(each)) for each in read.tolist() if each not in derived]
+        for row in made_by.within(op, op + 1).tolist():
+            number = int(allocations.storage[row])
+            if not allocations.counted[row] or lasting[row] or number in of_gradient:
+                continue
+            if number == NONE:
+                found.append(row)  # workspace of a kernel
+                continue
+            its = dimensions(number)
+            if sorted(its) in others:
+                continue  # a gradient has the shape of its tensor, or that of its transpose
+            if any(size and size % batch == 0 for size in its[:_LEADING]):
+                found.append(row)
+    return np.array(found, dtype=np.int64), derived

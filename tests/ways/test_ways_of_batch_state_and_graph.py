@@ -1,0 +1,151 @@
+"""Micro-batches, an optimizer with less state, no graph, activations in place: each applied by its own lines."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from ways import applied, made, recorded
+
+import memwatch
+
+
+def _kinds(prof):
+    return set(prof.ways["kind"])
+
+
+def _the(prof, kind):
+    found = prof.ways[prof.ways["kind"] == kind]
+    assert len(found), prof.ways["kind"].to_list()
+    return found.iloc[0]
+
+
+def _profile(step):
+    step()
+    gc.collect()  # tensors of earlier tests
+    with memwatch.profile() as prof:
+        step()
+        step()
+    return prof
+
+
+def _chain(*between, count=5):
+    """Return blocks of a linear layer and something more."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        *(nn.Sequential(nn.Linear(96, 96), *(make() for make in between)) for _ in range(count))
+    )
+
+
+def _training(model, batch):
+    def step():
+        model.zero_grad()
+        model(batch).square().mean().backward()
+
+    return step
+
+
+def test_parts_of_a_batch_give_the_gradients_of_the_whole():
+    """Also where the parts are not equally large: ten samples in four parts are three, three, three and one."""
+    model, inputs, targets = nn.Linear(8, 4), torch.randn(10, 8), torch.randn(10, 4)
+
+    def loss_of(x, y):
+        return functional.mse_loss(model(x), y)
+
+    lines = _the(recorded(made("gpt")), "micro_batches")["lines"]
+    in_parts = applied(lines, model, None)["backward_in_parts"]
+    loss = loss_of(inputs, targets)
+    loss.backward()
+    whole = model.weight.grad.clone()
+    model.zero_grad()
+    assert torch.allclose(in_parts(loss_of, inputs, targets, parts=4), loss)
+    assert torch.allclose(model.weight.grad, whole, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["gnn", "gan"])
+def test_a_batch_that_cannot_be_split_gets_no_such_advice(name):
+    """A graph's nodes are no samples; a GAN has two optimizers. Their twins are the other programs of the report."""
+    assert "micro_batches" not in _kinds(recorded(made(name)))
+
+
+def test_a_batch_of_one_sample_gets_no_such_advice():
+    """Its twin has four."""
+    model = _chain(nn.GELU)
+    assert "micro_batches" in _kinds(_profile(_training(model, torch.randn(4, 256, 96))))
+    assert "micro_batches" not in _kinds(_profile(_training(model, torch.randn(1, 1024, 96))))
+
+
+def test_an_optimizer_without_state_gets_no_advice_for_less_state():
+    """Its twin is `optimizer_bound`, whose AdamW keeps two tensors for each parameter."""
+    model, x = _chain(nn.ReLU), torch.randn(4, 96)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step():
+        _training(model, x)()
+        optimizer.step()
+
+    assert not {"sgd", "adafactor"} & _kinds(_profile(step))
+    assert {"sgd", "adafactor"} <= _kinds(recorded(made("optimizer_bound")))
+
+
+def test_a_model_whose_backward_never_runs_needs_no_graph():
+    """Its twin trains, and needs the graph."""
+    model, x = _chain(nn.GELU), torch.randn(512, 96)
+
+    def infer():
+        return model(x).argmax(-1)
+
+    assert "without_graph" not in _kinds(_profile(_training(model, x)))
+    model.zero_grad()
+    way = _the(_profile(infer), "without_graph")
+    exec(way["lines"], {"model": model})
+    assert _profile(infer).peak_bytes == way["peak_bytes"]
+
+
+def test_a_teacher_whose_result_is_detached_needs_no_graph():
+    """The student beside it does, and the lines name the teacher."""
+    teacher, student, x = _chain(nn.GELU), _chain(nn.GELU, count=1), torch.randn(512, 96)
+
+    def step():
+        student.zero_grad()
+        functional.mse_loss(student(x), teacher(x).detach()).backward()
+
+    way = _the(_profile(step), "without_graph")
+    assert "teacher" in way["way"]
+    exec(way["lines"], {"teacher": teacher})
+    assert _profile(step).peak_bytes == pytest.approx(way["peak_bytes"], rel=0.02)
+    assert student[0][0].weight.grad is not None
+
+
+def test_activations_whose_backward_needs_only_their_result_may_write_over_their_input():
+    """The gradients stay the same, bit for bit."""
+    model, x = _chain(nn.LeakyReLU), torch.randn(512, 96)
+    step = _training(model, x)
+    prof = _profile(step)
+    way = _the(prof, "in_place")
+    exec(way["lines"], {"model": model})
+    assert _profile(step).peak_bytes == way["peak_bytes"] < prof.peak_bytes
+    plain = _chain(nn.LeakyReLU)
+    _training(plain, x)()
+    for one, other in zip(plain.parameters(), model.parameters(), strict=True):
+        assert torch.equal(one.grad, other.grad)
+
+
+class _Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.activation = nn.Linear(96, 96), nn.LeakyReLU()
+
+    def forward(self, x):
+        hidden = self.linear(x)
+        return self.activation(hidden) + hidden
+
+
+def test_an_activation_whose_input_is_read_elsewhere_may_not():
+    """The sum reads it after the activation. GELU and SiLU need their input in the backward."""
+    x = torch.randn(512, 96)
+    for model in (nn.Sequential(*(_Residual() for _ in range(4))), _chain(nn.GELU), _chain(nn.SiLU)):
+        assert "in_place" not in _kinds(_profile(_training(model, x)))
