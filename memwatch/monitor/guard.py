@@ -26,7 +26,7 @@ from memwatch.devices import is_out_of_memory
 from memwatch.errors import MemoryLimitError, add_note
 from memwatch.job import JobPlace, named_for, program_name
 from memwatch.monitor import shortage_page, shortage_text
-from memwatch.monitor.limits import MemoryLimits
+from memwatch.monitor.limits import ADDRESS_SPACE, MemoryLimits
 from memwatch.monitor.live_memory import LiveMemory, live_memory
 from memwatch.monitor.main_thread import MainThread
 from memwatch.monitor.objects import PythonMemory, tensor_memory
@@ -48,6 +48,7 @@ USED_RATIO: Final = 0.97
 """The share of a limit at which the report is written."""
 _RESERVED_BYTES: Final = 128 << 20
 """Address space for the report: a search of 340,000 objects takes 86 MiB of it for a moment."""
+_PARTS_OF_LIMIT: Final = 32
 _FASTEST_BYTES_PER_S: Final = 1 << 30
 """A program may fill memory this fast: one thread that writes new pages filled 0.4 to 1.1 GiB a second."""
 _LEAST_WAIT_S: Final = 0.02
@@ -58,6 +59,7 @@ _WAIT_SEARCH_S: Final = 5.0
 _MOST_OBJECTS_FOR_ROWS: Final = 500_000
 """Adding up more Python objects takes longer than 2 s, and memory that is short."""
 _MOST_LOOKS: Final = 100
+_LEAST_STEP_S: Final = 1.0  # between the looks that the report lists
 _REPORTS: Final = (".txt", ".json", ".html")
 _SUFFIXES: Final = (*_REPORTS, ".jsonl")
 _alive: Final[weakref.WeakSet[Guard]] = weakref.WeakSet()
@@ -73,7 +75,7 @@ class Guard:
         self._pid = os.getpid()
         self._stopped = threading.Event()
         self._main_thread = MainThread(self._stopped)
-        self._reserve = Reserve(_RESERVED_BYTES)
+        self._reserve = Reserve(_reserved_bytes(self._limits.read()))
         self._id_of_last_error = 0  # the error itself must not live longer
         self._is_reporting = False
         self._has_warned = False
@@ -191,7 +193,8 @@ class Guard:
             try:
                 limits = self._limits.read()
                 now_s, rss_bytes = time.time(), int(self._process.memory_info().rss)
-                self._recent.append((now_s, rss_bytes))
+                if not self._recent or now_s - self._recent[-1][0] >= _LEAST_STEP_S:
+                    self._recent.append((now_s, rss_bytes))
                 if before is not None and now_s > before[0]:
                     fastest = max(fastest, (rss_bytes - before[1]) / (now_s - before[0]))
                 before = now_s, rss_bytes
@@ -305,6 +308,12 @@ class Guard:
         if was_stopped:
             self._stopped.set()
         self._main_thread = MainThread(self._stopped)
+
+
+def _reserved_bytes(limits: list[Limit]) -> int:
+    """Return the address space to reserve: the program cannot use it, so it is a small share of a limit."""
+    spaces = [each.limit_bytes for each in limits if each.name == ADDRESS_SPACE]
+    return min([_RESERVED_BYTES, *(nbytes // _PARTS_OF_LIMIT for nbytes in spaces)])
 
 
 def _is_shortage(error: BaseException) -> bool:

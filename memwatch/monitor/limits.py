@@ -56,7 +56,7 @@ class _Group:
     version: int
 
     def read(self) -> Limit | None:
-        """Return the limit, or None if the group has no limit."""
+        """Return the limit. If the group has none, return None."""
         limit_file, usage_file = (
             ("memory.max", "memory.current")
             if self.version == 2
@@ -100,7 +100,7 @@ class MemoryLimits:
         return sorted(found, key=lambda each: each.room_bytes)
 
     def stalled_percent(self) -> float:
-        """Return how long processes waited for memory in the last 10 s, in percent; 0 if the kernel doesn't count it."""
+        """Return how long processes waited for memory in the last 10 s, in percent; 0 without such a count."""
         for line in _lines(self._pressure_file):
             kind, *values = line.split()
             if kind == "some":

@@ -6,6 +6,7 @@ optimizer state. A search from the program's variables finds the holders of the 
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 from dataclasses import dataclass, field
 from types import FrameType, ModuleType
@@ -66,6 +67,8 @@ _NAMED_STEPS: Final = 3
 _PLACES: Final = frozenset({EdgeKind.VALUE, EdgeKind.ITEM, EdgeKind.KEY, EdgeKind.MEMBER})
 """Places in containers differ from object to object, so they are not part of the name of a holder."""
 
+_OF_CALLS: Final = frozenset({EdgeKind.LOCAL, EdgeKind.ARGUMENT})
+
 
 @dataclass
 class Group:
@@ -78,6 +81,7 @@ class Group:
         nbytes: their bytes.
         float32_bytes: the bytes among them of storages whose tensor is of float32.
         largest_bytes: the bytes of the largest storage.
+        is_kept: whether an attribute or a container keeps them, so that they outlive the call that made them.
         count: number of storages.
     """
 
@@ -87,6 +91,7 @@ class Group:
     nbytes: int = 0
     float32_bytes: int = 0
     largest_bytes: int = 0
+    is_kept: bool = False
     count: int = 0
 
     def add(self, nbytes: int, *, is_float32: bool) -> None:
@@ -123,17 +128,19 @@ def live_memory(error: BaseException | None = None) -> LiveMemory:
         error: the error that ended the program's calls, whose variables its traceback keeps.
     """
     large = grown_containers({}, _MOST_CONTAINERS, listed_only=True)
-    ended = [] if error is None else ended_calls(linked_errors(error))
+    errors = [] if error is None else list(linked_errors(error))
+    ended = _without_receivers(ended_calls(errors))
     number = len(gc.get_objects())
     why = f"{number:,} objects are too many to search for the holders of tensors"
     try:
         for deep in (True, False) if number <= MOST_OBJECTS else ():
             with suppress(MemoryError):
-                return _searched(large, ended, deep=deep)
+                return _searched(large, ended, errors, deep=deep)
             why = "there was too little memory to search for the holders of tensors"
         return LiveMemory([], _containers_by_referrers(large), why)
     finally:
         large.clear()
+        errors.clear()
         for root in ended:
             root.entries.clear()
 
@@ -142,10 +149,23 @@ _Large = list[tuple[Any, int, int]]
 """Containers, each with the number of its entries and about their bytes."""
 
 
-def _searched(large: _Large, ended: list[Root], *, deep: bool) -> LiveMemory:
+def _without_receivers(roots: list[Root]) -> list[Root]:
+    """Move `self` and `cls` of each call to a root of their own, because they name nobody."""
+    receivers = []
+    for root in roots:
+        own = [held for held in root.entries if held.name in _RECEIVERS]
+        root.entries = [held for held in root.entries if held.name not in _RECEIVERS]
+        receivers.append(dataclasses.replace(root, entries=own))
+    return [root for root in [*roots, *receivers] if root.entries]
+
+
+_RECEIVERS: Final = ("self", "cls")
+
+
+def _searched(large: _Large, ended: list[Root], errors: list[BaseException], *, deep: bool) -> LiveMemory:
     containers = (container for container, _, _ in large)
     with Snapshot(containers, deep=deep, more_roots=ended) as snapshot, quiet():
-        return _Search(snapshot).result(large)
+        return _Search(snapshot, errors).result(large)
 
 
 def _containers_by_referrers(large: _Large) -> list[Container]:
@@ -184,12 +204,16 @@ _MOST_REFERRERS: Final = 6
 class _Search:
     """Groups what a snapshot has."""
 
-    def __init__(self, snapshot: Snapshot) -> None:
+    def __init__(self, snapshot: Snapshot, errors: list[BaseException]) -> None:
         self._snapshot = snapshot
-        self._tree: Tree = search(snapshot, self._sources(), closed=snapshot.barriers())
+        # the calls that the errors ended are roots: a path through a traceback would say less
+        passed = [error for error in errors if error.__traceback__ is not None]
+        closed = snapshot.positions([*map(id, passed), *(id(error.__traceback__) for error in passed)])
+        self._tree: Tree = search(snapshot, self._sources(), closed={*snapshot.barriers(), *closed})
         self._groups: dict[tuple[str, str, str], Group] = {}
         self._anchors: dict[int, tuple[int, bool]] = {}
         self._holders: dict[tuple[int, bool], str] = {}
+        self._is_kept: dict[str, bool] = {}
 
     def result(self, large: _Large) -> LiveMemory:
         """Return the groups and the containers."""
@@ -205,7 +229,9 @@ class _Search:
                 holder = self._holder(owner, is_owned=True)
             else:
                 holder = self._holder(anchor, is_owned=False)
-            self._group(device, category, holder).add(nbytes, is_float32=id(storage) in float32)
+            group = self._group(device, category, holder)
+            group.is_kept = self._is_kept.get(holder, False)
+            group.add(nbytes, is_float32=id(storage) in float32)
         self._add_arrays()
         containers = []
         for container, entries, nbytes in large:
@@ -217,13 +243,19 @@ class _Search:
     def _sources(self) -> list[list[int]]:
         """Return the positions of the roots. The program's own calls and variables name holders best."""
         first, *rest = self._snapshot.root_groups(runner=True)
-        in_library = {position for position in first if self._is_call_of_library(position)}
-        return [[position for position in first if position not in in_library], list(in_library), *rest]
+        ranked: tuple[list[int], list[int], list[int]] = ([], [], [])
+        for position in first:
+            ranked[self._rank(self._snapshot.objects[position])].append(position)
+        return [*ranked, *rest]
 
-    def _is_call_of_library(self, position: int) -> bool:
-        root = self._snapshot.objects[position]
-        owner = root.entries[0].owner if root.kind is RootKind.FRAME and root.entries else None
-        return owner is not None and owner.file is not None and not is_program_code(owner.file)
+    def _rank(self, root: Root) -> int:
+        """Return 0 for modules and variables of the program's calls, 1 for `self` there, 2 for calls of libraries."""
+        if root.kind is not RootKind.FRAME or not root.entries:
+            return 0
+        owner = root.entries[0].owner
+        if owner is not None and owner.file is not None and not is_program_code(owner.file):
+            return 2
+        return 1 if all(held.name in _RECEIVERS for held in root.entries) else 0
 
     def _group(self, device: str, category: str, holder: str) -> Group:
         key = device, category, holder
@@ -314,6 +346,12 @@ class _Search:
             wanted = named[: 1 if is_owned else _NAMED_STEPS]
             words = ", ".join(dict.fromkeys(wanted)) or "a container without a name"
             self._holders[key] = short_places(words)
+            visible_kinds = [step.edge.kind for step in steps if not step.hidden]
+            # a list in a variable of a running call may be part of the forward
+            later = [
+                kind for kind in visible_kinds[1:] if kind not in _PLACES or visible_kinds[0] not in _OF_CALLS
+            ]
+            self._is_kept[self._holders[key]] = bool(later)
         return self._holders[key]
 
     def _add_arrays(self) -> None:

@@ -64,8 +64,8 @@ class Shortage:
         limit: the limit that was nearly reached.
         asked_bytes: the request that failed, where the error has it.
         in_worker: whether another process or thread raised the error first.
-        limits: the limits on the process, the one with the least room first.
-        reserved: what the caching allocator of each device holds.
+        limits: the limits on the process, the limit with the least room first.
+        reserved: the memory that the caching allocator of each device holds.
         rows: the memory of the process, if it could be read.
         trimmable_bytes: about what `malloc_trim(0)` would return to the system.
         live: what is alive.
@@ -122,7 +122,7 @@ class Shortage:
 
     @property
     def devices(self) -> list[str]:
-        """The devices with live tensors, the one with the most bytes first."""
+        """The devices with live tensors, by their bytes, largest first."""
         total: dict[str, int] = {}
         for group in self.live.groups:
             total[group.device] = total.get(group.device, 0) + group.nbytes
@@ -140,7 +140,7 @@ class Shortage:
 
     @property
     def changes(self) -> list[Change]:
-        """The changes that would have left room, the one that saves most first."""
+        """The changes that would have left room, by the saved bytes, largest first."""
         found: list[Change] = []
         for device in self.devices:
             groups = [group for group in self.live.groups if group.device == device]
@@ -182,7 +182,8 @@ def _changes_of_training(groups: list[Group], where: str) -> list[Change]:
     def of(category: str) -> list[Group]:
         return [group for group in groups if group.category == category]
 
-    saved = sum(group.nbytes for group in of(SAVED))
+    # the layers of a running forward; a graph that an attribute or a container keeps is not one
+    saved = sum(group.nbytes for group in of(SAVED) if not group.is_kept)
     gradients = sum(group.nbytes for group in of(GRADIENT))
     largest_gradient = max((group.largest_bytes for group in of(GRADIENT)), default=0)
     float32_state = sum(group.float32_bytes for group in of(STATE))
@@ -209,7 +210,12 @@ def _changes_of_training(groups: list[Group], where: str) -> list[Change]:
 
 def _changes_of_holders(groups: list[Group], where: str) -> list[Change]:
     """Return a change for each holder of other memory: to drop it as soon as nobody needs it."""
-    return [
+    kept_graphs = [
+        Change(f"detach the tensors{where} that keep autograd's graph: {group.holder}", SAVED, group.nbytes)
+        for group in groups
+        if group.category == SAVED and group.is_kept and group.holder != NOBODY
+    ]
+    return kept_graphs + [
         Change(f"free earlier, or move elsewhere{where}: {group.holder}", group.category, group.nbytes)
         for group in groups
         if group.category in (OTHER, ARRAY) and group.holder != NOBODY

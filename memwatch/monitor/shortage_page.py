@@ -67,7 +67,7 @@ def page_of(found: Shortage) -> str:
 
 
 def _table(title: str, what: str, rows: Iterable[tuple[str, int]]) -> str:
-    """Return a table of texts and bytes, with a bar for each; empty if there are no rows."""
+    """Return a table of texts and bytes, with a bar for each, or an empty text without rows."""
     listed = list(rows)
     if not listed:
         return ""

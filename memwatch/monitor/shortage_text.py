@@ -38,7 +38,7 @@ def head_of(found: Shortage) -> str:
 
 
 def note_of(found: Shortage) -> str:
-    """Return the note for the error: what was alive, and what would have helped."""
+    """Return the note for the error: the live memory, and the changes that would have helped."""
     return "\n".join([f"memwatch: {head_of(found)}", *_live(found, _SHORT), *_changes(found, _SHORT)])
 
 
@@ -108,7 +108,7 @@ def _changes(found: Shortage, most: int) -> list[str]:
     return [
         "changes that would have left room, estimated from these bytes:",
         *(
-            f"{format_bytes(each.saved_bytes):>{_SIZE}}  {'at most, ' if each.is_upper_bound else ''}"
+            f"{format_bytes(each.saved_bytes):>{_SIZE}}  {'at most: ' if each.is_upper_bound else ''}"
             f"{visible(each.change)} ({each.category})"
             for each in changes[:most]
         ),
