@@ -13,6 +13,7 @@ from memwatch.cli.output import say
 from memwatch.errors import MemwatchError
 from memwatch.job import JobPlace, named_for
 from memwatch.monitor.watch import Monitor, monitor
+from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,7 +48,8 @@ def report_when_memory_runs_out(options: Mapping[str, Any]) -> None:
     output = options.get("output")
     try:
         start_guard(None if output is None else Path(output).absolute())
-    except (MemwatchError, OSError, RuntimeError) as error:
+    except Exception as error:  # the program runs on, whatever this system is like
+        pass_on(error)
         say(f"process {os.getpid()} has no report when its memory runs out: {error}")
 
 

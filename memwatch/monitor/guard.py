@@ -1,8 +1,8 @@
 """Report on this process when its memory runs out: at an uncaught error of an allocator, or close to a limit.
 
 Nothing is recorded while the program is healthy. Hooks wait for the error that ends the program or one of its threads.
-A thread compares the memory in use with the limits of the process, because the kernel kills a process at a cgroup's
-limit without an error. It looks more often if less room is left.
+If the process has a limit, a thread compares it with the memory in use, because the kernel kills a process at a
+cgroup's limit without an error. The thread looks more often if less room is left.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import threading
 import time
 import weakref
 from collections import deque
-from multiprocessing import process as processes
 from multiprocessing import util as processes_util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -59,6 +58,7 @@ _WAIT_SEARCH_S: Final = 5.0
 _MOST_OBJECTS_FOR_ROWS: Final = 500_000
 """Adding up more Python objects takes longer than 2 s, and memory that is short."""
 _MOST_LOOKS: Final = 100
+_PAUSE_S: Final = 60.0  # between reports on errors of threads
 _LEAST_STEP_S: Final = 1.0  # between the looks that the report lists
 _REPORTS: Final = (".txt", ".json", ".html")
 _SUFFIXES: Final = (*_REPORTS, ".jsonl")
@@ -70,16 +70,20 @@ class Guard:
 
     def __init__(self, path: Path | None, root: Path) -> None:
         self._path = path
-        self._folder = Path.cwd()  # the program may change it
+        self._folder = Path(os.curdir)
+        with suppress(OSError):  # somebody has removed it
+            self._folder = Path.cwd()  # the program may change it
         self._limits = MemoryLimits(root)
         self._pid = os.getpid()
         self._stopped = threading.Event()
         self._main_thread = MainThread(self._stopped)
-        self._reserve = Reserve(_reserved_bytes(self._limits.read()))
+        limits = self._limits.read()
+        self._reserve = Reserve(_reserved_bytes(limits))
         self._id_of_last_error = 0  # the error itself must not live longer
         self._is_reporting = False
         self._has_warned = False
-        self._is_error_seen = False
+        self._num_errors = 0
+        self._last_error_s = -_PAUSE_S
         self._base: Path | None = None
         self._writing = threading.Lock()  # the thread and the hook may write at the same time
         self._recent: deque[tuple[float, int]] = deque(maxlen=_MOST_LOOKS)
@@ -87,19 +91,20 @@ class Guard:
         self._previous_hook = sys.excepthook
         self._previous_thread_hook = threading.excepthook
         self._thread = OwnThread(target=self._watch, name="memwatch-oom", daemon=True)
-        self._begin()
+        self._begin(has_limit=bool(limits))
 
-    def _begin(self) -> None:
+    def _begin(self, *, has_limit: bool) -> None:
         self._reserve.take()
         sys.excepthook = self._hook
         threading.excepthook = self._thread_hook
         atexit.register(self._at_exit)
-        # multiprocessing prints an uncaught error itself, after the finalizers of the child
-        processes_util.register_after_fork(self, Guard._in_child)
-        if processes.parent_process() is not None:
-            self._in_child()
+        # in a process that it started, multiprocessing prints an uncaught error itself, after the finalizers; a fork
+        # forgets the finalizers of its parent
+        self._add_finalizer()
+        processes_util.register_after_fork(self, Guard._add_finalizer)
         _alive.add(self)
-        self._thread.start()
+        if has_limit:
+            self._thread.start()
 
     @property
     def is_active(self) -> bool:
@@ -116,6 +121,7 @@ class Guard:
         if threading.excepthook == self._thread_hook:
             threading.excepthook = self._previous_thread_hook
         atexit.unregister(self._at_exit)
+        self._finalizer.cancel()
         self._reserve.release()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(timeout=_WAIT_SEARCH_S)
@@ -128,8 +134,10 @@ class Guard:
         self._previous_hook(kind, error, trace)
 
     def _thread_hook(self, arguments: Any) -> None:
-        if arguments.exc_value is not None:
-            self.report_error(arguments.exc_value)
+        error = arguments.exc_value
+        # a server may lose a thread with each request
+        if error is not None and time.monotonic() - self._last_error_s >= _PAUSE_S:
+            self.report_error(error)
         self._previous_thread_hook(arguments)
 
     def _at_exit(self) -> None:
@@ -138,8 +146,8 @@ class Guard:
         if isinstance(error, BaseException) and id(error) != self._id_of_last_error:
             self.report_error(error)
 
-    def _in_child(self) -> None:
-        processes_util.Finalize(None, self._at_end_of_child, exitpriority=1000)
+    def _add_finalizer(self) -> None:
+        self._finalizer = processes_util.Finalize(None, self._at_end_of_child, exitpriority=1000)
 
     def _at_end_of_child(self) -> None:
         error = sys.exc_info()[1]
@@ -153,7 +161,8 @@ class Guard:
         found = next(filter(_is_shortage, _shown_errors(error)), None)
         if found is None or not self.is_active or self._is_reporting:
             return
-        self._is_reporting = self._is_error_seen = True
+        self._is_reporting = True
+        self._num_errors += 1
         self._reserve.release()
         try:
             self._explain(error, found)
@@ -161,6 +170,7 @@ class Guard:
             _say(f"memory ran out, and the report failed: {type(own).__name__}")
         finally:
             self._is_reporting = False
+            self._last_error_s = time.monotonic()
             self._reserve.take()
 
     def _explain(self, error: BaseException, found: BaseException) -> None:
@@ -215,6 +225,7 @@ class Guard:
 
     def _warn(self, limit: Limit) -> None:
         """Write the report: first with the facts that are read at once, then again with the holders."""
+        num_errors = self._num_errors
         shortage = Shortage(limit=limit, recent=list(self._recent))
         self._read_quick_facts(shortage)
         shortage.live = LiveMemory(why_unknown="the process ended before the search did")
@@ -227,7 +238,7 @@ class Guard:
             shortage.live = found or LiveMemory(why_unknown="the main thread did not run Python code in time")
 
         shortage.note_failure("the holders", search)
-        if files and not self._is_error_seen:  # the report on an error is in the same files
+        if files and num_errors == self._num_errors:  # else the files have the report on an error by now
             self._write(shortage)
 
     # parts of both reports
@@ -242,7 +253,7 @@ class Guard:
             shortage.trimmable_bytes = shortage.rows.trimmable_bytes
 
         shortage.note_failure("the limits", read_limits)
-        shortage.note_failure("what the allocators reserve", shortage.read_reserved)
+        shortage.note_failure("the reserved memory", shortage.read_reserved)
         shortage.note_failure("the rows of the process", read_rows)
 
     def _read_rows(self, shortage: Shortage) -> None:

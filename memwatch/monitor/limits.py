@@ -75,7 +75,9 @@ class _Group:
         prefix = "" if self.version == 2 else "total_"
         wanted = {prefix + name for name in _RECLAIMABLE}
         lines = (line.split() for line in _lines(self.folder / "memory.stat"))
-        return sum(int(line[1]) for line in lines if len(line) == 2 and line[0] in wanted)
+        return sum(
+            int(line[1]) for line in lines if len(line) == 2 and line[0] in wanted and line[1].isdecimal()
+        )
 
 
 class MemoryLimits:
@@ -101,18 +103,18 @@ class MemoryLimits:
 
     def stalled_percent(self) -> float:
         """Return how long processes waited for memory in the last 10 s, in percent; 0 without such a count."""
-        for line in _lines(self._pressure_file):
-            kind, *values = line.split()
-            if kind == "some":
-                return next((float(value[6:]) for value in values if value.startswith("avg10=")), 0.0)
-        return 0.0
+        words = [
+            word for line in _lines(self._pressure_file) if line.startswith("some ") for word in line.split()
+        ]
+        return next((float(word[6:]) for word in words if word.startswith("avg10=")), 0.0)
 
 
 def _groups_of_this_process(root: Path) -> Iterator[_Group]:
     """Yield the control groups of this process and their parents. A limit of a parent counts too."""
-    mounts = [line.split() for line in _lines(root / "proc/self/mountinfo")]
+    mounts = [words for line in _lines(root / "proc/self/mountinfo") if "-" in (words := line.split())]
     for line in _lines(root / "proc/self/cgroup"):
-        _, controllers, own = line.split(":", 2)
+        _, controllers, own = (line + "::").split(":", 2)
+        own = own.removesuffix("::")
         version = 2 if not controllers else 1
         if version == 1 and "memory" not in controllers.split(","):
             continue
@@ -126,12 +128,12 @@ def _groups_of_this_process(root: Path) -> Iterator[_Group]:
             # a container sees a part of the tree: the mounted folder has the files of `mounted`
             below = os.path.relpath(own, mounted) if own.startswith(mounted) else "."
             folder = place / below if below != "." else place
-            while True:
-                yield _Group(folder, version)
-                if folder == place:
-                    break
-                folder = folder.parent
+            yield from (_Group(each, version) for each in (folder, *folder.parents) if _is_in(each, place))
             break
+
+
+def _is_in(folder: Path, place: Path) -> bool:
+    return folder == place or place in folder.parents
 
 
 def _address_space() -> Limit | None:

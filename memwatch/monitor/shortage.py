@@ -92,7 +92,10 @@ class Shortage:
         """Take the facts from an error, without running code of its class."""
         failure = Failure.of(error)
         self.asked_bytes, self.in_worker = failure.asked_bytes, failure.in_worker
-        text = BaseException.__str__(error)[:_MOST_ERROR_LETTERS]
+        lines = BaseException.__str__(error).strip().splitlines()
+        # the error of a worker has the worker's traceback in between
+        ends = lines if len(lines) < 2 else [lines[0], lines[-1]]
+        text = " ... ".join(line[:_MOST_ERROR_LETTERS] for line in ends)
         self.error = f"{type(error).__name__}: {text}" if text else type(error).__name__
 
     def note_failure(self, what: str, read: Callable[[], None]) -> None:
