@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from memwatch._torch.modules import BUFFERS, MODULES, PARAMETERS
 from memwatch._torch.tensors import TENSOR_DICT, device_of
 from memwatch.edges import EdgeKind
 from memwatch.errors import linked_errors
@@ -286,11 +287,11 @@ class _Search:
         parents = {
             id(child): module
             for module in modules
-            for _, child in table_entries(module_dict(module), "_modules")
+            for _, child in table_entries(module_dict(module), MODULES)
         }
         for module in modules:
             owner = self._snapshot.position(_outermost(module, parents))
-            for table, category in (("_parameters", PARAMETER), ("_buffers", BUFFER)):
+            for table, category in ((PARAMETERS, PARAMETER), (BUFFERS, BUFFER)):
                 note((value for _, value in table_entries(module_dict(module), table)), category, owner)
         for optimizer in self._snapshot.instances(Optimizer):
             owner = self._snapshot.position(optimizer)
