@@ -80,7 +80,7 @@ def reported(program: Program) -> tuple[dict[str, Any], float]:
 
 
 def is_silent(program: Program) -> bool:
-    """Return whether the twin of a program ends well, without a report and without output of memwatch."""
+    """Return True if the twin of a program ends well and memwatch writes nothing."""
     with tempfile.TemporaryDirectory() as folder:
         done = run(failing_programs.code_of(program, twin=True), folder)
         return done.returncode == 0 and not done.stderr and not list(Path(folder).glob("*.oom.*"))

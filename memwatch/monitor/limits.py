@@ -56,7 +56,7 @@ class _Group:
     version: int
 
     def read(self) -> Limit | None:
-        """Return the limit. If the group has none, return None."""
+        """Return the limit; None for a group without a limit."""
         limit_file, usage_file = (
             ("memory.max", "memory.current")
             if self.version == 2

@@ -1,7 +1,7 @@
 """Programs whose memory runs out at a limit on the address space, and their twins that stay below it.
 
-Each has the category and words of the holder that the report must name, the code before the limit is set, the body of a
-loop that fails in one of its turns, and the body of the twin, which does the same and keeps less.
+Each has the category and words of the holder that the report must name. `setup` runs before the limit is set. `fails`
+is the body of a loop that fails in one of its turns. `twin` does the same work and keeps less.
 """
 
 from __future__ import annotations
