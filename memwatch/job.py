@@ -128,6 +128,14 @@ def named_for(place: JobPlace, path: str | os.PathLike[str]) -> Path:
     return filled
 
 
+def program_name() -> str:
+    """Return the name of the program for files: its script without `.py`, or its package."""
+    name = os.path.basename(sys.argv[0]) if sys.argv else ""
+    if name == "__main__.py":
+        name = os.path.basename(os.path.dirname(sys.argv[0]))
+    return "command" if name in ("", "-c", "-m") else name.removesuffix(".py")
+
+
 def children_told() -> dict[str, Any]:
     """Return the settings from a `memwatch run --children` above this process; empty without one."""
     try:

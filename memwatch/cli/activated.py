@@ -19,7 +19,7 @@ from memwatch.cli.next_step import command_line
 from memwatch.cli.output import say
 from memwatch.cli.recording import fill_options, leave_summary, plain_options, recording_of
 from memwatch.errors import MemwatchError
-from memwatch.job import JobPlace, named_for
+from memwatch.job import JobPlace, named_for, program_name
 from memwatch.output_files import OutputError
 from memwatch.settings import project_settings
 
@@ -58,7 +58,7 @@ def record_this_process(given: Mapping[str, Any]) -> None:
 def _file(output: str | None) -> Path:
     """Return the file of this process, whose folder exists. A file that is there already stays: ours gets a number."""
     place = JobPlace.here()
-    name = output or f"{_program_name()}.{'rank{rank}.' if place.is_one_of_many else ''}{{pid}}.memwatch"
+    name = output or f"{program_name()}.{'rank{rank}.' if place.is_one_of_many else ''}{{pid}}.memwatch"
     path = named_for(place, name).absolute()
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -67,13 +67,6 @@ def _file(output: str | None) -> Path:
         path = path.with_name(f"{path.stem}.{os.getpid()}{path.suffix}")
         make_room(path, force=False)
     return path
-
-
-def _program_name() -> str:
-    name = os.path.basename(sys.argv[0]) if sys.argv else ""
-    if name == "__main__.py":
-        name = os.path.basename(os.path.dirname(sys.argv[0]))
-    return "command" if name in ("", "-c", "-m") else name.removesuffix(".py")
 
 
 class _Run:

@@ -157,6 +157,7 @@ _MODES: Final = {
         "monitor_this_process",
         {"out": _output, "interval": _seconds, "quiet": _switch("quiet")},
     ),
+    "oom": _Mode("memwatch.cli.monitored", "report_when_memory_runs_out", {"out": _output}),
 }
 """Every word that the variable may have without `=`. Its function is called with the options once torch is imported."""
 

@@ -1,4 +1,4 @@
-"""Watch the memory of this process because MEMWATCH=monitor asked for it: from when torch is imported to its end."""
+"""Watch the memory of this process because MEMWATCH=monitor or MEMWATCH=oom asked for it, once torch is imported."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import atexit
 import contextlib
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memwatch.cli.output import say
 from memwatch.errors import MemwatchError
 from memwatch.job import JobPlace, named_for
 from memwatch.monitor.watch import Monitor, monitor
+from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,6 +35,22 @@ def monitor_this_process(options: Mapping[str, Any]) -> None:
         say(f"process {os.getpid()} is not watched: {error}")
         return
     atexit.register(_end, watch, quiet=bool(options.get("quiet")))
+
+
+def report_when_memory_runs_out(options: Mapping[str, Any]) -> None:
+    """Have a report written when memory runs out. The healthy program runs as it would without this.
+
+    Args:
+        options: what MEMWATCH sets: `output`, the name of the report without its suffixes.
+    """
+    from memwatch.monitor.guard import start_guard
+
+    output = options.get("output")
+    try:
+        start_guard(None if output is None else Path(output).absolute())
+    except Exception as error:  # the program runs on, whatever this system is like
+        pass_on(error)
+        say(f"process {os.getpid()} has no report when its memory runs out: {error}")
 
 
 def _end(watch: Monitor, *, quiet: bool) -> None:

@@ -10,6 +10,7 @@ import gc
 import signal
 import sys
 import threading
+import traceback
 from dataclasses import dataclass, field
 from enum import Enum
 from types import FunctionType, ModuleType
@@ -20,7 +21,7 @@ from memwatch._torch.modes import active_function_modes, mode_stack
 from memwatch.edges import Edge, EdgeKind, Vertex, VertexKind
 from memwatch.heap.binding_lines import binding_line, line_in_source
 from memwatch.heap.class_checks import derives, is_a
-from memwatch.heap.frames import is_test_runner_code, read_locals, running_frames
+from memwatch.heap.frames import is_own_code, is_test_runner_code, read_locals, running_frames
 from memwatch.heap.tensors import mro_of, type_dict
 from memwatch.heap.vertices import frame_vertex
 from memwatch.own_code import CodeOwner, owner_of_function
@@ -141,6 +142,14 @@ def frame_roots() -> list[Root]:
     """List the running calls of every thread, innermost first; drop the result soon."""
     modules = {id(module.__dict__) for module in list(sys.modules.values()) if type(module) is ModuleType}
     return [_frame_root(frame, thread, modules) for frame, thread in running_frames()]
+
+
+def ended_calls(errors: Iterable[BaseException]) -> list[Root]:
+    """List the calls that some errors ended, outermost first: a traceback keeps their variables alive."""
+    modules = {id(module.__dict__) for module in list(sys.modules.values()) if type(module) is ModuleType}
+    frames = [frame for error in errors for frame, _ in traceback.walk_tb(error.__traceback__)]
+    distinct = {id(frame): frame for frame in frames if not is_own_code(frame.f_code)}
+    return [_frame_root(frame, "", modules) for frame in distinct.values()]
 
 
 def _is_module(obj: object) -> bool:

@@ -111,6 +111,7 @@ class Snapshot:
         deep: True to search objects that gc does not track too: numpy arrays, and tuples and dictionaries around
             them. It takes half as long again.
         roots: the only roots, if given; then only gc's youngest generation is listed.
+        more_roots: roots beside those of the process, such as the calls that an error ended.
         young: the ids of the young objects; by default those in gc's youngest generation.
         old: identities of the objects that count as old; by default all except gc's youngest generation.
     """
@@ -122,6 +123,7 @@ class Snapshot:
         *,
         deep: bool = False,
         roots: list[Root] | None = None,
+        more_roots: Iterable[Root] = (),
         young: NDArray[np.int64] | None = None,
         old: NDArray[np.int64] | None = None,
     ) -> None:
@@ -131,6 +133,7 @@ class Snapshot:
             self._list(extra, young_only=roots is not None)
             self.young = self._young_ids(old) if young is None else young
             self.roots = find_roots(self.of_types) if roots is None else roots
+            self.roots += more_roots
             self.roots += [Root(RootKind.CALLER, entries)] if (entries := list(held)) else []
             self._build(deep=deep, all_roots=roots is None)
         finally:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from memwatch.monitor.growth import Growth
+    from memwatch.monitor.guard import Guard
     from memwatch.monitor.rows import ProcessRows
 
 _LEAST_INTERVAL_S: Final = 0.05
@@ -49,8 +50,11 @@ _alive: Final[weakref.WeakSet[Monitor]] = weakref.WeakSet()
 class Monitor:
     """Samples the memory of this process in a thread of its own; see :func:`monitor`."""
 
-    def __init__(self, path: str | os.PathLike[str] | None, interval_s: float) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str] | None, interval_s: float, guard: Guard | None = None
+    ) -> None:
         self._interval_s = interval_s
+        self._guard = guard
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._stopped = threading.Event()
@@ -121,6 +125,8 @@ class Monitor:
         if not self.is_running:
             return
         self._stopped.set()
+        if self._guard is not None:
+            self._guard.stop()
         if self._thread is not threading.current_thread():
             self._thread.join(timeout=_WAIT_TENSORS_S)
         self._sample()
@@ -306,16 +312,22 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-def monitor(path: str | os.PathLike[str] | None = None, *, interval_s: float = 10.0) -> Monitor:
+def monitor(
+    path: str | os.PathLike[str] | None = None, *, interval_s: float = 10.0, oom: bool = True
+) -> Monitor:
     """Start to watch the memory of this process, in a thread that takes at most 1 % of a processor.
 
     The monitor samples the rows of :func:`memwatch.process_memory`, keeps a bounded history and finds the rows that
     grow. It examines a growing row once: the holders of new tensors and Python objects, the files of mappings.
     Errors of memwatch become notes in the report; the program never sees them.
 
+    When memory runs out, or nearly reaches a limit of the process, memwatch writes a report; docs/process.md has more.
+
     Args:
         path: a file for the samples, one line of JSON each; it grows by less than 1 MB an hour.
         interval_s: seconds between two samples. If samples take long, there are fewer.
+        oom: whether to write a report when memory runs out: beside `path`, or in the current folder. The program must
+            have imported torch.
 
     Returns:
         The monitor. It is a context manager, ends with `stop()`, and ends with the program.
@@ -341,7 +353,15 @@ def monitor(path: str | os.PathLike[str] | None = None, *, interval_s: float = 1
                 f"{os.fspath(path)!r} cannot be written: {error}; choose another file"
             ) from None
     rows_of(children=False, known=Known(python=PythonMemory(), tensors=TensorMemory()))  # or its error
-    return Monitor(path, max(float(interval_s), _LEAST_INTERVAL_S))
+    guard, has_torch = None, "torch" in sys.modules
+    if oom and has_torch:  # the search for holders needs it, and the program may not want it
+        from memwatch.monitor.guard import start_guard
+
+        guard = start_guard(None if path is None else Path(path).absolute())
+    watch = Monitor(path, max(float(interval_s), _LEAST_INTERVAL_S), guard)
+    if oom and not has_torch:
+        watch._note("no report is written when memory runs out, because the program has not imported torch")
+    return watch
 
 
 def _identifier(row: str) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+from pathlib import Path
 
 import pretend
 import pytest
@@ -11,6 +13,7 @@ import torch
 import memwatch
 from memwatch.devices import adapter_of, is_out_of_memory
 from memwatch.devices.reserved import reserved_in
+from memwatch.monitor.guard import start_guard
 from memwatch.words.allocators import reserved_text
 
 MIB = 1 << 20
@@ -101,3 +104,34 @@ def test_memory_that_runs_out_at_any_allocation_changes_nothing_of_the_program(n
         live = f"{12 * count}.00 MiB were live on {DEVICE}" if count else "nothing of this block was live"
         assert note.startswith(f"memwatch: {live}")
         assert "when memory ran out, and the program requested 12.00 MiB more" in note
+
+
+HELD = []
+
+
+def test_the_report_of_the_guard_has_the_device_and_its_reserved_memory():
+    """An uncaught error in a program that recorded nothing: the holder, and why the free memory was no help."""
+    pretend.set_limit(0, 20 * MIB)
+    guard = start_guard(Path("run").absolute())
+    HELD.extend(make(4 * MIB) for _ in range(5))
+    try:
+        del HELD[1], HELD[2]
+        with pytest.raises(torch.OutOfMemoryError) as raised:
+            make(8 * MIB)
+        text = str(raised.value)
+        guard.report_error(raised.value)
+    finally:
+        HELD.clear()
+        guard.stop()
+    record = json.loads(Path("run.oom.json").read_text())
+    (first,) = [group for group in record["live"] if group["device"] == DEVICE]
+    assert (first["nbytes"], first["count"], first["category"]) == (12 * MIB, 3, "other tensors")
+    assert "global `HELD`" in first["holder"]
+    (held,) = [each for each in record["reserved"] if each["device"] == DEVICE]
+    assert (held["reserved_bytes"], held["free_bytes"], held["largest_free_bytes"]) == (
+        20 * MIB,
+        8 * MIB,
+        4 * MIB,
+    )
+    assert any("expandable_segments" in change["change"] for change in record["changes"])
+    assert str(raised.value) == text

@@ -62,6 +62,28 @@ def run(python, tmp_path):
     return run
 
 
+FAILS = """
+import torch
+def step():
+    scores = torch.ones(1 << 20)
+    torch.empty(1 << 50)
+print("begin", flush=True)
+if __name__ == "__main__":
+    step()
+"""
+
+
+def test_memory_that_runs_out_has_a_report_without_a_change(run, tmp_path):
+    (tmp_path / "fails.py").write_text(FAILS)
+    plain, seen = run("fails.py", told=None), run("fails.py", told="oom,out=dumps/{rank}")
+    assert (seen.returncode, seen.stdout) == (plain.returncode, plain.stdout) == (1, "begin\n")
+    assert plain.stderr.splitlines()[-1] in seen.stderr.splitlines()
+    assert "local `scores` of step" in (tmp_path / "dumps/0.oom.txt").read_text()
+    assert sorted(file.name for file in (tmp_path / "dumps").iterdir()) == [
+        "0.oom.html", "0.oom.json", "0.oom.txt",
+    ]  # fmt: skip
+
+
 def captures(folder):
     return sorted(path.name for path in folder.rglob("*.memwatch"))
 

@@ -13,7 +13,8 @@ _HEAD: Final = """# JSON
 Generated from `memwatch/report/records/schema.py` by `python -m memwatch.report.records.docs > docs/json.md`.
 
 `summary`, `tree`, `stats`, `diff`, `plan`, `replay`, `estimate`, `tune` and `ps` print JSON with `--json`, and
-`memwatch mcp CAPTURE` answers with the same records ([command_line.md](command_line.md)). Sizes are in bytes, times in
+`memwatch mcp CAPTURE` answers with the same records ([command_line.md](command_line.md)). `MEMWATCH=oom` writes an
+`OutOfMemoryRecord` when memory runs out ([process.md](process.md#when-memory-runs-out)). Sizes are in bytes, times in
 nanoseconds. A later version may add fields. It does not remove the fields on this page.
 """
 

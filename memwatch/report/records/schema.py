@@ -334,10 +334,90 @@ class ProcessRecord(TypedDict):
     notes: Annotated[list[str], "sentences about data that could not be read"]
 
 
+class LimitRecord(TypedDict):
+    """A limit on the memory of a process."""
+
+    name: Annotated[str, "the words for it, with the folder of the control group"]
+    limit_bytes: Annotated[int, "the limit"]
+    used_bytes: Annotated[int, "bytes in use that count, without cached files"]
+
+
+class HeldGroupRecord(TypedDict):
+    """The live tensors of one category that one holder keeps on one device."""
+
+    device: Annotated[str, "where they are"]
+    category: Annotated[
+        str, "`parameter`, `buffer`, `gradient`, `optimizer state`, `saved for backward`, ..."
+    ]
+    holder: Annotated[str, "the variable, attribute or container that keeps them"]
+    nbytes: Annotated[int, "their bytes"]
+    float32_bytes: Annotated[int, "bytes among them of float32"]
+    largest_bytes: Annotated[int, "bytes of the largest storage"]
+    is_kept: Annotated[bool, "whether an attribute or a container keeps them"]
+    count: Annotated[int, "number of storages"]
+
+
+class ContainerRecord(TypedDict):
+    """A large container of Python."""
+
+    kind: Annotated[str, "its class"]
+    holder: Annotated[str, "the variable or attribute that keeps it"]
+    entries: Annotated[int, "number of entries"]
+    nbytes: Annotated[int, "bytes of its entries, from a sample of them"]
+
+
+class ChangeRecord(TypedDict):
+    """A change to the program that would have saved memory."""
+
+    change: Annotated[str, "what to do"]
+    category: Annotated[str, "the memory that it concerns"]
+    saved_bytes: Annotated[int, "bytes that it would save"]
+    is_upper_bound: Annotated[bool, "whether it saves less if the program needs a part of the memory anyway"]
+    basis: Annotated[str, "`estimated`: computed from the live bytes, not measured"]
+
+
+class ReservedRecord(TypedDict):
+    """The memory that the caching allocator of a device holds."""
+
+    device: Annotated[str, "the device"]
+    reserved_bytes: Annotated[int, "bytes that it took from the device"]
+    allocated_bytes: Annotated[int, "bytes of them in use"]
+    free_bytes: Annotated[int, "bytes of them that it could hand out"]
+    largest_free_bytes: Annotated[int, "bytes of the largest free block"]
+
+
+class LookRecord(TypedDict):
+    """The memory of the process at one time before."""
+
+    time_s: Annotated[float, "seconds since the epoch"]
+    rss_bytes: Annotated[int, "bytes in RAM"]
+
+
+class OutOfMemoryRecord(TypedDict):
+    """The report on memory that ran out: the file `*.oom.json` of `MEMWATCH=oom`."""
+
+    program: Annotated[str, "its name"]
+    pid: Annotated[int, "number of the process"]
+    time_s: Annotated[float, "seconds since the epoch"]
+    error: Annotated[str, "class and text of the error; empty if a limit was nearly reached"]
+    asked_bytes: Annotated[int | None, "the request that failed, where the error has it"]
+    in_worker: Annotated[bool, "whether another process or thread raised the error first"]
+    limit: Annotated[LimitRecord | None, "the limit that was nearly reached"]
+    limits: Annotated[list[LimitRecord], "all limits, the limit with the least room first"]
+    live: Annotated[list[HeldGroupRecord], "live tensors and numpy arrays, largest group first"]
+    containers: Annotated[list[ContainerRecord], "large containers of Python"]
+    changes: Annotated[list[ChangeRecord], "the changes that would have left room"]
+    reserved: Annotated[list[ReservedRecord], "the devices with a caching allocator"]
+    process: Annotated[ProcessRecord | None, "the rows of the process"]
+    recent: Annotated[list[LookRecord], "the memory of the process at the latest looks"]
+    notes: Annotated[list[str], "sentences about facts that are not known"]
+
+
 RECORDS: tuple[type, ...] = (
     SummaryRecord, PeakRecord, GroupRecord, StorageRecord, HeldStorageRecord, FindingRecord, NoteRecord,
     LiveRecord, TreeRecord, StatsRecord, DevicePeakRecord, AllocatedRecord, DifferenceRecord, SiteRecord, PlanRecord,
     ReplayRecord, EstimateRecord, SettingRecord, EarlierLineRecord, TuneRecord,
-    ProcessRecord, RowRecord, ChildRecord,
+    ProcessRecord, RowRecord, ChildRecord, OutOfMemoryRecord, LimitRecord, HeldGroupRecord, ContainerRecord,
+    ChangeRecord, ReservedRecord, LookRecord,
 )  # fmt: skip
 """All records, in the order of the page of documentation."""

@@ -1,0 +1,376 @@
+"""Report on this process when its memory runs out: at an uncaught error of an allocator, or close to a limit.
+
+Nothing is recorded while the program is healthy. Hooks wait for the error that ends the program or one of its threads.
+If the process has a limit, a thread compares it with the memory in use, because the kernel kills a process at a
+cgroup's limit without an error. The thread looks more often if less room is left.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import os
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from multiprocessing import util as processes_util
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import psutil
+
+from memwatch.devices import is_out_of_memory
+from memwatch.errors import MemoryLimitError, add_note
+from memwatch.job import JobPlace, named_for, program_name
+from memwatch.monitor import shortage_page, shortage_text
+from memwatch.monitor.limits import ADDRESS_SPACE, MemoryLimits
+from memwatch.monitor.live_memory import LiveMemory, live_memory
+from memwatch.monitor.main_thread import MainThread
+from memwatch.monitor.objects import PythonMemory, tensor_memory
+from memwatch.monitor.rows import Known, rows_of
+from memwatch.monitor.shortage import Shortage
+from memwatch.output_files import OutputError, write_whole
+from memwatch.own_code import OwnThread
+from memwatch.reserve import Reserve
+from memwatch.signal_handlers import pass_on, suppress
+from memwatch.text import visible
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import TracebackType
+
+    from memwatch.monitor.limits import Limit
+
+USED_RATIO: Final = 0.97
+"""The share of a limit at which the report is written."""
+_RESERVED_BYTES: Final = 128 << 20
+"""Address space for the report: a search of 340,000 objects takes 86 MiB of it for a moment."""
+_PARTS_OF_LIMIT: Final = 32
+_FASTEST_BYTES_PER_S: Final = 1 << 30
+"""A program may fill memory this fast: one thread that writes new pages filled 0.4 to 1.1 GiB a second."""
+_LEAST_WAIT_S: Final = 0.02
+_MOST_WAIT_S: Final = 10.0
+_STALLED_PERCENT: Final = 10.0
+"""The thread looks as often as it can if processes wait longer than this for memory. A guess."""
+_WAIT_SEARCH_S: Final = 5.0
+_MOST_OBJECTS_FOR_ROWS: Final = 500_000
+"""Adding up more Python objects takes longer than 2 s, and memory that is short."""
+_MOST_LOOKS: Final = 100
+_PAUSE_S: Final = 60.0  # between reports on errors of threads
+_LEAST_STEP_S: Final = 1.0  # between the looks that the report lists
+_REPORTS: Final = (".txt", ".json", ".html")
+_SUFFIXES: Final = (*_REPORTS, ".jsonl")
+_alive: Final[weakref.WeakSet[Guard]] = weakref.WeakSet()
+
+
+class Guard:
+    """Waits until memory runs out, and then writes the report; see :func:`start_guard`."""
+
+    def __init__(self, path: Path | None, root: Path) -> None:
+        self._path = path
+        self._folder = Path(os.curdir)
+        with suppress(OSError):  # somebody has removed it
+            self._folder = Path.cwd()  # the program may change it
+        self._limits = MemoryLimits(root)
+        self._pid = os.getpid()
+        self._stopped = threading.Event()
+        self._main_thread = MainThread(self._stopped)
+        limits = self._limits.read()
+        self._reserve = Reserve(_reserved_bytes(limits))
+        self._id_of_last_error = 0  # the error itself must not live longer
+        self._is_reporting = False
+        self._has_warned = False
+        self._num_errors = 0
+        self._last_error_s = -_PAUSE_S
+        self._base: Path | None = None
+        self._writing = threading.Lock()  # the thread and the hook may write at the same time
+        self._recent: deque[tuple[float, int]] = deque(maxlen=_MOST_LOOKS)
+        self._process = psutil.Process()
+        self._previous_hook = sys.excepthook
+        self._previous_thread_hook = threading.excepthook
+        self._thread = OwnThread(target=self._watch, name="memwatch-oom", daemon=True)
+        self._begin(has_limit=bool(limits))
+
+    def _begin(self, *, has_limit: bool) -> None:
+        self._reserve.take()
+        sys.excepthook = self._hook
+        threading.excepthook = self._thread_hook
+        atexit.register(self._at_exit)
+        # in a process that it started, multiprocessing prints an uncaught error itself, after the finalizers; a fork
+        # forgets the finalizers of its parent
+        self._add_finalizer()
+        processes_util.register_after_fork(self, Guard._add_finalizer)
+        _alive.add(self)
+        if has_limit:
+            self._thread.start()
+
+    @property
+    def is_active(self) -> bool:
+        """Whether errors are reported."""
+        return not self._stopped.is_set()
+
+    def stop(self) -> None:
+        """End the thread and take the hooks back. A second call does nothing."""
+        if not self.is_active:
+            return
+        self._stopped.set()
+        if sys.excepthook == self._hook:
+            sys.excepthook = self._previous_hook
+        if threading.excepthook == self._thread_hook:
+            threading.excepthook = self._previous_thread_hook
+        atexit.unregister(self._at_exit)
+        self._finalizer.cancel()
+        self._reserve.release()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(timeout=_WAIT_SEARCH_S)
+
+    # the hooks
+
+    def _hook(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        self._id_of_last_error = id(error)
+        self.report_error(error)
+        self._previous_hook(kind, error, trace)
+
+    def _thread_hook(self, arguments: Any) -> None:
+        error = arguments.exc_value
+        # a server may lose a thread with each request
+        if error is not None and time.monotonic() - self._last_error_s >= _PAUSE_S:
+            self.report_error(error)
+        self._previous_thread_hook(arguments)
+
+    def _at_exit(self) -> None:
+        """Report the last error if the program has put a hook of its own in place of ours."""
+        error = getattr(sys, "last_value", None)
+        if isinstance(error, BaseException) and id(error) != self._id_of_last_error:
+            self.report_error(error)
+
+    def _add_finalizer(self) -> None:
+        self._finalizer = processes_util.Finalize(None, self._at_end_of_child, exitpriority=1000)
+
+    def _at_end_of_child(self) -> None:
+        error = sys.exc_info()[1]
+        if error is not None:
+            self.report_error(error)
+
+    # the report on an error
+
+    def report_error(self, error: BaseException) -> None:
+        """Write the report and add a note to an error if it is one of an allocator. No error leaves this method."""
+        found = next(filter(_is_shortage, _shown_errors(error)), None)
+        if found is None or not self.is_active or self._is_reporting:
+            return
+        self._is_reporting = True
+        self._num_errors += 1
+        self._reserve.release()
+        try:
+            self._explain(error, found)
+        except BaseException as own:  # nothing may come between the program's error and its end
+            _say(f"memory ran out, and the report failed: {type(own).__name__}")
+        finally:
+            self._is_reporting = False
+            self._last_error_s = time.monotonic()
+            self._reserve.take()
+
+    def _explain(self, error: BaseException, found: BaseException) -> None:
+        shortage = Shortage(recent=list(self._recent))
+        shortage.set_error(found)
+        self._read_quick_facts(shortage)
+
+        def search() -> None:
+            shortage.live = live_memory(error)
+
+        # the rows first: what the search for holders frees would be in them
+        shortage.note_failure("the rows with the Python objects", lambda: self._read_rows(shortage))
+        shortage.note_failure("the holders", search)
+        files = self._write(shortage)
+        if not any(note.startswith("memwatch:") for note in _notes_of(found)):
+            add_note(found, shortage_text.note_of(shortage))
+        if files:
+            _say(
+                f"memory ran out; the report is in {files[0]} ({', '.join(each.suffix for each in files[1:])})"
+            )
+
+    # the report close to a limit
+
+    def _watch(self) -> None:
+        """Compare the memory in use with the limits until the program ends or the report is written."""
+        wait_s, fastest = 0.0, float(_FASTEST_BYTES_PER_S)
+        before: tuple[float, int] | None = None
+        while not self._stopped.wait(wait_s) and self._pid == os.getpid() and not sys.is_finalizing():
+            wait_s = _MOST_WAIT_S
+            try:
+                limits = self._limits.read()
+                now_s, rss_bytes = time.time(), int(self._process.memory_info().rss)
+                if not self._recent or now_s - self._recent[-1][0] >= _LEAST_STEP_S:
+                    self._recent.append((now_s, rss_bytes))
+                if before is not None and now_s > before[0]:
+                    fastest = max(fastest, (rss_bytes - before[1]) / (now_s - before[0]))
+                before = now_s, rss_bytes
+                near = max(limits, key=lambda each: each.used_ratio, default=None)
+                if near is None or self._has_warned:
+                    continue
+                if near.used_ratio >= USED_RATIO:
+                    self._has_warned = True
+                    self._warn(near)
+                    continue
+                room_bytes = min(USED_RATIO * each.limit_bytes - each.used_bytes for each in limits)
+                # half the time that a fast program needs to fill the room
+                wait_s = min(max(room_bytes / fastest / 2, _LEAST_WAIT_S), _MOST_WAIT_S)
+                if self._limits.stalled_percent() > _STALLED_PERCENT:
+                    wait_s = _LEAST_WAIT_S
+            except Exception as error:
+                pass_on(error)  # of a look: the next one may succeed
+
+    def _warn(self, limit: Limit) -> None:
+        """Write the report: first with the facts that are read at once, then again with the holders."""
+        num_errors = self._num_errors
+        shortage = Shortage(limit=limit, recent=list(self._recent))
+        self._read_quick_facts(shortage)
+        shortage.live = LiveMemory(why_unknown="the process ended before the search did")
+        files = self._write(shortage)
+        if files:
+            _say(f"{shortage_text.head_of(shortage)}; the report is in {files[0]}")
+
+        def search() -> None:
+            found = self._main_thread.call(live_memory, _WAIT_SEARCH_S)
+            shortage.live = found or LiveMemory(why_unknown="the main thread did not run Python code in time")
+
+        shortage.note_failure("the holders", search)
+        if files and num_errors == self._num_errors:  # else the files have the report on an error by now
+            self._write(shortage)
+
+    # parts of both reports
+
+    def _read_quick_facts(self, shortage: Shortage) -> None:
+        def read_limits() -> None:
+            shortage.limits = self._limits.read()
+
+        def read_rows() -> None:
+            known = Known(python=PythonMemory(), tensors=tensor_memory(with_graphs=False))
+            shortage.rows = rows_of(known=known)
+            shortage.trimmable_bytes = shortage.rows.trimmable_bytes
+
+        shortage.note_failure("the limits", read_limits)
+        shortage.note_failure("the reserved memory", shortage.read_reserved)
+        shortage.note_failure("the rows of the process", read_rows)
+
+    def _read_rows(self, shortage: Shortage) -> None:
+        """Read the rows again with the large Python objects."""
+        if len(gc.get_objects()) > _MOST_OBJECTS_FOR_ROWS:
+            shortage.notes.append(
+                'the Python objects were not added up, because there are too many; the row "native" has the large ones'
+            )
+            return
+        shortage.rows = rows_of()
+
+    def _write(self, shortage: Shortage) -> list[Path]:
+        """Write the files and return them; none, and one line on standard error, if they cannot be written."""
+        with self._writing:
+            return self._write_files(shortage)
+
+    def _write_files(self, shortage: Shortage) -> list[Path]:
+        try:
+            is_first = self._base is None
+            base = self._base or self._new_base()
+            contents = (
+                shortage_text.report_of(shortage),
+                shortage_text.json_of(shortage),
+                shortage_page.page_of(shortage),
+            )
+            files = []
+            for suffix, content in zip(_REPORTS, contents, strict=True):
+                file = base.with_name(base.name + suffix)
+                write_whole(file, content, force=not is_first)
+                files.append(file)
+            self._base = base  # later reports of this process replace this one
+        except (OutputError, OSError) as error:
+            _say(f"{shortage_text.head_of(shortage)}; there is no report, because of this: {error}")
+            return []
+        except Exception as error:
+            _say(f"{shortage_text.head_of(shortage)}; the report failed: {type(error).__name__}")
+            return []
+        return files
+
+    def _new_base(self) -> Path:
+        """Return the path of the report without its suffix. A report of an earlier process stays."""
+        place = JobPlace.here()
+        # monitor("memory.jsonl") and its report share a name
+        given = self._path
+        if given is not None and given.suffix in _SUFFIXES:
+            given = given.with_suffix("")
+        name = given or f"{program_name()}.{'rank{rank}.' if place.is_one_of_many else ''}{{pid}}"
+        path = self._folder / named_for(place, name)
+        base = path.with_name(f"{path.name}.oom")
+        base.parent.mkdir(parents=True, exist_ok=True)
+        if any(base.with_name(base.name + suffix).exists() for suffix in _REPORTS):
+            base = path.with_name(f"{path.name}.{os.getpid()}.oom")
+        return base
+
+    def _forked(self) -> None:
+        """Keep the hooks in a fork of the process. It has no thread, and its reports are files of its own."""
+        self._pid = os.getpid()
+        self._base = None
+        self._writing = threading.Lock()
+        self._is_reporting = False
+        was_stopped = self._stopped.is_set()
+        self._stopped = threading.Event()
+        if was_stopped:
+            self._stopped.set()
+        self._main_thread = MainThread(self._stopped)
+
+
+def _reserved_bytes(limits: list[Limit]) -> int:
+    """Return the address space to reserve: the program cannot use it, so it is a small share of a limit."""
+    spaces = [each.limit_bytes for each in limits if each.name == ADDRESS_SPACE]
+    return min([_RESERVED_BYTES, *(nbytes // _PARTS_OF_LIMIT for nbytes in spaces)])
+
+
+def _is_shortage(error: BaseException) -> bool:
+    return isinstance(error, MemoryLimitError) or is_out_of_memory(error)
+
+
+def _shown_errors(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and the errors that its traceback shows with it: its causes, and the members of groups."""
+    waiting: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while waiting:
+        each = waiting.pop(0)
+        if each is None or id(each) in seen:
+            continue
+        seen.add(id(each))
+        yield each
+        waiting.append(each.__cause__ if each.__cause__ or each.__suppress_context__ else each.__context__)
+        members = getattr(each, "exceptions", ()) if type(each).__name__.endswith("ExceptionGroup") else ()
+        waiting += [member for member in members if isinstance(member, BaseException)]
+
+
+def _notes_of(error: BaseException) -> list[str]:
+    return [note for note in getattr(error, "__notes__", ()) if isinstance(note, str)]
+
+
+def _say(text: str) -> None:
+    with suppress(Exception):  # closed or taken away by the program
+        sys.stderr.write(f"memwatch: {visible(text)}\n")
+        sys.stderr.flush()
+
+
+def _after_fork() -> None:
+    for each in list(_alive):
+        each._forked()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def start_guard(path: Path | None = None, *, root: Path = Path("/")) -> Guard | None:
+    """Have a report written when memory runs out. Return the guard, or None if this process has one already.
+
+    Args:
+        path: the report without its suffixes `.oom.txt`, `.oom.json` and `.oom.html`; by default a name that is made of
+            the program's and the process's number. It may hold `{rank}`, `{pid}` and `{host}`.
+        root: the folder that has `proc` and `sys`.
+    """
+    return None if any(each.is_active for each in _alive) else Guard(path, root)

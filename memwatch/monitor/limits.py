@@ -1,0 +1,164 @@
+"""Read the limits on this process's memory, and how much of each is in use.
+
+A cgroup limit ends a process without an error: the kernel kills it. A container has such a limit, of version 1 or 2 of
+the interface. `RLIMIT_AS` (`ulimit -v`) limits the address space, and allocations fail at it.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from memwatch.signal_handlers import pass_on
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ADDRESS_SPACE: Final = "RLIMIT_AS (ulimit -v)"
+_NO_LIMIT_BYTES: Final = 1 << 62
+"""Version 1 writes a number near 2**63 where there is no limit."""
+_RECLAIMABLE: Final = ("active_file", "inactive_file", "slab_reclaimable")
+"""Lines of `memory.stat` with memory that the kernel takes back before it kills a process: cached files, mostly."""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A limit on memory, in bytes.
+
+    Attributes:
+        name: the words for it.
+        limit_bytes: the limit.
+        used_bytes: the memory that counts against it, without memory that the kernel takes back.
+    """
+
+    name: str
+    limit_bytes: int
+    used_bytes: int
+
+    @property
+    def used_ratio(self) -> float:
+        """The share that is in use."""
+        return self.used_bytes / max(self.limit_bytes, 1)
+
+    @property
+    def room_bytes(self) -> int:
+        """The memory that is left."""
+        return max(self.limit_bytes - self.used_bytes, 0)
+
+
+@dataclass(frozen=True)
+class _Group:
+    """The files of one control group, of version 1 or 2."""
+
+    folder: Path
+    version: int
+
+    def read(self) -> Limit | None:
+        """Return the limit; None for a group without a limit."""
+        limit_file, usage_file = (
+            ("memory.max", "memory.current")
+            if self.version == 2
+            else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        )
+        limit_bytes = _number(self.folder / limit_file)
+        if limit_bytes is None or limit_bytes >= _NO_LIMIT_BYTES:
+            return None
+        usage_bytes = _number(self.folder / usage_file)
+        if usage_bytes is None:
+            return None
+        used_bytes = max(usage_bytes - self._reclaimable_bytes(), 0)
+        return Limit(f"the memory limit of the control group {self.folder}", limit_bytes, used_bytes)
+
+    def _reclaimable_bytes(self) -> int:
+        prefix = "" if self.version == 2 else "total_"
+        wanted = {prefix + name for name in _RECLAIMABLE}
+        lines = (line.split() for line in _lines(self.folder / "memory.stat"))
+        return sum(
+            int(line[1]) for line in lines if len(line) == 2 and line[0] in wanted and line[1].isdecimal()
+        )
+
+
+class MemoryLimits:
+    """The limits of this process.
+
+    Args:
+        root: the folder that has `proc` and `sys`; tests put files of their own there.
+    """
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._root = root
+        self._groups = list(_groups_of_this_process(root))
+        pressure_files = [group.folder / "memory.pressure" for group in self._groups if group.version == 2]
+        self._pressure_file = next(
+            (file for file in pressure_files if file.exists()), root / "proc/pressure/memory"
+        )
+
+    def read(self) -> list[Limit]:
+        """Return the limits that exist, the limit with the least room first."""
+        found = [limit for group in self._groups if (limit := group.read()) is not None]
+        found += [limit] if (limit := _address_space()) is not None else []
+        return sorted(found, key=lambda each: each.room_bytes)
+
+    def stalled_percent(self) -> float:
+        """Return how long processes waited for memory in the last 10 s, in percent; 0 without such a count."""
+        words = [
+            word for line in _lines(self._pressure_file) if line.startswith("some ") for word in line.split()
+        ]
+        return next((float(word[6:]) for word in words if word.startswith("avg10=")), 0.0)
+
+
+def _groups_of_this_process(root: Path) -> Iterator[_Group]:
+    """Yield the control groups of this process and their parents. A limit of a parent counts too."""
+    mounts = [words for line in _lines(root / "proc/self/mountinfo") if "-" in (words := line.split())]
+    for line in _lines(root / "proc/self/cgroup"):
+        _, controllers, own = (line + "::").split(":", 2)
+        own = own.removesuffix("::")
+        version = 2 if not controllers else 1
+        if version == 1 and "memory" not in controllers.split(","):
+            continue
+        for words in mounts:
+            kind, options = words[words.index("-") + 1], words[-1].split(",")
+            if kind != ("cgroup2" if version == 2 else "cgroup") or (
+                version == 1 and "memory" not in options
+            ):
+                continue
+            mounted, place = words[3], root / words[4].lstrip("/")
+            # a container sees a part of the tree: the mounted folder has the files of `mounted`
+            below = os.path.relpath(own, mounted) if own.startswith(mounted) else "."
+            folder = place / below if below != "." else place
+            yield from (_Group(each, version) for each in (folder, *folder.parents) if _is_in(each, place))
+            break
+
+
+def _is_in(folder: Path, place: Path) -> bool:
+    return folder == place or place in folder.parents
+
+
+def _address_space() -> Limit | None:
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    limit_bytes = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit_bytes == resource.RLIM_INFINITY:
+        return None
+    pages = _lines(Path("/proc/self/statm"))
+    if not pages:
+        return None
+    return Limit(ADDRESS_SPACE, limit_bytes, int(pages[0].split()[0]) * resource.getpagesize())
+
+
+def _number(file: Path) -> int | None:
+    lines = _lines(file)
+    return int(lines[0]) if lines and lines[0].isdecimal() else None
+
+
+def _lines(file: Path) -> list[str]:
+    """Return the lines of a small file, none if it cannot be read."""
+    try:
+        return file.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError as error:
+        pass_on(error)
+        return []
