@@ -89,9 +89,10 @@ def find_leaks(
     or a larger one. If as much dies in the same place as is born there, it is not a leak. The function's result is
     dropped.
 
-    With ``runs="auto"`` there are 4 measured calls. If only containers or caches grew in them, or not every call
-    added something, up to 36 further calls follow. They separate a leak from a window that fills, and find a leak on
-    every n-th call up to n = 4. They end once nothing has grown for 4 calls, or 1 GiB is left, or 20 s are over.
+    With ``runs="auto"`` there are 4 measured calls. If only containers, caches or autograd graphs grew in them, or not
+    every call added something, up to 36 further calls follow. They separate a leak from a window that fills, and find
+    a leak on every n-th call up to n = 4. They end once nothing has grown for 4 calls, or 1 GiB is left, or 20 s are
+    over.
 
     Args:
         fn: the function, called with ``args`` and ``kwargs``.
