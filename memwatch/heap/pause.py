@@ -110,6 +110,24 @@ def age_everything() -> None:
         gc.unfreeze()
 
 
+def objects_since(marker: object) -> list[object]:
+    """Return the objects that gc lists behind a marker, which were made after it; drop the list soon.
+
+    gc lists the objects of one generation in the order in which it began to track them, and a collection moves them on
+    in that order.
+    """
+    newer: list[object] = []
+    for generation in range(3):
+        objects = gc.get_objects(generation)
+        for at in range(
+            len(objects) - 1, -1, -1
+        ):  # no closure: the list has all cells, and would be in a cycle
+            if objects[at] is marker:
+                return newer + objects[at + 1 :]
+        newer += objects
+    return []
+
+
 def recent_objects() -> list[object]:
     """Return the objects that no full collection has seen yet; drop the list soon."""
     return gc.get_objects(0) + (gc.get_objects(1) if HAS_THREE_GENERATIONS else [])

@@ -24,7 +24,7 @@ from memwatch.heap.class_checks import derives, is_a
 from memwatch.heap.frames import is_own_code, is_test_runner_code, read_locals, running_frames
 from memwatch.heap.tensors import mro_of, type_dict
 from memwatch.heap.vertices import frame_vertex
-from memwatch.own_code import CodeOwner, owner_of_function
+from memwatch.own_code import CodeOwner, code_owner, owner_of_function
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -108,7 +108,8 @@ class Root:
         entries: the objects it holds; clear it soon.
         runner: True for pytest, unittest and other test runners, whose references do not count.
         frame_id: ``id`` of the frame, else 0.
-        explains: True for a call of torch or Python. Users cannot edit it, but it shows why a `del` frees nothing.
+        explains: True for references that users cannot edit, but that show why a `del` frees nothing: those of a call of
+            torch or Python, and arguments, which the caller has under a name of its own.
     """
 
     kind: RootKind
@@ -141,7 +142,7 @@ def find_roots(of_types: OfTypes = lambda wanted: []) -> list[Root]:
 def frame_roots() -> list[Root]:
     """List the running calls of every thread, innermost first; drop the result soon."""
     modules = {id(module.__dict__) for module in list(sys.modules.values()) if type(module) is ModuleType}
-    return [_frame_root(frame, thread, modules) for frame, thread in running_frames()]
+    return [root for frame, thread in running_frames() for root in _roots_of_call(frame, thread, modules)]
 
 
 def ended_calls(errors: Iterable[BaseException]) -> list[Root]:
@@ -149,28 +150,43 @@ def ended_calls(errors: Iterable[BaseException]) -> list[Root]:
     modules = {id(module.__dict__) for module in list(sys.modules.values()) if type(module) is ModuleType}
     frames = [frame for error in errors for frame, _ in traceback.walk_tb(error.__traceback__)]
     distinct = {id(frame): frame for frame in frames if not is_own_code(frame.f_code)}
-    return [_frame_root(frame, "", modules) for frame in distinct.values()]
+    return [
+        root for frame in distinct.values() for root in _roots_of_call(frame, "", modules) if root.entries
+    ]
 
 
 def _is_module(obj: object) -> bool:
     return is_a(obj, ModuleType)
 
 
-def _frame_root(frame: FrameType, thread: str, modules: set[int]) -> Root:
+def _roots_of_call(frame: FrameType, thread: str, modules: set[int]) -> Iterator[Root]:
+    """Yield the local variables of a call, and its arguments apart if their caller may name them better."""
     code = frame.f_code
-    owner = frame_vertex(frame, "" if thread == threading.main_thread().name else thread)
-    root = Root(RootKind.FRAME, runner=is_test_runner_code(code.co_filename), frame_id=id(frame))
-    at_module_level = frame.f_code.co_name == "<module>"
+    in_main_thread = thread == threading.main_thread().name
+    owner = frame_vertex(frame, "" if in_main_thread else thread)
+    is_librarys = code_owner(code.co_filename) in (CodeOwner.TORCH, CodeOwner.PYTHON)
+    root = Root(
+        RootKind.FRAME,
+        runner=is_test_runner_code(code.co_filename),
+        frame_id=id(frame),
+        explains=is_librarys,
+    )
+    # The first call of a thread has its arguments from `threading`, whose tables say less than the names here.
+    arguments = Root(RootKind.FRAME, runner=root.runner, frame_id=id(frame), explains=True)
+    given = arguments if in_main_thread else root
+    at_module_level = code.co_name == "<module>"
     values = {} if at_module_level else read_locals(frame)
-    arguments = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4) + bool(code.co_flags & 8)
-    names = code.co_varnames[:arguments]
+    count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4) + bool(code.co_flags & 8)
+    names = code.co_varnames[:count]
     for name, value in values.items():
-        kind = EdgeKind.ARGUMENT if name in names else EdgeKind.LOCAL
-        root.entries.append(Held(kind, name, value, owner))
+        is_argument = name in names
+        kind = EdgeKind.ARGUMENT if is_argument else EdgeKind.LOCAL
+        (given if is_argument else root).entries.append(Held(kind, name, value, owner))
     if id(frame.f_globals) not in modules:  # exec, runpy: a namespace that no module of sys.modules shows
         namespace = Vertex(VertexKind.NAMESPACE, file=code.co_filename)
         root.entries.append(Held(EdgeKind.GLOBAL, None, frame.f_globals, namespace))
-    return root
+    yield root
+    yield arguments
 
 
 @functools.cache

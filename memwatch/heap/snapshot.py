@@ -428,13 +428,16 @@ class Snapshot:
 
     def root_groups(self, *, runner: bool = False) -> list[list[int]]:
         """Return the positions of the program's roots (or of the test runner's too), the best named first."""
-        groups: list[list[int]] = [[], [], []]
+        groups: list[list[int]] = [[], [], [], []]
         for place, root in enumerate(self.roots):
             if root.runner:
-                groups[2].append(self.first_root + place)
+                number = 3
+            elif root.explains:
+                number = 1
             else:
-                groups[root.kind not in (RootKind.FRAME, RootKind.MODULES)].append(self.first_root + place)
-        return groups if runner else groups[:2]
+                number = 0 if root.kind in (RootKind.FRAME, RootKind.MODULES) else 2
+            groups[number].append(self.first_root + place)
+        return groups if runner else groups[:3]
 
     def barriers(self) -> set[int]:
         """Return the objects that searches leave out: memwatch, the test runner, and its coroutines in event loops."""

@@ -217,13 +217,31 @@ def _for_retained(cut: Edge | None, holder: Sequence[Edge], path: Sequence[Edge]
     if remedy in _OF_ENTRIES or remedy in (Remedy.THREAD, Remedy.CACHE):
         if any(edge.owner is not None and edge.owner.kind is VertexKind.FRAME for edge in path[1:]):
             return Remedy.FRAME  # of a running call the first reference is
-        if cut is not None and _RETAINED.get(cut.kind) in _OF_ENTRIES and not _is_of_cache(cut, path):
+        if cut is not None and _is_entry(cut) and not _is_of_cache(cut, path):
             return _RETAINED[_of_most(cut, path).kind]
+    # A closure that captured a container before the calls is only the way to it: the container grows.
+    if (
+        remedy is Remedy.CLOSURE_CELL
+        and cut is not None
+        and _is_entry(cut)
+        and not _has_cell_after(cut, path)
+    ):
+        return _RETAINED[_of_most(cut, path).kind]
     if cut is not None and remedy in _OF_ATTRIBUTES:
         return _behind_attribute(cut, path) or remedy
     if remedy in _OF_FUNCTIONS and held_by_hook(cut, path):
         return Remedy.MODULE_HOOK
     return _or_of_self(remedy, holder)
+
+
+def _is_entry(cut: Edge) -> bool:
+    return _RETAINED.get(cut.kind) in _OF_ENTRIES
+
+
+def _has_cell_after(cut: Edge, path: Sequence[Edge]) -> bool:
+    """Return True if a function behind the reference to cut captures what it leads to."""
+    at = next((at for at, edge in enumerate(path) if edge is cut), len(path))
+    return any(edge.kind is EdgeKind.CLOSURE_CELL for edge in path[at:])
 
 
 def _of_most(cut: Edge, path: Sequence[Edge]) -> Edge:

@@ -236,6 +236,8 @@ class HolderSearch:
             position = snapshot.position(made.ref())
             if position < 0 or (not made.certain and position in old):
                 continue
+            if self._exempt.shared_state and position in reached.legitimate:
+                continue
             if reached.past_state.reaches(position):
                 in_program[position] = made
             elif reached.through_state.reaches(position):

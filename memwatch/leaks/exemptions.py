@@ -44,12 +44,14 @@ class Exemptions:
         locals: ``(id of a frame, name)`` of the names the block itself bound.
         globals: ``(id of a namespace, name)`` of module-level names the block itself bound.
         state: True to exempt parameters, buffers, gradients and optimizer state too.
+        shared_state: True to exempt them also where something else holds them, such as the graph of a loss.
     """
 
     objects: set[int] = field(default_factory=set)
     locals: set[tuple[int, str]] = field(default_factory=set)
     globals: set[tuple[int, str]] = field(default_factory=set)
     state: bool = True
+    shared_state: bool = False
 
 
 def exempt_edges(snapshot: Snapshot, exempt: Exemptions) -> Positions:

@@ -10,6 +10,7 @@ import gc
 import time
 from dataclasses import replace
 from itertools import pairwise
+from statistics import median_low
 from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.devices import adapter_of, devices_in_use
@@ -22,7 +23,7 @@ from memwatch.leaks.exemptions import Exemptions
 from memwatch.leaks.graph_growth import holder_of_largest_graph, leak_of_graph
 from memwatch.leaks.groups import largest_first, leak_of, leaks_of
 from memwatch.leaks.growth import grown_classes
-from memwatch.leaks.hook_growth import leaks_of_hooks, next_hook_number
+from memwatch.leaks.hook_growth import are_registered_since, leaks_of_hooks, next_hook_number
 from memwatch.leaks.leak import Leaks
 from memwatch.leaks.ledger import Change, Ledger
 from memwatch.leaks.new_storage_mode import NewStorageMode
@@ -59,6 +60,7 @@ __all__ = ["RunsError", "find_growth", "find_leaks"]
 _NOISE_BYTES: Final = 64
 _ONE_STEP: Final = 2  # counts: what one call alone adds does not grow
 _TWO_PAIRS: Final = 4  # measured calls: fewer show no period
+_PERIODS_OF_HOOKS: Final = 3  # of calls: a table with hooks of each of them only grows
 _FILLS: Final = frozenset(
     {
         EdgeKind.ITEM,
@@ -87,9 +89,10 @@ def find_leaks(
     or a larger one. If as much dies in the same place as is born there, it is not a leak. The function's result is
     dropped.
 
-    With ``runs="auto"`` there are 4 measured calls. If only containers or caches grew in them, or not every call
-    added something, up to 36 further calls follow. They separate a leak from a window that fills, and find a leak on
-    every n-th call up to n = 4. They end once nothing has grown for 4 calls, or 1 GiB is left, or 20 s are over.
+    With ``runs="auto"`` there are 4 measured calls. If only containers, caches or autograd graphs grew in them, or not
+    every call added something, up to 36 further calls follow. They separate a leak from a window that fills, and find
+    a leak on every n-th call up to n = 4. They end once nothing has grown for 4 calls, or 1 GiB is left, or 20 s are
+    over.
 
     Args:
         fn: the function, called with ``args`` and ``kwargs``.
@@ -115,6 +118,7 @@ def find_growth(
     search = _GrowthSearch(fn, args, kwargs, schedule)
     search.ledger.start()
     try:
+        search.ledger.follow_older_tensors()
         return search.leaks()
     finally:
         search.ledger.stop()
@@ -164,12 +168,24 @@ class _GrowthSearch:
             self._call()
             self._look_if_needed()
             self._note_classes()
-        grew_nodes = self._nodes_grow(schedule.least)
+        may_grow = self._nodes_grow(schedule.least) or self._nodes_may_grow_on_some_calls()
         leaks = self._leaks_of_storages()
-        if grew_nodes:
+        if may_grow:
             leaks = self._with_nodes(leaks)
+        return leaks + self._leaks_of_hooks(leaks)
+
+    def _leaks_of_hooks(self, leaks: list[Leak]) -> list[Leak]:
+        """Return the hooks that each call leaves registered, or every n-th call."""
+        schedule = self._schedule
         numbers = self._hook_numbers[schedule.warmup :]
-        return leaks + leaks_of_hooks(numbers, self._held(), leaks)
+        period = 1
+        if any(before == after for before, after in pairwise(numbers)):
+            period = PERIOD if schedule.further else 2
+            if schedule.further and are_registered_since(numbers[0]):
+                while len(numbers) <= _PERIODS_OF_HOOKS * PERIOD:
+                    self._call()
+                    numbers = self._hook_numbers[schedule.warmup :]
+        return leaks_of_hooks(numbers, self._held(), leaks, period=period)
 
     def _leaks_of_storages(self) -> list[Leak]:
         """Return the leaks of tensors, after further calls where these are needed."""
@@ -219,10 +235,19 @@ class _GrowthSearch:
         """Return what lives on after the calls."""
         return [Held(EdgeKind.CHECKED_FUNCTION, None, self._fn), *_named(self._args, self._kwargs)]
 
-    def _nodes_grow(self, runs: int) -> bool:
-        """Return True if each of the last runs left more autograd nodes than the one before it."""
+    def _nodes_grow(self, runs: int, *, period: int = 1) -> bool:
+        """Return True if each so many of the last runs left more autograd nodes than there were before."""
         counts = [change.nodes for change in self._changes[-runs - 1 :]]
+        counts = counts[::-period][::-1]
         return len(counts) > _ONE_STEP and all(before < after for before, after in pairwise(counts))
+
+    def _nodes_may_grow_on_some_calls(self) -> bool:
+        """Return True if there are more nodes than before the measured calls. Without further calls, pairs decide."""
+        schedule = self._schedule
+        if not schedule.further:
+            return schedule.least >= _TWO_PAIRS and self._nodes_grow(schedule.least, period=2)
+        counts = [change.nodes for change in self._changes[-schedule.least - 1 :]]
+        return counts[-1] > counts[0]
 
     def _with_nodes(self, leaks: list[Leak]) -> list[Leak]:
         """Add the nodes of graphs that grow: to the leak whose tensors keep a graph, or as a leak of their own.
@@ -231,15 +256,14 @@ class _GrowthSearch:
         `total = total + loss`.
         """
         keeping = next((number for number, leak in enumerate(leaks) if leak.keeps_graph), None)
+        if keeping is None and not (self._holder_of_graph() and self._nodes_grow_on()):
+            return leaks
         survivor = self._holder_of_graph() if keeping is None else None
         if keeping is None and survivor is None:
             return leaks
-        if survivor is not None and _may_fill(survivor) and not self._nodes_grow_on():
-            return leaks
         schedule = self._schedule
-        first = max(0, schedule.warmup - 1)
-        grown = self._changes[-1].nodes - self._changes[first].nodes
-        nodes = grown // (len(self._changes) - 1 - first)
+        counts = [change.nodes for change in self._changes[max(0, schedule.warmup - 1) :]]
+        calls, grown = len(counts) - 1, counts[-1] - counts[0]
         if survivor is not None and survivor.cut is not None:
             same = series_of(survivor.cut.edge)
             keeping = next(
@@ -247,19 +271,26 @@ class _GrowthSearch:
                 None,
             )
         if keeping is not None:
-            leaks[keeping] = replace(leaks[keeping], graph_nodes=nodes)
+            leaks[keeping] = replace(leaks[keeping], graph_nodes=grown // calls)
             return leaks
         assert survivor is not None
-        return largest_first([*leaks, leak_of_graph(survivor, nodes, self._end_s)])
+        rises = [after - before for before, after in pairwise(counts) if before < after]
+        every = max(1, round(calls / len(rises)))
+        leak = leak_of_graph(survivor, median_low(rises), self._end_s, every=every)
+        return largest_first([*leaks, leak])
 
     def _nodes_grow_on(self) -> bool:
         """Return True if further calls add nodes too, so that no window was filling."""
         schedule = self._schedule
-        most_calls = schedule.warmup + schedule.least + schedule.further
         end_s = time.monotonic() + MOST_S
-        while len(self._changes) < most_calls and self._nodes_grow(PERIOD) and time.monotonic() < end_s:
-            self._call()
-        return self._nodes_grow(min(PERIOD, len(self._changes) - 1))
+        first = len(self._changes)
+        while len(self._changes) - first < schedule.further and time.monotonic() < end_s:
+            before = self._changes[-1].nodes
+            for _ in range(PERIOD):
+                self._call()
+            if self._changes[-1].nodes <= before:
+                return False
+        return True
 
     def _holder_of_graph(self) -> Survivor | None:
         """Return the tensor with the largest graph, with its holder. None if the holder is excused."""

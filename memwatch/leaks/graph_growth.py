@@ -15,7 +15,7 @@ from memwatch.leaks.diagnose import diagnose
 from memwatch.leaks.exemptions import Exemptions
 from memwatch.leaks.groups import leak_of
 from memwatch.leaks.kinds import LeakKind
-from memwatch.leaks.new_storages import NODE_BYTES, behind
+from memwatch.leaks.new_storages import NODE_BYTES, NewStorages, behind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -55,19 +55,23 @@ def holder_of_largest_graph(
         storage = storage_of(latest[end]) if latest and size >= least_nodes else None
     del latest
     made = [made for made in storages if storage is not None and made.ref() is storage]
+    if storage is not None and not made:  # a tensor from before the calls got its graph in place
+        older = NewStorages().add(storage, 0, certain=True)
+        made += [] if older is None else [older]
     del storage
     found = diagnose(made, Exemptions(state=False), per_call=True, held=held, old=old)
     return next(iter(found.retained), None)
 
 
-def leak_of_graph(survivor: Survivor, nodes: int, end_s: float | None = None) -> Leak:
+def leak_of_graph(survivor: Survivor, nodes: int, end_s: float | None = None, *, every: int = 1) -> Leak:
     """Return the leak of a graph that grows.
 
     Args:
         survivor: the tensor that leads to it.
-        nodes: autograd nodes that each call adds.
+        nodes: autograd nodes that each call adds, or one call in so many.
         end_s: clock at the end of the last call, in seconds; by default now.
+        every: the number of calls of which one adds the nodes.
     """
     survivor.kind = LeakKind.GRAPH
     leak = leak_of([survivor], nodes * NODE_BYTES, nodes, per_call=True, end_s=end_s)
-    return replace(leak, device=CPU, graph_nodes=nodes)
+    return replace(leak, device=CPU, graph_nodes=nodes, every=every)

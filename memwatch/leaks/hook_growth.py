@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from memwatch.edges import Edge
     from memwatch.heap.roots import Held
 
-_LEAST_CALLS: Final = 2
+_ONE_GROWTH: Final = 2  # counts: what grew once may have been set up
 
 
 def next_hook_number() -> int:
@@ -40,16 +40,26 @@ def next_hook_number() -> int:
     return int(getattr(RemovableHandle, "next_id", 0))
 
 
-def leaks_of_hooks(numbers: Sequence[int], held: Iterable[Held], beside: Iterable[Leak]) -> list[Leak]:
+def are_registered_since(number: int) -> bool:
+    """Return True if a table still has a hook with this number or a later one."""
+    tables = [table for table in gc.get_objects() if type(table) is OrderedDict]
+    return any(each >= number for table in tables for each in _numbers(table))
+
+
+def leaks_of_hooks(
+    numbers: Sequence[int], held: Iterable[Held], beside: Iterable[Leak], *, period: int = 1
+) -> list[Leak]:
     """Return the tables of hooks that have hooks of every call.
 
     Args:
         numbers: the next hook's number before the measured calls and after each.
         held: objects that live on after the calls: the function and its arguments.
         beside: leaks of tensors; a table on their paths is not reported again.
+        period: the number of calls in a row of which one at least must have left a hook.
     """
-    calls = len(numbers) - 1
-    if calls < _LEAST_CALLS or any(before == after for before, after in pairwise(numbers)):
+    numbers = numbers[::-period][::-1]
+    calls = (len(numbers) - 1) * period
+    if len(numbers) <= _ONE_GROWTH or any(before == after for before, after in pairwise(numbers)):
         return []
     tables = [table for table in gc.get_objects() if type(table) is OrderedDict and _has_all(table, numbers)]
     if not tables:
@@ -64,16 +74,18 @@ def leaks_of_hooks(numbers: Sequence[int], held: Iterable[Held], beside: Iterabl
             edges = tuple(step.edge for step in steps)
             if edges and series_of(edges[-1]) not in told:
                 count = sum(number >= numbers[0] for number in _numbers(table))
-                leaks.append(_leak(edges, count // calls))
+                leaks.append(_leak(edges, count, calls))
     return sorted(leaks, key=lambda leak: -leak.count)
 
 
-def _leak(edges: tuple[Edge, ...], count: int) -> Leak:
+def _leak(edges: tuple[Edge, ...], count: int, calls: int) -> Leak:
     cut = edges[-1]
+    every = max(1, round(calls / count))
     return Leak(
         kind=LeakKind.HOOKS,
         nbytes=0,
-        count=count,
+        count=count * every // calls,
+        every=every,
         holder=holder_phrase(edges),
         path=path_lines(edges, branch_at=None),
         site=None,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -9,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from memwatch._torch.autograd_state import autograd_state
 from memwatch.heap.tensors import is_tensor, quiet
 from memwatch.leaks.elders import close_block, is_from_block, open_block
-from memwatch.leaks.new_storages import NewStorages, YoungWatch, behind
+from memwatch.leaks.new_storages import NewStorages, YoungWatch, behind, tensors_among
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +27,7 @@ class Change:
         born: storages that the run made and left.
         died: storages from before the run that it freed.
         grown: storages from before the run that are larger after it, each with the bytes added.
-        nodes: living autograd nodes behind the storages that the run made.
+        nodes: living autograd nodes behind the tensors that the runs made, and behind older ones that got a graph.
     """
 
     born: list[NewStorage] = field(default_factory=list)
@@ -77,6 +79,7 @@ class Ledger:
         self._bytes: dict[int, int] = {}  # of the storages that changed their size in a run
         self._grown: list[NewStorage] = []
         self._waiting: set[int] = set()  # storages that were dead before gc ran
+        self._older_tensors: list[weakref.ref[torch.Tensor]] = []
 
     def start(self) -> None:
         """Begin the first run."""
@@ -87,6 +90,20 @@ class Ledger:
             self._young.stop()
             raise
         self._young.begin()
+
+    def follow_older_tensors(self) -> None:
+        """Count also the nodes of tensors that are there now and get a graph in a run, as by `total += loss`."""
+        with quiet():
+            tensors: list[Any] = [obj for obj in tensors_among(gc.get_objects()) if is_tensor(obj)]
+            self._older_tensors = [
+                weakref.ref(each) for each in tensors if not autograd_state(each).requires_grad
+            ]
+
+    def _older_ends(self) -> list[torch.Tensor]:
+        """Return the older tensors that got a graph; drop the list soon."""
+        with quiet():
+            tensors = [tensor for ref in self._older_tensors if (tensor := ref()) is not None]
+            return [tensor for tensor in tensors if not autograd_state(tensor).is_leaf]
 
     def stop(self) -> None:
         """End the last run and give gc back."""
@@ -132,7 +149,7 @@ class Ledger:
                 self._bytes[key] = made.bytes_now()
         self._grown += change.grown
         dead_bytes = {id(made.ref): made.nbytes for made in change.died}
-        storages, change.nodes = behind(self._young.survivors())
+        storages, change.nodes = behind([*self._older_ends(), *self._young.survivors()])
         for storage in storages:
             born.add(storage, run, certain=is_from_block(storage))
         for key, made in list(born.by_id.items()):
@@ -162,10 +179,10 @@ class Ledger:
         return self._young.survivors()
 
     def graph_ends(self) -> list[torch.Tensor]:
-        """Return the living tensors that the runs made and that have a graph; drop the list soon."""
+        """Return the living tensors to which the runs gave a graph, the older ones first; drop the list soon."""
         with quiet():
             tensors: list[Any] = [obj for obj in self._young.survivors() if is_tensor(obj)]
-            return [tensor for tensor in tensors if not autograd_state(tensor).is_leaf]
+            return self._older_ends() + [each for each in tensors if not autograd_state(each).is_leaf]
 
     def older(self) -> list[NewStorage]:
         """Return the living storages from before the first run."""

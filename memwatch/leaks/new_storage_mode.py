@@ -15,7 +15,7 @@ from memwatch._torch.modes import UncompiledMode, mode_stack, pop_mode, push_mod
 from memwatch.heap.autograd import is_sparse, sparse_parts
 from memwatch.heap.class_checks import class_ids, is_a
 from memwatch.heap.frames import is_test_runner_code
-from memwatch.heap.tensors import is_simulated, is_tensor, quiet, storage_bytes, storage_of
+from memwatch.heap.tensors import is_simulated, is_storage, is_tensor, quiet, storage_bytes, storage_of
 from memwatch.own_code import CodeOwner, code_owner, hands_on
 from memwatch.signal_handlers import pass_on
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _is_runner: Final = functools.cache(is_test_runner_code)
 _RESIZES: Final = "aten::resize"
+_PLACES: Final = "aten::set_"
 _NUMBERS: Final = class_ids(bool, int, float, complex)
 _Look: TypeAlias = "Callable[[NewStorageMode, Any, Any, Sequence[Any]], None]"
 
@@ -76,6 +77,15 @@ class NewStorageMode(UncompiledMode):
         for storage in _storages(result):
             self._book.resized_at[id(storage)] = user_lines()
 
+    def note_placed(self, _func: Any, _result: Any, args: Sequence[Any]) -> None:
+        """Note a storage that was made without an op, as by `copy.deepcopy` and `torch.load`, or that is an old one."""
+        for storage in filter(is_storage, args):
+            if not is_simulated(args[0]) and not self._book.has(storage):
+                site, caller = user_lines()
+                made = self._book.add(storage, self.run, site)
+                if made is not None:
+                    made.caller = caller
+
     def note_made(self, func: Any, result: Any, args: Sequence[Any]) -> None:
         """Note the storages that an op returns, and the smaller ones from which they were made."""
         if self.on_op is not None:
@@ -114,10 +124,12 @@ class NewStorageMode(UncompiledMode):
 
 
 def _look_for(func: Any) -> _Look | None:
-    """Return what to note of an op: what it makes, or that it gives an operand another size."""
+    """Return what to note of an op: the storages that it makes, places in a tensor, or gives another size."""
     schema = schema_of(func)
     if any(ret.alias_info is None for ret in schema.returns):
         return NewStorageMode.note_made
+    if schema.name == _PLACES:
+        return NewStorageMode.note_placed
     return NewStorageMode.note_resized if schema.name.startswith(_RESIZES) else None
 
 

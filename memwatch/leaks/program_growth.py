@@ -20,12 +20,14 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from memwatch._torch.autograd import NO_TASK, current_graph_task_id
 from memwatch._torch.autograd_state import autograd_state
 from memwatch.edges import EdgeKind
 from memwatch.heap.ids import identities
+from memwatch.heap.pause import objects_since
 from memwatch.heap.tensors import is_tensor, quiet, storage_of
 from memwatch.leaks.diagnose import diagnose
 from memwatch.leaks.exemptions import Exemptions
@@ -39,7 +41,6 @@ if TYPE_CHECKING:
     import weakref
     from collections.abc import Callable, Sequence
 
-    import numpy as np
     import torch
     from numpy.typing import NDArray
 
@@ -75,6 +76,7 @@ class Rounds:
         hook_numbers: the number of the next hook, at the end of each round.
         nodes: the number of autograd nodes at the end of each counted round.
         old: identities of the objects from before the second round.
+        marker: what separates those objects from later ones, which may have the addresses of dead ones.
         backwards: number of rounds after the first with a backward.
         in_backward: True if this round had a backward.
         found: the storages behind the leaks.
@@ -88,6 +90,7 @@ class Rounds:
     hook_numbers: list[int] = field(default_factory=list)
     nodes: list[int] = field(default_factory=list)
     old: NDArray[np.int64] | None = None
+    marker: list[object] = field(default_factory=list)
     backwards: int = 0
     in_backward: bool = False
     found: list[weakref.ref[torch.UntypedStorage]] = field(default_factory=list)
@@ -171,7 +174,7 @@ class ProgramGrowth:
         """Return who holds what the program made, its top-level names included; call it before the block ends."""
         for storage in behind(self._young())[0]:
             self._book.add(storage, self._mode.run)  # the mode sees no op of other threads
-        found = diagnose(self._book.alive(), Exemptions(), per_call=False)
+        found = diagnose(self._book.alive(), Exemptions(shared_state=True), per_call=False)
         return leaks_of(found.retained, [0], per_call=False)
 
     def _after_step(self, optimizer: object, _args: Any, _kwargs: Any) -> None:
@@ -221,7 +224,7 @@ class ProgramGrowth:
         rounds.begin_next(self._mode.run)
         fewest = FEWEST_STEPS if rounds.loop is None else FEWEST_PASSES - 1
         if rounds.old is None:
-            rounds.old = identities(gc.get_objects())
+            rounds.old, rounds.marker = identities(gc.get_objects()), []
         doublings, rest = divmod(rounds.number, fewest)
         is_due = rest == 0 and doublings & (doublings - 1) == 0 and not rounds.is_judged
         if rounds.number <= fewest or is_due:
@@ -239,6 +242,8 @@ class ProgramGrowth:
 
     def _search(self, rounds: Rounds) -> None:
         """Find the holders that keep something of each round but the first and the last."""
+        assert rounds.old is not None
+        rounds.old = np.setdiff1d(rounds.old, identities(objects_since(rounds.marker)))
         measured = range(1, rounds.number - 1)
         made = [
             replace(each, run=number)

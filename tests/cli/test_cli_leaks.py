@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from memwatch.sizes import format_bytes
+
 TRAINING = """
 import sys, torch
 model = torch.nn.Linear(8, 8)
@@ -365,3 +367,41 @@ def test_what_another_thread_leaves_in_a_top_level_name_is_named(keeps, shell_me
     done = shell_memwatch("leaks", "program.py")
     assert (done.returncode, done.stdout) == (0, "")
     assert ("not judged" in done.stderr and "global `answers`" in done.stderr) is keeps
+
+
+COPIES = """
+import copy
+copies = []
+epoch(copies, lambda copies, loss: copies.%s, 13)
+"""
+ALL_COPIES = "append(copy.deepcopy(model.state_dict()))"
+LATEST_COPY = "__setitem__(slice(None), [copy.deepcopy(model.state_dict())])"
+LATEST_LOSS = """
+last = []
+epoch(last, lambda last, loss: last.__setitem__(slice(None), [loss]), 13)
+"""
+
+
+def test_copies_of_a_model_that_each_step_keeps_are_counted_in_full(shell_memwatch, tmp_path):
+    """`copy.deepcopy` makes storages without an op. A later copy may get the address of an older, dead tensor."""
+    (tmp_path / "program.py").write_text(LOOP + COPIES % ALL_COPIES)
+    done = shell_memwatch("leaks", "program.py")
+    nbytes = 2 * (8 * 8 + 8) * 4
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "each optimizer step added to global `copies` of module __main__" in done.stderr
+    assert f"({format_bytes(nbytes)} in 4 tensors)" in done.stderr
+
+
+def test_the_latest_copy_of_a_model_is_no_growth(shell_memwatch, tmp_path):
+    (tmp_path / "program.py").write_text(LOOP + COPIES % LATEST_COPY)
+    done = shell_memwatch("leaks", "program.py")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "added to" not in done.stderr
+
+
+def test_a_loss_at_the_top_level_is_not_said_to_hold_the_model(shell_memwatch, tmp_path):
+    """Its graph leads to the parameters, and the model holds them anyway."""
+    (tmp_path / "program.py").write_text(LOOP + LATEST_LOSS)
+    done = shell_memwatch("leaks", "program.py")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "not judged" not in done.stderr

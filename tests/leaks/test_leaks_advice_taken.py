@@ -313,6 +313,25 @@ def test_a_leak_is_gone_when_its_advice_is_taken():
     assert [str(leak) for leak in mended] == []
 
 
+def test_a_list_that_a_closure_captured_before_the_calls_is_the_list_that_grows():
+    """The function of the calls captures it. To delete that variable would end the program, not the leak."""
+    kept, window = [], collections.deque(maxlen=2)
+    [leak] = find_leaks(lambda: kept.append(data()))
+    assert leak.advice == advice(Remedy.ITEM)
+    assert find_leaks(lambda: window.append(data())) == []
+
+
+def test_of_a_function_that_each_call_keeps_the_captured_variable_is_named():
+    functions = []
+
+    def keeps_a_function():
+        value = data()
+        functions.append(lambda: value)
+
+    [leak] = find_leaks(keeps_a_function)
+    assert leak.advice == advice(Remedy.CLOSURE_CELL)
+
+
 def test_of_a_thread_that_runs_on_it_is_the_list_that_grows():
     """It need not end: its list is to be bounded."""
     keeps, slides = Prefetcher([]), Prefetcher(collections.deque(maxlen=2))

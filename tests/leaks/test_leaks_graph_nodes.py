@@ -16,7 +16,8 @@ INPUT = torch.ones(2, 8)
 
 class Meter:
     def __init__(self):
-        self.total, self.last = 0, None
+        self.total, self.last, self.older = 0, None, torch.zeros(())
+        self.calls = 0
         self.losses, self.window = [], deque(maxlen=6)
 
 
@@ -43,6 +44,42 @@ def adds_to_a_new_total():
 
 def adds_in_place():
     METER.total += trained_loss()
+
+
+def adds_to_an_older_total():
+    """The tensor was made before the calls. The first call gives it a graph."""
+    METER.older += trained_loss()
+
+
+def adds_a_detached_loss_to_an_older_total():
+    METER.older += trained_loss().detach()
+
+
+def is_call(number):
+    METER.calls += 1
+    return METER.calls % number == 0
+
+
+def adds_on_every_second_call():
+    loss = trained_loss()
+    if is_call(2):
+        METER.total = METER.total + loss
+
+
+def adds_on_every_third_call():
+    loss = trained_loss()
+    if is_call(3):
+        METER.total = METER.total + loss
+
+
+def starts_anew_on_every_seventh_call():
+    METER.total = trained_loss() + (0 if is_call(7) else METER.total)
+
+
+def replaces_on_every_third_call():
+    loss = trained_loss()
+    if is_call(3):
+        METER.last = loss
 
 
 def adds_a_detached_loss():
@@ -80,6 +117,39 @@ def test_a_total_of_losses_leaks_the_nodes_of_each_loss(step, runs):
     assert leak.count == leak.graph_nodes == nodes_of_a_loss() + 1
     assert leak.nbytes == 512 * leak.count
     assert "attribute .total of Meter" in leak.holder
+
+
+def test_a_total_from_before_the_calls_leaks_the_nodes_of_each_loss():
+    (leak,) = find_leaks(adds_to_an_older_total)
+    assert (leak.kind, leak.count, leak.every) == (LeakKind.GRAPH, nodes_of_a_loss() + 1, 1)
+    assert "attribute .older of Meter" in leak.holder
+
+
+@pytest.mark.parametrize(
+    ("step", "runs", "every"),
+    [
+        (adds_on_every_second_call, "auto", 2),
+        (adds_on_every_second_call, 8, 2),
+        (adds_on_every_third_call, "auto", 3),
+    ],
+)
+def test_a_total_that_some_calls_add_to_leaks(step, runs, every):
+    (leak,) = find_leaks(step, runs=runs)
+    assert (leak.kind, leak.every) == (LeakKind.GRAPH, every)
+    assert abs(leak.count - nodes_of_a_loss() - 1) <= 1
+    assert f"on one call in {every}" in leak.headline()
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        adds_a_detached_loss_to_an_older_total,
+        starts_anew_on_every_seventh_call,
+        replaces_on_every_third_call,
+    ],
+)
+def test_graphs_that_are_let_go_after_some_calls_do_not_leak(step):
+    assert find_leaks(step) == []
 
 
 @pytest.mark.parametrize("runs", [3, "auto"])

@@ -76,6 +76,31 @@ def test_a_hook_of_each_call_is_a_leak(fn, words, runs):
     assert str(leak).startswith("hooks: 1 hook on each call, registered on global")
 
 
+class EverySecond:
+    """Registers a hook on every second call, and removes the one before if it is told to."""
+
+    def __init__(self, *, removes):
+        self.calls, self.handle, self.removes = 0, None, removes
+
+    def __call__(self):
+        self.calls += 1
+        if self.calls % 2 == 0:
+            if self.removes and self.handle is not None:
+                self.handle.remove()
+            self.handle = LAYER.register_forward_hook(does_nothing)
+
+
+@pytest.mark.parametrize("runs", [4, "auto"])
+def test_a_hook_of_every_second_call_is_a_leak(runs):
+    (leak,) = find_leaks(EverySecond(removes=False), runs=runs)
+    assert (leak.kind, leak.count, leak.every) == (LeakKind.HOOKS, 1, 2)
+
+
+@pytest.mark.parametrize("runs", [4, "auto"])
+def test_a_hook_that_replaces_the_one_before_is_no_leak(runs):
+    assert find_leaks(EverySecond(removes=True), runs=runs) == []
+
+
 @pytest.mark.parametrize("fn", [removed, on_a_module_of_the_call])
 def test_hooks_that_go_are_no_leak(fn):
     assert find_leaks(fn) == []
