@@ -108,8 +108,8 @@ class Root:
         entries: the objects it holds; clear it soon.
         runner: True for pytest, unittest and other test runners, whose references do not count.
         frame_id: ``id`` of the frame, else 0.
-        explains: True for references that users cannot edit, but that show why a `del` frees nothing: those of a call of
-            torch or Python, and arguments, which the caller has under a name of its own.
+        explains: True for references that users cannot edit, but that show why a `del` frees nothing: those of a call
+            of torch or Python, and arguments, which the caller has under a name of its own.
     """
 
     kind: RootKind
