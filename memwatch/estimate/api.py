@@ -151,7 +151,7 @@ def find_largest(
         raise OptionError("the largest batch size of interest must be 1 or more")
     last = _MOST_SAMPLES if at_most is None else at_most
     tried: dict[int, bool] = {}
-    # reserved bytes without a limit, because figures of batch sizes that do not fit predict the result too
+    # figures of a device that never fills up: those of too large batches help to predict the result
     reserved_bytes: dict[int, int] = {}
     best: tuple[Estimate, Outcome] | None = None
     fits, fails, batch_size = 0, last + 1, 1
@@ -178,12 +178,12 @@ def find_largest(
 
 
 def _next(tried: dict[int, int], fits: int, fails: int, limit_bytes: int) -> int:
-    """Return the batch size to try next, between one that fits and one that does not.
+    """Return the batch size to try next, between the largest that fits and the smallest that fails.
 
     Memory grows about linearly with the batch size. So a line through two sizes predicts the result.
     """
     if fails in tried and len(tried) % 3 == 0:
-        guess = (fits + fails) // 2  # a program whose memory is no line ends too
+        guess = (fits + fails) // 2  # halving bounds the number of tries when the prediction is poor
     elif fails in tried and fits:
         guess = fits + _on_line(tried, fits, fails, limit_bytes)
     else:

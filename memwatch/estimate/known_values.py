@@ -1,7 +1,7 @@
 """The values of small fake tensors that follow from the program alone.
 
-Programs ask for such values to choose their code: whether a mask has a zero, or whether positions count up from zero.
-The answer decides which kernels run. So an estimate computes these tensors for real, beside the fake ones: tensors
+Programs read such values to choose their code. They check whether a mask has a zero, for example. The answer decides
+which kernels run. So an estimate computes these tensors for real, beside the fake ones: tensors
 made of constants (`arange`, `ones`, `torch.tensor`), tensors that were real before, and results of ops on them.
 
 Random and uninitialized values are not known, nor is a result of an op on them. The parameters of a model are of this
@@ -47,7 +47,7 @@ class _Shadow:
 
     Attributes:
         owner: a weak reference to the fake storage, which removes this entry when the storage dies.
-        values: the real storage; None for values that are not known.
+        values: the real storage; None for unknown values.
     """
 
     owner: weakref.ref[Any]
@@ -79,7 +79,7 @@ class KnownValues:
             self._set(each, None)
 
     def answer(self, op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Return the result of an op whose result or its size depends on values; None if they are not known."""
+        """Return the result of an op whose result or its size depends on values; None if a value is unknown."""
         values = self._run(op, args, kwargs) if _is_determined(op) else None
         if not isinstance(values, (torch.Tensor, tuple, list)):
             return values
@@ -90,7 +90,7 @@ class KnownValues:
         return made[0] if isinstance(values, torch.Tensor) else tuple(made)
 
     def _run(self, op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Run an op on known values; return None if one of them is not known, or if the op cannot run on the host."""
+        """Run an op on known values; return None if a value is unknown, or if the op cannot run on the host."""
         inputs = list(tensors_in((args, tuple(kwargs.values()))))
         if any(each.numel() > _MOST_ELEMENTS for each in inputs):
             return None
