@@ -33,8 +33,8 @@ architecture is a small configuration with random weights and two layers. It is 
 samples. In a padded batch, the second half of the last sample is padding. The figure is the most bytes of tensors that
 were alive at once. A line that reads an unknown value gets 0, as the loss does.
 
-DeBERTa v2 is estimated too high, because it calls `gather`. The backward of `gather` checks in C++ whether a tensor is a
-subclass. If it is, the backward copies the gradient and does not write in place. memwatch cannot hide this.
+DeBERTa v2 is estimated too high, because it calls `gather`. The backward of `gather` checks in C++ whether a tensor is
+a subclass. If it is, the backward copies the gradient and does not write in place. memwatch cannot hide this.
 
 For images, the length is the side of an image in pixels. For Whisper, it is the number of words.
 
