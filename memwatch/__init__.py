@@ -12,10 +12,12 @@ from memwatch.errors import MemoryLimitError, MemwatchError
 from memwatch.plan_training import train_by
 
 if TYPE_CHECKING:
-    from memwatch import planner, replay
+    from memwatch import estimate, planner, replay
     from memwatch.analysis import UnknownDeviceError
     from memwatch.analysis.findings.finding import Finding
     from memwatch.capture.errors import CaptureError
+    from memwatch.estimate.api import LargestBatch, largest_batch_size
+    from memwatch.estimate.result import Estimate
     from memwatch.fit import Fit, fit
     from memwatch.leaks import Leak, LeakWatch, TensorLeakError, check_leaks, find_leaks, why_alive
     from memwatch.monitor.rows import process_memory
@@ -35,7 +37,9 @@ if TYPE_CHECKING:
 _HOMES = {
     "BudgetError": "memwatch.planner.errors",
     "CaptureError": "memwatch.capture.errors",
+    "Estimate": "memwatch.estimate.result",
     "Finding": "memwatch.analysis.findings.finding",
+    "LargestBatch": "memwatch.estimate.api",
     "Leak": "memwatch.leaks",
     "LeakWatch": "memwatch.leaks",
     "Plan": "memwatch.planner.plan",
@@ -51,6 +55,7 @@ _HOMES = {
     "check_leaks": "memwatch.leaks",
     "find_leaks": "memwatch.leaks",
     "fit": "memwatch.fit.api",
+    "largest_batch_size": "memwatch.estimate.api",
     "load": "memwatch.reading",
     "merge": "memwatch.ranks.gathering",
     "Monitor": "memwatch.monitor.watch",
@@ -65,14 +70,16 @@ _HOMES = {
 }
 """Where each public name lives; it is imported when it is first used, so that `import memwatch` stays cheap."""
 
-_PACKAGES = ("planner", "replay")
-"""Public packages; `memwatch.replay` can be called."""
+_PACKAGES = ("estimate", "planner", "replay")
+"""Public packages; `memwatch.estimate` and `memwatch.replay` can be called."""
 
 __all__ = [
     "BudgetError",
     "CaptureError",
+    "Estimate",
     "Finding",
     "Fit",
+    "LargestBatch",
     "Leak",
     "LeakWatch",
     "MemoryLimitError",
@@ -88,8 +95,10 @@ __all__ = [
     "UnsupportedOpError",
     "apply_plan",
     "check_leaks",
+    "estimate",
     "find_leaks",
     "fit",
+    "largest_batch_size",
     "load",
     "merge",
     "monitor",

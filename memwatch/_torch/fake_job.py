@@ -91,16 +91,19 @@ def fake_mode_with_zero_reads(
     on_read: Callable[[Any], None],
     on_op: Callable[[Any, tuple[Any, ...], dict[str, Any]], None],
     complete: Callable[[Any, tuple[Any, ...], dict[str, Any], Any], Any],
+    answer: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any],
 ) -> AbstractContextManager[object]:
-    """Return a FakeTensorMode that returns zero for each read of a value.
+    """Return a FakeTensorMode in which a read of an unknown value returns zero.
 
     With zeros, training goes on: `GradScaler` finds no infinity, and assertions of a finite loss pass. An order of
     indices (`randperm`) is real, because samplers of a DataLoader read all of it.
 
     Args:
-        on_read: called with the op of each read.
+        on_read: called with the op of each read of an unknown value.
         on_op: called with each op that the program calls and its arguments, but not with the inner ops of an op.
         complete: called with such an op, its arguments and its fake results; returns the results.
+        answer: called with an op that needs values, and its arguments; returns its results, or None if the values are
+            not known.
     """
     has_gpu = torch.accelerator.is_available()  # read before the program gets a simulated GPU
 
@@ -118,7 +121,12 @@ def fake_mode_with_zero_reads(
             try:
                 found = super().__torch_dispatch__(func, types, args, kwargs)
                 return found if self.depth > 1 else complete(func, args, kwargs or {}, found)
-            except _ReadsValue:
+            except UNANSWERABLE as error:
+                known = answer(func, args, kwargs or {})
+                if known is not None:
+                    return known
+                if not isinstance(error, _ReadsValue):
+                    raise
                 on_read(func)
                 return _zero(args[0].dtype) if func.name() == _READS_NUMBER else False
             finally:

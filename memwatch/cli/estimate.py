@@ -10,13 +10,18 @@ view when the run ends. Download folders (~/.cache, HF_HOME, TORCH_HOME) are sha
 
     memwatch estimate --world-size 256 train.py --epochs 1
     memwatch estimate --device cuda -o train.memwatch --html train.py
+    memwatch estimate --device H100 train.py
     memwatch estimate --device cuda --device-memory 80GiB train.py
+    memwatch estimate --device H100 --largest-batch train.py --batch-size {batch}
 """
 
 from __future__ import annotations
 
+import dataclasses
+import os
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from memwatch.cli.files import make_room
 from memwatch.cli.next_step import command_line, memwatch_command
@@ -30,11 +35,21 @@ from memwatch.words.summary import NEXT_COMMAND, NEXT_TO_KEEP
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Callable
+
+    from memwatch.cli.program import Program
+    from memwatch.estimate.api import LargestBatch
+    from memwatch.estimate.job import Job
+    from memwatch.estimate.result import Estimate
+    from memwatch.private_files import PrivateFiles
+
+BATCH: Final = "{batch}"
+"""The text that the search for a batch size replaces in the arguments of the program."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this verb."""
-    own = "[--world-size N] [--rank R] [--steps N] [--device TYPE] [--device-memory SIZE]"
+    own = "[--world-size N] [--rank R] [--steps N] [--device DEVICE] [--device-memory SIZE] [--largest-batch]"
     files = "[--json] [-o FILE] [-f] [--html[=PATH]] [--in-place]"
     parser.usage = f"memwatch estimate {own} {files} {PROGRAM_USAGE}"
     parser.add_argument(
@@ -49,12 +64,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--steps", type=positive, default=3, metavar="N", help="end the run after N steps, default 3"
     )
-    parser.add_argument("--device", metavar="TYPE", help="cuda: pretend that there is a GPU")
+    parser.add_argument(
+        "--device",
+        metavar="DEVICE",
+        help="cuda: pretend that there is a GPU; a card such as H100: also print whether it fits there",
+    )
     parser.add_argument(
         "--device-memory",
         type=size,
         metavar="SIZE",
         help="print whether it fits a device with so much memory for torch, such as 80GiB",
+    )
+    parser.add_argument(
+        "--largest-batch",
+        action="store_true",
+        help="find the largest batch size that fits: the program gets each that is tried in place of {batch}",
     )
     parser.add_argument(
         "-o", "--output", metavar="FILE", help="write the capture, which all other verbs read"
@@ -77,6 +101,18 @@ def execute(options: argparse.Namespace) -> int | BaseException:
             f"rank {options.rank} is not in a job of {options.world_size}; the last is {options.world_size - 1}"
         )
     program = chosen_program(options)
+    if options.largest_batch:
+        if options.output is not None or options.html:
+            options.usage_error("--largest-batch writes no file; then estimate the batch size that it found")
+        if not any(BATCH in each for each in program.arguments):
+            options.usage_error(f"--largest-batch: write {BATCH} where the program gets its batch size")
+    from memwatch.cards import card_named  # it imports no torch
+
+    is_card = options.device is not None and card_named(options.device) is not None
+    device = "cuda" if is_card or options.largest_batch else options.device
+    device_memory: str | None = options.device_memory or (options.device if is_card else None)
+    if options.largest_batch and device_memory is None:
+        options.usage_error("--largest-batch: name a card with --device, or give --device-memory")
     capture = None if options.output is None else Path(options.output).absolute()
     page = Path(options.page or (capture or Path(f"{program.name}.estimate")).with_suffix(".html")).absolute()
     make_room(capture, page if options.html else None, inputs=program.files(), force=options.force)
@@ -84,6 +120,8 @@ def execute(options: argparse.Namespace) -> int | BaseException:
     files = private_files(options, "estimate", "the script")
     # imported before the program's folder comes first in sys.path, for it may hold modules of the same name; and after
     # the files are private, for torch starts threads
+    from memwatch.cards import Room
+    from memwatch.estimate.api import find_largest
     from memwatch.estimate.job import Job
     from memwatch.estimate.program import estimate_program
     from memwatch.estimate.record import estimate_record
@@ -95,15 +133,20 @@ def execute(options: argparse.Namespace) -> int | BaseException:
         return target if files is None else files.folder / target.name
 
     job, next_step = Job(options.rank, options.world_size), _next(options.output)
+    largest: LargestBatch | None = None
     try:
-        found = estimate_program(
-            program.load,
-            job=job,
-            steps=options.steps,
-            device=options.device,
-            path=None if capture is None else written(capture),
-            force=options.force,
-        )
+        if options.largest_batch and device_memory is not None:
+            largest = find_largest(_of_batch(program, job, options.steps, files), device_memory)
+            found = largest.estimate
+        else:
+            found = estimate_program(
+                program.load,
+                job=job,
+                steps=options.steps,
+                device=device,
+                path=None if capture is None else written(capture),
+                force=options.force,
+            )
     except MemwatchError:
         raise
     except BaseException as error:
@@ -114,17 +157,45 @@ def execute(options: argparse.Namespace) -> int | BaseException:
         for target in [capture, page if options.html else None]:
             if target is not None:
                 outside.copy(written(target), target, force=options.force)
-    outcome = None if options.device_memory is None else found.on_device(options.device_memory)
+    room = None if device_memory is None else Room.of(device_memory)
+    outcome = None if device_memory is None else found.on_device(device_memory)
     if options.json:
-        emit_json(estimate_record(found, outcome))
+        emit_json(estimate_record(found, room, outcome, largest))
     else:
-        emit(text_of(found, next_step, device_memory=options.device_memory, outcome=outcome))
-    for sentence in [] if files is None else files_dropped(files.drop_changes()):
-        say(sentence)
+        head = "" if largest is None else f"{_sentence(str(largest))}\n\n"
+        emit(head + text_of(found, next_step, room=room, outcome=outcome))
+    for remark in [] if files is None else files_dropped(files.drop_changes()):
+        say(remark)
     return int(outcome is not None and not outcome.fits)
+
+
+def _of_batch(
+    program: Program, job: Job, steps: int, files: PrivateFiles | None
+) -> Callable[[int], Estimate]:
+    """Return a function that estimates the program with a batch size in place of `{batch}`."""
+    from memwatch.estimate.program import estimate_program
+    from memwatch.fit.program_trial import drop_modules
+
+    modules, folder = frozenset(sys.modules), os.getcwd()
+
+    def estimated(batch_size: int) -> Estimate:
+        os.chdir(folder)
+        if files is not None:
+            files.renew()
+        drop_modules(besides=modules)
+        arguments = tuple(each.replace(BATCH, str(batch_size)) for each in program.arguments)
+        return estimate_program(
+            dataclasses.replace(program, arguments=arguments).load, job=job, steps=steps, device="cuda"
+        )
+
+    return estimated
 
 
 def _next(capture: str | None) -> str:
     if capture is None:
         return NEXT_TO_KEEP
     return NEXT_COMMAND.format(command=command_line(*memwatch_command(), "report", capture))
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."

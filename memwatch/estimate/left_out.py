@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from memwatch._torch.fake import FakeTensor
 from memwatch._torch.fake_job import FOREACH_TYPES
+from memwatch.cards import CARDS
 from memwatch.devices.pretended import pretended_cuda
 from memwatch.errors import MemwatchError
 
@@ -58,7 +59,10 @@ def left_out(device: str | None, num_ranks: int, on_ask: Callable[[None], None])
         MemwatchError: this kind of device cannot be simulated.
     """
     if device not in (None, "cpu", "cuda"):
-        raise MemwatchError(f"--device {device} cannot be pretended; give cpu or cuda")
+        known = ", ".join(card.name for card in CARDS)
+        raise MemwatchError(
+            f"--device {device} cannot be pretended; give cpu, cuda, or one of the cards {known}"
+        )
     remarks: dict[str, None] = {}
     num_found = min(num_ranks, _DEVICES_OF_A_HOST) if device == "cuda" else 0
 

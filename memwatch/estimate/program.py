@@ -10,17 +10,21 @@ from typing import TYPE_CHECKING, Any, Final
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from memwatch._torch.fake import FakeTensor
+from memwatch._torch.fake_checks import plain_to_programs
 from memwatch._torch.fake_job import UNANSWERABLE, fake_mode_with_zero_reads, is_raised_by_fakes, require_jobs
 from memwatch._torch.versions import require_known_torch
 from memwatch.errors import MemwatchError
 from memwatch.estimate.calls import Calls
 from memwatch.estimate.chosen_sizes import ChosenSizes
 from memwatch.estimate.job import Job, pretended
+from memwatch.estimate.known_values import KnownValues
 from memwatch.estimate.left_out import left_out
 from memwatch.estimate.result import Estimate
 from memwatch.fit.program_trial import Enough
 from memwatch.own_code import is_program_code
 from memwatch.profile import profile
+from memwatch.replay.op_workspace import tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,6 +33,14 @@ if TYPE_CHECKING:
 
 _NO_VALUES: Final = (
     "needs the values of a tensor, and an estimate has none: the sizes that follow depend on them"
+)
+_REAL_PARAMETER: Final = (
+    "the function uses a parameter of size {size} that existed before; build the model inside the function, so that "
+    "it is made of fake tensors"
+)
+_CHECKED: Final = (
+    "{place} checks which dispatch modes of torch are on, and sees the one of the estimate: a real run may take "
+    "another branch"
 )
 _UNLINKED: Final = "is not linked with support for"
 _NO_DEVICE: Final = "this torch is built for the host alone"
@@ -50,6 +62,7 @@ def estimate_program(
     device: str | None = None,
     path: str | os.PathLike[str] | None = None,
     force: bool = False,
+    only_new_parameters: bool = False,
 ) -> Estimate:
     """Estimate the tensors of a program, from its start until a few steps of its optimizer.
 
@@ -60,6 +73,7 @@ def estimate_program(
         device: a kind of accelerator that the program finds, though there is none: `"cuda"`.
         path: write the capture to this file; None keeps it in memory.
         force: whether an existing file at this path may be replaced.
+        only_new_parameters: refuse a program that uses parameters which existed before. They would get fake gradients.
 
     Raises:
         MemwatchError: the program needs values that fake tensors do not have.
@@ -67,22 +81,32 @@ def estimate_program(
     """
     require_known_torch()
     require_jobs()
-    reads, calls, counter = Reads(), Calls(), _Steps(steps)
+    reads, checks, calls, counter = Lines(), Lines(), Calls(), _Steps(steps)
     not_known: dict[str, None] = {}
     sizes = ChosenSizes(not_known.setdefault)
+    values = KnownValues()
     recording = profile(path)
     recording.replaces_file = force
 
     def note(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if only_new_parameters:
+            _refuse_real_parameters(args)
         if started := recording.num_ops_started:
             calls.add(started - 1, op, args, kwargs)
 
+    def complete(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
+        result = sizes.complete(op, args, kwargs, result)
+        values.follow(op, args, kwargs, result)
+        return result
+
+    mode = fake_mode_with_zero_reads(reads.note, note, complete, values.answer)
     program = load()
     with (
         open(os.devnull, "w") as nowhere,
         contextlib.redirect_stdout(nowhere),
         pretended(job),
-        fake_mode_with_zero_reads(reads.note, note, sizes.complete),
+        mode,
+        plain_to_programs(mode, checks.note),
         left_out(device, job.world_size or 1, reads.note) as left,
         recording,
         counter.watching(),
@@ -99,17 +123,24 @@ def estimate_program(
             if sentence is None:
                 raise
             raise MemwatchError(sentence) from error
-    return Estimate(recording, job, counter.count, calls, tuple(reads.places), (*left.remarks, *not_known))
+    remarks = (*left.remarks, *not_known, *(_CHECKED.format(place=place) for place in checks.places))
+    return Estimate(recording, job, counter.count, calls, tuple(reads.places), remarks)
 
 
-class Reads:
-    """The lines of the program that read a value, each once."""
+def _refuse_real_parameters(args: tuple[Any, ...]) -> None:
+    for each in tensors_in(args):
+        if type(each) is not FakeTensor and each.requires_grad:
+            raise MemwatchError(_REAL_PARAMETER.format(size=tuple(each.shape)))
+
+
+class Lines:
+    """The lines of the program that did something, such as reading a value; each once."""
 
     def __init__(self) -> None:
         self.places: dict[str, int] = {}
 
-    def note(self, op: Any) -> None:
-        """Count a read at the line of the program that runs."""
+    def note(self, what: Any) -> None:
+        """Count one more at the line of the program that runs."""
         frame = sys._getframe(1)
         place = next(
             (

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from memwatch.cards import Room
 from memwatch.device_names import is_host
 from memwatch.devices import adapter_of
 from memwatch.devices.cuda_allocator import ANY_DEVICE_BYTES, SettingsError, Trace, choose_allocator
 from memwatch.errors import MemwatchError
 from memwatch.estimate.workspace import Workspace, workspace_at_peak
-from memwatch.sizes import parse_bytes
 
 if TYPE_CHECKING:
     from memwatch.capture.packed import IntArray
@@ -87,25 +87,26 @@ class Estimate:
         """The settings of the allocator: those of the environment."""
         return os.environ.get("PYTORCH_CUDA_ALLOC_CONF", os.environ.get("PYTORCH_ALLOC_CONF", ""))
 
-    def on_device(self, device_memory: int | str) -> Outcome:
-        """Run the allocator for a device with a given memory, on one stream.
+    def on_device(self, device: int | str) -> Outcome:
+        """Run the allocator for a device, on one stream.
 
         Args:
-            device_memory: the memory that torch can use, as `"80 GiB"`, without the CUDA context and libraries.
+            device: a card such as `"H100"`, without the memory that its CUDA context and libraries are assumed to take.
+                Or the memory that torch can use, as `"80 GiB"`.
 
         Raises:
-            MemwatchError: the program has no tensors on an accelerator, or the settings are unknown.
+            MemwatchError: the program has no tensors on an accelerator, or the device or the settings are unknown.
         """
         if is_host(self.reading.device):
             raise MemwatchError(
                 "the program put its tensors on the host, so nothing is known of a device; estimate it with "
                 "--device cuda"
             )
-        return self._allocator[0].run(self._trace, self.settings, parse_bytes(device_memory))
+        return self._allocator[0].run(self._trace, self.settings, Room.of(device).tensor_bytes)
 
-    def fits(self, device_memory: int | str) -> bool:
-        """Return whether the tensors fit on a device of so much memory; see `on_device`."""
-        return self.on_device(device_memory).fits
+    def fits(self, device: int | str) -> bool:
+        """Return whether the tensors fit on a card such as `"H100"`, or in so much memory; see `on_device`."""
+        return self.on_device(device).fits
 
     @cached_property
     def _allocator(self) -> tuple[Allocator, str]:

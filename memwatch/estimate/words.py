@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from memwatch.report.estimate import estimate_text
-from memwatch.sizes import format_bytes, parse_bytes
+from memwatch.sizes import format_bytes
 from memwatch.words.allocators import counted
 from memwatch.words.places import short_place
 
 if TYPE_CHECKING:
+    from memwatch.cards import Room
     from memwatch.devices.cuda_allocator import Outcome
     from memwatch.estimate.result import Estimate
     from memwatch.estimate.workspace import Workspace
@@ -25,7 +26,7 @@ def text_of(
     estimate: Estimate,
     following: str = "",
     *,
-    device_memory: str | None = None,
+    room: Room | None = None,
     outcome: Outcome | None = None,
 ) -> str:
     """Return an estimate and the summary of its recording as text for a terminal.
@@ -33,7 +34,7 @@ def text_of(
     Args:
         estimate: the estimate.
         following: the line with the next step, "" for none.
-        device_memory: the memory of the device in question.
+        room: the device in question.
         outcome: the allocator's result on it; None without a device in question.
     """
     reading, workspace = estimate.reading, estimate.workspace
@@ -45,10 +46,13 @@ def text_of(
         reserved_rests_on="" if estimate.reserved_bytes is None else _reserved_rests_on(estimate),
         workspace_bytes=None if workspace is None else workspace.nbytes,
         workspace_rests_on="" if workspace is None else _rests_on(workspace),
+        assumed=[]
+        if room is None
+        else [(each.nbytes, f"{each.name}: {each.source}") for each in room.assumed],
         not_counted=_not_counted(workspace),
         device=reading.device,
         run=_run(estimate),
-        notes=[*_fits(device_memory, outcome), *_reads(estimate), *estimate.remarks],
+        notes=[*_fits(room, outcome), *_reads(estimate), *estimate.remarks],
     )
     return f"{head}\n{reading.summary(rows=_ROWS, following=following)}"
 
@@ -59,18 +63,19 @@ def _reserved_rests_on(estimate: Estimate) -> str:
     return f"{kind} by {estimate.allocator}: its segments for these blocks{settings}, on one stream"
 
 
-def _fits(device_memory: str | None, outcome: Outcome | None) -> list[str]:
-    if device_memory is None or outcome is None:
+def _fits(room: Room | None, outcome: Outcome | None) -> list[str]:
+    if room is None or outcome is None:
         return []
-    size = format_bytes(parse_bytes(device_memory))
+    named = f"{room.name} ({format_bytes(room.total_bytes)})" if room.assumed else f"a device of {room.name}"
     if not outcome.fits:
-        return [f"does not fit a device of {size}"]
-    left = format_bytes(parse_bytes(device_memory) - outcome.most_reserved_bytes)
+        return [f"does not fit {named}"]
+    left = format_bytes(room.tensor_bytes - outcome.most_reserved_bytes)
     retries = ""
     if outcome.retries:
         times = counted(outcome.retries, "time")
         retries = f"; the allocator has to give free segments back and retry {times}, which is slow"
-    return [f"fits a device of {size}: {left} are left for the CUDA context and what is not counted{retries}"]
+    context = "" if room.assumed else "the CUDA context and "
+    return [f"fits {named}: {left} are left for {context}what is not counted{retries}"]
 
 
 def _rests_on(workspace: Workspace) -> str:

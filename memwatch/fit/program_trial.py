@@ -30,7 +30,7 @@ from memwatch.profile import profile
 from memwatch.replay.measure import can_measure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
     from contextlib import AbstractContextManager
     from types import FrameType
 
@@ -161,14 +161,23 @@ class ProgramTrial:
         if self._files is not None:
             self._files.renew()
         self._run = None
-        for name in set(sys.modules) - self._modules:
-            file = getattr(sys.modules[name], "__file__", None)
-            if file is not None and is_program_code(file):
-                del sys.modules[name]
+        drop_modules(besides=self._modules)
         sys.argv[:] = self._arguments
-        gc.collect()
         for restore in self._random_states:
             restore()
+
+
+def drop_modules(*, besides: Collection[str]) -> None:
+    """Drop the modules of the program, with what they hold, so that its next run imports them again.
+
+    Args:
+        besides: names of modules that stay.
+    """
+    for name in set(sys.modules).difference(besides):
+        file = getattr(sys.modules[name], "__file__", None)
+        if file is not None and is_program_code(file):
+            del sys.modules[name]
+    gc.collect()
 
 
 class _StillMeasuringError(MemwatchError):

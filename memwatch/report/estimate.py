@@ -26,6 +26,7 @@ def estimate_text(
     workspace_bytes: int | None,
     workspace_rests_on: str,
     not_counted: str,
+    assumed: Sequence[tuple[int, str]],
     device: str,
     run: str,
     notes: Sequence[str] = (),
@@ -44,6 +45,7 @@ def estimate_text(
         workspace_bytes: bytes of the kernels' own buffers at the peak. None if unknown.
         workspace_rests_on: the source of `workspace_bytes`.
         not_counted: the kinds of memory that no figure includes.
+        assumed: memory of the card that no tensor can have: bytes, and what takes them with the source.
         device: the device of the tensors.
         run: the rank that ran, and how far it got.
         notes: sentences that follow.
@@ -71,5 +73,7 @@ def estimate_text(
     table.add_row("?", "not counted", not_counted)
     if reserved_bytes is not None:
         table.add_row(format_bytes(reserved_bytes), "reserved", reserved_rests_on)
+    for nbytes, what in assumed:
+        table.add_row(format_bytes(nbytes), "assumed", what)
     parts: list[RenderableType] = [head, "", table, *(Text(f"- {clip(note)}") for note in notes)]
     return to_text(*parts, width=width, color=color)

@@ -249,12 +249,18 @@ class EstimateRecord(TypedDict):
         str | None,
         "whose reserved bytes these are: torch's own allocator, or memwatch's model; null without one",
     ]
-    fits: Annotated[bool | None, "whether it fits --device-memory; null without this option"]
+    fits: Annotated[bool | None, "whether it fits the card or --device-memory; null without one"]
     most_reserved_on_device_bytes: Annotated[
         int | None, "bytes reserved at most on that device; null likewise"
     ]
     retries: Annotated[
         int | None, "allocations for which the allocator first gave free segments back there; null likewise"
+    ]
+    assumed_bytes: Annotated[
+        int, "bytes of the card that other memory than tensors is assumed to take; 0 without a card"
+    ]
+    largest_batch_size: Annotated[
+        int | None, "the largest batch size that fits, 0 if none does; null without --largest-batch"
     ]
     rounding_bytes: Annotated[int, "modelled bytes that rounding to whole blocks adds to the peak"]
     block_bytes: Annotated[int, "the size of a block"]
