@@ -11,7 +11,9 @@ FINDINGS: Final = "Findings in {process}: what to change, and how far its peak w
 HEADLINE: Final = "{worst} has the highest peak, {highest}: {share} above the mean of {count} ranks."
 HEADLINE_EQUAL: Final = "All {count} ranks have the same peak, {highest}."
 HEADLINE_PROCESS: Final = "{worst} has the highest peak, {highest}."
-TO_DO: Final = " Lower the peak of {worst} first: no other rank needs as much memory."
+TO_DO: Final = (
+    " Lower the peak of {worst} first: a device that is large enough for it is large enough for every rank."
+)
 TO_DO_EQUAL: Final = " A change that lowers the peak must be made in every rank."
 TO_DO_FINDING: Final = " Its first finding would lower it to {nbytes}."
 """The first sentences of the page of a job."""

@@ -141,7 +141,8 @@ def test_dragging_zooms_and_a_double_click_shows_the_whole_run(shown, training):
 def test_the_step_of_the_peak_fills_the_chart_at_a_click(shown, training):
     """Over time and over events, the chart then has the peak in it, and less than the whole run."""
     for axis, column in (("time", "time_ns"), ("events", None)):
-        shown.go(f"axis={axis}")
+        if axis == "events":
+            shown.go("axis=events")
         shown.click("#zoom-step")
         start, end = (float(x) for x in shown.state()["zoom"].split("_"))
         xs = training.timeline[column] if column else training.timeline.index.to_series()
