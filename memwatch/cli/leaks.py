@@ -76,7 +76,7 @@ def execute(options: argparse.Namespace) -> int | BaseException:
         told |= {leak.cause for leak in leaks}
         leaks = _counted(leaks, settings)
         if leaks:
-            parts.append("\n".join([grow_line(rounds.place), *map(str, leaks)]))
+            parts.append("\n".join([grow_line(rounds.place, leaks), *map(str, leaks)]))
     if not parts:
         _say_what_was_searched(growth, at_end, told, settings)
         return 0

@@ -46,6 +46,7 @@ class Leak(ShownAsText):
         tensor: a description of the largest leaked tensor or storage of this line.
         held_s: seconds from the birth of the oldest of these bytes to the check.
         per_call: True if ``nbytes`` and ``count`` are per call.
+        repeat: the name of such a call: "call"; in ``memwatch leaks`` also "step" of an optimizer, or "pass" of a loop.
         every: for :func:`memwatch.find_leaks`, the number of calls per leak of this size; 1 if each call leaks.
         caller: ``file.py:40 in g``, the line that called the function of ``site``, such as the caller of a factory;
             None if it was not recorded, or only memwatch called.
@@ -97,6 +98,7 @@ class Leak(ShownAsText):
     cuts: tuple[Edge, ...] = ()
     graph_nodes: int = 0
     known: KnownLeak | None = None
+    repeat: str = "call"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kind", LeakKind(self.kind))
@@ -110,6 +112,7 @@ class Leak(ShownAsText):
             per_call=self.per_call,
             holder=self.holder,
             every=self.every,
+            repeat=self.repeat,
         )
 
     def __repr__(self) -> str:
@@ -123,13 +126,15 @@ class Leak(ShownAsText):
         made = [made_at] * (self.kind is not LeakKind.HOOKS)
         if self.graph_nodes and self.kind is not LeakKind.GRAPH:
             nbytes = self.graph_nodes * NODE_BYTES
-            made.append(words.nodes_line(self.graph_nodes, nbytes, per_call=self.per_call))
+            made.append(
+                words.nodes_line(self.graph_nodes, nbytes, per_call=self.per_call, repeat=self.repeat)
+            )
         lines = [self.headline(), *made, f"  {words.TEXT_TITLES[self.kind]}"]
         lines += [f"    {line}" for line in words.shortened(self.path, self.edges)]
         if self.kind is LeakKind.CYCLE:
             lines.append(words.HELD_FOR.format(seconds=self.held_s))
         if self.beside:
-            lines.append(words.beside_line(self.beside))
+            lines.append(words.beside_line(self.beside, self.repeat))
         if self.known is not None:
             known = self.known
             lines.append(words.KNOWN.format(library=known.library, what=known.what, link=known.link))

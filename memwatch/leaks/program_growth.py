@@ -36,6 +36,7 @@ from memwatch.leaks.groups import leaks_of
 from memwatch.leaks.hook_growth import leaks_of_hooks, next_hook_number
 from memwatch.leaks.loop_passes import LoopPasses
 from memwatch.leaks.new_storages import behind, tensors_among
+from memwatch.words.leaks import repeat_name
 
 if TYPE_CHECKING:
     import weakref
@@ -266,7 +267,8 @@ class ProgramGrowth:
             rounds.found = [each.storage.ref for each in (keeping if leaks else others)]
         if not leaks:
             leaks = self._growing_graph(rounds)
-        rounds.leaks = leaks + leaks_of_hooks(rounds.hook_numbers, (), leaks)
+        leaks += leaks_of_hooks(rounds.hook_numbers, (), leaks)
+        rounds.leaks = [replace(leak, repeat=repeat_name(rounds.place)) for leak in leaks]
 
     def _growing_graph(self, rounds: Rounds) -> list[Leak]:
         """Return the value to whose graph each round adds, though backward has freed its tensors."""

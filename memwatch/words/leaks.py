@@ -70,9 +70,15 @@ HOOK: Final = "hook"
 HOOKS: Final = "hooks"
 NODE: Final = "autograd node"
 NODES: Final = "autograd nodes"
+_NOT_TENSORS: Final = {"graph": (NODE, NODES), "hooks": (HOOK, HOOKS)}
 GRAPH_NODES: Final = "  and {nodes}{each}, about {size}"
-ON_EACH_CALL: Final = " on each call"
-ON_ONE_CALL: Final = " on one call in {every}"
+LEAKED_EACH: Final = "Each {repeat} leaks {amounts}."
+LEAKED: Final = "{amounts} leaked."
+TO_DO: Final = "To end it, cut this reference: {holder}."
+TO_DO_LARGEST: Final = "Begin with the largest. To end it, cut this reference: {holder}."
+"""The first sentences of the page of leaks."""
+ON_EACH: Final = " on each {repeat}"
+ON_ONE_IN: Final = " on one {repeat} in {every}"
 MADE_AT: Final = "  made at: {site} ({tensor})"
 CALLED_FROM: Final = ", called from {caller}"
 FREED_SINCE: Final = "  freed before the session ended: {freed} of its {told} tensors"
@@ -82,7 +88,7 @@ ALL_FREED_SINCE: Final = (
 )
 UNKNOWN_LINE: Final = "unknown line"
 HELD_FOR: Final = "  held for {seconds:.3f} s so far; the next collection of gc would free it"
-BESIDE: Final = "  and {objects} per call"
+BESIDE: Final = "  and {objects} per {repeat}"
 MORE_OBJECTS: Final = "{count} more objects of type {name}"
 MORE_OBJECT: Final = "1 more object of type {name}"
 KNOWN: Final = "  known leak of {library}: {what} ({link})"
@@ -133,7 +139,9 @@ NO_DOT: Final = (
 )
 NOT_DRAWN: Final = "cannot draw {target}: {error}. The leak as text:\n{leak}"
 
-GROW_BY_ROUND: Final = "These leaks grow with each {round} (in this list, 'call' means one {short}):"
+GROW_BY_ROUND: Final = "Each {round} leaks {amounts}. Each entry below ends with the change that mends it:"
+OF_STEPS: Final = "step"
+OF_LOOP: Final = "pass"
 ROUND_OF_STEPS: Final = "optimizer step"
 ROUND_OF_LOOP: Final = "pass of the loop at {place}"
 LEFT_NOTHING: Final = (
@@ -172,10 +180,17 @@ NOT_A_TENSOR: Final = "why_alive() takes a tensor, not {given}"
 
 
 def headline(
-    kind: str, *, sizes: Mapping[str, int], count: int, per_call: bool, holder: str, every: int = 1
+    kind: str,
+    *,
+    sizes: Mapping[str, int],
+    count: int,
+    per_call: bool,
+    holder: str,
+    every: int = 1,
+    repeat: str = "call",
 ) -> str:
     """Return a leak in one line."""
-    each = ON_EACH_CALL if every == 1 else ON_ONE_CALL.format(every=every)
+    each = ON_EACH.format(repeat=repeat) if every == 1 else ON_ONE_IN.format(repeat=repeat, every=every)
     return HEADLINE.format(
         kind=kind,
         amount=_amount(kind, sizes, count),
@@ -187,7 +202,7 @@ def headline(
 
 def _counted(kind: str, count: int) -> str:
     """Return the number of tensors, hooks or nodes of a leak, with the word for them."""
-    names = {"graph": (NODE, NODES), "hooks": (HOOK, HOOKS)}.get(kind, (TENSOR, TENSORS))
+    names = _NOT_TENSORS.get(kind, (TENSOR, TENSORS))
     return f"{count} {names[count != 1]}"
 
 
@@ -196,9 +211,44 @@ def round_phrase(place: tuple[str, int, str] | None) -> str:
     return ROUND_OF_STEPS if place is None else ROUND_OF_LOOP.format(place=site_phrase(*place))
 
 
-def grow_line(place: tuple[str, int, str] | None) -> str:
-    """Return the line above leaks that grow with each round."""
-    return GROW_BY_ROUND.format(round=round_phrase(place), short="step" if place is None else "pass")
+def grow_line(place: tuple[str, int, str] | None, leaks: Sequence[Leaked]) -> str:
+    """Return the line above leaks that grow with each round: how much each round adds."""
+    return GROW_BY_ROUND.format(round=round_phrase(place), amounts=amounts_phrase(leaks))
+
+
+def page_headline(leaks: Sequence[Leaked], repeats: Sequence[str]) -> str:
+    """Return how much leaked in a sentence.
+
+    Args:
+        leaks: the leaks.
+        repeats: the name of the call that each leak is about; "" if its figures are not of each call.
+    """
+    amounts = amounts_phrase(leaks)
+    (repeat, *others) = dict.fromkeys(repeats)
+    if not repeat or others:
+        return LEAKED.format(amounts=amounts)
+    return LEAKED_EACH.format(repeat=repeat, amounts=amounts)
+
+
+def page_to_do(holders: Sequence[str]) -> str:
+    """Return which reference to cut first: the first of these, of the largest leak."""
+    return (TO_DO_LARGEST if len(holders) > 1 else TO_DO).format(holder=holders[0])
+
+
+def amounts_phrase(leaks: Sequence[Leaked]) -> str:
+    """Return how much leaked in all, each kind of thing once: `4 B in 1 tensor and 2 hooks`."""
+    of_kind: dict[str, list[Leaked]] = {}
+    for leak in leaks:
+        of_kind.setdefault(leak.kind if leak.kind in _NOT_TENSORS else "", []).append(leak)
+    return AND.join(
+        _amount(kind, sizes_of(several), sum(leak.count for leak in several))
+        for kind, several in of_kind.items()
+    )
+
+
+def repeat_name(place: tuple[str, int, str] | None) -> str:
+    """Return the short name of such a round, for the lines of its leaks."""
+    return OF_STEPS if place is None else OF_LOOP
 
 
 def searched_line(places: Sequence[tuple[str, int, str] | None], *, is_certain: bool) -> str:
@@ -241,10 +291,11 @@ def _amount(kind: str, sizes: Mapping[str, int], count: int) -> str:
     return AMOUNT.format(size=ABOUT.format(size=size) if kind == "graph" else size, counted=counted)
 
 
-def nodes_line(nodes: int, nbytes: int, *, per_call: bool) -> str:
+def nodes_line(nodes: int, nbytes: int, *, per_call: bool, repeat: str) -> str:
     """Return the autograd nodes that a leak keeps beside tensors, as a line under it."""
     counted = _counted("graph", nodes)
-    return GRAPH_NODES.format(nodes=counted, each=ON_EACH_CALL if per_call else "", size=format_bytes(nbytes))
+    each = ON_EACH.format(repeat=repeat) if per_call else ""
+    return GRAPH_NODES.format(nodes=counted, each=each, size=format_bytes(nbytes))
 
 
 def path_lines(edges: Sequence[Edge], branch_at: int | None) -> tuple[str, ...]:
@@ -300,6 +351,18 @@ class OnDevice(Protocol):
         """The bytes."""
 
 
+class Leaked(OnDevice, Protocol):
+    """A leak as far as sentences about many leaks need it."""
+
+    @property
+    def kind(self) -> str:
+        """The kind."""
+
+    @property
+    def count(self) -> int:
+        """The number of tensors, hooks or nodes."""
+
+
 def sizes_of(leaks: Iterable[OnDevice]) -> dict[str, int]:
     """Return the leaked bytes of each device, the accelerators first."""
     sums: dict[str, int] = {}
@@ -342,9 +405,9 @@ def failure_sentence(
     )
 
 
-def beside_line(classes: Iterable[tuple[str, int]]) -> str:
+def beside_line(classes: Iterable[tuple[str, int]], repeat: str) -> str:
     """Return which other objects grow along with the tensors, as a line under a leak."""
-    return BESIDE.format(objects=beside_phrase(classes))
+    return BESIDE.format(objects=beside_phrase(classes), repeat=repeat)
 
 
 def beside_phrase(classes: Iterable[tuple[str, int]]) -> str:

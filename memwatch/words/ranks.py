@@ -8,6 +8,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 FINDINGS: Final = "Findings in {process}: what to change, and how far its peak would fall"
+HEADLINE: Final = "{worst} has the highest peak, {highest}: {share} above the mean of {count} ranks."
+HEADLINE_EQUAL: Final = "All {count} ranks have the same peak, {highest}."
+HEADLINE_PROCESS: Final = "{worst} has the highest peak, {highest}."
+TO_DO: Final = (
+    " Lower the peak of {worst} first: a device that is large enough for it is large enough for every rank."
+)
+TO_DO_EQUAL: Final = " A change that lowers the peak must be made in every rank."
+TO_DO_FINDING: Final = " Its first finding would lower it to {nbytes}."
+"""The first sentences of the page of a job."""
 RANK: Final = "rank {rank}"
 RESTARTED_RANK: Final = "rank {rank} (restart {restart})"
 CHILD: Final = "process {pid} of rank {rank}"

@@ -106,7 +106,7 @@ def test_losses_kept_with_their_graphs_grow_with_each_step(ending, name, shell_m
     (tmp_path / "program.py").write_text(LOOP + ending)
     done = shell_memwatch("leaks", "program.py")
     assert (done.returncode, done.stderr) == (1, "")
-    assert done.stdout.startswith("These leaks grow with each optimizer step")
+    assert done.stdout.startswith("Each optimizer step leaks ")
     assert f"`{name}`" in done.stdout
 
 
@@ -128,7 +128,7 @@ def test_a_hook_of_each_step_grows(shell_memwatch, tmp_path):
     (tmp_path / "program.py").write_text(LOOP + HOOK_PER_STEP)
     done = shell_memwatch("leaks", "program.py")
     assert (done.returncode, done.stderr) == (1, "")
-    assert done.stdout.splitlines()[1].startswith("hooks: 1 hook on each call, registered on ")
+    assert done.stdout.splitlines()[1].startswith("hooks: 1 hook on each step, registered on ")
 
 
 IMPORTS = """
@@ -233,7 +233,7 @@ def test_graphs_kept_by_steps_and_passes_are_found(name, shell_memwatch, tmp_pat
     (tmp_path / "program.py").write_text(IMPORTS + program % "")
     done = shell_memwatch("leaks", "program.py")
     assert (done.returncode, done.stderr) == (1, "")
-    assert done.stdout.startswith("These leaks grow with each ")
+    assert done.stdout.startswith("Each ")
     assert f"\n{kind}: " in done.stdout
     assert holder in done.stdout
 
@@ -269,7 +269,7 @@ def test_a_hook_of_each_pass_grows(before, after, shell_memwatch, tmp_path):
     (tmp_path / "program.py").write_text(IMPORTS + HOOK_PER_CALL % (before, after))
     done = shell_memwatch("leaks", "program.py")
     assert done.returncode == (0 if before else 1)
-    assert ("hooks: 1 hook on each call" in done.stdout) is not bool(before)
+    assert ("hooks: 1 hook on each pass" in done.stdout) is not bool(before)
 
 
 NEEDED_BY_BACKWARD = """

@@ -221,7 +221,8 @@ def test_the_page_holds_the_figures_and_leads_to_the_worst_rank(captures, tmp_pa
     words = [] if source else ["--no-source"]
     assert main(["merge", *words, "-o", str(page), *map(str, captures)]) == 0
     ranks, text = memwatch.merge(captures), page.read_text()
-    assert format_bytes(ranks.peak_bytes) in text
+    assert f">Rank 1 has the highest peak, {format_bytes(ranks.peak_bytes)}: " in text
+    assert "Lower the peak of rank 1 first" in text
     assert 'href="ranks.rank1.html"' in text
     assert (tmp_path / "ranks.rank1.html").read_text().startswith("<!")
     assert ("test_ranks_merge.py" in text) == source
@@ -256,6 +257,7 @@ def test_a_merge_shows_the_findings_of_the_worst_rank(tmp_path, monkeypatch, cap
     assert ("drag: `batch`, local variable of `work`" in said) is is_kept
     assert ('id="findings"' in page) is is_kept
     assert ("Findings in rank 1" in page) is is_kept
+    assert ("Its first finding would lower it to" in page) is is_kept
     assert ("`del` it after its last use" in page) is is_kept
     assert ("test_ranks_merge.py" in page) is source
 

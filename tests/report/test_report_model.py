@@ -48,6 +48,20 @@ def test_columns_come_back_as_they_were(values, delta):
     assert unpack_ints(pack_ints(values, delta=delta)) == values
 
 
+def test_the_step_of_the_peak_has_the_peak_in_it(training):
+    """Its start and end are moments of the recording. A run without steps has none."""
+    model = page_model(training)
+    start, end = model["peak"]["step"]
+    assert start in [{name: step[name] for name in ("time_ns", "event")} for step in model["steps"]]
+    for name in ("time_ns", "event"):
+        assert start[name] <= model["peak"][name] <= end[name]
+    assert (end["event"] - start["event"]) < model["totals"]["events"]
+    step = training.ops["step"].loc[model["peak"]["op"]]
+    times_ns = training.timeline["time_ns"]
+    assert start["time_ns"] <= times_ns[start["event"]]
+    assert [each["name"] for each in model["steps"] if each["event"] == start["event"]] == [str(step)]
+
+
 @given(st.lists(st.text()))
 def test_texts_come_back_as_they_were(texts):
     """A text column is codes into the words, each word once."""

@@ -138,6 +138,18 @@ def test_dragging_zooms_and_a_double_click_shows_the_whole_run(shown, training):
     assert "zoom" not in shown.state()
 
 
+def test_the_step_of_the_peak_fills_the_chart_at_a_click(shown, training):
+    """Over time and over events, the chart then has the peak in it, and less than the whole run."""
+    for axis, column in (("time", "time_ns"), ("events", None)):
+        if axis == "events":
+            shown.go("axis=events")
+        shown.click("#zoom-step")
+        start, end = (float(x) for x in shown.state()["zoom"].split("_"))
+        xs = training.timeline[column] if column else training.timeline.index.to_series()
+        assert start <= xs[training.timeline["live_bytes"].idxmax()] <= end
+        assert end - start < 0.9 * xs.max()
+
+
 def test_the_timeline_can_run_over_events(shown, training):
     """Across events instead of time, the zoom and the click keep their meaning."""
     shown.go("axis=events&zoom=10_20")

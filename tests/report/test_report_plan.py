@@ -18,7 +18,9 @@ from memwatch.planner.plan import load_plan
 from memwatch.report import PlanMismatchError, html, leak_page, plan_summary, trade_off
 from memwatch.report.page.leaks import leak_page_model
 from memwatch.report.page.modules import module_parents
+from memwatch.report.page.plan import plan_headline, plan_to_do
 from memwatch.report.plan.curves import plan_curves
+from memwatch.report.plan.figures import PlanFigures
 from memwatch.report.plan.moves import _in_place, moves_by_module
 from memwatch.report.plan.places import Places
 from memwatch.report.plan.tradeoff import cheapest
@@ -294,6 +296,43 @@ def test_a_list_of_leaks_adds_up(leaked):
         (each["site"], each["holder"], tuple(each["path"]), each["advice"]) for each in model["leaks"]
     )
     assert shown == sorted((leak.site, leak.holder, leak.path, leak.advice) for leak in leaked)
+
+
+def test_the_first_sentences_on_leaks_say_how_much_each_call_leaks_and_what_to_cut():
+    """They name hooks and tensors apart, and the call as its program does: a call, a step, a pass, or none."""
+    tensors = Leak("retained", 2048, 1, "global `history`", (), None, "drop it", per_call=True, repeat="step")
+    hooks = Leak("hooks", 0, 3, "hooks of `net`", (), None, "remove it", per_call=True, repeat="step")
+
+    def said(*leaks):
+        model = leak_page_model(leaks, title="", source=True)
+        return model["headline"], model["to_do"]
+
+    assert said(tensors) == (
+        "Each step leaks 2.00 KiB in 1 tensor.",
+        "To end it, cut this reference: global `history`.",
+    )
+    assert said(hooks, tensors) == (
+        "Each step leaks 2.00 KiB in 1 tensor and 3 hooks.",
+        "Begin with the largest. To end it, cut this reference: global `history`.",
+    )
+    once = "2.00 KiB in 1 tensor leaked."
+    assert said(replace(tensors, per_call=False))[0] == once
+    assert said(replace(tensors, every=3))[0] == once
+    assert said() == ("", "")
+
+
+def test_the_first_sentences_on_a_plan_say_what_it_saves_and_how_to_use_it():
+    """A plan that computes nothing again in a module needs the compiler. One that saves nothing says so."""
+    lower = memwatch.plan(diamond({"A": 1000, "B": 1000, "C": 1000}))
+    before, after = (
+        format_bytes(size) for size in (lower.program_peak_increase_bytes, lower.peak_increase_bytes)
+    )
+    said = plan_headline(PlanFigures.of(lower))
+    assert said == f"The plan lowers the peak increase from {before} to {after} for no extra work."
+    assert "torch.compile(model" in plan_to_do(lower, moves_by_module(lower, Places()))
+    same = memwatch.plan(diamond({"A": 1000}))
+    assert "does not lower the peak increase" in plan_headline(PlanFigures.of(same))
+    assert plan_to_do(same, moves_by_module(same, Places())) == ""
 
 
 def test_a_list_of_leaks_can_leave_its_paths_out(leaked):

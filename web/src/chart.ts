@@ -117,18 +117,27 @@ export function level(plot: uPlot, value: number, name: string): void {
   stroke(plot, { width: 1.5, color: named(name), dash: [6, 4] }, [left, at], [left + width, at]);
 }
 
-// Writes a label beside a line, on the side where there is room, or not at all where another is in its way; `taken` has
-// what its row holds already.
-export function label(plot: Surface, text: string, left: number, row: number, taken: [number, number][] = []): void {
+// What is on a chart already: the labels of one row, from one pixel to another, and the lines that no label may lie on.
+export interface Taken {
+  labels: [number, number][];
+  lines: number[];
+}
+
+// Writes a label beside a line: on the right, else on the left, where the chart has room and nothing is in its way. If
+// neither side is free, the label is left out.
+export function label(plot: Surface, text: string, left: number, row: number, { labels, lines }: Taken = { labels: [], lines: [] }): void {
   const { ctx, bbox } = plot;
   const scale = devicePixelRatio;
   ctx.save();
   Object.assign(ctx, { font: `${12 * scale}px system-ui, sans-serif`, fillStyle: textColor(), textBaseline: "alphabetic" });
   const width = ctx.measureText(text).width + 8 * scale;
-  const toTheLeft = left + width > bbox.left + bbox.width;
-  const [from, to] = toTheLeft ? [left - width, left] : [left, left + width];
-  if (taken.every((other) => to <= other[0] || from >= other[1])) {
-    taken.push([from, to]);
+  const sides: [number, number][] = [[left, left + width], [left - width, left]];
+  const isFree = ([from, to]: [number, number]) =>
+    from >= bbox.left && to <= bbox.left + bbox.width && labels.every((other) => to <= other[0] || from >= other[1]) && lines.every((line) => line === left || line <= from || line >= to);
+  const side = sides.find(isFree);
+  if (side) {
+    labels.push(side);
+    const toTheLeft = side[1] === left;
     const at: [number, number] = [left + (toTheLeft ? -4 : 4) * scale, bbox.top + (11 + 14 * row) * scale];
     Object.assign(ctx, { textAlign: toTheLeft ? "right" : "left", lineWidth: 4 * scale, lineJoin: "round", strokeStyle: named("panel") });
     ctx.strokeText(text, ...at); // an outline: a line or a curve may be behind it

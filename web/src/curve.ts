@@ -7,7 +7,7 @@ import { bytes, whole } from "./format.ts";
 import type { Instant } from "./instant.ts";
 import { Layers } from "./layers.ts";
 import type { LiveSets } from "./live.ts";
-import type { PageModel } from "./model.ts";
+import type { Moment, PageModel } from "./model.ts";
 import { state } from "./state.ts";
 import { type Mark, type Range, Timeline, listenToKeys } from "./timeline.ts";
 
@@ -28,6 +28,7 @@ export class Curve {
     listenToKeys(this.#timeline, () => instant.event, onPick, onZoom);
     $("axis").addEventListener("change", () => state.set({ axis: $<HTMLSelectElement>("axis").value, zoom: "" }));
     $("zoom-at").addEventListener("click", () => this.#zoomToInstant());
+    $("zoom-step").addEventListener("click", () => this.#zoomToStep());
     $("zoom-reset").addEventListener("click", () => state.set({ zoom: "" }));
   }
 
@@ -60,11 +61,17 @@ export class Curve {
     this.zoom([middle - (to - from) / 20, middle + (to - from) / 20]);
   }
 
+  // Shows the step that has the peak: where the first step takes longer than all others, it has a few pixels only.
+  #zoomToStep(): void {
+    const [from, to] = this.#model.peak.step!.map((start) => placeOf(start, this.#axis));
+    this.zoom([from, to]);
+  }
+
   #marks(axis: Axis): Mark[] {
     const { peak, totals, steps } = this.#model;
     const { decoded } = this.#data;
     const x = (event: number, time: number) => (axis === "events" ? event : decoded ? decoded.timeOf(event) : time);
-    const lines = axis === "time" && steps.length > 1 ? steps.map((step): Mark => ({ x: step.time_ns, label: `step ${step.name}`, kind: "step" })) : [];
+    const lines = steps.length > 1 ? steps.map((step): Mark => ({ x: placeOf(step, axis), label: `step ${step.name}`, kind: "step" })) : [];
     const marks: Mark[] = [...lines, { x: x(peak.event, peak.time_ns), label: `peak ${bytes(totals.peak_bytes)}`, kind: "peak" }];
     const { event, than, isPeak } = this.#instant;
     if (than !== null && than !== peak.event && decoded) marks.push({ x: x(than, 0), label: `compared with event ${whole(than)}`, kind: "than" });
@@ -102,6 +109,8 @@ export class Curve {
     this.#timeline.repaint();
   }
 }
+
+const placeOf = (moment: Moment, axis: Axis): number => (axis === "events" ? moment.event : moment.time_ns);
 
 function layersOf(detail: Detail, colouring: Colouring, group: Uint8Array): Layers {
   const base = new Float64Array(colouring.groups.length);

@@ -22,12 +22,17 @@ export interface DetailBlock {
   left_out: number;
 }
 
+export interface Moment {
+  event: number;
+  time_ns: number;
+}
+
 export interface PageModel {
   totals: { peak_bytes: number; device: string; ops: number | null; events: number; span_ns: number };
-  peak: { event: number; time_ns: number; op: number; text: string };
+  peak: Moment & { op: number; text: string; step: [Moment, Moment] | null }; // the start and the end of its step
   categories: { name: string; nbytes: number }[];
   overview: { complete: boolean; event: number[]; time_ns: number[]; live_bytes: Record<string, number[]> };
-  steps: { name: string; op: number; time_ns: number }[];
+  steps: (Moment & { name: string; op: number })[];
   saved: { nbytes: number; held_anyway_bytes: number; share_ratio: number | null; tensors: number; listed: number; layers: string };
   findings: Finding[];
   cells: Record<string, string>; // what a notebook calls the files of its cells

@@ -10,7 +10,7 @@ import type { Points } from "./layers.ts";
 const CLICK_SLOP_PX = 4;
 const GRIP_PX = 7;
 const HEIGHT_PX = 280;
-const HEADROOM = 1.24; // room above the curve for the labels of the instants and the steps
+const HEADROOM = 1.32; // room above the curve for the labels of the instants and the steps
 
 export type Range = [number, number];
 
@@ -26,7 +26,7 @@ interface Wishes {
   onZoom: (range: Range | null) => void;
 }
 
-const ROW: Record<Mark["kind"], number> = { step: 0, peak: 1, than: 2, at: 2 };
+const ROW: Record<Mark["kind"], number> = { step: 0, peak: 1, at: 2, than: 3 };
 
 export class Timeline {
   readonly box = $("plot");
@@ -169,7 +169,7 @@ export class Timeline {
     const text = textColor();
     const over = layerOver(plot);
     const { min, max } = plot.scales.x;
-    const taken: [number, number][][] = Object.values(ROW).map(() => []);
+    const lines: number[] = []; // of the instants: a label of a step would be crossed by them
     const labels: [string, number, Mark["kind"]][] = []; // they lie above all lines
     for (const { x, label: words, kind } of this.#wishes.marks(this.axis)) {
       if (x < min! || x > max!) continue;
@@ -178,8 +178,10 @@ export class Timeline {
       const color = kind === "peak" ? named("peak-mark") : isStep ? `color-mix(in srgb, ${text} 35%, transparent)` : text;
       const left = upright(over, x, { width: isStep ? 1 : kind === "at" ? 2 : 1.5, color, dash: isStep ? [2, 3] : kind === "than" ? [6, 3] : [] });
       if (words) labels.push([words, left, kind]);
+      if (!isStep) lines.push(left);
     }
-    for (const [words, left, kind] of labels) label(over, words, left, ROW[kind], taken[ROW[kind]]);
+    const steps: [number, number][] = [];
+    for (const [words, left, kind] of labels) label(over, words, left, ROW[kind], kind === "step" ? { labels: steps, lines } : undefined);
   }
 
   // Draws the marks of the instants again: the curve is as before.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from memwatch.report.meta import format_duration
 from memwatch.report.page.privacy import PathHider
 from memwatch.report.text import visible
-from memwatch.words.leaks import MEANINGS, beside_phrase, sizes_of, sizes_phrase
+from memwatch.words.leaks import MEANINGS, beside_phrase, page_headline, page_to_do, sizes_of, sizes_phrase
 from memwatch.words.places import place
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def leak_page_model(leaks: Sequence[Leak], *, title: str, source: bool) -> dict[
 
 
 def leak_model(leaks: Sequence[Leak], hide: Callable[[str], str]) -> dict[str, Any]:
-    """Turn leaks into what a section shows: `totals`, `kinds` and `leaks`, largest first.
+    """Turn leaks into what a section shows: `headline`, `to_do`, `totals`, `kinds` and `leaks`, largest first.
 
     Args:
         leaks: the leaks.
@@ -36,7 +36,9 @@ def leak_model(leaks: Sequence[Leak], hide: Callable[[str], str]) -> dict[str, A
     """
     ordered = sorted(leaks, key=lambda leak: -leak.nbytes)
     return {
-        "totals": _sums(ordered) | {"per_call": any(leak.per_call for leak in ordered)},
+        "headline": hide(page_headline(ordered, [_repeat(leak) for leak in ordered])) if ordered else "",
+        "to_do": hide(page_to_do([leak.holder for leak in ordered])) if ordered else "",
+        "totals": _sums(ordered),
         "kinds": [
             {"kind": kind, "meaning": meaning, **_sums(leak for leak in ordered if leak.kind == kind)}
             for kind, meaning in MEANINGS.items()
@@ -78,6 +80,11 @@ def _sums(leaks: Iterable[Leak]) -> dict[str, Any]:
     }
 
 
+def _repeat(leak: Leak) -> str:
+    """Return the name of the call that each adds this much; "" if the figures are not of each call."""
+    return leak.repeat if leak.per_call and leak.every == 1 else ""
+
+
 def _leak(leak: Leak, hide: Callable[[str], str]) -> dict[str, Any]:
     # a cycle has been kept since its maker let go of it; what is retained says nothing by its age
     held = f"{format_duration(leak.held_s * 1e9)} so far" if leak.kind == "cycle" else ""
@@ -86,7 +93,7 @@ def _leak(leak: Leak, hide: Callable[[str], str]) -> dict[str, Any]:
         "nbytes": leak.nbytes,
         "device": visible(leak.device),
         "count": leak.count,
-        "per_call": leak.per_call,
+        "repeat": leak.repeat if leak.per_call else "",
         "holder": hide(leak.holder),
         "reference": hide(leak.reference),
         "site": hide(leak.site or ""),

@@ -109,7 +109,10 @@ def page_model(reading: Reading, extras: Extras | None = None, *, source: bool =
         "totals": _totals(reading),
         "devices": _devices(reading),
         "headline": visible(_headline(reading)) if source else "",  # it names a line
-        "peak": _peak(at, hide, source=source, has_times=is_recorded(reading, "times")),
+        "peak": {
+            **_peak(at, hide, source=source, has_times=is_recorded(reading, "times")),
+            "step": _step_of_peak(reading, at.event),
+        },
         "categories": _categories(reading),
         "holders": evidence_text(evidence_bytes(reading)),
         "overview": _overview(reading),
@@ -229,15 +232,37 @@ def _shown_steps(reading: Reading) -> pd.DataFrame:
 
 
 def _steps(reading: Reading) -> list[dict[str, Any]]:
-    start_ns = reading.part("ops", ["start_ns"])["start_ns"]
+    starts = _step_starts(reading)
     return [
-        {
-            "name": str(index),
-            "op": int(row["start_op"]),
-            "time_ns": int(start_ns.get(row["start_op"], 0) if row["recorded"] else row["start_ns"]),
-        }
-        for index, row in _shown_steps(reading).iterrows()
+        {"name": str(step), "op": int(start_op), **starts[step]}
+        for step, start_op in _shown_steps(reading)["start_op"].to_dict().items()
     ]
+
+
+def _step_starts(reading: Reading) -> dict[Any, dict[str, int]]:
+    """Return for each step when it starts: its time, and the first event that is not before it."""
+    start_ns = reading.part("ops", ["start_ns"])["start_ns"]
+    times_ns = reading.part("timeline", ["time_ns"])["time_ns"].to_numpy()
+    rows = reading.steps
+    starts_ns = np.where(rows["recorded"], rows["start_op"].map(start_ns).fillna(0), rows["start_ns"]).astype(
+        np.int64
+    )
+    events = np.searchsorted(times_ns, starts_ns)
+    return {
+        step: {"time_ns": int(time_ns), "event": int(event)}
+        for step, time_ns, event in zip(rows.index, starts_ns, events, strict=True)
+    }
+
+
+def _step_of_peak(reading: Reading, peak_event: int) -> list[dict[str, int]] | None:
+    """Return when the step that has the peak starts and ends. None if the run has one step, or it was before all."""
+    starts = sorted(_step_starts(reading).values(), key=lambda start: start["event"])
+    begun = [index for index, start in enumerate(starts) if start["event"] <= peak_event]
+    if len(starts) < 2 or not begun:
+        return None
+    times_ns = reading.part("timeline", ["time_ns"])["time_ns"]
+    end = {"time_ns": int(times_ns.max()), "event": len(times_ns) - 1}
+    return [*starts[begun[-1] :], end][:2]
 
 
 def findings_model(reading: Reading, hide: Callable[[str], str], *, source: bool) -> dict[str, Any]:

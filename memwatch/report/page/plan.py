@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 from memwatch.report.page.columns import pack_frame
 from memwatch.report.plan.curves import plan_curves
 from memwatch.report.plan.figures import PlanFigures, check_belongs, check_words, peak_words
-from memwatch.report.plan.moves import moves_by_module
+from memwatch.report.plan.moves import checkpoints_apply, compile_call, moves_by_module
 from memwatch.report.plan.places import Places
 from memwatch.report.plan.tradeoff import cheapest, trade_off
+from memwatch.sizes import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -45,8 +46,8 @@ def plan_model(
         hide: rewrites texts for the page.
 
     Returns:
-        `figures`, `replayed`, `moves`, `tradeoff` and `curves` (a packed table, or None if the plan has no
-            program).
+        `headline`, `to_do`, `figures`, `replayed`, `moves`, `tradeoff` and `curves` (a packed
+            table, or None if the plan has no program).
 
     Raises:
         PlanMismatchError: the result belongs to another plan.
@@ -57,7 +58,10 @@ def plan_model(
     figures = PlanFigures.of(plan)
     curves = plan_curves(plan, places)
     others = trade_off(plan) if tradeoff is None else list(tradeoff)
+    moves = moves_by_module(plan, places)
     return {
+        "headline": plan_headline(figures),
+        "to_do": plan_to_do(plan, moves),
         "figures": {
             **asdict(figures),
             "share_ratio": figures.share_ratio,
@@ -66,13 +70,38 @@ def plan_model(
             "steps": len(plan.schedule),
         },
         "replayed": None if replayed is None else _replayed(replayed),
-        "moves": [_moves(each, hide) for each in moves_by_module(plan, places)],
+        "moves": [_moves(each, hide) for each in moves],
         "tradeoff": _tradeoff(plan, others),
         "curves": None if curves is None else pack_frame(curves, words, delta=("at", *_NEIGHBOURS)),
     }
 
 
 _NEIGHBOURS: Final = ("program_step", "program_bytes", "plan_step", "plan_bytes")
+
+
+def plan_headline(figures: PlanFigures) -> str:
+    """Return how far the plan lowers the peak increase, and its cost, in a sentence."""
+    if figures.plan_bytes >= figures.program_bytes:
+        lowest = ", and no plan can be lower" if not figures.gap_bytes else ""
+        return f"The plan does not lower the peak increase of {format_bytes(figures.program_bytes)}{lowest}."
+    cost = "for no extra work"
+    if figures.extra_cost_ratio or figures.moved_bytes:
+        cost = f"for {100 * figures.extra_cost_ratio:.1f} % more work"
+    return (
+        f"The plan lowers the peak increase from {format_bytes(figures.program_bytes)} to "
+        f"{format_bytes(figures.plan_bytes)} {cost}."
+    )
+
+
+def plan_to_do(plan: Plan, moves: Sequence[ModuleMoves]) -> str:
+    """Return how to train with the plan, in a sentence; "" if it changes nothing."""
+    if not moves:
+        return ""
+    if checkpoints_apply(moves):
+        return "To train with it, call `memwatch.apply_plan(model, plan)`, which checkpoints modules by this plan."
+    return (
+        f"To train with it, use `{compile_call(plan)}`, because only a compiler can change the order of ops."
+    )
 
 
 def _replayed(replayed: Replayed) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from memwatch.report.plan.places import Place
 from memwatch.sizes import format_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from memwatch.planner.graph import Name
     from memwatch.planner.plan import Plan
     from memwatch.report.plan.places import Places
@@ -202,3 +204,14 @@ def _in_place(order: list[int]) -> set[int]:
         kept.add(number)
         number = before.get(number, -1)
     return kept
+
+
+def checkpoints_apply(moves: Sequence[ModuleMoves]) -> bool:
+    """Return whether `apply_plan` can use a plan: some of what it computes again is in a module."""
+    return any(each.recomputed and each.in_module for each in moves)
+
+
+def compile_call(plan: Plan) -> str:
+    """Return the call that compiles a model within the budget of a plan."""
+    budget = "" if plan.budget_bytes is None else f', options={{"budget": {plan.budget_bytes}}}'
+    return f'torch.compile(model, backend="memwatch"{budget})'

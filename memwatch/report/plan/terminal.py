@@ -9,7 +9,7 @@ from rich.text import Text
 
 from memwatch.report.console import bar, clip, head, line_width, name, to_text
 from memwatch.report.plan.figures import PlanFigures, check_belongs, check_words, peak_words
-from memwatch.report.plan.moves import moves_by_module
+from memwatch.report.plan.moves import checkpoints_apply, compile_call, moves_by_module
 from memwatch.report.plan.places import Places
 from memwatch.sizes import format_bytes
 
@@ -77,9 +77,8 @@ def plan_parts(
 
 def _how_to_train(plan: Plan, moves: Sequence[ModuleMoves]) -> Text:
     """Return the calls that apply a plan; checkpoints can only compute again, and the backend does the rest too."""
-    budget = "" if plan.budget_bytes is None else f', options={{"budget": {plan.budget_bytes}}}'
-    backend = f'torch.compile(model, backend="memwatch"{budget})'
-    if any(each.recomputed and each.in_module for each in moves):
+    backend = compile_call(plan)
+    if checkpoints_apply(moves):
         applied = "memwatch.apply_plan(model, plan), which checkpoints modules by this plan"
         return Text(f"{applied}\nor {backend}, which plans anew")
     return Text(f"{backend}, which plans anew: only a compiler can change the order of ops")
