@@ -51,11 +51,11 @@ class NativeRecorder(BuildHookInterface):
         """Compile for the torch that is installed here; return the libraries, and their names in the wheel."""
         sys.path.insert(0, self.root)
         from memwatch.devices.cuda_allocator.library import build_driver
-        from memwatch.planner.kernels import compile_kernels
+        from memwatch.planner.native.library import build as build_kernels
         from memwatch.record.native import library
         from memwatch.record.native.library import build_recorder
 
-        recorder, others = build_recorder()[0], [compile_kernels()[0], build_driver()[0]]
+        recorder, others = build_recorder()[0], [build_kernels()[0], build_driver()[0]]
         return [recorder, *others], [library.wheel_name(), *(file.name for file in others)]
 
     def _is_wanted(self) -> bool:

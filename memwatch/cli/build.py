@@ -25,12 +25,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> int:
     """Compile what is not there yet, and print where the libraries lie; return 0."""
     from memwatch.devices.cuda_allocator.library import build_driver
-    from memwatch.planner.kernels import compile_kernels
+    from memwatch.planner.native.library import build as build_kernels
     from memwatch.profile import build_recorder
 
     try:
         _report(*build_driver())
-        _report(*compile_kernels())
+        _report(*build_kernels())
     finally:  # one may be built where the other cannot
         _report(*build_recorder())
     return 0

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from memwatch.planner.errors import OrderError
 from memwatch.planner.graph import EFFECT_CHAINS, Effect
-from memwatch.planner.kernels import with_twin
-from memwatch.planner.native import calls
 from memwatch.planner.schedule import Schedule, StepKind
 from memwatch.sizes import format_bytes
 
@@ -112,35 +109,152 @@ def allocations(graph: Graph, schedule: Schedule) -> Allocations:
             or effects are repeated or out of order.
     """
     _check_steps(graph, schedule)
-    buffer, step, kind, version = _events(graph, schedule)
-    # within a step, kinds sort so that reads come before writes, because an op reads the buffers that it mutates
-    by_buffer = np.lexsort((kind, step, buffer))
-    indptr = np.searchsorted(buffer[by_buffer], np.arange(graph.num_buffers + 1)).astype(np.int64)
+    events = _events(graph, schedule)
     external = graph.buffer_producer < 0
     kept = graph.buffer_pinned | (external & ~graph.buffer_freeable)
-    events = Events(
-        indptr,
-        step[by_buffer],
-        kind[by_buffer],
-        version[by_buffer],
-        external.astype(np.int64),
-        np.where(kept, graph.final_version, -1),
-        len(schedule),
+    final = np.where(kept, graph.final_version, -1)
+    has_moves = np.zeros(graph.num_buffers, dtype=bool)
+    has_moves[schedule.index[schedule.kind != StepKind.COMPUTE]] = True
+    found, is_wrong = _allocations_without_moves(events, final, has_moves, len(schedule))
+    walked = np.flatnonzero(has_moves | is_wrong)
+    columns = [(found.buffer, found.first_step, found.last_step)]
+    for buffer in walked.tolist():
+        intervals, fault, step = _walk(events.of(buffer), int(final[buffer]), len(schedule))
+        if fault != OK:
+            raise OrderError(_fault(graph, schedule, fault, step, buffer))
+        assert not is_wrong[buffer], "the two ways to count disagree"
+        steps = np.array(intervals, dtype=np.int64).reshape(-1, 2)
+        columns.append((np.full(len(steps), buffer), steps[:, 0], steps[:, 1]))
+    return Allocations(*(np.concatenate(parts) for parts in zip(*columns, strict=True)))
+
+
+# kinds of event
+MAKE, RELOAD, READ, WRITE, OFFLOAD = 0, 1, 2, 3, 4
+# faults: the buffer is not there, holds another version than wanted, or lacks its last version at the end
+OK, ABSENT, STALE, LOST = 0, 1, 2, 3
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Events:
+    """The uses of all buffers, sorted by buffer, then by step. Within a step, reads come before writes.
+
+    An external buffer is made at step -1. A read has the version that it reads, a write the version after it.
+    """
+
+    buffer: IntArray
+    step: IntArray
+    kind: IntArray
+    version: IntArray
+
+    def of(self, buffer: int) -> list[tuple[int, int, int]]:
+        """Return (step, kind, version) of the events of one buffer."""
+        first, last = np.searchsorted(self.buffer, [buffer, buffer + 1])
+        parts = (part[first:last].tolist() for part in (self.step, self.kind, self.version))
+        return list(zip(*parts, strict=True))
+
+
+def _allocations_without_moves(
+    events: _Events, final: IntArray, has_moves: NDArray[np.bool_], num_steps: int
+) -> tuple[Allocations, NDArray[np.bool_]]:
+    """Return the allocations of the buffers without moves, and for every buffer whether a use of it is not valid.
+
+    Args:
+        events: the events of all buffers.
+        final: buffer -> version that must be there at the end, -1: none.
+        has_moves: the buffers that are left out.
+        num_steps: steps of the schedule.
+    """
+    kept = ~has_moves[events.buffer]
+    buffer, step, kind, version = (
+        part[kept] for part in (events.buffer, events.step, events.kind, events.version)
     )
-    found, status, fault_step, fault_buffer = intervals(events)
-    if status != OK:
-        raise OrderError(_fault(graph, schedule, int(status), int(fault_step), int(fault_buffer)))
-    return Allocations(found.buffer, found.first, found.last)
+    number = np.arange(len(buffer))
+    is_use = kind != MAKE
+    needs = np.where(kind == WRITE, version - 1, version)
+    # The result of a make is dropped at once if the next use wants the copy that is there.
+    # A new allocation begins where it wants the new version, 0, and where no copy is there.
+    following = np.minimum.accumulate(np.where(is_use, number, len(buffer))[::-1])[::-1]
+    has_following = following < len(buffer)
+    has_following[has_following] = buffer[following[has_following]] == buffer[has_following]
+    wanted = final[buffer]
+    wanted[has_following] = needs[following[has_following]]
+    is_first = np.diff(buffer, prepend=-1) != 0
+    opens = ~is_use & (is_first | (wanted == 0))
+    dropped = ~is_use & ~opens
+    buffer_of_drop, step_of_drop = buffer[dropped], step[dropped]
+    buffer, step, version, needs, is_use, opens = (
+        part[~dropped] for part in (buffer, step, version, needs, is_use, opens)
+    )
+    # the version that the event before left; a buffer that begins with a use is not there
+    before = np.concatenate(([-1], version[:-1]))
+    before[np.diff(buffer, prepend=-1) != 0] = -1
+    is_last = np.diff(buffer, append=-1) != 0
+    left = np.full(len(final), -1, dtype=np.int64)
+    left[buffer[is_last]] = version[is_last]
+    is_wrong = (final >= 0) & (left != final) & ~has_moves
+    is_wrong[buffer[is_use & (before != needs)]] = True
+    start = np.flatnonzero(opens)
+    until = step[np.append(start[1:], len(step)) - 1] if len(start) else step[:0]
+    owner = buffer[start]
+    ends = (np.diff(owner, append=-1) != 0) & (final[owner] >= 0)
+    allocated = Allocations(
+        np.concatenate((owner, buffer_of_drop)),
+        np.concatenate((step[start], step_of_drop)),
+        np.concatenate((np.where(ends, num_steps, until), step_of_drop)),
+    )
+    return allocated, is_wrong
 
 
-def _events(graph: Graph, schedule: Schedule) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    """Return the events of every step: (buffer, step, kind, version)."""
+def _walk(
+    events: list[tuple[int, int, int]], final: int, num_steps: int
+) -> tuple[list[tuple[int, int]], int, int]:
+    """Return the allocations of one buffer, and (fault, step) of its first fault.
+
+    A make or a reload brings a version. If the next use expects this version, a new allocation begins. Otherwise the
+    result is dropped at once, and the old allocation lives on.
+    """
+    # the version that each event expects, or the first use after it; -1 if no use follows
+    wanted = [final] * (len(events) + 1)
+    for slot in range(len(events) - 1, -1, -1):
+        _, kind, version = events[slot]
+        wanted[slot] = version if kind == READ else version - 1 if kind == WRITE else wanted[slot + 1]
+    found: list[tuple[int, int]] = []
+    first, last, current, on_host = -1, -1, -1, -1
+    for slot, (step, kind, version) in enumerate(events):
+        if kind in (MAKE, RELOAD):
+            brought = 0 if kind == MAKE else on_host
+            if brought < 0:
+                return found, ABSENT, step
+            if current >= 0 and wanted[slot + 1] != brought:
+                found.append((step, step))
+                continue
+            if current >= 0:
+                found.append((first, last))
+            first, last, current = step, step, brought
+            continue
+        if current < 0:
+            return found, ABSENT, step
+        if kind == OFFLOAD:
+            on_host = current
+        elif current != wanted[slot]:
+            return found, STALE, step
+        if kind == WRITE:
+            current = version
+        last = step
+    if final >= 0:
+        if current != final:
+            return found, LOST, num_steps
+        last = num_steps
+    return [*found, (first, last)] if current >= 0 else found, OK, -1
+
+
+def _events(graph: Graph, schedule: Schedule) -> _Events:
+    """Return what every step does to every buffer."""
     compute_steps = np.flatnonzero(schedule.kind == StepKind.COMPUTE)
     ops = schedule.index[compute_steps]
-    buffers = []
-    steps = []
-    kinds = []
-    versions = []
+    external = np.flatnonzero(graph.buffer_producer < 0)
+    none = np.zeros(len(external), dtype=np.int64)
+    buffers, steps, kinds, versions = [external], [none - 1], [none + MAKE], [none]
     parts = (
         (graph.makes, MAKE, np.zeros(len(graph.makes.indices), dtype=np.int64)),
         (graph.reads, READ, graph.read_version),
@@ -165,7 +279,10 @@ def _events(graph: Graph, schedule: Schedule) -> tuple[IntArray, IntArray, IntAr
         versions.append(np.full(len(moves), -1, dtype=np.int64))
         steps.append(moves)
         kinds.append(np.full(len(moves), kind, dtype=np.int64))
-    return np.concatenate(buffers), np.concatenate(steps), np.concatenate(kinds), np.concatenate(versions)
+    columns = [np.concatenate(parts) for parts in (buffers, steps, kinds, versions)]
+    # within a step, kinds sort so that reads come before writes, as an op reads what it mutates
+    order = np.lexsort((columns[2], columns[1], columns[0]))
+    return _Events(*(column[order] for column in columns))
 
 
 def _check_steps(graph: Graph, schedule: Schedule) -> None:
@@ -203,7 +320,7 @@ def _check_chain(graph: Graph, chain: NDArray[np.int64], first: IntArray) -> Non
 
 
 def _fault(graph: Graph, schedule: Schedule, status: int, step: int, buffer: int) -> str:
-    """Return the message for a fault that the kernel found."""
+    """Return the message for a fault."""
     name = graph.buffer_names[buffer]
     if status == LOST:
         return f"buffer {name!r} is kept, but its last version is not there at the end"
@@ -290,109 +407,3 @@ def at_peak(graph: Graph, schedule: Schedule, name_of: Callable[[Name], str]) ->
 def _listed(parts: list[str]) -> str:
     *most, last = parts
     return f"{', '.join(most)} and {last}" if most else last
-
-
-# kinds of event
-MAKE, RELOAD, READ, WRITE, OFFLOAD = 0, 1, 2, 3, 4
-# faults: the buffer is not there, holds another version than wanted, or lacks its last version at the end
-OK, ABSENT, STALE, LOST = 0, 1, 2, 3
-
-
-class Events(NamedTuple):
-    """The events of all buffers, sorted by buffer, then by step. Within a step, reads come before writes."""
-
-    indptr: IntArray
-    step: IntArray
-    kind: IntArray
-    version: IntArray  # read: the version read; write: the version after it
-    external: IntArray  # 1: the buffer is there before the first step
-    final: IntArray  # version that must be there at the end, -1: none
-    num_steps: int
-
-
-class Intervals(NamedTuple):
-    """Allocations: a buffer, its first step (-1: live at the start), its last (num_steps: live at the end)."""
-
-    buffer: IntArray
-    first: IntArray
-    last: IntArray
-
-
-def _wanted_versions(events: Events, buffer: int) -> IntArray:
-    """Return the version that each event expects, or the first use after it; -1 if no use follows."""
-    begin, end = events.indptr[buffer], events.indptr[buffer + 1]
-    wanted = np.full(end - begin + 1, events.final[buffer], np.int64)
-    for slot in range(end - begin - 1, -1, -1):
-        if events.kind[begin + slot] == READ:
-            wanted[slot] = events.version[begin + slot]
-        elif events.kind[begin + slot] == WRITE:
-            wanted[slot] = events.version[begin + slot] - 1
-        else:
-            wanted[slot] = wanted[slot + 1]
-    return wanted
-
-
-def _walk_buffer(events: Events, buffer: int, out: Intervals, count: int) -> tuple[int, int, int]:
-    """Append the allocations of one buffer to `out`; return (status, step, count).
-
-    A make or a reload brings a version. If the next use expects this version, a new allocation begins. Otherwise the
-    result is dropped at once, and the old allocation lives on.
-    """
-    wanted = _wanted_versions(events, buffer)
-    on_host = -1
-    current = 0 if events.external[buffer] else -1
-    out.buffer[count] = buffer
-    out.first[count] = -1
-    out.last[count] = -1
-    for event in range(events.indptr[buffer], events.indptr[buffer + 1]):
-        slot = event - events.indptr[buffer]
-        now, kind = events.step[event], events.kind[event]
-        if kind in (MAKE, RELOAD):
-            brought = 0 if kind == MAKE else on_host
-            if brought < 0:
-                return ABSENT, now, count
-            # dropped: listed before the old allocation, which is open still
-            if current >= 0 and wanted[slot + 1] != brought:
-                out.buffer[count + 1], out.first[count + 1] = buffer, out.first[count]
-                out.last[count + 1] = out.last[count]
-                out.first[count], out.last[count] = now, now
-                count += 1
-                continue
-            count += current >= 0
-            out.buffer[count] = buffer
-            out.first[count] = now
-            out.last[count] = now
-            current = brought
-            continue
-        if current < 0:
-            return ABSENT, now, count
-        if kind == OFFLOAD:
-            on_host = current
-        elif current != wanted[slot]:
-            return STALE, now, count
-        if kind == WRITE:
-            current = events.version[event]
-        out.last[count] = now
-    if events.final[buffer] >= 0:
-        if current != events.final[buffer]:
-            return LOST, events.num_steps, count
-        out.last[count] = events.num_steps
-    return OK, -1, count + (current >= 0)
-
-
-@with_twin(partial(calls.intervals, Intervals))
-def intervals(events: Events) -> tuple[Intervals, int, int, int]:
-    """Return the allocations of all buffers.
-
-    Returns:
-        The allocations; then (status, step, buffer) of the first fault, status OK when there is none.
-    """
-    num_buffers = len(events.indptr) - 1
-    capacity = len(events.step) + num_buffers + 2
-    out = Intervals(np.empty(capacity, np.int64), np.empty(capacity, np.int64), np.empty(capacity, np.int64))
-    count = 0
-    for buffer in range(num_buffers):
-        status, step, count = _walk_buffer(events, buffer, out, count)
-        if status != OK:
-            return out, status, step, buffer
-    return Intervals(out.buffer[:count], out.first[:count], out.last[:count]), OK, -1, -1

@@ -59,6 +59,7 @@ class Plan(ShownAsText):
         step: the recorded training step of a loaded plan, to train with it; otherwise None.
         extra_time_ratio: recorded time of the ops that run again, as a share of the time of all ops; None if the ops
             were not timed. One recording is noisy, so plans are compared by their cost.
+        notes: sentences about how the plan was made, for example without the compiled planner.
     """
 
     schedule: Schedule
@@ -74,6 +75,7 @@ class Plan(ShownAsText):
     graph: Graph | None = field(default=None, repr=False)
     extra_time_ratio: float | None = None
     step: Mapping[str, Any] | None = field(default=None, repr=False)
+    notes: list[str] = field(default_factory=list)
 
     def checkpoint_contexts(
         self, *, strict: bool = False
@@ -119,6 +121,7 @@ class Plan(ShownAsText):
         lines += [f"  {move}" for move in self.moves[:_SHOWN_MOVES]]
         if len(self.moves) > _SHOWN_MOVES:
             lines.append(f"  and {len(self.moves) - _SHOWN_MOVES} more moves")
+        lines += self.notes
         return "\n".join(lines)
 
     def _peak_line(self) -> str:
@@ -154,7 +157,7 @@ class Plan(ShownAsText):
                     f"op {name!r} has a name that JSON cannot hold; name ops by text or number"
                 )
         content = {name: getattr(self, name) for name in _FIGURES + _LATER_FIGURES}
-        content |= {"order": self.order, "moves": self.moves}
+        content |= {"order": self.order, "moves": self.moves, "notes": self.notes}
         content |= {"kind": self.schedule.kind.tolist(), "index": self.schedule.index.tolist()}
         content["step"] = self.step_content()
         _write(path, content, force=force)
@@ -173,7 +176,12 @@ def load_plan(path: str | PathLike[str]) -> Plan:
         figures = {name: content[name] for name in _FIGURES}
         figures |= {name: content.get(name) for name in _LATER_FIGURES}
         return Plan(
-            schedule, list(content["order"]), list(content["moves"]), **figures, step=content.get("step")
+            schedule,
+            list(content["order"]),
+            list(content["moves"]),
+            **figures,
+            step=content.get("step"),
+            notes=list(map(str, content.get("notes", ()))),
         )
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise PlanFileError(f"{path} is a damaged plan ({error!r}); write it again") from None

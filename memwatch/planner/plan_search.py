@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -16,7 +17,8 @@ import numpy as np
 from memwatch.planner.clock import Clock
 from memwatch.planner.errors import BudgetError
 from memwatch.planner.graph import fingerprint
-from memwatch.planner.kernels import prepare
+from memwatch.planner.greedy import NOTE, GreedySearch, greedy_order, priced_order
+from memwatch.planner.native.library import is_there, prepare
 from memwatch.planner.order.bounds import lower_bound, pinned_bound, working_sets
 from memwatch.planner.order.portfolio import OrderResult, custom_order, find_order
 from memwatch.planner.peak import at_peak, program_peak, simulate
@@ -29,7 +31,7 @@ from memwatch.planner.recompute.model import (
     schedule_of,
 )
 from memwatch.planner.recompute.search import PricedSchedule, RecomputeSearch, Terms
-from memwatch.planner.recompute.seeds import seeds
+from memwatch.planner.recompute.seeds import even_seeds, seeds
 from memwatch.planner.request import OrderChoice, PlanRequest, describe_moves, op_text, parse_budget
 from memwatch.sizes import format_bytes
 
@@ -41,9 +43,6 @@ if TYPE_CHECKING:
 
 _LARGEST_QUICK = (
     5_000  # ops; the bounds and checks of larger programs get 20 % of the time instead of 10 %; a guess
-)
-_LARGEST_IN_PYTHON = (
-    1_000  # ops; larger programs need the compiled kernels even for their peaks and bounds; a guess
 )
 _ROUNDING = 1e-12  # a smaller extra cost, as a share of the program's, is an error of floating point
 
@@ -60,12 +59,29 @@ class _History:
     others: list[PricedSchedule] = field(default_factory=list)  # what the searches found
     bound_bytes: int | None = None
     searched_s: dict[int | None, float] = field(default_factory=dict)  # budget -> longest time limit so far
+    in_python: set[int | None] = field(
+        default_factory=set
+    )  # budgets for which no search ran, for lack of kernels
 
     def wants_search(self, budget_bytes: int | None, time_limit_s: float) -> bool:
         """Return True if no earlier search for this budget had so much time. Record that a search has it now."""
-        is_new = self.searched_s.get(budget_bytes, 0.0) < time_limit_s
+        is_new = self.searched_s.get(budget_bytes, 0.0) < time_limit_s or (
+            budget_bytes in self.in_python and is_there()
+        )
         self.searched_s[budget_bytes] = max(self.searched_s.get(budget_bytes, 0.0), time_limit_s)
         return is_new
+
+    def has_kernels(self, budget_bytes: int | None, clock: Clock) -> bool:
+        """Return True if the search for a budget can use the kernels. Remember a budget whose search cannot."""
+        if prepare(clock):
+            self.in_python.discard(budget_bytes)
+            return True
+        self.in_python.add(budget_bytes)
+        return False
+
+    def notes(self, budget_bytes: int | None) -> list[str]:
+        """Return the notes of a plan for a budget."""
+        return [NOTE] if budget_bytes in self.in_python else []
 
     def bound(self, graph: Graph, request: PlanRequest) -> int:
         """Return the bound on all plans of this request (bytes). It is computed once."""
@@ -147,10 +163,23 @@ def plan_graph(
     request = PlanRequest(order, recompute, offload, bandwidth, time_limit_s, seed, movable, name_of)
     request.check()
     clock = Clock.of(time_limit_s)
-    if graph.num_ops > _LARGEST_IN_PYTHON:
-        prepare(clock)
     tokens = [np.array([graph.op_index[name] for name in order], dtype=np.int64) for order in known]
     return plan_before(graph, budget, request, clock, tokens)
+
+
+def best_order(graph: Graph, *, time_limit_s: float = 10.0, seed: int = 0) -> OrderResult:
+    """Return an order of the ops with a low peak, never above the peak of program order.
+
+    Args:
+        graph: the program.
+        time_limit_s: when to stop (seconds). The search of a small program ends earlier, so its result depends on the
+            seed alone.
+        seed: seed of the random moves.
+
+    Returns:
+        The order, its peak and the best lower bound.
+    """
+    return _lowest_order(graph, seed, Clock.of(time_limit_s))
 
 
 def plan_before(
@@ -164,9 +193,8 @@ def plan_before(
     history = _HISTORY.setdefault(graph, {}).setdefault(replace(request, time_limit_s=0.0), _History())
     if budget is None:
         result = _order(graph, request, history, clock)
-        return _plan(
-            graph, PricedSchedule(result.order, result.peak_bytes, 0.0), result.lower_bound_bytes, None
-        )
+        found = PricedSchedule(result.order, result.peak_bytes, 0.0)
+        return _plan(graph, found, result.lower_bound_bytes, None, history.notes(None))
     clock = clock.share(0.9 if graph.num_ops <= _LARGEST_QUICK else 0.8)  # bounds and checks take the rest
     program_bytes = program_peak(graph).peak_bytes
     allowed = parse_budget(budget, program_bytes - graph.baseline_bytes)
@@ -176,10 +204,10 @@ def plan_before(
         history.others.append(_search(graph, request, history, total, clock, known=known))
     best = history.choose(total)
     if best.peak_bytes > total:
-        lowest = _plan(graph, best, history.bound(graph, request), None)
+        lowest = _plan(graph, best, history.bound(graph, request), None, history.notes(total))
         raise _budget_error(graph, allowed, lowest, request, is_cut=clock.is_over())
     history.answers[total] = best
-    return _plan(graph, history.answers[total], history.bound(graph, request), allowed)
+    return _plan(graph, best, history.bound(graph, request), allowed, history.notes(total))
 
 
 def _order(graph: Graph, request: PlanRequest, history: _History, clock: Clock) -> OrderResult:
@@ -189,10 +217,22 @@ def _order(graph: Graph, request: PlanRequest, history: _History, clock: Clock) 
         order = request.order if callable(request.order) else lambda program: range(program.num_ops)
         known = known or custom_order(graph, order)
     elif known is None or (is_new and not known.proven):
-        found = find_order(graph, seed=request.seed, clock=clock)
+        found = _lowest_order(graph, request.seed, clock, partial(history.has_kernels, None))
         known = found if known is None or found.peak_bytes < known.peak_bytes else known
+        if known.proven:  # a search would find nothing better
+            history.in_python.discard(None)
     history.order = known
     return known
+
+
+def _lowest_order(
+    graph: Graph, seed: int, clock: Clock, has_kernels: Callable[[Clock], bool] = prepare
+) -> OrderResult:
+    """Return the result that `best_order` describes, before `clock` is over."""
+    program = custom_order(graph, lambda program: range(program.num_ops), "program")
+    if program.proven:
+        return program
+    return find_order(graph, seed=seed, clock=clock) if has_kernels(clock) else greedy_order(graph, clock)
 
 
 def _search(
@@ -208,29 +248,30 @@ def _search(
     costs = move_costs(graph, request.bandwidth) if request.offload else None
     keeps_order = request.order != "auto"
     model = recompute_model(graph, movable, costs, recompute=request.recompute, keeps_order=keeps_order)
+    is_custom = callable(request.order)
+    first = _order(graph, request, history, clock).order if is_custom else np.arange(graph.num_ops)
+    found = priced_order(graph, first)
+    if found.peak_bytes <= budget_bytes:
+        return found
+    has_kernels = history.has_kernels(budget_bytes, clock)
+    starts = [first]
+    if request.order == "auto":
+        best = _order(graph, request, history, clock.share(0.3)).order
+        if not np.array_equal(best, first):
+            starts.append(best)
+    has_seeds = request.recompute and not is_custom
+    if not has_kernels:
+        repeating = chain(known, even_seeds(graph)) if has_seeds else ()
+        return GreedySearch(graph, model, budget_bytes, clock).run(starts, repeating)
     search = RecomputeSearch(graph, model, Terms(budget_bytes, keeps_order, request.seed, clock))
-    starts = _start_orders(graph, request, history, budget_bytes, clock)
-    if request.recompute and not callable(request.order):
+    if has_seeds:
         return search.run(starts, lambda budget: [*known, *seeds(graph, budget)])
     return search.run(starts)
 
 
-def _start_orders(
-    graph: Graph, request: PlanRequest, history: _History, budget_bytes: int, clock: Clock
-) -> list[IntArray]:
-    """Return the orders to start from: the program's own, where it is allowed, and the best order known."""
-    program = np.arange(graph.num_ops)
-    starts = [] if callable(request.order) else [program]
-    if starts and simulate(graph, schedule_of(graph, program)).peak_bytes <= budget_bytes:
-        return starts
-    if request.order != "program":
-        best = _order(graph, request, history, clock.share(0.3)).order
-        if not starts or not np.array_equal(best, program):
-            starts.append(best)
-    return starts
-
-
-def _plan(graph: Graph, found: PricedSchedule, bound_bytes: int, allowed: int | None) -> Plan:
+def _plan(
+    graph: Graph, found: PricedSchedule, bound_bytes: int, allowed: int | None, notes: list[str]
+) -> Plan:
     schedule = schedule_of(graph, found.tokens)
     extra = found.duration / graph.total_cost - 1 if graph.total_cost else 0.0
     baseline = graph.baseline_bytes
@@ -248,6 +289,7 @@ def _plan(graph: Graph, found: PricedSchedule, bound_bytes: int, allowed: int | 
         budget_bytes=allowed,
         fingerprint=fingerprint(graph),
         graph=graph,
+        notes=notes,
     )
 
 
@@ -287,6 +329,7 @@ def _budget_error(
         reason += (
             f"; the bound of {bound} does not exclude the budget{', more time may help' if is_cut else ''}"
         )
+        reason = "; ".join([reason, *best.notes])
         waits = there is not None and there.once_bytes > 0 and not request.offload
         return error(reason, options=("offload",) if waits else ())
     if not (request.recompute or request.offload):

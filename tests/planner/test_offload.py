@@ -97,7 +97,7 @@ def test_moves_alone_fit_where_hiding_the_copies_would_not():
 def test_copies_hide_behind_computing():
     """A move is free when enough is computed before its buffer must be out and after it is called back."""
     from memwatch.planner.recompute import draft as _draft
-    from memwatch.planner.recompute.prune import duration
+    from memwatch.planner.recompute.draft import duration
 
     graph = waiting(1.0, 1.0)
     buffer = graph.buffer_index["a"]

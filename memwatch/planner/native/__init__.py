@@ -1,5 +1,5 @@
-"""The kernels in C++: `src` has them, `library` builds and loads them, `calls` calls them.
+"""The kernels: the inner loops of the planner's searches, in C++.
 
-Every kernel has a twin in Python, beside the module that uses it. The twins compute the same numbers, some hundred
-times slower. They run where the library is not there.
+`src` has them, `library` builds and loads them, `calls` calls them. Where they cannot be loaded, no search runs, and
+`planner/greedy.py` plans instead.
 """

@@ -1,5 +1,7 @@
 """Find, build and load the planner's kernels.
 
+`prepare` decides for a search whether it can use the kernels.
+
 The library needs neither torch nor the headers of Python, so one file serves all of them on a machine. Its name holds
 a digest of its sources. It lies in the user's cache, or in the package, where a wheel may have it.
 """
@@ -13,19 +15,25 @@ import subprocess
 import sys
 import tempfile
 import threading
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from memwatch import build_cache
 from memwatch.errors import MemwatchError
 from memwatch.planner.native.naming import FLAGS, SOURCES, file_name
 
+if TYPE_CHECKING:
+    from memwatch.planner.clock import Clock
+
 BUILT: Final = pathlib.Path(__file__).parent / "built"
 """The folder of the package where a wheel has a library; it is not there in a checkout."""
 _COMPILE: Final = pathlib.Path(__file__).parent / "compile.py"
 _WHAT: Final = "the planner's library"
-_FALLBACK: Final = "plans are searched for in Python, which is slow"
+_FALLBACK: Final = "a simple planner in Python makes the plans"
 _LINES_SHOWN: Final = 3
-"""Lines of the compiler's errors that a message shows. A guess."""
+_SILENT_S: Final = 2.0  # seconds of compiling before a line says so; a guess
+_SHARE_WAITED: Final = (
+    0.7  # of the time limit, to wait for the compiler; the planner in Python gets the rest; a guess
+)
 _lock: Final = threading.Lock()
 
 
@@ -104,3 +112,73 @@ def build() -> tuple[pathlib.Path, bool]:
         while not work.is_done(60):
             pass
         return work.file, True
+
+
+class Loader:
+    """The library of this process, and the compiler that runs."""
+
+    def __init__(self) -> None:
+        self.library: ctypes.CDLL | None = None
+        self._build: Build | None = None
+        self._has_failed = False
+
+    def find(self) -> ctypes.CDLL | None:
+        """Return the library; None if there is no file that can be loaded."""
+        if self.library is None:
+            file = path()
+            self.library = load(file) if file.exists() and not distrust() else None
+        return self.library
+
+    def prepare(self, clock: Clock) -> bool:
+        """Do what the function `prepare` describes."""
+        if self.find() is None and not self._has_failed:
+            try:
+                self._compile(clock.share(_SHARE_WAITED))
+            except MemwatchError as error:
+                self._has_failed = True
+                _say(f"{error}; `memwatch build` tries again")
+        return self.library is not None
+
+    def _compile(self, clock: Clock) -> None:
+        if self._build is None:
+            self._build = Build()
+        if not self._build.is_done(min(_SILENT_S, clock.left_s())):
+            _say("compiling the planner's kernels, once for this machine (`memwatch build` does it ahead)")
+            if not self._build.is_done(clock.left_s()):
+                return
+        self.find()
+
+
+_loader = Loader()
+
+
+def prepare(clock: Clock) -> bool:
+    """Return True if a search can use the kernels. This is the only place that decides it.
+
+    A missing library is compiled, once per machine, if that takes at most a share of the time that is left. A line on
+    standard error says so where it takes long. If there is no compiler, or not enough time, the caller plans with
+    `planner.greedy` instead of a search.
+    """
+    with _lock:
+        return _loader.prepare(clock)
+
+
+def is_there() -> bool:
+    """Return True if the library can be loaded now."""
+    return _loader.find() is not None
+
+
+def loaded() -> ctypes.CDLL:
+    """Return the library.
+
+    Raises:
+        MemwatchError: the library is not there.
+    """
+    found = _loader.find()
+    if found is None:
+        raise MemwatchError(f"{_WHAT} is not there; build it with `memwatch build`")
+    return found
+
+
+def _say(sentence: str) -> None:
+    sys.stderr.write(f"memwatch: {sentence}\n")

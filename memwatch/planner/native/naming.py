@@ -9,7 +9,7 @@ import platform
 from typing import Final
 
 SOURCES: Final = pathlib.Path(__file__).parent / "src"
-# no fused multiply-add: every machine, and the twins in Python, shall compute the same numbers
+# no fused multiply-add: every machine shall compute the same numbers
 FLAGS: Final = ("-O2", "-g0", "-std=c++17", "-shared", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off")
 
 

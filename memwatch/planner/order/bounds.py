@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from memwatch.planner.kernels import with_twin
-from memwatch.planner.native import calls
+from memwatch.planner.native.calls import call
+from memwatch.planner.native.library import is_there
 from memwatch.planner.order.lists import breadth_first
 from memwatch.planner.order.problem import Problem, order_problem
 
@@ -56,7 +56,7 @@ def must_live_bound(graph: Graph) -> int:
 
 
 def lower_bound(graph: Graph, recompute: bool, offload: bool = False) -> int:
-    """Return the highest of the bounds that hold (bytes).
+    """Return the highest of the bounds that hold (bytes). The must-live bound needs the kernels.
 
     Args:
         graph: the program.
@@ -67,7 +67,9 @@ def lower_bound(graph: Graph, recompute: bool, offload: bool = False) -> int:
     bound = max(working_set_bound(graph), pinned_bound(graph))
     if offload:
         return bound
-    return max(bound, last_large_bound(graph, working_sets(graph)) if recompute else must_live_bound(graph))
+    if recompute:
+        return max(bound, last_large_bound(graph, working_sets(graph)))
+    return max(bound, must_live_bound(graph)) if is_there() else bound
 
 
 def must_live_bytes(problem: Problem) -> int:
@@ -88,7 +90,6 @@ def must_live_bytes(problem: Problem) -> int:
     )
 
 
-@with_twin(calls.must_live)
 def must_live(problem: Problem, order: IntArray, chosen: IntArray) -> IntArray:
     """Return the bytes that must be live while each chosen op runs, when nothing is computed twice.
 
@@ -104,33 +105,8 @@ def must_live(problem: Problem, order: IntArray, chosen: IntArray) -> IntArray:
     Returns:
         Bytes for every chosen op, its workspace included.
     """
-    num_ops = len(order)
-    above = np.zeros(num_ops, np.uint64)  # bit i: op is chosen[i] or must run after it
-    below = np.zeros(num_ops, np.uint64)  # bit i: op is chosen[i] or must run before it
     total = np.empty(len(chosen), np.int64)
-    for index in range(len(chosen)):
-        above[chosen[index]] = below[chosen[index]] = np.uint64(1) << np.uint64(index)
-        total[index] = problem.workspace[chosen[index]] + problem.always
-    for op in order:
-        for entry in range(problem.pred_ptr[op], problem.pred_ptr[op + 1]):
-            above[op] |= above[problem.pred[entry]]
-    for op in order[::-1]:
-        for entry in range(problem.succ_ptr[op], problem.succ_ptr[op + 1]):
-            below[op] |= below[problem.succ[entry]]
-    everything = ~np.uint64(0)
-    for buffer in range(len(problem.nbytes)):
-        born = everything if problem.at_start[buffer] else np.uint64(0)
-        needed = everything if problem.at_end[buffer] else np.uint64(0)
-        for entry in range(problem.user_ptr[buffer], problem.user_ptr[buffer + 1]):
-            born |= below[problem.user[entry]]
-            needed |= above[problem.user[entry]]
-        both = born & needed
-        index = 0
-        while both and index < len(chosen):
-            if both & np.uint64(1):
-                total[index] += problem.nbytes[buffer]
-            both >>= np.uint64(1)
-            index += 1
+    call("must_live_bytes", problem, order, np.ascontiguousarray(chosen), total)
     return total
 
 

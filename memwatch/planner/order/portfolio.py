@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memwatch.planner.clock import Clock
 from memwatch.planner.errors import OrderError
-from memwatch.planner.kernels import prepare
 from memwatch.planner.order import cpsat
 from memwatch.planner.order.anneal import anneal_order
 from memwatch.planner.order.bounds import lower_bound
@@ -23,6 +21,7 @@ from memwatch.planner.schedule import Schedule
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from memwatch.planner.clock import Clock
     from memwatch.planner.csr import IntArray
     from memwatch.planner.graph import Graph
 
@@ -79,30 +78,14 @@ class _Best:
             self.method = method
 
 
-def best_order(graph: Graph, *, time_limit_s: float = 10.0, seed: int = 0) -> OrderResult:
-    """Return an order of the ops with a low peak, never above the peak of program order.
-
-    Args:
-        graph: the program.
-        time_limit_s: when to stop (seconds). The search of a small program ends earlier, so its result depends on the
-            seed alone.
-        seed: seed of the random moves.
-
-    Returns:
-        The order, its peak and the best lower bound.
-    """
-    return find_order(graph, seed=seed, clock=Clock.of(time_limit_s))
-
-
 def find_order(graph: Graph, *, seed: int, clock: Clock) -> OrderResult:
-    """Return the result that `best_order` describes, before `clock` is over."""
+    """Return the result that `best_order` describes, before `clock` is over. It needs the kernels."""
     clock = clock.share(0.93)  # checking the result takes the rest
     problem = order_problem(graph)
     best = _Best(problem, lower_bound(graph, recompute=False))
     for method, order in list_orders(problem, clock.share(0.5)):
         best.consider(order, method)
     if not best.is_proven:
-        prepare(clock)
         _improve(best, seed, clock)
     result = simulate(graph, Schedule.from_order(best.order))
     assert result.peak_bytes == best.peak_bytes, "the two simulators disagree"
@@ -179,13 +162,13 @@ def _search_exactly(best: _Best, clock: Clock) -> None:
             best.consider(found.order, "exact search")
 
 
-def custom_order(graph: Graph, order: Callable[[Graph], Sequence[int]]) -> OrderResult:
+def custom_order(graph: Graph, order: Callable[[Graph], Sequence[int]], name: str = "") -> OrderResult:
     """Return the order that a function computes for a graph, checked and with its peak.
 
     Raises:
         OrderError: the result is not an order of all ops, each once, that computes the program.
     """
-    name = getattr(order, "__name__", repr(order))
+    name = name or getattr(order, "__name__", repr(order))
     returned = order(graph)
     try:
         indices = [int(index) for index in returned]

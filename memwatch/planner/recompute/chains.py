@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memwatch.planner.kernels import with_twin
-from memwatch.planner.native import calls
+from memwatch.planner.native.calls import call
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -133,7 +132,6 @@ class RotorTable:
         return steps
 
 
-@with_twin(calls.fill)
 def fill_rotor_table(
     costs: NDArray[np.float64], checkpoint: IntArray, saved: IntArray, slots: int
 ) -> tuple[NDArray[np.float64], IntArray]:
@@ -143,26 +141,7 @@ def fill_rotor_table(
         The extra cost, infinite where memory does not suffice, and the choice: `first` where all that it saves
         is kept, otherwise `split`.
     """
-    length, memory = len(costs), np.arange(slots + 1)
-    best = np.full((length, length, slots + 1), np.inf)
-    choice = np.full((length, length, slots + 1), -1, np.int64)
-    for span in range(length):
-        first = np.arange(length - span)
-        last, row = first + span, first[:, None]
-        room = memory - saved[first][:, None]
-        value = best[row + 1, last[:, None], np.maximum(room, 0)] if span else np.zeros(room.shape)
-        value = np.where(room < 0, np.inf, value)
-        chosen = np.where(room < 0, -1, row)
-        forward = np.zeros(len(first))
-        for step in range(1, span + 1):
-            split = first + step
-            forward = forward + costs[split - 1]
-            room = memory - checkpoint[split - 1][:, None]
-            # the stages up to the split run again when their turn comes
-            late = best[split[:, None], last[:, None], np.maximum(room, 0)]
-            price = forward[:, None] + late + best[first, split - 1]
-            is_better = (room >= 0) & (price < value)
-            value = np.where(is_better, price, value)
-            chosen = np.where(is_better, split[:, None], chosen)
-        best[first, last], choice[first, last] = value, chosen
+    shape = (len(costs), len(costs), slots + 1)
+    best, choice = np.full(shape, np.inf), np.full(shape, -1, np.int64)
+    call("fill_rotor", (costs, checkpoint, saved, slots, best, choice))
     return best, choice

@@ -1,15 +1,21 @@
-"""Kernels: a schedule that is changed in place, the uses of its buffers, and the bytes that it keeps alive."""
+"""Schedules that kernels change in place: price one, cut gaps until it fits, take cuts back, polish it.
+
+A gap is a stretch of steps between two uses of a buffer, during which the buffer lies idle. A cut computes the buffer
+again before its next use, or moves it out and back.
+"""
 
 from __future__ import annotations
 
+import ctypes
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from memwatch.planner.kernels import with_twin
-from memwatch.planner.native import calls
+from memwatch.planner.native.calls import call
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from memwatch.planner.csr import IntArray
     from memwatch.planner.recompute.model import Model
 
@@ -32,134 +38,6 @@ def load_tokens(draft: Draft, tokens: IntArray) -> None:
     draft.size[0] = len(tokens)
     draft.tokens[: len(tokens)] = tokens
     draft.ids[: len(tokens)] = np.arange(len(tokens))
-
-
-def copy_draft(source: Draft, target: Draft) -> None:
-    """Make the target equal to the source."""
-    size = source.size[0]
-    target.size[0] = size
-    target.tokens[:size] = source.tokens[:size]
-    target.ids[:size] = source.ids[:size]
-
-
-def insert_tokens(draft: Draft, at: int, tokens: IntArray) -> None:
-    """Insert tokens before a step."""
-    size, count = draft.size[0], len(tokens)
-    for position in range(size - 1, at - 1, -1):
-        draft.tokens[position + count] = draft.tokens[position]
-        draft.ids[position + count] = draft.ids[position]
-    draft.tokens[at : at + count] = tokens
-    draft.ids[at : at + count] = -1
-    draft.size[0] = size + count
-
-
-def remove_steps(draft: Draft, first: int, second: int) -> None:
-    """Remove one step, or two (`second` is -1 for one)."""
-    at = 0
-    for position in range(draft.size[0]):
-        if position not in (first, second):
-            draft.tokens[at] = draft.tokens[position]
-            draft.ids[at] = draft.ids[position]
-            at += 1
-    draft.size[0] = at
-
-
-class Events(NamedTuple):
-    """Events of all buffers. The events of buffer b are the entries from ``ptr[b]`` to ``ptr[b + 1]``.
-
-    They are in step order, and reads come before writes of the same step.
-    """
-
-    ptr: IntArray
-    step: IntArray
-    needs: IntArray  # version that the event needs, -1: it brings one itself
-    leaves: IntArray  # version that is there after it
-
-
-def _count_events(model: Model, draft: Draft) -> IntArray:
-    ptr = np.zeros(model.num_buffers + 1, np.int64)
-    seen = np.zeros(model.num_ops, np.bool_)
-    for step in range(draft.size[0]):
-        token = draft.tokens[step]
-        if token >= model.num_ops:
-            ptr[(token - model.num_ops) % model.num_buffers + 1] += 1
-            continue
-        for entry in range(model.read_ptr[token], model.read_ptr[token + 1]):
-            ptr[model.read[entry] + 1] += 1
-        for entry in range(model.write_ptr[token], model.write_ptr[token + 1]):
-            ptr[model.write[entry] + 1] += not (seen[token] and model.once[entry])
-        seen[token] = True
-        for entry in range(model.make_ptr[token], model.make_ptr[token + 1]):
-            ptr[model.make[entry] + 1] += 1
-    return np.cumsum(ptr)
-
-
-def _put_event(events: Events, slot: int, step: int, versions: tuple[int, int]) -> None:
-    events.step[slot] = step
-    events.needs[slot], events.leaves[slot] = versions
-
-
-def list_events(model: Model, draft: Draft) -> Events:
-    """Return the events of every buffer in a valid schedule."""
-    ptr = _count_events(model, draft)
-    total = ptr[-1]
-    events = Events(ptr, np.empty(total, np.int64), np.empty(total, np.int64), np.empty(total, np.int64))
-    at = ptr[:-1].copy()
-    on_host = np.zeros(model.num_buffers, np.int64)
-    seen = np.zeros(model.num_ops, np.bool_)
-    for step in range(draft.size[0]):
-        token = draft.tokens[step]
-        if token >= model.num_ops:
-            buffer = (token - model.num_ops) % model.num_buffers
-            if token < model.num_ops + model.num_buffers:
-                on_host[buffer] = events.leaves[at[buffer] - 1] if at[buffer] > ptr[buffer] else 0
-                _put_event(events, at[buffer], step, (on_host[buffer], on_host[buffer]))
-                at[buffer] += 1
-            else:
-                _put_event(events, at[buffer], step, (-1, on_host[buffer]))
-                at[buffer] += 1
-            continue
-        for entry in range(model.read_ptr[token], model.read_ptr[token + 1]):
-            version = model.read_version[entry]
-            _put_event(events, at[model.read[entry]], step, (version, version))
-            at[model.read[entry]] += 1
-        for entry in range(model.write_ptr[token], model.write_ptr[token + 1]):
-            if seen[token] and model.once[entry]:
-                continue
-            version = model.write_version[entry]
-            _put_event(events, at[model.write[entry]], step, (version - 1, version))
-            at[model.write[entry]] += 1
-        for entry in range(model.make_ptr[token], model.make_ptr[token + 1]):
-            _put_event(events, at[model.make[entry]], step, (-1, 0))
-            at[model.make[entry]] += 1
-        seen[token] = True
-    return events
-
-
-def first_at(events: Events, buffer: int, step: int) -> int:
-    """Return the first event of a buffer at or after a step; ``ptr[buffer + 1]`` for none."""
-    low, high = events.ptr[buffer], events.ptr[buffer + 1]
-    while low < high:
-        middle = (low + high) // 2
-        if events.step[middle] < step:
-            low = middle + 1
-        else:
-            high = middle
-    return int(low)
-
-
-def wanted_at(model: Model, events: Events, buffer: int, step: int) -> int:
-    """Return the version of a buffer that is alive just before a step because it is needed later, or -1."""
-    slot = first_at(events, buffer, step)
-    return int(model.final[buffer] if slot == events.ptr[buffer + 1] else events.needs[slot])
-
-
-def left_before(model: Model, events: Events, buffer: int, step: int) -> tuple[int, int]:
-    """Return (version, step) of the last event before a step; version -1 if the buffer is not there."""
-    slot = first_at(events, buffer, step) - 1
-    if slot < events.ptr[buffer]:
-        return (0 if model.external[buffer] else -1), -1
-    return events.leaves[slot], events.step[slot]
 
 
 class Work(NamedTuple):
@@ -185,137 +63,79 @@ def new_work(model: Model, room: int) -> Work:
     )
 
 
-def compute_backwards(model: Model, op: int, step: int, work: Work) -> bool:
-    """Go back over a compute step: its outputs are born here, its inputs are wanted before. False: not valid."""
-    wanted = work.wanted
-    until = work.until
-    live = work.live
-    work.left[op] -= model.has_once
-    repeats = model.has_once and work.left[op] > 0
-    for entry in range(model.write_ptr[op], model.write_ptr[op + 1]):
-        if repeats and model.once[entry]:
-            continue
-        buffer, version = model.write[entry], model.write_version[entry]
-        if wanted[buffer] == -1:
-            until[buffer] = step
-        elif wanted[buffer] != version:
-            return False
-        wanted[buffer] = version - 1
-    for entry in range(model.read_ptr[op], model.read_ptr[op + 1]):
-        buffer, version = model.read[entry], model.read_version[entry]
-        if wanted[buffer] == -1:
-            until[buffer] = step
-            wanted[buffer] = version
-        elif wanted[buffer] != version:
-            return False
-    for entry in range(model.make_ptr[op], model.make_ptr[op + 1]):
-        buffer = model.make[entry]
-        live[step] += model.nbytes[buffer]
-        if wanted[buffer] == 0:
-            live[until[buffer] + 1] -= model.nbytes[buffer]
-            wanted[buffer] = -1
-        else:  # no later step wants this version: dropped at once
-            live[step + 1] -= model.nbytes[buffer]
-    return True
-
-
-def move_backwards(model: Model, token: int, step: int, work: Work) -> bool:
-    """Go back over an offload or a reload; False if it is not valid."""
-    wanted = work.wanted
-    until = work.until
-    host = work.host
-    live = work.live
-    buffer = token - model.num_ops
-    if buffer >= model.num_buffers:  # reload
-        buffer -= model.num_buffers
-        if wanted[buffer] == -1 or (host[buffer] != -1 and host[buffer] != wanted[buffer]):
-            return False
-        live[step] += model.nbytes[buffer]
-        live[until[buffer] + 1] -= model.nbytes[buffer]
-        host[buffer] = wanted[buffer]
-        wanted[buffer] = -1
-        return True
-    if host[buffer] == -1:
-        return False
-    if wanted[buffer] == -1:
-        until[buffer] = step
-        wanted[buffer] = host[buffer]
-    elif wanted[buffer] != host[buffer]:
-        return False
-    host[buffer] = -1
-    return True
-
-
-def begin_sweep(model: Model, draft: Draft, work: Work) -> None:
-    """Start after the last step, where only the results of the program are wanted."""
-    work.wanted[:] = model.final
-    work.until[:] = draft.size[0]
-    work.host[:] = -1
-    work.live[: draft.size[0] + 2] = 0
-    if model.has_once:
-        tokens = draft.tokens[: draft.size[0]]
-        work.left[:] = np.bincount(tokens[tokens < model.num_ops], minlength=model.num_ops)
-
-
-def _sweep_steps(model: Model, draft: Draft, work: Work) -> bool:
-    """Go back over all steps; `live` then holds changes from step to step, not sums."""
-    begin_sweep(model, draft, work)
-    for step in range(draft.size[0] - 1, -1, -1):
-        token = draft.tokens[step]
-        if token < model.num_ops:
-            if not compute_backwards(model, token, step, work):
-                return False
-        elif not move_backwards(model, token, step, work):
-            return False
-    return True
-
-
-@with_twin(calls.sweep)
 def sweep(model: Model, draft: Draft, work: Work) -> int:
     """Write the bytes alive during every step to ``work.live``; return the peak (bytes).
 
     Returns:
         The peak (bytes); -1 if the schedule does not compute the same as the program.
     """
-    if not _sweep_steps(model, draft, work):
-        return -1
-    level, live = model.always, work.live
-    for buffer in range(model.num_buffers):
-        if work.host[buffer] != -1:
-            return -1
-        version = work.wanted[buffer]
-        if version == -1:
-            continue
-        if version != 0 or model.external[buffer] == 0:
-            return -1
-        level += model.nbytes[buffer]
-        live[work.until[buffer] + 1] -= model.nbytes[buffer]
-    peak = level
-    for step in range(draft.size[0]):
-        level += live[step]
-        live[step] = level
-        if draft.tokens[step] < model.num_ops:
-            live[step] += model.workspace[draft.tokens[step]]
-        peak = max(peak, live[step])
-    return peak
+    return int(call("sweep_schedule", model, draft, work))
 
 
-def overflow(model: Model, draft: Draft, work: Work, budget: int) -> float:
-    """Return the bytes above the budget after a sweep, summed over the steps; 0 exactly when it fits.
+def duration(model: Model, draft: Draft) -> float:
+    """Return the time from the first step to the last, in the unit of the ops' costs.
 
-    A repeated op counts only with the bytes that it adds to the step of its user. All steps near it may be far above
-    the budget. If a repeated op counted in full, every cut there would look bad.
+    One copy engine runs while ops compute. A move out starts after the last use before its step and must
+    have ended at that step. A move back starts at its step and must have ended at the first use.
     """
-    tokens = draft.tokens
-    for step in range(draft.size[0] - 1, -1, -1):
-        if tokens[step] < model.num_ops:
-            work.first[tokens[step]] = step
-    total, served = 0.0, 0.0
-    for step in range(draft.size[0] - 1, -1, -1):
-        above = max(work.live[step] - budget, 0)
-        if tokens[step] < model.num_ops and work.first[tokens[step]] == step:
-            total += above
-            served = above
-        else:
-            total += max(above - served, 0.0)
-    return total
+    return float(call("duration_of", model, draft, returns=ctypes.c_double))
+
+
+class Style(NamedTuple):
+    """Settings of the greedy search."""
+
+    budget: int  # bytes
+    area_power: float  # score = overflow removed ** area_power / cost
+    noise: float  # scores are multiplied by 1 + noise * uniform(0, 1)
+    limit: int  # the most ops one cut may add
+    shortlist: int  # how many cuts are tried out per step
+    max_cuts: int
+    spread: bool  # make the same cut in all repeated blocks at once
+    random: NDArray[np.uint64]  # random state
+
+
+def fit(model: Model, draft: Draft, style: Style) -> int:
+    """Cut gaps until the schedule fits the budget or no cut helps; return the peak (bytes).
+
+    Args:
+        model: the program.
+        draft: the schedule, changed in place; its spare room limits how long it may grow.
+        style: the budget, and how to choose.
+    """
+    return int(call("fit_schedule", model, draft, style))
+
+
+def prune(model: Model, draft: Draft, budget: int, rank: IntArray) -> None:
+    """Remove every recompute and move that the budget does not need.
+
+    Args:
+        model: the program.
+        draft: a schedule that fits the budget, changed in place.
+        budget: bytes it may use.
+        rank: the steps in the order in which they are tried.
+    """
+    call("prune_schedule", model, draft, budget, rank)
+
+
+class Effort(NamedTuple):
+    """Length and width of the polish."""
+
+    budget: int  # bytes
+    rounds: int
+    warmth: float  # a schedule dearer by this share of the cost may be accepted; the share falls to 0
+    limit: int  # the most ops one cut may add
+    total_cost: float  # of the program
+    random: NDArray[np.uint64]  # random state
+
+
+def polish(model: Model, draft: Draft, effort: Effort) -> None:
+    """Replace a schedule by a cheaper one within the budget or, while none fits, by one closer to it.
+
+    This is a large-neighbourhood search: undo some cuts, move some steps, repair greedily, keep what is cheaper.
+
+    Args:
+        model: the program.
+        draft: the best schedule known, replaced by a better one; its spare room limits the length.
+        effort: the budget, and how long to search.
+    """
+    call("polish_schedule", model, draft, effort)

@@ -13,12 +13,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memwatch.planner._random import random_state
-from memwatch.planner.kernels import are_fast, prepare
-from memwatch.planner.recompute.draft import load_tokens, new_draft, new_work, sweep
-from memwatch.planner.recompute.greedy import Style, fit
-from memwatch.planner.recompute.polish import Effort, polish
-from memwatch.planner.recompute.prune import duration, prune
+from memwatch.planner.native.calls import random_state
+from memwatch.planner.recompute.draft import (
+    Effort,
+    Style,
+    duration,
+    fit,
+    load_tokens,
+    new_draft,
+    new_work,
+    polish,
+    prune,
+    sweep,
+)
 from memwatch.planner.recompute.reorder import reorder
 from memwatch.planner.recompute.retention import cheaper_in_order
 
@@ -122,7 +129,6 @@ class RecomputeSearch:
         for start in sorted(priced_starts, key=lambda one: one.peak_bytes):
             if start.peak_bytes <= self._budget:
                 return start
-        prepare(self._clock)
         best = self._search(priced_starts, seeds)
         if best.peak_bytes <= self._budget:
             return best
@@ -249,7 +255,7 @@ class RecomputeSearch:
         num_ops = self._graph.num_ops
         draft = self._draft(tokens, _ROOM_PER_OP * num_ops + 1_000)
         # a call of the kernel cannot be interrupted, so it makes a limited number of cuts
-        cuts = min(_CUTS_PER_CALL, max(2, 200_000 // max(num_ops, 1))) if are_fast() else 1
+        cuts = min(_CUTS_PER_CALL, max(2, 200_000 // max(num_ops, 1)))
         random = random_state(self._terms.seed)
         shortlist, spread = (24, spread) if num_ops <= _LARGEST_CAREFUL else (4, True)
         style = Style(self._budget, area_power, 0.0, min(limit, num_ops), shortlist, cuts, spread, random)

@@ -14,6 +14,8 @@ from memwatch.planner.recompute.chains import RotorTable
 from memwatch.planner.schedule import Schedule
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from memwatch.planner.csr import IntArray
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 _MOST_STAGES = 120
 _SLOTS = 200  # units of memory per budget
 _TRIES = 10  # amounts of memory for checkpoints that are tried
+_EVEN_STAGES = (2, 4, 8, 16, 32, 64)
 
 
 class Stages(NamedTuple):
@@ -49,6 +52,25 @@ def seeds(graph: Graph, budget_bytes: int) -> list[IntArray]:
             continue
         found += _rotor_seeds(graph, stages, budget_bytes)
     return found
+
+
+def even_seeds(graph: Graph) -> Iterator[IntArray]:
+    """Yield checkpointed schedules of the program, as tokens, without the dynamic program, which is a kernel.
+
+    The forward has few stages first, then more. Of every number of stages, the last stages keep what they save, first
+    one of them, then more. The others are computed again.
+    """
+    for most in _EVEN_STAGES:
+        stages = cut_into_stages(graph, most)
+        num = 0 if stages is None else len(stages.cost)
+        for kept in sorted({max(1, num * quarters // 4) for quarters in range(4)}):
+            if stages is None or kept >= num:
+                continue
+            steps = [("forward", stage) for stage in range(num)]
+            steps += [("backward", stage) for stage in reversed(range(num - kept, num))]
+            for stage in reversed(range(num - kept)):
+                steps += [("forward", stage), ("backward", stage)]
+            yield _tokens(graph, stages, steps)
 
 
 def cut_into_stages(graph: Graph, most: int) -> Stages | None:

@@ -68,6 +68,7 @@ def plan_parts(
         check_belongs(plan, result)
     figures = PlanFigures.of(plan)
     parts: list[RenderableType] = [_headline(figures), "", _peaks(figures, result)]
+    parts += [Text(f"Note: {note}") for note in plan.notes]
     moves = moves_by_module(plan, places)
     if moves:
         parts += ["", Text("What the plan does", style="bold"), _moves(moves, rows, line)]

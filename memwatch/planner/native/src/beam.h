@@ -7,7 +7,7 @@
 
 namespace memwatch::planner {
 
-constexpr Int kWidestScan = 256;
+constexpr Int kWidestScan = 256;  // ready ops examined per state; a guess
 
 /// One state of a step: a downset and how it was reached.
 struct BeamState {

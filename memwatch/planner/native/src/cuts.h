@@ -1,4 +1,7 @@
-// The gaps at a step, and the two ways to cut one, see `recompute/cuts.py`.
+// The gaps at a step, and the two ways to cut one: compute the buffer again, or move it out and back.
+//
+// A gap is a stretch of steps between two uses of a buffer, during which the buffer lies idle. To compute the buffer
+// again, its op needs its inputs. If an input was freed, the op that makes it has to run again too, and so on.
 #pragma once
 
 #include "missing.h"
@@ -14,6 +17,7 @@ struct Scene {
   Int budget;
 };
 
+/// The buffers that are idle at a step and wanted later.
 inline std::vector<Cut> gaps_at(const Model& model, const Events& events, const Draft& draft, Int step) {
   std::vector<Cut> found;
   for (Int buffer = 0; buffer < model.num_buffers; ++buffer) {
@@ -30,12 +34,15 @@ inline std::vector<Cut> gaps_at(const Model& model, const Events& events, const 
   return found;
 }
 
+/// Where a buffer moves out and back, and the time of the copies that computing does not hide.
 struct MovePoints {
   Int out_before;
   Int in_before;
   double stall;
 };
 
+/// Hide the copies as far as possible. A buffer is alive while it is copied, so only steps that are within the budget
+/// with it can hide a copy.
 inline MovePoints move_points(const Model& model, const Scene& scene, const Cut& cut) {
   const Ints tokens = scene.draft.tokens;
   double left = model.move_cost[cut.buffer];

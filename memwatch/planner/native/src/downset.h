@@ -5,8 +5,8 @@
 
 namespace memwatch::planner {
 
-constexpr Int kLongestRun = 16;
-constexpr Int kMostTries = 48;
+constexpr Int kLongestRun = 16;  // ops
+constexpr Int kMostTries = 48;   // ops tried per safe run; a limit on the work where chains fork
 
 struct Downset {
   explicit Downset(const Problem& problem, Int num_words)
@@ -48,6 +48,9 @@ inline Int load(const Problem& problem, Downset& now) {
 }
 
 /// Write a safe chain of ops from `first` to `run`: it fits in `room` and leaves no more live bytes than before.
+/// Running such a chain at once is never worse. Live bytes are submodular in the set of ops that have run. Every
+/// shorter prefix of the chain leaves more live bytes, so moving the chain forward lowers every later level.
+/// Returns the length of the chain, 0 if there is none. The downset is unchanged.
 inline Int safe_run(const Problem& problem, Downset& now, Int first, Int room, Int* run) {
   Int live[kLongestRun + 1] = {}, cursor[kLongestRun + 1] = {};
   Int depth = 0, tries = 0, found = 0, candidate = first;

@@ -1,4 +1,4 @@
-// Cut gaps at the peak, one after the other, until the schedule fits, see `recompute/greedy.py`.
+// Cut gaps at the peak, one after the other, until the schedule fits, see `recompute/draft.py`.
 #pragma once
 
 #include <cmath>
@@ -10,11 +10,12 @@
 
 namespace memwatch::planner {
 
-constexpr double kTiny = 1e-9;
-constexpr Int kManyGaps = 256;
-constexpr Int kKeptPerClass = 16;
-constexpr Int kMostMisses = 6;
-constexpr double kAsGood = 0.8;
+constexpr double kTiny = 1e-9;  // keeps a free cut from dividing by zero
+// The constants below are guesses.
+constexpr Int kManyGaps = 256;     // with more gaps at a step, only the widest gaps of each class of ops are examined
+constexpr Int kKeptPerClass = 16;  // gaps per class that are examined then
+constexpr Int kMostMisses = 6;     // steps in a row at which no cut helps, before the search gives up
+constexpr double kAsGood = 0.8;    // a cut in all blocks at once scores at least this share of the best single cut
 
 struct Style {
   Int budget;

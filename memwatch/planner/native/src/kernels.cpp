@@ -3,7 +3,6 @@
 #include "beam.h"
 #include "exact.h"
 #include "lists.h"
-#include "liveness.h"
 #include "polish.h"
 #include "rotor.h"
 
@@ -30,14 +29,6 @@ KERNEL void polish_schedule(const Model* model, const Draft* draft, const Effort
 }
 
 KERNEL void fill_rotor(const Chain* chain) { fill_chain(*chain); }
-
-/// Write (fault, step, buffer, number of intervals) to `found`.
-KERNEL void list_intervals(const StepEvents* events, const Intervals* out, const Ints* found) {
-  Liveness liveness(*events, *out);
-  const Fault fault = liveness.list();
-  const Int values[] = {fault, liveness.fault_step, liveness.fault_buffer, liveness.count};
-  std::copy(std::begin(values), std::end(values), found->data);
-}
 
 KERNEL Int peak_of_order(const Problem* problem, const Ints* order) { return peak_of(*problem, *order); }
 
@@ -73,6 +64,9 @@ KERNEL void needs_of_ops(const Problem* problem, const Bytes* before, const Need
 KERNEL void must_live_bytes(const Problem* problem, const Ints* order, const Ints* chosen, const Ints* total) {
   must_live(*problem, *order, *chosen, *total);
 }
+
+/// Queue the empty downset in a new search.
+KERNEL void begin_search(const Search* search, Int live) { search->begin(live); }
 
 /// Write (status, path) to `found`.
 KERNEL void advance_search(const Problem* problem, const Needs* needs, const Search* search, Int below,

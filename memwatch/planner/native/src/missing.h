@@ -1,19 +1,23 @@
-// The ops that must run again so that a version of a buffer is there, see `recompute/cuts.py`.
+// The ops that must run again so that a version of a buffer is there, see `cuts.h`.
 #pragma once
 
 #include "events.h"
 
 namespace memwatch::planner {
 
+/// Ways to cut a gap. The first three run ops again. They differ in the inputs of these ops that were freed: RECOMPUTE
+/// computes all of them again, KEEP_IF_LATE keeps the inputs that are used after the peak alive instead, and KEEP keeps
+/// all of them alive. MOVE moves the buffer out and back.
 enum Way : Int { RECOMPUTE, KEEP_IF_LATE, KEEP, MOVE };
 
+/// A cut: `buffer` is idle after step `since` and before step `until`, which wants its `version`.
 struct Cut {
   Int buffer;
   Int version;
   Int since;
   Int until;
   Int way;
-  Int peak_step;
+  Int peak_step;  // step at which the cut has to lower live bytes
 };
 
 class Missing {

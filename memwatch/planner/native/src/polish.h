@@ -1,4 +1,4 @@
-// Undo some cuts, move some steps, repair greedily, keep cheaper schedules; see `recompute/polish.py`.
+// Undo some cuts, move some steps, repair greedily, keep what is cheaper; see `recompute/draft.py`.
 #pragma once
 
 #include <limits>
@@ -9,7 +9,7 @@
 
 namespace memwatch::planner {
 
-constexpr Int kFarthest = 40;
+constexpr Int kFarthest = 40;  // steps by which one step is moved at most; a guess
 
 struct Effort {
   Int budget;

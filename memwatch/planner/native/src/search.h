@@ -24,6 +24,14 @@ struct Search {
   Int num_words() const { return words.size / live.size; }
   std::uint64_t* words_of(Int state) const { return words.data + state * num_words(); }
 
+  /// Queue the empty downset, which no path leads to.
+  void begin(Int live_bytes) const {
+    const Int start = remember(words.data, -1 - find(words.data), live_bytes);
+    node[start] = -1;
+    stack[0] = start;
+    tally[STACKED] = 1;
+  }
+
   /// The state of a downset or, if it is new, -1 - slot with its slot in the table.
   Int find(const std::uint64_t* downset) const {
     std::uint64_t mixed = 1469598103934665603ULL;

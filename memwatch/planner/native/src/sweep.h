@@ -137,7 +137,9 @@ inline Int sweep(const Model& model, const Draft& draft, const Work& work) {
   return peak;
 }
 
-/// The bytes above the budget after a sweep. A repeated op counts with the bytes that it adds to its user's step.
+/// The bytes above the budget after a sweep, summed over the steps; 0 exactly when the schedule fits.
+/// A repeated op counts only with the bytes that it adds to the step for which it runs. All steps near it may be far
+/// above the budget. If a repeated op counted in full, every cut there would look bad.
 inline double overflow(const Model& model, const Draft& draft, const Work& work, Int budget) {
   const Ints tokens = draft.tokens;
   for (Int step = draft.length() - 1; step >= 0; --step) {
