@@ -13,6 +13,7 @@ from memwatch.analysis.mode_formulas import BACKWARD, FORWARD
 from memwatch.capture.schema import BACKWARD as _BACKWARD
 from memwatch.capture.schema import NONE
 from memwatch.sizes import format_bytes
+from memwatch.words.allocators import counted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -68,8 +69,8 @@ def unrecorded(facts: Facts) -> ObserverEffect | None:
         return None
     nbytes = int(allocations.nbytes[unseen].sum())
     text = (
-        f"{int(unseen.sum())} blocks, {format_bytes(nbytes)} in all, were allocated outside every recorded op, as "
-        "compiled code and C++ do: only the allocator saw them"
+        f"{format_bytes(nbytes)} in {counted(int(unseen.sum()), 'block')} were allocated outside every recorded op, "
+        "as compiled code and C++ do: only the allocator saw them"
     )
     return ObserverEffect((), nbytes, text)
 
