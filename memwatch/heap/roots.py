@@ -5,6 +5,7 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]
 import atexit
 import contextvars
+import dis
 import functools
 import gc
 import signal
@@ -13,7 +14,7 @@ import threading
 import traceback
 from dataclasses import dataclass, field
 from enum import Enum
-from types import FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from memwatch._torch.autograd import top_saved_hooks
@@ -28,7 +29,7 @@ from memwatch.own_code import CodeOwner, code_owner, owner_of_function
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-    from types import CodeType, FrameType
+    from types import FrameType
 
     OfTypes = Callable[[Callable[[type], bool]], list[Any]]
 
@@ -164,29 +165,43 @@ def _roots_of_call(frame: FrameType, thread: str, modules: set[int]) -> Iterator
     code = frame.f_code
     in_main_thread = thread == threading.main_thread().name
     owner = frame_vertex(frame, "" if in_main_thread else thread)
+    # The first calls of a thread have their arguments from `threading`, whose tables say less than the names here.
+    is_first = not in_main_thread and code.co_filename == threading.__file__
     is_librarys = code_owner(code.co_filename) in (CodeOwner.TORCH, CodeOwner.PYTHON)
     root = Root(
         RootKind.FRAME,
         runner=is_test_runner_code(code.co_filename),
         frame_id=id(frame),
-        explains=is_librarys,
+        explains=is_librarys and not is_first,
     )
-    # The first call of a thread has its arguments from `threading`, whose tables say less than the names here.
     arguments = Root(RootKind.FRAME, runner=root.runner, frame_id=id(frame), explains=True)
     given = arguments if in_main_thread else root
     at_module_level = code.co_name == "<module>"
     values = {} if at_module_level else read_locals(frame)
     count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4) + bool(code.co_flags & 8)
     names = code.co_varnames[:count]
+    assigned = _assigned_inside(code) if code.co_cellvars else frozenset()
     for name, value in values.items():
         is_argument = name in names
         kind = EdgeKind.ARGUMENT if is_argument else EdgeKind.LOCAL
-        (given if is_argument else root).entries.append(Held(kind, name, value, owner))
+        (given if is_argument and name not in assigned else root).entries.append(
+            Held(kind, name, value, owner)
+        )
     if id(frame.f_globals) not in modules:  # exec, runpy: a namespace that no module of sys.modules shows
         namespace = Vertex(VertexKind.NAMESPACE, file=code.co_filename)
         root.entries.append(Held(EdgeKind.GLOBAL, None, frame.f_globals, namespace))
     yield root
     yield arguments
+
+
+@functools.lru_cache(maxsize=256)  # functions; a guess
+def _assigned_inside(code: CodeType) -> frozenset[str]:
+    """Return the variables that inner functions assign. The caller of an argument does not have its new value."""
+    inner = [const for const in code.co_consts if isinstance(const, CodeType)]
+    stored = {
+        each.argval for const in inner for each in dis.get_instructions(const) if each.opname == "STORE_DEREF"
+    }
+    return frozenset(stored).union(*map(_assigned_inside, inner))
 
 
 @functools.cache

@@ -79,6 +79,8 @@ class NewStorageMode(UncompiledMode):
 
     def note_placed(self, _func: Any, _result: Any, args: Sequence[Any]) -> None:
         """Note a storage that was made without an op, as by `copy.deepcopy` and `torch.load`, or that is an old one."""
+        if self.on_op is None:
+            return  # Only rounds of a program need it. find_leaks would count the death of an old one as a release.
         for storage in filter(is_storage, args):
             if not is_simulated(args[0]) and not self._book.has(storage):
                 site, caller = user_lines()
