@@ -80,6 +80,8 @@ _IDENTIFIERS: Final = {
     "error": "a key of the answer of a child process",
     "next_functions": "an attribute of autograd's nodes",
     "register_prehook": "a method of autograd's nodes",
+    "memory": "a controller of control groups, as the kernel writes it",
+    "empty": "a part of the names of torch's ops",
 }
 """Words of templates that are names of Python or torch, each with the name to look up."""
 _DATA: Final = {*CATEGORIES, *ROLES}  # values of columns: they are in tables, and in sentences too

@@ -185,7 +185,7 @@ class Guard:
         shortage.note_failure("the rows with the Python objects", lambda: self._read_rows(shortage))
         shortage.note_failure("the holders", search)
         files = self._write(shortage)
-        if not any(note.startswith("memwatch:") for note in _notes_of(found)):
+        if not any(note.partition(":")[0] == "memwatch" for note in _notes_of(found)):
             add_note(found, shortage_text.note_of(shortage))
         if files:
             _say(

@@ -103,9 +103,8 @@ class MemoryLimits:
 
     def stalled_percent(self) -> float:
         """Return how long processes waited for memory in the last 10 s, in percent; 0 without such a count."""
-        words = [
-            word for line in _lines(self._pressure_file) if line.startswith("some ") for word in line.split()
-        ]
+        lines = [line.split() for line in _lines(self._pressure_file)]
+        words = [word for first, *others in filter(None, lines) if first == "some" for word in others]
         return next((float(word[6:]) for word in words if word.startswith("avg10=")), 0.0)
 
 

@@ -44,7 +44,7 @@ _ANSWERS: Final[dict[str, Any]] = {
     "memory_summary": "",
     "utilization": 0,
 }
-"""The result of each function of `torch.cuda` that has the same result at all times. A GPU of Hopper's kind."""
+"""The result of each function of torch's CUDA module that has the same result at all times: a GPU of Hopper's kind."""
 _ASKED: Final = (
     "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "device_memory_used",
 )  # fmt: skip
