@@ -12,8 +12,14 @@ from __future__ import annotations
 
 import importlib
 
+_NAMES = frozenset({
+    "copy_with_workspace", "give_back", "hold", "memory_snapshot", "pinned_bytes", "record_history", "reset_peaks",
+    "set_limit", "snapshot", "stats", "take",
+})  # fmt: skip
+"""Names of the backend. `pickle` tries any name in all modules, which must not load the device."""
+
 
 def __getattr__(name: str) -> object:
-    if name.startswith("_"):
+    if name not in _NAMES:
         raise AttributeError(name)
     return getattr(importlib.import_module("pretend.backend"), name)
