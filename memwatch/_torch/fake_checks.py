@@ -67,7 +67,7 @@ def plain_to_programs(mode: Any, on_check: Callable[[str], None]) -> Iterator[No
     """
 
     class FakeTensorOfOthers(metaclass=_NotFakeMeta):
-        """What the program gets for the class FakeTensor."""
+        """The stand-in for the class FakeTensor that code outside torch gets."""
 
     FakeTensorOfOthers.mode = mode
     FakeTensorOfOthers.__name__ = FakeTensorOfOthers.__qualname__ = "FakeTensor"

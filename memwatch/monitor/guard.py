@@ -56,7 +56,7 @@ _STALLED_PERCENT: Final = 10.0
 """The thread looks as often as it can if processes wait longer than this for memory. A guess."""
 _WAIT_SEARCH_S: Final = 5.0
 _MOST_OBJECTS_FOR_ROWS: Final = 500_000
-"""Adding up more Python objects takes longer than 2 s, and memory that is short."""
+"""Adding up more Python objects takes longer than about 1 s, and memory that is short."""
 _MOST_LOOKS: Final = 100
 _PAUSE_S: Final = 60.0  # between reports on errors of threads
 _LEAST_STEP_S: Final = 1.0  # between the looks that the report lists
@@ -332,7 +332,10 @@ def _is_shortage(error: BaseException) -> bool:
 
 
 def _shown_errors(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and the errors that its traceback shows with it: its causes, and the members of groups."""
+    """Yield an error and the errors that its traceback shows with it: its causes, and the members of groups.
+
+    `linked_errors` also yields contexts that `raise ... from` hides: the program has dealt with these.
+    """
     waiting: list[BaseException | None] = [error]
     seen: set[int] = set()
     while waiting:

@@ -299,7 +299,7 @@ class _Search:
             for entry in list(dict.values(state or {})):
                 note(dict.values(entry) if is_a(entry, dict) else (), STATE, owner)
             for group in groups or ():
-                stepped = group.get("params")
+                stepped = dict.get(group, "params")  # a subclass may override the method
                 note(stepped if type(stepped) is list else (), PARAMETER, owner)
         for tensor in self._objects(torch.Tensor):
             if is_a(tensor, nn.Parameter):

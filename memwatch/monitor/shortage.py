@@ -155,7 +155,7 @@ class Shortage:
             if held.largest_free_bytes < asked_bytes <= held.free_bytes:
                 found.append(
                     Change(
-                        f"set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: {device} had enough free "
+                        f"set PYTORCH_ALLOC_CONF=expandable_segments:True: {device} had enough free "
                         "memory, but in pieces too small for the request",
                         "reserved",
                         held.free_bytes,

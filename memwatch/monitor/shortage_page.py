@@ -1,4 +1,7 @@
-"""The report on memory that ran out as a page: one file without scripts."""
+"""The report on memory that ran out as a page: one file without scripts.
+
+The page of a capture bundles 0.4 MB of scripts and styles. Memory is short here, so this page needs none of it.
+"""
 
 from __future__ import annotations
 

@@ -50,11 +50,9 @@ _alive: Final[weakref.WeakSet[Monitor]] = weakref.WeakSet()
 class Monitor:
     """Samples the memory of this process in a thread of its own; see :func:`monitor`."""
 
-    def __init__(
-        self, path: str | os.PathLike[str] | None, interval_s: float, guard: Guard | None = None
-    ) -> None:
+    def __init__(self, path: str | os.PathLike[str] | None, interval_s: float) -> None:
         self._interval_s = interval_s
-        self._guard = guard
+        self._guard: Guard | None = None  # `monitor` starts it
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._stopped = threading.Event()
@@ -353,13 +351,12 @@ def monitor(
                 f"{os.fspath(path)!r} cannot be written: {error}; choose another file"
             ) from None
     rows_of(children=False, known=Known(python=PythonMemory(), tensors=TensorMemory()))  # or its error
-    guard, has_torch = None, "torch" in sys.modules
-    if oom and has_torch:  # the search for holders needs it, and the program may not want it
+    watch = Monitor(path, max(float(interval_s), _LEAST_INTERVAL_S))
+    if oom and "torch" in sys.modules:  # the search for holders needs it, and the program may not want it
         from memwatch.monitor.guard import start_guard
 
-        guard = start_guard(None if path is None else Path(path).absolute())
-    watch = Monitor(path, max(float(interval_s), _LEAST_INTERVAL_S), guard)
-    if oom and not has_torch:
+        watch._guard = start_guard(None if path is None else Path(path).absolute())
+    elif oom:
         watch._note("no report is written when memory runs out, because the program has not imported torch")
     return watch
 

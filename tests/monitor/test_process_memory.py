@@ -123,8 +123,10 @@ def test_memory_that_nobody_touched_is_in_no_row(fresh_python):
     done = fresh_python(PROGRAM.format(code="kept += [torch.empty(64 << 18), np.zeros(64 << 20, np.uint8)]"))
     assert done.returncode == 0, done.stderr
     grown, _ = json.loads(done.stdout)
-    # the search itself leaves up to 20 MiB of free blocks
-    assert max(grown.values()) < 40 * MIB, grown
+    # code that runs for the first time is read from the disk, and the search itself leaves up to 20 MiB of free blocks
+    others = [grown[row] for row in grown.keys() - {"code and libraries", "malloc, free"}]
+    assert max(others) < 16 * MIB, grown
+    assert grown["malloc, free"] < 40 * MIB, grown
 
 
 def test_the_sums_are_those_of_the_system():

@@ -216,7 +216,7 @@ def test_the_icicle_holds_the_whole_peak(shown, training):
 def test_the_keyboard_is_enough(shown):
     """The timeline and the icicle take focus; arrows, plus, Enter and Escape do what the mouse does."""
     plot = shown.driver.find_element("id", "plot")
-    # the findings above it are longer than the window
+    # a click needs all of the plot in the window
     shown.js("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", plot)
     plot.click()
     plot.send_keys(Keys.ARROW_RIGHT * 3)

@@ -201,8 +201,7 @@ def test_many_steps_take_no_more_than_few(options, tmp_path):
         capture = memwatch.load(path).capture
         rows.append({name: capture.rows(name) for name in BY_OPS})
     few, many = rows
-    # each device with live tensors has a row for each step and for the rest after the last one
-    assert few.pop("step_curve") * 151 == many.pop("step_curve") * 31
+    assert few.pop("step_curve") + 120 == many.pop("step_curve")
     assert all(count <= few[name] + 8 for name, count in many.items()), (few, many)
 
 

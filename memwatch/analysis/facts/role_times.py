@@ -66,7 +66,7 @@ class PastRole(NamedTuple):
 
     Attributes:
         state: ENDED if the storage had left the role; EARLIER, BETWEEN or UNCONFIRMED if that is unknown.
-        end_op: the op by which the role was over.
+        end_op: the op by which the role is over.
         row: the row of `roles` that begins it.
     """
 

@@ -7,12 +7,12 @@ birth of the input to the death of the later of both.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from memwatch.analysis.facts.coded import Grouped
-from memwatch.analysis.ways.timeline import ChangedBytes
+from memwatch.analysis.ways.timeline import ChangedBytes, ChangedModules
 from memwatch.capture.schema import ACCESSES, NONE
 
 if TYPE_CHECKING:
@@ -29,14 +29,7 @@ _OP_OF_CLASS: Final = {
 _READ, _OUTPUT = ACCESSES.index("read"), ACCESSES.index("output")
 
 
-class InPlace(NamedTuple):
-    """Activations that may write over their input, and what that changes."""
-
-    modules: tuple[int, ...]
-    bytes: ChangedBytes
-
-
-def in_place(facts: Facts, saved: SavedTensors, timeline: Timeline) -> InPlace | None:
+def in_place(facts: Facts, saved: SavedTensors, timeline: Timeline) -> ChangedModules | None:
     """Return what changes if each activation that may do so writes over its input; None if none may.
 
     Args:
@@ -92,4 +85,4 @@ def in_place(facts: Facts, saved: SavedTensors, timeline: Timeline) -> InPlace |
     kept = timeline.bytes_within(
         allocations.nbytes[given], allocations.birth_event[given], np.maximum(*deaths)
     )
-    return InPlace(tuple(modules), ChangedBytes(spared - kept))
+    return ChangedModules(tuple(modules), ChangedBytes(spared - kept))

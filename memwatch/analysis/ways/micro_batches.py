@@ -35,6 +35,7 @@ _WRITE, _OUTPUT = ACCESSES.index("write"), ACCESSES.index("output")
 _LEADING: Final = 2
 """Dimensions of a tensor of which one may be the batch: recurrent networks have the time first."""
 _MOST_PARTS: Final = 8
+"""A guess."""
 _LITTLE_RATIO: Final = 0.01
 """Of the peak increase: less workspace than this changes no peak by the 2 % that a simulated one may differ."""
 _CANDIDATES: Final = 2

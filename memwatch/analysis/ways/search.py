@@ -305,10 +305,9 @@ class _Search:
 
     def _in_place(self) -> list[_Change]:
         found = in_place(self._facts, self._saved, self._timeline)
-        if found is None:
+        if found is None or any(_FORMER in self._tree.names[module] for module in found.modules):
             return []
-        modules = [module for module in found.modules if _FORMER not in self._tree.names[module]]
-        names = [self._tree.names[module] for module in modules]
+        names = [self._tree.names[module] for module in found.modules]
         return [
             _Change(
                 kind="in_place",
@@ -317,8 +316,8 @@ class _Search:
                 time_ratio=1.0,
                 basis="simulated",
                 decision=words.INPUT_IS_GONE,
-                lines="\n".join(self._lines("in_place", modules)),
-                modules=tuple(modules),
+                lines="\n".join(self._lines("in_place", list(found.modules))),
+                modules=found.modules,
                 is_alone=True,
             )
         ]

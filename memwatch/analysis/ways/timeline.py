@@ -35,6 +35,18 @@ class ChangedBytes(NamedTuple):
     spikes: tuple[Spike, ...] = ()
 
 
+class ChangedModules(NamedTuple):
+    """A change of some modules.
+
+    Attributes:
+        modules: their numbers in the module tree.
+        bytes: the effect on the live bytes.
+    """
+
+    modules: tuple[int, ...]
+    bytes: ChangedBytes
+
+
 class Timeline:
     """Ops and events of a recording in the order of time."""
 

@@ -6,13 +6,13 @@ Tensors that an op outside reads later are left as they are, because a variable 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from memwatch.analysis.facts.coded import Grouped
 from memwatch.analysis.facts.forward_ops import maker_of_node
-from memwatch.analysis.ways.timeline import ChangedBytes
+from memwatch.analysis.ways.timeline import ChangedBytes, ChangedModules
 from memwatch.capture.schema import NONE
 
 if TYPE_CHECKING:
@@ -22,19 +22,7 @@ if TYPE_CHECKING:
     from memwatch.capture.packed import Columns
 
 
-class WithoutGraph(NamedTuple):
-    """Outermost modules whose backward never runs.
-
-    Attributes:
-        modules: their numbers.
-        bytes: the change of the live bytes if they run without a graph.
-    """
-
-    modules: tuple[int, ...]
-    bytes: ChangedBytes
-
-
-def without_graph(facts: Facts, saved: SavedTensors, timeline: Timeline) -> WithoutGraph | None:
+def without_graph(facts: Facts, saved: SavedTensors, timeline: Timeline) -> ChangedModules | None:
     """Return the change if some outermost modules run without a graph; None if each of them needs its graph.
 
     Args:
@@ -82,7 +70,7 @@ def without_graph(facts: Facts, saved: SavedTensors, timeline: Timeline) -> With
     death = allocations.death_event[rows]
     is_gap = allocations.counted[rows] & ((death == NONE) | (death > start))
     nbytes = allocations.nbytes[rows][is_gap]
-    return WithoutGraph(
+    return ChangedModules(
         tuple(modules), ChangedBytes(timeline.bytes_within(nbytes, start[is_gap], death[is_gap]))
     )
 
