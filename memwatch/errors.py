@@ -20,6 +20,10 @@ class OptionError(MemwatchError, ValueError):
     """An invalid option, such as a way or a device that does not exist. The command line exits with 2."""
 
 
+class DrawError(MemwatchError):
+    """The picture of a leak could not be made."""
+
+
 class MemoryLimitError(MemwatchError):
     """The live bytes of a device went above the limit of a `profile(limit_bytes=...)` block.
 

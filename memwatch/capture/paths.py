@@ -11,7 +11,7 @@ import itertools
 from typing import TYPE_CHECKING, Final
 
 from memwatch.capture.schema import NONE
-from memwatch.edges import Edge, EdgeKind, Vertex, VertexKind
+from memwatch.kinds.edges import Edge, EdgeKind, Vertex, VertexKind
 from memwatch.own_code import CodeOwner, code_owner
 
 if TYPE_CHECKING:

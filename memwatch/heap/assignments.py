@@ -9,10 +9,10 @@ from dataclasses import replace
 from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Final
 
-from memwatch.edges import Edge, EdgeKind
 from memwatch.heap.class_checks import is_a
 from memwatch.heap.names import GENERATED, function_of, instance_dict, stores_of
 from memwatch.heap.tensors import type_dict
+from memwatch.kinds.edges import Edge, EdgeKind
 from memwatch.own_code import CodeOwner, code_owner
 
 if TYPE_CHECKING:

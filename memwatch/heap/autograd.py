@@ -37,9 +37,9 @@ from memwatch._torch.tensors import (
     is_wrapped,
     unwrapped,
 )
-from memwatch.edges import Edge, EdgeKind
 from memwatch.heap.tensors import is_python_node, is_tensor, layout_of, mro_of, storage_of, type_dict
 from memwatch.heap.vertices import vertex_of
+from memwatch.kinds.edges import Edge, EdgeKind
 from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:

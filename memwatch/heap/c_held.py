@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from memwatch._torch.jit import Future, ScriptModule, tensors_of_script_module
-from memwatch.edges import EdgeKind
 from memwatch.heap.autograd import NativeEdge
 from memwatch.heap.capsules import Capsule
 from memwatch.heap.class_checks import class_ids, derives, is_a
 from memwatch.heap.ids import ids_of
 from memwatch.heap.names import instance_dict
+from memwatch.kinds.edges import EdgeKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -31,7 +31,6 @@ import torch
 
 from memwatch._torch.jit import Future
 from memwatch._torch.modules import BUFFERS, MODULES, PARAMETERS
-from memwatch.edges import Edge, EdgeKind, Vertex, VertexKind
 from memwatch.heap.autograd import gradient_of
 from memwatch.heap.binding_lines import line_in_source
 from memwatch.heap.c_held import items_of_array, results_of
@@ -58,6 +57,7 @@ from memwatch.heap.vertices import (
     module_vertex,
     vertex_of,
 )
+from memwatch.kinds.edges import Edge, EdgeKind, Vertex, VertexKind
 from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:

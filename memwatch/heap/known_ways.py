@@ -20,9 +20,9 @@ from memwatch.heap.tensors import is_tensor
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from memwatch.edges import Edge
     from memwatch.heap.references import Chain
     from memwatch.heap.roots import Root
+    from memwatch.kinds.edges import Edge
 
 _MAX_WAYS: Final = 256
 """Ways that a `KnownWays` remembers. A guess."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from memwatch.edges import EdgeKind
+from memwatch.kinds.edges import EdgeKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

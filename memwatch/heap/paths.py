@@ -13,8 +13,8 @@ from memwatch.words.edges import edge_line, edge_phrase
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from memwatch.edges import Edge
     from memwatch.heap.snapshot import Snapshot
+    from memwatch.kinds.edges import Edge
 
 
 @dataclass(frozen=True, slots=True)

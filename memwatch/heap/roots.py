@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from memwatch._torch.autograd import top_saved_hooks
 from memwatch._torch.modes import active_function_modes, mode_stack
-from memwatch.edges import Edge, EdgeKind, Vertex, VertexKind
 from memwatch.heap.binding_lines import binding_line, line_in_source
 from memwatch.heap.class_checks import derives, is_a
 from memwatch.heap.frames import is_own_code, is_test_runner_code, read_locals, running_frames
 from memwatch.heap.tensors import mro_of, type_dict
 from memwatch.heap.vertices import frame_vertex
+from memwatch.kinds.edges import Edge, EdgeKind, Vertex, VertexKind
 from memwatch.own_code import CodeOwner, code_owner, owner_of_function
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ import threading
 from inspect import CO_VARARGS, CO_VARKEYWORDS
 from typing import TYPE_CHECKING, Any, Final
 
-from memwatch.edges import EdgeKind, Vertex, VertexKind
 from memwatch.heap.edges_of import LAST_EXCEPTION
 from memwatch.heap.frames import is_test_runner_code, may_be_traced, names_of_threads, read_locals
 from memwatch.heap.names import type_name
 from memwatch.heap.roots import Held, Root, RootKind
+from memwatch.kinds.edges import EdgeKind, Vertex, VertexKind
 from memwatch.own_code import CodeOwner, code_owner, is_override, owner_of_function
 
 if TYPE_CHECKING:

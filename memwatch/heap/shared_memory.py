@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from memwatch._torch.tensors import TensorBase, data_address_of
-from memwatch.edges import EdgeKind
 from memwatch.heap.autograd import NativeEdge
 from memwatch.heap.capsules import capsule_address
 from memwatch.heap.tensors import answers_by_code, is_simulated, quiet, storage_bytes, storage_of
+from memwatch.kinds.edges import EdgeKind
 from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from memwatch.edges import Edge
+    from memwatch.kinds.edges import Edge
 
 
 @dataclass(slots=True)

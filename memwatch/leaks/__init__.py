@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from memwatch.errors import DrawError
 from memwatch.leaks.check import check_leaks
 from memwatch.leaks.find import RunsError, find_leaks
-from memwatch.leaks.kinds import DrawError
 from memwatch.leaks.leak import Leak, TensorLeakError
 from memwatch.leaks.watch import EveryError, LeakWatch
 from memwatch.leaks.why import NotATensorError, WhyAlive, why_alive

@@ -6,113 +6,20 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from memwatch._torch.modules import HOOK_TABLES
-from memwatch.edges import EdgeKind, VertexKind
+from memwatch.kinds.edges import EdgeKind, VertexKind
+from memwatch.kinds.remedies import Remedy
 from memwatch.leaks.cut import is_saved_by_ctx, is_torchs_file
-from memwatch.leaks.hooks import TABLES, held_by_hook, hook_entry, is_registration
-from memwatch.words.advice import Remedy
+from memwatch.leaks.hooks import held_by_hook, hook_entry, is_registration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from memwatch.edges import Edge, Vertex
-    from memwatch.leaks.kinds import LeakKind
+    from memwatch.kinds.edges import Edge, Vertex
+    from memwatch.kinds.leaks import LeakKind
 
 _STATE: Final = "state"  # of an optimizer
-_SUSPENDED: Final = (VertexKind.GENERATOR, VertexKind.COROUTINE, VertexKind.ASYNC_GENERATOR)
 _VARIABLES: Final = (EdgeKind.LOCAL, EdgeKind.ARGUMENT, EdgeKind.TEMPORARY)
 
-_MECHANISMS: Final[Mapping[EdgeKind, Remedy]] = {
-    EdgeKind.NODE_HOOKS: Remedy.NODE_HOOK,
-    EdgeKind.NODE_PREHOOKS: Remedy.NODE_PREHOOK,
-    EdgeKind.ACCUMULATE_HOOKS: Remedy.ACCUMULATE_HOOK,
-    EdgeKind.TENSOR_HOOKS: Remedy.TENSOR_HOOK,
-    EdgeKind.METADATA: Remedy.METADATA,
-    EdgeKind.PACKED: Remedy.PACK_HOOK,
-    EdgeKind.UNPACK_HOOK: Remedy.PACK_HOOK,
-    EdgeKind.NUMPY_BASE: Remedy.NUMPY,
-    EdgeKind.SHARED_MEMORY: Remedy.SHARED_MEMORY,
-    EdgeKind.FUNCTORCH_VALUE: Remedy.FUNCTORCH,
-    EdgeKind.EXCEPTION_ARGS: Remedy.EXCEPTION_ARGS,
-    EdgeKind.EXCEPTION_FIELD: Remedy.EXCEPTION,
-    EdgeKind.EXCEPTION_HANDLED: Remedy.EXCEPTION,
-    EdgeKind.LAST_EXCEPTION: Remedy.LAST_EXCEPTION,
-    EdgeKind.TRACEBACK_CALL: Remedy.TRACEBACK,
-    EdgeKind.TRACEBACK_NEXT: Remedy.TRACEBACK,
-    EdgeKind.OUTPUT_HISTORY: Remedy.OUTPUT_HISTORY,
-    EdgeKind.SHELL_RESULT: Remedy.SHELL_RESULT,
-    EdgeKind.CACHE_RESULT: Remedy.CACHE,
-    EdgeKind.CACHE_ARGUMENT: Remedy.CACHE,
-    EdgeKind.CONTEXT_VARIABLE: Remedy.CONTEXT_VARIABLE,
-    EdgeKind.THREAD_LOCAL: Remedy.THREAD_LOCAL,
-    EdgeKind.SIGNAL_HANDLER: Remedy.SIGNAL_HANDLER,
-    EdgeKind.ATEXIT_CALLBACK: Remedy.ATEXIT,
-    EdgeKind.FINALIZER_REGISTRY: Remedy.FINALIZER,
-    EdgeKind.PARTIAL_ARGUMENT: Remedy.PARTIAL,
-    EdgeKind.DEFAULT_ARGUMENT: Remedy.DEFAULT_ARGUMENT,
-}
-"""How a reference works decides, wherever on the path it stands."""
-
-_RETAINED: Final[Mapping[EdgeKind, Remedy]] = {
-    EdgeKind.CLOSURE_CELL: Remedy.CLOSURE_CELL,
-    EdgeKind.CELL_CONTENTS: Remedy.CLOSURE_CELL,
-    EdgeKind.NEXT_FUNCTION: Remedy.GRAPH,
-    EdgeKind.GRAD_FN: Remedy.GRAPH,
-    EdgeKind.GRAD: Remedy.GRADIENT,
-    EdgeKind.BOUND_SELF: Remedy.BOUND_METHOD,
-    EdgeKind.BOUND_FUNCTION: Remedy.BOUND_METHOD,
-    EdgeKind.CLASS_ATTRIBUTE: Remedy.CLASS_ATTRIBUTE,
-    EdgeKind.ITEM: Remedy.ITEM,
-    EdgeKind.VALUE: Remedy.VALUE,
-    EdgeKind.KEY: Remedy.VALUE,
-    EdgeKind.MEMBER: Remedy.MEMBER,
-    EdgeKind.BUFFER: Remedy.BUFFER,
-    EdgeKind.PARAMETER: Remedy.SUBMODULE,
-    EdgeKind.SUBMODULE: Remedy.SUBMODULE,
-    EdgeKind.ATTRIBUTE: Remedy.ATTRIBUTE,
-    EdgeKind.REFERENCE: Remedy.ITERATOR,
-    EdgeKind.GLOBAL: Remedy.GLOBAL,
-    EdgeKind.ARGUMENT: Remedy.ARGUMENT,
-    EdgeKind.LOCAL: Remedy.LOCAL,
-    EdgeKind.C_CODE: Remedy.C_CODE,
-}
-"""What to change where a live root holds the tensor."""
-
-_IN_CYCLE: Final[Mapping[EdgeKind, Remedy]] = {
-    EdgeKind.CLOSURE_CELL: Remedy.CLOSURE_CELL_IN_CYCLE,
-    EdgeKind.CELL_CONTENTS: Remedy.CLOSURE_CELL_IN_CYCLE,
-    EdgeKind.GRAD: Remedy.GRADIENT,
-    EdgeKind.BOUND_SELF: Remedy.BOUND_METHOD,
-    EdgeKind.BOUND_FUNCTION: Remedy.BOUND_METHOD,
-    EdgeKind.CLASS_ATTRIBUTE: Remedy.CLASS_IN_CYCLE,
-    EdgeKind.CLASS_ENTRY: Remedy.CLASS_IN_CYCLE,
-    EdgeKind.CLASS_DESCRIPTOR: Remedy.CLASS_IN_CYCLE,
-    EdgeKind.CLASS_BASES: Remedy.CLASS_IN_CYCLE,
-    EdgeKind.LOCAL: Remedy.LOCAL_IN_CYCLE,
-    EdgeKind.ATTRIBUTE: Remedy.ATTRIBUTE_IN_CYCLE,
-    EdgeKind.ITEM: Remedy.ITEM_IN_CYCLE,
-    EdgeKind.VALUE: Remedy.VALUE_IN_CYCLE,
-    EdgeKind.KEY: Remedy.VALUE_IN_CYCLE,
-    EdgeKind.MEMBER: Remedy.MEMBER_IN_CYCLE,
-    EdgeKind.SUBMODULE: Remedy.SUBMODULE_IN_CYCLE,
-    EdgeKind.GLOBAL: Remedy.GLOBAL_IN_CYCLE,
-}
-"""What to change where the reference leads back to itself."""
-
-
-_OF_FUNCTIONS: Final = frozenset(
-    {
-        Remedy.CLOSURE_CELL,
-        Remedy.BOUND_METHOD,
-        Remedy.NODE_HOOK,
-        Remedy.NODE_PREHOOK,
-        Remedy.ACCUMULATE_HOOK,
-        Remedy.TENSOR_HOOK,
-    }
-)
-"""Advice about a function, or about a hook in a loop: of a hook that a live object keeps, its handle is what to use."""
-_OF_ENTRIES: Final = (Remedy.ITEM, Remedy.VALUE, Remedy.MEMBER, Remedy.BUFFER, Remedy.SUBMODULE)
-_OF_ATTRIBUTES: Final = (Remedy.ATTRIBUTE, Remedy.CLASS_ATTRIBUTE)
-_ENTRIES: Final = frozenset({EdgeKind.ITEM, EdgeKind.VALUE, EdgeKind.MEMBER})
 _OPEN: Final = frozenset({EdgeKind.DISPATCH_MODE, EdgeKind.FUNCTION_MODE, EdgeKind.DEFAULT_SAVED_HOOK})
 """What torch keeps of a context from `__enter__` to `__exit__`."""
 _BY_REFERENCE: Final[Mapping[tuple[EdgeKind, str], Remedy]] = {
@@ -126,18 +33,6 @@ _BY_OWNER: Final[Mapping[str, Remedy]] = {
 
 
 _SELF: Final = "self"
-_AROUND: Final = (VertexKind.CONTAINER, VertexKind.CACHE)
-"""Objects that are around others, and to which no weak reference can be made, or one that is dead at once."""
-_REFERENCES_IN_CYCLE: Final = frozenset(
-    {
-        Remedy.ATTRIBUTE_IN_CYCLE,
-        Remedy.ITEM_IN_CYCLE,
-        Remedy.VALUE_IN_CYCLE,
-        Remedy.MEMBER_IN_CYCLE,
-        Remedy.GLOBAL_IN_CYCLE,
-    }
-)
-
 _MOCKS: Final = frozenset({"Mock", "MagicMock", "AsyncMock", "MagicProxy"})
 """Classes of `unittest.mock`, whose objects refer to themselves."""
 
@@ -175,7 +70,7 @@ def _of_target(remedy: Remedy, cut: Edge | None, cycle: Sequence[Edge]) -> Remed
         if VertexKind.METHOD in targets:
             return Remedy.BOUND_METHOD
         return remedy if VertexKind.TENSOR in targets else Remedy.CTX_OBJECT
-    if cut is None or remedy not in _REFERENCES_IN_CYCLE:
+    if cut is None or not remedy.row.is_of_reference_in_cycle:
         return _or_of_self(remedy, () if cut is None else [cut]) or remedy
     at = next((at for at, edge in enumerate(cycle) if edge is cut), 0)
     after = [*cycle[at:], *cycle[:at]]
@@ -185,8 +80,8 @@ def _of_target(remedy: Remedy, cut: Edge | None, cycle: Sequence[Edge]) -> Remed
     if VertexKind.FRAME in targets:
         return Remedy.FRAME
     is_container = remedy is Remedy.ATTRIBUTE_IN_CYCLE and targets[0] is VertexKind.CONTAINER
-    entry = next((edge for edge in after[1:] if edge.kind in _ENTRIES), None) if is_container else None
-    return remedy if entry is None else _IN_CYCLE[entry.kind]
+    entry = next((edge for edge in after[1:] if edge.kind.row.is_entry), None) if is_container else None
+    return remedy if entry is None or entry.kind.row.in_cycle is None else entry.kind.row.in_cycle
 
 
 def _targets(edges: Iterable[Edge]) -> list[VertexKind]:
@@ -194,7 +89,7 @@ def _targets(edges: Iterable[Edge]) -> list[VertexKind]:
     kinds = []
     for edge in edges:
         kinds.append(VertexKind.OBJECT if edge.target is None else edge.target.kind)
-        if kinds[-1] not in _AROUND:
+        if not kinds[-1].row.is_around:
             break
     return kinds
 
@@ -214,11 +109,11 @@ def _for_retained(cut: Edge | None, holder: Sequence[Edge], path: Sequence[Edge]
         return added
     remedy = _by_references(holder, path)
     # of a thread that runs on, and of a cache whose result is old, what they keep may be what grows
-    if remedy in _OF_ENTRIES or remedy in (Remedy.THREAD, Remedy.CACHE):
+    if remedy is not None and (remedy.row.is_of_entry or remedy in (Remedy.THREAD, Remedy.CACHE)):
         if any(edge.owner is not None and edge.owner.kind is VertexKind.FRAME for edge in path[1:]):
             return Remedy.FRAME  # of a running call the first reference is
         if cut is not None and _is_entry(cut) and not _is_of_cache(cut, path):
-            return _RETAINED[_of_most(cut, path).kind]
+            return _of_most(cut, path).kind.row.retained
     # A closure that captured a container before the calls is only the way to it: the container grows.
     if (
         remedy is Remedy.CLOSURE_CELL
@@ -226,16 +121,17 @@ def _for_retained(cut: Edge | None, holder: Sequence[Edge], path: Sequence[Edge]
         and _is_entry(cut)
         and not _has_cell_after(cut, path)
     ):
-        return _RETAINED[_of_most(cut, path).kind]
-    if cut is not None and remedy in _OF_ATTRIBUTES:
+        return _of_most(cut, path).kind.row.retained
+    if cut is not None and remedy is not None and remedy.row.is_of_attribute:
         return _behind_attribute(cut, path) or remedy
-    if remedy in _OF_FUNCTIONS and held_by_hook(cut, path):
+    if remedy is not None and remedy.row.is_of_function and held_by_hook(cut, path):
         return Remedy.MODULE_HOOK
     return _or_of_self(remedy, holder)
 
 
 def _is_entry(cut: Edge) -> bool:
-    return _RETAINED.get(cut.kind) in _OF_ENTRIES
+    retained = cut.kind.row.retained
+    return retained is not None and retained.row.is_of_entry
 
 
 def _has_cell_after(cut: Edge, path: Sequence[Edge]) -> bool:
@@ -263,7 +159,7 @@ def _in_c(first: Edge) -> Remedy | None:
     """Return what to change of an object that C code alone keeps, where what it is tells more than its parts."""
     if first.owner is not None and first.owner.kind is VertexKind.FUNCTION:
         return Remedy.FUNCTION_IN_C
-    if first.owner is None or first.kind not in _ENTRIES:
+    if first.owner is None or not first.kind.row.is_entry:
         return None
     return Remedy.ARGUMENTS_IN_C if first.owner.name == "tuple" else Remedy.C_CODE
 
@@ -275,17 +171,17 @@ def _added(cut: Edge, path: Sequence[Edge]) -> Remedy | None:
     if is_registration(cut, path):
         return Remedy.HOOK_PER_CALL
     is_class = cut.target is not None and cut.target.kind is VertexKind.CLASS
-    return Remedy.CLASS_PER_CALL if is_class and cut.kind in _ENTRIES else None
+    return Remedy.CLASS_PER_CALL if is_class and cut.kind.row.is_entry else None
 
 
 def _behind_attribute(cut: Edge, path: Sequence[Edge]) -> Remedy | None:
     """Return the change for an object behind an attribute. The object may be a container, which grows."""
     remedy = _retained(cut)
-    if remedy in _OF_ENTRIES:
+    if remedy is None or remedy.row.is_of_entry:
         return remedy
     at = next((number for number, edge in enumerate(path) if edge is cut), None)
     below = () if at is None else path[at:]
-    return _first(_retained, [below]) if remedy in _OF_ATTRIBUTES else None
+    return _first(_retained, [below]) if remedy.row.is_of_attribute else None
 
 
 def _by_references(holder: Sequence[Edge], path: Sequence[Edge]) -> Remedy | None:
@@ -317,7 +213,7 @@ def _is_cache(vertex: Vertex | None) -> bool:
 
 def _keeps_hooks(cycle: Sequence[Edge]) -> bool:
     """Return True if a cycle leads through one of torch's tables of hooks."""
-    if any(edge.kind in TABLES or _table_of_torch(edge, state=False) is not None for edge in cycle):
+    if any(edge.kind.row.is_hook_table or _table_of_torch(edge, state=False) is not None for edge in cycle):
         return True
     return hook_entry([*cycle, *cycle]) is not None
 
@@ -335,7 +231,7 @@ def _mechanism(edge: Edge) -> Remedy | None:
     if edge.kind is EdgeKind.SAVED and is_saved_by_ctx(edge):
         return Remedy.SAVED_VIEW
     by_owner = None if edge.owner is None else _mechanism_of(edge.kind, edge.owner)
-    return by_owner or _MECHANISMS.get(edge.kind)
+    return by_owner or edge.kind.row.mechanism
 
 
 def _mechanism_of(kind: EdgeKind, owner: Vertex) -> Remedy | None:
@@ -345,7 +241,7 @@ def _mechanism_of(kind: EdgeKind, owner: Vertex) -> Remedy | None:
         return _BY_REFERENCE[kind, owner.name]
     if owner.thread:
         return Remedy.THREAD
-    if kind in _VARIABLES and owner.kind in _SUSPENDED:
+    if kind in _VARIABLES and owner.kind.is_suspended_call:
         return Remedy.GENERATOR
     if owner.kind is VertexKind.PARTIAL:
         return Remedy.PARTIAL
@@ -357,11 +253,11 @@ def _retained(edge: Edge) -> Remedy | None:
         return None  # the caller of a check passed this object in; the reference inside it says more
     if edge.kind is EdgeKind.CLOSURE_CELL and is_torchs_file(edge):
         return None  # a function that torch made: who keeps it can be changed
-    return _table_of_torch(edge, state=True) or _RETAINED.get(edge.kind)
+    return _table_of_torch(edge, state=True) or edge.kind.row.retained
 
 
 def _in_cycle(edge: Edge) -> Remedy | None:
-    return _table_of_torch(edge, state=False) or _IN_CYCLE.get(edge.kind)
+    return _table_of_torch(edge, state=False) or edge.kind.row.in_cycle
 
 
 def _table_of_torch(edge: Edge, *, state: bool) -> Remedy | None:

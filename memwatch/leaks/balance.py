@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from memwatch.edges import EdgeKind
+from memwatch.kinds.edges import EdgeKind
 from memwatch.leaks.second_holder import LATEST, is_latest
 
 if TYPE_CHECKING:

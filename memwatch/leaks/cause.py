@@ -8,8 +8,8 @@ import re
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Final
 
-from memwatch.edges import EdgeKind, VertexKind
-from memwatch.leaks.kinds import LeakKind
+from memwatch.kinds.edges import EdgeKind, VertexKind
+from memwatch.kinds.leaks import LeakKind
 from memwatch.leaks.series import kind_in_series, name_in_series
 from memwatch.words.leaks import CAUSE
 from memwatch.words.places import place
@@ -17,7 +17,7 @@ from memwatch.words.places import place
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Sequence
 
-    from memwatch.edges import Edge, Vertex
+    from memwatch.kinds.edges import Edge, Vertex
 
 _NAMELESS: Final = frozenset(
     {

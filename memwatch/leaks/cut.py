@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from memwatch._torch.modules import HOOK_TABLES
-from memwatch.edges import Edge, EdgeKind, VertexKind
+from memwatch.kinds.edges import Edge, EdgeKind, VertexKind
 from memwatch.leaks.series import series_of
 from memwatch.own_code import CodeOwner, code_owner
 from memwatch.words.edges import edge_phrase
@@ -17,41 +17,7 @@ if TYPE_CHECKING:
     from memwatch.heap.paths import Step
     from memwatch.leaks.survivor import Survivor
 
-_PREFERENCE: Final[tuple[frozenset[EdgeKind], ...]] = (
-    frozenset({EdgeKind.CLOSURE_CELL}),
-    frozenset({EdgeKind.PACKED}),
-    frozenset({EdgeKind.SAVED}),
-    frozenset({EdgeKind.ATTRIBUTE, EdgeKind.CLASS_ATTRIBUTE, EdgeKind.THREAD_LOCAL}),
-    frozenset({EdgeKind.LOCAL}),
-    frozenset({EdgeKind.DEFAULT_ARGUMENT}),
-    frozenset({EdgeKind.BOUND_SELF}),
-    frozenset({EdgeKind.METADATA}),
-    frozenset({EdgeKind.GRAD}),
-    frozenset({EdgeKind.ARGUMENT, EdgeKind.PARTIAL_ARGUMENT, EdgeKind.CACHE_ARGUMENT}),
-    frozenset(
-        {
-            EdgeKind.VALUE,
-            EdgeKind.PARAMETER,
-            EdgeKind.BUFFER,
-            EdgeKind.SUBMODULE,
-            EdgeKind.CONTEXT_VARIABLE,
-        }
-    ),
-    frozenset({EdgeKind.ITEM}),
-    frozenset({EdgeKind.MEMBER}),
-    frozenset({EdgeKind.TENSOR_HOOKS, EdgeKind.NODE_HOOKS, EdgeKind.NODE_PREHOOKS}),
-    frozenset({EdgeKind.ACCUMULATE_HOOKS}),
-    frozenset({EdgeKind.KEY}),
-    frozenset({EdgeKind.GLOBAL}),
-)
-"""The earlier a kind stands here, the more likely its reference is the one the user wrote and can edit."""
-
-_RANKS: Final = {kind: rank for rank, kinds in enumerate(_PREFERENCE) for kind in kinds}
-_UNTOLD: Final = len(_PREFERENCE)
-_PLUMBING: Final = frozenset(
-    {EdgeKind.CLASS_OF, EdgeKind.INSTANCE_DICT, EdgeKind.CELL_CONTENTS, EdgeKind.REFERENCE}
-)
-_MANY_SAVED: Final = frozenset({EdgeKind.SAVED, EdgeKind.UNPACK_HOOK})
+_UNTOLD: Final = 1 + max(kind.row.cut_rank or 0 for kind in EdgeKind)
 _LONGEST: Final = 5  # references in the words for a holder
 
 
@@ -88,18 +54,22 @@ def _rank(step: Step) -> tuple[tuple[int, bool, bool], int]:
     return rank, 0 if of_every_class or rank[0] > _UNTOLD else step.start
 
 
+def _rank_of_kind(kind: EdgeKind) -> int:
+    return _UNTOLD if kind.row.cut_rank is None else kind.row.cut_rank
+
+
 def _rank_of(edge: Edge) -> int:
     name = edge.name or ""
-    if edge.kind in _PLUMBING or (edge.kind is EdgeKind.ATTRIBUTE and name.startswith("__")):
+    if edge.kind.row.is_plumbing or (edge.kind is EdgeKind.ATTRIBUTE and name.startswith("__")):
         return _UNTOLD + 1
     # the arguments of `ctx.save_for_backward`; operators save only tensors that they need
-    if edge.kind in _MANY_SAVED:
-        return _RANKS[EdgeKind.SAVED] if is_saved_by_ctx(edge) else _UNTOLD
+    if edge.kind in (EdgeKind.SAVED, EdgeKind.UNPACK_HOOK):
+        return _rank_of_kind(EdgeKind.SAVED) if is_saved_by_ctx(edge) else _UNTOLD
     if edge.kind is EdgeKind.ATTRIBUTE and _is_torchs(edge):
-        return _RANKS[EdgeKind.GLOBAL]
+        return _rank_of_kind(EdgeKind.GLOBAL)
     if edge.kind is EdgeKind.VALUE and not _is_text_key(name):
-        return _RANKS[EdgeKind.KEY]
-    return _RANKS.get(edge.kind, _UNTOLD)
+        return _rank_of_kind(EdgeKind.KEY)
+    return _rank_of_kind(edge.kind)
 
 
 def _is_torchs(edge: Edge) -> bool:

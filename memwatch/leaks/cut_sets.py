@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from memwatch.edges import EdgeKind
+from memwatch.kinds.edges import EdgeKind
 from memwatch.leaks.cut import edit_of, edit_rank
 
 if TYPE_CHECKING:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from memwatch._torch.tensors import device_of
-from memwatch.edges import EdgeKind
 from memwatch.heap.autograd import is_sparse, sparse_parts
 from memwatch.heap.frames import is_own_code
 from memwatch.heap.paths import Step, steps_of
@@ -23,13 +22,14 @@ from memwatch.heap.pause import HAS_THREE_GENERATIONS, collect
 from memwatch.heap.snapshot import Snapshot
 from memwatch.heap.tensors import is_storage, is_tensor, nbytes_of, quiet, storage_bytes, storage_of
 from memwatch.heap.vertices import describe
+from memwatch.kinds.edges import EdgeKind
+from memwatch.kinds.leaks import LeakKind
 from memwatch.leaks.cut import entry_step
 from memwatch.leaks.excuses import are_old, excusing, identity, registers_itself
 from memwatch.leaks.exemptions import is_import, is_torchs_own
-from memwatch.leaks.kinds import LeakKind
 from memwatch.leaks.known_causes import KnownCauses
 from memwatch.leaks.loops import Loops
-from memwatch.leaks.module_growth import ENTRIES, has_older_of_its_class
+from memwatch.leaks.module_growth import has_older_of_its_class
 from memwatch.leaks.new_storages import tensors_among
 from memwatch.leaks.reached import Reached
 from memwatch.leaks.second_holder import is_amid_older, latest_references, may_have_latest, shows_all
@@ -370,7 +370,7 @@ class HolderSearch:
 
     def _is_one_more(self, snapshot: Snapshot, chain: list[int], cut: Step | None) -> bool:
         """Return True if a new entry of a container has older ones of its class beside it."""
-        if cut is None or cut.edge.kind not in ENTRIES or snapshot.is_old(chain[cut.end]):
+        if cut is None or not cut.edge.kind.row.is_entry or snapshot.is_old(chain[cut.end]):
             return False
         values, entry = chain[cut.end - 1], chain[cut.end]
         kind = values, id(type(snapshot.objects[entry]))

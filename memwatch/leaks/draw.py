@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import graphviz  # type: ignore[import-untyped]
 
-from memwatch.leaks.kinds import DrawError
+from memwatch.errors import DrawError
 from memwatch.output_files import OutputError, write_whole
 from memwatch.words.edges import reference_phrase, vertex_phrase
 from memwatch.words.leaks import FROM_CYCLE, NO_DOT, NOT_DRAWN, ROOT
@@ -16,7 +16,7 @@ from memwatch.words.leaks import FROM_CYCLE, NO_DOT, NOT_DRAWN, ROOT
 if TYPE_CHECKING:
     from os import PathLike
 
-    from memwatch.edges import Edge
+    from memwatch.kinds.edges import Edge
 
 _WIDTH: Final = 60  # characters of a line in the picture
 

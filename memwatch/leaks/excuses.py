@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from memwatch.edges import EdgeKind
 from memwatch.heap.class_checks import is_a
 from memwatch.heap.names import type_name
 from memwatch.heap.paths import steps_of
 from memwatch.heap.roots import Root
 from memwatch.heap.tensors import is_tensor, mro_of, type_dict
+from memwatch.kinds.edges import EdgeKind
 from memwatch.leaks.exemptions import is_bounded
 from memwatch.leaks.fixed_places import fills_its_place, was_read_by_all
 
@@ -109,7 +109,6 @@ def registers_itself(obj: Any, way: Sequence[Step]) -> bool:
 
 
 _DTYPE: Final = np.ndarray.__dict__["dtype"]
-_ENTRIES: Final = frozenset({EdgeKind.ITEM, EdgeKind.VALUE, EdgeKind.KEY, EdgeKind.MEMBER})
 
 
 def are_old(snapshot: Snapshot, chain: Sequence[int]) -> list[bool]:
@@ -139,7 +138,7 @@ def _is_own_container(snapshot: Snapshot, chain: Sequence[int], at: int) -> bool
     if at == 0 or not _may_hide_its_age(snapshot.objects[chain[at]]):
         return False
     steps = steps_of(snapshot, chain[: at + 1])
-    return not steps or steps[-1].edge.kind not in _ENTRIES
+    return not steps or not steps[-1].edge.kind.row.is_entry
 
 
 def _may_hide_its_age(obj: Any) -> bool:

@@ -14,9 +14,9 @@ from statistics import median_low
 from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.devices import adapter_of, devices_in_use
-from memwatch.edges import EdgeKind, VertexKind
 from memwatch.heap.classes import count_by_class
 from memwatch.heap.roots import Held
+from memwatch.kinds.edges import EdgeKind, VertexKind
 from memwatch.leaks.balance import unbalanced
 from memwatch.leaks.diagnose import diagnose
 from memwatch.leaks.exemptions import Exemptions

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from memwatch.edges import EdgeKind
+from memwatch.kinds.edges import EdgeKind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

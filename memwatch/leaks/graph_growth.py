@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.device_names import CPU
 from memwatch.heap.tensors import quiet, storage_of
+from memwatch.kinds.leaks import LeakKind
 from memwatch.leaks.diagnose import diagnose
 from memwatch.leaks.exemptions import Exemptions
 from memwatch.leaks.groups import leak_of
-from memwatch.leaks.kinds import LeakKind
 from memwatch.leaks.new_storages import NODE_BYTES, NewStorages, behind
 
 if TYPE_CHECKING:

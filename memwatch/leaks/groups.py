@@ -7,23 +7,23 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from memwatch.edges import VertexKind
 from memwatch.heap.assignments import with_line
+from memwatch.kinds.edges import VertexKind
+from memwatch.kinds.leaks import LeakKind
+from memwatch.kinds.remedies import Remedy
 from memwatch.leaks.advice import remedy_for
 from memwatch.leaks.cause import cause_of
 from memwatch.leaks.cut import edit_of, holder_of
-from memwatch.leaks.kinds import LeakKind
 from memwatch.leaks.known_leaks import known_leak
 from memwatch.leaks.leak import Leak
 from memwatch.leaks.second_holder import is_latest
-from memwatch.words.advice import Remedy, advice
 from memwatch.words.edges import edge_phrase, reference_phrase
-from memwatch.words.leaks import path_lines, site_phrase
+from memwatch.words.leaks import advice, path_lines, site_phrase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-    from memwatch.edges import Edge
+    from memwatch.kinds.edges import Edge
     from memwatch.leaks.new_storages import NewStorage
     from memwatch.leaks.survivor import Survivor
 

@@ -18,19 +18,19 @@ from torch.utils.hooks import RemovableHandle
 from memwatch.heap.paths import steps_of
 from memwatch.heap.search import search
 from memwatch.heap.snapshot import Snapshot
+from memwatch.kinds.leaks import LeakKind
+from memwatch.kinds.remedies import Remedy
 from memwatch.leaks.cause import cause_of
-from memwatch.leaks.kinds import LeakKind
 from memwatch.leaks.leak import Leak
 from memwatch.leaks.series import series_of
-from memwatch.words.advice import Remedy, advice
 from memwatch.words.edges import edge_phrase
-from memwatch.words.leaks import holder_phrase, path_lines
+from memwatch.words.leaks import advice, holder_phrase, path_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from memwatch.edges import Edge
     from memwatch.heap.roots import Held
+    from memwatch.kinds.edges import Edge
 
 _ONE_GROWTH: Final = 2  # counts: what grew once may have been set up
 

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from memwatch._torch.modules import HOOK_TABLES
-from memwatch.edges import EdgeKind
+from memwatch.kinds.edges import EdgeKind
 from memwatch.leaks.cut import is_hook_number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from memwatch.edges import Edge
-
-TABLES: Final = frozenset(
-    {EdgeKind.TENSOR_HOOKS, EdgeKind.ACCUMULATE_HOOKS, EdgeKind.NODE_HOOKS, EdgeKind.NODE_PREHOOKS}
-)
-"""References to tables that tensors and autograd nodes have."""
-
-_NAMED: Final = frozenset({EdgeKind.ATTRIBUTE, EdgeKind.GLOBAL})
+    from memwatch.kinds.edges import Edge
 
 
 def hook_entry(path: Sequence[Edge]) -> int | None:
@@ -35,7 +28,7 @@ def hook_entry(path: Sequence[Edge]) -> int | None:
 def is_registration(cut: Edge, path: Sequence[Edge]) -> bool:
     """Return True if registering a hook made the reference to cut."""
     place = hook_entry(path)
-    return cut.kind in TABLES or (place is not None and path[place] is cut)
+    return cut.kind.row.is_hook_table or (place is not None and path[place] is cut)
 
 
 def held_by_hook(cut: Edge | None, path: Sequence[Edge]) -> bool:
@@ -45,4 +38,6 @@ def held_by_hook(cut: Edge | None, path: Sequence[Edge]) -> bool:
 
 
 def _leads_to_table(edge: Edge) -> bool:
-    return edge.kind in TABLES or (edge.kind in _NAMED and edge.name in HOOK_TABLES)
+    return edge.kind.row.is_hook_table or (
+        edge.kind in (EdgeKind.ATTRIBUTE, EdgeKind.GLOBAL) and edge.name in HOOK_TABLES
+    )

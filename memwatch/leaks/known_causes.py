@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from memwatch.edges import EdgeKind
 from memwatch.heap.autograd import autograd_edges
 from memwatch.heap.c_held import c_held_edges, keeps_in_c
 from memwatch.heap.class_checks import is_a
 from memwatch.heap.roots import Held, Root, RootKind
 from memwatch.heap.tensors import TypeFilter, quiet
+from memwatch.kinds.edges import EdgeKind
+from memwatch.kinds.leaks import LeakKind
 from memwatch.leaks.fixed_places import Slots
-from memwatch.leaks.kinds import LeakKind
 
 if TYPE_CHECKING:
     import weakref

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from memwatch.edges import EdgeKind, VertexKind
-from memwatch.leaks.kinds import LeakKind
+from memwatch.kinds.edges import EdgeKind, VertexKind
+from memwatch.kinds.leaks import LeakKind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from memwatch.edges import Edge
+    from memwatch.kinds.edges import Edge
 
 
 class Reference(NamedTuple):

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 
 from memwatch._torch.modules import BUFFERS, PARAMETERS
-from memwatch.edges import EdgeKind
 from memwatch.heap.autograd import plain_gradient
 from memwatch.heap.c_held import c_held_edges, keeps_in_c
 from memwatch.heap.class_checks import is_a
@@ -19,6 +18,7 @@ from memwatch.heap.names import attributes, instance_dict
 from memwatch.heap.search import search
 from memwatch.heap.snapshot import UNREACHED
 from memwatch.heap.tensors import is_composed, is_node_type, is_storage, is_tensor, quiet
+from memwatch.kinds.edges import EdgeKind
 from memwatch.leaks.module_growth import added_parts, entries
 
 if TYPE_CHECKING:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from memwatch._torch import missing
 from memwatch.device_names import CPU
-from memwatch.edges import EdgeKind
-from memwatch.errors import MemwatchError
-from memwatch.leaks.kinds import DrawError, LeakKind
+from memwatch.errors import DrawError, MemwatchError
+from memwatch.kinds.leaks import LeakKind
 from memwatch.leaks.new_storages import NODE_BYTES
 from memwatch.text import ShownAsText, preformatted
 from memwatch.words import leaks as words
@@ -18,10 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from os import PathLike
 
-    from memwatch.edges import Edge
+    from memwatch.kinds.edges import Edge
     from memwatch.leaks.known_leaks import KnownLeak
-
-_ENTRIES: Final = frozenset({EdgeKind.ITEM, EdgeKind.VALUE, EdgeKind.KEY, EdgeKind.MEMBER})
 
 
 @dataclass(frozen=True, repr=False)
@@ -101,7 +98,7 @@ class Leak(ShownAsText):
     repeat: str = "call"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "kind", LeakKind(self.kind))
+        object.__setattr__(self, "kind", LeakKind(self.kind))  # type: ignore[arg-type]  # by its text
 
     def headline(self) -> str:
         """Return the leak in one line."""
@@ -129,7 +126,11 @@ class Leak(ShownAsText):
             made.append(
                 words.nodes_line(self.graph_nodes, nbytes, per_call=self.per_call, repeat=self.repeat)
             )
-        lines = [self.headline(), *made, f"  {words.TEXT_TITLES[self.kind]}"]
+        lines = [
+            self.headline(),
+            *made,
+            f"  {words.TEXT_FROM_ROOT if self.kind.is_reached else words.TEXT_CYCLE}",
+        ]
         lines += [f"    {line}" for line in words.shortened(self.path, self.edges)]
         if self.kind is LeakKind.CYCLE:
             lines.append(words.HELD_FOR.format(seconds=self.held_s))
@@ -143,7 +144,7 @@ class Leak(ShownAsText):
     @property
     def may_be_filling(self) -> bool:
         """Whether one pass put it into a container, which may be a window or a cache that is not full yet."""
-        is_entry = self.cut is not None and self.cut.kind in _ENTRIES
+        is_entry = self.cut is not None and self.cut.kind.row.is_entry
         return is_entry and self.kind is LeakKind.RETAINED and not (self.per_call or self.grows)
 
     def draw(self, path: str | PathLike[str]) -> None:

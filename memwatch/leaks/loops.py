@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from memwatch.edges import EdgeKind
 from memwatch.heap.class_checks import class_ids, is_a
 from memwatch.heap.paths import steps_of
 from memwatch.heap.search import search
+from memwatch.kinds.edges import EdgeKind
 from memwatch.leaks.components import Component
 from memwatch.leaks.cut import cycle_key, edge_to_cut, edit_of
 from memwatch.leaks.cut_sets import MOST_OBJECTS, Ring, find_cuts

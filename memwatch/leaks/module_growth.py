@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from memwatch._torch.modules import BUFFERS, MODULES, PARAMETERS
-from memwatch.edges import EdgeKind
 from memwatch.heap.class_checks import is_a
 from memwatch.heap.names import instance_dict, plain_text
 
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
     from memwatch.heap.snapshot import Snapshot
 
-ENTRIES: Final = frozenset({EdgeKind.ITEM, EdgeKind.VALUE, EdgeKind.KEY, EdgeKind.MEMBER})
 """References of the program's containers to what they hold."""
 _NUMBER: Final = re.compile(r"\d+")
 _MOST_ENTRIES: Final = 1_000

@@ -22,6 +22,7 @@ from memwatch.heap.pause import collect
 from memwatch.heap.search import search
 from memwatch.heap.snapshot import Snapshot
 from memwatch.heap.tensors import quiet, storage_of
+from memwatch.kinds.leaks import LeakKind
 from memwatch.leaks.diagnose import (
     Diagnosis,
     HolderSearch,
@@ -29,7 +30,6 @@ from memwatch.leaks.diagnose import (
     ids_behind,
     storages_of,
 )
-from memwatch.leaks.kinds import LeakKind
 from memwatch.leaks.known_causes import KnownCauses, is_optimizer
 from memwatch.leaks.loops import Loops, is_unseen
 from memwatch.leaks.reached import Reached

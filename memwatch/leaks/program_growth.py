@@ -25,10 +25,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from memwatch._torch.autograd import NO_TASK, current_graph_task_id
 from memwatch._torch.autograd_state import autograd_state
-from memwatch.edges import EdgeKind
 from memwatch.heap.ids import identities
 from memwatch.heap.pause import objects_since
 from memwatch.heap.tensors import is_tensor, quiet, storage_of
+from memwatch.kinds.edges import EdgeKind
 from memwatch.leaks.diagnose import diagnose
 from memwatch.leaks.exemptions import Exemptions
 from memwatch.leaks.graph_growth import holder_of_largest_graph, leak_of_graph

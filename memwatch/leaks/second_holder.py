@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from memwatch.edges import EdgeKind
+from memwatch.kinds.edges import EdgeKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

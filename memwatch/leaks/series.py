@@ -5,23 +5,17 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from memwatch.edges import EdgeKind
+from memwatch.kinds.edges import EdgeKind
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-    from memwatch.edges import Edge, Vertex
+    from memwatch.kinds.edges import Edge, Vertex
 
 _NUMBERS: Final = re.compile(r"\d+")
 _ENTRY: Final = re.compile(r"\d+|'[^']*'")  # the varying parts of a key as Python writes it
 _PLAIN: Final = re.compile(r"[-'\"\d]")
 """How numbers and text begin; the key is another object otherwise."""
-_ENTRIES: Final = frozenset(
-    {EdgeKind.PARAMETER, EdgeKind.BUFFER, EdgeKind.SUBMODULE, EdgeKind.CONTEXT_VARIABLE}
-)
-
-
-_TOGETHER: Final = {EdgeKind.KEY: EdgeKind.VALUE, EdgeKind.CACHE_ARGUMENT: EdgeKind.CACHE_RESULT}
 
 
 def series_of(edge: Edge) -> Hashable:
@@ -31,12 +25,13 @@ def series_of(edge: Edge) -> Hashable:
 
 def kind_in_series(edge: Edge) -> EdgeKind:
     """Return the kind of a reference; a key goes with its value, and an argument with its result, by one deletion."""
-    return _TOGETHER.get(edge.kind, edge.kind)
+    together = edge.kind.row.deleted_with
+    return edge.kind if together is None else EdgeKind[together]
 
 
 def name_in_series(edge: Edge) -> str | None:
     """Return the name of a reference with a star for its varying part, or None if all of it varies."""
-    if edge.name is None or edge.kind in _ENTRIES:
+    if edge.name is None or edge.kind.row.is_named_per_object:
         return None
     if edge.kind is EdgeKind.VALUE:
         return _ENTRY.sub("*", edge.name) if _PLAIN.match(edge.name) else None

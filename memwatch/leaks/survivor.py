@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from memwatch.edges import EdgeKind
-from memwatch.leaks.kinds import LeakKind
+from memwatch.kinds.edges import EdgeKind
+from memwatch.kinds.leaks import LeakKind
 
 if TYPE_CHECKING:
     from collections.abc import Hashable

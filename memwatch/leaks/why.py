@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from memwatch._torch.tensors import device_of
-from memwatch.edges import Edge, EdgeKind
 from memwatch.errors import MemwatchError
 from memwatch.heap.dominators import retained_bytes
 from memwatch.heap.paths import Step, steps_of
@@ -15,6 +14,7 @@ from memwatch.heap.search import search
 from memwatch.heap.snapshot import Snapshot
 from memwatch.heap.tensors import is_tensor, quiet, storage_bytes, storage_of
 from memwatch.heap.vertices import describe
+from memwatch.kinds.edges import Edge, EdgeKind
 from memwatch.leaks.loops import Loops
 from memwatch.sizes import format_bytes
 from memwatch.text import ShownAsText

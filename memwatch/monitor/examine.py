@@ -129,7 +129,7 @@ def _held_by(targets: list[Any], of_which: str) -> str:
 
 def _words_of(steps: list[Any]) -> str:
     """Return the path to an object without the places in containers, which differ from object to object."""
-    from memwatch.edges import EdgeKind
+    from memwatch.kinds.edges import EdgeKind
 
     places = {EdgeKind.VALUE, EdgeKind.ITEM, EdgeKind.KEY, EdgeKind.MEMBER}
     named = [step.words for step in steps if step.edge.kind not in places]

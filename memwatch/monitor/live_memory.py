@@ -19,7 +19,6 @@ from torch.optim import Optimizer
 
 from memwatch._torch.modules import BUFFERS, MODULES, PARAMETERS
 from memwatch._torch.tensors import TENSOR_DICT, device_of
-from memwatch.edges import EdgeKind
 from memwatch.errors import linked_errors
 from memwatch.heap.autograd import gradient_of
 from memwatch.heap.class_checks import is_a
@@ -65,10 +64,7 @@ MOST_OBJECTS: Final = 2_000_000
 _MOST_CONTAINERS: Final = 3
 _LEAST_ARRAY_BYTES: Final = 64 << 10
 _NAMED_STEPS: Final = 3
-_PLACES: Final = frozenset({EdgeKind.VALUE, EdgeKind.ITEM, EdgeKind.KEY, EdgeKind.MEMBER})
 """Places in containers differ from object to object, so they are not part of the name of a holder."""
-
-_OF_CALLS: Final = frozenset({EdgeKind.LOCAL, EdgeKind.ARGUMENT})
 
 
 @dataclass
@@ -191,7 +187,7 @@ def _containers_by_referrers(large: _Large) -> list[Container]:
             referrers.clear()
             if type(chain[0]) in _ENDS:
                 break
-        named = [edge_phrase(edge) for edge in name_chain(chain) if edge.kind not in _PLACES]
+        named = [edge_phrase(edge) for edge in name_chain(chain) if not edge.kind.row.is_entry]
         holder = short_places(", ".join(dict.fromkeys(named[:_NAMED_STEPS]))) or NOBODY
         chain.clear()
         found.append(Container(class_name(type(container)), holder, entries, nbytes))
@@ -343,14 +339,16 @@ class _Search:
         key = position, is_owned
         if key not in self._holders:
             steps = steps_of(self._snapshot, self._tree.path(position))
-            named = [step.words for step in steps if not step.hidden and step.edge.kind not in _PLACES]
+            named = [step.words for step in steps if not step.hidden and not step.edge.kind.row.is_entry]
             wanted = named[: 1 if is_owned else _NAMED_STEPS]
             words = ", ".join(dict.fromkeys(wanted)) or "a container without a name"
             self._holders[key] = short_places(words)
             visible_kinds = [step.edge.kind for step in steps if not step.hidden]
             # a list in a variable of a running call may be part of the forward
             later = [
-                kind for kind in visible_kinds[1:] if kind not in _PLACES or visible_kinds[0] not in _OF_CALLS
+                kind
+                for kind in visible_kinds[1:]
+                if not (kind.row.is_entry and visible_kinds[0].row.is_call_variable)
             ]
             self._is_kept[self._holders[key]] = bool(later)
         return self._holders[key]

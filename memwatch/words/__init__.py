@@ -1,8 +1,9 @@
-"""All English about references, holders and leaks: tables of templates by kind, and functions that fill them.
+"""All English about references, holders and leaks: templates, and functions that fill them.
 
-All sentences about them stand here. Code that decides something reads `EdgeKind`, `LeakKind` and the other fields of
-`memwatch.edges`, and never the sentences. The tables are plain dictionaries and strings with upper-case names, so
-that a test can change every word and show that nothing but the words changes.
+The words that depend on a kind stand in the row of the kind, in `memwatch.kinds`. All other sentences stand here.
+Code that decides something reads the kinds and the other fields of their rows, and never the sentences. Templates
+are strings and dictionaries with upper-case names, so that a test can change every word, those of the rows as well,
+and show that nothing but the words changes.
 
-This package stands just above the leaf `memwatch.edges`; anyone may import it.
+This package stands just above the leaf `memwatch.kinds`; anyone may import it.
 """

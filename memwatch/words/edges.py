@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from memwatch.edges import Edge, EdgeKind, Vertex, VertexKind
+from memwatch.kinds.edges import OWNERS, Edge, EdgeKind, Vertex, VertexKind
 from memwatch.sizes import format_bytes
 from memwatch.words.places import place
 
@@ -13,93 +13,6 @@ _MAX_NAME: Final = 60  # characters of a quoted name
 UNKNOWN: Final = "?"
 HIDDEN_MARK: Final = "  [C++, unseen by gc]"
 OF_OWNER: Final = "{reference} of {owner}"
-
-EDGES: Final[dict[EdgeKind, str]] = {
-    EdgeKind.REFERENCE: "reference from {owner}",
-    EdgeKind.LOCAL: "local `{name}`",
-    EdgeKind.ARGUMENT: "argument `{name}`",
-    EdgeKind.GLOBAL: "global `{name}`",
-    EdgeKind.CONTEXT_VARIABLE: "ContextVar {quoted}",
-    EdgeKind.THREAD_LOCAL: "thread local attribute .{name}",
-    EdgeKind.TEMPORARY: "a temporary",
-    EdgeKind.CALLER: "caller",
-    EdgeKind.EVALUATION_STACK: "a value that no variable names",
-    EdgeKind.CHECKED_FUNCTION: "the function",
-    EdgeKind.ATTRIBUTE: "attribute .{name}",
-    EdgeKind.INSTANCE_DICT: "__dict__",
-    EdgeKind.CLASS_OF: "class of {owner} object",
-    EdgeKind.CLASS_ATTRIBUTE: "class attribute .{name}",
-    EdgeKind.CLASS_ENTRY: "class entry .{name}",
-    EdgeKind.CLASS_DESCRIPTOR: "{name} descriptor",
-    EdgeKind.CLASS_BASES: "__mro__ or bases",
-    EdgeKind.PARAMETER: "parameter {quoted}",
-    EdgeKind.BUFFER: "buffer {quoted}",
-    EdgeKind.SUBMODULE: "submodule {quoted}",
-    EdgeKind.ITEM: "item [{position}]",
-    EdgeKind.VALUE: "value of key {name}",
-    EdgeKind.KEY: "a key",
-    EdgeKind.MEMBER: "member",
-    EdgeKind.FIELD: "field .{name}",
-    EdgeKind.CLOSURE_CELL: "closure cell `{name}`",
-    EdgeKind.CELL_CONTENTS: "contents of a closure cell",
-    EdgeKind.DEFAULT_ARGUMENT: "default argument `{name}`",
-    EdgeKind.BOUND_SELF: "`self`",
-    EdgeKind.BOUND_FUNCTION: "function",
-    EdgeKind.PARTIAL_ARGUMENT: "argument `{name}`",
-    EdgeKind.CACHE_RESULT: "a result kept by lru_cache",
-    EdgeKind.CACHE_ARGUMENT: "an argument kept by lru_cache",
-    EdgeKind.COROUTINE: "coroutine",
-    EdgeKind.EXCEPTION_FIELD: "{name} of exception {owner}",
-    EdgeKind.EXCEPTION_ARGS: "args of exception {owner}",
-    EdgeKind.EXCEPTION_HANDLED: "exception being handled",
-    EdgeKind.TRACEBACK_CALL: "call",
-    EdgeKind.TRACEBACK_NEXT: "next entry",
-    EdgeKind.LAST_EXCEPTION: "sys.{name} (the last uncaught exception, kept for the debugger)",
-    EdgeKind.MODULE: "module {name}",
-    EdgeKind.ATEXIT_CALLBACK: "atexit callback",
-    EdgeKind.FINALIZER_REGISTRY: "registry of weakref.finalize callbacks",
-    EdgeKind.SIGNAL_HANDLER: "handler of {name}",
-    EdgeKind.TRACE_FUNCTION: "trace function (sys.settrace)",
-    EdgeKind.PROFILE_FUNCTION: "profile function (sys.setprofile)",
-    EdgeKind.ASYNC_GENERATOR_HOOK: "asynchronous generator hook (sys.set_asyncgen_hooks)",
-    EdgeKind.OUTPUT_HISTORY: "IPython's output history `{name}`",
-    EdgeKind.SHELL_RESULT: "the interactive shell's {result} `{name}`",
-    EdgeKind.DISPATCH_MODE: "active dispatch mode",
-    EdgeKind.FUNCTION_MODE: "active function mode",
-    EdgeKind.DEFAULT_SAVED_HOOK: "active saved-tensor hook",
-    EdgeKind.STORAGE: "storage",
-    EdgeKind.GRAD: ".grad",
-    EdgeKind.GRAD_FN: ".grad_fn",
-    EdgeKind.BASE: "._base",
-    EdgeKind.TENSOR_HOOKS: "tensor hooks (._backward_hooks)",
-    EdgeKind.ACCUMULATE_HOOKS: "post-accumulate-grad hooks",
-    EdgeKind.SPARSE_PART: "sparse .{name}()",
-    EdgeKind.FUNCTORCH_VALUE: "value wrapped by torch.func",
-    EdgeKind.NEXT_FUNCTION: "next_functions[{position}]",
-    EdgeKind.VARIABLE: ".variable",
-    EdgeKind.METADATA: ".metadata",
-    EdgeKind.SAVED: "saved `{name}`",
-    EdgeKind.PACKED: "saved `{name}`, packed by a saved-tensor hook",
-    EdgeKind.UNPACK_HOOK: "unpack hook of saved `{name}`",
-    EdgeKind.CTX_SAVED: "ctx.{name}",
-    EdgeKind.NODE_HOOKS: "node hooks (register_hook)",
-    EdgeKind.NODE_PREHOOKS: "node pre-hooks (register_prehook)",
-    EdgeKind.GRAPH: ".grad_fn and the graph behind it",
-    EdgeKind.NUMPY_BASE: "numpy .base",
-    EdgeKind.FUTURE_RESULT: "result",
-    EdgeKind.SHARED_MEMORY: "memory that {owner} shares",
-    EdgeKind.C_CODE: "C code (no Python reference)",
-}
-"""One template per kind; ` of` and the owner follow unless the template has a place for the owner."""
-
-BY_POSITION: Final[dict[EdgeKind, str]] = {
-    EdgeKind.ARGUMENT: "argument [{position}]",
-    EdgeKind.PARTIAL_ARGUMENT: "argument [{position}]",
-    EdgeKind.SAVED: "saved {name}[{position}]",
-    EdgeKind.PACKED: "saved {name}[{position}], packed by a saved-tensor hook",
-    EdgeKind.UNPACK_HOOK: "unpack hook of saved {name}[{position}]",
-}
-"""Templates for edges that have a position, of kinds that may have a name instead."""
 
 READ_GLOBAL: Final = "global `{name}` of {module}, read by {reader}"
 SHELL_RESULTS: Final[dict[str, str]] = {
@@ -110,57 +23,6 @@ SHELL_RESULTS: Final[dict[str, str]] = {
 IN_THREAD: Final = " in thread {thread}"
 SOME_FUNCTION: Final = "a function"
 
-_OF_OBJECTS: Final = (
-    EdgeKind.ATTRIBUTE,
-    EdgeKind.INSTANCE_DICT,
-    EdgeKind.PARAMETER,
-    EdgeKind.BUFFER,
-    EdgeKind.SUBMODULE,
-)
-"""References that any code may make. The file of the class is the wrong place to edit them."""
-_CALLS: Final = (EdgeKind.LOCAL, EdgeKind.ARGUMENT, EdgeKind.TEMPORARY, EdgeKind.CALLER)
-_SUSPENDED: Final = (VertexKind.GENERATOR, VertexKind.COROUTINE, VertexKind.ASYNC_GENERATOR)
-OWNERS: Final[dict[tuple[EdgeKind, VertexKind], str]] = {
-    **{(kind, VertexKind.FRAME): "{name}{thread}{at}" for kind in _CALLS},
-    **{(kind, suspended): "suspended {owner}" for kind in _CALLS for suspended in _SUSPENDED},
-    (EdgeKind.ATTRIBUTE, VertexKind.CTX): "{owner} (ctx)",
-    (EdgeKind.INSTANCE_DICT, VertexKind.CTX): "{owner} (ctx)",
-    (EdgeKind.ATTRIBUTE, VertexKind.FUNCTION): "function {owner}",
-    (EdgeKind.REFERENCE, VertexKind.FUNCTION): "function {owner}",
-    (EdgeKind.REFERENCE, VertexKind.PARTIAL): "{owner} of {inner}",
-    (EdgeKind.PARTIAL_ARGUMENT, VertexKind.PARTIAL): "{owner} of {inner}",
-    (EdgeKind.CACHE_RESULT, VertexKind.CACHE): "{inner}",
-    (EdgeKind.CACHE_ARGUMENT, VertexKind.CACHE): "{inner}",
-    (EdgeKind.CONTEXT_VARIABLE, VertexKind.CONTEXT): "a {owner}",
-}
-"""Templates for an owner. The words for the same object as a target differ."""
-
-VERTICES: Final[dict[VertexKind, str]] = {
-    VertexKind.OBJECT: "{name}",
-    VertexKind.TENSOR: "{name}",
-    VertexKind.ARRAY: "{name}",
-    VertexKind.STORAGE: "storage of {size}",
-    VertexKind.NODE: "{name}",
-    VertexKind.CTX: "{name}",
-    VertexKind.CONTAINER: "{name} of {count}",
-    VertexKind.FUNCTION: "{name}{at}",
-    VertexKind.BUILTIN: "built-in {name}",
-    VertexKind.METHOD: "bound method {inner}",
-    VertexKind.PARTIAL: "functools.partial",
-    VertexKind.CACHE: "{name}",
-    VertexKind.CODE: "code of {name}{at}",
-    VertexKind.CELL: "closure cell",
-    VertexKind.FRAME: "call of {name}{at}",
-    VertexKind.GENERATOR: "generator {name}{at}",
-    VertexKind.COROUTINE: "coroutine {name}{at}",
-    VertexKind.ASYNC_GENERATOR: "async generator {name}{at}",
-    VertexKind.TRACEBACK: "traceback at {place}",
-    VertexKind.EXCEPTION: "{name}",
-    VertexKind.CLASS: "class {name}",
-    VertexKind.MODULE: "module {name}",
-    VertexKind.NAMESPACE: "{place}",
-    VertexKind.CONTEXT: "{name}",
-}
 AT: Final = " ({place})"
 DLPACK_CAPSULE: Final = "DLPack capsule"
 NAMELESS_MODULE: Final = "module"
@@ -195,8 +57,10 @@ def phrase_without_owner(edge: Edge, owner: str = "") -> str:
 
 
 def _template(edge: Edge) -> str:
-    by_position = edge.kind in BY_POSITION and (edge.position is not None or edge.name is None)
-    return (BY_POSITION if by_position else EDGES)[edge.kind]
+    row = edge.kind.row
+    if row.words_by_position is not None and (edge.position is not None or edge.name is None):
+        return row.words_by_position
+    return row.words
 
 
 def edge_line(edge: Edge) -> str:
@@ -208,7 +72,7 @@ def edge_line(edge: Edge) -> str:
 def reference_phrase(edge: Edge) -> str:
     """Return the words for a reference, and the place to edit it unless they name that already."""
     words = edge_phrase(edge)
-    if edge.file and not _shows_place(edge) and (edge.line is not None or edge.kind not in _OF_OBJECTS):
+    if edge.file and not _shows_place(edge) and (edge.line is not None or not edge.kind.row.is_of_any_code):
         words += f"  ({place(edge.file, edge.line)})"
     return words
 
@@ -220,7 +84,7 @@ def vertex_phrase(vertex: Vertex, *, short: bool = False) -> str:
     """
     if vertex.kind is VertexKind.MODULE and not vertex.name:
         return NAMELESS_MODULE
-    words = VERTICES[vertex.kind].format(
+    words = vertex.kind.row.words.format(
         name=vertex.name,
         place=place(vertex.file, vertex.line),
         at=_at(vertex, short=short),

@@ -4,25 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from memwatch.edges import EdgeKind, VertexKind
+from memwatch.kinds.edges import EdgeKind, VertexKind
 from memwatch.words.edges import OF_OWNER, edge_phrase, names_owner, phrase_without_owner
 from memwatch.words.storages import role_name, short_op
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from memwatch.edges import Edge, Vertex
+    from memwatch.kinds.edges import Edge, Vertex
 
-HEADS: Final[dict[EdgeKind, str]] = {
-    EdgeKind.LOCAL: "`{name}`, local variable of `{owner}`{library}{thread}",
-    EdgeKind.ARGUMENT: "`{name}`, argument of `{owner}`{library}{thread}",
-    EdgeKind.GLOBAL: "global `{name}` of module `{owner}`",
-    EdgeKind.CONTEXT_VARIABLE: "context variable `{name}`",
-    EdgeKind.EXCEPTION_HANDLED: "the {name} that is being handled",
-    EdgeKind.LAST_EXCEPTION: "`sys.{name}`, the last uncaught exception",
-    EdgeKind.C_CODE: "C++, and Python shows no reference to it",
-}
-"""The variable at the root of a path. `{name}` includes the references that follow, in Python's notation."""
 IN_LIBRARY: Final = " ({library}'s, which runs `{function}`)"
 IN_THREAD: Final = " in thread `{thread}`"
 HEAD_LINE: Final = "{head} ({site})"
@@ -52,12 +42,6 @@ REACHED: Final = "{reference}, reached from {head}"
 REACHED_BY_HOOK: Final = "{reference}, of a hook, reached from {head}"
 VARIABLE_OF: Final = "`{name}`, local variable of {owner}"
 BY_NAME: Final = "`{name}`"
-SUSPENDED: Final[dict[VertexKind, str]] = {
-    VertexKind.GENERATOR: "suspended generator `{name}`",
-    VertexKind.COROUTINE: "suspended coroutine `{name}`",
-    VertexKind.ASYNC_GENERATOR: "suspended async generator `{name}`",
-}
-
 ROLES: Final[dict[str, str]] = {
     "parameter": "parameter `{name}`",
     "stepped parameter": "an optimizer, as the parameter `{name}` that no module has any more",
@@ -102,28 +86,6 @@ CPP_CALLED: Final = "a call into C++ that runs, made by {op}"
 
 INFERRED: Final = "{holder} (inferred: {rule})"
 """A holder that was not seen."""
-INFERENCES: Final[dict[str, str]] = {
-    "earlier": "an earlier search found this reference; it may be gone",
-    "later": "a later search found this reference",
-    "between": "searches before and after found this reference",
-    "twin": "found for another tensor that the same line made",
-    "within region": "the checkpoint made it again, and the backward of its region is running",
-    "made with": "torch allocated it while it made this object, and it is still alive",
-    "returned": "found in a call that has returned; the object may live on",
-    "same call": "the innermost running call made it",
-    "no variable": "a search found no variable for it, and the call that made it is still running",
-    "role later": "found in this role later",
-    "role earlier": "found in this role before, but not afterwards",
-    "role between": "found in this role before and after",
-    "role unconfirmed": "last found in this role before this moment",
-    "in flight": "a backward op made it, and a later op of the same backward reads it",
-    "awaited": "a forward op made it, and backward reads it",
-    "within node": "the running step of backward made it",
-    "within C++": "the running line of Python made it",
-    "within compiled": "the running call of compiled code made it",
-    "within step": "the optimizer's step makes it and drops it",
-}
-"""The rules that infer a holder, by `Inference`."""
 
 
 def role_holder(role: str, name: str) -> str:
@@ -152,7 +114,7 @@ def variable_phrase(head: Edge, accessors: Sequence[Edge] = (), *, any_item: boo
         library = IN_LIBRARY.format(library=owner.library, function=owner.inner.name)
     if owner is not None and owner.thread:
         thread = IN_THREAD.format(thread=owner.thread)
-    return HEADS[head.kind].format(
+    return (head.kind.row.words_as_root or "").format(
         name=f"{head.name}{''.join(way)}",
         owner="" if owner is None else owner.name,
         library=library,
@@ -207,7 +169,7 @@ def stack_phrase(top: Edge, reference: Edge | None) -> str:
 def path_text(path: Sequence[Edge]) -> str:
     """Return a retention path, one reference per line. The path of a stack or a module starts at its first object."""
     head, *rest = path
-    if head.kind in HEADS:
+    if head.kind.row.words_as_root is not None:
         return "\n".join([_head_line(head), *map(edge_phrase, rest)])
     is_silent = head.kind in (EdgeKind.EVALUATION_STACK, EdgeKind.MODULE)
     return "\n".join(map(edge_phrase, rest if is_silent else path))
@@ -237,18 +199,14 @@ def _short_phrase(edge: Edge) -> str:
 
 def _owner_name(edge: Edge, owner: Vertex) -> str | None:
     """Return an owner as its plain name, or None if the name alone does not identify it."""
-    if edge.kind in (EdgeKind.LOCAL, EdgeKind.TEMPORARY) and owner.kind in SUSPENDED:
-        return SUSPENDED[owner.kind].format(name=_last(owner.name))
+    suspended = owner.kind.row.suspended
+    if edge.kind in (EdgeKind.LOCAL, EdgeKind.TEMPORARY) and suspended is not None:
+        return suspended.format(name=_last(owner.name))
     if owner.kind is VertexKind.CACHE and owner.inner is not None:
         owner = owner.inner
     elif owner.kind is VertexKind.FUNCTION and edge.kind is EdgeKind.ATTRIBUTE:
         return None
-    return BY_NAME.format(name=_last(owner.name)) if owner.kind in _NAMED else None
-
-
-_NAMED: Final = (
-    VertexKind.FUNCTION, VertexKind.FRAME, VertexKind.OBJECT, VertexKind.CTX, VertexKind.EXCEPTION,
-)  # fmt: skip
+    return BY_NAME.format(name=_last(owner.name)) if owner.kind.row.is_named else None
 
 
 def _last(name: str) -> str:

@@ -7,6 +7,8 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Final, Protocol
 
 from memwatch.device_names import is_host
+from memwatch.kinds.leaks import LeakKind
+from memwatch.kinds.remedies import Remedy
 from memwatch.sizes import format_bytes
 from memwatch.words.edges import edge_line, edge_phrase
 from memwatch.words.places import place
@@ -14,63 +16,17 @@ from memwatch.words.places import place
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from memwatch.edges import Edge
-
-HELD_BY: Final[dict[str, str]] = {
-    "cycle": "freed only by gc: a reference cycle through",
-    "uncollectable": "gc cannot free it: a loop through",
-    "retained": "kept alive by",
-    "graph": "kept alive by",
-    "hooks": "registered on",
-}
-"""The words between a leak and its holder, by kind."""
-
-HELD_BY_SHORT: Final[dict[str, str]] = {
-    "cycle": "freed only by gc: cycle through",
-    "uncollectable": "never freed: loop through",
-    "retained": "kept alive by",
-    "graph": "kept alive by",
-    "hooks": "registered on",
-}
-"""The same for the summary line of a test."""
-
-MEANINGS: Final[dict[str, str]] = {
-    "cycle": "a reference cycle: only the garbage collector frees it, some time later",
-    "uncollectable": "a loop through autograd that the garbage collector cannot see: it is never freed",
-    "retained": "a live object holds it, so it is freed only with that object",
-    "hooks": "hooks that each call registers and none removes; they hold no tensor, but each call runs all of them",
-    "graph": "the graph of a value that each step adds to: its nodes stay, though backward has freed their tensors",
-}
-PATH_TITLES: Final[dict[str, str]] = {
-    "cycle": "The cycle",
-    "uncollectable": "The cycle",
-    "retained": "Path from the root",
-    "graph": "Path from the root",
-    "hooks": "Path from the root",
-}
-"""The title of a leak's path on the page."""
-
-TEXT_TITLES: Final[dict[str, str]] = {
-    "cycle": "cycle:",
-    "uncollectable": "cycle:",
-    "retained": "path from the root:",
-    "graph": "path from the root:",
-    "hooks": "path from the root:",
-}
-"""The title of a leak's path in the terminal."""
+    from memwatch.kinds.edges import Edge
 
 ON_DEVICE: Final = "{size} on {device}"
 AND: Final = " and "
 HEADLINE: Final = "{kind}: {amount}{each}, {held_by} {holder}"
-AMOUNT: Final = "{size} in {counted}"
-ABOUT: Final = "about {size}"
-TENSOR: Final = "tensor"
-TENSORS: Final = "tensors"
-HOOK: Final = "hook"
-HOOKS: Final = "hooks"
-NODE: Final = "autograd node"
-NODES: Final = "autograd nodes"
-_NOT_TENSORS: Final = {"graph": (NODE, NODES), "hooks": (HOOK, HOOKS)}
+PATH_FROM_ROOT: Final = "Path from the root"
+CYCLE: Final = "The cycle"
+"""The title of a leak's path on the page."""
+TEXT_FROM_ROOT: Final = "path from the root:"
+TEXT_CYCLE: Final = "cycle:"
+"""The same in the terminal."""
 GRAPH_NODES: Final = "  and {nodes}{each}, about {size}"
 LEAKED_EACH: Final = "Each {repeat} leaks {amounts}."
 LEAKED: Final = "{amounts} leaked."
@@ -179,8 +135,19 @@ WHY_LOOP: Final = "  a loop that no root reaches:"
 NOT_A_TENSOR: Final = "why_alive() takes a tensor, not {given}"
 
 
+FURTHER_CUTS: Final = (
+    "{advice}; this edit alone frees nothing, because other cycles keep the tensors too. "
+    "Also remove {references}"
+)
+MORE_CUTS: Final = "{references} and {count} more"
+MORE_CYCLES: Final = "{references}, and references in further cycles that memwatch did not search"
+_MOST_CUTS: Final = 12
+"""Lightning's trainer needs 9."""
+AND_THE_GRAPH: Final = "{advice}; {graph}"
+
+
 def headline(
-    kind: str,
+    kind: LeakKind,
     *,
     sizes: Mapping[str, int],
     count: int,
@@ -195,15 +162,14 @@ def headline(
         kind=kind,
         amount=_amount(kind, sizes, count),
         each=each if per_call else "",
-        held_by=HELD_BY[kind],
+        held_by=kind.held_by,
         holder=holder,
     )
 
 
-def _counted(kind: str, count: int) -> str:
+def _counted(kind: LeakKind, count: int) -> str:
     """Return the number of tensors, hooks or nodes of a leak, with the word for them."""
-    names = _NOT_TENSORS.get(kind, (TENSOR, TENSORS))
-    return f"{count} {names[count != 1]}"
+    return f"{count} {kind.row.one if count == 1 else kind.row.many}"
 
 
 def round_phrase(place: tuple[str, int, str] | None) -> str:
@@ -237,9 +203,9 @@ def page_to_do(holders: Sequence[str]) -> str:
 
 def amounts_phrase(leaks: Sequence[Leaked]) -> str:
     """Return how much leaked in all, each kind of thing once: `4 B in 1 tensor and 2 hooks`."""
-    of_kind: dict[str, list[Leaked]] = {}
+    of_kind: dict[LeakKind, list[Leaked]] = {}
     for leak in leaks:
-        of_kind.setdefault(leak.kind if leak.kind in _NOT_TENSORS else "", []).append(leak)
+        of_kind.setdefault(LeakKind.RETAINED if leak.kind.is_of_tensors else leak.kind, []).append(leak)
     return AND.join(
         _amount(kind, sizes_of(several), sum(leak.count for leak in several))
         for kind, several in of_kind.items()
@@ -275,25 +241,20 @@ def not_searched_line(steps: int, *, fewest_steps: int, fewest_passes: int) -> s
 def held_phrase(held: Sequence[tuple[str, int, Mapping[str, int]]]) -> str:
     """Return holders with their contents: the words, the tensors, and the bytes by device."""
     shown = [
-        HELD.format(holder=holder, amount=_amount("retained", sizes, count))
+        HELD.format(holder=holder, amount=_amount(LeakKind.RETAINED, sizes, count))
         for holder, count, sizes in held[:_MOST_HELD]
     ]
     more = len(held) - len(shown)
     return IN_A_CYCLE.join([*shown, *[MORE_HOLDERS.format(count=more)] * (more > 0)])
 
 
-def _amount(kind: str, sizes: Mapping[str, int], count: int) -> str:
-    """Return how much leaked. Hooks have no bytes of their own; the bytes of nodes are estimated from their number."""
-    counted = _counted(kind, count)
-    if kind == "hooks":
-        return counted
-    size = sizes_phrase(sizes)
-    return AMOUNT.format(size=ABOUT.format(size=size) if kind == "graph" else size, counted=counted)
+def _amount(kind: LeakKind, sizes: Mapping[str, int], count: int) -> str:
+    return kind.row.amount.format(size=sizes_phrase(sizes), counted=_counted(kind, count))
 
 
 def nodes_line(nodes: int, nbytes: int, *, per_call: bool, repeat: str) -> str:
     """Return the autograd nodes that a leak keeps beside tensors, as a line under it."""
-    counted = _counted("graph", nodes)
+    counted = _counted(LeakKind.GRAPH, nodes)
     each = ON_EACH.format(repeat=repeat) if per_call else ""
     return GRAPH_NODES.format(nodes=counted, each=each, size=format_bytes(nbytes))
 
@@ -355,7 +316,7 @@ class Leaked(OnDevice, Protocol):
     """A leak as far as sentences about many leaks need it."""
 
     @property
-    def kind(self) -> str:
+    def kind(self) -> LeakKind:
         """The kind."""
 
     @property
@@ -392,13 +353,20 @@ def site_phrase(file: str, line: int, function: str) -> str:
 
 
 def failure_sentence(
-    kind: str, *, sizes: Mapping[str, int], count: int, per_run: bool, holder: str, others: int, cause: str
+    kind: LeakKind,
+    *,
+    sizes: Mapping[str, int],
+    count: int,
+    per_run: bool,
+    holder: str,
+    others: int,
+    cause: str,
 ) -> str:
     """Return what a test leaked and who holds the largest part, in one sentence."""
     return FAILURE.format(
         amount=_amount(kind, sizes, count),
         each=ON_EACH_RUN if per_run else "",
-        held_by=HELD_BY_SHORT[kind],
+        held_by=kind.held_by_short,
         holder=holder,
         cause=cause,
         more=AND_MORE.format(count=others) if others else "",
@@ -416,3 +384,27 @@ def beside_phrase(classes: Iterable[tuple[str, int]]) -> str:
         MORE_OBJECT.format(name=name) if count == 1 else MORE_OBJECTS.format(count=count, name=name)
         for name, count in classes
     )
+
+
+def advice(
+    remedy: Remedy, *, with_graph: bool = False, further: Sequence[str] = (), is_complete: bool = True
+) -> str:
+    """Return the sentence for a remedy.
+
+    Args:
+        remedy: the change.
+        with_graph: True if the tensor is kept together with its autograd graph: then say that as well.
+        further: the other references to cut, in words, where one alone frees nothing.
+        is_complete: False if there may be more of these.
+    """
+    sentence = remedy.row.advice
+    if with_graph and remedy.row.has_value and not remedy.row.detaches:
+        sentence = AND_THE_GRAPH.format(advice=sentence, graph=Remedy.GRAPH.row.advice)
+    if not further:
+        return sentence
+    references = ", ".join(further[:_MOST_CUTS])
+    if len(further) > _MOST_CUTS:
+        references = MORE_CUTS.format(references=references, count=len(further) - _MOST_CUTS)
+    if not is_complete:
+        references = MORE_CYCLES.format(references=references)
+    return FURTHER_CUTS.format(advice=sentence, references=references)

@@ -8,12 +8,12 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from memwatch.edges import EdgeKind, VertexKind
+from memwatch.kinds.edges import EdgeKind, VertexKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from memwatch.edges import Edge, Vertex
+    from memwatch.kinds.edges import Edge, Vertex
     from memwatch.leaks import Leak
 
 _SLOTS: Final = frozenset(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from memwatch.kinds.leaks import LeakKind
 from memwatch.sizes import format_bytes
-from memwatch.words.leaks import ALL_FREED_SINCE, FREED_SINCE, HELD_BY_SHORT, LINE_NOT_SEEN, MADE_AT
+from memwatch.words.leaks import ALL_FREED_SINCE, FREED_SINCE, LINE_NOT_SEEN, MADE_AT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -50,7 +51,7 @@ def _cause(name: str, leaks: list[tuple[str, dict[str, Any]]]) -> dict[str, Any]
         "tests": list(dict.fromkeys(node for node, _ in leaks)),
         "nbytes": sum(leak["nbytes"] for _, leak in leaks),
         "count": sum(leak["count"] for _, leak in leaks),
-        "ignore": f"{name}: known, {HELD_BY_SHORT[largest['kind']]} {largest['holder']}",
+        "ignore": f"{name}: known, {LeakKind(largest['kind']).held_by_short} {largest['holder']}",
         **{key: largest[key] for key in _TOLD},
         **{key: made[key] for key in ("site", "tensor")},
     }
@@ -127,7 +128,7 @@ def _lines(cause: Mapping[str, Any], *, verbose: bool) -> Iterator[str]:
 
 
 def _headline(cause: Mapping[str, Any]) -> str:
-    held = f"{HELD_BY_SHORT[cause['kind']]} {cause['holder']}"
+    held = f"{LeakKind(cause['kind']).held_by_short} {cause['holder']}"
     return f"{cause['cause']}  {counted_tests(len(cause['tests']))}, {format_bytes(cause['nbytes'])}: {held}"
 
 

@@ -110,7 +110,7 @@ def no_findings(min_bytes: int | str = "1 MiB", kinds: object = None) -> Finding
     least = parse_bytes(min_bytes)
     if kinds is None:
         return FindingsCheck(least)
-    from memwatch.analysis.findings.kinds import FindingKind
+    from memwatch.kinds.findings import FindingKind
 
     known = {kind.value for kind in FindingKind}
     listed: list[Any] = [kinds] if isinstance(kinds, str) or not isinstance(kinds, Iterable) else list(kinds)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from memwatch.analysis.findings.finding import Finding
-    from memwatch.edges import Edge
+    from memwatch.kinds.edges import Edge
     from memwatch.leaks import Leak
 
 _TYPED: Final = ("edges", "cut", "cuts", "cycle_length", "branch", "known")

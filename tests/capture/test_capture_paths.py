@@ -12,7 +12,7 @@ from memwatch.capture.capture import Capture
 from memwatch.capture.packed import as_rows
 from memwatch.capture.paths import PathTables, read_paths
 from memwatch.capture.schema import RECORDED_BY_NAME
-from memwatch.edges import Edge, EdgeKind, Vertex, VertexKind
+from memwatch.kinds.edges import Edge, EdgeKind, Vertex, VertexKind
 
 PROGRAM = Vertex(VertexKind.FRAME, "train", "/home/user/train.py", 12, thread="loader")
 LIBRARY = Vertex(VertexKind.FRAME, "_call_impl", torch.__file__, 7, inner=PROGRAM, library="torch")

@@ -6,7 +6,7 @@ import pytest
 
 from memwatch.analysis.holders import HolderKind
 from memwatch.analysis.holders.holder import holder_of
-from memwatch.edges import Edge, EdgeKind, Vertex, VertexKind
+from memwatch.kinds.edges import Edge, EdgeKind, Vertex, VertexKind
 
 CALL = Vertex(VertexKind.FRAME, "train", "/home/user/train.py", 12)
 SITE = "/home/user/train.py:12"

@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn import functional
 
 import memwatch
-from memwatch.analysis.holders.evidence import HolderEvidence
 from memwatch.capture.schema import EVIDENCE
+from memwatch.kinds.holders import HolderEvidence
 from memwatch.record.holders import schedule
 from memwatch.record.holders.schedule import SamplingCosts, SamplingSchedule
 from memwatch.report.stats import format_stats, stats

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import memwatch
-from memwatch.analysis.holders.kinds import HolderKind
+from memwatch.kinds.holders import HolderKind
 from memwatch.record.holders.schedule import SamplingSchedule
 
 WIDE = 64

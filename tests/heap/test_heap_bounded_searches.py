@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 import memwatch
-from memwatch.edges import Edge, EdgeKind, Vertex, VertexKind
 from memwatch.heap.known_ways import KnownWays
 from memwatch.heap.paths import name_chain
 from memwatch.heap.reference_search import ReferenceSearch
@@ -23,6 +22,7 @@ from memwatch.heap.referrer_search import living_tensors, referrer_paths
 from memwatch.heap.roots import Held, Root, RootKind
 from memwatch.heap.search_roots import call_roots, namespace_roots
 from memwatch.heap.tensor_names import names_of_tensors
+from memwatch.kinds.edges import Edge, EdgeKind, Vertex, VertexKind
 
 MODEL = nn.Sequential(nn.Linear(8, 8))
 CALL = Vertex(VertexKind.FRAME, "train", __file__, 1)

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from memwatch.edges import EdgeKind
 from memwatch.heap import Snapshot, retained_bytes, search, steps_of
 from memwatch.heap.autograd import autograd_edges
 from memwatch.heap.tensors import quiet
+from memwatch.kinds.edges import EdgeKind
 from memwatch.leaks import why_alive
 from memwatch.leaks.why import NotATensorError
 

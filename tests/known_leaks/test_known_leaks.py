@@ -10,8 +10,8 @@ import torch
 from known_programs import PROGRAMS
 
 import memwatch
-from memwatch.edges import Edge, EdgeKind, Vertex, VertexKind
-from memwatch.leaks.kinds import LeakKind
+from memwatch.kinds.edges import Edge, EdgeKind, Vertex, VertexKind
+from memwatch.kinds.leaks import LeakKind
 from memwatch.leaks.known_leaks import KNOWN_LEAKS, known_leak
 
 DOCS = Path(__file__).parents[2] / "docs" / "concepts" / "leaks.md"

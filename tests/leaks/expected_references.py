@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memwatch.edges import EdgeKind
+from memwatch.kinds.edges import EdgeKind
 
 EXPECTED: dict[str, tuple[tuple[EdgeKind, str | None], ...]] = {
     "tensor_hook": (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memwatch.words.advice import Remedy
+from memwatch.kinds.remedies import Remedy
 
 REMEDIES: dict[str, Remedy] = {
     "tensor_hook": Remedy.TENSOR_HOOK,

@@ -14,7 +14,7 @@ from expected_remedies import REMEDIES
 from scrambled_words import VARIABLE
 
 from memwatch.leaks import find_leaks
-from memwatch.words.advice import advice
+from memwatch.words.leaks import advice
 
 if TYPE_CHECKING:
     from leak_program import Program

@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from memwatch.heap.roots import SHOWS_CALLBACKS_AT_EXIT
+from memwatch.kinds.remedies import Remedy
 from memwatch.leaks import TensorLeakError, check_leaks, find_leaks
-from memwatch.words.advice import Remedy, advice
+from memwatch.words.leaks import advice
 
 VIEWS, GRAPHS, LOSSES, ENTRIES, FUNCTIONS, ERRORS, OBJECTS = ([] for _ in range(7))
 LINEAR = torch.nn.Linear(8, 8)

@@ -17,8 +17,9 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from memwatch.kinds.remedies import Remedy
 from memwatch.leaks import TensorLeakError, check_leaks, find_leaks
-from memwatch.words.advice import Remedy, advice
+from memwatch.words.leaks import advice
 
 sys.path.insert(0, str(Path(__file__).parent))
 import test_leaks_advice

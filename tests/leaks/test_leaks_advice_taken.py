@@ -16,8 +16,9 @@ from unittest import mock
 import pytest
 import torch
 
+from memwatch.kinds.remedies import Remedy
 from memwatch.leaks import TensorLeakError, check_leaks, find_leaks
-from memwatch.words.advice import Remedy, advice
+from memwatch.words.leaks import advice
 
 NUMBERS = itertools.count()
 TABLE, BY_IMAGE, WEAK_BY_IMAGE = {}, {}, weakref.WeakKeyDictionary()

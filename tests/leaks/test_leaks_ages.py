@@ -7,7 +7,7 @@ import functools
 import pytest
 import torch
 
-from memwatch.edges import EdgeKind
+from memwatch.kinds.edges import EdgeKind
 from memwatch.leaks import TensorLeakError, check_leaks, find_leaks
 
 BY_BATCH = {}

@@ -7,8 +7,9 @@ import functools
 import pytest
 import torch
 
+from memwatch.kinds.remedies import Remedy
 from memwatch.leaks import TensorLeakError, check_leaks, find_leaks
-from memwatch.words.advice import Remedy, advice
+from memwatch.words.leaks import advice
 
 
 class Encoder:

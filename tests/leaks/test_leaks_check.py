@@ -13,8 +13,8 @@ import warnings
 import pytest
 import torch
 
-from memwatch.edges import EdgeKind
 from memwatch.errors import MemwatchError
+from memwatch.kinds.edges import EdgeKind
 from memwatch.leaks import TensorLeakError, check_leaks, find_leaks
 from memwatch.words.leaks import MAY_BE_FILLING
 

@@ -14,9 +14,10 @@ import pytest
 import torch
 from torch import nn
 
-from memwatch.edges import EdgeKind
+from memwatch.kinds.edges import EdgeKind
+from memwatch.kinds.remedies import Remedy
 from memwatch.leaks import TensorLeakError, check_leaks, find_leaks
-from memwatch.words.advice import Remedy, advice
+from memwatch.words.leaks import advice
 
 sys.path.insert(0, str(Path(__file__).parent))
 from all_programs import PROGRAMS, lean

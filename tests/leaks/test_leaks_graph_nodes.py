@@ -7,8 +7,8 @@ from collections import deque
 import pytest
 import torch
 
+from memwatch.kinds.leaks import LeakKind
 from memwatch.leaks import find_leaks
-from memwatch.leaks.kinds import LeakKind
 
 MODEL = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(4)])
 INPUT = torch.ones(2, 8)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from memwatch.kinds.remedies import Remedy
 from memwatch.leaks import LeakWatch, TensorLeakError, check_leaks, find_leaks
-from memwatch.words.advice import SENTENCES, Remedy
 
 BUFFER = torch.zeros(0)
 CACHE = {"keys": torch.ones(4, 4)}
@@ -63,13 +63,13 @@ def test_a_watch_sees_a_tensor_that_each_call_makes_larger():
     watch.mark()
     (leak,) = watch.leaks
     assert "CACHE" in leak.holder
-    assert leak.advice == SENTENCES[Remedy.GROWING_TENSOR]
+    assert leak.advice == Remedy.GROWING_TENSOR.row.advice
 
 
 def test_a_class_made_per_call_is_told_as_one():
     """Its cell `__class__` is not what to cut: each class refers to itself in other ways too."""
     (leak,) = find_leaks(lambda: net(torch.ones(8)))
-    assert leak.advice == SENTENCES[Remedy.CLASS_IN_CYCLE]
+    assert leak.advice == Remedy.CLASS_IN_CYCLE.row.advice
 
 
 def test_one_more_layer_is_told_by_one_pass_but_a_replaced_one_is_not():

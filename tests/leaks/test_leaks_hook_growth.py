@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+from memwatch.kinds.leaks import LeakKind
+from memwatch.kinds.remedies import Remedy
 from memwatch.leaks import find_leaks
-from memwatch.leaks.kinds import LeakKind
-from memwatch.words.advice import Remedy, advice
+from memwatch.words.leaks import advice
 
 LAYER = nn.Linear(8, 8)
 WEIGHT = torch.ones(3, requires_grad=True)

@@ -7,8 +7,8 @@ import threading
 
 import torch
 
+from memwatch.kinds.leaks import LeakKind
 from memwatch.leaks import find_leaks
-from memwatch.leaks.kinds import LeakKind
 
 
 def data():

@@ -11,8 +11,9 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize, prune
 
+from memwatch.kinds.remedies import Remedy
 from memwatch.leaks import TensorLeakError, check_leaks, find_leaks
-from memwatch.words.advice import Remedy, advice
+from memwatch.words.leaks import advice
 
 LAYER = nn.Linear(8, 8)
 SHADOW: dict[str, torch.Tensor] = {}

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from memwatch.kinds.remedies import Remedy
 from memwatch.leaks import TensorLeakError, check_leaks, find_leaks
-from memwatch.words.advice import Remedy, advice
+from memwatch.words.leaks import advice
 
 sys.path.insert(0, str(Path(__file__).parent))
 import programs_callbacks

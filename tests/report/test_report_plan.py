@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import memwatch
-from memwatch.edges import Edge, EdgeKind, Vertex, VertexKind
+from memwatch.kinds.edges import Edge, EdgeKind, Vertex, VertexKind
 from memwatch.leaks import Leak
 from memwatch.planner import Graph
 from memwatch.planner.plan import load_plan

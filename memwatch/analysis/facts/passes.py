@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from memwatch.capture.schema import NONE
-from memwatch.edges import EdgeKind
+from memwatch.kinds.edges import EdgeKind
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

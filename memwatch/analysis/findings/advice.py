@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from memwatch.analysis.findings.kinds import FindingKind
 from memwatch.analysis.holders import HolderKind
-from memwatch.edges import EdgeKind
+from memwatch.kinds.edges import EdgeKind
+from memwatch.kinds.findings import FindingKind
 from memwatch.sizes import format_bytes
 from memwatch.words import findings as words
 from memwatch.words.places import short_place
 
 if TYPE_CHECKING:
     from memwatch.analysis.holders import Holder
-
-_OWN_NAMES: Final = (HolderKind.ARGUMENT, HolderKind.LOCAL, HolderKind.GLOBAL, HolderKind.ATTRIBUTE)
-"""Kinds of holders whose name the program chose: "do not make it" is an advice that its author can follow."""
-
-_ESTIMATED: Final = (FindingKind.OPTIMIZER,)
-"""Kinds whose mended program makes other temporaries: how many a loop over parameters has at once is not recorded."""
 
 
 def advise(
@@ -59,25 +53,25 @@ def advise(
     if kind is FindingKind.GRAPH and made_at not in ("", short_place(holder.site)):
         advice = words.FORWARD_AT.format(advice=advice, site=made_at)
     alone, together = format_bytes(alone_bytes), format_bytes(together_bytes)
-    if kind in _ESTIMATED:
+    if kind.row.is_estimated:
         alone, together = words.ABOUT.format(nbytes=alone), words.ABOUT.format(nbytes=together)
     if alone_bytes < peak_bytes:
         template = words.ALONE if together == alone else words.ALONE_AND_TOGETHER
     else:
         template = words.NO_LOWER_PEAK if together == alone else words.TOGETHER
-    headline = kind.headline.format(nbytes=format_bytes(nbytes))
+    headline = kind.row.headline.format(nbytes=format_bytes(nbytes))
     if rate_bytes:
         headline = words.PER_ROUND.format(headline=headline, rate=format_bytes(rate_bytes))
     return template.format(headline=headline, advice=advice, alone=alone, together=together)
 
 
 def _what_to_do(kind: FindingKind, holder: Holder) -> str:
-    drop = words.DROP.get(holder.kind.value, words.DROP_ANY)
+    drop = holder.kind.row.drop or words.DROP_ANY
     if kind is FindingKind.STALE:
         of_interpreter = any(edge.kind is EdgeKind.LAST_EXCEPTION for edge in holder.edges)
-        return words.LAST_EXCEPTION if of_interpreter else words.STALE.get(holder.kind.value, drop)
+        return words.LAST_EXCEPTION if of_interpreter else holder.kind.row.stale or drop
     if kind is FindingKind.LAG and holder.kind is HolderKind.EVALUATION_STACK:
         return words.LAG_IN_CALL
-    if kind is FindingKind.VOID and holder.kind not in _OWN_NAMES:
+    if kind is FindingKind.VOID and not holder.kind.row.has_own_name:
         return drop
-    return kind.advice or drop
+    return kind.row.advice or drop

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from memwatch.analysis.findings.candidate import Candidate
 
 if TYPE_CHECKING:
-    from memwatch.analysis.findings.kinds import FindingKind
     from memwatch.analysis.findings.moment import Moment
     from memwatch.analysis.holders import Holder
+    from memwatch.kinds.findings import FindingKind
 
 
 def alive_then(kind: FindingKind, holder: Holder, allocations: list[int], moment: Moment) -> list[Candidate]:

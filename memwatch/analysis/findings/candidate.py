@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Container, Iterable
 
     from memwatch.analysis.facts.allocations import Allocations
-    from memwatch.analysis.findings.kinds import FindingKind
     from memwatch.analysis.holders import Holder, HolderKey
     from memwatch.capture.packed import IntArray
+    from memwatch.kinds.findings import FindingKind
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from memwatch.analysis.facts.biographies import DRAG
 from memwatch.analysis.findings.candidate import Candidate, by_holder
-from memwatch.analysis.findings.kinds import FindingKind
 from memwatch.analysis.other_threads import unrecorded_code_ran_while_idle
+from memwatch.kinds.findings import FindingKind
 
 if TYPE_CHECKING:
     from memwatch.analysis.findings.moment import Moment

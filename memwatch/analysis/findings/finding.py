@@ -10,7 +10,7 @@ from memwatch.words import findings as words
 from memwatch.words.places import short_place
 
 if TYPE_CHECKING:
-    from memwatch.analysis.findings.kinds import FindingKind
+    from memwatch.kinds.findings import FindingKind
 
 LEAST_RATIO: Final = 0.05
 """A finding lowers the peak by at least this share of the peak increase. A guess."""

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from memwatch.analysis.facts.biographies import DRAG
 from memwatch.analysis.findings.candidate import Candidate, by_holder
-from memwatch.analysis.findings.kinds import FindingKind
 from memwatch.analysis.holders import Holder, HolderEvidence, HolderKind
 from memwatch.capture.schema import NONE, PHASES
+from memwatch.kinds.findings import FindingKind
 from memwatch.words.findings import GRADIENTS
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memwatch.analysis.findings.candidate import Candidate, as_one
-from memwatch.analysis.findings.kinds import FindingKind
+from memwatch.kinds.findings import FindingKind
 from memwatch.words.findings import GRAPH_WITHOUT_BACKWARD
 
 if TYPE_CHECKING:

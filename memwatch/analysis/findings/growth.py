@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from memwatch.analysis.findings.finding import Finding
-from memwatch.analysis.findings.kinds import FindingKind
 from memwatch.capture.schema import NONE
+from memwatch.kinds.findings import FindingKind
 from memwatch.sizes import format_bytes
 from memwatch.words import findings as words
 from memwatch.words.places import short_own_place
@@ -55,7 +55,7 @@ def find_growth(facts: Facts, holders: Holders, least_bytes: int) -> list[Findin
         step=growth.first,
         nbytes=format_bytes(growth.nbytes),
         made=words.MADE_AT.format(line=line) if line else "",
-        advice=words.DROP.get(told[0].kind.value, words.DROP_ANY) if told else words.DROP_ANY,
+        advice=(told[0].kind.row.drop if told else None) or words.DROP_ANY,
         alone=format_bytes(growth.predicted_peak_bytes),
     )
     return [

@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memwatch.analysis.findings.kinds import FindingKind
 from memwatch.capture.schema import NONE
+from memwatch.kinds.findings import FindingKind
 
 if TYPE_CHECKING:
     from memwatch.analysis.facts.facts import Facts
     from memwatch.analysis.findings.candidate import Candidate
     from memwatch.capture.packed import IntArray
-
-_FREED_AFTER_LAST_USE: Final = frozenset(
-    {
-        FindingKind.DRAG,
-        FindingKind.OUTPUT,
-        FindingKind.GRADIENT,
-        FindingKind.ITERATION,
-        FindingKind.STALE,
-        FindingKind.GRAPH,
-        FindingKind.RETAINED,
-        FindingKind.AUTOCAST,
-    }
-)
 
 
 def spared_bytes(candidate: Candidate, facts: Facts) -> IntArray:
@@ -46,7 +33,7 @@ def spared_bytes(candidate: Candidate, facts: Facts) -> IntArray:
     for row in () if candidate.spans else candidate.allocations:
         start, death = int(allocations.birth_event[row]), int(allocations.death_event[row])
         end = death if death != NONE else len(change) - 1
-        if candidate.kind in _FREED_AFTER_LAST_USE:
+        if candidate.kind.row.is_freed_after_last_use:
             start = max(start, life.last_event(row))
         elif candidate.kind is FindingKind.BUCKETS:
             start = max(start, life.first_event(row))

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
     from memwatch.analysis.facts.facts import Facts
     from memwatch.analysis.findings.idle_gradients import IdleGradients
-    from memwatch.analysis.findings.kinds import FindingKind
     from memwatch.analysis.findings.loops import Loops
     from memwatch.analysis.holders import Holders
     from memwatch.analysis.saved_tensor_outcomes import SavedTensorOutcomes
     from memwatch.analysis.saved_tensors import SavedTensors
+    from memwatch.kinds.findings import FindingKind
 
 
 class Evidence(NamedTuple):

@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from memwatch.analysis.findings.kinds import FindingKind
 from memwatch.own_code import CodeOwner
 
 if TYPE_CHECKING:
     from memwatch.analysis.facts.facts import Facts
     from memwatch.analysis.findings.candidate import Candidate
-
-_MENDED_BY_CALLERS: Final = frozenset(
-    {
-        FindingKind.GRADIENT,
-        FindingKind.SET_TO_NONE,
-        FindingKind.GRAPH,
-        FindingKind.RETAINED,
-        FindingKind.OPTIMIZER,
-        FindingKind.FUSED,
-    }
-)
-"""Kinds whose advice is for the program wherever the op runs: under `no_grad`, with another optimizer."""
 
 
 def in_own_code(candidate: Candidate, facts: Facts) -> Candidate | None:
@@ -37,6 +24,6 @@ def in_own_code(candidate: Candidate, facts: Facts) -> Candidate | None:
         return candidate
     own_lines = facts.made_by.own_line[candidate.allocations]
     line = next((str(line) for line in own_lines if line), "")
-    if candidate.kind not in _MENDED_BY_CALLERS or not line:
+    if not candidate.kind.row.is_mended_by_callers or not line:
         return None
     return dataclasses.replace(candidate, holder=dataclasses.replace(holder, site=line, is_own=True))

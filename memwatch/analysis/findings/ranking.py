@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from memwatch.analysis.findings.advice import advise
 from memwatch.analysis.findings.finding import Finding
-from memwatch.analysis.findings.kinds import FindingKind
 from memwatch.analysis.findings.lag import without_gathered
 from memwatch.analysis.findings.lower_peak import spared_bytes
 from memwatch.analysis.findings.series import as_growth, rate_bytes
 from memwatch.capture.schema import NONE
+from memwatch.kinds.findings import FindingKind
 from memwatch.words import findings as words
 from memwatch.words.places import short_own_place
 
@@ -21,10 +21,6 @@ if TYPE_CHECKING:
     from memwatch.analysis.facts.facts import Facts
     from memwatch.analysis.findings.candidate import Candidate
     from memwatch.capture.packed import IntArray
-
-
-_ONE_DEL: Final = (FindingKind.OUTPUT, FindingKind.DRAG, FindingKind.ITERATION)
-"""Kinds that one `del` of a variable mends together, the earliest `del` first."""
 
 
 class _Spared(NamedTuple):
@@ -117,12 +113,16 @@ def _merged(reported: list[_Spared]) -> list[_Spared]:
     """
     groups: dict[object, list[_Spared]] = {}
     for each in reported:
-        alone = each.candidate.kind not in _ONE_DEL
+        alone = each.candidate.kind.row.del_order is None
         groups.setdefault(id(each) if alone else each.candidate.holder.key, []).append(each)
     merged = []
     for group in groups.values():
         kinds = [each.candidate.kind for each in group]
-        first = group[kinds.index(min(kinds, key=_ONE_DEL.index))] if len(group) > 1 else group[0]
+        first = (
+            group[kinds.index(min(kinds, key=lambda kind: kind.row.del_order or 0))]
+            if len(group) > 1
+            else group[0]
+        )
         rest = [each for each in group if each is not first]
         for each in rest:
             first = _Spared(

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memwatch.analysis.findings.avoidable_memory import alive_then
-from memwatch.analysis.findings.kinds import FindingKind
 from memwatch.analysis.findings.smaller_regions import SmallerRegions
 from memwatch.analysis.holders import Holder, HolderEvidence, HolderKind
 from memwatch.capture.schema import NONE
+from memwatch.kinds.findings import FindingKind
 from memwatch.own_code import CodeOwner
 from memwatch.words.findings import REGION
 

@@ -20,7 +20,6 @@ from memwatch.analysis.findings.graph import find_graph
 from memwatch.analysis.findings.growth import find_growth
 from memwatch.analysis.findings.idle_gradients import IdleGradients
 from memwatch.analysis.findings.iteration import find_iteration
-from memwatch.analysis.findings.kinds import FindingKind
 from memwatch.analysis.findings.lag import find_lag
 from memwatch.analysis.findings.loops import Loops
 from memwatch.analysis.findings.lower_peak import spared_bytes
@@ -37,6 +36,7 @@ from memwatch.analysis.findings.twice import find_twice
 from memwatch.analysis.findings.void import find_void
 from memwatch.analysis.findings.workspace import find_workspace
 from memwatch.analysis.saved_tensor_outcomes import SavedTensorOutcomes
+from memwatch.kinds.findings import FindingKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from memwatch.analysis.findings.kinds import FindingKind
 from memwatch.analysis.holders.paths import HolderPath
 from memwatch.capture.schema import NONE
+from memwatch.kinds.findings import FindingKind
 
 if TYPE_CHECKING:
     from memwatch.analysis.facts.allocations import Allocations

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memwatch.analysis.findings.candidate import Candidate
-from memwatch.analysis.findings.kinds import FindingKind
 from memwatch.analysis.holders import Holder, HolderEvidence, HolderKind
+from memwatch.kinds.findings import FindingKind
 from memwatch.words.findings import GRADIENTS
 
 if TYPE_CHECKING:

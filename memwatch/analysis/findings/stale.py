@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from memwatch.analysis.findings.candidate import Candidate, by_holder
-from memwatch.analysis.findings.kinds import FindingKind
 from memwatch.analysis.holders import HolderKind
 from memwatch.analysis.other_threads import unrecorded_code_ran_while_idle
 from memwatch.capture.schema import ACCESSES, KEPT_ON_PURPOSE, NONE
-from memwatch.edges import EdgeKind
+from memwatch.kinds.edges import EdgeKind
+from memwatch.kinds.findings import FindingKind
 from memwatch.words.holders import site_text
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Final
 from memwatch.analysis.facts.autocast import CONVERSION
 from memwatch.analysis.facts.uses import sources_of
 from memwatch.analysis.findings.avoidable_memory import alive_then
-from memwatch.analysis.findings.kinds import FindingKind
 from memwatch.analysis.holders import Holder, HolderEvidence, HolderKind
 from memwatch.capture.schema import NONE
+from memwatch.kinds.findings import FindingKind
 from memwatch.words.findings import CONVERTED_COPY
 
 if TYPE_CHECKING:

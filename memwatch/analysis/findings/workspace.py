@@ -8,9 +8,9 @@ import numpy as np
 
 from memwatch.analysis.facts.allocations import WORKSPACE
 from memwatch.analysis.findings.avoidable_memory import alive_then
-from memwatch.analysis.findings.kinds import FindingKind
 from memwatch.analysis.holders import Holder, HolderEvidence, HolderKind
 from memwatch.capture.schema import NONE
+from memwatch.kinds.findings import FindingKind
 from memwatch.words.holders import KERNEL
 
 if TYPE_CHECKING:

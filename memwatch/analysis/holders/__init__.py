@@ -5,9 +5,8 @@ tell the variables of running calls, with the references from there on. Each hol
 in torch's books, inferred by a rule that names itself, or not seen.
 """
 
-from memwatch.analysis.holders.evidence import HolderEvidence
 from memwatch.analysis.holders.holder import Holder, HolderKey
 from memwatch.analysis.holders.holders import Holders
-from memwatch.analysis.holders.kinds import HolderKind
+from memwatch.kinds.holders import HolderEvidence, HolderKind
 
 __all__ = ["Holder", "HolderEvidence", "HolderKey", "HolderKind", "Holders"]

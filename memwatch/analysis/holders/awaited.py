@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memwatch.analysis.facts.forward_ops import crosses_to_backward, maker_of_node, saved_by_autograd
-from memwatch.analysis.holders.evidence import HolderEvidence, Inference
 from memwatch.analysis.holders.holder import Holder
-from memwatch.analysis.holders.kinds import HolderKind
 from memwatch.capture.schema import ACCESSES, BACKWARD, NONE
+from memwatch.kinds.holders import HolderEvidence, HolderKind, Inference
 from memwatch.words import holders as words
 
 if TYPE_CHECKING:

@@ -6,16 +6,15 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from memwatch.analysis.holders.evidence import HolderEvidence, Inference
-from memwatch.analysis.holders.kinds import HolderKind
 from memwatch.analysis.holders.paths import HolderPath, kind_of_object
-from memwatch.edges import EdgeKind
+from memwatch.kinds.edges import EdgeKind
+from memwatch.kinds.holders import HolderEvidence, HolderKind, Inference
 from memwatch.words import holders as words
 from memwatch.words.edges import edge_phrase
 
 if TYPE_CHECKING:
     from memwatch.capture.paths import Path
-    from memwatch.edges import Edge
+    from memwatch.kinds.edges import Edge
 
 
 class HolderKey(NamedTuple):
@@ -85,7 +84,7 @@ class Holder:
         """The holder in words. An inferred holder is marked as such, with its rule."""
         if self.inference is None:
             return self.words
-        return words.INFERRED.format(holder=self.words, rule=words.INFERENCES[self.inference.value])
+        return words.INFERRED.format(holder=self.words, rule=self.inference.words)
 
     @property
     def is_of_torch(self) -> bool:
@@ -239,7 +238,7 @@ def _words(path: HolderPath) -> str:
         return words.suspended_phrase(path.suspended, path.suspended if telling is None else telling)
     if head.kind is EdgeKind.EVALUATION_STACK:
         return words.stack_phrase(head, telling)
-    if path.kind is HolderKind.GLOBAL and head.kind not in words.HEADS:
+    if path.kind is HolderKind.GLOBAL and head.kind.row.words_as_root is None:
         is_module = head.kind is EdgeKind.MODULE and len(path.edges) > 1
         return edge_phrase(path.edges[1] if is_module else head)
     if path.accessors is not None:

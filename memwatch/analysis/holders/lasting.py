@@ -7,19 +7,18 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from memwatch.analysis.holders.calls import common_call
-from memwatch.analysis.holders.evidence import Inference
 from memwatch.analysis.holders.holder import twin_of
-from memwatch.analysis.holders.kinds import HolderKind
 from memwatch.analysis.holders.paths import HolderPath
 from memwatch.analysis.holders.running import CallState, RunningCalls
 from memwatch.capture.schema import IN_BACKWARD, NONE
-from memwatch.edges import EdgeKind
+from memwatch.kinds.edges import EdgeKind
+from memwatch.kinds.holders import HolderKind, Inference
 
 if TYPE_CHECKING:
     from memwatch.analysis.facts.facts import Facts
     from memwatch.analysis.holders.births import Births
     from memwatch.analysis.holders.holder import Holder
-    from memwatch.edges import Vertex
+    from memwatch.kinds.edges import Vertex
 
 _VARIABLES_OF_CALLS: Final = (EdgeKind.LOCAL, EdgeKind.ARGUMENT)
 

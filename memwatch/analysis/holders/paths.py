@@ -9,65 +9,18 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
-from memwatch.analysis.holders.kinds import HolderKind
-from memwatch.edges import EdgeKind, VertexKind
+from memwatch.kinds.edges import EdgeKind, VertexKind
+from memwatch.kinds.holders import HolderKind
 
 if TYPE_CHECKING:
     from memwatch.capture.paths import Path
-    from memwatch.edges import Edge
+    from memwatch.kinds.edges import Edge
 
 _HOOK_TABLE: Final = "hooks"
 """How torch's names for dictionaries of hooks end: `_forward_hooks`, `_state_dict_pre_hooks`."""
 
-_VARIABLES: Final = {
-    EdgeKind.LOCAL: HolderKind.LOCAL,
-    EdgeKind.ARGUMENT: HolderKind.ARGUMENT,
-    EdgeKind.GLOBAL: HolderKind.GLOBAL,
-    EdgeKind.CONTEXT_VARIABLE: HolderKind.GLOBAL,
-    EdgeKind.EXCEPTION_HANDLED: HolderKind.EXCEPTION,
-    EdgeKind.LAST_EXCEPTION: HolderKind.EXCEPTION,
-}
-"""Kinds of the reference at a root that a reader is told of as a variable."""
-
-_ITEMS: Final = (EdgeKind.ITEM, EdgeKind.VALUE)
-_ACCESSORS: Final = (
-    *_ITEMS, EdgeKind.ATTRIBUTE, EdgeKind.CLASS_ATTRIBUTE, EdgeKind.PARAMETER, EdgeKind.BUFFER,
-    EdgeKind.SUBMODULE, EdgeKind.FIELD, EdgeKind.PARTIAL_ARGUMENT, EdgeKind.GRAD,
-)  # fmt: skip
-"""References that an expression can follow, as `.cache` or `[3]`."""
-_OF_OBJECTS: Final = (
-    EdgeKind.ATTRIBUTE, EdgeKind.CLASS_ATTRIBUTE, EdgeKind.PARAMETER, EdgeKind.BUFFER, EdgeKind.FIELD,
-    EdgeKind.CACHE_RESULT, EdgeKind.CACHE_ARGUMENT,
-)  # fmt: skip
-"""References whose owner keeps them whatever variable leads to it."""
-_NOT_WRITTEN: Final = (
-    VertexKind.FUNCTION, VertexKind.METHOD, VertexKind.CELL, VertexKind.FRAME, VertexKind.CTX,
-    VertexKind.EXCEPTION,
-)  # fmt: skip
-"""Owners whose attributes nobody would edit through an expression."""
-_SILENT: Final = (
-    *_ITEMS, EdgeKind.MEMBER, EdgeKind.KEY, EdgeKind.CELL_CONTENTS, EdgeKind.REFERENCE, EdgeKind.TRACEBACK_CALL,
-)  # fmt: skip
-"""References whose words alone would not tell a reader what to edit."""
 _SILENT_ON_STACK: Final = (EdgeKind.ITEM, EdgeKind.REFERENCE)
 
-_KINDS_OF_EDGES: Final = {
-    EdgeKind.CLOSURE_CELL: HolderKind.CLOSURE_CELL,
-    EdgeKind.CELL_CONTENTS: HolderKind.CLOSURE_CELL,
-    EdgeKind.EXCEPTION_FIELD: HolderKind.EXCEPTION,
-    EdgeKind.EXCEPTION_ARGS: HolderKind.EXCEPTION,
-    EdgeKind.TRACEBACK_CALL: HolderKind.EXCEPTION,
-    EdgeKind.TRACEBACK_NEXT: HolderKind.EXCEPTION,
-    EdgeKind.DEFAULT_ARGUMENT: HolderKind.DEFAULT_ARGUMENT,
-    EdgeKind.CACHE_RESULT: HolderKind.CACHE,
-    EdgeKind.CACHE_ARGUMENT: HolderKind.CACHE,
-}
-_KINDS_OF_OWNERS: Final = {
-    VertexKind.CTX: HolderKind.AUTOGRAD_CTX,
-    VertexKind.GENERATOR: HolderKind.GENERATOR,
-    VertexKind.COROUTINE: HolderKind.GENERATOR,
-    VertexKind.ASYNC_GENERATOR: HolderKind.GENERATOR,
-}
 _HELD_IN_CALL: Final = (EdgeKind.LOCAL, EdgeKind.TEMPORARY, EdgeKind.ATTRIBUTE)
 
 
@@ -95,11 +48,12 @@ class HolderPath:
             return HolderKind.EVALUATION_STACK if self.suspended is None else HolderKind.GENERATOR
         if self.head.kind is EdgeKind.C_CODE:
             return HolderKind.CPP_ONLY
-        if self.head.kind not in _VARIABLES:
+        variable = self.head.kind.row.root_holder
+        if variable is None:
             return HolderKind.GLOBAL  # a module that no running call belongs to, or a class
         if self.accessors is None and self._on_the_way:
             return HolderKind.HOOK if self.is_of_hook else self._kind_on_the_way
-        return HolderKind.ATTRIBUTE if self.accessors else _VARIABLES[self.head.kind]
+        return HolderKind.ATTRIBUTE if self.accessors else variable
 
     @property
     def suspended(self) -> Edge | None:
@@ -143,7 +97,7 @@ class HolderPath:
         """Whether the root is a variable of a call of torch's own."""
         owner = self.head.owner
         in_torch = self.head.is_torchs or (owner is not None and bool(owner.library))
-        return in_torch and self.head.kind in (EdgeKind.LOCAL, EdgeKind.ARGUMENT)
+        return in_torch and self.head.kind.row.is_call_variable
 
     @property
     def is_inside(self) -> bool:
@@ -167,7 +121,7 @@ class HolderPath:
         if self.head.kind is EdgeKind.EXCEPTION_HANDLED or not all(map(_can_write, self._on_the_way)):
             return None
         accessors = list(self._on_the_way)
-        while accessors and accessors[-1].kind in _ITEMS:
+        while accessors and accessors[-1].kind in (EdgeKind.ITEM, EdgeKind.VALUE):
             accessors.pop()
         return tuple(accessors)
 
@@ -177,7 +131,7 @@ class HolderPath:
         if self.head.kind is EdgeKind.EVALUATION_STACK:
             edges = [edge for edge in self._on_the_way if edge.kind not in _SILENT_ON_STACK]
             return edges[-1] if edges else None
-        telling = [edge for edge in self._on_the_way if edge.kind not in _SILENT] or self._on_the_way
+        telling = [edge for edge in self._on_the_way if not edge.kind.row.is_silent] or self._on_the_way
         return telling[-1] if telling else None
 
     @property
@@ -188,13 +142,19 @@ class HolderPath:
     @property
     def ends_in_container(self) -> bool:
         """Whether the memory is an item of a container, which keeps it when the next one is put in."""
-        return bool(self._on_the_way) and self._on_the_way[-1].kind in (*_ITEMS, EdgeKind.MEMBER)
+        return bool(self._on_the_way) and self._on_the_way[-1].kind in (
+            EdgeKind.ITEM,
+            EdgeKind.VALUE,
+            EdgeKind.MEMBER,
+        )
 
     @property
     def last_attribute(self) -> Edge | None:
         """The last reference on the path from an object or a cache, or None."""
         named = (
-            edge for edge in reversed(self._on_the_way) if edge.kind in _OF_OBJECTS and edge.owner is not None
+            edge
+            for edge in reversed(self._on_the_way)
+            if edge.kind.row.is_kept_by_owner and edge.owner is not None
         )
         return next(named, None)
 
@@ -203,17 +163,21 @@ class HolderPath:
         """The reference whose file and line a reader should edit, or None without a known line."""
         if self.suspended is not None:
             return self.suspended
-        if self.head.kind not in _VARIABLES:
+        if self.head.kind.row.root_holder is None:
             return None
         telling = self.telling if self.accessors is None else None
         return telling if telling is not None and telling.file and telling.line else self.head
 
 
 def _can_write(edge: Edge) -> bool:
-    owner = None if edge.owner is None else edge.owner.kind
+    owner = edge.owner
     if edge.kind is EdgeKind.REFERENCE:
-        return owner is VertexKind.PARTIAL  # its function, `.func`
-    return edge.kind in _ACCESSORS and owner not in _NOT_WRITTEN and not _is_hook_table(edge)
+        return owner is not None and owner.kind is VertexKind.PARTIAL  # its function, `.func`
+    return (
+        edge.kind.row.is_accessor
+        and (owner is None or owner.kind.row.is_expression)
+        and not _is_hook_table(edge)
+    )
 
 
 def _is_hook_table(edge: Edge) -> bool:
@@ -226,6 +190,5 @@ def kind_of_object(edge: Edge) -> HolderKind:
 
 
 def _kind_of_edge(edge: Edge) -> HolderKind | None:
-    if edge.kind in _HELD_IN_CALL and edge.owner is not None and edge.owner.kind in _KINDS_OF_OWNERS:
-        return _KINDS_OF_OWNERS[edge.owner.kind]
-    return _KINDS_OF_EDGES.get(edge.kind)
+    of_owner = None if edge.owner is None else edge.owner.kind.row.holder
+    return of_owner if of_owner is not None and edge.kind in _HELD_IN_CALL else edge.kind.row.holder

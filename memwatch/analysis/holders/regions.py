@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from memwatch.analysis.holders.evidence import HolderEvidence, Inference
 from memwatch.analysis.holders.holder import Holder
-from memwatch.analysis.holders.kinds import HolderKind
 from memwatch.capture.schema import BACKWARD, NONE
+from memwatch.kinds.holders import HolderEvidence, HolderKind, Inference
 from memwatch.words import holders as words
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from memwatch.analysis.facts.call_stacks import Call
     from memwatch.analysis.facts.facts import Facts
     from memwatch.capture.packed import IntArray
-    from memwatch.edges import Vertex
+    from memwatch.kinds.edges import Vertex
 
 _GONE = 0  # in place of a line: the call is not on this stack
 _ELSEWHERE = -1  # the stack is that of another thread

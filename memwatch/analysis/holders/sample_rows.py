@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from memwatch.analysis.holders.holder import holder_of
-from memwatch.analysis.holders.kinds import HolderKind
 from memwatch.analysis.holders.paths import HolderPath
 from memwatch.capture.paths import Path, read_paths
-from memwatch.edges import Edge, EdgeKind
+from memwatch.kinds.edges import Edge, EdgeKind
+from memwatch.kinds.holders import HolderKind
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from memwatch.analysis.holders.births import Births
-from memwatch.analysis.holders.evidence import Inference
 from memwatch.analysis.holders.holder import object_holder
-from memwatch.analysis.holders.kinds import HolderKind
 from memwatch.analysis.holders.lasting import LastingReferences
 from memwatch.analysis.holders.sample_rows import SampleRows
 from memwatch.analysis.holders.twins import Twins, is_in_object
 from memwatch.capture.schema import NONE
+from memwatch.kinds.holders import HolderKind, Inference
 
 if TYPE_CHECKING:
     from collections.abc import Collection

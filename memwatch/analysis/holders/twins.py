@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from memwatch.analysis.holders.evidence import Inference
 from memwatch.analysis.holders.holder import object_holder
-from memwatch.analysis.holders.kinds import HolderKind
 from memwatch.analysis.holders.paths import HolderPath
 from memwatch.capture.schema import IN_BACKWARD, NONE
+from memwatch.kinds.holders import HolderKind, Inference
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

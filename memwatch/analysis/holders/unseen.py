@@ -12,11 +12,10 @@ from memwatch.analysis.facts.allocations import BASELINE, WORKSPACE
 from memwatch.analysis.facts.coded import different_rows
 from memwatch.analysis.facts.compiled_calls import COMPILED, compiled_backward_at, compiled_call_at
 from memwatch.analysis.holders.calls import common_call
-from memwatch.analysis.holders.evidence import HolderEvidence, Inference
 from memwatch.analysis.holders.holder import Holder
-from memwatch.analysis.holders.kinds import HolderKind
 from memwatch.analysis.holders.samples import are_small, is_small
 from memwatch.capture.schema import ACCESSES, BACKWARD, IN_BACKWARD, NONE, OPTIMIZER
+from memwatch.kinds.holders import HolderEvidence, HolderKind, Inference
 from memwatch.words import holders as words
 
 if TYPE_CHECKING:

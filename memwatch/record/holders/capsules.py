@@ -8,10 +8,10 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from memwatch.edges import Edge, EdgeKind
 from memwatch.heap.capsules import capsule_address
 from memwatch.heap.paths import name_chain
 from memwatch.heap.vertices import vertex_of
+from memwatch.kinds.edges import Edge, EdgeKind
 from memwatch.record.holders.state import Told, function_of
 
 if TYPE_CHECKING:

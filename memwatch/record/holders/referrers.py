@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 from typing import TYPE_CHECKING, Any, Final
 
-from memwatch.edges import EdgeKind
 from memwatch.heap.referrer_search import (
     in_variables,
     living_tensors,
@@ -19,6 +18,7 @@ from memwatch.heap.referrer_search import (
 )
 from memwatch.heap.search_roots import running
 from memwatch.heap.shared_memory import memory_of
+from memwatch.kinds.edges import EdgeKind
 from memwatch.record.clock import ticks
 from memwatch.record.holders.capsules import C_CODE, Capsules
 from memwatch.record.holders.state import Told

@@ -18,7 +18,6 @@ from torch.nn import Parameter
 from memwatch._torch.autograd_state import autograd_state, requires_grad
 from memwatch._torch.tensors import is_wrapped, unwrapped
 from memwatch.capture.schema import NONE
-from memwatch.edges import Edge, EdgeKind
 from memwatch.heap.autograd import gradient_of
 from memwatch.heap.class_checks import class_ids
 from memwatch.heap.graph_walk import GraphWalk
@@ -35,6 +34,7 @@ from memwatch.heap.search_roots import (
     running_functions,
 )
 from memwatch.heap.tensors import is_tensor
+from memwatch.kinds.edges import Edge, EdgeKind
 from memwatch.own_code import is_program_code
 from memwatch.record.holders.capsules import Capsules, look_at_capsules
 from memwatch.record.holders.referrers import ask_again_who_refers, ask_who_refers

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
 
-    from memwatch.edges import Vertex
     from memwatch.heap.roots import Root
+    from memwatch.kinds.edges import Vertex
     from memwatch.record.context import Context
     from memwatch.record.saved_tensors import Packer
     from memwatch.record.tables.rows import OpCounter, Strings

@@ -5,16 +5,25 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final
 
+from memwatch.kinds.leaks import LeakKind
 from memwatch.report.meta import format_duration
 from memwatch.report.page.privacy import PathHider
 from memwatch.report.text import visible
-from memwatch.words.leaks import MEANINGS, beside_phrase, page_headline, page_to_do, sizes_of, sizes_phrase
+from memwatch.words.leaks import (
+    CYCLE,
+    PATH_FROM_ROOT,
+    beside_phrase,
+    page_headline,
+    page_to_do,
+    sizes_of,
+    sizes_phrase,
+)
 from memwatch.words.places import place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from memwatch.edges import Vertex
+    from memwatch.kinds.edges import Vertex
     from memwatch.leaks import Leak
 
 MODEL_VERSION: Final = 1
@@ -40,9 +49,13 @@ def leak_model(leaks: Sequence[Leak], hide: Callable[[str], str]) -> dict[str, A
         "to_do": hide(page_to_do([leak.holder for leak in ordered])) if ordered else "",
         "totals": _sums(ordered),
         "kinds": [
-            {"kind": kind, "meaning": meaning, **_sums(leak for leak in ordered if leak.kind == kind)}
-            for kind, meaning in MEANINGS.items()
-            if any(leak.kind == kind for leak in ordered)
+            {
+                "kind": kind,
+                "meaning": kind.row.meaning,
+                **_sums(leak for leak in ordered if leak.kind is kind),
+            }
+            for kind in LeakKind
+            if any(leak.kind is kind for leak in ordered)
         ],
         "leaks": [_leak(leak, hide) for leak in ordered],
     }
@@ -99,7 +112,7 @@ def _leak(leak: Leak, hide: Callable[[str], str]) -> dict[str, Any]:
         "site": hide(leak.site or ""),
         "tensor": hide(leak.tensor),
         "path": [hide(line) for line in leak.path],
-        "path_title": leak.kind.path_title,
+        "path_title": PATH_FROM_ROOT if leak.kind.is_reached else CYCLE,
         "advice": hide(leak.advice),
         "held": held,
         "beside": hide(beside_phrase(leak.beside)),

@@ -1,0 +1,186 @@
+"""Kinds of findings: one row per kind, with its words and the decisions that depend on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+@dataclass(frozen=True, slots=True)
+class FindingRow:
+    """What depends on the kind of a finding.
+
+    Attributes:
+        text: the kind in tables and JSON.
+        headline: the words after the holder, with a place for the bytes.
+        advice: the change for every finding of this kind; None if it depends on the holder alone.
+        is_estimated: True if the mended program makes other temporaries, whose number was not recorded.
+        del_order: a number if one `del` of a variable mends it: of several such findings the lowest number comes first,
+            whose `del` is the earliest; None for other kinds.
+        is_freed_after_last_use: True if the mended program frees the bytes right after their last use.
+        is_mended_by_callers: True if the advice is for the program wherever the op runs: under `no_grad`, or with
+            another optimizer.
+    """
+
+    text: str
+    headline: str
+    advice: str | None = None
+    is_estimated: bool = False
+    del_order: int | None = None
+    is_freed_after_last_use: bool = False
+    is_mended_by_callers: bool = False
+
+
+class FindingKind(str, Enum):
+    """Why bytes at the peak need not be there; equal to its name as text, such as ``"drag"``."""
+
+    _value_: str
+    row: FindingRow
+
+    def __new__(cls, row: FindingRow) -> FindingKind:  # noqa: D102
+        kind = str.__new__(cls, row.text)
+        kind._value_ = row.text
+        kind.row = row
+        return kind
+
+    # held after the last use
+    DRAG = FindingRow(
+        "drag", "keeps {nbytes} that are never used again", del_order=2, is_freed_after_last_use=True
+    )
+    # the same, from one pass of a loop into the next
+    ITERATION = FindingRow(
+        "iteration",
+        ("keeps {nbytes} of the last pass through the loop, never used again, while the next pass runs"),
+        advice="drop it at the end of the loop's body (`del`), before the next pass makes it anew",
+        del_order=3,
+        is_freed_after_last_use=True,
+    )
+    # an object keeps it from one iteration into the next, and nothing reads it there
+    STALE = FindingRow(
+        "stale",
+        "keeps {nbytes} from one iteration into the next, where nothing reads them",
+        is_freed_after_last_use=True,
+    )
+    # made long before the first use
+    LAG = FindingRow(
+        "lag",
+        "keeps {nbytes} made long before their first use",
+        advice="make each one right before it is used (a generator in place of a list)",
+    )
+    # never used
+    VOID = FindingRow(
+        "void", "keeps {nbytes} that no op ever uses", advice="do not make it, or drop it at once"
+    )
+    # alive in the next forward
+    GRADIENT = FindingRow(
+        "gradient",
+        "keeps {nbytes} in forward, though the optimizer is done with them",
+        advice="call zero_grad(set_to_none=True) before forward, right after the optimizer's step",
+        is_freed_after_last_use=True,
+        is_mended_by_callers=True,
+    )
+    # saved for a backward that never runs
+    GRAPH = FindingRow(
+        "graph",
+        "keeps {nbytes} saved for a backward that never runs",
+        advice=("run this forward under torch.no_grad(), or keep `.item()` or `.detach()` of its result"),
+        is_freed_after_last_use=True,
+        is_mended_by_callers=True,
+    )
+    # saved for a backward that has run
+    RETAINED = FindingRow(
+        "retained",
+        "keeps {nbytes} saved for a backward that has run already",
+        advice="call backward() without retain_graph=True, or drop the result that keeps the graph",
+        is_freed_after_last_use=True,
+        is_mended_by_callers=True,
+    )
+    # temporaries of a foreach step
+    OPTIMIZER = FindingRow(
+        "optimizer",
+        "keeps {nbytes} at once, for all parameters together",
+        advice="make the optimizer with foreach=False or fused=True",
+        is_estimated=True,
+        is_mended_by_callers=True,
+    )
+    # temporaries that an optimizer's step makes for each parameter
+    FUSED = FindingRow(
+        "fused",
+        "makes {nbytes} of temporaries for one parameter",
+        advice=(
+            "make the optimizer with fused=True, whose kernel needs no temporaries and rounds a little "
+            "differently"
+        ),
+        is_mended_by_callers=True,
+    )
+    # gradients filled with zeros instead of freed
+    SET_TO_NONE = FindingRow(
+        "set_to_none",
+        "keeps {nbytes} of zeros until the next backward adds to them",
+        advice="call zero_grad(set_to_none=True), right after the optimizer's step: it frees them",
+        is_mended_by_callers=True,
+    )
+    # a model's result, kept through a backward that does not need it
+    OUTPUT = FindingRow(
+        "output",
+        "keeps {nbytes} that a model returned through backward, which does not need them",
+        advice="keep the loss alone, or `del` the rest before backward()",
+        del_order=1,
+        is_freed_after_last_use=True,
+    )
+    # of one op
+    WORKSPACE = FindingRow(
+        "workspace",
+        "keeps {nbytes} inside one op",
+        advice="give this op its input in smaller pieces, or choose another algorithm for it",
+    )
+    # of a large checkpointed region, all at once
+    RECOMPUTE = FindingRow(
+        "recompute",
+        "computes {nbytes} again long before their own backward",
+        advice="checkpoint each of the modules that it calls by itself",
+    )
+    # a saved tensor and a converted copy of it
+    TWICE = FindingRow(
+        "twice",
+        "keeps {nbytes} of a tensor that autograd saves in another dtype or layout too",
+        advice="convert once, before the first of the ops that save it",
+    )
+    # gradients that DDP keeps beside its buckets
+    BUCKETS = FindingRow(
+        "buckets",
+        "keeps {nbytes} of gradients twice, in `.grad` and in its buckets",
+        advice="build it with gradient_as_bucket_view=True",
+    )
+    # converted weights that autocast's cache keeps
+    AUTOCAST = FindingRow(
+        "autocast",
+        ("keeps {nbytes} of converted weights after their use, until the region of autocast ends"),
+        advice=(
+            "pass cache_enabled=False to torch.autocast where each weight is used once, and leave the region "
+            "before backward()"
+        ),
+        is_freed_after_last_use=True,
+    )
+    # every step leaves more behind
+    GROWTH = FindingRow(
+        "growth",
+        "keeps {nbytes} of all passes of a loop, though no later pass reads them",
+        advice="keep a number or a summary of each pass (`.item()`), or empty it",
+    )
+    # float32 copies that autograd saves
+    FLOAT32 = FindingRow(
+        "float32",
+        "keeps {nbytes} of float32 copies of tensors in a lower precision",
+        advice=(
+            "if the lower precision is exact enough there, run this op under torch.autocast(..., enabled=False)"
+            " and without `.float()`: it then saves half as much"
+        ),
+    )
+
+    __str__ = str.__str__
+    __repr__ = str.__repr__
+
+    def __format__(self, format_spec: str) -> str:
+        """Format the text, as every version of Python then does for `format` and `print` alike."""
+        return format(self.value, format_spec)
