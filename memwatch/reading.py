@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from memwatch.analysis import ByDevice, UnknownDeviceError
-from memwatch.analysis.last_seconds import last_seconds
-from memwatch.analysis.latest_iterations import Iteration
-from memwatch.analysis.latest_iterations import latest_iterations as iterations_of
-from memwatch.analysis.live_now import LiveNow, StepsPeak
+from memwatch.analysis.live_now import Iteration, LiveNow, StepsPeak, last_seconds
+from memwatch.analysis.live_now import latest_iterations as iterations_of
 from memwatch.analysis.live_now import live_now as live_now_of
 from memwatch.analysis.live_now import peak_of_steps as peak_of_steps_of
 from memwatch.analysis.observer import not_memory, observer_effects, unrecorded, unrecorded_steps

@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT / "tests" / "compat"))
 from compat_formulas import changed_nodes  # noqa: E402  # found in tests/compat
 from compat_opinfo import compare, entries, name_of, programs  # noqa: E402
 
-from memwatch.analysis.mode_formulas import BACKWARD  # noqa: E402
+from memwatch.analysis.observer import BACKWARD  # noqa: E402
 from memwatch.profile import build_recorder  # noqa: E402
 
 

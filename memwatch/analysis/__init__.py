@@ -6,6 +6,6 @@ Everything flows one way: `facts` (columns of numbers) to saved tensors and hold
 
 from __future__ import annotations
 
-from memwatch.analysis.by_device import ByDevice, UnknownDeviceError
+from memwatch.analysis.derived_tables import ByDevice, UnknownDeviceError
 
 __all__ = ["ByDevice", "UnknownDeviceError"]

@@ -1,15 +1,17 @@
-"""The storages that are alive after the last event of a program that may still run.
+"""A program that may still run, or was killed: what is alive, the latest iterations, and how fast memory grew.
 
-A live view asks for them often, so this module does without the tables.
+A live view asks for this often, so this module does without the tables.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+import itertools
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from memwatch.analysis.facts.marked_steps import events_between
+from memwatch.analysis.facts.iterations import events_between
+from memwatch.sizes import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -104,3 +106,72 @@ def _by_category(facts: Facts, rows: IntArray) -> list[tuple[str, int]]:
     for name, size in zip(categories, facts.allocations.nbytes[rows].tolist(), strict=True):
         sums[name] = sums.get(name, 0) + size
     return sorted(sums.items(), key=lambda each: -each[1])
+
+
+class Iteration(NamedTuple):
+    """One iteration.
+
+    Attributes:
+        number: which one it is, from 0.
+        duration_ns: how long it took.
+        peak_bytes: most live bytes in it.
+        has_ended: whether it has; what has not is the stretch up to the last event.
+    """
+
+    number: int
+    duration_ns: int
+    peak_bytes: int
+    has_ended: bool
+
+
+def latest_iterations(facts: Facts, count: int) -> list[Iteration]:
+    """Return the latest iterations, at most `count`, the earliest first.
+
+    The result is empty until the first has ended.
+
+    They come from the table `steps` if the program or a schedule marks steps. Otherwise they end with optimizer
+    steps, with backwards, or with calls of the root module, as the glossary defines an iteration.
+    """
+    if facts.capture.rows("step_curve"):
+        steps = facts.steps
+        return [
+            Iteration(step, int(steps.end_ns[step] - steps.start_ns[step]), int(steps.peak_bytes[step]), True)
+            for step in range(max(len(steps) - count, 0), len(steps))
+        ]
+    curve = facts.curve
+    ends_ns = np.sort(facts.kept_across.ends_ns)
+    start_ns = int(facts.capture.meta.get("start_ns", curve.time_ns[0]))
+    bounds_ns = [start_ns, *ends_ns.tolist()]
+    if len(ends_ns) and curve.time_ns[-1] > bounds_ns[-1]:
+        bounds_ns.append(int(curve.time_ns[-1]))
+    found = []
+    for number, (begun_ns, ended_ns) in list(enumerate(itertools.pairwise(bounds_ns)))[-count:]:
+        first, after = events_between(curve, begun_ns, ended_ns)
+        peak_bytes = int(curve.live_bytes[first:after].max())
+        found.append(Iteration(number, ended_ns - begun_ns, peak_bytes, number < len(ends_ns)))
+    return found
+
+
+_LAST_NS: Final = 10_000_000_000
+
+
+def last_seconds(facts: Facts) -> str:
+    """Return a sentence about the growth in the last seconds that were recorded; empty where no samples are."""
+    process, curve = facts.capture.tables["process"], facts.curve
+    if len(process["time_ns"]) < 2:
+        return ""
+    end_ns = max(int(process["time_ns"][-1]), int(curve.time_ns[-1]))
+    first = min(int(np.searchsorted(process["time_ns"], end_ns - _LAST_NS)), len(process["time_ns"]) - 2)
+    since_ns, rss_bytes = int(process["time_ns"][first]), process["rss_bytes"]
+    before = max(int(np.searchsorted(curve.time_ns, since_ns, side="right")) - 1, 0)
+    live_bytes = int(curve.live_bytes[-1]) - int(curve.live_bytes[before])
+    return (
+        f"In the last {(end_ns - since_ns) / 1e9:.1f} s that were recorded live bytes on {facts.device} "
+        f"{_changed(live_bytes)} to {format_bytes(int(curve.live_bytes[-1]))} and the memory of the process "
+        f"{_changed(int(rss_bytes[-1]) - int(rss_bytes[first]))} to {format_bytes(int(rss_bytes[-1]))}; "
+        f"the machine had {format_bytes(int(process['available_bytes'][-1]))} left."
+    )
+
+
+def _changed(nbytes: int) -> str:
+    return f"{'grew' if nbytes >= 0 else 'fell'} by {format_bytes(abs(nbytes))}"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from memwatch.analysis.latest_iterations import Iteration
+    from memwatch.analysis.live_now import Iteration
 
 LEAST_S: Final = 1.0
 """Least seconds between two readings, because the program flushes every second."""

@@ -10,7 +10,7 @@ import pytest
 from compat_formulas import changed_nodes
 from compat_opinfo import compare, entries, name_of, programs
 
-from memwatch.analysis.mode_formulas import BACKWARD
+from memwatch.analysis.observer import BACKWARD
 
 _STEP = 8
 _SAMPLES = 2

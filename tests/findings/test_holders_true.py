@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import memwatch
-from memwatch.analysis.facts.module_names import _by_suffix
+from memwatch.analysis.facts.names import _by_suffix
 
 WIDE = 200
 

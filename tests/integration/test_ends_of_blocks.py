@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from memwatch.analysis.facts.blocks import Blocks
-from memwatch.analysis.facts.deaths import LIVES, end_blocks, part_from_successors
+from memwatch.analysis.facts.blocks import LIVES, Blocks, end_blocks, part_from_successors
 
 
 def _column(*values):

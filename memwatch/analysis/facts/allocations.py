@@ -17,8 +17,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from memwatch.analysis.facts.blocks import Blocks, block_at, pair_events
-from memwatch.analysis.facts.deaths import LIVES, deaths_seen, end_blocks, last_deaths, part_from_successors
+from memwatch.analysis.facts.blocks import (
+    LIVES,
+    Blocks,
+    block_at,
+    deaths_seen,
+    end_blocks,
+    last_deaths,
+    pair_events,
+    part_from_successors,
+)
 from memwatch.analysis.facts.step_curve import step_curve
 from memwatch.capture.columns import Mapped
 from memwatch.capture.schema import NONE, ORIGINS

@@ -28,7 +28,7 @@ from memwatch.analysis.facts.allocations import (
 from memwatch.analysis.facts.coded import Coded
 from memwatch.analysis.facts.collectives import collective_ops, communicated_in_backward, received_into
 from memwatch.analysis.facts.forward_ops import crosses_to_backward, saved_by_autograd
-from memwatch.analysis.facts.lifts import gives_storage, lifts
+from memwatch.analysis.facts.places import gives_storage, lifts
 from memwatch.analysis.facts.recomputes import Recomputes
 from memwatch.analysis.facts.role_times import InRole, PastRole
 from memwatch.capture.schema import ACCESSES, NONE, ROLES

@@ -8,26 +8,36 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memwatch.analysis.facts.allocations import BASELINE, UNRECORDED, Allocations, in_order, join_allocations
-from memwatch.analysis.facts.at_entry import as_counted_at_entry
 from memwatch.analysis.facts.autocast import autocast_copies
-from memwatch.analysis.facts.biographies import Biographies, write_biographies
+from memwatch.analysis.facts.biographies import Biographies, UseBounds, use_bounds, write_biographies
 from memwatch.analysis.facts.call_stacks import CallStacks
 from memwatch.analysis.facts.categories import Categories, categorise
 from memwatch.analysis.facts.devices import narrowed
-from memwatch.analysis.facts.iterations import KeptAcross, at, boundaries, kept_across
+from memwatch.analysis.facts.iterations import (
+    KeptAcross,
+    at,
+    boundaries,
+    by_live_curve,
+    kept_across,
+    made_to_be_kept,
+    seen_in_lasting,
+    starts_of_passes,
+)
 from memwatch.analysis.facts.live_curve import LiveCurve, trace_live_curve
-from memwatch.analysis.facts.made_by import MadeBy, made_by
-from memwatch.analysis.facts.marked_steps import by_live_curve
-from memwatch.analysis.facts.module_names import owning_modules
-from memwatch.analysis.facts.names import Names, recorded_names
-from memwatch.analysis.facts.outputs import Purposes, purposes
-from memwatch.analysis.facts.passes import made_to_be_kept, seen_in_lasting, starts_of_passes
+from memwatch.analysis.facts.names import (
+    MadeBy,
+    Names,
+    Purposes,
+    made_by,
+    owning_modules,
+    purposes,
+    recorded_names,
+)
 from memwatch.analysis.facts.places import Places, Texts, find_places, with_empty_end
 from memwatch.analysis.facts.recomputes import Recomputes
-from memwatch.analysis.facts.reserved import ReservedBytes, reserved_bytes
+from memwatch.analysis.facts.reserved import ReservedBytes, as_counted_at_entry, reserved_bytes
 from memwatch.analysis.facts.role_times import PastRole, RoleTimes
 from memwatch.analysis.facts.step_curve import StepCurve, step_curve
-from memwatch.analysis.facts.uses import UseBounds, use_bounds
 from memwatch.capture.schema import NONE
 
 if TYPE_CHECKING:

@@ -15,24 +15,27 @@ iterations.
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
 from memwatch.analysis.facts.allocations import BASELINE
 from memwatch.analysis.facts.places import runs_in_backward
-from memwatch.analysis.facts.step_curve import step_curve
+from memwatch.analysis.facts.step_curve import FIGURES, StepCurve, step_curve
 from memwatch.capture.schema import FORWARD, IN_BACKWARD, NONE, ROLES
+from memwatch.kinds.edges import EdgeKind
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from memwatch.analysis.facts.allocations import Allocations
+    from memwatch.analysis.facts.biographies import UseBounds
+    from memwatch.analysis.facts.call_stacks import CallStacks
+    from memwatch.analysis.facts.live_curve import LiveCurve
     from memwatch.analysis.facts.places import Places
-    from memwatch.analysis.facts.uses import UseBounds
     from memwatch.capture import Capture
     from memwatch.capture.packed import Columns, IntArray
-
 
 _FEWEST_CALLS: Final = 3
 """Calls of a model without gradients that make a loop of inference. A guess."""
@@ -336,3 +339,109 @@ def _between_calls(capture: Capture) -> Boundaries:
     again, ended = calls["start_op"][of_last][1:], calls["end_op"][of_last][:-1]
     ran = (again < len(ops["start_ns"])) & (ended > 0)
     return Boundaries(ops["end_ns"][ended[ran] - 1], ops["start_ns"][again[ran]])
+
+
+# Passes of the outermost loop, for programs without steps, backwards and modules: when one begins, by call stacks.
+#
+# A loop shows as a jump back: a function runs an earlier line than before, or calls a function again that had
+# returned.
+_DEEPEST: Final = 256
+"""Calls of a stack that are compared, from the outermost. A guess."""
+_OF_OBJECTS: Final = (
+    EdgeKind.ATTRIBUTE.value, EdgeKind.CLASS_ATTRIBUTE.value, EdgeKind.CLOSURE_CELL.value,
+    EdgeKind.CELL_CONTENTS.value,
+)  # fmt: skip
+_LASTING: Final = (EdgeKind.CLASS_ATTRIBUTE.value, EdgeKind.CACHE_RESULT.value, EdgeKind.CACHE_ARGUMENT.value)
+_ITEMS: Final = (EdgeKind.ITEM.value, EdgeKind.VALUE.value, EdgeKind.MEMBER.value, EdgeKind.KEY.value)
+_SCRIPT: Final = "__main__"
+
+
+def starts_of_passes(capture: Capture, call_stacks: CallStacks) -> IntArray:
+    """Return when the passes of the outermost loop begin, in unix time, without the first pass."""
+    ops = capture.tables["ops"]
+    unique, which = np.unique(ops["stack"], return_inverse=True)
+    frames = [call_stacks.frames(stack)[::-1] if stack != NONE else [] for stack in unique.tolist()]
+    chosen = np.flatnonzero(ops["stack"] != NONE)
+    for depth in range(_DEEPEST):
+        lines = np.array([stack[depth].line if len(stack) > depth else 0 for stack in frames])
+        here = lines[which[chosen]]
+        if not here.any():
+            break
+        back = np.flatnonzero(np.diff(here) < 0)
+        if len(back):
+            starts_ns: IntArray = ops["start_ns"][chosen[back + 1]]
+            return starts_ns
+        found, count = np.unique(here, return_counts=True)
+        chosen = chosen[here == found[np.argmax(np.where(found > 0, count, 0))]]
+    return np.zeros(0, dtype=np.int64)
+
+
+def made_to_be_kept(capture: Capture, allocations: Allocations) -> NDArray[np.bool_]:
+    """Return the results of calls whose results samples saw in attributes, closures, or a container that is kept.
+
+    A container is kept if it is a global, or if some result is alive when the block ends: results that wait in a list
+    for their use are not. A variable that refers to a tensor itself has it until the next pass makes another.
+    """
+    edges, rows, stacks = capture.tables["edges"], capture.tables["holders"], capture.tables["ops"]["stack"]
+    longer = edges["path"][edges["depth"] > 0]
+    in_global = edges["path"][(edges["depth"] == 0) & (edges["kind"] == EdgeKind.GLOBAL.value)]
+    of_objects = edges["path"][np.isin(edges["kind"], _OF_OBJECTS)]
+    in_containers = edges["path"][(edges["depth"] > 0) & np.isin(edges["kind"], _ITEMS)]
+    lasting = np.union1d(of_objects, np.intersect1d(in_global, longer))
+    stack_of = np.full(len(allocations), NONE, dtype=np.int64)
+    known = (allocations.op != NONE) & (allocations.op < len(stacks)) & (allocations.storage != NONE)
+    stack_of[known] = stacks[allocations.op[known]]
+    seen = stack_of[rows["storage"][np.isin(rows["path"], lasting)]]
+    in_container = stack_of[rows["storage"][np.isin(rows["path"], in_containers)]]
+    alive_at_end = stack_of[allocations.death_ns == NONE]
+    kept = np.union1d(seen, np.intersect1d(in_container, alive_at_end))
+    made: NDArray[np.bool_] = np.isin(stack_of, kept[kept != NONE])
+    return made
+
+
+def seen_in_lasting(capture: Capture, allocations: Allocations) -> NDArray[np.bool_]:
+    """Return the allocations that samples saw in a class, a cache, or a container that is a global.
+
+    No call's return ends that. A script's own globals do not count: they are its local variables.
+    """
+    edges, vertices, rows = (capture.tables[name] for name in ("edges", "vertices", "holders"))
+    scripts = vertices["vertex"][
+        np.array([name == _SCRIPT for name in capture.text(vertices["name"])], dtype=bool)
+    ]
+    is_global = (edges["depth"] == 0) & (edges["kind"] == EdgeKind.GLOBAL.value)
+    in_modules = edges["path"][is_global & ~np.isin(edges["owner"], scripts)]
+    containers = edges["path"][(edges["depth"] > 0) & np.isin(edges["kind"], _ITEMS)]
+    lasting = np.union1d(
+        edges["path"][np.isin(edges["kind"], _LASTING)], np.intersect1d(in_modules, containers)
+    )
+    seen = rows["storage"][np.isin(rows["path"], lasting)]
+    found: NDArray[np.bool_] = np.isin(allocations.storage, seen[seen != NONE])
+    return found
+
+
+def by_live_curve(capture: Capture, curve: LiveCurve) -> StepCurve:
+    """Return the curve of the steps where every step was recorded, the last one ending with the block."""
+    marks = np.array([name == MARK for name in capture.text(capture.tables["steps"]["name"])], dtype=bool)
+    marked = np.flatnonzero(marks)
+    steps = capture.tables["steps"]
+    if len(marked) and steps["op"][marked[-1]] == capture.rows("ops"):  # nothing came after the last mark
+        bounds_ns = steps["time_ns"][marked]
+    else:
+        end_ns = max(int(capture.meta.get("end_ns", 0)), int(curve.time_ns[-1]))
+        bounds_ns = np.append(steps["time_ns"][marked], end_ns)
+    bounds_ns = np.append(int(capture.meta.get("start_ns", 0)), bounds_ns)
+    figures: dict[str, list[int]] = {name: [] for name in FIGURES}
+    for start_ns, end_ns in itertools.pairwise(bounds_ns.tolist()):
+        first, after = events_between(curve, start_ns, end_ns)
+        live = curve.live_bytes[first:after]
+        for name, value in zip(FIGURES, (live.max(), live.min(), live[-1]), strict=True):
+            figures[name].append(int(value))
+    columns = {name: np.array(values, dtype=np.int64) for name, values in figures.items()}
+    recorded = np.ones(len(bounds_ns) - 1, dtype=bool)
+    return StepCurve(bounds_ns[:-1], bounds_ns[1:], **columns, recorded=recorded)
+
+
+def events_between(curve: LiveCurve, start_ns: int, end_ns: int) -> tuple[int, int]:
+    """Return the event before a stretch of time, and the one after its last."""
+    first = max(int(np.searchsorted(curve.time_ns, start_ns, side="right")) - 1, 0)
+    return first, max(int(np.searchsorted(curve.time_ns, end_ns, side="right")), first + 1)

@@ -6,16 +6,21 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from memwatch.analysis.holders import HolderKind
 from memwatch.analysis.holders.holder import of_any_item
+from memwatch.capture.schema import NONE
+from memwatch.kinds.findings import FindingKind
+from memwatch.own_code import CodeOwner
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable
 
     from memwatch.analysis.facts.allocations import Allocations
+    from memwatch.analysis.facts.facts import Facts
     from memwatch.analysis.holders import Holder, HolderKey
     from memwatch.capture.packed import IntArray
-    from memwatch.kinds.findings import FindingKind
 
 
 @dataclass(frozen=True)
@@ -79,3 +84,53 @@ def _candidate(
     if len({holders[0].key for _, holders in group}) > 1:
         holder = of_any_item(holder)
     return Candidate(kind, holder, tuple(others), held, int(allocations.nbytes[held].sum()))
+
+
+def in_own_code(candidate: Candidate, facts: Facts) -> Candidate | None:
+    """Return a candidate with a line of the program; None if only torch's or a package's author could follow it.
+
+    Where no code is the program's own, as when a package's own command runs, all lines count.
+    """
+    holder = candidate.holder
+    file = holder.site.rpartition(":")[0]
+    owner = facts.call_stacks.owner_of_file.get(file, CodeOwner.PROGRAM)
+    if not facts.call_stacks.has_program_code or (owner == CodeOwner.PROGRAM and not holder.foreign):
+        return candidate
+    own_lines = facts.made_by.own_line[candidate.allocations]
+    line = next((str(line) for line in own_lines if line), "")
+    if not candidate.kind.row.is_mended_by_callers or not line:
+        return None
+    return dataclasses.replace(candidate, holder=dataclasses.replace(holder, site=line, is_own=True))
+
+
+def spared_bytes(candidate: Candidate, facts: Facts) -> IntArray:
+    """Return, per event, the bytes that would not be live if the program followed the finding's advice.
+
+    A candidate may give the stretch of time itself. Otherwise the kind decides. Most kinds are freed right after
+    their last use, and gradients right after they are copied into a bucket. A waiting result is made right before its
+    first use. All others are not made at all.
+    """
+    if candidate.spares is not None:
+        return candidate.spares
+    allocations, life = facts.allocations, facts.biographies
+    change = np.zeros(len(facts.curve.live_bytes) + 1, dtype=np.int64)
+    if candidate.spans:
+        rows, starts, ends = np.array(candidate.spans, dtype=np.int64).T
+        np.add.at(change, starts, allocations.nbytes[rows])
+        np.subtract.at(change, ends, allocations.nbytes[rows])
+    for row in () if candidate.spans else candidate.allocations:
+        start, death = int(allocations.birth_event[row]), int(allocations.death_event[row])
+        end = death if death != NONE else len(change) - 1
+        if candidate.kind.row.is_freed_after_last_use:
+            start = max(start, life.last_event(row))
+        elif candidate.kind is FindingKind.BUCKETS:
+            start = max(start, life.first_event(row))
+        elif candidate.kind is FindingKind.LAG:
+            end = min(end, life.first_event(row))
+        nbytes = int(allocations.nbytes[row])
+        if candidate.kind is FindingKind.FLOAT32:
+            nbytes //= 2  # the tensor in the lower precision is saved in its place
+        if start < end:
+            change[start] += nbytes
+            change[end] -= nbytes
+    return np.cumsum(change, out=change)[:-1]

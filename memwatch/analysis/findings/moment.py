@@ -9,7 +9,7 @@ import numpy as np
 
 from memwatch.analysis.facts.biographies import DRAG, LAG, USE, VOID
 from memwatch.analysis.holders import Holder, HolderEvidence, HolderKind
-from memwatch.analysis.saved_tensor_outcomes import SavedTensorOutcome
+from memwatch.analysis.saved_tensors import SavedTensorOutcome
 from memwatch.capture.schema import KEPT_ON_PURPOSE, NONE, PHASES
 
 if TYPE_CHECKING:
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from memwatch.analysis.findings.idle_gradients import IdleGradients
     from memwatch.analysis.findings.loops import Loops
     from memwatch.analysis.holders import Holders
-    from memwatch.analysis.saved_tensor_outcomes import SavedTensorOutcomes
-    from memwatch.analysis.saved_tensors import SavedTensors
+    from memwatch.analysis.saved_tensors import SavedTensorOutcomes, SavedTensors
     from memwatch.kinds.findings import FindingKind
 
 

@@ -7,19 +7,22 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from memwatch.analysis.findings.advice import advise
+from memwatch.analysis.findings.candidate import spared_bytes
 from memwatch.analysis.findings.finding import Finding
-from memwatch.analysis.findings.lag import without_gathered
-from memwatch.analysis.findings.lower_peak import spared_bytes
-from memwatch.analysis.findings.series import as_growth, rate_bytes
+from memwatch.analysis.findings.growth import as_growth, rate_bytes
+from memwatch.analysis.findings.held import without_gathered
+from memwatch.analysis.holders import HolderKind
 from memwatch.capture.schema import NONE
+from memwatch.kinds.edges import EdgeKind
 from memwatch.kinds.findings import FindingKind
+from memwatch.sizes import format_bytes
 from memwatch.words import findings as words
-from memwatch.words.places import short_own_place
+from memwatch.words.places import short_own_place, short_place
 
 if TYPE_CHECKING:
     from memwatch.analysis.facts.facts import Facts
     from memwatch.analysis.findings.candidate import Candidate
+    from memwatch.analysis.holders import Holder
     from memwatch.capture.packed import IntArray
 
 
@@ -199,3 +202,65 @@ def _finding(candidate: Candidate, facts: Facts, alone_bytes: int, together_byte
         storages=tuple(candidate.allocations),
         remark=told.removeprefix(holder.words),
     )
+
+
+def advise(
+    kind: FindingKind,
+    nbytes: int,
+    holder: Holder,
+    last_used: str,
+    made_at: str,
+    *,
+    is_trained: bool,
+    peak_bytes: int,
+    alone_bytes: int,
+    together_bytes: int,
+    rate_bytes: int,
+) -> str:
+    """Return the advice of a finding.
+
+    Args:
+        kind: the kind of finding.
+        nbytes: its bytes.
+        holder: the holder of these bytes.
+        last_used: `file:line` of their last use; "" if unknown.
+        made_at: `file:line` that made most of them; "" if unknown.
+        is_trained: whether a backward reads tensors that the same lines saved at another time.
+        peak_bytes: the peak.
+        alone_bytes: the peak after this change alone.
+        together_bytes: the peak after all changes.
+        rate_bytes: bytes that each pass of a loop adds; 0 without a series.
+    """
+    is_needed = kind is FindingKind.GRAPH and is_trained
+    advice = words.GRAPH_OF_TRAINED_FORWARD if is_needed else _what_to_do(kind, holder)
+    if (
+        kind in (FindingKind.DRAG, FindingKind.OUTPUT, FindingKind.GROWTH)
+        and last_used
+        and not holder.foreign
+    ):
+        advice = words.LAST_USED.format(advice=advice, site=last_used)
+    if kind is FindingKind.GRAPH and made_at not in ("", short_place(holder.site)):
+        advice = words.FORWARD_AT.format(advice=advice, site=made_at)
+    alone, together = format_bytes(alone_bytes), format_bytes(together_bytes)
+    if kind.row.is_estimated:
+        alone, together = words.ABOUT.format(nbytes=alone), words.ABOUT.format(nbytes=together)
+    if alone_bytes < peak_bytes:
+        template = words.ALONE if together == alone else words.ALONE_AND_TOGETHER
+    else:
+        template = words.NO_LOWER_PEAK if together == alone else words.TOGETHER
+    headline = kind.row.headline.format(nbytes=format_bytes(nbytes))
+    if rate_bytes:
+        headline = words.PER_ROUND.format(headline=headline, rate=format_bytes(rate_bytes))
+    return template.format(headline=headline, advice=advice, alone=alone, together=together)
+
+
+def _what_to_do(kind: FindingKind, holder: Holder) -> str:
+    drop = holder.kind.row.drop or words.DROP_ANY
+    if kind is FindingKind.STALE:
+        of_interpreter = any(edge.kind is EdgeKind.LAST_EXCEPTION for edge in holder.edges)
+        return words.LAST_EXCEPTION if of_interpreter else holder.kind.row.stale or drop
+    if kind is FindingKind.LAG and holder.kind is HolderKind.EVALUATION_STACK:
+        return words.LAG_IN_CALL
+    if kind is FindingKind.VOID and not holder.kind.row.has_own_name:
+        return drop
+    return kind.row.advice or drop

@@ -10,32 +10,35 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from memwatch.analysis.findings.autocast import find_autocast
-from memwatch.analysis.findings.buckets import find_buckets
-from memwatch.analysis.findings.drag import find_drag
+from memwatch.analysis.findings.avoidable import (
+    find_autocast,
+    find_buckets,
+    find_float32,
+    find_optimizer,
+    find_recompute,
+    find_twice,
+    find_workspace,
+)
+from memwatch.analysis.findings.candidate import in_own_code, spared_bytes
 from memwatch.analysis.findings.finding import LEAST_RATIO, Finding
-from memwatch.analysis.findings.float32 import find_float32
-from memwatch.analysis.findings.gradient import find_gradient
-from memwatch.analysis.findings.graph import find_graph
 from memwatch.analysis.findings.growth import find_growth
+from memwatch.analysis.findings.held import (
+    find_drag,
+    find_gradient,
+    find_graph,
+    find_iteration,
+    find_lag,
+    find_output,
+    find_retained,
+    find_set_to_none,
+    find_void,
+)
 from memwatch.analysis.findings.idle_gradients import IdleGradients
-from memwatch.analysis.findings.iteration import find_iteration
-from memwatch.analysis.findings.lag import find_lag
 from memwatch.analysis.findings.loops import Loops
-from memwatch.analysis.findings.lower_peak import spared_bytes
 from memwatch.analysis.findings.moment import Evidence, Moment
-from memwatch.analysis.findings.optimizer import find_optimizer
-from memwatch.analysis.findings.output import find_output
-from memwatch.analysis.findings.own_code import in_own_code
 from memwatch.analysis.findings.ranking import rank
-from memwatch.analysis.findings.recompute import find_recompute
-from memwatch.analysis.findings.retained import find_retained
-from memwatch.analysis.findings.set_to_none import find_set_to_none
 from memwatch.analysis.findings.stale import find_stale
-from memwatch.analysis.findings.twice import find_twice
-from memwatch.analysis.findings.void import find_void
-from memwatch.analysis.findings.workspace import find_workspace
-from memwatch.analysis.saved_tensor_outcomes import SavedTensorOutcomes
+from memwatch.analysis.saved_tensors import SavedTensorOutcomes
 from memwatch.kinds.findings import FindingKind
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from memwatch.analysis.holders.holder import Holder
 from memwatch.analysis.holders.regions import Regions
 from memwatch.analysis.holders.samples import HolderSamples
 from memwatch.analysis.holders.unseen import Unseen
-from memwatch.analysis.saved_tensor_outcomes import SavedTensorOutcome, SavedTensorOutcomes
+from memwatch.analysis.saved_tensors import SavedTensorOutcome, SavedTensorOutcomes
 from memwatch.capture.schema import GRADIENT_PREFIX, NONE
 from memwatch.kinds.holders import HolderEvidence, HolderKind, Inference
 from memwatch.words import holders as words

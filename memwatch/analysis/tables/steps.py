@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from memwatch.analysis.facts.iterations import MARK
-from memwatch.analysis.facts.marked_steps import events_between
+from memwatch.analysis.facts.iterations import MARK, events_between
 from memwatch.analysis.tables.of_schema import table
 from memwatch.capture.schema import NONE
 

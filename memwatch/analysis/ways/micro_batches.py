@@ -20,9 +20,8 @@ import numpy as np
 from memwatch.analysis.facts.coded import Grouped
 from memwatch.analysis.facts.forward_ops import maker_of_node
 from memwatch.analysis.ways.other_optimizer import has_one_optimizer
-from memwatch.analysis.ways.shapes import dimensions_of
 from memwatch.analysis.ways.step_in_backward import OF_JOBS
-from memwatch.analysis.ways.timeline import ChangedBytes
+from memwatch.analysis.ways.timeline import ChangedBytes, dimensions_of
 from memwatch.capture.schema import ACCESSES, FORWARD, IN_BACKWARD, NONE, OPTIMIZER, ROLES
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
-from memwatch.analysis.ways.shapes import dimensions_of
-from memwatch.analysis.ways.timeline import ChangedBytes
+from memwatch.analysis.ways.timeline import ChangedBytes, dimensions_of
 from memwatch.capture.schema import NONE, OPTIMIZER, ROLES
 
 if TYPE_CHECKING:

@@ -7,19 +7,16 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from memwatch.analysis.findings.avoidable import foreach_temporaries, loop_temporaries
 from memwatch.analysis.findings.finding import LEAST_RATIO
-from memwatch.analysis.findings.optimizer import foreach_temporaries, loop_temporaries
-from memwatch.analysis.ways.blocks import SavingModules
-from memwatch.analysis.ways.checkpointing import Checkpointing
-from memwatch.analysis.ways.in_place import in_place
+from memwatch.analysis.ways.checkpointing import Checkpointing, SavingModules
 from memwatch.analysis.ways.loss_in_parts import loss_in_parts
 from memwatch.analysis.ways.micro_batches import micro_batches
-from memwatch.analysis.ways.offloading import offloaded
+from memwatch.analysis.ways.modules import in_place, offloaded, without_graph
 from memwatch.analysis.ways.other_optimizer import other_optimizers
 from memwatch.analysis.ways.step_in_backward import step_in_backward
 from memwatch.analysis.ways.timeline import ChangedBytes, Timeline
 from memwatch.analysis.ways.way import Way
-from memwatch.analysis.ways.without_graph import without_graph
 from memwatch.capture.schema import NONE
 from memwatch.device_names import is_host
 from memwatch.way_lines import LINES

@@ -88,3 +88,11 @@ class Timeline:
         np.add.at(change, np.maximum(start, 0), amount)
         np.subtract.at(change, np.where(end == NONE, self._count, end), amount)
         return np.cumsum(change)[:-1]
+
+
+def dimensions_of(facts: Facts, storage: int) -> list[int]:
+    """Return the sizes of the first tensor on a storage: `[8, 64]` of `float32[8, 64]`; empty if unknown."""
+    number = int(facts.capture.tables["births"]["shape"][storage])
+    text = "" if number == NONE else str(facts.strings[number])
+    inside = text[text.find("[") + 1 : -1] if text.endswith("]") else ""
+    return [int(size) for size in inside.split(",")] if inside else []

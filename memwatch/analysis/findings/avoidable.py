@@ -1,0 +1,299 @@
+"""Rules for memory that another choice would not need, such as an optimizer's temporaries or copies in float32."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from memwatch.analysis.facts.allocations import WORKSPACE
+from memwatch.analysis.facts.autocast import CONVERSION
+from memwatch.analysis.facts.biographies import sources_of
+from memwatch.analysis.findings.candidate import Candidate
+from memwatch.analysis.findings.smaller_regions import SmallerRegions
+from memwatch.analysis.holders import Holder, HolderEvidence, HolderKind
+from memwatch.capture.schema import NONE, PHASES
+from memwatch.kinds.findings import FindingKind
+from memwatch.own_code import CodeOwner
+from memwatch.words.findings import (
+    AUTOCAST_CACHE,
+    BUCKETS,
+    CONVERTED_COPY,
+    FLOAT32_COPY,
+    LOOP_STEP,
+    OPTIMIZER_STEP,
+    REGION,
+)
+from memwatch.words.holders import KERNEL
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from memwatch.analysis.facts.facts import Facts
+    from memwatch.analysis.findings.moment import Moment
+
+
+# Memory that another choice would avoid. Its references are not at fault.
+#
+# The choices are the optimizer's step, the pieces of an op's input, and the place of a conversion. One place decides
+# for all findings whether a change is worth it, by how far the peak would fall.
+def alive_then(kind: FindingKind, holder: Holder, allocations: list[int], moment: Moment) -> list[Candidate]:
+    """Return one candidate if some allocations are alive at a moment, else none.
+
+    Args:
+        kind: the kind of the candidate.
+        holder: who keeps the allocations.
+        allocations: the pieces of memory, of the whole capture.
+        moment: the moment of the peak.
+    """
+    alive = [row for row in allocations if moment.alive[row]]
+    nbytes = int(moment.facts.allocations.nbytes[alive].sum())
+    return [Candidate(kind, holder, (), allocations, nbytes)] if nbytes else []
+
+
+_WITH_FUSED_STEP: Final = tuple(f"torch/optim/{name}.py" for name in ("adam", "adamw", "sgd", "adagrad"))
+"""The files of torch's optimizers that take `fused=True` (torch 2.13)."""
+
+
+def find_optimizer(peak: Moment) -> list[Candidate]:
+    """Return the temporaries of the optimizer's step, if the peak lies in it."""
+    op = peak.op
+    if op < 0 or PHASES[peak.facts.op_phase(op)] != "optimizer":
+        return []
+    line, books = peak.facts.op_line(op), HolderEvidence.STRUCTURE
+    many = Holder(HolderKind.OPTIMIZER, OPTIMIZER_STEP, line, evidence=books)
+    one = Holder(HolderKind.OPTIMIZER, LOOP_STEP, line, evidence=books)
+    return [
+        *alive_then(FindingKind.OPTIMIZER, many, foreach_temporaries(peak.facts), peak),
+        *alive_then(FindingKind.FUSED, one, loop_temporaries(peak.facts), peak),
+    ]
+
+
+def foreach_temporaries(facts: Facts) -> list[int]:
+    """Return the temporaries of each foreach op except its largest: one at a time is needed anyway.
+
+    The rest is an estimate. A loop over parameters may make two temporaries for the largest parameter where a foreach
+    op works in place, and its variable keeps one of the previous parameter.
+    """
+    allocations = facts.allocations
+    by_op: dict[int, list[int]] = {}
+    for row in np.flatnonzero(_temporary(facts) & _is_foreach(facts)).tolist():
+        by_op.setdefault(int(allocations.op[row]), []).append(row)
+    many = (sorted(group, key=lambda row: -int(allocations.nbytes[row]))[1:] for group in by_op.values())
+    return [row for group in many for row in group]
+
+
+def loop_temporaries(facts: Facts) -> list[int]:
+    """Return the memory that a loop over parameters makes in the steps of an optimizer that has a fused step too."""
+    rows = np.flatnonzero(_temporary(facts) & ~_is_foreach(facts))
+    stacks, of_row = np.unique(facts.made_by.stack[rows], return_inverse=True)
+    files = [
+        frames[0].file.replace("\\", "/")
+        if stack != NONE and (frames := facts.call_stacks.frames(stack))
+        else ""
+        for stack in stacks.tolist()
+    ]
+    has_fused_step = np.array([file.endswith(_WITH_FUSED_STEP) for file in files], dtype=bool)
+    return rows[has_fused_step[of_row]].tolist() if len(rows) else []
+
+
+def _temporary(facts: Facts) -> NDArray[np.bool_]:
+    is_made_by_op: NDArray[np.bool_] = facts.allocations.op != NONE
+    return facts.categories.category.isin(["temporary", "workspace"]) & is_made_by_op
+
+
+def _is_foreach(facts: Facts) -> NDArray[np.bool_]:
+    return facts.made_by.op_name.that(lambda name: "_foreach_" in name)
+
+
+_LEAST_RATIO: Final = 0.5
+"""The least share of the peak increase. A kernel of a plain U-Net has 26 % of it and a kernel of a plain LSTM 13 %.
+
+For such a share, users would not cut the input of these ops in pieces.
+"""
+
+
+def find_workspace(peak: Moment) -> list[Candidate]:
+    """Return the workspace of the op at the peak, each time that the same line runs it."""
+    facts, op = peak.facts, peak.op
+    if op < 0:
+        return []
+    allocations, ops = facts.allocations, facts.capture.tables["ops"]
+    lines = facts.places.lines(slice(None))
+    same = (ops["name"] == ops["name"][op]) & (lines == facts.op_line(op))[ops["stack"]]
+    made = allocations.op != NONE
+    found = np.flatnonzero((allocations.origin == WORKSPACE) & made & same[np.maximum(allocations.op, 0)])
+    holder = Holder(
+        HolderKind.KERNEL,
+        KERNEL.format(op=facts.op_name(op)),
+        facts.op_line(op),
+        subject=(facts.op_name(op),),
+        evidence=HolderEvidence.STRUCTURE,
+    )
+    least_bytes = _LEAST_RATIO * facts.curve.peak_increase_bytes
+    candidates = alive_then(FindingKind.WORKSPACE, holder, found.tolist(), peak)
+    return [candidate for candidate in candidates if candidate.nbytes >= least_bytes]
+
+
+def find_recompute(peak: Moment) -> list[Candidate]:
+    """Return the memory that the region at the peak recomputes too early, if smaller regions would avoid it."""
+    facts = peak.facts
+    made = facts.allocations.op[peak.alive]
+    runs = facts.recomputes.run_of_op[made[made != NONE]]
+    if not (runs != NONE).any():
+        return []
+    sizes = facts.allocations.nbytes[peak.alive][made != NONE]
+    largest = int(np.argmax(np.bincount(runs[runs != NONE], sizes[runs != NONE])))
+    sites = facts.places.lines(facts.recomputes.stack)
+    site = str(sites[largest])
+    if facts.call_stacks.owner_of_file.get(site.rpartition(":")[0]) != CodeOwner.PROGRAM:
+        return []  # a library's own region, which users cannot make smaller
+    split = SmallerRegions(facts, np.flatnonzero(sites == site).tolist())
+    books = HolderEvidence.STRUCTURE
+    holder = Holder(HolderKind.CHECKPOINT, REGION, site, is_own=True, subject=(site,), evidence=books)
+    found = alive_then(FindingKind.RECOMPUTE, holder, split.spared, peak)
+    return [dataclasses.replace(candidate, spares=split.bytes_of_event()) for candidate in found]
+
+
+_CONVERSIONS: Final = (CONVERSION, "aten.clone", "aten.copy", "aten.contiguous")
+
+
+def find_twice(peak: Moment) -> list[Candidate]:
+    """Return the saved tensors that were made by converting another saved tensor."""
+    if peak.op < 0:
+        return []
+    facts, made = peak.facts, peak.facts.made_by
+    copies = _converted_copies(peak)
+    largest = max(copies, key=lambda row: int(facts.allocations.nbytes[row]), default=NONE)
+    line = str(made.line[largest]) if copies else ""
+    subject, books = (FindingKind.TWICE,), HolderEvidence.STRUCTURE
+    holder = Holder(HolderKind.AUTOGRAD_NODE, CONVERTED_COPY, line, subject=subject, evidence=books)
+    return alive_then(FindingKind.TWICE, holder, copies, peak)
+
+
+def _converted_copies(peak: Moment) -> list[int]:
+    facts, categories = peak.facts, peak.facts.categories.category
+    saved = set(peak.evidence.saved.storage.tolist()) - {NONE}
+    is_conversion = facts.made_by.op_name.that(lambda name: name.startswith(_CONVERSIONS))
+    copies = [row for row in saved if is_conversion[row]]
+    source_of = sources_of(facts.capture, facts.allocations.op[copies])
+    return [
+        row
+        for row in copies
+        if (source := source_of.get(int(facts.allocations.op[row]), NONE)) in saved
+        and categories[source] == "activation"
+        and _is_chosen(facts, row)
+    ]
+
+
+def _is_chosen(facts: Facts, row: int) -> bool:
+    """Return True for a copy that a program or autocast makes. torch's own functions always copy."""
+    if facts.made_by.op_name[row].startswith(CONVERSION):
+        return True
+    stack = int(facts.capture.tables["ops"]["stack"][facts.allocations.op[row]])
+    return all(call.calls_torch for call in facts.call_stacks.frames(stack)[:1])
+
+
+def find_buckets(peak: Moment) -> list[Candidate]:
+    """Return the gradients that were copied into a bucket that is alive at the peak."""
+    facts, categories = peak.facts, peak.facts.categories
+    is_bucket = categories.role.isin(["bucket"]) & ~categories.category.isin(["gradient"])
+    buckets = np.flatnonzero(is_bucket).tolist()
+    if not any(peak.alive[row] for row in buckets):
+        return []
+    holder = Holder(
+        HolderKind.COMMUNICATION,
+        BUCKETS,
+        _line_that_builds(facts, buckets),
+        subject=(FindingKind.BUCKETS,),
+        evidence=HolderEvidence.STRUCTURE,
+    )
+    return alive_then(FindingKind.BUCKETS, holder, _gradients_in(facts, buckets), peak)
+
+
+def _gradients_in(facts: Facts, buckets: list[int]) -> list[int]:
+    """Return the gradients that some op took together with a bucket: the reducer copies each into its place."""
+    uses, category = facts.capture.tables["uses"], facts.categories.category
+    copies = np.unique(uses["op"][np.isin(uses["storage"], facts.allocations.storage[buckets])])
+    copied = np.unique(uses["storage"][np.isin(uses["op"], copies)])
+    return [row for row in facts.allocations.rows_of(copied).tolist() if category[row] == "gradient"]
+
+
+def _line_that_builds(facts: Facts, buckets: list[int]) -> str:
+    """Return the line that made the largest bucket outside every module; those made anew are made in a forward."""
+    module, made = facts.capture.tables["ops"]["module"], facts.allocations.op
+    first = [row for row in buckets if NONE < made[row] < len(module) and module[made[row]] == NONE]
+    largest = max(first, key=lambda row: int(facts.allocations.nbytes[row]), default=NONE)
+    return str(facts.made_by.line[largest]) if first else ""
+
+
+def find_autocast(peak: Moment) -> list[Candidate]:
+    """Return the cached copies that are idle after the peak: neither an op nor autograd needs them."""
+    facts, packs_at = peak.facts, peak.evidence.holders.packs_at
+    rows = np.flatnonzero(np.isin(facts.allocations.storage, list(facts.autocast_copies))).tolist()
+    copies = [row for row in rows if not packs_at(row, peak.op)]
+    idle = [row for row in copies if facts.biographies.last_event(row) < peak.event]
+    largest = max(idle, key=lambda row: int(facts.allocations.nbytes[row]), default=None)
+    if largest is None:
+        return []
+    holder = Holder(
+        HolderKind.AUTOCAST_CACHE,
+        AUTOCAST_CACHE,
+        str(facts.made_by.line[largest]),
+        subject=(FindingKind.AUTOCAST,),
+        evidence=HolderEvidence.STRUCTURE,
+    )
+    return alive_then(FindingKind.AUTOCAST, holder, copies, peak)
+
+
+_LOWER: Final = ("bfloat16[", "float16[")
+_FUNCTIONAL: Final = ("torch/nn/functional.py", "torch\\nn\\functional.py")
+
+
+def find_float32(peak: Moment) -> list[Candidate]:
+    """Return the float32 copies that autograd keeps for an op that the program itself calls.
+
+    Where a library calls the op, its user cannot change the precision. Where autograd saves the tensor itself too,
+    the copy is another rule's.
+    """
+    facts, packs_at = peak.facts, peak.evidence.holders.packs_at
+    saved = set(peak.evidence.saved.storage.tolist()) - {NONE}
+    is_conversion = facts.made_by.op_name.that(lambda name: name.startswith(CONVERSION))
+    converted = [row for row in saved if is_conversion[row]]
+    source_of = sources_of(facts.capture, facts.allocations.op[converted])
+    shape_of = _shapes(facts, {*converted, *source_of.values()})
+    copies = [
+        row
+        for row in converted
+        if shape_of.get(row, "").startswith("float32[")
+        and (source := source_of.get(int(facts.allocations.op[row]), NONE)) not in saved
+        and shape_of.get(source, "").startswith(_LOWER)
+        and packs_at(row, peak.op)
+        and _is_called_directly(facts, int(facts.made_by.stack[row]))
+    ]
+    largest = max(copies, key=lambda row: int(facts.allocations.nbytes[row]), default=NONE)
+    line = str(facts.made_by.line[largest]) if copies else ""
+    subject, books = (FindingKind.FLOAT32,), HolderEvidence.STRUCTURE
+    holder = Holder(HolderKind.AUTOGRAD_NODE, FLOAT32_COPY, line, subject=subject, evidence=books)
+    rows = facts.allocations.rows_of(copies).tolist()
+    return alive_then(FindingKind.FLOAT32, holder, rows, peak)
+
+
+def _shapes(facts: Facts, storages: set[int]) -> dict[int, str]:
+    """Return dtype and shape of some storages."""
+    births = facts.capture.tables["births"]
+    rows = np.flatnonzero(np.isin(births["storage"], list(storages)))
+    return dict(zip(births["storage"][rows].tolist(), facts.strings[births["shape"][rows]], strict=True))
+
+
+def _is_called_directly(facts: Facts, stack: int) -> bool:
+    """Return True if the program's own code called the op, at most through torch.nn.functional."""
+    if stack == NONE:
+        return False
+    for call in facts.call_stacks.frames(stack):
+        if facts.call_stacks.owner_of_file[call.file] == CodeOwner.PROGRAM:
+            return True
+        if not call.file.endswith(_FUNCTIONAL):
+            return False
+    return False

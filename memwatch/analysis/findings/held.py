@@ -1,0 +1,204 @@
+"""Rules for references that outlive their use: a variable or autograd keeps memory that nothing reads any more."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Final
+
+from memwatch.analysis.facts.biographies import DRAG, LAG, VOID
+from memwatch.analysis.findings.candidate import Candidate, as_one, by_holder
+from memwatch.analysis.holders import Holder, HolderEvidence, HolderKind
+from memwatch.analysis.other_threads import unrecorded_code_ran, unrecorded_code_ran_while_idle
+from memwatch.capture.schema import NONE, PHASES
+from memwatch.kinds.findings import FindingKind
+from memwatch.words.findings import GRADIENTS, GRAPH_AFTER_BACKWARD, GRAPH_WITHOUT_BACKWARD
+
+if TYPE_CHECKING:
+    from memwatch.analysis.facts.facts import Facts
+    from memwatch.analysis.findings.moment import Moment
+
+
+def find_void(moment: Moment) -> list[Candidate]:
+    """Return memory that is never used, by variable.
+
+    A value on an evaluation stack is an item of a list under construction. Memory that is made while other threads or
+    compiled code run may be for them, and their ops are not recorded.
+    """
+    held = (
+        (allocation, variables)
+        for allocation, variables in moment.held_by_variables(VOID)
+        if variables[0].kind is not HolderKind.EVALUATION_STACK
+        and not unrecorded_code_ran(moment.facts, allocation)
+    )
+    return by_holder(FindingKind.VOID, held, moment.facts.allocations)
+
+
+def find_drag(moment: Moment) -> list[Candidate]:
+    """Return memory that variables hold after its last use, by variable.
+
+    Memory that a later pass of a loop needs is not drag. Memory that an earlier pass made, and each pass makes anew,
+    belongs to the rule `iteration`, or to no rule: the pass that replaces it has just read it. A `del` cannot be
+    inside a statement. Another thread, or compiled code, that runs afterwards may use the memory.
+    """
+    loops, op, facts = moment.evidence.loops, moment.op, moment.facts
+    held = (
+        (allocation, variables)
+        for allocation, variables in moment.held_by_variables(DRAG)
+        if not moment.is_output(allocation)
+        and not unrecorded_code_ran_while_idle(facts, allocation)
+        and not loops.is_needed_in_another_pass(allocation, op)
+        and not loops.is_last_used_in_same_statement(allocation, op)
+        and not (loops.is_made_anew(allocation, op) and loops.is_of_earlier_pass(allocation, op))
+    )
+    return by_holder(FindingKind.DRAG, held, facts.allocations)
+
+
+def find_iteration(moment: Moment) -> list[Candidate]:
+    """Return the memory that variables hold from one pass of a loop into the next, by variable.
+
+    Its last use lies before the running pass. Memory that this pass still uses, such as a running average, cannot go
+    sooner.
+    """
+    loops, op = moment.evidence.loops, moment.op
+    held = (
+        (allocation, variables)
+        for allocation, variables in moment.held_by_variables(DRAG)
+        if not moment.is_output(allocation)
+        and not loops.is_needed_in_another_pass(allocation, op)
+        and loops.is_made_anew(allocation, op)
+        and loops.is_left_over(allocation, op)
+    )
+    return by_holder(FindingKind.ITERATION, held, moment.facts.allocations)
+
+
+def find_output(moment: Moment) -> list[Candidate]:
+    """Return the results of models, as logits, that variables hold in backward after their last use in forward."""
+    held = (
+        (allocation, variables)
+        for allocation, variables in moment.held_by_variables(DRAG)
+        if moment.is_output(allocation)
+    )
+    return by_holder(FindingKind.OUTPUT, held, moment.facts.allocations)
+
+
+_LEAST_WAITING: Final = 2  # allocations of one container; a single one is no list; a guess
+
+
+def find_lag(moment: Moment) -> list[Candidate]:
+    """Return computed results that wait, by the container that holds them.
+
+    Memory that one pass of a loop makes for another pass, such as averaged weights, does not wait, because the
+    program cannot make it later. While another thread runs, memwatch cannot know whether memory waits, because that
+    thread's ops are not recorded.
+    """
+    loops, category = moment.evidence.loops, moment.facts.categories.category
+    held = (
+        (allocation, _waiting_places(moment, allocation, variables))
+        for allocation, variables in moment.held_by_variables(LAG)
+        if category[allocation] != "held"
+        and not loops.is_needed_in_another_pass(allocation, moment.op)
+        and not unrecorded_code_ran_while_idle(moment.facts, allocation)
+    )
+    found = ((row, waits) for row, waits in held if waits and loops.is_computed(row))
+    return by_holder(FindingKind.LAG, found, moment.facts.allocations)
+
+
+def _waiting_places(moment: Moment, allocation: int, variables: list[Holder]) -> list[Holder]:
+    """Return the containers or the half-made call that hold an allocation; none where a plain variable does too.
+
+    A plain variable is where a value waits that the next lines use; but if the line that made it has made another
+    since, the variable holds that one.
+    """
+    if variables[0].kind is HolderKind.EVALUATION_STACK:
+        # results of backward wait in the engine, whatever the call that started it has on its stack
+        in_engine = moment.is_of_backward(allocation)
+        waits = [] if variables[0].is_inside or in_engine else variables
+    else:
+        # an argument that torch passes on, as in `*args`, is not in a container of the program
+        waits = [each for each in variables if each.is_inside and not (each.foreign or each.is_of_torch)]
+    rest = [holder for holder in variables if holder not in waits]
+    in_variable = bool(rest) and not any(holder.foreign for holder in rest)
+    if in_variable and not moment.evidence.loops.is_rebound(allocation, moment.op):
+        return []
+    return waits
+
+
+def without_gathered(candidate: Candidate, facts: Facts) -> Candidate | None:
+    """Return a candidate without inputs that one op gathers, such as torch.cat; None if too little waits.
+
+    An op that gathers needs all its inputs at once, whenever they are made. This is known only after all moments
+    were searched, when the candidate has all its allocations.
+    """
+    if candidate.kind is not FindingKind.LAG or not candidate.holder.is_inside:
+        return candidate
+    first = facts.use_bounds.first_op[candidate.allocations]
+    alone = [row for row, op in zip(candidate.allocations, first, strict=True) if (first == op).sum() == 1]
+    if len(alone) < _LEAST_WAITING:
+        return None
+    nbytes = min(candidate.nbytes, int(facts.allocations.nbytes[alone].sum()))
+    return dataclasses.replace(candidate, allocations=alone, nbytes=nbytes)
+
+
+def find_gradient(moment: Moment) -> list[Candidate]:
+    """Return the gradients that are alive in forward after their last read.
+
+    The finding's line is the line of the last op that reads them, such as the optimizer's step: they may be freed
+    right after it. A gradient from before the block counts if the block frees it without another use.
+    """
+    facts = moment.facts
+    if moment.op < 0 or PHASES[facts.op_phase(moment.op)] != "forward":
+        return []
+    idle = [*moment.idle(DRAG, "gradient"), *moment.unused_since_entry("gradient")]
+    if not idle or _is_in_update(moment):
+        return []
+    last_op = facts.use_bounds.last_op[idle].max()
+    if last_op == NONE:
+        # all are from before the block; in the block's own iterations the same line reads the gradients last
+        last_op = facts.use_bounds.last_op[facts.categories.category.isin(["gradient"])].max()
+    line = "" if last_op == NONE else facts.own_line(int(last_op))
+    holders = [Holder(HolderKind.GRADIENT, GRADIENTS, line, evidence=HolderEvidence.STRUCTURE)]
+    held = ((allocation, holders) for allocation in idle)
+    return by_holder(FindingKind.GRADIENT, held, facts.allocations)
+
+
+def _is_in_update(moment: Moment) -> bool:
+    """Return True while the program's own code, such as an optimizer without `step`, still goes through gradients.
+
+    Gradients that it has passed are alive in this forward only.
+    """
+    facts, phases = moment.facts, moment.facts.capture.tables["ops"]["phase"]
+    last = facts.use_bounds.last_op[moment.alive_of("gradient")]
+    later = last[last >= moment.op]
+    in_backward = PHASES.index("backward")
+    return any((phases[moment.op : op + 1] != in_backward).all() for op in later.tolist())
+
+
+def find_set_to_none(moment: Moment) -> list[Candidate]:
+    """Return the gradients that hold zeros, or that zeros are about to replace, and that are added to later on."""
+    facts, storages = moment.facts, moment.facts.allocations.storage
+    row_of = {int(storages[row]): row for row in moment.alive_of("gradient")}
+    spans = moment.evidence.idle_gradients.of(row_of)
+    is_now = (spans.start <= moment.event) & (moment.event < spans.end)
+    idle = sorted({row_of[storage] for storage in spans.storage[is_now].tolist()})
+    if not idle:
+        return []
+    spans = moment.evidence.idle_gradients.of(storages[idle].tolist())
+    line = facts.own_line(int(spans.zero_op[0]))
+    subject, books = (FindingKind.SET_TO_NONE,), HolderEvidence.STRUCTURE
+    holder = Holder(HolderKind.GRADIENT, GRADIENTS, line, subject=subject, evidence=books)
+    rows = (row_of[storage] for storage in spans.storage.tolist())
+    told = tuple(zip(rows, spans.start.tolist(), spans.end.tolist(), strict=True))
+    nbytes = int(facts.allocations.nbytes[idle].sum())
+    return [Candidate(FindingKind.SET_TO_NONE, holder, (), idle, nbytes, spans=told)]
+
+
+def find_graph(moment: Moment) -> list[Candidate]:
+    """Return all memory that autograd saved for a backward that never runs, as one candidate: one `no_grad` ends it."""
+    held = moment.held_by_graphs(FindingKind.GRAPH, GRAPH_WITHOUT_BACKWARD, outlived=False)
+    return as_one(FindingKind.GRAPH, held, moment.facts.allocations)
+
+
+def find_retained(moment: Moment) -> list[Candidate]:
+    """Return the memory that autograd holds after the last backward that reads it, by the variable of its graph."""
+    held = moment.held_by_graphs(FindingKind.RETAINED, GRAPH_AFTER_BACKWARD, outlived=True)
+    return by_holder(FindingKind.RETAINED, held, moment.facts.allocations)
