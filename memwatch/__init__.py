@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from memwatch import estimate, planner, replay
     from memwatch.analysis import UnknownDeviceError
     from memwatch.analysis.findings.finding import Finding
-    from memwatch.capture.errors import CaptureError
+    from memwatch.errors import CaptureError, UnsupportedOpError
     from memwatch.estimate.api import LargestBatch, largest_batch_size
     from memwatch.estimate.result import Estimate
     from memwatch.fit import Fit, fit
@@ -29,14 +29,13 @@ if TYPE_CHECKING:
     from memwatch.ranks import Ranks, merge
     from memwatch.reading import Reading, load
     from memwatch.replay.api import apply_plan, plan
-    from memwatch.replay.errors import UnsupportedOpError
     from memwatch.replay.run import ReplayResult
     from memwatch.tune import tune
     from memwatch.verification import verify
 
 _HOMES = {
     "BudgetError": "memwatch.planner.errors",
-    "CaptureError": "memwatch.capture.errors",
+    "CaptureError": "memwatch.errors",
     "Estimate": "memwatch.estimate.result",
     "Finding": "memwatch.analysis.findings.finding",
     "LargestBatch": "memwatch.estimate.api",
@@ -50,7 +49,7 @@ _HOMES = {
     "ReplayResult": "memwatch.replay.run",
     "TensorLeakError": "memwatch.leaks",
     "UnknownDeviceError": "memwatch.analysis",
-    "UnsupportedOpError": "memwatch.replay.errors",
+    "UnsupportedOpError": "memwatch.errors",
     "apply_plan": "memwatch.replay.api",
     "check_leaks": "memwatch.leaks",
     "find_leaks": "memwatch.leaks",

@@ -52,3 +52,19 @@ def linked_errors(error: BaseException) -> Iterator[BaseException]:
             seen.add(id(link))
             yield link
             waiting += [link.__cause__, link.__context__]
+
+
+class CaptureError(MemwatchError):
+    """A capture file that cannot be written or read."""
+
+
+class DamagedCaptureError(CaptureError):
+    """The bytes of a capture have changed since they were written."""
+
+
+class UnsupportedOpError(MemwatchError):
+    """The recording is not enough to run an op again; the message names the op and its line."""
+
+
+class ReplayError(MemwatchError):
+    """A replay had to stop: an op failed, or returned another value or shape than when it was recorded."""

@@ -164,7 +164,7 @@ class Reading:
     @property
     def ways(self) -> pd.DataFrame:
         """The changes that would lower the peak, simulated from this recording; the lowest peak first."""
-        from memwatch.analysis.tables.ways import ways
+        from memwatch.analysis.tables import ways
 
         return ways(self._tables.ways)
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from memwatch.analysis.findings.finding import Finding
     from memwatch.analysis.ways.way import Way
     from memwatch.capture import Capture
-    from memwatch.capture.packed import IntArray
+    from memwatch.capture.columns import IntArray
 
 
 class DerivedTables:
@@ -51,28 +51,28 @@ class DerivedTables:
     @cached_property
     def ops(self) -> pd.DataFrame:
         """The table `ops`."""
-        from memwatch.analysis.tables.ops import ops
+        from memwatch.analysis.tables import ops
 
         return ops(self.facts)
 
     @cached_property
     def storages(self) -> pd.DataFrame:
         """The table `storages`."""
-        from memwatch.analysis.tables.storages import storages
+        from memwatch.analysis.tables import storages
 
         return storages(self.facts)
 
     @cached_property
     def uses(self) -> pd.DataFrame:
         """The table `uses`."""
-        from memwatch.analysis.tables.timeline import uses
+        from memwatch.analysis.tables import uses
 
         return uses(self.facts)
 
     @cached_property
     def timeline(self) -> pd.DataFrame:
         """The table `timeline`."""
-        from memwatch.analysis.tables.timeline import timeline
+        from memwatch.analysis.tables import timeline
 
         return timeline(self.facts)
 
@@ -84,21 +84,21 @@ class DerivedTables:
     @cached_property
     def saved(self) -> pd.DataFrame:
         """The table `saved`."""
-        from memwatch.analysis.tables.saved import saved
+        from memwatch.analysis.tables import saved
 
         return saved(self.facts, self._saved_tensors)
 
     @cached_property
     def modules(self) -> pd.DataFrame:
         """The table `modules`."""
-        from memwatch.analysis.tables.modules import modules
+        from memwatch.analysis.tables import modules
 
         return modules(self.facts, self.at_peak, self._saved_tensors)
 
     @cached_property
     def steps(self) -> pd.DataFrame:
         """The table `steps`."""
-        from memwatch.analysis.tables.steps import steps
+        from memwatch.analysis.tables import steps
 
         return steps(self.facts)
 
@@ -123,13 +123,13 @@ class DerivedTables:
 
     def live_at(self, event: int) -> pd.DataFrame:
         """Return the rows of `storages` that were alive just after timeline row `event`."""
-        from memwatch.analysis.tables.storages import storages
+        from memwatch.analysis.tables import storages
 
         return storages(self.facts, np.flatnonzero(self.facts.alive_at(event)))
 
     def held_at(self, event: int) -> pd.DataFrame:
         """Return what the table `at_peak` would be if the peak were just after timeline row `event`."""
-        from memwatch.analysis.tables.storages import held_at
+        from memwatch.analysis.tables import held_at
 
         return held_at(self.facts, self._holders, self.live_at(event), event)
 
@@ -144,11 +144,9 @@ class DerivedTables:
             rows: the rows; by default all.
             coded: whether texts are categories of pandas, a small number in each row.
         """
-        from memwatch.analysis.tables import ops, storages, timeline
+        from memwatch.analysis.tables import ops, storages, timeline, uses
 
-        make = {
-            "ops": ops.ops, "storages": storages.storages, "timeline": timeline.timeline, "uses": timeline.uses,
-        }  # fmt: skip
+        make = {"ops": ops, "storages": storages, "timeline": timeline, "uses": uses}
         return make[name](self.facts, rows, columns, coded=coded)
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from memwatch.analysis.facts.facts import Facts
-    from memwatch.capture.packed import IntArray
+    from memwatch.capture.columns import IntArray
 
 
 class LiveStorage(NamedTuple):

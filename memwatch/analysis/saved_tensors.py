@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from memwatch.analysis.facts.facts import Facts
-    from memwatch.capture.packed import Columns, IntArray
+    from memwatch.capture.columns import Columns, IntArray
 
 
 @dataclass(frozen=True)

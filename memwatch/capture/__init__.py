@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memwatch.capture.capture import Capture
-from memwatch.capture.errors import CaptureError
 from memwatch.capture.file import load, save
+from memwatch.errors import CaptureError
 
 __all__ = ["Capture", "CaptureError", "load", "save"]

@@ -11,7 +11,7 @@ from memwatch.capture.columns import ChunkedTable
 from memwatch.capture.schema import RECORDED, RECORDED_BY_NAME
 
 if TYPE_CHECKING:
-    from memwatch.capture.packed import Columns, IntArray
+    from memwatch.capture.columns import Columns, IntArray
 
 INTEGER_TABLES = tuple(
     table.name for table in RECORDED if all(column.kind == "int" for column in table.columns)

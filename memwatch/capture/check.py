@@ -22,8 +22,7 @@ from memwatch.capture.schema import NONE, RECORDED_BY_NAME
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from memwatch.capture.columns import ChunkedTable
-    from memwatch.capture.packed import Columns
+    from memwatch.capture.columns import ChunkedTable, Columns
     from memwatch.capture.schema import Column, Table
 
 _MOST: Final = 1 << 62  # a count or a time in metadata must be smaller

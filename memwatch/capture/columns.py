@@ -18,16 +18,25 @@ from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from memwatch.capture.errors import DamagedCaptureError
+from memwatch.errors import DamagedCaptureError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from numpy.typing import NDArray
-
-    from memwatch.capture.packed import IntArray
     from memwatch.capture.schema import Column, Table
+
+IntArray = NDArray[np.signedinteger[Any]]
+"""Integers with a sign, mostly of 64 bits; narrower where there are many and none is large."""
+Columns = Mapping[str, IntArray]
+"""The columns of a table by name. Columns of a file have the narrowest integers that can hold their values."""
+
+
+def as_rows(flat: Sequence[int] | IntArray, width: int) -> IntArray:
+    """Return a flat list of integers, row after row, as an int64 array of shape (n, width)."""
+    return np.asarray(flat, dtype=np.int64).reshape(-1, width)
+
 
 MOST_ROWS: Final = 1 << 20
 """Rows of the largest chunk. A chunk of equal values has a few bytes, however many rows a file claims. A guess."""

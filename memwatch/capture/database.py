@@ -14,7 +14,7 @@ import os
 import sqlite3
 from typing import TYPE_CHECKING, Any, Final
 
-from memwatch.capture.errors import CaptureError, DamagedCaptureError
+from memwatch.errors import CaptureError, DamagedCaptureError
 
 if TYPE_CHECKING:
     import pathlib

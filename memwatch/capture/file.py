@@ -25,8 +25,8 @@ from memwatch.capture.capture import INTEGER_TABLES, Capture, Note, empty_tables
 from memwatch.capture.check import checked
 from memwatch.capture.columns import MOST_ROWS, Chunk, deflated, encoded
 from memwatch.capture.database import length_of, opened, require_tables, rows_within
-from memwatch.capture.errors import CaptureError, DamagedCaptureError
 from memwatch.capture.schema import FORMAT_VERSION, OLDEST_FORMAT, RECORDED_BY_NAME
+from memwatch.errors import CaptureError, DamagedCaptureError
 from memwatch.output_files import OutputError, check_outputs, create, remove_if_same, whole_file
 from memwatch.plain_json import read_json
 from memwatch.text import visible

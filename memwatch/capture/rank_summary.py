@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from memwatch.capture.check import split_by_validity
 from memwatch.capture.database import length_of, opened, require_tables, rows_within
-from memwatch.capture.errors import CaptureError, DamagedCaptureError
 from memwatch.capture.file import APPLICATION_ID, SUMMARY, TABLES, text_of
 from memwatch.capture.schema import FORMAT_VERSION, OLDEST_FORMAT
+from memwatch.errors import CaptureError, DamagedCaptureError
 from memwatch.plain_json import read_json
 from memwatch.text import visible
 

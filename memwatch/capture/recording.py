@@ -12,17 +12,15 @@ import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.capture.capture import Capture, Note, empty_tables
-from memwatch.capture.columns import deflated, encoded
-from memwatch.capture.errors import CaptureError
+from memwatch.capture.columns import as_rows, deflated, encoded
 from memwatch.capture.file import CaptureWriter, load
-from memwatch.capture.packed import as_rows
 from memwatch.capture.schema import RECORDED_BY_NAME
+from memwatch.errors import CaptureError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from memwatch.capture.columns import Chunk, ChunkedTable
-    from memwatch.capture.packed import Columns, IntArray
+    from memwatch.capture.columns import Chunk, ChunkedTable, Columns, IntArray
 
 _MOST_COPIED_BYTES: Final = 16 << 20
 """Bytes. The copy of the written rows grows to this size. The chunks of half a million ops take about as much.

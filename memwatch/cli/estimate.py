@@ -124,8 +124,7 @@ def execute(options: argparse.Namespace) -> int | BaseException:
     from memwatch.estimate.api import find_largest
     from memwatch.estimate.job import Job
     from memwatch.estimate.program import estimate_program
-    from memwatch.estimate.record import estimate_record
-    from memwatch.estimate.words import text_of
+    from memwatch.estimate.words import estimate_record, text_of
     from memwatch.words.fit import files_dropped
 
     def written(target: Path) -> Path:

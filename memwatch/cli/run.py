@@ -22,7 +22,6 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from memwatch.capture.errors import CaptureError
 from memwatch.children.asking import ask_children, files_of_children
 from memwatch.children.termination import WriteBeforeTermination
 from memwatch.cli.files import make_room
@@ -32,7 +31,7 @@ from memwatch.cli.output import say
 from memwatch.cli.program import hide_own_frames
 from memwatch.cli.program_arguments import PROGRAM_USAGE, add_program, chosen_program
 from memwatch.cli.recording import fill_options, leave_summary, plain_options, recording_of
-from memwatch.errors import MemwatchError
+from memwatch.errors import CaptureError, MemwatchError
 from memwatch.job import JobPlace, named_for
 from memwatch.settings import project_settings
 

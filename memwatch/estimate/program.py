@@ -16,15 +16,14 @@ from memwatch._torch.fake_job import UNANSWERABLE, fake_mode_with_zero_reads, is
 from memwatch._torch.versions import require_known_torch
 from memwatch.errors import MemwatchError
 from memwatch.estimate.calls import Calls
-from memwatch.estimate.chosen_sizes import ChosenSizes
 from memwatch.estimate.job import Job, pretended
-from memwatch.estimate.known_values import KnownValues
+from memwatch.estimate.known_values import ChosenSizes, KnownValues
 from memwatch.estimate.left_out import left_out
 from memwatch.estimate.result import Estimate
 from memwatch.fit.program_trial import Enough
 from memwatch.own_code import is_program_code
 from memwatch.profile import profile
-from memwatch.replay.op_workspace import tensors_in
+from memwatch.replay.measure import tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -17,7 +17,7 @@ from memwatch.errors import MemwatchError
 from memwatch.estimate.workspace import Workspace, workspace_at_peak
 
 if TYPE_CHECKING:
-    from memwatch.capture.packed import IntArray
+    from memwatch.capture.columns import IntArray
     from memwatch.devices.cuda_allocator import Allocator, Outcome
     from memwatch.estimate.calls import Calls
     from memwatch.estimate.job import Job

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
 
-from memwatch.replay.op_workspace import measure_workspaces
+from memwatch.replay.measure import measure_workspaces
 from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:

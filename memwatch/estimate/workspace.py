@@ -21,13 +21,13 @@ from memwatch._torch.profiler import EVENTS_WORK
 from memwatch.device_names import is_host
 from memwatch.encoding.values import ONLY_ALLOCATE
 from memwatch.estimate.run_calls import run_calls
-from memwatch.replay.op_workspace import tensors_in
+from memwatch.replay.measure import tensors_in
 from memwatch.signal_handlers import suppress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from memwatch.capture.packed import IntArray
+    from memwatch.capture.columns import IntArray
     from memwatch.estimate.calls import Call, Calls, Shape
     from memwatch.reading import Reading
 

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Final
 from memwatch._torch.fake import fake_mode, reads_values
 from memwatch._torch.versions import require_known_torch
 from memwatch.device_names import is_host
-from memwatch.fit.estimate import EstimatedTrial, is_estimate
 from memwatch.fit.live_bytes import device_of
 from memwatch.fit.live_trial import LiveTrial
 from memwatch.fit.names import expressions_of, variables_of
 from memwatch.fit.program_trial import ProgramTrial
 from memwatch.fit.result import Fit, ways_table
 from memwatch.fit.search import Search
+from memwatch.fit.trial import EstimatedTrial, is_estimate
 from memwatch.fit.way import Kind
 from memwatch.planner.errors import BudgetError
 from memwatch.progress import working
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from torch import nn
 
-    from memwatch.fit.measurement import Measurement
+    from memwatch.fit.trial import Measurement
     from memwatch.fit.way import Expressions
     from memwatch.private_files import PrivateFiles
     from memwatch.reading import Reading

@@ -13,12 +13,10 @@ from memwatch._torch.fake import fake_mode, reads_values
 from memwatch.devices import adapter_of, is_out_of_memory
 from memwatch.errors import MemwatchError
 from memwatch.fit.blocks import SavedScan, leaves_of
-from memwatch.fit.estimate import EstimatedTrial
 from memwatch.fit.kept_tensors import fingerprint
 from memwatch.fit.live_bytes import count_live_bytes
-from memwatch.fit.measurement import Measurement
-from memwatch.fit.model_trial import ModelTrial
 from memwatch.fit.recorded_plan import plan_of
+from memwatch.fit.trial import EstimatedTrial, Measurement, ModelTrial
 from memwatch.fit.way import Way
 from memwatch.profile import profile
 

@@ -20,10 +20,10 @@ from memwatch.fit.blocks import SavedScan
 from memwatch.fit.kept_tensors import fingerprint
 from memwatch.fit.live_bytes import LiveBytes, count_live_bytes, device_of
 from memwatch.fit.live_trial import LEARNING_STEPS, OUT_OF_MEMORY, trained
-from memwatch.fit.measurement import Measurement
 from memwatch.fit.names import expressions_of
 from memwatch.fit.recorded_plan import plan_of
 from memwatch.fit.state import optimizers_of, random_states
+from memwatch.fit.trial import Measurement
 from memwatch.fit.way import Applied, Expressions, Way
 from memwatch.own_code import is_program_code
 from memwatch.profile import profile

@@ -10,8 +10,8 @@ import pandas as pd
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from memwatch.fit.measurement import Measurement
     from memwatch.fit.search import Search
+    from memwatch.fit.trial import Measurement
     from memwatch.fit.way import Applied
     from memwatch.planner.plan import Plan
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from memwatch.device_names import is_host
 from memwatch.errors import MemwatchError
 from memwatch.fit.blocks import chains, partitions
-from memwatch.fit.measurement import Measurement
 from memwatch.fit.recorded_plan import within_budget
+from memwatch.fit.trial import Measurement
 from memwatch.fit.way import Change, Kind, Way
 from memwatch.signal_handlers import pass_on
 

@@ -17,7 +17,7 @@ from memwatch.plain_json import read_json
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from memwatch.capture.packed import IntArray
+    from memwatch.capture.columns import IntArray
 
 
 class SnapshotError(MemwatchError):

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from memwatch.capture.packed import IntArray
+    from memwatch.capture.columns import IntArray
 
 MOST_FRAMES: Final = 1 << 24
 """Frames of all call stacks together: more are refused."""

@@ -24,13 +24,12 @@ import psutil
 from memwatch.devices import is_out_of_memory
 from memwatch.errors import MemoryLimitError, add_note
 from memwatch.job import JobPlace, named_for, program_name
-from memwatch.monitor import shortage_page, shortage_text
 from memwatch.monitor.limits import ADDRESS_SPACE, MemoryLimits
 from memwatch.monitor.live_memory import LiveMemory, live_memory
 from memwatch.monitor.main_thread import MainThread
 from memwatch.monitor.objects import PythonMemory, tensor_memory
 from memwatch.monitor.rows import Known, rows_of
-from memwatch.monitor.shortage import Shortage
+from memwatch.monitor.shortage import Shortage, head_of, json_of, note_of, page_of, report_of
 from memwatch.output_files import OutputError, write_whole
 from memwatch.own_code import OwnThread
 from memwatch.reserve import Reserve
@@ -186,7 +185,7 @@ class Guard:
         shortage.note_failure("the holders", search)
         files = self._write(shortage)
         if not any(note.partition(":")[0] == "memwatch" for note in _notes_of(found)):
-            add_note(found, shortage_text.note_of(shortage))
+            add_note(found, note_of(shortage))
         if files:
             _say(
                 f"memory ran out; the report is in {files[0]} ({', '.join(each.suffix for each in files[1:])})"
@@ -231,7 +230,7 @@ class Guard:
         shortage.live = LiveMemory(why_unknown="the process ended before the search did")
         files = self._write(shortage)
         if files:
-            _say(f"{shortage_text.head_of(shortage)}; the report is in {files[0]}")
+            _say(f"{head_of(shortage)}; the report is in {files[0]}")
 
         def search() -> None:
             found = self._main_thread.call(live_memory, _WAIT_SEARCH_S)
@@ -275,9 +274,9 @@ class Guard:
             is_first = self._base is None
             base = self._base or self._new_base()
             contents = (
-                shortage_text.report_of(shortage),
-                shortage_text.json_of(shortage),
-                shortage_page.page_of(shortage),
+                report_of(shortage),
+                json_of(shortage),
+                page_of(shortage),
             )
             files = []
             for suffix, content in zip(_REPORTS, contents, strict=True):
@@ -286,10 +285,10 @@ class Guard:
                 files.append(file)
             self._base = base  # later reports of this process replace this one
         except (OutputError, OSError) as error:
-            _say(f"{shortage_text.head_of(shortage)}; there is no report, because of this: {error}")
+            _say(f"{head_of(shortage)}; there is no report, because of this: {error}")
             return []
         except Exception as error:
-            _say(f"{shortage_text.head_of(shortage)}; the report failed: {type(error).__name__}")
+            _say(f"{head_of(shortage)}; the report failed: {type(error).__name__}")
             return []
         return files
 

@@ -11,7 +11,7 @@ from memwatch.text import visible
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from memwatch.monitor.growth import Growth
+    from memwatch.monitor.history import Growth
     from memwatch.monitor.rows import Child, ProcessRows
 
 _WIDTH: Final = 28  # of a row's name

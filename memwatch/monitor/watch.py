@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from memwatch.errors import OptionError
-from memwatch.monitor.growth import causes_first, growth_of
-from memwatch.monitor.history import History, Sample, SampleFile
+from memwatch.monitor.history import History, Sample, SampleFile, causes_first, growth_of
 from memwatch.monitor.main_thread import MainThread
 from memwatch.monitor.objects import (
     PythonMemory,
@@ -29,8 +28,8 @@ from memwatch.signal_handlers import pass_on
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from memwatch.monitor.growth import Growth
     from memwatch.monitor.guard import Guard
+    from memwatch.monitor.history import Growth
     from memwatch.monitor.rows import ProcessRows
 
 _LEAST_INTERVAL_S: Final = 0.05

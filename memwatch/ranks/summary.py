@@ -12,8 +12,8 @@ from memwatch.analysis import ByDevice
 from memwatch.analysis.facts.collectives import COMMUNICATION, for_collectives
 from memwatch.analysis.facts.iterations import boundaries
 from memwatch.capture import load
-from memwatch.capture.errors import CaptureError
 from memwatch.capture.rank_summary import Head, read_head
+from memwatch.errors import CaptureError
 from memwatch.words.places import own_place
 from memwatch.words.ranks import CHILD, PROCESS, RANK, RESTARTED_RANK, UNKNOWN
 from memwatch.words.storages import short_op
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from memwatch.analysis.derived_tables import DerivedTables
     from memwatch.analysis.facts.facts import Facts
     from memwatch.capture import Capture
-    from memwatch.capture.packed import IntArray
+    from memwatch.capture.columns import IntArray
 
 VERSION: Final = 1
 MOST_POINTS: Final = 1000

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from memwatch.capture.packed import IntArray
+    from memwatch.capture.columns import IntArray
     from memwatch.record.clock import Clock
     from memwatch.record.interception.interceptor import Interceptor
     from memwatch.record.interception.kinds import OpKind

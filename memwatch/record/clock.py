@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from memwatch._torch.profiler import TickConverter, ticks
-from memwatch.capture.packed import IntArray, as_rows
+from memwatch.capture.columns import IntArray, as_rows
 from memwatch.capture.schema import RECORDED_BY_NAME
 
 __all__ = ["Clock", "ticks"]

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from memwatch.capture import Capture
-    from memwatch.capture.packed import IntArray
+    from memwatch.capture.columns import IntArray
     from memwatch.record.options import Options
 
 _running: list[Session] = []

@@ -10,9 +10,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from memwatch.errors import ReplayError, UnsupportedOpError
     from memwatch.replay.api import RecordedPlan, apply_plan, plan, replay
     from memwatch.replay.checkpoints.apply import AppliedPlan
-    from memwatch.replay.errors import ReplayError, UnsupportedOpError
     from memwatch.replay.fx import graph_from_fx
     from memwatch.replay.run import ReplayResult
 

@@ -33,10 +33,9 @@ from memwatch._torch.dynamo import (
     skip_frame_exception,
 )
 from memwatch._torch.traced_graphs import has_region_budget
-from memwatch.errors import OptionError
+from memwatch.errors import OptionError, UnsupportedOpError
 from memwatch.planner import BudgetError
 from memwatch.replay.budget_keeper import BudgetKeeper
-from memwatch.replay.errors import UnsupportedOpError
 from memwatch.replay.options import BackendOptions
 from memwatch.replay.traced_graph import TracedGraph, boxed, with_inductor, with_kernels
 

@@ -26,9 +26,9 @@ from memwatch._torch.tensors import address_of, set_conj, set_neg
 from memwatch.devices import adapter_of
 from memwatch.encoding.host_copies import HostBytes, as_bytes, copy_in, new_storage, restore_states
 from memwatch.encoding.values import ONLY_ALLOCATE, GeneratorNumber, Value, Window, leaves, replace
+from memwatch.errors import ReplayError
 from memwatch.planner import Graph, Schedule, StepKind
 from memwatch.planner.peak import allocations
-from memwatch.replay.errors import ReplayError
 from memwatch.replay.program import overload_of
 from memwatch.signal_handlers import pass_on
 

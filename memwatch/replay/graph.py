@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from memwatch.analysis.facts.blocks import Blocks
     from memwatch.capture import Capture
-    from memwatch.capture.packed import IntArray
+    from memwatch.capture.columns import IntArray
     from memwatch.planner.graph import Name
 
 

@@ -17,9 +17,8 @@ import torch
 
 from memwatch.capture.schema import NONE, OPERANDS
 from memwatch.encoding.values import FAKE, META, ONLY_ALLOCATE, Unsupported, Value, Window, decode, leaves
-from memwatch.errors import MemwatchError
+from memwatch.errors import MemwatchError, UnsupportedOpError
 from memwatch.own_code import CodeOwner
-from memwatch.replay.errors import UnsupportedOpError
 from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:

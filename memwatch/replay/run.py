@@ -27,8 +27,8 @@ from memwatch.encoding.host_copies import (
     read_states,
     restore_states,
 )
+from memwatch.errors import ReplayError, UnsupportedOpError
 from memwatch.planner import Schedule
-from memwatch.replay.errors import ReplayError, UnsupportedOpError
 from memwatch.replay.executor import Executor, OnStep
 from memwatch.replay.measure import measure_peak
 from memwatch.replay.program import Buffer, Program, pinned

@@ -36,7 +36,7 @@ from memwatch.replay.fx import (
     plain_outputs,
     traced_size,
 )
-from memwatch.replay.op_workspace import Workspaces
+from memwatch.replay.measure import Workspaces
 from memwatch.replay.rewrite import Move
 from memwatch.words.places import place_in_file
 

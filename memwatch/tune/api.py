@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Sequence
 
-    from memwatch.capture.packed import IntArray
+    from memwatch.capture.columns import IntArray
     from memwatch.devices.cuda_allocator import Allocator
 
 _EXPANDABLE: Final = "expandable_segments:True"

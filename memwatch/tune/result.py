@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from memwatch.devices.cuda_allocator import Outcome
     from memwatch.reading import Reading
+    from memwatch.report.records.schema import TuneRecord
 
 VARIABLE: Final = "PYTORCH_ALLOC_CONF"
 """torch 2.11 to 2.15 read it; `PYTORCH_CUDA_ALLOC_CONF`, its older name, comes first where both are set."""
@@ -181,3 +182,36 @@ def _earlier(each: EarlierLine) -> str:
         f"Segments are split by the {tensors} of {short_place(each.line)} ({format_bytes(each.nbytes)}{holder}): made "
         f"before all others, the default reserves {format_bytes(each.most_reserved_bytes)} at most."
     )
+
+
+def tune_record(tuning: Tuning) -> TuneRecord:
+    """Return the settings, the best first, and the bound."""
+    return {
+        "device": tuning.reading.device,
+        "allocator": tuning.allocator,
+        "is_model": bool(tuning.model_because),
+        "device_bytes": tuning.device_bytes,
+        "lower_bound_bytes": tuning.lower_bound_bytes,
+        "environment": tuning.environment,
+        "settings": [
+            {
+                "settings": each.settings,
+                "most_reserved_bytes": each.most_reserved_bytes,
+                "most_allocated_bytes": each.most_allocated_bytes,
+                "retries": each.retries,
+                "fits": each.fits,
+            }
+            for each in tuning.outcomes
+        ],
+        "rejected": dict(tuning.rejected),
+        "earlier": [
+            {
+                "line": each.line,
+                "count": each.count,
+                "nbytes": each.nbytes,
+                "holder": each.holder,
+                "most_reserved_bytes": each.most_reserved_bytes,
+            }
+            for each in tuning.earlier
+        ],
+    }

@@ -17,9 +17,9 @@ from memwatch.capture import load, save
 from memwatch.capture.capture import Capture, empty_tables
 from memwatch.capture.check import _KINDS, checked
 from memwatch.capture.columns import encoded
-from memwatch.capture.errors import CaptureError
 from memwatch.capture.file import read_tables
 from memwatch.capture.schema import RECORDED
+from memwatch.errors import CaptureError
 from memwatch.reading import Reading
 from memwatch.report.stats import stats
 

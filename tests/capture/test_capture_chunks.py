@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memwatch.capture.columns import decode, deflated, encoded
-from memwatch.capture.errors import CaptureError
+from memwatch.errors import CaptureError
 
 LEAST, MOST = -(2**63), 2**63 - 1
 

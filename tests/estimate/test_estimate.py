@@ -17,8 +17,7 @@ import memwatch
 from memwatch.errors import MemwatchError
 from memwatch.estimate.job import Job
 from memwatch.estimate.program import estimate_program
-from memwatch.estimate.record import estimate_record
-from memwatch.estimate.words import text_of
+from memwatch.estimate.words import estimate_record, text_of
 from memwatch.report.records.schema import EstimateRecord
 
 TRAINING = """

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import memwatch
-from memwatch.estimate import chosen_sizes, run_calls, workspace
+from memwatch.estimate import known_values, run_calls, workspace
 from memwatch.estimate.calls import Call, Shape
 from memwatch.estimate.program import estimate_program
 from memwatch.estimate.words import text_of
@@ -69,7 +69,7 @@ def test_results_whose_size_a_kernel_chooses_have_it(monkeypatch):
     assert found.tensor_bytes + found.workspace.nbytes == prof.peak_bytes
     assert found.workspace.unknown == ()
     assert found.remarks == ()
-    monkeypatch.setattr(chosen_sizes, "_SMALL_BYTES", 60 << 10)
+    monkeypatch.setattr(known_values, "_SMALL_BYTES", 60 << 10)
     scaled = estimate(train_recurrent, steps=5)
     assert scaled.tensor_bytes == pytest.approx(found.tensor_bytes, rel=0.03)
     assert "aten::mkldnn_rnn_layer keeps for its backward follows from runs at smaller sizes" in str(
@@ -79,7 +79,7 @@ def test_results_whose_size_a_kernel_chooses_have_it(monkeypatch):
 
 def test_a_result_whose_size_cannot_be_told_is_named(monkeypatch):
     """It counts as nothing, and the text says so."""
-    monkeypatch.setattr(chosen_sizes, "_sizes", lambda call: None)
+    monkeypatch.setattr(known_values, "_sizes", lambda call: None)
     found = estimate(train_recurrent, steps=1)
     assert "aten::mkldnn_rnn_layer keeps a buffer for its backward, and its kernel chooses the size" in str(
         found.remarks

@@ -23,8 +23,8 @@ from memwatch.errors import MemwatchError, OptionError
 from memwatch.fit import live_trial
 from memwatch.fit.api import fit_program
 from memwatch.fit.kept_tensors import fingerprint
-from memwatch.fit.measurement import Measurement
 from memwatch.fit.search import Search
+from memwatch.fit.trial import Measurement
 from memwatch.fit.way import Change, Kind, Way
 from memwatch.sizes import SizeError
 from memwatch.words import fit as fit_words

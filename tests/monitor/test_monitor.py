@@ -15,8 +15,15 @@ import pytest
 import memwatch
 from memwatch.errors import OptionError
 from memwatch.monitor import history, watch
-from memwatch.monitor.growth import Growth, causes_first, growth_of
-from memwatch.monitor.history import MOST_SAMPLES, History, Sample, SampleFile
+from memwatch.monitor.history import (
+    MOST_SAMPLES,
+    Growth,
+    History,
+    Sample,
+    SampleFile,
+    causes_first,
+    growth_of,
+)
 from memwatch.monitor.rows import FREE_ROWS, MALLOC_FREE, OWN_ROWS, TENSORS
 
 MIB = 1 << 20

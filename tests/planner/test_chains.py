@@ -10,7 +10,7 @@ import pytest
 from planner_recompute_graphs import uniform_chain
 
 from memwatch.planner import Schedule, plan_graph, simulate
-from memwatch.planner.recompute.chains import RotorTable, revolve_forwards, revolve_steps
+from memwatch.planner.recompute.seeds import RotorTable, revolve_forwards, revolve_steps
 
 
 @cache

@@ -96,8 +96,8 @@ def test_moves_alone_fit_where_hiding_the_copies_would_not():
 
 def test_copies_hide_behind_computing():
     """A move is free when enough is computed before its buffer must be out and after it is called back."""
-    from memwatch.planner.recompute import draft as _draft
-    from memwatch.planner.recompute.draft import duration
+    from memwatch.planner.recompute import search as _search
+    from memwatch.planner.recompute.search import duration
 
     graph = waiting(1.0, 1.0)
     buffer = graph.buffer_index["a"]
@@ -108,8 +108,8 @@ def test_copies_hide_behind_computing():
     for bandwidth, stall in ((8 * PAGE / 10, 0.0), (8 * PAGE / 15, 10.0), (8 * PAGE / 5, 0.0)):
         model = recompute_model(graph, movable_buffers(graph), move_costs(graph, bandwidth))
         tokens = tokens_of(graph, schedule)
-        draft = _draft.new_draft(len(tokens))
-        _draft.load_tokens(draft, tokens)
+        draft = _search.new_draft(len(tokens))
+        _search.load_tokens(draft, tokens)
         assert duration(model, draft) == pytest.approx(graph.total_cost + stall)
     assert moved_bytes(graph, schedule) == 16 * PAGE
 

@@ -11,10 +11,9 @@ from replay_programs import GPT
 from replay_recording import program_order, record
 from torch.nn import functional
 
-from memwatch.errors import MemwatchError
+from memwatch.errors import MemwatchError, ReplayError
 from memwatch.planner import BudgetError, Graph
 from memwatch.replay.api import plan, replay, replayable
-from memwatch.replay.errors import ReplayError
 from memwatch.replay.run import replay_schedule
 
 

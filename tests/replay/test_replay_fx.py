@@ -9,9 +9,9 @@ import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from memwatch.errors import UnsupportedOpError
 from memwatch.planner import Effect, program_peak
 from memwatch.replay.api import plan
-from memwatch.replay.errors import UnsupportedOpError
 from memwatch.replay.fx import graph_from_fx
 
 

@@ -13,9 +13,9 @@ from replay_recording import record
 from torch import nn
 
 import memwatch
+from memwatch.errors import UnsupportedOpError
 from memwatch.planner import BudgetError
 from memwatch.replay.api import plan, replay
-from memwatch.replay.errors import UnsupportedOpError
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

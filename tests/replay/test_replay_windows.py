@@ -10,9 +10,8 @@ import torch
 from replay_recording import record, replay_program
 from torch import nn
 
-from memwatch.errors import MemwatchError
+from memwatch.errors import MemwatchError, UnsupportedOpError
 from memwatch.replay.api import plan, replayable
-from memwatch.replay.errors import UnsupportedOpError
 
 X = torch.linspace(-2, 2, 64 * 64).reshape(64, 64)
 W = torch.linspace(-1, 1, 64 * 64).reshape(64, 64).requires_grad_()

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from memwatch.capture import Capture
-    from memwatch.capture.packed import Columns, IntArray
+    from memwatch.capture.columns import Columns, IntArray
 
 
 def until_resized(resizes: Columns, births: Columns, died_ns: IntArray) -> tuple[IntArray, dict[str, Any]]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from memwatch.analysis.facts.allocations import Allocations
     from memwatch.analysis.facts.live_curve import LiveCurve
     from memwatch.capture import Capture
-    from memwatch.capture.packed import IntArray
+    from memwatch.capture.columns import IntArray
 
 PHASE_NAMES = ("lag", "use", "drag", "void")
 LAG, USE, DRAG, VOID = range(len(PHASE_NAMES))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from memwatch.capture import Capture
-    from memwatch.capture.packed import Columns, IntArray
+    from memwatch.capture.columns import Columns, IntArray
 
 _AT_ONCE: Final = 1 << 18
 """Storages whose blocks are searched together, so that the search takes little memory. A guess."""

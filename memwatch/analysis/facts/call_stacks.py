@@ -11,7 +11,7 @@ from memwatch.own_code import CodeOwner
 
 if TYPE_CHECKING:
     from memwatch.capture import Capture
-    from memwatch.capture.packed import IntArray
+    from memwatch.capture.columns import IntArray
 
 _BODY: Final = "<module>"
 """The name that Python gives to the body of a module."""

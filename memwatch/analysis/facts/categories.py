@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from memwatch.analysis.facts.allocations import Allocations
     from memwatch.analysis.facts.iterations import KeptAcross
     from memwatch.capture import Capture
-    from memwatch.capture.packed import IntArray
+    from memwatch.capture.columns import IntArray
 
 
 _STATE: Final = ROLES.index("optimizer state")

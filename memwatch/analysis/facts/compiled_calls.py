@@ -10,7 +10,7 @@ from memwatch.capture.schema import BACKWARD, NONE
 
 if TYPE_CHECKING:
     from memwatch.capture import Capture
-    from memwatch.capture.packed import IntArray
+    from memwatch.capture.columns import IntArray
 
 COMPILED: Final = "a compiled function"
 """The text in place of an op's name."""

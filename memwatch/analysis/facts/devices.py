@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from memwatch.capture import Capture
-    from memwatch.capture.packed import Columns, IntArray
+    from memwatch.capture.columns import Columns, IntArray
 
 
 def devices_of(capture: Capture) -> list[str]:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from memwatch.analysis.facts.coded import Coded
     from memwatch.capture import Capture
-    from memwatch.capture.packed import IntArray
+    from memwatch.capture.columns import IntArray
 
 
 class Facts:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from memwatch.capture import Capture
-    from memwatch.capture.packed import IntArray
+    from memwatch.capture.columns import IntArray
 
 
 _OUTPUT: Final = ACCESSES.index("output")

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from memwatch.analysis.facts.live_curve import LiveCurve
     from memwatch.analysis.facts.places import Places
     from memwatch.capture import Capture
-    from memwatch.capture.packed import Columns, IntArray
+    from memwatch.capture.columns import Columns, IntArray
 
 _FEWEST_CALLS: Final = 3
 """Calls of a model without gradients that make a loop of inference. A guess."""

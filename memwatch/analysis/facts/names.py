@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from memwatch.analysis.facts.module_tree import ModuleTree
     from memwatch.analysis.facts.places import Places, Texts
     from memwatch.capture import Capture
-    from memwatch.capture.packed import IntArray
+    from memwatch.capture.columns import IntArray
 
 # Find the op that made each allocation, with its name, call stack, line and module.
 #

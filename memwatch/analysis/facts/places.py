@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from memwatch.capture import Capture
-    from memwatch.capture.packed import IntArray
+    from memwatch.capture.columns import IntArray
 
 CALLS_ENGINE: Final = ("torch/autograd/graph.py", "torch\\autograd\\graph.py")
 """The ends of the file of torch's that calls autograd's engine."""

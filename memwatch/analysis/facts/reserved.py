@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from memwatch.analysis.facts.live_curve import LiveCurve
     from memwatch.capture import Capture
-    from memwatch.capture.packed import Columns, IntArray
+    from memwatch.capture.columns import Columns, IntArray
 
 # The live bytes at entry as the allocator of an accelerator counts them: in whole blocks, with all memory.
 #

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from memwatch.analysis.facts.allocations import Allocations
     from memwatch.analysis.facts.call_stacks import CallStacks
     from memwatch.capture import Capture
-    from memwatch.capture.packed import IntArray
+    from memwatch.capture.columns import IntArray
 
 _NEVER: Final = 1 << 62  # an op after all others
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from memwatch.capture import Capture
-    from memwatch.capture.packed import IntArray
+    from memwatch.capture.columns import IntArray
 
 FIGURES: Final = ("peak_bytes", "floor_bytes", "end_live_bytes")
 """The columns of the curve that are bytes."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from memwatch.analysis.facts.allocations import Allocations
     from memwatch.analysis.facts.facts import Facts
     from memwatch.analysis.holders import Holder, HolderKey
-    from memwatch.capture.packed import IntArray
+    from memwatch.capture.columns import IntArray
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from memwatch.analysis.facts.step_curve import StepCurve
     from memwatch.analysis.findings.candidate import Candidate
     from memwatch.analysis.holders import Holders
-    from memwatch.capture.packed import IntArray
+    from memwatch.capture.columns import IntArray
 
 # Series: a container gets more memory with each pass of a loop, as with each micro-batch or token of one call.
 #

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from memwatch.analysis.facts.call_stacks import Call
     from memwatch.analysis.facts.facts import Facts
-    from memwatch.capture.packed import IntArray
+    from memwatch.capture.columns import IntArray
 
 _MOST_COMPARED: Final = 8  # allocations, and ops, that are compared, the latest first; a guess
 

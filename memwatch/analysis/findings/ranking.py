@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from memwatch.analysis.facts.facts import Facts
     from memwatch.analysis.findings.candidate import Candidate
     from memwatch.analysis.holders import Holder
-    from memwatch.capture.packed import IntArray
+    from memwatch.capture.columns import IntArray
 
 
 class _Spared(NamedTuple):

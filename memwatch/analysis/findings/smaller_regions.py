@@ -15,7 +15,7 @@ from memwatch.capture.schema import ACCESSES, BACKWARD, IN_BACKWARD, NONE
 
 if TYPE_CHECKING:
     from memwatch.analysis.facts.facts import Facts
-    from memwatch.capture.packed import IntArray
+    from memwatch.capture.columns import IntArray
 
 
 class _Part(NamedTuple):

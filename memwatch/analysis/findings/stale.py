@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from memwatch.analysis.facts.facts import Facts
     from memwatch.analysis.findings.moment import Evidence
     from memwatch.analysis.holders import Holder
-    from memwatch.capture.packed import IntArray
+    from memwatch.capture.columns import IntArray
 
 _FEWEST_REPLACED: Final = 2
 """Results of one line that later iterations replaced unread.

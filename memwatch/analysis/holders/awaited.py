@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from memwatch.analysis.facts.facts import Facts
-    from memwatch.capture.packed import IntArray
+    from memwatch.capture.columns import IntArray
 
 
 class Awaited:

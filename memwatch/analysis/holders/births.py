@@ -11,7 +11,7 @@ from memwatch.capture.schema import NONE
 
 if TYPE_CHECKING:
     from memwatch.analysis.facts.facts import Facts
-    from memwatch.capture.packed import IntArray
+    from memwatch.capture.columns import IntArray
 
 _NO_OPS: Final = np.zeros(0, dtype=np.int64)
 _MOST_ALIKE: Final = 8

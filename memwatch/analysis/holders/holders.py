@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from memwatch.analysis.facts.facts import Facts
     from memwatch.analysis.saved_tensors import SavedTensors
-    from memwatch.capture.packed import IntArray
+    from memwatch.capture.columns import IntArray
 
 _ROLES: Final = {
     "parameter": HolderKind.PARAMETER,

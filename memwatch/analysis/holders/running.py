@@ -18,7 +18,7 @@ from memwatch.capture.schema import NONE
 if TYPE_CHECKING:
     from memwatch.analysis.facts.call_stacks import Call
     from memwatch.analysis.facts.facts import Facts
-    from memwatch.capture.packed import IntArray
+    from memwatch.capture.columns import IntArray
     from memwatch.kinds.edges import Vertex
 
 _GONE = 0  # in place of a line: the call is not on this stack

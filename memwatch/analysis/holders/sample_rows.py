@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from memwatch.analysis.facts.facts import Facts
     from memwatch.analysis.holders.holder import Holder
-    from memwatch.capture.packed import IntArray
+    from memwatch.capture.columns import IntArray
 
 _UNKNOWN: Final[Path] = (Edge(EdgeKind.EVALUATION_STACK),)
 """What a sample told whose path was never written, for the program was killed: nothing is known of it."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from memwatch.analysis.facts.facts import Facts
     from memwatch.analysis.holders.holder import Holder
-    from memwatch.capture.packed import IntArray
+    from memwatch.capture.columns import IntArray
 
 _SMALL_RATIO: Final = 0.001
 _ACROSS: Final = (Inference.EARLIER, Inference.LATER)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from memwatch.analysis.holders.holder import Holder
     from memwatch.analysis.holders.lasting import LastingReferences
     from memwatch.analysis.holders.sample_rows import SampleRows
-    from memwatch.capture.packed import IntArray
+    from memwatch.capture.columns import IntArray
 
 _NO_ROWS: Final = np.zeros(0, dtype=np.int64)
 _MOST_ASKED: Final = 24

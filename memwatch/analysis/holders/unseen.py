@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from memwatch.analysis.facts.facts import Facts
     from memwatch.analysis.holders.calls import StackCall
     from memwatch.analysis.holders.samples import HolderSamples
-    from memwatch.capture.packed import IntArray
+    from memwatch.capture.columns import IntArray
 
 _OUTPUT = ACCESSES.index("output")
 _LONGEST_PASS_OPS: Final = 32

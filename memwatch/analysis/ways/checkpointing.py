@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from memwatch.analysis.facts.facts import Facts
     from memwatch.analysis.saved_tensors import SavedTensors
     from memwatch.analysis.ways.timeline import ChangedBytes, Timeline
-    from memwatch.capture.packed import IntArray
+    from memwatch.capture.columns import IntArray
 
 _LEAST_SHARE: Final = 1 / 50
 """A block that saves less than this of all saved bytes is left alone."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from memwatch.analysis.facts.facts import Facts
     from memwatch.analysis.saved_tensors import SavedTensors
     from memwatch.analysis.ways.timeline import Timeline
-    from memwatch.capture.packed import IntArray
+    from memwatch.capture.columns import IntArray
 
 PARTS: Final = 8
 """Parts of the tokens; the lines of `memwatch.way_lines` have the same number."""

@@ -27,7 +27,7 @@ from memwatch.capture.schema import ACCESSES, FORWARD, IN_BACKWARD, NONE, OPTIMI
 if TYPE_CHECKING:
     from memwatch.analysis.facts.facts import Facts
     from memwatch.analysis.ways.timeline import Timeline
-    from memwatch.capture.packed import IntArray
+    from memwatch.capture.columns import IntArray
 
 _GRADIENT, _INPUT = ROLES.index("gradient"), ROLES.index("input")
 _WRITE, _OUTPUT = ACCESSES.index("write"), ACCESSES.index("output")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from memwatch.analysis.facts.facts import Facts
     from memwatch.analysis.saved_tensors import SavedTensors
     from memwatch.analysis.ways.timeline import Timeline
-    from memwatch.capture.packed import Columns
+    from memwatch.capture.columns import Columns
 
 
 # Simulate an accelerator on which some modules keep their saved tensors on the host.

@@ -22,7 +22,7 @@ from memwatch.capture.schema import NONE, OPTIMIZER, ROLES
 if TYPE_CHECKING:
     from memwatch.analysis.facts.facts import Facts
     from memwatch.analysis.ways.timeline import Timeline
-    from memwatch.capture.packed import IntArray
+    from memwatch.capture.columns import IntArray
 
 OptimizerName = Literal["sgd", "adafactor"]
 _GRADIENT, _STATE = ROLES.index("gradient"), ROLES.index("optimizer state")

@@ -25,7 +25,7 @@ from memwatch.capture.schema import ACCESSES, BACKWARD, IN_BACKWARD, NONE, OPTIM
 if TYPE_CHECKING:
     from memwatch.analysis.facts.facts import Facts
     from memwatch.analysis.ways.timeline import Timeline
-    from memwatch.capture.packed import IntArray
+    from memwatch.capture.columns import IntArray
 
 _GRADIENT: Final = ROLES.index("gradient")
 _WRITTEN: Final = ACCESSES.index("write")

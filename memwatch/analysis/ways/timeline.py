@@ -10,7 +10,7 @@ from memwatch.capture.schema import NONE
 
 if TYPE_CHECKING:
     from memwatch.analysis.facts.facts import Facts
-    from memwatch.capture.packed import IntArray
+    from memwatch.capture.columns import IntArray
 
 LAST: Final = np.iinfo(np.int64).max
 """An op after all others."""

@@ -12,9 +12,8 @@ from memwatch.planner.order import cpsat
 from memwatch.planner.order.anneal import anneal_order
 from memwatch.planner.order.bounds import lower_bound
 from memwatch.planner.order.exact import beat_or_prove, search_orders
-from memwatch.planner.order.lists import beam_orders, list_orders
+from memwatch.planner.order.lists import beam_orders, list_orders, tree_order
 from memwatch.planner.order.problem import Problem, order_problem, peak_of
-from memwatch.planner.order.tree import tree_order
 from memwatch.planner.peak import simulate
 from memwatch.planner.schedule import Schedule
 

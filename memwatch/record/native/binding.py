@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from memwatch._torch.autograd_state import NodesBehind
-    from memwatch.capture.packed import IntArray
+    from memwatch.capture.columns import IntArray
     from memwatch.record.backend import CallContext, CaptureStack, Listener
     from memwatch.record.interception.kinds import OpKind
     from memwatch.record.saved_tensors import Hooks

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from memwatch.capture.packed import IntArray
+    from memwatch.capture.columns import IntArray
     from memwatch.record.backend import AllocatorEvents, Backend, Block, CallContext, CaptureStack, Listener
     from memwatch.record.interception.interceptor import Handler, Interceptor
     from memwatch.record.interception.key import Libraries

@@ -31,7 +31,7 @@ from memwatch.signal_handlers import pass_on
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from memwatch.capture.packed import IntArray
+    from memwatch.capture.columns import IntArray
     from memwatch.record.backend import Block
 
 _SENTINEL_BYTES: Final = 7919

@@ -11,7 +11,7 @@ from torch.profiler import ProfilerAction
 
 from memwatch._torch.autograd import NO_TASK, current_graph_task_id
 from memwatch._torch.modes import disable_torch_function
-from memwatch.capture.packed import as_rows
+from memwatch.capture.columns import as_rows
 from memwatch.capture.schema import RECORDED_BY_NAME
 from memwatch.record.clock import Clock, ticks
 from memwatch.record.steps.kept_rows import KeptRows, LiveEvents, together
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from weakref import WeakMethod
 
     from memwatch.capture.capture import Note
-    from memwatch.capture.packed import IntArray
+    from memwatch.capture.columns import IntArray
     from memwatch.record.context import Context
     from memwatch.record.interception.interceptor import Handler, Interceptor
     from memwatch.record.saved_tensors import SavedTensorHooks

@@ -12,7 +12,7 @@ from memwatch.replay.checkpoints.timeline import Timeline, simulate
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from memwatch.capture.packed import IntArray
+    from memwatch.capture.columns import IntArray
     from memwatch.replay.checkpoints.regions import Region
     from memwatch.replay.checkpoints.step import TrainingStep
     from memwatch.replay.checkpoints.timeline import Item

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from memwatch.capture import Capture
-    from memwatch.capture.packed import IntArray
+    from memwatch.capture.columns import IntArray
     from memwatch.replay.graph import Recorded
     from memwatch.replay.program import Call
 

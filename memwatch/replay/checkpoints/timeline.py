@@ -19,7 +19,7 @@ from memwatch.capture.schema import IN_BACKWARD, NONE
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from memwatch.capture.packed import IntArray
+    from memwatch.capture.columns import IntArray
     from memwatch.replay.checkpoints.regions import Region
     from memwatch.replay.checkpoints.step import TrainingStep
 

@@ -1,1 +1,0 @@
-"""The derived tables of the schema as DataFrames, one function each."""

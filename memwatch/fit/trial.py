@@ -1,0 +1,141 @@
+"""Trials of a way: what one measured, and the common part of trials of a model."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.flop_counter import FlopCounterMode
+
+from memwatch._torch.fake import FakeTensor, is_fake_mode_on
+from memwatch.errors import MemwatchError
+from memwatch.fit.blocks import SavedScan
+from memwatch.fit.live_bytes import alive_bytes
+from memwatch.fit.state import State, optimizers_of
+from memwatch.fit.way import Applied, Way
+from memwatch.profile import profile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from memwatch.planner.plan import Plan
+    from memwatch.reading import Reading
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The result of one trial of a way.
+
+    Attributes:
+        way: the way.
+        peak_bytes: the most live bytes of the device; None if the trial failed.
+        baseline_bytes: live bytes before the first step.
+        step_time_ns: duration of a step, the least of several; None without times.
+        results: a digest of the steps' results; None if nothing compares them.
+        failure: the reason why the trial failed; "" after a success.
+        is_estimate: whether the bytes belong to tensors without memory.
+        flops: floating point operations of an estimated step.
+    """
+
+    way: Way
+    peak_bytes: int | None
+    baseline_bytes: int = 0
+    step_time_ns: int | None = None
+    results: bytes | None = None
+    failure: str = ""
+    is_estimate: bool = False
+    flops: int | None = None
+
+    def fits(self, limit_bytes: int) -> bool:
+        """Return True if the step ran and its peak was at or under the limit."""
+        return self.peak_bytes is not None and self.peak_bytes <= limit_bytes
+
+    @property
+    def cost(self) -> float:
+        """The figure that orders ways: measured time, or else floating point operations."""
+        return float(self.flops or 0) if self.step_time_ns is None else float(self.step_time_ns)
+
+
+class ModelTrial:
+    """A model, and the function that trains it by one step.
+
+    Attributes:
+        model: the model.
+        device: the model's device, or the device of its fake tensors.
+        optimizers: the optimizers of its parameters.
+        state: the state that is restored before each trial and after the last.
+    """
+
+    def __init__(self, step: Callable[[], Any], model: nn.Module, device: str) -> None:
+        self.model, self.device = model, device
+        self.optimizers: list[Optimizer] = optimizers_of(model)
+        self.state = State(step, model, self.optimizers)
+        self._step = step
+
+    def apply(self, way: Way) -> Applied:
+        """Apply a way for good."""
+        return Applied(way, self.model, self.optimizers)
+
+    @contextlib.contextmanager
+    def within(self, way: Way) -> Iterator[Applied]:
+        """Apply a way for a block that begins with the state as it was, and put everything back after it."""
+        self.state.restore()
+        applied = self.apply(way)
+        try:
+            yield applied
+        finally:
+            applied.undo()
+            self.state.restore()
+
+
+def is_estimate(model: nn.Module) -> bool:
+    """Return True inside a FakeTensorMode, and for a model of fake tensors."""
+    return is_fake_mode_on() or any(isinstance(parameter, FakeTensor) for parameter in model.parameters())
+
+
+class EstimatedTrial(ModelTrial):
+    """Estimates ways: the recorder counts the bytes that fake tensors would take, and torch counts the operations."""
+
+    def run(self, way: Way) -> Measurement:
+        """Estimate the second of two steps: the first may build the optimizer's state."""
+        reading, flops = self._recorded(way)
+        real_bytes = alive_bytes(self.device)  # a block of fake tensors counts these alone
+        peak_bytes, baseline_bytes = reading.peak_bytes + real_bytes, reading.baseline_bytes + real_bytes
+        return Measurement(way, peak_bytes, baseline_bytes, is_estimate=True, flops=flops)
+
+    def scan(self) -> SavedScan:
+        """Run steps and return the bytes that the modules save in the last step."""
+        found = SavedScan()
+        with self.within(Way()):
+            self._step()
+            with found.watching(self.model):
+                self._step()
+        found.changing_buffers = {name for name, _ in self.model.named_buffers()}  # fake bytes show no change
+        return found
+
+    def recorded(self, way: Way, *, stacks: bool = False) -> Reading:
+        """Return the recording of a step in a way."""
+        return self._recorded(way)[0]
+
+    def plan(self, way: Way) -> Plan:
+        """Refuse: a plan's ops are recorded with their values.
+
+        Raises:
+            MemwatchError: always.
+        """
+        raise MemwatchError("a step of fake tensors cannot be recorded for a plan")
+
+    def _recorded(self, way: Way) -> tuple[Reading, int]:
+        with self.within(way):
+            self._step()
+            with FlopCounterMode(display=False) as counter:
+                self._step()
+            recording = profile(stacks=False, holders=False)
+            with recording:
+                self._step()
+        reading = recording.on(self.device) if self.device in recording.devices else recording
+        return reading, int(counter.get_total_flops())
