@@ -297,3 +297,9 @@ def _is_called_directly(facts: Facts, stack: int) -> bool:
         if not call.file.endswith(_FUNCTIONAL):
             return False
     return False
+
+
+AVOIDABLE: Final = (
+    find_optimizer, find_workspace, find_recompute, find_twice, find_buckets, find_autocast, find_float32,
+)  # fmt: skip
+"""Rules for memory that another choice would not need. They run at the peak."""

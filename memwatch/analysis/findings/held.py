@@ -202,3 +202,10 @@ def find_retained(moment: Moment) -> list[Candidate]:
     """Return the memory that autograd holds after the last backward that reads it, by the variable of its graph."""
     held = moment.held_by_graphs(FindingKind.RETAINED, GRAPH_AFTER_BACKWARD, outlived=True)
     return by_holder(FindingKind.RETAINED, held, moment.facts.allocations)
+
+
+HELD: Final = (
+    find_gradient, find_set_to_none, find_graph, find_retained, find_lag, find_void, find_output, find_iteration,
+    find_drag,
+)  # fmt: skip
+"""Rules for references that outlive their use. They run at every high event, and no two claim the same allocation."""

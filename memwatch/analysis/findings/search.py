@@ -10,29 +10,11 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from memwatch.analysis.findings.avoidable import (
-    find_autocast,
-    find_buckets,
-    find_float32,
-    find_optimizer,
-    find_recompute,
-    find_twice,
-    find_workspace,
-)
+from memwatch.analysis.findings.avoidable import AVOIDABLE
 from memwatch.analysis.findings.candidate import in_own_code, spared_bytes
 from memwatch.analysis.findings.finding import LEAST_RATIO, Finding
 from memwatch.analysis.findings.growth import find_growth
-from memwatch.analysis.findings.held import (
-    find_drag,
-    find_gradient,
-    find_graph,
-    find_iteration,
-    find_lag,
-    find_output,
-    find_retained,
-    find_set_to_none,
-    find_void,
-)
+from memwatch.analysis.findings.held import HELD
 from memwatch.analysis.findings.idle_gradients import IdleGradients
 from memwatch.analysis.findings.loops import Loops
 from memwatch.analysis.findings.moment import Evidence, Moment
@@ -48,17 +30,6 @@ if TYPE_CHECKING:
     from memwatch.analysis.findings.candidate import Candidate
     from memwatch.analysis.holders import HolderKey, Holders
     from memwatch.analysis.saved_tensors import SavedTensors
-
-HELD: Final = (
-    find_gradient, find_set_to_none, find_graph, find_retained, find_lag, find_void, find_output, find_iteration,
-    find_drag,
-)  # fmt: skip
-"""Rules for references that outlive their use. They run at every high event, and no two claim the same allocation."""
-
-AVOIDABLE: Final = (
-    find_optimizer, find_workspace, find_recompute, find_twice, find_buckets, find_autocast, find_float32,
-)  # fmt: skip
-"""Rules for memory that another choice would not need. They run at the peak."""
 
 _MAX_ROUNDS: Final = 64  # moments that are searched, the highest first; a guess
 _LEAST_PART: Final = (
