@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import memwatch.words
 from memwatch import kinds
-from memwatch.kinds import edges, findings, holders, leaks, remedies
+from memwatch.kinds import edges, findings, holders, leaks, remedies, roles
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,6 +39,10 @@ def tables() -> Iterator[tuple[Any, str, Any]]:
             value = getattr(kind.row, field.name)
             if isinstance(value, str) and field.name not in _NOT_WORDS:
                 yield kind.row, field.name, value
+    for row in roles.ROLE_ROWS:
+        for name in ("rule", "holder_words"):
+            if getattr(row, name) is not None:
+                yield row, name, getattr(row, name)
     for info in pkgutil.iter_modules(memwatch.words.__path__, f"{memwatch.words.__name__}."):
         module = importlib.import_module(info.name)
         for name, value in list(vars(module).items()):

@@ -13,7 +13,7 @@ from typing import Final
 import pytest
 from scrambled_words import VARIABLE, literals, tables, texts
 
-from memwatch.capture.schema import CATEGORIES, ROLES
+from memwatch.kinds.roles import CATEGORIES, ROLES
 
 TOP: Final = Path(__file__).resolve().parent.parent
 PROGRAMS: Final = {

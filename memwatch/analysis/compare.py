@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from memwatch.analysis.texts import TEXT
+from memwatch.kinds.roles import OF_TRAINING
 from memwatch.words.storages import site_name
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     Site = tuple[str, str, str]
     """Category, module and site: the index of a row."""
 
-_NAMED: Final = ("parameter", "buffer", "gradient", "optimizer state")
 """Categories whose names mean the same in both captures; of the others, op and function name the site."""
 
 
@@ -105,7 +105,7 @@ def _by_site(tables: DerivedTables) -> tuple[pd.DataFrame, dict[Site, str]]:
     )
     rows = zip(peak["category"], peak["name"], peak["op_name"], peak["line"], functions, strict=True)
     site = [
-        name if category in _NAMED else _site(op_name, line, function) or name
+        name if category in OF_TRAINING else _site(op_name, line, function) or name
         for category, name, op_name, line, function in rows
     ]
     keys = [peak["category"], peak["module"], pd.Series(site, index=peak.index, name="site", dtype=TEXT)]

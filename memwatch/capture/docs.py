@@ -6,17 +6,8 @@ import sys
 from typing import TYPE_CHECKING, Final
 
 from memwatch.capture.derived import DERIVED, PANDAS_DTYPE
-from memwatch.capture.schema import (
-    ACCESSES,
-    CATEGORIES,
-    EVIDENCE,
-    FORMAT_VERSION,
-    ORIGINS,
-    OWNERS,
-    PHASES,
-    RECORDED,
-    ROLES,
-)
+from memwatch.capture.schema import ACCESSES, EVIDENCE, FORMAT_VERSION, ORIGINS, OWNERS, PHASES, RECORDED
+from memwatch.kinds.roles import CATEGORIES, ROLES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

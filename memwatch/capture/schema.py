@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from memwatch.kinds.roles import ROLES
 from memwatch.own_code import CodeOwner
 
 Kind = Literal["int", "text", "float", "bool"]
@@ -222,47 +223,12 @@ OPERANDS: Final = ("read", "written", "result")
 OWNERS: Final = tuple(owner.name.lower() for owner in CodeOwner)
 """Whose code a file is."""
 ORIGINS: Final = ("op", "baseline", "external", "unobserved", "thread")
-ROLES: Final = (
-    "parameter",
-    "buffer",
-    "gradient",
-    "optimizer state",
-    "input",
-    "unsharded parameter",
-    "unsharded gradient",
-    "bucket",
-    "communication",
-    "autocast copy",
-    "stepped parameter",
-    "reducer memory",
-    "selective checkpoint",
-)
 PLACES_OF_MODULES: Final = ("known", "moved", "former")
 """How a row of `modules` tells a module's place: as it always was, as it is since, as where it is no more."""
 GRADIENT_PREFIX: Final = "grad of "
 """How the name of a gradient in `roles` begins; the name of its parameter follows."""
-KEPT_ON_PURPOSE: Final = (
-    "parameter", "unsharded parameter", "buffer", "gradient", "optimizer state", "communication",
-)  # fmt: skip
-"""Categories that stay alive whether or not anything else holds them."""
 EVIDENCE: Final = ("seen", "structure", "inferred", "none")
 """How memwatch knows a holder: it saw it, torch's own records name it, a named rule infers it, or it is unknown."""
-CATEGORIES: Final = (
-    "parameter",
-    "unsharded parameter",
-    "buffer",
-    "gradient",
-    "optimizer state",
-    "communication",
-    "activation",
-    "recomputed",
-    "input",
-    "held",
-    "temporary",
-    "workspace",
-    "unknown",
-)
-
 
 _table = Table.of
 _NEWEST_NODE: Final = "autograd sequence number of the newest node when it started, as of a forward op"

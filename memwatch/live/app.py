@@ -14,7 +14,7 @@ from textual.widgets import Footer, Sparkline, Static
 
 from memwatch.errors import MemwatchError
 from memwatch.live.watch import LEAST_S, Pace
-from memwatch.report.console import CATEGORY_STYLE, bar, name, tail
+from memwatch.report.console import bar, category_style, name, tail
 from memwatch.report.meta import format_duration
 from memwatch.sizes import format_bytes
 
@@ -156,7 +156,7 @@ def head_of(view: View) -> Text:
 def _categories(figures: Figures) -> Table:
     table = _table("live now>", "category", "")
     for category, nbytes in figures.categories[:_CATEGORIES]:
-        style = CATEGORY_STYLE.get(category, "")
+        style = category_style(category)
         share_ratio = nbytes / (figures.live_bytes or 1)
         table.add_row(format_bytes(nbytes), name(category, style), bar(share_ratio, _BAR_WIDTH, style))
     return table
@@ -178,7 +178,7 @@ def _largest(figures: Figures, width: int) -> Table:
     table = _table("bytes>", f"largest of {figures.count:,} live now", "category", "line")
     table.columns[1].no_wrap = False  # where the line is too narrow, names are cut and nothing else is
     for each in figures.largest:
-        row = name(each.name), name(each.category, CATEGORY_STYLE.get(each.category, ""))
+        row = name(each.name), name(each.category, category_style(each.category))
         table.add_row(format_bytes(each.nbytes), *row, tail(each.place, width // 4))
     return table
 

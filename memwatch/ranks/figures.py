@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from memwatch.capture.schema import CATEGORIES
+from memwatch.kinds.roles import CATEGORIES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pandas as pd
 
-from memwatch.capture.schema import CATEGORIES
+from memwatch.kinds.roles import CATEGORIES
 from memwatch.ranks.figures import category_spreads, totals
 from memwatch.ranks.summary import told_what
 from memwatch.report.page.files import refuse_existing, write_whole

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pandas as pd
 
-from memwatch.capture.schema import CATEGORIES
 from memwatch.device_names import kind_of
 from memwatch.errors import CaptureError
+from memwatch.kinds.roles import CATEGORIES
 from memwatch.reading import load
 from memwatch.report.meta import format_duration
 from memwatch.words import ranks as words

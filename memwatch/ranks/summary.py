@@ -14,6 +14,7 @@ from memwatch.analysis.facts.iterations import boundaries
 from memwatch.capture import load
 from memwatch.capture.rank_summary import Head, read_head
 from memwatch.errors import CaptureError
+from memwatch.kinds.roles import OF_TRAINING
 from memwatch.words.places import own_place
 from memwatch.words.ranks import CHILD, PROCESS, RANK, RESTARTED_RANK, UNKNOWN
 from memwatch.words.storages import short_op
@@ -30,7 +31,7 @@ VERSION: Final = 1
 MOST_POINTS: Final = 1000
 """Of a longer run a point is the highest of several steps."""
 MOST_SITES: Final = 100
-NAMED: Final = ("parameter", "buffer", "gradient", "optimizer state", *COMMUNICATION)
+NAMED: Final = (*OF_TRAINING, *COMMUNICATION)
 """Categories whose names mean the same in all ranks; of the others, the op and the line tell what it is."""
 _SITE: Final = ("category", "module", "what", "line")
 _WHOLE: Final = (

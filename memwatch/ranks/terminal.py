@@ -10,7 +10,7 @@ from rich.text import Text
 
 from memwatch.ranks.figures import category_spreads, totals
 from memwatch.ranks.summary import told_what
-from memwatch.report.console import CATEGORY_STYLE, clip, head, name, to_text
+from memwatch.report.console import category_style, clip, head, name, to_text
 from memwatch.report.terminal import finding_parts
 from memwatch.sizes import format_bytes
 from memwatch.words.places import place_in_file
@@ -106,7 +106,7 @@ def _categories(spreads: list[Any]) -> Table:
         table.add_column(heading, no_wrap=True, overflow="ellipsis")
     for each in spreads:
         sizes = (each.lowest_bytes, each.mean_bytes, each.highest_bytes)
-        style = CATEGORY_STYLE.get(each.name, "")
+        style = category_style(each.name)
         table.add_row(*map(format_bytes, sizes), name(each.name, style=style), name(each.highest_in))
     return table
 
@@ -126,7 +126,7 @@ def _differences(frame: pd.DataFrame, rows: int) -> Table:
             format_bytes(row.spread_bytes),
             format_bytes(row.highest_bytes),
             name(row.where),
-            name(row.category, style=CATEGORY_STYLE.get(row.category, "")),
+            name(row.category, style=category_style(row.category)),
             head(what, 60),
         )
     return table

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Final
 from torch import Tensor
 
 from memwatch._torch.modes import disable_torch_function
-from memwatch.capture.schema import GRADIENT_PREFIX, NONE, ROLES
+from memwatch.capture.schema import GRADIENT_PREFIX, NONE
+from memwatch.kinds.roles import ROLES
 from memwatch.record.tables.parts import plain_parts
 from memwatch.record.tables.rows import Rows
 from memwatch.record.tables.storages import BASELINE, Storages

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from rich.console import Console
 from rich.text import Text
 
+from memwatch.kinds.roles import CATEGORY_OF
 from memwatch.report.text import visible
 
 if TYPE_CHECKING:
@@ -26,21 +27,11 @@ _ASCII: Final = str.maketrans(
     {BLOCK: "#", ELLIPSIS: "~", "─": "-", "━": "-", "│": "|", "├": "|", "└": "`", SLIVER: "."}
 )
 
-CATEGORY_STYLE: Final = {
-    "parameter": "blue",
-    "unsharded parameter": "bright_blue",
-    "buffer": "cyan",
-    "gradient": "yellow",
-    "optimizer state": "magenta",
-    "communication": "bright_magenta",
-    "activation": "red",
-    "recomputed": "bright_red",
-    "input": "green",
-    "held": "bright_cyan",
-    "temporary": "bright_yellow",
-    "workspace": "bright_black",
-    "unknown": "white",
-}
+
+def category_style(category: str) -> str:
+    """Return the colour of a category in a terminal, as `rich` names it; "" for other groups."""
+    row = CATEGORY_OF.get(category)
+    return "" if row is None else row.terminal_color
 
 
 def wants_color() -> bool:

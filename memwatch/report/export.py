@@ -10,8 +10,8 @@ import numpy as np
 
 from memwatch._version import __version__
 from memwatch.capture.derived import DERIVED_BY_NAME
-from memwatch.capture.schema import CATEGORIES
 from memwatch.errors import MemwatchError
+from memwatch.kinds.roles import CATEGORIES
 from memwatch.report.page.curve import live_by_category
 from memwatch.report.stats import stats
 from memwatch.report.tree import peak_tree

@@ -9,7 +9,8 @@ import pandas as pd
 
 from memwatch.analysis.texts import TEXT
 from memwatch.capture.capture import NOT_RECORDED
-from memwatch.capture.schema import EVIDENCE, KEPT_ON_PURPOSE
+from memwatch.capture.schema import EVIDENCE
+from memwatch.kinds.roles import KEPT_ON_PURPOSE
 from memwatch.words.places import own_place, short_own_place
 from memwatch.words.storages import short_op
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from memwatch.errors import MemwatchError
-from memwatch.report.console import CATEGORY_STYLE
+from memwatch.report.console import category_style
 from memwatch.report.facts import bytes_by, peak_instant
 from memwatch.report.page.curve import live_by_category, peak_keeping_events
 from memwatch.report.text import visible
@@ -121,7 +121,7 @@ def _axes(ax: Axes | None) -> Axes:
 
 def _color(category: str) -> str:
     """Return the colour that a category has on a terminal too, in the palette of matplotlib."""
-    style = CATEGORY_STYLE.get(category, "blue")
+    style = category_style(category) or "blue"
     base = {"yellow": "olive", "magenta": "purple", "black": "gray", "white": "brown"}
     light = {
         "blue": "lightskyblue",

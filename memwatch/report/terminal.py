@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from memwatch.analysis.findings.finding import LEAST_RATIO
-from memwatch.report.console import CATEGORY_STYLE, bar, clip, head, line_width, middle, name, tail, to_text
+from memwatch.report.console import bar, category_style, clip, head, line_width, middle, name, tail, to_text
 from memwatch.report.facts import (
     bytes_by,
     bytes_by_line,
@@ -202,7 +202,7 @@ def _categories(reading: Reading, line: int) -> Table:
     groups = bytes_by(reading.at_peak, "category")
     room = line - FIGURES_WIDTH - _longest(groups.index) - len("Storages") - 2 * GAP
     for category, row in groups.iterrows():
-        style = CATEGORY_STYLE.get(str(category), "")
+        style = category_style(str(category))
         filled = bar(row["nbytes"] / (reading.peak_bytes or 1), max(min(room, BAR_WIDTH), 1), style)
         cells = (format_bytes(row["nbytes"]), _share(row["nbytes"], reading), filled, f"{row['count']:,}")
         table.add_row(name(str(category), style), *cells)
@@ -215,7 +215,7 @@ def _storages(reading: Reading, rows: int, line: int) -> Table:
     room = line - FIGURES_WIDTH - _longest(largest["category"]) - 2 * GAP
     for_tensor = min(_longest(largest["tensor"]), max(room - _longest(largest["name"]), room * 2 // 5))
     for _, row in largest.iterrows():
-        category = name(row["category"], CATEGORY_STYLE.get(row["category"], ""))
+        category = name(row["category"], category_style(row["category"]))
         cells = (category, middle(row["name"], room - for_tensor), head(row["tensor"], for_tensor))
         table.add_row(format_bytes(row["nbytes"]), _share(row["nbytes"], reading), *cells)
     _add_rest(table, reading.at_peak["nbytes"].iloc[rows:], reading)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from memwatch.kinds.edges import EdgeKind, VertexKind
+from memwatch.kinds.roles import ROLE_OF
 from memwatch.words.edges import OF_OWNER, edge_phrase, names_owner, phrase_without_owner
 from memwatch.words.storages import role_name, short_op
 
@@ -42,14 +43,6 @@ REACHED: Final = "{reference}, reached from {head}"
 REACHED_BY_HOOK: Final = "{reference}, of a hook, reached from {head}"
 VARIABLE_OF: Final = "`{name}`, local variable of {owner}"
 BY_NAME: Final = "`{name}`"
-ROLES: Final[dict[str, str]] = {
-    "parameter": "parameter `{name}`",
-    "stepped parameter": "an optimizer, as the parameter `{name}` that no module has any more",
-    "buffer": "buffer `{name}`",
-    "selective checkpoint": "a selective checkpoint, which saves it for when its region runs again",
-    "unsharded gradient": "gradient of the whole parameter `{name}` of FSDP",
-}
-"""Roles that name the holder. For other roles the name of the memory names it."""
 AUTOCAST_COPY: Final = "autocast's cache of converted weights, as a copy of `{name}`"
 SAVED: Final = "saved by {op}"
 SAVED_FOR_MODULE: Final = "saved by {op} in `{module}`"
@@ -90,7 +83,8 @@ INFERRED: Final = "{holder} (inferred: {rule})"
 
 def role_holder(role: str, name: str) -> str:
     """Return who holds memory in a role, given the recorded name of it: `adam.exp_avg[head.weight]`."""
-    template = ROLES.get(role)
+    row = ROLE_OF.get(role)
+    template = None if row is None else row.holder_words
     return role_name(role, name) if template is None else template.format(name=name)
 
 

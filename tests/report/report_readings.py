@@ -11,7 +11,7 @@ import pandas as pd
 from memwatch.analysis.facts.reserved import ReservedBytes
 from memwatch.analysis.texts import TEXT
 from memwatch.capture.derived import DERIVED_BY_NAME, PANDAS_DTYPE
-from memwatch.capture.schema import CATEGORIES
+from memwatch.kinds.roles import CATEGORIES
 from memwatch.own_code import CodeOwner
 
 

@@ -16,7 +16,7 @@ import report_readings
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memwatch.capture.schema import CATEGORIES
+from memwatch.kinds.roles import CATEGORIES
 from memwatch.report.page.code import CodeReader
 from memwatch.report.page.columns import Words, pack_frame, pack_ints
 from memwatch.report.page.curve import live_by_category, peak_keeping_events

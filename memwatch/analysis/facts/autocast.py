@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from memwatch.capture.schema import ACCESSES, NONE, ROLES
+from memwatch.capture.schema import ACCESSES, NONE
+from memwatch.kinds.roles import ROLES
 
 if TYPE_CHECKING:
     from memwatch.capture import Capture

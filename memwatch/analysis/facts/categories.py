@@ -31,7 +31,8 @@ from memwatch.analysis.facts.forward_ops import crosses_to_backward, saved_by_au
 from memwatch.analysis.facts.places import gives_storage, lifts
 from memwatch.analysis.facts.recomputes import Recomputes
 from memwatch.analysis.facts.role_times import InRole, PastRole
-from memwatch.capture.schema import ACCESSES, NONE, ROLES
+from memwatch.capture.schema import ACCESSES, NONE
+from memwatch.kinds.roles import ROLE_OF, ROLE_ROWS, ROLES
 
 if TYPE_CHECKING:
     from collections.abc import Container
@@ -188,47 +189,10 @@ class DerivedInputs:
         return ops
 
 
-_ROLE_RULES = {
-    "parameter": "it is a parameter of a module or of an optimizer",
-    "stepped parameter": "an optimizer steps it, and no module has it any more",
-    "buffer": "it is a buffer of a module",
-    "optimizer state": "the optimizer keeps it in its state",
-    "gradient": "it was the .grad of a parameter",
-    "input": "it was an argument of the outermost module call, and no module computed it",
-    "unsharded parameter": "FSDP gathers the whole parameter in it",
-    "unsharded gradient": "it is the gradient of a whole parameter, which FSDP has not reduced yet",
-    "bucket": "DistributedDataParallel's reducer reduces the gradients in it",
-    "communication": "DistributedDataParallel or FSDP2 made it to communicate",
-    "selective checkpoint": "a selective checkpoint saves it, as its policy says",
-    "reducer memory": "inferred: it was born while DistributedDataParallel made its reducer, and is alive after that",
-}
 _INPUT_RULES = {
     **dict.fromkeys((BASELINE, EXTERNAL), "it was there before, made outside the block or the allocator"),
     BY_THREAD: "another thread made it, and this one uses it",
 }
-_CATEGORY_OF_ROLE = {
-    "stepped parameter": "parameter",
-    "unsharded gradient": "gradient",
-    "bucket": "communication",
-    "reducer memory": "communication",
-    "selective checkpoint": "activation",
-}
-"""The category that a role gives, where it has another name."""
-_STRENGTH = (
-    "unsharded parameter",
-    "parameter",
-    "stepped parameter",
-    "buffer",
-    "optimizer state",
-    "gradient",
-    "unsharded gradient",
-    "bucket",
-    "communication",
-    "reducer memory",
-    "selective checkpoint",
-    "input",
-)
-"""Roles that give a category, the strongest first."""
 _UNSURE_RULES: Final = {
     InRole.EARLIER: "inferred: {rule}, but no longer at the next search",
     InRole.BETWEEN: "inferred: {rule} at the searches before and after",
@@ -428,10 +392,11 @@ def _by_role(role: str, unsure: PastRole | None, *, is_state: bool, is_idle: boo
     """
     if role == "input" and (is_state or is_idle):
         return "held", _WRITTEN_INPUT if is_state else _IDLE_INPUT
-    rule = _ROLE_RULES[role]
+    row = ROLE_OF[role]
+    rule = row.rule or ""
     if unsure is not None:
         rule = _UNSURE_RULES[unsure.state].format(rule=rule)
-    return _CATEGORY_OF_ROLE.get(role, role), rule
+    return row.category or role, rule
 
 
 def _outlived_roles(
@@ -517,7 +482,7 @@ def _roles(capture: Capture, over: Container[tuple[int, str]]) -> dict[int, tupl
     With `gradient_as_bucket_view` the gradients lie in a bucket. The bucket counts as gradients, and its holder is
     the reducer.
     """
-    strength = {role: rank for rank, role in enumerate(_STRENGTH)}
+    strength = {row.name: row.strength for row in ROLE_ROWS if row.strength is not None}
     rows = capture.tables["roles"]
     found: dict[int, tuple[str, str, str, int]] = {}
     columns = (rows["role"].tolist(), capture.text(rows["name"]), rows["module"].tolist())

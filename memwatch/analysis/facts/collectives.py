@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from memwatch.capture.schema import ACCESSES, BACKWARD, NONE
+from memwatch.kinds.roles import OF_TRAINING
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -25,7 +26,6 @@ _UNDEFINED: Final = ("aten.empty", "aten.new_empty")
 """Beginnings of the names of ops that make memory with undefined content."""
 COMMUNICATION: Final = ("communication", "unsharded parameter")
 """Categories of memory that collectives need."""
-_LASTING: Final = ("parameter", "buffer", "gradient", "optimizer state")
 """Categories that memory keeps even if a collective writes into it, as a broadcast does that makes ranks start alike.
 """
 
@@ -92,5 +92,5 @@ def for_collectives(capture: Capture, allocations: Allocations, category: Coded)
     made = np.append(collective, False)[np.where(allocations.op == NONE, len(collective), allocations.op)]
     received = np.append(received_into(capture, collective, allocations.named), False)[allocations.storage]
     found: NDArray[np.bool_] = allocations.storage != NONE
-    found &= category.isin(COMMUNICATION) | ((made | received) & ~category.isin(_LASTING))
+    found &= category.isin(COMMUNICATION) | ((made | received) & ~category.isin(OF_TRAINING))
     return found

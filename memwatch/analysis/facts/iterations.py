@@ -23,8 +23,9 @@ import numpy as np
 from memwatch.analysis.facts.allocations import BASELINE
 from memwatch.analysis.facts.places import runs_in_backward
 from memwatch.analysis.facts.step_curve import FIGURES, StepCurve, step_curve
-from memwatch.capture.schema import FORWARD, IN_BACKWARD, NONE, ROLES
+from memwatch.capture.schema import FORWARD, IN_BACKWARD, NONE
 from memwatch.kinds.edges import EdgeKind
+from memwatch.kinds.roles import ROLES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

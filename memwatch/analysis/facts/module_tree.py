@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from memwatch.capture.schema import NONE, PLACES_OF_MODULES, ROLES
+from memwatch.capture.schema import NONE, PLACES_OF_MODULES
+from memwatch.kinds.roles import ROLES
 from memwatch.words.places import FORMER_MODULE
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from memwatch.analysis.facts.compiled_calls import COMPILED, compiled_backward_a
 from memwatch.analysis.facts.forward_ops import op_of_node
 from memwatch.analysis.facts.places import OF_DATA, lifts, with_empty_end
 from memwatch.capture.schema import ACCESSES, FORWARD, GRADIENT_PREFIX, NONE
+from memwatch.kinds.roles import OF_TRAINING
 from memwatch.words.places import own_place_in_file
 from memwatch.words.storages import made_name, output_name, role_name, saved_name, unmade_name
 
@@ -94,7 +95,7 @@ def made_by(capture: Capture, allocations: Allocations, places: Places) -> MadeB
     )
 
 
-_OWNED: Final = ("parameter", "unsharded parameter", "buffer", "gradient", "optimizer state")
+_OWNED: Final = (*OF_TRAINING, "unsharded parameter")
 
 _AS_MADE: Final = -2
 """The number of the module whose op made an allocation; -1 means no module."""

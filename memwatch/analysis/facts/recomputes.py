@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from memwatch.capture.schema import ACCESSES, BACKWARD, IN_BACKWARD, NONE, RECOMPUTE, ROLES
+from memwatch.capture.schema import ACCESSES, BACKWARD, IN_BACKWARD, NONE, RECOMPUTE
+from memwatch.kinds.roles import ROLES
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from memwatch.analysis.facts.coded import Grouped
-from memwatch.capture.schema import BACKWARD, IN_BACKWARD, NONE, OPTIMIZER, ROLES
+from memwatch.capture.schema import BACKWARD, IN_BACKWARD, NONE, OPTIMIZER
+from memwatch.kinds.roles import ROLES
 from memwatch.own_code import CodeOwner
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ import numpy as np
 from memwatch.analysis.facts.biographies import DRAG, LAG, USE, VOID
 from memwatch.analysis.holders import Holder, HolderEvidence, HolderKind
 from memwatch.analysis.saved_tensors import SavedTensorOutcome
-from memwatch.capture.schema import KEPT_ON_PURPOSE, NONE, PHASES
+from memwatch.capture.schema import NONE, PHASES
+from memwatch.kinds.roles import KEPT_ON_PURPOSE
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Sequence

@@ -20,9 +20,10 @@ import numpy as np
 from memwatch.analysis.findings.candidate import Candidate, by_holder
 from memwatch.analysis.holders import HolderKind
 from memwatch.analysis.other_threads import unrecorded_code_ran_while_idle
-from memwatch.capture.schema import ACCESSES, KEPT_ON_PURPOSE, NONE
+from memwatch.capture.schema import ACCESSES, NONE
 from memwatch.kinds.edges import EdgeKind
 from memwatch.kinds.findings import FindingKind
+from memwatch.kinds.roles import KEPT_ON_PURPOSE
 from memwatch.words.holders import site_text
 
 if TYPE_CHECKING:

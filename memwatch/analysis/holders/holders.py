@@ -18,6 +18,7 @@ from memwatch.analysis.holders.unseen import Unseen
 from memwatch.analysis.saved_tensors import SavedTensorOutcome, SavedTensorOutcomes
 from memwatch.capture.schema import GRADIENT_PREFIX, NONE
 from memwatch.kinds.holders import HolderEvidence, HolderKind, Inference
+from memwatch.kinds.roles import ROLE_OF, ROLE_ROWS
 from memwatch.words import holders as words
 
 if TYPE_CHECKING:
@@ -29,22 +30,8 @@ if TYPE_CHECKING:
     from memwatch.analysis.saved_tensors import SavedTensors
     from memwatch.capture.columns import IntArray
 
-_ROLES: Final = {
-    "parameter": HolderKind.PARAMETER,
-    "stepped parameter": HolderKind.PARAMETER,
-    "buffer": HolderKind.BUFFER,
-    "optimizer state": HolderKind.OPTIMIZER_STATE,
-    "gradient": HolderKind.GRADIENT,
-    "unsharded parameter": HolderKind.UNSHARDED_PARAMETER,
-    "unsharded gradient": HolderKind.COMMUNICATION,
-    "bucket": HolderKind.COMMUNICATION,
-    "communication": HolderKind.COMMUNICATION,
-    "reducer memory": HolderKind.COMMUNICATION,
-    "selective checkpoint": HolderKind.CHECKPOINT,
-}
-"""Roles that name their holder by themselves."""
+_NAMING_ROLES: Final = tuple(row.name for row in ROLE_ROWS if row.holder is not None)
 _BOOKS: Final = HolderEvidence.STRUCTURE
-_INFERRED_ROLES: Final = ("reducer memory",)
 _NO_PACKS: Final = np.zeros(0, dtype=np.int64)
 _INFERENCES: Final = {
     InRole.LATER: Inference.ROLE_LATER,
@@ -119,7 +106,7 @@ class Holders:
         facts, every = self._facts, self._facts.allocations
         roles = facts.categories.role.of(allocations)
         columns = (roles, every.storage[allocations].tolist(), facts.recorded_names.of(allocations))
-        is_asked = (roles.isin(_ROLES) & ((every.op[allocations] != op) | (op == NONE))).tolist()
+        is_asked = (roles.isin(_NAMING_ROLES) & ((every.op[allocations] != op) | (op == NONE))).tolist()
         return [
             self._in_role(role, storage, name, op) if is_wanted else None
             for role, storage, name, is_wanted in zip(*columns, is_asked, strict=True)
@@ -132,7 +119,7 @@ class Holders:
         """
         facts, every = self._facts, self._facts.allocations
         told: NDArray[np.bool_] = every.op[allocations] != NONE
-        told |= facts.categories.role.isin(_ROLES)[allocations]
+        told |= facts.categories.role.isin(_NAMING_ROLES)[allocations]
         told |= every.origin[allocations] == WORKSPACE
         tables = (
             self._packs_by_storage, self._samples.storages, facts.autocast_copies, facts.recomputes.awaited,
@@ -173,7 +160,7 @@ class Holders:
     def _in_books(self, allocation: int, event: int) -> Holder | None:
         """Return the holder that torch's own books name: a role, a saved tensor, a checkpoint, autocast's cache."""
         op = self._facts.op_at(event)
-        is_in_role = self._facts.categories.role[allocation] in _ROLES
+        is_in_role = self._facts.categories.role[allocation] in _NAMING_ROLES
         by_role = self._by_role(allocation, event) if is_in_role else None
         if by_role is not None:
             return by_role
@@ -223,15 +210,15 @@ class Holders:
 
         Return None if the storage has left the role.
         """
-        known = self._facts.role_times.at(storage, role, op)
-        if known is InRole.ENDED:
+        known, kind = self._facts.role_times.at(storage, role, op), ROLE_OF[role].holder
+        if kind is None or known is InRole.ENDED:
             return None
-        made_with = Inference.MADE_WITH if role in _INFERRED_ROLES else None
+        made_with = Inference.MADE_WITH if ROLE_OF[role].is_inferred else None
         rule = _INFERENCES.get(known, made_with)
         name = recorded_name.removeprefix(GRADIENT_PREFIX)
         # made at once, because 100,000 of them may be reported
         return Holder(
-            _ROLES[role],
+            kind,
             words.role_holder(role, name),
             subject=(name,),
             evidence=_BOOKS if rule is None else HolderEvidence.INFERRED,

@@ -20,7 +20,8 @@ import numpy as np
 
 from memwatch.analysis.facts.coded import Grouped
 from memwatch.analysis.ways.timeline import ChangedBytes, Spike
-from memwatch.capture.schema import ACCESSES, BACKWARD, FORWARD, NONE, ROLES
+from memwatch.capture.schema import ACCESSES, BACKWARD, FORWARD, NONE
+from memwatch.kinds.roles import ROLES
 from memwatch.own_code import CodeOwner
 
 if TYPE_CHECKING:

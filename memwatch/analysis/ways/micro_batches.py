@@ -22,7 +22,8 @@ from memwatch.analysis.facts.forward_ops import maker_of_node
 from memwatch.analysis.ways.other_optimizer import has_one_optimizer
 from memwatch.analysis.ways.step_in_backward import OF_JOBS
 from memwatch.analysis.ways.timeline import ChangedBytes, dimensions_of
-from memwatch.capture.schema import ACCESSES, FORWARD, IN_BACKWARD, NONE, OPTIMIZER, ROLES
+from memwatch.capture.schema import ACCESSES, FORWARD, IN_BACKWARD, NONE, OPTIMIZER
+from memwatch.kinds.roles import ROLES
 
 if TYPE_CHECKING:
     from memwatch.analysis.facts.facts import Facts

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 
 from memwatch.analysis.ways.timeline import ChangedBytes, dimensions_of
-from memwatch.capture.schema import NONE, OPTIMIZER, ROLES
+from memwatch.capture.schema import NONE, OPTIMIZER
+from memwatch.kinds.roles import ROLES
 
 if TYPE_CHECKING:
     from memwatch.analysis.facts.facts import Facts

@@ -20,7 +20,8 @@ import numpy as np
 
 from memwatch.analysis.facts.coded import Grouped
 from memwatch.analysis.ways.timeline import ChangedBytes, Spike
-from memwatch.capture.schema import ACCESSES, BACKWARD, IN_BACKWARD, NONE, OPTIMIZER, ROLES
+from memwatch.capture.schema import ACCESSES, BACKWARD, IN_BACKWARD, NONE, OPTIMIZER
+from memwatch.kinds.roles import ROLES
 
 if TYPE_CHECKING:
     from memwatch.analysis.facts.facts import Facts

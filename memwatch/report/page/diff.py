@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.analysis.texts import TEXT
-from memwatch.capture.schema import CATEGORIES
+from memwatch.kinds.roles import CATEGORIES
 from memwatch.report.page.columns import Words, pack_frame
 from memwatch.report.text import visible
 

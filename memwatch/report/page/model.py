@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from memwatch.capture.schema import CATEGORIES
+from memwatch.kinds.roles import CATEGORIES
 from memwatch.report.facts import (
     PeakInstant,
     bytes_by,
