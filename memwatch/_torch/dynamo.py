@@ -4,6 +4,7 @@
 | --- | --- |
 | torch._C._dynamo.eval_frame.get_eval_frame_callback | frame_callback |
 | torch._C._dynamo.eval_frame.set_code_exec_strategy(code, SKIP) | skip_frames_of(code) |
+| torch._C._dynamo.eval_frame.reset_code | forget_code(code) |
 | torch._dynamo.disable | disabled(function) |
 | torch._dynamo.eval_frame.innermost_fn | function_that_enables() |
 | torch._TorchCompileWrapper | compiling_wrapper() |
@@ -153,6 +154,9 @@ def computes_as_numpy(nodes: Iterable[fx.Node]) -> bool:
 _given_up: Final = Part(
     "a budget may leave out code that torch.compile does not compile, and no warning appears"
 )
+_reset_code: Final[Callable[[CodeType], None]] = _given_up.take(
+    "torch._C._dynamo.eval_frame.reset_code", lambda code: None
+)
 _PENDING: Final = "_CompilationCallbackHandler__pending_callbacks_counter"
 
 
@@ -193,6 +197,11 @@ def call_on_uncompiled_frame(call: Callable[[Any, CodeType, str], None]) -> None
         handler.register_end_callback(ended)
 
     handler.clear = clear_others
+
+
+def forget_code(code: CodeType) -> None:
+    """Make dynamo ask again about a code object that it gave up on. Otherwise it runs it uncompiled without a word."""
+    _reset_code(code)
 
 
 def _as_backends(error: Exception, failed: Any, backend: Any) -> Exception:

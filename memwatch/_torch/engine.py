@@ -1,8 +1,8 @@
-"""autograd's engine: call a function when a backward has returned.
+"""autograd's engine: call a function when a backward begins or has returned.
 
 | torch | here |
 | --- | --- |
-| torch.autograd._engine_run_backward | call_after_backwards(call) |
+| torch.autograd._engine_run_backward | call_after_backwards(call), call_before_next_backward(call) |
 | torch._C._autograd._get_current_graph_task_keep_graph | keeps_graph() |
 | torch._C._current_graph_task_id | is_in_backward() |
 | grad_fn.metadata | metadata_of(grad_fn) |
@@ -63,6 +63,29 @@ def call_after_backwards(call: Callable[[], object]) -> Callable[[], None]:
 
     setattr(module, _NAME, run_backward)
     return end
+
+
+def call_before_next_backward(call: Callable[[], object]) -> None:
+    """Call a function once, before the next backward begins. If it raises, that backward does not run."""
+    if _run_backward is None:
+        call()
+        return
+    module: Any = torch.autograd
+    before = getattr(module, _NAME)
+    is_due = True
+
+    @disabled
+    @functools.wraps(before)
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
+        nonlocal is_due
+        if is_due and not is_fake_mode_on():
+            is_due = False
+            if getattr(module, _NAME) is run_backward:  # otherwise another function was put around this one
+                setattr(module, _NAME, before)
+            call()
+        return before(*args, **kwargs)
+
+    setattr(module, _NAME, run_backward)
 
 
 def metadata_of(grad_fn: Any) -> dict[Any, Any]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import warnings
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
-from weakref import finalize
+from weakref import finalize, ref
 
 import torch
 
@@ -25,13 +25,16 @@ from memwatch._torch.aot import (
     let_saved_tensors_vary,
     min_cut_partition,
 )
+from memwatch._torch.autograd import node_of_result
 from memwatch._torch.dynamo import (
     call_on_uncompiled_frame,
     compiling_wrapper,
     computes_as_numpy,
+    forget_code,
     function_that_enables,
     skip_frame_exception,
 )
+from memwatch._torch.engine import call_before_next_backward
 from memwatch._torch.traced_graphs import has_region_budget
 from memwatch.errors import OptionError, UnsupportedOpError
 from memwatch.planner import BudgetError
@@ -40,7 +43,7 @@ from memwatch.replay.options import BackendOptions
 from memwatch.replay.traced_graph import TracedGraph, boxed, with_inductor, with_kernels
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import CodeType
 
     from torch import fx
@@ -77,7 +80,7 @@ def memwatch_backend(
         # dynamo replaces NumPy's functions by ops of torch, whose results differ in the last bits
         reason = "torch.compile leaves a function that calls NumPy as it is, or the results would differ"
         _leave_uncompiled(read, reason)
-    keeper = _keeper_of(read, inputs)
+    keeper, owner = _keeper_of(read, inputs), compiling_wrapper()
     is_inductor = read.inner == "inductor"
     graph = TracedGraph(module, inputs, with_inductor if is_inductor else with_kernels)
     compiler = _Compiler(graph, keeper)
@@ -95,6 +98,8 @@ def memwatch_backend(
     graph.run = _undisabled(graph.run)  # dynamo must not trace the function that is returned
 
     def run(*args: Any) -> Any:
+        if _uncovered:
+            _settle_uncovered(owner, args)
         settled = keeper.follow(graph, args)
         if settled is not None:
             try:
@@ -196,7 +201,7 @@ class _Compiler:
 
 
 def _on_not_compiled(owner: Any, code: CodeType, reason: str) -> None:
-    """Refuse or warn, because torch.compile does not compile a function that the budget should cover.
+    """Note that torch.compile does not compile a function that the budget should cover.
 
     While a step is measured, the memory of such code is measured too. Before the first graph memwatch measures
     nothing. The backend is only called if torch.compile compiles a function.
@@ -208,25 +213,58 @@ def _on_not_compiled(owner: Any, code: CodeType, reason: str) -> None:
     if (
         options.budget is None
         or id(owner) in _warned_owners
+        or id(owner) in _uncovered
         or (keeper is not None and keeper.is_step_running)
     ):
         return
     place = f"`{code.co_name}` ({code.co_filename}:{code.co_firstlineno})"
-    _refuse_or_warn_uncovered(owner, options, f"torch.compile leaves {place} as it is: {reason.rstrip('. ')}")
+    _note_uncovered(owner, options, f"torch.compile leaves {place} as it is: {reason.rstrip('. ')}", code)
 
 
 def _leave_uncompiled(options: BackendOptions, what: str) -> None:
     """Make dynamo run the current function uncompiled; refuse or warn if there is a budget."""
     owner = compiling_wrapper()
     if options.budget is not None and torch.is_grad_enabled() and id(owner) not in _warned_owners:
-        _refuse_or_warn_uncovered(owner, options, what)
+        _note_uncovered(owner, options, what)
     if _LeaveFrame is not None:
         raise _LeaveFrame(what)
 
 
-def _refuse_or_warn_uncovered(owner: Any, options: BackendOptions, what: str) -> None:
+def _note_uncovered(owner: Any, options: BackendOptions, what: str, code: CodeType | None = None) -> None:
+    """Remember that a function runs uncompiled, until its effect on the budget is known.
+
+    torch.compile may still compile functions that it calls, such as the layers of a loop with a graph break. If the
+    first of their graphs reads only inputs of the model, everything that the model saves for backward comes later and
+    is measured. If no graph has run when the first backward begins, the budget covers nothing.
+    """
+    if owner is None:  # there is no call of a compiled callable to wait for
+        _refuse_or_warn_of(None, options, what, code)
+        return
+    _uncovered[id(owner)] = options, what, code
+    finalize(owner, _uncovered.pop, id(owner), None)
+    weak = ref(owner)
+    call_before_next_backward(lambda: _refuse_or_warn_uncovered(weak()))
+
+
+def _settle_uncovered(owner: Any, args: Sequence[Any]) -> None:
+    """Refuse or warn if code before the first graph saved tensors for the backward; otherwise all will be measured."""
+    if any(isinstance(item, torch.Tensor) and node_of_result(item) is not None for item in args):
+        _refuse_or_warn_uncovered(owner)
+    else:
+        _uncovered.pop(id(owner), None)
+
+
+def _refuse_or_warn_uncovered(owner: Any) -> None:
+    found = _uncovered.pop(id(owner), None)
+    if found is not None:
+        _refuse_or_warn_of(owner, *found)
+
+
+def _refuse_or_warn_of(owner: Any, options: BackendOptions, what: str, code: CodeType | None) -> None:
     message = f"{what}; the budget covers no memory that it keeps"
     if options.strict:
+        if code is not None:
+            forget_code(code)  # otherwise the next attempt would run without an error
         raise BudgetError(message, None, 0, advice=_UNCOMPILED)
     if owner is not None:
         _warned_owners.add(id(owner))
@@ -234,6 +272,7 @@ def _refuse_or_warn_uncovered(owner: Any, options: BackendOptions, what: str) ->
     warnings.warn(f"torch.compile, backend memwatch: {message}; {_UNCOMPILED}", stacklevel=2)
 
 
+_uncovered: dict[int, tuple[BackendOptions, str, CodeType | None]] = {}
 _warned_owners: set[int] = set()
 _UNCOMPILED = (
     "compile the parts around it, or use memwatch.apply_plan or memwatch.fit, which need no compiler"

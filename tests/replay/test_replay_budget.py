@@ -323,7 +323,7 @@ class Recurrent(nn.Module):
 
 
 def test_a_model_that_is_not_compiled_is_refused():
-    """Its budget would not be kept.
+    """No graph has run when its backward begins, so the budget covers nothing.
 
     A strict budget is an error, another one a warning; both name the code and the reason.
 
@@ -332,13 +332,62 @@ def test_a_model_that_is_not_compiled_is_refused():
     model, x = Recurrent(), torch.ones(3, 2, 8)
     for _ in range(2):
         with pytest.raises(BudgetError, match=r"^torch.compile leaves `forward` .* as it is: .*LSTM"):
-            compiled(model, "50%")(x)
+            compiled(model, "50%")(x).sum().backward()
     planned = compiled(model, "50%", strict=False)
     with pytest.warns(UserWarning, match=r"leaves `forward` .* as it is: .*LSTM"):
-        planned(x)
+        planned(x).sum().backward()
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         planned(x).sum().backward()
+
+
+class _Layer(nn.Module):
+    """A layer with a forward of its own, which dynamo can compile by itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(64, 64)
+
+    def forward(self, x):
+        return torch.nn.functional.gelu(self.linear(x))
+
+
+class BrokenLoop(nn.Module):
+    """Dynamo leaves a loop with a graph break as it is, and compiles each of its layers."""
+
+    def __init__(self, *, is_embedded=False):
+        super().__init__()
+        self.layers = nn.ModuleList(_Layer() for _ in range(4))
+        self.embedding = torch._dynamo.disable(layers(2, 64)) if is_embedded else None
+
+    def forward(self, x):
+        x = x if self.embedding is None else self.embedding(x)
+        for number, layer in enumerate(self.layers):
+            x = layer(x)
+            if number == 1:
+                torch._dynamo.graph_break()
+        return x
+
+
+def test_a_loop_with_a_graph_break_keeps_a_strict_budget():
+    """Its layers are graphs of one step, which is measured from the first of them on."""
+    x, model = torch.randn(512, 64), BrokenLoop()
+    expected = step(model, lambda: model(x))
+    eager = peak_of(model, lambda: model(x))
+    planned = compiled(model, "70%")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*memwatch")
+        for _ in range(4):
+            found = step(model, lambda: planned(x))
+    assert_equal(found, expected)
+    assert peak_of(model, lambda: planned(x)) <= 0.7 * eager
+
+
+def test_code_that_saves_before_the_first_graph_of_a_loop_is_refused():
+    """The first graph then reads a result that autograd made."""
+    x, model = torch.randn(512, 64), BrokenLoop(is_embedded=True)
+    with pytest.raises(BudgetError, match=r"^torch.compile leaves `.*forward.*` .* as it is"):
+        compiled(model, "70%")(x).sum().backward()
 
 
 class Wrapped(nn.Module):
