@@ -156,6 +156,12 @@ _OF_VALUES = (
     "torch._subclasses.fake_tensor.UnsupportedOperatorException",
     "torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode",
 )
+_OF_FAKE_CHECKS = (
+    "torch._guards.active_fake_mode",
+    "torch._subclasses.FakeTensor",
+    "torch._subclasses.fake_tensor.is_fake",
+    "torch.utils._python_dispatch.is_in_torch_dispatch_mode",
+)
 _OF_JOBS = (
     "torch._subclasses.fake_tensor.D",
     "torch._subclasses.fake_tensor.unset_fake_temporarily",
@@ -185,7 +191,7 @@ _OF_THE_BACKEND = (
     "torch.ops.aten._native_batch_norm_legit",
 )
 _OF_THE_COMPILER = ("torch._dynamo.", *_OF_THE_BACKEND)
-ASKED_LAST = (*_OF_THE_COMPILER, *_OF_INDUCTOR, *_OF_VALUES, *_OF_JOBS)
+ASKED_LAST = (*_OF_THE_COMPILER, *_OF_INDUCTOR, *_OF_VALUES, *_OF_FAKE_CHECKS, *_OF_JOBS)
 """Names whose steps import torch's compiler: it is imported once for them, after all others."""
 _OF_THE_KEY = ("torch._C._dispatch", "torch._ops", "torch.ops", "torch.library")
 _OF_PROFILES_ALONE = (
@@ -211,6 +217,8 @@ def steps_of(name: str) -> dict[str, Step]:
             "compiled": _profile_compiled,
             "mode": _profile_by("mode", "0"),
         }
+    if name in _OF_FAKE_CHECKS:
+        return {"estimate": _estimate}
     if name.startswith(_OF_INDUCTOR):
         return {"inductor": _compile_by_inductor}
     if name in _OF_VALUES:
