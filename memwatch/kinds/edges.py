@@ -20,7 +20,7 @@ from memwatch.kinds.remedies import Remedy
 
 @dataclass(frozen=True, slots=True)
 class EdgeRow:
-    """What depends on the kind of a reference.
+    """The properties of one kind of reference.
 
     Attributes:
         number: the number in the capture file.
@@ -46,6 +46,8 @@ class EdgeRow:
         is_hook_table: True for a table of hooks that a tensor or an autograd node has.
         is_of_any_code: True if any code may make the reference: the file of the class is the wrong place to edit it.
         is_named_per_object: True if each object of a series may have another name.
+        outlives_iteration: True for a reference of an object that an iteration does not make anew, as it makes a
+            model's output.
     """
 
     number: int
@@ -68,6 +70,7 @@ class EdgeRow:
     is_hook_table: bool = False
     is_of_any_code: bool = False
     is_named_per_object: bool = False
+    outlives_iteration: bool = False
 
 
 @unique
@@ -136,9 +139,16 @@ class EdgeKind(Enum):
         cut_rank=11,
         mechanism=Remedy.CONTEXT_VARIABLE,
         is_named_per_object=True,
+        outlives_iteration=True,
     )
     # name of the attribute of a threading.local
-    THREAD_LOCAL = EdgeRow(14, "thread local attribute .{name}", cut_rank=4, mechanism=Remedy.THREAD_LOCAL)
+    THREAD_LOCAL = EdgeRow(
+        14,
+        "thread local attribute .{name}",
+        cut_rank=4,
+        mechanism=Remedy.THREAD_LOCAL,
+        outlives_iteration=True,
+    )
     # a value of a call that has no variable
     TEMPORARY = EdgeRow(15, "a temporary")
     # from a frame to the frame that called it
@@ -173,6 +183,7 @@ class EdgeKind(Enum):
         in_cycle=Remedy.CLASS_IN_CYCLE,
         is_accessor=True,
         is_kept_by_owner=True,
+        outlives_iteration=True,
     )
     # name of an entry that the class's namespace no longer has
     CLASS_ENTRY = EdgeRow(34, "class entry .{name}", in_cycle=Remedy.CLASS_IN_CYCLE)
@@ -269,6 +280,7 @@ class EdgeKind(Enum):
         cut_rank=1,
         retained=Remedy.CLOSURE_CELL,
         in_cycle=Remedy.CLOSURE_CELL_IN_CYCLE,
+        outlives_iteration=True,
     )
     # from a cell that no function on the path owns
     CELL_CONTENTS = EdgeRow(
@@ -279,6 +291,7 @@ class EdgeKind(Enum):
         retained=Remedy.CLOSURE_CELL,
         in_cycle=Remedy.CLOSURE_CELL_IN_CYCLE,
         is_silent=True,
+        outlives_iteration=True,
     )
     # name of the argument
     DEFAULT_ARGUMENT = EdgeRow(
@@ -287,6 +300,7 @@ class EdgeKind(Enum):
         holder=HolderKind.DEFAULT_ARGUMENT,
         cut_rank=6,
         mechanism=Remedy.DEFAULT_ARGUMENT,
+        outlives_iteration=True,
     )
     # from a bound method to its object
     BOUND_SELF = EdgeRow(73, "`self`", cut_rank=7, retained=Remedy.BOUND_METHOD, in_cycle=Remedy.BOUND_METHOD)
@@ -308,6 +322,7 @@ class EdgeKind(Enum):
         holder=HolderKind.CACHE,
         mechanism=Remedy.CACHE,
         is_kept_by_owner=True,
+        outlives_iteration=True,
     )
     # kept by functools.lru_cache
     CACHE_ARGUMENT = EdgeRow(
@@ -318,6 +333,7 @@ class EdgeKind(Enum):
         cut_rank=10,
         mechanism=Remedy.CACHE,
         is_kept_by_owner=True,
+        outlives_iteration=True,
     )
     # from a task to its coroutine
     COROUTINE = EdgeRow(78, "coroutine")
@@ -449,7 +465,7 @@ class EdgeKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class VertexRow:
-    """What depends on the kind of an object.
+    """The properties of one kind of object.
 
     Attributes:
         number: the number in the capture file.

@@ -8,7 +8,7 @@ from enum import Enum
 
 @dataclass(frozen=True, slots=True)
 class FindingRow:
-    """What depends on the kind of a finding.
+    """The properties of one kind of finding.
 
     Attributes:
         text: the kind in tables and JSON.

@@ -8,7 +8,7 @@ from enum import Enum, unique
 
 @dataclass(frozen=True, slots=True)
 class HolderRow:
-    """What depends on the kind of a holder.
+    """The properties of one kind of holder.
 
     Attributes:
         text: the kind in tables and JSON.

@@ -8,7 +8,7 @@ from enum import Enum
 
 @dataclass(frozen=True, slots=True)
 class LeakRow:
-    """What depends on the kind of a leak.
+    """The properties of one kind of leak.
 
     Attributes:
         text: the kind in tables and JSON.

@@ -8,13 +8,13 @@ from enum import Enum
 
 @dataclass(frozen=True, slots=True)
 class RemedyRow:
-    """What depends on a remedy.
+    """The properties of one remedy.
 
     Attributes:
         advice: the sentence for the user.
         is_of_function: True for advice about a function, or about a hook in a loop. For a hook that a live object
             keeps, the user has to use its handle instead.
-        is_of_entry: True for advice about what a container has.
+        is_of_entry: True for advice about the entries of a container.
         is_of_attribute: True for advice about an attribute, behind which a container may grow.
         is_of_reference_in_cycle: True for advice about a plain reference of a cycle, which its target may rule out.
         detaches: True if the advice already says to detach the tensor.

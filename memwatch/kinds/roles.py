@@ -14,7 +14,7 @@ from memwatch.kinds.holders import HolderKind
 
 @dataclass(frozen=True, slots=True)
 class CategoryRow:
-    """What depends on a category.
+    """The properties of one category.
 
     Attributes:
         name: the value of the column `category`.
@@ -58,7 +58,7 @@ KEPT_ON_PURPOSE: Final = tuple(row.name for row in CATEGORY_ROWS if row.is_kept_
 
 @dataclass(frozen=True, slots=True)
 class RoleRow:
-    """What depends on a role.
+    """The properties of one role.
 
     Attributes:
         name: the role. The capture stores its number, which is its place in `ROLE_ROWS`.

@@ -50,11 +50,6 @@ _FEWEST_CROSSED: Final = 2
 _LEAST_PART: Final = 8
 _STATE: Final = ("parameter", "unsharded parameter", "buffer", "optimizer state")
 """A copy of these is kept for later, as the best weights so far."""
-_LASTING: Final = (
-    EdgeKind.CLASS_ATTRIBUTE, EdgeKind.THREAD_LOCAL, EdgeKind.CLOSURE_CELL, EdgeKind.CELL_CONTENTS,
-    EdgeKind.DEFAULT_ARGUMENT, EdgeKind.CACHE_RESULT, EdgeKind.CACHE_ARGUMENT, EdgeKind.CONTEXT_VARIABLE,
-)  # fmt: skip
-"""References of objects that an iteration does not make anew, as it makes a model's output."""
 _OF_OBJECT: Final = (EdgeKind.ATTRIBUTE, EdgeKind.FIELD)
 _OF_STACKS: Final = (HolderKind.LOCAL, HolderKind.ARGUMENT, HolderKind.EVALUATION_STACK)
 
@@ -215,7 +210,7 @@ def _is_lasting(facts: Facts, holder: Holder) -> bool:
     if holder.kind in (HolderKind.EXCEPTION, HolderKind.GENERATOR, HolderKind.HOOK):
         return True
     head, *way = holder.edges
-    if any(edge.kind in _LASTING for edge in holder.edges):
+    if any(edge.kind.row.outlives_iteration for edge in holder.edges):
         return True
     module = head.owner if head.kind is EdgeKind.GLOBAL else None
     if module is not None and module.file not in facts.call_stacks.files_of_running_modules:
