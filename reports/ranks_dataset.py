@@ -18,7 +18,7 @@ from dask.distributed import Client, LocalCluster
 from torch import nn
 
 import memwatch
-from memwatch.report.dataset import write_dataset
+from memwatch.report.export import write_dataset
 
 HERE = pathlib.Path(__file__).parent
 RANKS, RANKS_OF_HOST, STEPS = 16, 4, 40

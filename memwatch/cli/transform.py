@@ -84,7 +84,7 @@ def execute(options: argparse.Namespace) -> int:
 
 def _add_to_trace(options: argparse.Namespace) -> int:
     """Write the trace with the capture's counters and findings, and print its path; return 0."""
-    from memwatch.report.into_trace import into_trace, read_trace, trace_bytes
+    from memwatch.report.export import into_trace, read_trace, trace_bytes
 
     if options.format != CHROME:
         options.usage_error(f"--into is for chrome, not for {options.format}")
@@ -126,7 +126,7 @@ def _write_pprof(options: argparse.Namespace) -> int:
 
 def _write_dataset(options: argparse.Namespace) -> int:
     """Add the capture to the dataset and print its path; return 0."""
-    from memwatch.report.dataset import write_dataset
+    from memwatch.report.export import write_dataset
 
     folder = options.output or options.capture.with_suffix(".parquet")
     write_dataset(read(options.capture, options.device), folder, force=options.force)

@@ -7,9 +7,8 @@ a tensor) run inside the user's program at new peaks. Both name references as `E
 
 from __future__ import annotations
 
-from memwatch.heap.dominators import retained_bytes
 from memwatch.heap.paths import Step, steps_of
-from memwatch.heap.search import Tree, search
+from memwatch.heap.search import Tree, retained_bytes, search
 from memwatch.heap.snapshot import Snapshot
 
 __all__ = ["Snapshot", "Step", "Tree", "retained_bytes", "search", "steps_of"]

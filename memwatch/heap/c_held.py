@@ -18,7 +18,7 @@ from memwatch._torch.jit import Future, ScriptModule, tensors_of_script_module
 from memwatch.heap.autograd import NativeEdge
 from memwatch.heap.capsules import Capsule
 from memwatch.heap.class_checks import class_ids, derives, is_a
-from memwatch.heap.ids import ids_of
+from memwatch.heap.classes import ids_of
 from memwatch.heap.names import instance_dict
 from memwatch.kinds.edges import EdgeKind
 

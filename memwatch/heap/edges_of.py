@@ -31,8 +31,8 @@ import torch
 
 from memwatch._torch.jit import Future
 from memwatch._torch.modules import BUFFERS, MODULES, PARAMETERS
+from memwatch.heap.assignments import line_in_source
 from memwatch.heap.autograd import gradient_of
-from memwatch.heap.binding_lines import line_in_source
 from memwatch.heap.c_held import items_of_array, results_of
 from memwatch.heap.class_checks import class_ids, derives, is_a
 from memwatch.heap.frames import read_locals

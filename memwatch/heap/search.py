@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-import numpy.ma  # np.unique imports it on its first call, which is the wrong moment
+import numpy.ma
 
+from memwatch._torch.tensors import device_of
 from memwatch.heap.snapshot import UNREACHED
+from memwatch.heap.tensors import storage_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -15,7 +17,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from memwatch.heap.snapshot import Snapshot
-
 
 _PIECE: Final = 50_000  # objects whose references are followed at a time; a guess
 
@@ -131,3 +132,35 @@ def _follow(
     found, first = np.unique(found[fresh], return_index=True)
     above[found] = parents[fresh][first]
     return found.astype(np.int64)
+
+
+def retained_bytes(
+    snapshot: Snapshot, *, device: str, without: int | None = None, cut: tuple[int, int] | None = None
+) -> int:
+    """Count the bytes of a device's tensor storage that only one object, or one reference, keeps reachable.
+
+    A storage counts if every path from every root passes there, which is to say that the object (or the reference)
+    dominates it. Searching once more with it taken away answers exactly that for one object, in one sweep, where a
+    dominator tree would answer for all at many times the cost.
+
+    Args:
+        snapshot: the open graph.
+        device: the name of the device.
+        without: position of the object taken away.
+        cut: the reference taken away, as (parent, child) positions.
+
+    Returns:
+        Bytes of the storages that would be lost.
+    """
+    groups = snapshot.root_groups(runner=True)
+    before = search(snapshot, groups)
+    after = search(
+        snapshot, groups, closed=() if without is None else (without,), cut=() if cut is None else (cut,)
+    )
+    lost = 0
+    for storage in snapshot.storages():
+        position = snapshot.position(storage)
+        is_lost = before.reaches(position) and not after.reaches(position)
+        if is_lost and str(device_of(storage)) == device:
+            lost += storage_bytes(storage)
+    return lost

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
+from itertools import islice
 from types import FunctionType, GetSetDescriptorType, MemberDescriptorType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -23,8 +24,10 @@ from memwatch.own_code import CodeOwner, code_owner
 from memwatch.signal_handlers import suppress
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from types import FrameType
+
+    from torch import Tensor
 
 _MAX_HOPS: Final = 3
 """References from a variable to a module that are followed. A guess."""
@@ -182,3 +185,38 @@ def _held_by(value: Any) -> Iterator[tuple[str, Any]]:
             for name, held in attributes(value)
             if type(name) is str and not name.startswith("__")
         )
+
+
+def names_of_tensors(
+    tensors: Iterable[Tensor], frame: FrameType | None, most_ways: int
+) -> tuple[dict[int, str], int]:
+    """Return the names of some tensors in the running calls, by `id`: `w`, `self.image`, `weights['in']`.
+
+    The shortest path names a tensor, and among several the outermost call's. A tensor in calls of packages alone has
+    no name. An attribute of a module has its name in the module's own code, without `self`.
+
+    Args:
+        tensors: the tensors.
+        frame: the innermost call.
+        most_ways: largest number of references to follow behind the variables themselves.
+
+    Returns:
+        The names, and the number of references that were followed.
+    """
+    wanted = set(map(id, tensors))
+    names: dict[int, tuple[int, str]] = {}
+
+    def note(ways: Iterable[Way]) -> int:
+        count = 0
+        for way in ways:
+            count += 1
+            key = id(way.value)
+            if key in wanted and (key not in names or way.hops < names[key][0]):
+                names[key] = way.hops, way.name.removeprefix(".")
+        return count
+
+    note(variables_of_calls(frame, CodeOwner.PROGRAM))  # takes a twentieth of the time of the second search
+    followed = 0
+    if len(names) < len(wanted):
+        followed = note(islice(ways_from_calls(frame, CodeOwner.PROGRAM), max(most_ways, 0)))
+    return {key: name for key, (_, name) in names.items()}, followed

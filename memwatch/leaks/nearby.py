@@ -16,8 +16,7 @@ import torch
 
 from memwatch._torch.tensors import use_count_of
 from memwatch.heap.class_checks import derives
-from memwatch.heap.classes import of_classes
-from memwatch.heap.ids import ids_of
+from memwatch.heap.classes import ids_of, of_classes
 from memwatch.heap.pause import collect
 from memwatch.heap.search import search
 from memwatch.heap.snapshot import Snapshot

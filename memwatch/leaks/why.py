@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 from memwatch._torch.tensors import device_of
 from memwatch.errors import MemwatchError
-from memwatch.heap.dominators import retained_bytes
 from memwatch.heap.paths import Step, steps_of
 from memwatch.heap.roots import RootKind
-from memwatch.heap.search import search
+from memwatch.heap.search import retained_bytes, search
 from memwatch.heap.snapshot import Snapshot
 from memwatch.heap.tensors import is_tensor, quiet, storage_bytes, storage_of
 from memwatch.heap.vertices import describe

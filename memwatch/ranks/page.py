@@ -13,10 +13,10 @@ import pandas as pd
 from memwatch.kinds.roles import CATEGORIES
 from memwatch.ranks.figures import category_spreads, totals
 from memwatch.ranks.summary import told_what
-from memwatch.report.page.files import refuse_existing, write_whole
 from memwatch.report.page.model import files_of, findings_model
 from memwatch.report.page.privacy import PathHider, file_of
 from memwatch.report.page.render import render
+from memwatch.report.page.write import refuse_existing, write_whole
 from memwatch.report.text import visible
 from memwatch.sizes import format_bytes
 from memwatch.words import ranks as words

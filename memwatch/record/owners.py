@@ -19,7 +19,7 @@ from memwatch.capture.schema import NONE
 from memwatch.heap.class_checks import is_a
 from memwatch.heap.module_tables import is_whole, module_dict, optimizer_parts, table_entries
 from memwatch.heap.names import class_name
-from memwatch.heap.tensor_names import names_of_tensors
+from memwatch.heap.variable_search import names_of_tensors
 from memwatch.heap.vertices import key_text
 from memwatch.own_code import CodeOwner
 from memwatch.record.module_registry import ModuleRegistry, SearchBudget

@@ -11,22 +11,20 @@ from typing import TYPE_CHECKING, Any
 from memwatch.progress import import_rich
 
 if TYPE_CHECKING:
-    from memwatch.report.page.files import ReportError
-    from memwatch.report.page.write import diff_page, html, leak_page
+    from memwatch.report.page.write import ReportError, diff_page, html, leak_page
     from memwatch.report.plan.figures import PlanMismatchError
-    from memwatch.report.plan.terminal import plan_summary
-    from memwatch.report.plan.tradeoff import trade_off
+    from memwatch.report.plan.terminal import plan_summary, trade_off
 
 import_rich()  # before any module of this package
 
 _HOMES = {
     "PlanMismatchError": "memwatch.report.plan.figures",
-    "ReportError": "memwatch.report.page.files",
+    "ReportError": "memwatch.report.page.write",
     "diff_page": "memwatch.report.page.write",
     "html": "memwatch.report.page.write",
     "leak_page": "memwatch.report.page.write",
     "plan_summary": "memwatch.report.plan.terminal",
-    "trade_off": "memwatch.report.plan.tradeoff",
+    "trade_off": "memwatch.report.plan.terminal",
 }
 """Where each public name lives; who needs a figure or a colour does not import the page and the planner."""
 

@@ -22,7 +22,7 @@ from memwatch.report.facts import (
 )
 from memwatch.report.layers import repeated_layers
 from memwatch.report.meta import format_duration
-from memwatch.report.plan.places import Places
+from memwatch.report.plan.moves import Places
 from memwatch.report.plan.terminal import plan_parts
 from memwatch.sizes import format_bytes
 from memwatch.words import summary as words

@@ -1,16 +1,25 @@
-"""Ignore rules: a pattern, and the reason why leaks that match it do not count."""
+"""Leaks that do not count: by a rule of the user's, with its reason, or as they may well be caches or machinery."""
 
 from __future__ import annotations
 
+import ast
+import functools
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 import pytest
 
+from memwatch.kinds.edges import EdgeKind, VertexKind
+
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from memwatch.analysis.findings.finding import Finding
+    from memwatch.kinds.edges import Edge, Vertex
     from memwatch.leaks import Leak
 
 
@@ -83,3 +92,134 @@ def parse_rules(rules: object) -> tuple[IgnoreRule, ...]:
     raise pytest.UsageError(
         f"memwatch: ignore={rules!r} is not a list of rules; write ['pattern: reason', ...]"
     )
+
+
+_SLOTS: Final = frozenset(
+    {
+        EdgeKind.VALUE,
+        EdgeKind.CACHE_RESULT,
+        EdgeKind.CACHE_ARGUMENT,
+        EdgeKind.FINALIZER_REGISTRY,
+    }
+)
+"""References that are filled on first use and read later: mappings, memoized functions."""
+
+_CACHE_NAME: Final = re.compile(r"cache|memo|lazy|registry|pool", re.IGNORECASE)
+_TOOL_NAME: Final = re.compile(r"\bExceptionInfo\b|\b(Magic|Async|NonCallable)*(Mock|MagicProxy)\b")
+"""Classes of pytest and unittest.mock that close cycles of their own."""
+_IMPORT_SYSTEM: Final = "<frozen importlib"
+_WRITTEN: Final = frozenset(
+    {
+        EdgeKind.CLOSURE_CELL,
+        EdgeKind.CLASS_ATTRIBUTE,
+        EdgeKind.CLASS_DESCRIPTOR,
+        EdgeKind.CLASS_BASES,
+        EdgeKind.LOCAL,
+        EdgeKind.DEFAULT_ARGUMENT,
+        EdgeKind.CALLER,
+    }
+)
+"""References that stand in the code of the file they name."""
+_BUILT_BY_CLASS: Final = ("property", "getset_descriptor")
+
+
+def kept_by_cache(leak: Leak) -> bool:
+    """Return True if one pass over this holder may be the first fill of a cache, or of a name that has one value.
+
+    A list or a set that got longer is not a cache, and neither is a table of hooks. A cache never keeps the autograd
+    graph of its values. One tensor that became larger is not a first fill.
+    """
+    if leak.kind != "retained" or leak.keeps_graph or leak.grows or leak.cut is None:
+        return False
+    from memwatch.leaks.hooks import is_registration
+
+    cut = leak.cut
+    if is_registration(cut, leak.edges):
+        return False
+    is_bounded = any(vertex.limit is not None for vertex in _vertices(cut.owner))
+    names = [cut.name or "", *(vertex.name for vertex in _vertices(cut.owner))]
+    return leak.one_value or cut.kind in _SLOTS or is_bounded or any(map(_CACHE_NAME.search, names))
+
+
+def made_by_machinery(leak: Leak) -> bool:
+    """Return True if pytest, mock, the import system or torch closes the cycle, not the code under test.
+
+    `with pytest.raises(...) as info` refers to the call it stands in. Every MagicMock refers to itself, and to
+    the arguments it was called with. A module that is imported for the first time below a running call may keep
+    that call's frames until gc comes by (torch.fx does, on the first optimizer step of a process).
+    `torch.jit.script` and `torch.utils._pytree` define functions or classes on each call that refer to themselves, and
+    a module that `torch.fx` traces refers to its graph, which refers to the module.
+    """
+    if leak.kind != "cycle":
+        return False
+    cycle = leak.edges[: leak.cycle_length]
+    return any(map(_is_tool, _ends(cycle))) or _written_by_torch(cycle)
+
+
+def _is_tool(vertex: Vertex) -> bool:
+    imports = vertex.file is not None and vertex.file.startswith(_IMPORT_SYSTEM)
+    return imports or _TOOL_NAME.search(vertex.name) is not None
+
+
+def _written_by_torch(cycle: Iterable[Edge]) -> bool:
+    import torch
+
+    cycle = list(cycle)
+    home = Path(torch.__file__).resolve().parent
+    # an attribute of a class itself has no line in the code of its file
+    places = [(edge.file, edge.line is not None or edge.kind in _WRITTEN) for edge in cycle]
+    places += [(end.file, end.line is not None) for end in _ends(cycle)]
+    files = [Path(file).resolve() for file, placed in places if file and placed and file.endswith(".py")]
+    if not files or not all(file.is_relative_to(home) for file in files):
+        return False
+    folders = {file.parent for file in files}
+    by_torch = [_is_stored_in(folders, edge.name) for edge in cycle if _set_anywhere(edge)]
+    closed_by_torch = any(edge.kind in _WRITTEN or _is_private_attribute(edge) for edge in cycle)
+    return closed_by_torch and all(by_torch)
+
+
+def _set_anywhere(edge: Edge) -> bool:
+    """Return True for an attribute of an instance: anyone may set it, wherever its class stands."""
+    if edge.kind is not EdgeKind.ATTRIBUTE or edge.owner is None:
+        return False
+    return edge.owner.kind is not VertexKind.FUNCTION and edge.owner.name not in _BUILT_BY_CLASS
+
+
+def _is_private_attribute(edge: Edge) -> bool:
+    return _set_anywhere(edge) and (edge.name or "").startswith("_")
+
+
+def _is_stored_in(folders: Iterable[Path], name: str | None) -> bool:
+    """Return True if a statement in some folders of torch sets an attribute of this name.
+
+    `Graph._owning_module` is set by `torch.fx`; an attribute that the program puts on a module of torch is not.
+    """
+    return name is not None and any(name in _stored_attributes(folder, name) for folder in folders)
+
+
+@functools.cache
+def _stored_attributes(folder: Path, name: str) -> frozenset[str]:
+    """Return the attributes that statements set in the files of a folder that contain a name."""
+    found: set[str] = set()
+    for file in folder.glob("*.py"):
+        text = file.read_text(encoding="utf-8", errors="replace")
+        if name in text:
+            nodes = ast.walk(ast.parse(text))
+            stored = (
+                node for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+            )
+            found.update(node.attr for node in stored)
+    return frozenset(found)
+
+
+def _ends(edges: Iterable[Edge]) -> Iterator[Vertex]:
+    for edge in edges:
+        for end in (edge.owner, edge.target, edge.reader):
+            yield from _vertices(end)
+
+
+def _vertices(vertex: Vertex | None) -> Iterator[Vertex]:
+    """Yield an object and the function inside it."""
+    while vertex is not None:
+        yield vertex
+        vertex = vertex.inner

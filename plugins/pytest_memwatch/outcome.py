@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from pytest_memwatch.folding import LEAK_SECTION
+from memwatch.errors import MemwatchError
+from pytest_memwatch.causes import LEAK_SECTION
 from pytest_memwatch.options import SETTINGS
 from pytest_memwatch.verdict import leak_data, leak_section
 
@@ -20,6 +21,18 @@ if TYPE_CHECKING:
     from memwatch.leaks import Leak
     from memwatch.reading import Reading
     from pytest_memwatch.examine import Examination
+
+
+class PeakError(MemwatchError, AssertionError):
+    """The body of a test added more memory than its limit, or than its baseline, allows."""
+
+
+class FindingsError(MemwatchError, AssertionError):
+    """The body of a test held memory that it could free or avoid."""
+
+
+class FixtureError(MemwatchError):
+    """A test read a peak from the `memwatch` fixture before it measured one."""
 
 
 _LONGEST = 80

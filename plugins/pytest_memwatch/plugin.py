@@ -12,17 +12,23 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from pytest_memwatch.baselines import Baseline, load_baseline, save_baseline
-from pytest_memwatch.body import examined, examined_doctest, is_doctest, is_unittest
-from pytest_memwatch.checks import checks_for
-from pytest_memwatch.fixtures import memwatch_fixture, no_tensor_leaks
-from pytest_memwatch.folding import fold_failures
-from pytest_memwatch.markers import check_marks, register
+from pytest_memwatch.causes import fold_failures
+from pytest_memwatch.examine import examined, examined_doctest, is_doctest, is_unittest
+from pytest_memwatch.fixtures import Baseline, load_baseline, memwatch_fixture, no_tensor_leaks, save_baseline
+from pytest_memwatch.markers import check_marks, checks_for, register
 from pytest_memwatch.options import SETTINGS, add_options, read_settings
 from pytest_memwatch.outcome import EXAMINATION, attach
 from pytest_memwatch.postponed import Postponed, postponed_for
-from pytest_memwatch.results import FREED, RESULTS, add_freed, collect, write_json
-from pytest_memwatch.summary import Status, status, summary_lines
+from pytest_memwatch.summary import (
+    FREED,
+    RESULTS,
+    Status,
+    add_freed,
+    collect,
+    status,
+    summary_lines,
+    write_json,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Generator

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pytest
 
-from pytest_memwatch.folding import LEAK_SECTION
+from pytest_memwatch.causes import LEAK_SECTION
 from pytest_memwatch.options import SETTINGS
 
 if TYPE_CHECKING:

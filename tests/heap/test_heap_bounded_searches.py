@@ -21,7 +21,7 @@ from memwatch.heap.references import step_of
 from memwatch.heap.referrer_search import living_tensors, referrer_paths
 from memwatch.heap.roots import Held, Root, RootKind
 from memwatch.heap.search_roots import call_roots, namespace_roots
-from memwatch.heap.tensor_names import names_of_tensors
+from memwatch.heap.variable_search import names_of_tensors
 from memwatch.kinds.edges import Edge, EdgeKind, Vertex, VertexKind
 
 MODEL = nn.Sequential(nn.Linear(8, 8))

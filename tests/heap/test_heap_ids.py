@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memwatch.heap.ids import ids_of
+from memwatch.heap.classes import ids_of
 
 
 @pytest.mark.parametrize("objects", [[], [None], [object(), "text", (), []]], ids=len)

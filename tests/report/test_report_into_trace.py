@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity
 
 import memwatch
 from memwatch.cli.main import main
-from memwatch.report.into_trace import TraceError, into_trace, read_trace
+from memwatch.report.export import TraceError, into_trace, read_trace
 
 SIZES = (1000, 300_000, 20, 5_000_000, 70_000)
 

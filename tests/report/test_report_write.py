@@ -10,7 +10,7 @@ import report_readings
 
 from memwatch.errors import MemwatchError
 from memwatch.report import ReportError, html
-from memwatch.report.page import files
+from memwatch.report.page import write as files
 
 
 def test_an_existing_file_is_kept(tmp_path):

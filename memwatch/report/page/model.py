@@ -25,13 +25,16 @@ from memwatch.report.page.columns import Words, pack_frame, pack_ints
 from memwatch.report.page.curve import BINS, live_by_category, peak_keeping_events
 from memwatch.report.page.events import pack_detail
 from memwatch.report.page.leaks import leak_files, leak_model
-from memwatch.report.page.modules import module_parents
-from memwatch.report.page.phases import pack_phases
+from memwatch.report.page.parts import (
+    module_parents,
+    own_lines,
+    pack_phases,
+    pack_sources,
+    pack_stacks,
+    pack_uses,
+)
 from memwatch.report.page.plan import plan_model
 from memwatch.report.page.privacy import PUBLIC_META, PathHider, file_of
-from memwatch.report.page.sources import pack_sources
-from memwatch.report.page.stacks import own_lines, pack_stacks
-from memwatch.report.page.uses import pack_uses
 from memwatch.report.source import retention_edges
 from memwatch.report.text import visible
 from memwatch.sizes import format_bytes

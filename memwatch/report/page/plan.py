@@ -6,11 +6,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.report.page.columns import pack_frame
-from memwatch.report.plan.curves import plan_curves
-from memwatch.report.plan.figures import PlanFigures, check_belongs, check_words, peak_words
-from memwatch.report.plan.moves import checkpoints_apply, compile_call, moves_by_module
-from memwatch.report.plan.places import Places
-from memwatch.report.plan.tradeoff import cheapest, trade_off
+from memwatch.report.plan.figures import PlanFigures, check_belongs, check_words, peak_words, plan_curves
+from memwatch.report.plan.moves import Places, checkpoints_apply, compile_call, moves_by_module
+from memwatch.report.plan.terminal import cheapest, trade_off
 from memwatch.sizes import format_bytes
 
 if TYPE_CHECKING:

@@ -2,25 +2,99 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
+from memwatch import output_files
+from memwatch.analysis.texts import TEXT
+from memwatch.kinds.roles import CATEGORIES
+from memwatch.output_files import OutputError
 from memwatch.progress import working
-from memwatch.report.page.diff import diff_model
-from memwatch.report.page.files import refuse_existing, write_whole
+from memwatch.report.page.columns import Words, pack_frame
 from memwatch.report.page.leaks import leak_page_model
 from memwatch.report.page.model import Extras, page_model
 from memwatch.report.page.render import render
+from memwatch.report.text import visible
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from memwatch.analysis.compare import Comparison
     from memwatch.leaks import Leak
     from memwatch.planner.plan import Plan
     from memwatch.report.plan.figures import Replayed
     from memwatch.report.source import Reading
+
+
+class ReportError(OutputError):
+    """A report cannot be written to the path that was given."""
+
+
+def refuse_existing(*targets: Path, inputs: Iterable[str] = (), force: bool) -> None:
+    """Raise `ReportError` if a file exists and may not be replaced, or is an input."""
+    with _as_report_error():
+        output_files.check_outputs(targets, inputs=inputs, force=force)
+
+
+def write_whole(target: Path, text: str, *, force: bool = False) -> None:
+    """Write a file so that readers see all of it or nothing; see `output_files.write_whole`.
+
+    Raises:
+        ReportError: the file exists and `force` is not set, or its folder cannot be written.
+    """
+    with _as_report_error():
+        output_files.write_whole(target, text, force=force)
+
+
+@contextlib.contextmanager
+def _as_report_error() -> Iterator[None]:
+    try:
+        yield
+    except OutputError as error:
+        raise ReportError(str(error)) from error
+
+
+MODEL_VERSION: Final = 1
+
+
+def diff_model(compared: Comparison, *, old: str, new: str) -> dict[str, Any]:
+    """Return what the page of a comparison shows.
+
+    Args:
+        compared: the two peaks and their sites.
+        old: what the old capture is called.
+        new: what the new one is called.
+
+    Returns:
+        A dict of plain JSON values: `old`, `new`, `totals`, `categories`, and `blocks` (packed tables).
+    """
+    words, sites = Words(visible), compared.sites.reset_index()
+    by_category = sites.groupby("category")[["old_bytes", "new_bytes"]].sum()
+    texts = {name: sites[name].astype(TEXT) for name in ("category", "module", "site")}
+    return {
+        "model": MODEL_VERSION,
+        "old": visible(old),
+        "new": visible(new),
+        "totals": {
+            "device": visible(compared.device),
+            "old_bytes": compared.old_peak_bytes,
+            "new_bytes": compared.new_peak_bytes,
+            "delta_bytes": compared.new_peak_bytes - compared.old_peak_bytes,
+            "growth_ratio": compared.growth_ratio if compared.old_peak_bytes else None,
+            "sites": len(sites),
+        },
+        "categories": [
+            {
+                "name": name,
+                **{column: int(by_category[column][name]) for column in ("old_bytes", "new_bytes")},
+            }
+            for name in CATEGORIES
+            if name in by_category.index
+        ],
+        "blocks": {"sites": pack_frame(sites.assign(**texts), words), "words": words.pack()},
+    }
 
 
 def html(

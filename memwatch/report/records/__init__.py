@@ -1,11 +1,11 @@
 """The output of the verbs as plain values for programs: `--json`, and the answers of `memwatch mcp`."""
 
-from memwatch.report.records.difference import difference_record
-from memwatch.report.records.plan import plan_record
 from memwatch.report.records.reading import (
+    difference_record,
     findings_record,
     holders_record,
     live_record,
+    plan_record,
     summary_record,
     tree_record,
     ways_record,

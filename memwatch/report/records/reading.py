@@ -1,4 +1,4 @@
-"""A reading as records: what the peak is made of, what was live at an instant, what to change, who holds what."""
+"""A reading, a comparison of two, and a plan as records."""
 
 from __future__ import annotations
 
@@ -14,12 +14,18 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
+    from memwatch.analysis.compare import Comparison
+    from memwatch.planner.plan import Plan
+    from memwatch.report.plan.figures import Replayed
     from memwatch.report.records.schema import (
+        DifferenceRecord,
         FindingRecord,
         GroupRecord,
         HeldStorageRecord,
         LiveRecord,
         PeakRecord,
+        PlanRecord,
+        ReplayRecord,
         StorageRecord,
         SummaryRecord,
         TreeRecord,
@@ -155,4 +161,40 @@ def _finding(finding: Finding) -> FindingRecord:
         "path": finding.path.splitlines() if isinstance(finding.path, str) else list(finding.path),
         "predicted_peak_bytes": finding.predicted_peak_bytes,
         "storages": [int(storage) for storage in finding.storages],
+    }
+
+
+def difference_record(compared: Comparison) -> DifferenceRecord:
+    """Return peaks and sites, largest change first."""
+    return {
+        "device": compared.device,
+        "old_peak_bytes": compared.old_peak_bytes,
+        "new_peak_bytes": compared.new_peak_bytes,
+        "sites": compared.sites.reset_index().to_dict("records"),
+    }
+
+
+def plan_record(plan: Plan, replayed: Replayed | None = None) -> PlanRecord:
+    """Return the figures of a plan, and of its execution where it was executed."""
+    return {
+        "program_peak_increase_bytes": plan.program_peak_increase_bytes,
+        "peak_increase_bytes": plan.peak_increase_bytes,
+        "lower_bound_bytes": plan.lower_bound_bytes,
+        "budget_bytes": plan.budget_bytes,
+        "extra_cost_ratio": plan.extra_cost_ratio,
+        "extra_time_ratio": plan.extra_time_ratio,
+        "moved_bytes": plan.moved_bytes,
+        "replay": None if replayed is None else _replay(replayed),
+    }
+
+
+def _replay(replayed: Replayed) -> ReplayRecord:
+    return {
+        "peak_increase_bytes": replayed.peak_increase_bytes,
+        "planned_bytes": replayed.planned_bytes,
+        "identical": replayed.identical,
+        "num_checked": replayed.num_checked,
+        "max_abs_diff": replayed.max_abs_diff,
+        "synthetic": replayed.synthetic,
+        "duration_s": replayed.duration_s,
     }
