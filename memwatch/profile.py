@@ -24,7 +24,7 @@ from memwatch.record.steps.schedule import Sampled, Schedule, schedule
 from memwatch.report.out_of_memory import breakdown
 from memwatch.reserve import Reserve, small_pools
 from memwatch.signal_handlers import pass_on, suppress
-from memwatch.words import out_of_memory as words
+from memwatch.words import processes as words
 
 if TYPE_CHECKING:
     import os

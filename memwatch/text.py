@@ -40,3 +40,6 @@ class ShownAsText:
 
     def _repr_pretty_(self, printer: Any, _cycle: bool) -> None:
         printer.text(str(self))
+
+
+__all__ = ["UNPRINTABLE", "visible"]

@@ -12,7 +12,7 @@ from memwatch.analysis.facts.places import lifts
 from memwatch.capture.schema import BACKWARD as _BACKWARD
 from memwatch.capture.schema import NONE
 from memwatch.sizes import format_bytes
-from memwatch.words.allocators import counted
+from memwatch.words.processes import counted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

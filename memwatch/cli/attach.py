@@ -26,9 +26,7 @@ from memwatch._version import __version__
 from memwatch.attach.channel import AttachError, Channel, require_credentials, require_private, socket_path
 from memwatch.cli import summary
 from memwatch.cli.activation import VARIABLE
-from memwatch.cli.files import make_room
-from memwatch.cli.numbers import positive
-from memwatch.cli.output import add_json, say
+from memwatch.cli.common import add_json, make_room, positive, say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memwatch.cli.output import emit
+from memwatch.cli.common import emit
 
 if TYPE_CHECKING:
     import argparse

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from memwatch.children.asking import file_of_child
 from memwatch.children.termination import WriteBeforeTermination
-from memwatch.cli.output import say
+from memwatch.cli.common import say
 from memwatch.cli.recording import leave_summary, recording_of
 from memwatch.errors import MemwatchError
 from memwatch.job import children_told

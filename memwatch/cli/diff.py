@@ -16,9 +16,17 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memwatch.cli.files import add_device, make_room, read
-from memwatch.cli.numbers import positive, share
-from memwatch.cli.output import add_json, emit, emit_json, emit_path
+from memwatch.cli.common import (
+    add_device,
+    add_json,
+    emit,
+    emit_json,
+    emit_path,
+    make_room,
+    positive,
+    read,
+    share,
+)
 from memwatch.device_names import is_host
 from memwatch.progress import working
 from memwatch.settings import project_settings

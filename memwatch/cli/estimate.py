@@ -23,12 +23,20 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from memwatch.cli.files import make_room
-from memwatch.cli.next_step import command_line, memwatch_command
-from memwatch.cli.numbers import not_negative, positive, size
-from memwatch.cli.output import add_json, emit, emit_json, say
+from memwatch.cli.common import (
+    add_json,
+    command_line,
+    emit,
+    emit_json,
+    make_room,
+    memwatch_command,
+    not_negative,
+    positive,
+    say,
+    size,
+)
 from memwatch.cli.private import add_in_place, failed, private_files
-from memwatch.cli.program_arguments import PROGRAM_USAGE, add_program, chosen_program
+from memwatch.cli.program import PROGRAM_USAGE, add_program, chosen_program
 from memwatch.errors import MemwatchError
 from memwatch.private_files import FilesOutside
 from memwatch.words.summary import NEXT_COMMAND, NEXT_TO_KEEP

@@ -20,11 +20,9 @@ import os
 from itertools import chain, count
 from pathlib import Path
 
-from memwatch.cli.files import make_room
-from memwatch.cli.numbers import positive, size
-from memwatch.cli.output import emit, say
+from memwatch.cli.common import emit, make_room, positive, say, size
 from memwatch.cli.private import add_in_place, failed, private_files
-from memwatch.cli.program_arguments import PROGRAM_USAGE, add_program, chosen_program
+from memwatch.cli.program import PROGRAM_USAGE, add_program, chosen_program
 from memwatch.errors import MemwatchError
 from memwatch.private_files import FilesOutside
 

@@ -13,9 +13,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from memwatch.cli.files import make_room
-from memwatch.cli.next_step import command_line, memwatch_command
-from memwatch.cli.output import emit_path, say
+from memwatch.cli.common import command_line, emit_path, make_room, memwatch_command, say
 from memwatch.errors import MemwatchError
 
 

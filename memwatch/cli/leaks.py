@@ -17,9 +17,8 @@ import sys
 import textwrap
 from typing import TYPE_CHECKING
 
-from memwatch.cli.output import emit, say
-from memwatch.cli.program import hide_own_frames
-from memwatch.cli.program_arguments import PROGRAM_USAGE, add_program, chosen_program
+from memwatch.cli.common import emit, say
+from memwatch.cli.program import PROGRAM_USAGE, add_program, chosen_program, hide_own_frames
 from memwatch.settings import FILE, project_settings
 from memwatch.sizes import format_bytes
 

@@ -16,8 +16,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memwatch.cli.files import add_device
-from memwatch.cli.output import emit
+from memwatch.cli.common import add_device, emit
 
 if TYPE_CHECKING:
     from memwatch.live.beside import ProgramOutput

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from memwatch._version import __version__
-from memwatch.cli.program_arguments import parse
+from memwatch.cli.program import parse
 from memwatch.errors import MemwatchError, OptionError
 from memwatch.text import visible
 

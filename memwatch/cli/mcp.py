@@ -11,7 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memwatch.cli.files import add_device, read
+from memwatch.cli.common import add_device, read
 from memwatch.errors import MemwatchError
 
 if TYPE_CHECKING:

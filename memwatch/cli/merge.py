@@ -12,9 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memwatch.cli.files import make_room
-from memwatch.cli.numbers import positive
-from memwatch.cli.output import emit, say
+from memwatch.cli.common import emit, make_room, positive, say
 
 if TYPE_CHECKING:
     import argparse

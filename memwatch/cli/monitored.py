@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memwatch.cli.output import say
+from memwatch.cli.common import say
 from memwatch.errors import MemwatchError
 from memwatch.job import JobPlace, named_for
 from memwatch.monitor.watch import Monitor, monitor

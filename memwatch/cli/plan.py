@@ -12,10 +12,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memwatch.cli.files import add_device, make_room, read
-from memwatch.cli.next_step import command_line, memwatch_command
-from memwatch.cli.numbers import budget, positive
-from memwatch.cli.output import add_json, emit, emit_json, say
+from memwatch.cli.common import (
+    add_device,
+    add_json,
+    budget,
+    command_line,
+    emit,
+    emit_json,
+    make_room,
+    memwatch_command,
+    positive,
+    read,
+    say,
+)
 from memwatch.words.summary import NEXT_COMMAND
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from memwatch.cli.output import say
+from memwatch.cli.common import say
 from memwatch.cli.program import hide_own_frames
 from memwatch.errors import MemwatchError, linked_errors
 from memwatch.private_files import PrivateFiles, PrivateFilesError

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memwatch.cli.output import add_json, emit, emit_json
+from memwatch.cli.common import add_json, emit, emit_json
 
 if TYPE_CHECKING:
     import argparse

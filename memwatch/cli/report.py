@@ -11,8 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memwatch.cli.files import add_device, make_room, read
-from memwatch.cli.output import emit_path
+from memwatch.cli.common import add_device, emit_path, make_room, read
 
 if TYPE_CHECKING:
     import argparse

@@ -24,12 +24,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from memwatch.children.asking import ask_children, files_of_children
 from memwatch.children.termination import WriteBeforeTermination
-from memwatch.cli.files import make_room
-from memwatch.cli.next_step import command_line, memwatch_command
-from memwatch.cli.numbers import positive, size_of_device
-from memwatch.cli.output import say
-from memwatch.cli.program import hide_own_frames
-from memwatch.cli.program_arguments import PROGRAM_USAGE, add_program, chosen_program
+from memwatch.cli.common import command_line, make_room, memwatch_command, positive, say, size_of_device
+from memwatch.cli.program import PROGRAM_USAGE, add_program, chosen_program, hide_own_frames
 from memwatch.cli.recording import fill_options, leave_summary, plain_options, recording_of
 from memwatch.errors import CaptureError, MemwatchError
 from memwatch.job import JobPlace, named_for

@@ -11,9 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memwatch.cli.files import add_device, read
-from memwatch.cli.numbers import positive
-from memwatch.cli.output import add_json, emit, emit_json
+from memwatch.cli.common import add_device, add_json, emit, emit_json, positive, read
 from memwatch.progress import working
 
 if TYPE_CHECKING:

@@ -12,10 +12,16 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from memwatch.cli.files import add_device, read
-from memwatch.cli.next_step import command_line, memwatch_command
-from memwatch.cli.numbers import positive
-from memwatch.cli.output import add_json, emit, emit_json
+from memwatch.cli.common import (
+    add_device,
+    add_json,
+    command_line,
+    emit,
+    emit_json,
+    memwatch_command,
+    positive,
+    read,
+)
 from memwatch.progress import working
 from memwatch.words.summary import FIT_COMMAND, NEXT_COMMAND
 

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memwatch.capture.derived import DERIVED_BY_NAME
-from memwatch.cli.files import add_device, make_room, read
-from memwatch.cli.output import emit, emit_path
+from memwatch.cli.common import add_device, emit, emit_path, make_room, read
 from memwatch.output_files import write_whole
 
 if TYPE_CHECKING:

@@ -12,9 +12,7 @@ import argparse
 from pathlib import Path
 
 from memwatch.capture.derived import DERIVED_BY_NAME
-from memwatch.cli.files import add_device, read
-from memwatch.cli.numbers import positive
-from memwatch.cli.output import add_json, emit, emit_json
+from memwatch.cli.common import add_device, add_json, emit, emit_json, positive, read
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -13,9 +13,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memwatch.cli.files import add_device
-from memwatch.cli.numbers import positive, size
-from memwatch.cli.output import add_json, emit, emit_json
+from memwatch.cli.common import add_device, add_json, emit, emit_json, positive, size
 from memwatch.progress import working
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import torch
 from memwatch.report.estimate import estimate_text
 from memwatch.report.records import summary_record
 from memwatch.sizes import format_bytes
-from memwatch.words.allocators import counted
 from memwatch.words.places import short_place
+from memwatch.words.processes import counted
 
 if TYPE_CHECKING:
     from memwatch.cards import Room

@@ -36,7 +36,7 @@ from memwatch.memory_snapshot.fields import (
 from memwatch.memory_snapshot.plain_pickle import read_plain_pickle
 from memwatch.own_code import CodeOwner, code_owner
 from memwatch.sizes import format_bytes
-from memwatch.words.allocators import counted, reserved_text
+from memwatch.words.processes import counted, reserved_text
 
 if TYPE_CHECKING:
     import os

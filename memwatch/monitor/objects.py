@@ -319,5 +319,5 @@ _LEAVES: Final = frozenset({str, bytes, int, float, bool, type(None), bytearray,
 
 
 def _ids_of(objects: Sequence[object]) -> NDArray[np.int64]:
-    """Return the ids. `memwatch.heap.classes` is faster, but its package imports torch, which the program may not have."""
+    """Return the ids. `memwatch.heap.classes` is faster, but it imports torch, which the program may not have."""
     return np.fromiter(map(id, objects), dtype=np.int64, count=len(objects))

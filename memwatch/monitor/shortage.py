@@ -18,7 +18,7 @@ from memwatch.monitor import text
 from memwatch.monitor.live_memory import ARRAY, GRADIENT, NOBODY, OTHER, PARAMETER, SAVED, STATE, LiveMemory
 from memwatch.sizes import format_bytes
 from memwatch.text import visible
-from memwatch.words.allocators import reserved_text
+from memwatch.words.processes import reserved_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

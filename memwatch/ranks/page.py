@@ -17,8 +17,8 @@ from memwatch.report.page.model import files_of, findings_model
 from memwatch.report.page.privacy import PathHider, file_of
 from memwatch.report.page.render import render
 from memwatch.report.page.write import refuse_existing, write_whole
-from memwatch.report.text import visible
 from memwatch.sizes import format_bytes
+from memwatch.text import visible
 from memwatch.words import ranks as words
 from memwatch.words.places import short_place
 from memwatch.words.storages import short_op

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from memwatch.record.interception.interceptor import Interceptor
     from memwatch.record.interception.kinds import OpKind
     from memwatch.record.saved_tensors import Packer
-    from memwatch.record.tables.rows import OpCounter, Strings, Table
-    from memwatch.record.tables.stacks import Stacks
+    from memwatch.record.tables.rows import OpCounter, Stacks, Strings, Table
     from memwatch.record.tables.storages import Storages
 
 

@@ -21,8 +21,7 @@ from memwatch.record.clock import ticks
 from memwatch.record.patches import Patches
 from memwatch.record.tables.rows import Rows
 from memwatch.signal_handlers import pass_on, suppress
-from memwatch.words.allocators import reserved_text
-from memwatch.words.processes import StartedAs, started_text
+from memwatch.words.processes import StartedAs, reserved_text, started_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable

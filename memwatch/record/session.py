@@ -35,8 +35,7 @@ from memwatch.record.patches import PatchedResize
 from memwatch.record.process import AcceleratorMemory, ProcessSampler
 from memwatch.record.saved_tensors import SavedTensorHooks
 from memwatch.record.steps.steps import Sleeper, Steps, entry_bytes
-from memwatch.record.tables.rows import Strings, new_op_counter
-from memwatch.record.tables.stacks import Stacks
+from memwatch.record.tables.rows import Stacks, Strings, new_op_counter
 from memwatch.record.threads import StartedThreads, Timer
 from memwatch.record.torch_records import TorchRecords
 

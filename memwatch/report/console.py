@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from memwatch.kinds.roles import CATEGORY_OF
-from memwatch.report.text import visible
+from memwatch.text import visible
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

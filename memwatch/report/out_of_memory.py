@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from memwatch.devices import NOTE_KIND
 from memwatch.report.facts import bytes_by, bytes_by_line
 from memwatch.sizes import format_bytes
-from memwatch.words import out_of_memory as words
+from memwatch.words import processes as words
 from memwatch.words.places import short_own_place
 from memwatch.words.storages import short_op
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from memwatch.own_code import CodeOwner
-    from memwatch.words.allocators import ReservedBytes
+    from memwatch.words.processes import ReservedBytes
 
 Frame = tuple[str, int, str, bool]
 """One stack frame: file, line, function, and whether its code is the program's or a package's."""

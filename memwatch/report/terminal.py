@@ -27,9 +27,9 @@ from memwatch.report.plan.terminal import plan_parts
 from memwatch.sizes import format_bytes
 from memwatch.words import summary as words
 from memwatch.words import ways
-from memwatch.words.allocators import reserved_at_peak_text
 from memwatch.words.findings import holder_at
 from memwatch.words.places import short_place
+from memwatch.words.processes import reserved_at_peak_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

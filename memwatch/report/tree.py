@@ -10,8 +10,8 @@ from rich.tree import Tree
 
 from memwatch.report.console import to_text
 from memwatch.report.facts import BLANK
-from memwatch.report.text import visible
 from memwatch.sizes import format_bytes
+from memwatch.text import visible
 from memwatch.words.places import short_place
 
 if TYPE_CHECKING:

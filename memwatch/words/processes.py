@@ -1,12 +1,16 @@
-"""The words for processes that a program starts."""
+"""The words for a process: its allocators, the processes that it starts, and the moment when memory runs out."""
 
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
+
+from memwatch.sizes import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from memwatch.devices.reserved import Reserved
 
 
 class StartedAs(enum.Enum):
@@ -68,3 +72,83 @@ def started_text(counts: Mapping[StartedAs, int], unreached: Mapping[StartedAs, 
         return text + ASKED_RECORD
     way = ASKED_RECORD_BUT if any(reached.values()) else NEVER_RECORDED
     return text + way.format(what=what_started(unreached), reason=reason)
+
+
+class ReservedBytes(Protocol):
+    """The memory that an allocator reserved on a device; see `memwatch.analysis.facts.reserved.ReservedBytes`."""
+
+    @property
+    def at_peak_bytes(self) -> int:
+        """The reserved bytes at the peak."""
+
+    @property
+    def most_bytes(self) -> int:
+        """The highest reserved bytes."""
+
+    @property
+    def live_at_peak_bytes(self) -> int:
+        """The live part of the reserved bytes at the peak."""
+
+    @property
+    def free_at_peak_bytes(self) -> int:
+        """The free part."""
+
+    @property
+    def largest_free_bytes(self) -> int | None:
+        """The largest free piece, or None if it is unknown."""
+
+
+def reserved_at_peak_text(held: ReservedBytes) -> str:
+    """Return a clause: the reserved bytes at the peak and the free part of them."""
+    pieces = (
+        f" (the largest piece has {format_bytes(held.largest_free_bytes)})" if held.largest_free_bytes else ""
+    )
+    return (
+        f"Reserved by its allocator at the peak: {format_bytes(held.at_peak_bytes)}, of which "
+        f"{format_bytes(held.live_at_peak_bytes)} live and {format_bytes(held.free_at_peak_bytes)} free{pieces}; "
+        f"at most {format_bytes(held.most_bytes)}"
+    )
+
+
+def reserved_text(held: Reserved) -> str:
+    """Return a clause: what is reserved, and how much of it is handed out, waits or is free."""
+    waiting = (
+        f", {format_bytes(held.waiting_bytes)} still in use by another stream" if held.waiting_bytes else ""
+    )
+    return (
+        f"{format_bytes(held.reserved_bytes)} were reserved in {counted(held.segments, 'segment')}: "
+        f"{format_bytes(held.allocated_bytes)} allocated for the {format_bytes(held.requested_bytes)} that were "
+        f"asked for{waiting}, {format_bytes(held.free_bytes)} free (the largest free block has "
+        f"{format_bytes(held.largest_free_bytes)})"
+    )
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun: `1 segment`, `2 segments`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+LIVE: Final = "memwatch: {nbytes} were live on {device} when {what}{asked}"
+NOTHING: Final = "memwatch: nothing of this block was live on the device when {what}{asked}"
+RAN_OUT: Final = "memory ran out"
+LEFT: Final = "this error left the block"
+IN_WORKER: Final = (
+    "memwatch: memory ran out in a worker, another process or thread{asked}; {nbytes} were live on {device} here "
+    "when this error left the block"
+)
+ASKED_IN_WORKER: Final = ", which asked for {nbytes}"
+ABOVE_LIMIT: Final = "they passed the limit"
+ASKED: Final = ", and the program requested {nbytes} more"
+FAILED: Final = "in {op}{place}"
+AT: Final = " at {place}"
+BREAKDOWN: Final = {"by category:": "category", "by holder:": "holder_kind", "by line:": "line"}
+"""The parts of the breakdown, each with the column that it is by."""
+ROW: Final = "  {nbytes:>10}  {what}"
+REST: Final = "  {nbytes:>10}  {count:,} more"
+OF_KIND: Final = "{kind}, most of it: {holder}"
+FINDINGS: Final = "changes that would have left room:"
+FINDING: Final = "  {finding}"
+NO_FINDING: Final = "memwatch found no change in the recorded part that would have left room"
+WROTE: Final = "written: {file}"
+NOT_TOLD: Final = "memwatch: memory ran out, and memwatch could not list the live memory: {why}"
+NOT_ENDED: Final = "memwatch: the block has no profile, because ending the recording failed: {why}"

@@ -9,7 +9,7 @@ import pytest
 
 from memwatch.output_files import write_whole
 from memwatch.sizes import format_bytes
-from memwatch.words.allocators import counted
+from memwatch.words.processes import counted
 from pytest_memwatch.causes import MOST_SHORT, avoidable_lines, cause_lines, causes_of
 from pytest_memwatch.verdict import top_lines
 

@@ -14,7 +14,7 @@ import memwatch
 from memwatch.devices import adapter_of, is_out_of_memory
 from memwatch.devices.reserved import reserved_in
 from memwatch.monitor.guard import start_guard
-from memwatch.words.allocators import reserved_text
+from memwatch.words.processes import reserved_text
 
 MIB = 1 << 20
 DEVICE = "pretend:0"

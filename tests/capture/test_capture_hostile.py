@@ -25,8 +25,8 @@ from memwatch.capture import CaptureError, load, save
 from memwatch.capture.capture import INTEGER_TABLES, Capture
 from memwatch.capture.database import check_is_database
 from memwatch.capture.rank_summary import add_summary, read_head
+from memwatch.cli.common import command_line
 from memwatch.cli.main import main
-from memwatch.cli.next_step import command_line
 from memwatch.encoding.values import decode
 from memwatch.plain_json import JsonError, read_json
 from memwatch.ranks.summary import is_summary, summarise

@@ -143,7 +143,7 @@ def test_the_workflow_of_the_documentation_is_yaml_with_commands_that_exist():
     import shlex
 
     from memwatch.cli.main import _parser
-    from memwatch.cli.program_arguments import parse
+    from memwatch.cli.program import parse
 
     page = (Path(__file__).parents[2] / "docs" / "ci.md").read_text(encoding="utf-8")
     text = re.search(r"```yaml[^\n]*\n(.*?)```", page, re.DOTALL)[1]

@@ -24,7 +24,7 @@ from memwatch.report.page.events import pack_detail, thin
 from memwatch.report.page.model import page_model
 from memwatch.report.page.privacy import PathHider
 from memwatch.report.page.render import json_for_script
-from memwatch.report.text import visible
+from memwatch.text import visible
 
 INT64 = st.integers(-(2**52), 2**52)
 

@@ -14,8 +14,8 @@ from report_readings import HOSTILE
 
 import memwatch
 from memwatch.report import html
-from memwatch.report.text import visible
 from memwatch.sizes import format_bytes
+from memwatch.text import visible
 
 MAX_EMPTY_BYTES = 300_000
 MAX_MILLION_EVENTS_BYTES = 6_000_000

@@ -14,8 +14,8 @@ import memwatch
 from memwatch.leaks import Leak
 from memwatch.planner import Graph
 from memwatch.report import html, leak_page
-from memwatch.report.text import visible
 from memwatch.sizes import format_bytes
+from memwatch.text import visible
 
 TEXTS = "return [...document.querySelectorAll(arguments[0])].map((each) => each.textContent)"
 BYTES = "return [...document.querySelectorAll(arguments[0])].map((each) => Number(each.dataset.bytes))"

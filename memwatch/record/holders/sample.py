@@ -36,8 +36,7 @@ from memwatch.heap.search_roots import (
 from memwatch.heap.tensors import is_tensor
 from memwatch.kinds.edges import Edge, EdgeKind
 from memwatch.own_code import is_program_code
-from memwatch.record.holders.capsules import Capsules, look_at_capsules
-from memwatch.record.holders.referrers import ask_again_who_refers, ask_who_refers
+from memwatch.record.holders.referrers import Capsules, ask_again_who_refers, ask_who_refers, look_at_capsules
 from memwatch.record.holders.state import Told, function_of
 from memwatch.record.tables.parts import address_or_zero, plain_parts, tensor_bytes
 from memwatch.record.tables.storages import BASELINE, WatchedStorage, WatchedTensor, address_of

@@ -43,8 +43,7 @@ if TYPE_CHECKING:
     from memwatch.record.interception.kinds import OpKind
     from memwatch.record.native.binding import Extension, OpRunner, StackWalker
     from memwatch.record.saved_tensors import Hooks
-    from memwatch.record.tables.rows import OpCounter
-    from memwatch.record.tables.stacks import Stacks
+    from memwatch.record.tables.rows import OpCounter, Stacks
 
 
 class NativeKernels:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from types import CodeType
 
     from memwatch.record.backend import AllocatorEvents, Backend, Block, CallContext, CaptureStack, Listener
-    from memwatch.record.tables.stacks import Stacks
+    from memwatch.record.tables.rows import Stacks
 
 _MAX_DEPTH: Final = 128
 """Frames of one call stack that are recorded. A guess."""

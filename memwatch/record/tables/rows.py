@@ -1,12 +1,18 @@
-"""The simple tables of a recording: rows of integers, interned texts, deaths that wait, and the number of ops."""
+"""The simple tables of a recording: rows of integers, interned texts and call stacks, and deaths that wait."""
 
 from __future__ import annotations
 
 import threading
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+from memwatch._torch.autograd import ENGINE_CODE
+from memwatch._torch.modules import MODULE_CALL_CODE, OPTIMIZER_STEP_CODE
+from memwatch.capture.schema import NONE
+from memwatch.own_code import CodeOwner, hands_on, line_at, owner_of_function
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from types import CodeType
 
     from typing_extensions import Self
 
@@ -84,3 +90,87 @@ class Deaths(Protocol):
 
     def __iter__(self) -> Iterator[Any]:
         """Yield them, oldest death first."""
+
+
+# Number call stacks. A stack is interned as code addresses and instruction offsets, and symbolised later.
+#
+# A module call is a boundary. The stack above it is captured once, at the call, and every op inside refers to it by
+# number. So each op pays only for the few frames between itself and its module.
+class Stacks:
+    """Number call stacks. This holds code objects, never frames.
+
+    Attributes:
+        enabled: whether stacks are captured at all.
+        bounds: addresses of the code objects that a walk stops at.
+        engine: address of the code object of torch's frame around a whole backward; 0 if it is not known.
+    """
+
+    def __init__(self, strings: Strings, boundary: CodeType, *, enabled: bool) -> None:
+        self.enabled = enabled
+        # a walk stops at our frame around a module call, at torch's frame just inside it, and at an optimizer's step
+        self.bounds = {
+            id(code) for code in (boundary, MODULE_CALL_CODE, OPTIMIZER_STEP_CODE) if code is not None
+        }
+        self.engine = 0 if ENGINE_CODE is None else id(ENGINE_CODE)
+        self._strings = strings
+        self._ids: dict[tuple[int, ...], int] = {}
+        self._keys: list[tuple[int, ...]] = []
+        self._codes: dict[int, CodeType] = {}
+        self._written = 0
+        self._frames: dict[tuple[int, int], tuple[int, int, int, int] | None] = {}
+
+    def intern(self, key: tuple[int, ...], frame: Any) -> int:
+        """Return the number of a stack, a new one at first sight.
+
+        Args:
+            key: the number of the stack above its module call, then code address and offset of each frame.
+            frame: the innermost frame of the stack.
+        """
+        number = self._ids.get(key)
+        if number is None:
+            for address in key[1::2]:  # keeping the code object alive keeps its address unique
+                self._codes[address] = frame.f_code
+                frame = frame.f_back
+            number = self._ids[key] = len(self._keys)
+            self._keys += (key,)
+        return number
+
+    def unwritten_rows(self) -> list[int]:
+        """Return rows of `stacks` for the stacks that are new since the last call."""
+        rows: list[int] = []
+        written = self._written
+        while written < len(self._keys):
+            for depth, (file, line, function, owner) in enumerate(self._expand(written)):
+                rows += (written, depth, file, line, function, owner)
+            written += 1
+        self._written = written  # last: if memory runs out before, the stacks are still new
+        return rows
+
+    def _expand(self, number: int) -> list[tuple[int, int, int, int]]:
+        frames = []
+        while number != NONE:
+            key = self._keys[number]
+            for address, offset in zip(key[1::2], key[2::2], strict=True):
+                frame = self._symbolise(address, offset)
+                if frame is not None:
+                    frames.append(frame)
+            number = key[0]
+        return frames
+
+    def _symbolise(self, address: int, offset: int) -> tuple[int, int, int, int] | None:
+        if (address, offset) not in self._frames:
+            code = self._codes[address]
+            owner = owner_of_function(code)
+            if owner.calls_torch and hands_on(code, offset):
+                owner = CodeOwner.TORCH
+            self._frames[address, offset] = (
+                None
+                if owner is CodeOwner.MEMWATCH
+                else (
+                    self._strings(code.co_filename),
+                    line_at(code, offset),
+                    self._strings(getattr(code, "co_qualname", code.co_name)),
+                    int(owner),
+                )
+            )
+        return self._frames[address, offset]

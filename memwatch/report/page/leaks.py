@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from memwatch.kinds.leaks import LeakKind
 from memwatch.report.meta import format_duration
 from memwatch.report.page.privacy import PathHider
-from memwatch.report.text import visible
+from memwatch.text import visible
 from memwatch.words.leaks import (
     CYCLE,
     PATH_FROM_ROOT,

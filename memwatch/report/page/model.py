@@ -36,11 +36,11 @@ from memwatch.report.page.parts import (
 from memwatch.report.page.plan import plan_model
 from memwatch.report.page.privacy import PUBLIC_META, PathHider, file_of
 from memwatch.report.source import retention_edges
-from memwatch.report.text import visible
 from memwatch.sizes import format_bytes
+from memwatch.text import visible
 from memwatch.words import summary as words_of_summary
-from memwatch.words.allocators import reserved_at_peak_text
 from memwatch.words.places import cell_name, short_place, short_places
+from memwatch.words.processes import reserved_at_peak_text
 from memwatch.words.ways import SHARE_LESS, time_text
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from memwatch.report.page.columns import Words, pack_frame
 from memwatch.report.page.leaks import leak_page_model
 from memwatch.report.page.model import Extras, page_model
 from memwatch.report.page.render import render
-from memwatch.report.text import visible
+from memwatch.text import visible
 
 if TYPE_CHECKING:
     import os
