@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _SMALL_BYTES: Final = 16 << 20
 """Most bytes of the tensors of a call that runs at its own sizes."""
 _LEAST_LENGTH: Final = 2
-_TORCHS: Final = frozenset({"aten", "mkldnn", "quantized"})
+_KERNEL_NAMESPACES: Final = frozenset({"aten", "mkldnn", "quantized"})
 _SCALED: Final = "the size of the buffer that {} keeps for its backward follows from runs at smaller sizes"
 _NOT_KNOWN: Final = (
     "{} keeps a buffer for its backward, and its kernel chooses the size; the kernel could not run here, so the buffer "
@@ -96,7 +96,7 @@ def _is_open(value: Any) -> bool:
 
 def _shows_empty(op: Any, args: tuple[Any, ...], result: tuple[Any, ...]) -> bool:
     """Return True for an op of torch's own that computes, and shows bytes of no size beside other results."""
-    if op.namespace not in _TORCHS or op.is_view or all(map(_is_open, result)):
+    if op.namespace not in _KERNEL_NAMESPACES or op.is_view or all(map(_is_open, result)):
         return False
     return any(map(_is_open, result)) and all(tensor.numel() for tensor in tensors_in(args))
 
@@ -150,7 +150,7 @@ _SAME_FOR_ALL: Final = frozenset(
     {"ones_like", "zeros_like", "full_like", "new_ones", "new_zeros", "new_full"}
 )
 """Ops that read the size and type of a tensor, and none of its values."""
-_TORCHS_OF_KNOWN_VALUES: Final = frozenset({"aten", "prim", "prims"})
+_COMPUTED_NAMESPACES: Final = frozenset({"aten", "prim", "prims"})
 """The namespaces of ops whose schema names every argument that they write."""
 _CPU: Final = torch.device("cpu")
 _PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
@@ -308,14 +308,14 @@ def _is_determined(op: Any) -> bool:
 
 @functools.cache
 def _writes(op: Any) -> bool:
-    return bool(op.namespace not in _TORCHS_OF_KNOWN_VALUES or schema_of(op).is_mutable)
+    return bool(op.namespace not in _COMPUTED_NAMESPACES or schema_of(op).is_mutable)
 
 
 def _written(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
     """Return the tensors that an op may write: for ops that are not torch's own, all of its tensors."""
     if not _writes(op):
         return []
-    if op.namespace not in _TORCHS_OF_KNOWN_VALUES:
+    if op.namespace not in _COMPUTED_NAMESPACES:
         return list(tensors_in((args, tuple(kwargs.values()))))
     found: list[Any] = []
     for position, argument in enumerate(schema_of(op).arguments):
