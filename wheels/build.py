@@ -203,12 +203,15 @@ def compile_recorder(python: Python, torch: Torch, stubs: pathlib.Path, folder: 
     part = file.with_suffix(".part")
     defines = ("-DTORCH_API_INCLUDE_EXTENSION_H", f"-DTORCH_EXTENSION_NAME={names.NAME}")
     includes = (torch.include, torch.include / "torch/csrc/api/include", python.include)
+    # The compiler spends most of its time in torch's headers. It reads them once if all sources are one file:
+    # with GCC 12 that takes 41 s instead of 72 s.
+    sources = "".join(f'#include "{file}"\n' for file in sorted(names.SOURCES.glob("*.cpp")))
     command = [
         compiler(), *names.FLAGS, *COMMON_FLAGS, *defines, *(f"-isystem{folder}" for folder in includes),
-        *sorted(names.SOURCES.glob("*.cpp")), f"-L{stubs}", "-Wl,--no-as-needed",
-        *(f"-l{library}" for library in LIBRARIES), "-o", part,
+        "-x", "c++", "-", f"-L{stubs}", "-Wl,--no-as-needed", *(f"-l{library}" for library in LIBRARIES),
+        "-o", part,
     ]  # fmt: skip
-    subprocess.run(command, check=True)
+    subprocess.run(command, input=sources.encode(), check=True)
     part.rename(file)
     print(f"{file.stat().st_size / 1e6:6.2f} MB  {file.name}", flush=True)
     return file
