@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import hashlib
 import importlib.util
 import json
 import os
@@ -200,19 +201,28 @@ def compile_recorder(python: Python, torch: Torch, stubs: pathlib.Path, folder: 
     file = folder / names.file_name(torch.release, torch.git_version, python.tag, python.suffix)
     if file.exists():
         return file
-    part = file.with_suffix(".part")
     defines = ("-DTORCH_API_INCLUDE_EXTENSION_H", f"-DTORCH_EXTENSION_NAME={names.NAME}")
     includes = (torch.include, torch.include / "torch/csrc/api/include", python.include)
+    command = [
+        compiler(), *names.FLAGS, *COMMON_FLAGS, *defines, *(f"-isystem{folder}" for folder in includes),
+    ]  # fmt: skip
     # The compiler spends most of its time in torch's headers. It reads them once if all sources are one file:
     # with GCC 12 that takes 41 s instead of 72 s.
     sources = "".join(f'#include "{file}"\n' for file in sorted(names.SOURCES.glob("*.cpp")))
-    command = [
-        compiler(), *names.FLAGS, *COMMON_FLAGS, *defines, *(f"-isystem{folder}" for folder in includes),
-        "-x", "c++", "-", f"-L{stubs}", "-Wl,--no-as-needed", *(f"-l{library}" for library in LIBRARIES),
-        "-o", part,
-    ]  # fmt: skip
-    subprocess.run(command, input=sources.encode(), check=True)
-    part.rename(file)
+    read = [*command, "-E", "-x", "c++", "-"]
+    code = subprocess.run(read, input=sources.encode(), stdout=subprocess.PIPE, check=True).stdout
+    # torch's checks contain the names of their files: the folders of this machine do not belong into a wheel
+    for place, name in ((torch.include, "torch/include"), (names.SOURCES, "src"), (python.include, "python")):
+        code = code.replace(os.fsencode(place), name.encode())
+    flags = repr((names.FLAGS, COMMON_FLAGS)).encode()
+    # two releases of torch often differ only in headers that the recorder does not read: they share a compilation
+    compiled = folder / f"{hashlib.sha256(flags + code).hexdigest()[:16]}{python.suffix}"
+    if not compiled.exists():
+        part = compiled.with_suffix(".part")
+        link = [f"-L{stubs}", "-Wl,--no-as-needed", *(f"-l{library}" for library in LIBRARIES), "-o", part]
+        subprocess.run([*command, "-x", "c++-cpp-output", "-", *link], input=code, check=True)
+        part.rename(compiled)
+    shutil.copy(compiled, file)
     print(f"{file.stat().st_size / 1e6:6.2f} MB  {file.name}", flush=True)
     return file
 
