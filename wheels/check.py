@@ -85,12 +85,16 @@ def main() -> int:
     rows = {text: Row.parse(text) for text in options.rows}
     options.where.mkdir(parents=True, exist_ok=True)
     known_file = options.where / "results.json"
-    known: dict[str, dict[str, Any]] = json.loads(known_file.read_text()) if known_file.exists() else {}
+    known: dict[str, dict[str, Any]] = {}
     for text, row in rows.items():
         with tempfile.TemporaryDirectory(dir=options.where.resolve()) as folder:
-            known[text] = check(row, options.dist.resolve(), pathlib.Path(folder), not options.no_tests)
+            result = check(row, options.dist.resolve(), pathlib.Path(folder), not options.no_tests)
+        known = (
+            json.loads(known_file.read_text()) if known_file.exists() else {}
+        )  # another run may have added rows
+        known[text] = result
         known_file.write_text(json.dumps(known, indent=1))
-        print(text, json.dumps(known[text]), flush=True)
+        print(text, json.dumps(result), flush=True)
         write_table(known)
     faults = faults_of(known)
     print("\n".join(faults))
@@ -103,7 +107,8 @@ def check(row: Row, dist: pathlib.Path, folder: pathlib.Path, with_tests: bool) 
     subprocess.run([find_python(row.python), "-m", "venv", environment], check=True)
     python = str(environment / "bin" / "python")
     pip = [python, "-m", "pip", "--disable-pip-version-check", "--no-cache-dir", "install", "--quiet"]
-    run(folder, [*pip, f"torch=={row.torch}.*"])
+    # the import in the next line compiles the modules of torch that are needed: pip would spend a minute on all of them
+    run(folder, [*pip, "--no-compile", f"torch=={row.torch}.*"])
     result: dict[str, Any] = {"torch": said_by(folder, python, "import torch; print(torch.__version__)")}
     result["python"] = said_by(folder, python, "import platform; print(platform.python_version())")
     before = packages(folder, python)
