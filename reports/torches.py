@@ -71,11 +71,18 @@ def main() -> int:
         except subprocess.CalledProcessError as error:
             known["failed"] = f"`{pathlib.Path(error.cmd[0]).name} {' '.join(error.cmd[1:4])}` failed"
         environment.results_file.write_text(json.dumps(known, indent=1))
-        (ROOT / "reports" / "torches.md").write_text(table(options.where))
+        write(table(options.where))
         if options.remove:
             shutil.rmtree(environment.folder)
     print(table(options.where))
     return int(any(failures_of(result) for result in all_results(options.where).values()))
+
+
+def write(text: str) -> None:
+    """Write the report. The section about wheels, which `wheels/check.py` writes, stays."""
+    report = ROOT / "reports" / "torches.md"
+    _, heading, section = report.read_text().partition("\n## The wheels\n")
+    report.write_text(text + heading + section)
 
 
 class Environment:

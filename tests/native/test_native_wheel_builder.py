@@ -61,3 +61,45 @@ def test_headers_of_another_release_are_refused(build, tmp_path):
     unpack(tmp_path / "2.13.0", "2.12.1")
     with pytest.raises(AssertionError, match=r"2\.12\.1"):
         build.headers("2.13.0", tmp_path)
+
+
+@pytest.fixture
+def compile_for(build, tmp_path, monkeypatch):
+    """Return a function that compiles small sources against the headers of a pretended release of torch."""
+    names = build.module_of("memwatch/record/native/naming.py")
+    sources = tmp_path / "sources"
+    sources.mkdir()
+    (sources / "a.cpp").write_text('#include <a.h>\nextern "C" const char* a() { return A; }\n')
+    (sources / "b.cpp").write_text('#include <a.h>\nextern "C" const char* b() { return PLACE; }\n')
+    monkeypatch.setattr(names, "SOURCES", sources)
+    python = build.Python("cp311", str(tmp_path / "python"), ".so")
+    stubs, recorders = build.make_stubs(tmp_path / "stubs"), tmp_path / "recorders"
+    recorders.mkdir()
+
+    def compile_for(release, constant, unread=""):
+        include = tmp_path / release / "torch" / "include"
+        include.mkdir(parents=True)
+        (include / "a.h").write_text(
+            f'#pragma once\n#define A "{constant}"\n#define PLACE __FILE__\n#define UNREAD "{unread}"\n'
+            "inline const char* header() { return __FILE__; }\n"
+        )
+        (include / "unread.h").write_text(unread)
+        return build.compile_recorder(python, build.Torch(release, "abc", include), stubs, recorders)
+
+    return compile_for
+
+
+def test_releases_share_a_compilation_if_they_differ_only_in_what_no_source_reads(compile_for, tmp_path):
+    one, other = compile_for("2.12.0", "same", "one"), compile_for("2.12.1", "same", "other")
+    assert one.name != other.name
+    assert one.read_bytes() == other.read_bytes()
+    assert len(list((tmp_path / "recorders").glob("[!_]*"))) == 1
+    different = compile_for("2.13.0", "different")
+    assert b"different" in different.read_bytes()
+    assert b"different" not in one.read_bytes()
+
+
+def test_a_recorder_does_not_contain_the_folders_of_the_machine(compile_for, tmp_path):
+    content = compile_for("2.12.0", "constant").read_bytes()
+    assert b"src/b.cpp" in content  # the name that __FILE__ had
+    assert str(tmp_path).encode() not in content

@@ -196,6 +196,10 @@ REMARK: Final = (
     "the recorder in Python was used, which takes two to five times as long: `memwatch build` compiles the native one, "
     "once for this torch"
 )
+_NOT_BUILDABLE: Final = (
+    "the recorder in Python was used, which takes two to five times as long: this installation has no native one, and "
+    "`memwatch build` needs {missing}"
+)
 _DISTRUSTED: Final = (
     "the native recorder was not loaded, because {reason}. The recorder in Python was used, which takes two to five "
     "times as long"
@@ -204,13 +208,14 @@ _told: Final[list[str]] = []
 
 
 def remark() -> str:
-    """Return a line for the user about a missing recorder. Empty if it is built, cannot be built, or is not wanted."""
+    """Return a line for the user about a missing recorder. Empty if it is built or not wanted."""
     if not is_wanted() or is_built():
         return ""
     reason = distrust()
     if reason:
         return _DISTRUSTED.format(reason=reason)
-    return _of_another_torch() or (REMARK if _could_be_built() else "")
+    missing = _missing_for_build()
+    return _of_another_torch() or (_NOT_BUILDABLE.format(missing=missing) if missing else REMARK)
 
 
 def _of_another_torch() -> str:
@@ -218,7 +223,7 @@ def _of_another_torch() -> str:
     wheel = of_wheel()
     if not wheel:
         return ""
-    advice = "; `memwatch build` compiles one for it" if _could_be_built() else ""
+    advice = "" if _missing_for_build() else "; `memwatch build` compiles one for it"
     return (
         f"memwatch was installed with native recorders for torch {', '.join(wheel)}, and none of them loads with this "
         f"torch {torch.__version__}: the recorder in Python was used, which takes two to five times as long{advice}"
@@ -233,10 +238,15 @@ def remark_once() -> str:
     return text
 
 
-def _could_be_built() -> bool:
-    """Return True if a build can succeed: there are Python's headers, a compiler, and a place to write."""
+def _missing_for_build() -> str:
+    """Return the first thing that a build needs and does not find here. Empty if a build can succeed."""
     header = pathlib.Path(sysconfig.get_paths()["include"]) / "Python.h"
-    return header.exists() and _has_compiler() and _may_write()
+    needs = (
+        (_has_compiler(), "a C++ compiler"),
+        (header.exists(), f"the headers of Python ({header})"),
+        (_may_write(), f"to write into {build_cache.folder()} (MEMWATCH_CACHE names another folder)"),
+    )
+    return next((need for is_there, need in needs if not is_there), "")
 
 
 def _has_compiler() -> bool:
