@@ -118,7 +118,7 @@ UNSEEN_GROWTH: Final = "memory that no recorded step made"
 
 GRADIENTS: Final = "`.grad` of the parameters"
 GRAPH_OF_TRAINED_FORWARD: Final = (
-    "keep `.item()` or `.detach()` of its result; the loss needs the same forward"
+    "keep `.item()` or `.detach()` of its result, and leave the forward as it is: it also trains the model"
 )
 GRAPH_WITHOUT_BACKWARD: Final = "the autograd graph of a forward without backward"
 GRAPH_AFTER_BACKWARD: Final = "the autograd graph of a forward whose backward has run"

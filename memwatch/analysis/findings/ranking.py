@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from memwatch.analysis.facts.forward_ops import op_of_node
 from memwatch.analysis.findings.advice import advise
 from memwatch.analysis.findings.finding import Finding
 from memwatch.analysis.findings.kinds import FindingKind
@@ -138,13 +139,18 @@ def _last_used(candidate: Candidate, facts: Facts) -> str:
 
 
 def _is_trained(candidate: Candidate, facts: Facts) -> bool:
-    """Return True if some backward reads memory that one of the lines saved: `no_grad` would end the training."""
+    """Return True if some backward reads memory that one of the forward's lines made: `no_grad` would end the training.
+
+    Only ops with an autograd node count. A batch that another forward also reads does not make them one forward.
+    """
     tables, allocations = facts.capture.tables, facts.allocations
     packs, unpacks = tables["packs"], tables["unpacks"]
     read = np.isin(packs["pack"], unpacks["pack"][unpacks["released"] == 0])
     rows = np.flatnonzero(np.isin(allocations.storage, packs["storage"][read]) & (allocations.op != NONE))
     stacks = facts.made_by.stack
-    kept = stacks[np.array(candidate.allocations, dtype=np.int64)]
+    kept_rows = np.array(candidate.allocations, dtype=np.int64)
+    of_nodes = op_of_node(facts.capture, packs["sequence"][packs["sequence"] != NONE])
+    kept = stacks[kept_rows[np.isin(allocations.op[kept_rows], of_nodes)]]
     return bool(np.isin(stacks[rows], kept[kept != NONE]).any())
 
 
