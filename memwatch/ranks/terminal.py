@@ -8,7 +8,7 @@ import pandas as pd
 from rich.table import Table
 from rich.text import Text
 
-from memwatch.ranks.figures import category_spreads, totals
+from memwatch.ranks.figures import category_spreads, headline, totals
 from memwatch.ranks.summary import told_what
 from memwatch.report.console import CATEGORY_STYLE, clip, head, name, to_text
 from memwatch.report.terminal import finding_parts
@@ -34,7 +34,12 @@ def summary(ranks: Job, *, rows: int = 8, width: int | None = None, color: bool 
         width: characters in a line; by default the terminal's, or COLUMNS.
         color: whether to colour; by default only on a terminal, and never with NO_COLOR.
     """
-    parts: list[RenderableType] = [_headline(ranks), "", _processes(ranks, rows)]
+    parts: list[RenderableType] = [
+        Text(headline(ranks), style="bold"),
+        _totals(ranks),
+        "",
+        _processes(ranks, rows),
+    ]
     parts += _more(len(ranks.ranks) - rows, "processes with lower peaks")
     if ranks.are_ranks and (spreads := category_spreads(ranks)):
         parts += ["", Text("The peaks by category", style="bold"), _categories(spreads)]
@@ -49,7 +54,7 @@ def summary(ranks: Job, *, rows: int = 8, width: int | None = None, color: bool 
     return to_text(*parts, width=width, color=color)
 
 
-def _headline(ranks: Job) -> Text:
+def _totals(ranks: Job) -> Text:
     found = totals(ranks)
     if not found.compared:
         return Text("Nothing is known of any process", style="bold")

@@ -58,7 +58,7 @@ def test_a_graph_that_may_still_run_is_no_finding():
 
 
 def train_on_one_batch(prof, iterations, *, in_one_line, kept):
-    """Train. Each iteration also keeps the loss of a second forward of the same batch, from the same line or another."""
+    """Train. Each iteration also keeps the loss of a second forward of its batch, from its line or another."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
