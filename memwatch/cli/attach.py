@@ -174,7 +174,7 @@ def _how_to_start(process: psutil.Process) -> str:
             )
     command = shlex.join(process.cmdline()) or "python train.py"
     return (
-        f"process {process.pid} lets nobody in; start it as `{VARIABLE}={_MODE} {command}`. "
+        f"process {process.pid} does not let memwatch in; start it as `{VARIABLE}={_MODE} {command}`. "
         "From Python 3.14 on, a process needs no variable"
     )
 

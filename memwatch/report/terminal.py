@@ -102,8 +102,11 @@ def summary(
 
 
 def _parts(reading: Reading, rows: int, line: int, *, short: bool) -> list[RenderableType]:
-    parts: list[RenderableType] = [_headline(reading), ""]
+    parts: list[RenderableType] = [_headline(reading)]
+    if not reading.peak_bytes:
+        parts.append(Text(words.NO_TENSOR))
     if len(reading.at_peak):
+        parts.append("")
         parts += _made_of(reading, rows, line, short=short)
     if reading.findings:
         parts += ["", words.FINDINGS, *finding_parts(reading.findings, rows)]
@@ -141,11 +144,11 @@ def _headline(reading: Reading) -> Text:
         f", {format_duration(at.time_ns)} after entry" if at.is_any and is_recorded(reading, "times") else ""
     )
     text.append(clip(f"{at.short()}{when}"))
-    if sentences := headline(reading):
-        text.append(f"\n{sentences}", style="bold")
     if not _is_entry_and_increase(reading):
         entry, increase = format_bytes(reading.baseline_bytes), format_bytes(reading.peak_increase_bytes)
         text.append(f"\n{words.INCREASE_ELSEWHERE.format(entry=entry, increase=increase)}")
+    if sentences := headline(reading):
+        text.append(f"\n{sentences}", style="bold")
     return text.append_text(_reserved(reading)).append_text(_other_devices(reading))
 
 

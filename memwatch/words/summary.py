@@ -31,10 +31,14 @@ CATEGORIES: Final = {
 }
 """The categories in a sentence."""
 
+NO_TENSOR: Final = (
+    "The program made no tensor in this process. "
+    "`memwatch run --children` also records the processes that it starts."
+)
 STORAGES: Final = "Largest storages at the peak"
 MODULES: Final = "Modules at the peak, with their children"
 LINES: Final = "Lines that made the memory alive at the peak"
-HOLDERS: Final = "Holders at the peak: the references that keep the memory alive"
+HOLDERS: Final = "Who holds it at the peak: the references that keep the memory alive"
 FINDINGS: Final = "Findings: what to change, and how far the peak would fall"
 MORE_FINDINGS: Final = "{count:,} more: --rows, or prof.findings"
 NOTES: Final = "Limits of this recording"
