@@ -48,7 +48,7 @@ NEXT_COMMAND: Final = "Next: {command}"
 FIT_COMMAND: Final = "To measure such changes within a limit: {command}"
 NEXT_TO_KEEP: Final = "Next: the same with -o FILE, which keeps it for `memwatch report` and the other verbs"
 
-KNOWN_BY: Final = "Holders, by bytes: {evidence}"
+KNOWN_BY: Final = "How memwatch knows these holders: {evidence}"
 SEARCHED: Final = "memwatch searched for holders {count:,} x while the program ran: {time} in all"
 CUT_SHORT: Final = "; {count:,} searches reached their time limit and may have missed some"
 

@@ -21,7 +21,7 @@ _ESTIMATED: Final = (FindingKind.OPTIMIZER,)
 """Kinds whose mended program makes other temporaries: how many a loop over parameters has at once is not recorded."""
 
 
-def advise(
+def change_of(
     kind: FindingKind,
     nbytes: int,
     holder: Holder,
@@ -29,12 +29,9 @@ def advise(
     made_at: str,
     *,
     is_trained: bool,
-    peak_bytes: int,
-    alone_bytes: int,
-    together_bytes: int,
     rate_bytes: int,
 ) -> str:
-    """Return the advice of a finding.
+    """Return the memory that a finding is about, and the change that frees it.
 
     Args:
         kind: the kind of finding.
@@ -43,9 +40,6 @@ def advise(
         last_used: `file:line` of their last use; "" if unknown.
         made_at: `file:line` that made most of them; "" if unknown.
         is_trained: whether a backward reads tensors that the same lines saved at another time.
-        peak_bytes: the peak.
-        alone_bytes: the peak after this change alone.
-        together_bytes: the peak after all changes.
         rate_bytes: bytes that each pass of a loop adds; 0 without a series.
     """
     is_needed = kind is FindingKind.GRAPH and is_trained
@@ -58,17 +52,34 @@ def advise(
         advice = words.LAST_USED.format(advice=advice, site=last_used)
     if kind is FindingKind.GRAPH and made_at not in ("", short_place(holder.site)):
         advice = words.FORWARD_AT.format(advice=advice, site=made_at)
+    headline = kind.headline.format(nbytes=format_bytes(nbytes))
+    if rate_bytes:
+        headline = words.PER_ROUND.format(headline=headline, rate=format_bytes(rate_bytes))
+    return words.CHANGE.format(headline=headline, advice=advice)
+
+
+def with_peaks(
+    kind: FindingKind, change: str, *, peak_bytes: int, alone_bytes: int, together_bytes: int
+) -> str:
+    """Return a change with the peak after it.
+
+    Args:
+        kind: the kind of finding.
+        change: its change, from `change_of`.
+        peak_bytes: the peak.
+        alone_bytes: the peak after this change alone.
+        together_bytes: the peak after all changes.
+    """
     alone, together = format_bytes(alone_bytes), format_bytes(together_bytes)
     if kind in _ESTIMATED:
         alone, together = words.ABOUT.format(nbytes=alone), words.ABOUT.format(nbytes=together)
     if alone_bytes < peak_bytes:
         template = words.ALONE if together == alone else words.ALONE_AND_TOGETHER
+    elif together == alone:
+        return change
     else:
-        template = words.NO_LOWER_PEAK if together == alone else words.TOGETHER
-    headline = kind.headline.format(nbytes=format_bytes(nbytes))
-    if rate_bytes:
-        headline = words.PER_ROUND.format(headline=headline, rate=format_bytes(rate_bytes))
-    return template.format(headline=headline, advice=advice, alone=alone, together=together)
+        template = words.TOGETHER
+    return template.format(change=change, alone=alone, together=together)
 
 
 def _what_to_do(kind: FindingKind, holder: Holder) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from memwatch.analysis.facts.forward_ops import op_of_node
-from memwatch.analysis.findings.advice import advise
+from memwatch.analysis.findings.advice import change_of, with_peaks
 from memwatch.analysis.findings.finding import Finding
 from memwatch.analysis.findings.kinds import FindingKind
 from memwatch.analysis.findings.lag import without_gathered
@@ -181,17 +181,21 @@ def _finding(candidate: Candidate, facts: Facts, alone_bytes: int, together_byte
     others = _others_told(candidate)
     also = words.ALSO_HELD.format(holder=holder.told, others=", ".join(others))
     told = also if others else holder.told
-    advice = advise(
+    change = change_of(
         candidate.kind,
         candidate.nbytes,
         holder,
         _last_used(candidate, facts),
         _made_at(candidate, facts),
         is_trained=candidate.kind is FindingKind.GRAPH and _is_trained(candidate, facts),
+        rate_bytes=rate_bytes(candidate, facts),
+    )
+    advice = with_peaks(
+        candidate.kind,
+        change,
         peak_bytes=facts.curve.peak_bytes,
         alone_bytes=alone_bytes,
         together_bytes=together_bytes,
-        rate_bytes=rate_bytes(candidate, facts),
     )
     return Finding(
         kind=candidate.kind,
@@ -204,4 +208,5 @@ def _finding(candidate: Candidate, facts: Facts, alone_bytes: int, together_byte
         together_peak_bytes=together_bytes,
         storages=tuple(candidate.allocations),
         remark=told.removeprefix(holder.words),
+        change=change,
     )

@@ -35,6 +35,7 @@ from memwatch.report.page.uses import pack_uses
 from memwatch.report.source import retention_edges
 from memwatch.report.text import visible
 from memwatch.words.allocators import reserved_at_peak_text
+from memwatch.words.findings import CHANGE_SENTENCE
 from memwatch.words.places import cell_name, short_place, short_places
 from memwatch.words.ways import SHARE_LESS, time_text
 
@@ -268,6 +269,8 @@ def _finding(
     texts = {name: hide(str(getattr(finding, name))) for name in ("kind", "holder", "site", "advice")}
     edges = [hide(short_places(edge) if source else edge) for edge in retention_edges(finding.path)]
     predicted_bytes = getattr(finding, "predicted_peak_bytes", None)
+    if change := getattr(finding, "change", ""):  # the page shows the peak above it
+        texts["advice"] = hide(CHANGE_SENTENCE.format(change=change))
     return {
         **texts,
         "place": hide(short_place(finding.site)) if source and finding.site else texts["site"],
