@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=budget,
         metavar="SIZE",
         help="the most that the program may add to the memory alive at its start: a size such as `512 MiB`, or a share "
-        "of what it adds now, such as 60%%",
+        "of the present figure, such as 60%%",
     )
     parser.add_argument("--no-recompute", action="store_true", help="compute nothing twice")
     parser.add_argument("--offload", action="store_true", help="allow moving storages out of memory and back")

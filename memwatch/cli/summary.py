@@ -1,6 +1,6 @@
 """Print the peak by category, storage, module, line and holder.
 
-The first lines say how high the peak is and what it is made of. The findings and changes at the end would lower it.
+The first lines name the peak and its main parts. The findings and changes at the end would lower it.
 
     memwatch summary train.4242.memwatch
     memwatch summary --json train.4242.memwatch
