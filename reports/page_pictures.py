@@ -28,11 +28,13 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 from page import browser  # noqa: E402
 
 SIZE = (1240, 1160)
+TALL = (1240, 1660)
+"""The whole first screen of the README's picture: the headline, the changes and the curve."""
 RANKS, STEPS = 4, 8
 
 
 def pages(folder: Path) -> dict[str, tuple[Path, str]]:
-    """Write the pages; return each with the part of it to show."""
+    """Write the pages; return each with the fragment of its address."""
     torch.set_num_threads(1)
     shutil.copy(HERE / "page_training.py", folder / "train.py")
     os.chdir(folder)
@@ -60,7 +62,7 @@ def pages(folder: Path) -> dict[str, tuple[Path, str]]:
         ),
         "plan": (
             html(planned, folder / "plan.html", plan=plan, tradeoff=trade_off(plan, shares=(80, 60, 40))),
-            "plan",
+            "",
         ),
         "ranks": (ranks_page(folder), ""),
         "diff": (diff_page(compared, folder / "diff.html", old="batch 4", new="batch 6"), ""),
@@ -80,18 +82,19 @@ def main() -> None:
     """Take each page twice."""
     with tempfile.TemporaryDirectory() as folder:
         driver = browser()
-        driver.set_window_size(*SIZE)
-        for name, (page, part) in pages(Path(folder)).items():
+        for name, (page, fragment) in pages(Path(folder)).items():
+            driver.set_window_size(*(TALL if name == "gpt" else SIZE))
             for theme in ("light", "dark"):
                 driver.get("about:blank")
-                driver.get(page.as_uri() + (part if part.startswith("#") else ""))
+                driver.get(page.as_uri() + fragment)
                 driver.execute_script(f"document.documentElement.dataset.theme = '{theme}'")
                 driver.execute_script(
                     "dispatchEvent(new Event('resize')); document.getElementById('theme').click()"
                 )
                 driver.execute_script("document.getElementById('theme').click()")
-                if part and not part.startswith("#"):
-                    driver.execute_script("document.getElementById(arguments[0]).scrollIntoView()", part)
+                shown = {"instant": "timeline", "plan": "plan"}.get(name)
+                if shown:
+                    driver.execute_script("document.getElementById(arguments[0]).scrollIntoView()", shown)
                 driver.execute_async_script("setTimeout(arguments[0], 700)")
                 driver.save_screenshot(str(HERE / "page" / f"{name}-{theme}.png"))
         driver.quit()

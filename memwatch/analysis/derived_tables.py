@@ -199,8 +199,8 @@ class ByDevice:
         matching = [name for name in self.names if device in (name, kind_of(name))]
         if len(matching) == 1:
             return matching[0]
-        problem = "means several of the" if matching else "is none of the"
-        raise UnknownDeviceError(f"{device!r} {problem} devices that had bytes: {', '.join(self.names)}")
+        problem = f"{device!r} names several devices" if matching else f"no bytes were recorded on {device!r}"
+        raise UnknownDeviceError(f"{problem}; choose one of: {', '.join(self.names)}")
 
     def tables(self, device: str = "") -> DerivedTables:
         """Return the tables of a device, by default of the main device.

@@ -277,7 +277,14 @@ def _holders(facts: Facts, holders: Holders, rows: pd.DataFrame, event: int) -> 
     if facts.capture.lacks("holders"):
         return dict.fromkeys(("holder", "holder_kind", "holder_evidence", "path"), [""] * len(rows))
     held = holders.describe(rows.index.tolist(), event)
+    # memory from before the block has no op and no line: the variable that holds it is its best name
+    only_older = facts.only_older(rows.index.to_numpy()).tolist()
+    names = [
+        holder.words if is_only_older and holder.edges else name
+        for name, holder, is_only_older in zip(rows["name"], held, only_older, strict=True)
+    ]
     return {
+        "name": names,
         "holder": [holder.told for holder in held],
         "holder_kind": [holder.kind.value for holder in held],
         "holder_evidence": [holder.evidence.value for holder in held],

@@ -105,7 +105,7 @@ DERIVED: Final = (
         ("nbytes", "int", "bytes"),
         ("share_ratio", "float", "share of the peak, 0 to 1"),
         ("category", "text", "one of CATEGORIES"),
-        ("name", "text", "name"),
+        ("name", "text", "name; of memory from before the block the variable that holds it, if it is known"),
         ("tensor", "text", "dtype and shape"),
         ("module", "text", "qualified module name"),
         ("op_name", "text", "op that made it"),

@@ -1,7 +1,8 @@
 """Record a process that runs already for a while, and print its summary.
 
-The process must have been started with MEMWATCH=attach in its environment, or run Python 3.14 or later. What it held
-before is the baseline of the recording. Without `--seconds` and `--steps` the recording takes 10 seconds.
+The process must have been started with MEMWATCH=attach in its environment, or run Python 3.14 or later. The memory
+that it used before is the baseline of the recording. Without `--seconds` and `--steps` the recording takes 10
+seconds.
 
     memwatch attach 4242 --steps 3
 """
@@ -102,7 +103,9 @@ def _process(pid: int) -> psutil.Process:
         if os.geteuid() not in (0, user):
             raise AttachError(f"process {pid} belongs to {process.username()}; attach to it as that user")
     except psutil.NoSuchProcess:
-        raise AttachError(f"there is no process {pid}; `pgrep -af python` lists those of Python") from None
+        raise AttachError(
+            f"there is no process {pid}; `pgrep -af python` lists the Python processes"
+        ) from None
     return process
 
 
@@ -172,7 +175,7 @@ def _how_to_start(process: psutil.Process) -> str:
             )
     command = shlex.join(process.cmdline()) or "python train.py"
     return (
-        f"process {process.pid} lets nobody in; start it as `{VARIABLE}={_MODE} {command}`. "
+        f"process {process.pid} does not let memwatch in; start it as `{VARIABLE}={_MODE} {command}`. "
         "From Python 3.14 on, a process needs no variable"
     )
 

@@ -86,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--largest-batch",
         action="store_true",
-        help="find the largest batch size that fits: the program gets each that is tried in place of {batch}",
+        help="find the largest batch size that fits: memwatch runs the program with several sizes in place of {batch}",
     )
     parser.add_argument(
         "-o", "--output", metavar="FILE", help="write the capture, which all other verbs read"

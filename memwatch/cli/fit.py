@@ -4,7 +4,8 @@ memwatch runs the beginning of the script once for each way: unchanged, with che
 Each run ends after a few optimizer steps, and memwatch measures its memory. Then it prints the lines to add to your
 script. If no way stays within the limit, the exit code is 1.
 
-The lines of a `policy` load a plan. memwatch writes it to SCRIPT.plan, or to the file of --save-plan.
+One way, `policy`, chooses the tensors to save by a plan. Its lines load the plan from SCRIPT.plan, or from the file of
+--save-plan, which memwatch writes.
 
 Your files stay as they are. Each run writes and deletes files in a private view of your folders. memwatch drops this
 view when the run ends. Download folders (~/.cache, HF_HOME, TORCH_HOME) are shared, so that a model is downloaded once.

@@ -1,11 +1,11 @@
 """Run a program and report the tensors that it leaves behind.
 
-A tensor counts as leaked if only a reference cycle keeps it, if the garbage collector can never free it, or if
-something other than a top-level name of the program still holds it. Something that keeps the graph of each optimizer
-step, or of each pass of a loop, is a leak too, and so are hooks that each step or pass registers. memwatch searches for
-these after steps 4, 8, 16 and so on, and after passes 6, 11, 21 and so on. If there are leaks, the exit code is 1. If
-there are none, memwatch says where it looked, and what it did not judge. A program that fails ends as it would without
-memwatch.
+memwatch searches at the end of the program, and while it trains. At the end, a tensor is a leak if only a reference
+cycle or C++ code keeps it, so that the program cannot reach it. It is also a leak if an object keeps it, and this
+object is no global variable of the program, no model and no optimizer. While the program trains, a leak is a graph or
+a hook that each optimizer step, or each pass of a loop, leaves behind. These searches follow steps 4, 8, 16 and so
+on, and passes 6, 11, 21 and so on. If there are leaks, the exit code is 1. Otherwise memwatch prints where it
+searched. A program that fails ends as it would without memwatch.
 
     memwatch leaks train.py --epochs 1
     memwatch leaks -m package.train

@@ -1,7 +1,7 @@
 """Put the captures of many processes side by side: ranks of a job, and processes that they started.
 
-memwatch prints a summary. With -o it also writes a page, and beside it the page of the rank with the highest peak. The
-capture of a killed rank counts as far as it goes. Missing ranks are listed.
+memwatch prints a summary. With -o it also writes a page, and beside it the page of the rank with the highest peak. If a
+rank was killed, its figures cover the part that it recorded. Missing ranks are listed.
 
     memwatch merge train.rank*.memwatch
     memwatch merge train.rank*.memwatch -o ranks.html

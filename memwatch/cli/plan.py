@@ -38,7 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--budget",
         type=budget,
         metavar="SIZE",
-        help="peak increase to allow: a size such as `512 MiB`, or a share of the program's such as 60%%",
+        help="the most that the program may add to the memory alive at its start: a size such as `512 MiB`, or a share "
+        "of the present figure, such as 60%%",
     )
     parser.add_argument("--no-recompute", action="store_true", help="compute nothing twice")
     parser.add_argument("--offload", action="store_true", help="allow moving storages out of memory and back")

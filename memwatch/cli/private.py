@@ -23,7 +23,7 @@ _NOT_PRIVATE: Final = (
 _NO_REFUSALS: Final = (
     ArithmeticError, AttributeError, KeyboardInterrupt, LookupError, NameError, SyntaxError, SystemExit, TypeError,
 )  # fmt: skip
-"""What a refused change of a file does not raise."""
+"""Errors that a refused change of a file does not raise."""
 
 
 def add_in_place(parser: argparse.ArgumentParser) -> None:

@@ -2,8 +2,9 @@
 
 Everything comes from /proc, so the program needs no preparation and does not notice. /proc doesn't distinguish tensors
 from other memory of malloc: call `memwatch.process_memory()` in the program for these rows. The processes that it
-started, such as the workers of a DataLoader, are listed below. Without a PID, `memwatch ps` lists the running Python
-processes, largest first.
+started, such as the workers of a DataLoader, are listed below. RSS is all of its memory in RAM, PSS is RSS with shared
+memory divided among its users, and USS is the memory that no other process shares. Without a PID, `memwatch ps` lists
+the running Python processes, largest first.
 
     memwatch ps 4242
     memwatch ps --json 4242

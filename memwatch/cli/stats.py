@@ -1,6 +1,7 @@
 """Print totals, the sizes of allocations, and the lines and ops that allocated most.
 
-Sizes in the JSON are bytes.
+`memwatch summary` is about the peak. These figures are about the whole recording, with memory that was freed before or
+after the peak.
 
     memwatch stats train.4242.memwatch
     memwatch stats --json train.4242.memwatch

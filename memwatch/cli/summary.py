@@ -1,6 +1,6 @@
 """Print the peak by category, storage, module, line and holder.
 
-The first line is the peak. The findings and the changes at the end would lower it.
+The first lines name the peak and its main parts. The findings and changes at the end would lower it.
 
     memwatch summary train.4242.memwatch
     memwatch summary --json train.4242.memwatch

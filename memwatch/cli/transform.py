@@ -1,10 +1,10 @@
 """Write a capture in another program's format: csv, json, speedscope, chrome, pprof, memory_viz or parquet.
 
-`speedscope` is for https://www.speedscope.app, `chrome` for chrome://tracing and https://ui.perfetto.dev, `memory_viz`
-for torch's own viewer, also https://pytorch.org/memory_viz: a pickle, in a file beside the capture if -o names none.
-`pprof` is the heap at the peak and all allocations by call stack, for `go tool pprof` and dashboards: also such a file.
-With `--into`, `chrome` adds memory counters and findings to a trace of torch.profiler.
-`parquet` adds all tables to a dataset, a folder with parts by host and rank, which Dask, DuckDB and pandas read.
+`speedscope` is for https://www.speedscope.app. `chrome` is for chrome://tracing and https://ui.perfetto.dev; with
+`--into` it adds memory counters and findings to a trace of torch.profiler. `memory_viz` is a pickle for torch's own
+viewer, https://pytorch.org/memory_viz. `pprof` has the heap at the peak and all allocations by call stack, for `go tool
+pprof` and dashboards. Without -o, memwatch writes these two beside the capture. `parquet` adds all tables to a dataset,
+a folder with parts by host and rank, which Dask, DuckDB and pandas read.
 
     memwatch transform train.4242.memwatch csv --table storages -o storages.csv
     memwatch transform train.4242.memwatch speedscope > peak.json

@@ -2,7 +2,8 @@
 
 The allocations of the program run through torch's own allocator, without a GPU, under about 35 settings. The source is
 a capture, recorded on a CPU, a GPU or fake tensors, or a memory snapshot that torch wrote. If torch is not a CUDA
-build, memwatch's model of the allocator runs instead, and the output names it. The last line sets the best setting.
+build, memwatch's model of the allocator runs instead, and the output says so. The last line is the variable to set. A
+retry means that the allocator had to empty its cache before an allocation succeeded.
 
     memwatch tune train.4242.memwatch
     memwatch tune dump_snapshot.pickle --device-memory 80GiB

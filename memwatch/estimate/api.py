@@ -159,7 +159,8 @@ def find_largest(
         found = estimated(batch_size)
         if is_host(found.reading.device):
             raise MemwatchError(
-                'the program put its tensors on the host, so nothing is known of a device; put them on "cuda"'
+                "the program put its tensors on the CPU, so memwatch cannot say whether they fit a GPU; "
+                'put them on "cuda"'
             )
         outcome = found.on_device(device)
         tried[batch_size], reserved_bytes[batch_size] = outcome.fits, found.reserved_bytes or 0

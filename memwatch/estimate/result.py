@@ -99,8 +99,8 @@ class Estimate:
         """
         if is_host(self.reading.device):
             raise MemwatchError(
-                "the program put its tensors on the host, so nothing is known of a device; estimate it with "
-                "--device cuda"
+                "the program put its tensors on the CPU, so memwatch cannot say whether they fit a GPU; estimate it "
+                'with --device cuda, and let the program use "cuda"'
             )
         return self._allocator[0].run(self._trace, self.settings, Room.of(device).tensor_bytes)
 

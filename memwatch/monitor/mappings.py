@@ -92,7 +92,7 @@ def read_mappings(pid: int, *, is_heap_of_arena: Callable[[int], bool] | None = 
         with open(f"/proc/{pid}/smaps", encoding="utf-8", errors="surrogateescape") as file:
             text = file.read()
     except (FileNotFoundError, ProcessLookupError):
-        raise ProcessError(f"there is no process {pid}; `ps` lists those that run") from None
+        raise ProcessError(f"there is no process {pid}; `ps` lists the running processes") from None
     except PermissionError:
         raise ProcessError(
             f"process {pid} belongs to another user or may not be traced; run memwatch as its user, or as root"

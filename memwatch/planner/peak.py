@@ -369,7 +369,7 @@ class AtPeak:
         parts = [f"{format_bytes(nbytes)} {what}" for nbytes, what in waiting if nbytes > least]
         who = "a move needs" if self.op is None else f"{self.op} needs"
         rest = f" while {_listed(parts)}" if parts else ""
-        return f"there {who} {format_bytes(self.own_bytes)}{rest}"
+        return f"at its peak {who} {format_bytes(self.own_bytes)}{rest}"
 
 
 def at_peak(graph: Graph, schedule: Schedule, name_of: Callable[[Name], str]) -> AtPeak | None:

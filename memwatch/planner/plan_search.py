@@ -326,9 +326,8 @@ def _budget_error(
     if allowed >= best.lower_bound_bytes:
         there = at_peak(graph, best.schedule, request.name_of)
         reason = f"{lowest}; {there}" if there else lowest
-        reason += (
-            f"; the bound of {bound} does not exclude the budget{', more time may help' if is_cut else ''}"
-        )
+        reason += f"; the lower bound is {bound}, so a plan may exist"
+        reason += ": a longer time limit may find it" if is_cut else ""
         reason = "; ".join([reason, *best.notes])
         waits = there is not None and there.once_bytes > 0 and not request.offload
         return error(reason, options=("offload",) if waits else ())
@@ -337,8 +336,8 @@ def _budget_error(
     bound_bytes = best.lower_bound_bytes + graph.baseline_bytes
     if pinned_bound(graph) >= bound_bytes:
         return error(
-            f"{lowest}. No plan goes below {bound}: so much is still alive at the end",
-            advice="allow more, or keep less alive at the end",
+            f"{lowest}. No plan goes below {bound}, which stays alive at the end",
+            advice="raise the budget, or keep less alive at the end",
         )
     needs = working_sets(graph)
     most_bytes = int(needs.max(initial=0)) - graph.baseline_bytes

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from memwatch.kinds.roles import CATEGORIES
+from memwatch.sizes import format_bytes
+from memwatch.words import ranks as words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -146,3 +148,27 @@ def category_spreads(ranks: Job) -> list[CategorySpread]:
         for name in CATEGORIES
         if (sizes := table[name]).max() > 0
     ]
+
+
+def headline(ranks: Job) -> str:
+    """Return which process has the highest peak, and what to do about it; "" if nothing is known of any process."""
+    found = totals(ranks)
+    if not found.compared:
+        return ""
+    figures = {
+        "worst": found.worst,
+        "highest": format_bytes(found.highest_bytes),
+        "share": f"{100 * found.imbalance_ratio:.1f} %",
+        "count": found.compared,
+    }
+    if not found.are_ranks or found.compared == 1:
+        text = words.HEADLINE_PROCESS.format(**figures)
+    elif found.lowest_bytes == found.highest_bytes:
+        text = words.HEADLINE_EQUAL.format(**figures) + words.TO_DO_EQUAL
+    else:
+        text = words.HEADLINE.format(**figures) + words.TO_DO.format(**figures)
+    findings = ranks.worst_reading.findings if ranks.worst_reading is not None else []
+    predicted_bytes = getattr(next(iter(findings), None), "predicted_peak_bytes", None)
+    if predicted_bytes is not None and found.lowest_bytes < found.highest_bytes:
+        text += words.TO_DO_FINDING.format(nbytes=format_bytes(predicted_bytes))
+    return text[:1].upper() + text[1:]

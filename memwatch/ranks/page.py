@@ -11,15 +11,13 @@ import numpy as np
 import pandas as pd
 
 from memwatch.kinds.roles import CATEGORIES
-from memwatch.ranks.figures import category_spreads, totals
+from memwatch.ranks.figures import category_spreads, headline, totals
 from memwatch.ranks.summary import told_what
 from memwatch.report.page.model import files_of, findings_model
 from memwatch.report.page.privacy import PathHider, file_of
 from memwatch.report.page.render import render
 from memwatch.report.page.write import refuse_existing, write_whole
-from memwatch.sizes import format_bytes
 from memwatch.text import visible
-from memwatch.words import ranks as words
 from memwatch.words.places import short_place
 from memwatch.words.storages import short_op
 
@@ -62,7 +60,7 @@ def ranks_model(ranks: Job, *, source: bool = True) -> dict[str, Any]:
     hide, worst = _hider(ranks, source=source), ranks.worst_reading
     return {
         "totals": asdict(totals(ranks)),
-        "headline": visible(_headline(ranks)),
+        "headline": visible(headline(ranks)),
         "peak_at": _peak_at(ranks, hide, source=source),
         "notes": [[kind, hide(text)] for kind, text in ranks.notes],
         "processes": _processes(ranks, hide, source=source),
@@ -74,30 +72,6 @@ def ranks_model(ranks: Job, *, source: bool = True) -> dict[str, Any]:
         "worst_page": "",
         "worst_findings": worst and findings_model(worst, hide, source=source),
     }
-
-
-def _headline(ranks: Job) -> str:
-    """Return which process has the highest peak, and what to do about it; "" if nothing is known of any process."""
-    found = totals(ranks)
-    if not found.compared:
-        return ""
-    figures = {
-        "worst": found.worst,
-        "highest": format_bytes(found.highest_bytes),
-        "share": f"{100 * found.imbalance_ratio:.1f} %",
-        "count": found.compared,
-    }
-    if not found.are_ranks or found.compared == 1:
-        text = words.HEADLINE_PROCESS.format(**figures)
-    elif found.lowest_bytes == found.highest_bytes:
-        text = words.HEADLINE_EQUAL.format(**figures) + words.TO_DO_EQUAL
-    else:
-        text = words.HEADLINE.format(**figures) + words.TO_DO.format(**figures)
-    findings = ranks.worst_reading.findings if ranks.worst_reading is not None else []
-    predicted_bytes = getattr(next(iter(findings), None), "predicted_peak_bytes", None)
-    if predicted_bytes is not None and found.lowest_bytes < found.highest_bytes:
-        text += words.TO_DO_FINDING.format(nbytes=format_bytes(predicted_bytes))
-    return text[:1].upper() + text[1:]
 
 
 def _hider(ranks: Job, *, source: bool) -> Callable[[str], str]:

@@ -8,7 +8,7 @@ import pandas as pd
 from rich.table import Table
 from rich.text import Text
 
-from memwatch.ranks.figures import category_spreads, totals
+from memwatch.ranks.figures import category_spreads, headline, totals
 from memwatch.ranks.summary import told_what
 from memwatch.report.console import category_style, clip, head, name, to_text
 from memwatch.report.terminal import finding_parts
@@ -34,7 +34,9 @@ def summary(ranks: Job, *, rows: int = 8, width: int | None = None, color: bool 
         width: characters in a line; by default the terminal's, or COLUMNS.
         color: whether to colour; by default only on a terminal, and never with NO_COLOR.
     """
-    parts: list[RenderableType] = [_headline(ranks), "", _processes(ranks, rows)]
+    sentences = headline(ranks)
+    parts: list[RenderableType] = [Text(sentences, style="bold")] if sentences else []
+    parts += [_totals(ranks), "", _processes(ranks, rows)]
     parts += _more(len(ranks.ranks) - rows, "processes with lower peaks")
     if ranks.are_ranks and (spreads := category_spreads(ranks)):
         parts += ["", Text("The peaks by category", style="bold"), _categories(spreads)]
@@ -49,17 +51,17 @@ def summary(ranks: Job, *, rows: int = 8, width: int | None = None, color: bool 
     return to_text(*parts, width=width, color=color)
 
 
-def _headline(ranks: Job) -> Text:
+def _totals(ranks: Job) -> Text:
     found = totals(ranks)
     if not found.compared:
-        return Text("Nothing is known of any process", style="bold")
+        return Text("memwatch could read no capture of these processes", style="bold")
     what = "rank" if found.are_ranks else "process"
     count = f"{found.compared} {what if found.compared == 1 else what + ('s' if found.are_ranks else 'es')}"
-    text = f"{count}, highest peak on {found.device} {format_bytes(found.highest_bytes)} ({found.worst})"
+    text = f"{count} on {found.device}; highest peak {format_bytes(found.highest_bytes)} ({found.worst})"
     if found.compared > 1 and found.are_ranks:
-        mean = format_bytes(found.mean_bytes)
-        text += f", mean {mean}: {100 * found.imbalance_ratio:.1f} % imbalance"
-    return Text(text, style="bold")
+        mean, lowest = format_bytes(found.mean_bytes), format_bytes(found.lowest_bytes)
+        text += f", mean {mean}, lowest {lowest}"
+    return Text(text)
 
 
 def _figures_table(*headings: str) -> Table:

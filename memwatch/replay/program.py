@@ -145,7 +145,8 @@ def read_program(capture: Capture) -> Program:
             )
     if not capture.rows("arguments"):
         raise MemwatchError(
-            "the capture holds no arguments of ops; record the program again with `memwatch run --replay`, "
+            "the capture lacks the arguments of ops, which a plan needs; record the program again with "
+            "`memwatch run --replay`, "
             "or the block with memwatch.profile(replay=True)"
         )
     return _Reader(capture).read()

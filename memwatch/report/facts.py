@@ -11,6 +11,8 @@ from memwatch.analysis.texts import TEXT
 from memwatch.capture.capture import NOT_RECORDED
 from memwatch.capture.schema import EVIDENCE
 from memwatch.kinds.roles import KEPT_ON_PURPOSE
+from memwatch.sizes import format_bytes
+from memwatch.words import summary as words
 from memwatch.words.places import own_place, short_own_place
 from memwatch.words.storages import short_op
 
@@ -103,6 +105,28 @@ def evidence_bytes(reading: Reading) -> dict[str, int]:
     """
     sums = reading.at_peak.groupby("holder_evidence")["nbytes"].sum()
     return {evidence: int(sums[evidence]) for evidence in EVIDENCE if evidence in sums}
+
+
+def headline(reading: Reading) -> str:
+    """Return sentences about the largest part of the peak, its main line and the first change; "" for an empty peak."""
+    at_peak = reading.at_peak
+    all_bytes = int(at_peak["nbytes"].sum())
+    lines = bytes_by_line(at_peak[at_peak["line"] != ""])["nbytes"]
+    if not all_bytes or lines.empty:
+        return ""
+    categories = bytes_by(at_peak, "category")["nbytes"]
+    text = words.HEADLINE.format(
+        share=f"{100 * categories.iloc[0] / all_bytes:.0f} %",
+        category=words.CATEGORIES[categories.index[0]],
+        line_share=f"{100 * lines.iloc[0] / all_bytes:.0f} %",
+        line=lines.index[0],
+    )
+    lowered_bytes = getattr(next(iter(reading.findings), None), "predicted_peak_bytes", None)
+    if lowered_bytes is None and len(reading.ways):
+        lowered_bytes = int(reading.ways["peak_bytes"].iloc[0])
+    if lowered_bytes is None:
+        return text
+    return text + words.HEADLINE_CHANGE.format(nbytes=format_bytes(lowered_bytes))
 
 
 def evidence_text(nbytes: Mapping[str, int]) -> str:

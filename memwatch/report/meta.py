@@ -15,9 +15,16 @@ SHOWN_ELSEWHERE: Final = frozenset(
     | {"entry_allocated_bytes", "entry_reserved_bytes", "rounding_bytes", "segments"}
 )
 LABELS: Final = {
-    "holder_samples_ns": "holder samples took",
+    "holder_samples": "searches for holders",
+    "holder_samples_cut": "searches cut short",
+    "holder_samples_ns": "time of searches",
     "intercept": "ops seen by",
     "reserved_bytes": "reserved by allocators",
+    "threads_before": "older threads",
+    "threads_at_work_before": "older threads that ran ops",
+    "threads_unheard": "threads not recorded",
+    "stacks": "call stacks",
+    "allocator": "allocator events",
 }
 
 DURATIONS: Final = ("holder_samples_ns",)

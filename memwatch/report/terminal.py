@@ -15,6 +15,7 @@ from memwatch.report.facts import (
     bytes_by_line,
     evidence_bytes,
     evidence_text,
+    headline,
     is_recorded,
     peak_instant,
     recomputed,
@@ -101,9 +102,12 @@ def summary(
 
 
 def _parts(reading: Reading, rows: int, line: int, *, short: bool) -> list[RenderableType]:
-    parts: list[RenderableType] = [_headline(reading), ""]
+    parts: list[RenderableType] = [_headline(reading)]
+    if not reading.peak_bytes:
+        parts.append(Text(words.NO_TENSOR))
     if len(reading.at_peak):
-        parts += _made_of(reading, rows, line)
+        parts.append("")
+        parts += _made_of(reading, rows, line, short=short)
     if reading.findings:
         parts += ["", words.FINDINGS, *finding_parts(reading.findings, rows)]
     if len(reading.ways):
@@ -113,10 +117,11 @@ def _parts(reading: Reading, rows: int, line: int, *, short: bool) -> list[Rende
     return parts
 
 
-def _made_of(reading: Reading, rows: int, line: int) -> list[RenderableType]:
+def _made_of(reading: Reading, rows: int, line: int, *, short: bool) -> list[RenderableType]:
     parts: list[RenderableType] = [_categories(reading, line), ""]
     parts += [words.STORAGES, _storages(reading, rows, line), ""]
-    if (reading.modules["inclusive_bytes"] > 0).any():
+    # two rows of modules are the root and its first child: they say nothing
+    if not short and (reading.modules["inclusive_bytes"] > 0).any():
         parts += [words.MODULES, _modules(reading, rows, line), ""]
     parts += [words.LINES, _lines(reading, rows, line), ""]
     if (reading.at_peak["holder"] != "").any():
@@ -142,6 +147,8 @@ def _headline(reading: Reading) -> Text:
     if not _is_entry_and_increase(reading):
         entry, increase = format_bytes(reading.baseline_bytes), format_bytes(reading.peak_increase_bytes)
         text.append(f"\n{words.INCREASE_ELSEWHERE.format(entry=entry, increase=increase)}")
+    if sentences := headline(reading):
+        text.append(f"\n{sentences}", style="bold")
     return text.append_text(_reserved(reading)).append_text(_other_devices(reading))
 
 

@@ -159,9 +159,9 @@ def _told(outcome: Outcome) -> str:
 
 
 def _remarks(tuning: Tuning) -> list[str]:
-    lines = [f"These are the answers of {tuning.allocator}."]
+    lines = [f"These figures come from {tuning.allocator}."]
     if tuning.model_because:
-        lines[0] = f"These are the answers of {tuning.allocator}, because {tuning.model_because}."
+        lines[0] = f"These figures come from {tuning.allocator}, because {tuning.model_because}."
     held = tuning.reading.reserved
     if held is not None:
         lines.append(

@@ -20,12 +20,14 @@ ABOUT: Final = "about {nbytes}"
 """A peak that is estimated: what the mended program makes in its place was not recorded."""
 PER_ROUND: Final = "{headline}, +{rate} per pass"
 """A headline, and what each micro-batch, token or step of an environment adds."""
-NO_LOWER_PEAK: Final = "{headline}; {advice}"
-ALONE: Final = "{headline}; {advice}; the peak would fall to {alone}"
+CHANGE: Final = "{headline}; {advice}"
+CHANGE_SENTENCE: Final = "It {change}."
+"""The change as a sentence about the holder, where the peak after it stands elsewhere."""
+ALONE: Final = "{change}; the peak would fall to {alone}"
 ALONE_AND_TOGETHER: Final = (
-    "{headline}; {advice}; the peak would fall to {alone}, and to {together} with all findings mended"
+    "{change}; the peak would fall to {alone}, and to {together} with all findings mended"
 )
-TOGETHER: Final = "{headline}; {advice}; the peak would fall to {together} with all findings mended"
+TOGETHER: Final = "{change}; the peak would fall to {together} with all findings mended"
 """A finding's advice, by whether the peak falls when it alone is mended, and further with all others."""
 
 FINDING: Final = "{holder}, {advice}"
@@ -41,7 +43,7 @@ UNSEEN_GROWTH: Final = "memory that no recorded step made"
 
 GRADIENTS: Final = "`.grad` of the parameters"
 GRAPH_OF_TRAINED_FORWARD: Final = (
-    "keep `.item()` or `.detach()` of its result; the loss needs the same forward"
+    "keep `.item()` or `.detach()` of its result, and leave the forward as it is: it also trains the model"
 )
 GRAPH_WITHOUT_BACKWARD: Final = "the autograd graph of a forward without backward"
 GRAPH_AFTER_BACKWARD: Final = "the autograd graph of a forward whose backward has run"

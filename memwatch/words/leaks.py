@@ -101,7 +101,7 @@ OF_LOOP: Final = "pass"
 ROUND_OF_STEPS: Final = "optimizer step"
 ROUND_OF_LOOP: Final = "pass of the loop at {place}"
 LEFT_NOTHING: Final = (
-    "{verdict}: apart from top-level names, models and optimizers nothing holds what the run made"
+    "{verdict}: only global variables of the program, models and optimizers still hold tensors of the run"
 )
 NO_LEAKS_IN: Final = ", and nothing kept a graph or a hook of each {rounds}"
 OR_OF_EACH: Final = " or of each "

@@ -13,12 +13,32 @@ INCREASE_ELSEWHERE: Final = (
 
 HEADLINE: Final = "{share} of the peak is {category}. {line} made {line_share} of the peak."
 HEADLINE_CHANGE: Final = " The first change below would lower it to {nbytes}."
-"""The first sentence of the page."""
+"""The first sentences of the page and of the summary."""
+CATEGORIES: Final = {
+    "parameter": "parameters",
+    "unsharded parameter": "parameters that FSDP gathered",
+    "buffer": "buffers of modules",
+    "gradient": "gradients",
+    "optimizer state": "optimizer state",
+    "communication": "buffers for collectives",
+    "activation": "activations, which forward saves for backward",
+    "recomputed": "activations, which a checkpoint computes again",
+    "input": "inputs",
+    "held": "tensors that a variable keeps from one iteration to the next",
+    "temporary": "temporary tensors, used within one iteration",
+    "workspace": "workspace, which a kernel uses inside one op",
+    "unknown": "memory whose use is not known",
+}
+"""The categories in a sentence."""
 
+NO_TENSOR: Final = (
+    "The program made no tensor in this process. "
+    "`memwatch run --children` also records the processes that it starts."
+)
 STORAGES: Final = "Largest storages at the peak"
 MODULES: Final = "Modules at the peak, with their children"
 LINES: Final = "Lines that made the memory alive at the peak"
-HOLDERS: Final = "Who holds it at the peak"
+HOLDERS: Final = "Who holds it at the peak: the references that keep the memory alive"
 FINDINGS: Final = "Findings: what to change, and how far the peak would fall"
 MORE_FINDINGS: Final = "{count:,} more: --rows, or prof.findings"
 NOTES: Final = "Limits of this recording"
@@ -28,7 +48,7 @@ NEXT_COMMAND: Final = "Next: {command}"
 FIT_COMMAND: Final = "To measure such changes within a limit: {command}"
 NEXT_TO_KEEP: Final = "Next: the same with -o FILE, which keeps it for `memwatch report` and the other verbs"
 
-KNOWN_BY: Final = "How the holders are known: {evidence}"
+KNOWN_BY: Final = "How memwatch knows these holders: {evidence}"
 SEARCHED: Final = "memwatch searched for holders {count:,} x while the program ran: {time} in all"
 CUT_SHORT: Final = "; {count:,} searches reached their time limit and may have missed some"
 

@@ -218,7 +218,7 @@ def test_any_process_of_a_new_python_is_recorded(tmp_path):
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="Python 3.14 lets its user in")
 def test_a_process_that_lets_nobody_in_is_told_how_to_start(capsys):
     line = one_line(capsys, os.getpid())
-    assert "lets nobody in; start it as `MEMWATCH=attach " in line
+    assert "does not let memwatch in; start it as `MEMWATCH=attach " in line
 
 
 def test_the_process_of_another_user_gets_one_line(capsys, monkeypatch):

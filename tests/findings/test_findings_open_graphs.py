@@ -55,3 +55,39 @@ def test_a_graph_that_may_still_run_is_no_finding():
     kept, prof = [], memwatch.profile()
     train(prof, 2, validate=with_graph, kept=kept)
     assert [finding for finding in prof.findings if finding.kind == "graph"] == []
+
+
+def train_on_one_batch(prof, iterations, *, in_one_line, kept):
+    """Train. Each iteration also keeps the loss of a second forward of its batch, from its line or another."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with prof:
+        for _ in range(iterations):
+            batch = torch.randn(512, 64)
+            if in_one_line:
+                loss, second = (with_graph(model, batch) for _ in range(2))
+            else:
+                loss = model(batch).square().mean()
+                second = with_graph(model, batch)
+            kept.append(second)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def test_a_second_forward_of_the_same_batch_can_run_without_a_graph():
+    """The advice is `no_grad`: the loss has a forward of its own, which only reads the same batch."""
+    kept, prof = [], memwatch.profile()
+    train_on_one_batch(prof, 5, in_one_line=False, kept=kept)
+    (finding,) = [finding for finding in prof.findings if finding.kind == "graph"]
+    assert "run this forward under torch.no_grad()" in finding.advice
+
+
+def test_no_grad_is_no_advice_for_the_forward_of_the_loss():
+    """The line that makes the kept graph also makes the graph that trains the model."""
+    kept, prof = [], memwatch.profile()
+    train_on_one_batch(prof, 5, in_one_line=True, kept=kept)
+    (finding,) = [finding for finding in prof.findings if finding.kind == "graph"]
+    assert "run this forward under torch.no_grad()" not in finding.advice
+    assert "keep `.item()` or `.detach()` of its result" in finding.advice

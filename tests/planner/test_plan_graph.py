@@ -84,7 +84,7 @@ def test_an_impossible_budget_names_the_bound_and_the_op():
 def test_what_is_kept_can_be_the_bound():
     """When the kept outputs alone are above the budget, the error says so."""
     graph = Graph.build([(name, [], {name: 10}, 1) for name in "abc"], keep="abc")
-    with pytest.raises(BudgetError, match="No plan goes below 30 B: so much is still alive at the end"):
+    with pytest.raises(BudgetError, match="No plan goes below 30 B, which stays alive at the end"):
         plan_graph(graph, budget=20)
 
 

@@ -46,4 +46,6 @@ def test_what_is_small_has_no_word():
     found = at_peak(program, Schedule.from_order(np.arange(program.num_ops)), op_text)
     assert found is not None
     assert (found.own_bytes, found.kept_bytes, found.once_bytes, found.other_bytes) == (1024, 1, 200, 0)
-    assert str(found) == "there op 'large' needs 1.00 KiB while 200 B were made by ops that run only once"
+    assert (
+        str(found) == "at its peak op 'large' needs 1.00 KiB while 200 B were made by ops that run only once"
+    )

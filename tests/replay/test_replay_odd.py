@@ -86,5 +86,5 @@ def test_bytes_written_by_the_host_are_found_out():
 
 
 def test_block_without_ops_says_so():
-    with pytest.raises(memwatch.MemwatchError, match="holds no arguments"):
+    with pytest.raises(memwatch.MemwatchError, match="lacks the arguments"):
         plan(record(lambda: None))

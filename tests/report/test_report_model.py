@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from memwatch.kinds.roles import CATEGORIES
 from memwatch.report.page.code import CodeReader
 from memwatch.report.page.columns import Words, pack_frame, pack_ints
-from memwatch.report.page.curve import live_by_category, peak_keeping_events
+from memwatch.report.page.curve import clearer_axis, live_by_category, peak_keeping_events
 from memwatch.report.page.events import pack_detail, thin
 from memwatch.report.page.model import page_model
 from memwatch.report.page.privacy import PathHider
@@ -84,6 +84,19 @@ def test_every_bin_keeps_its_maximum(steps, bins):
     of_event = np.minimum((times - times[0]) / span * bins, bins - 1).astype(int)
     for each in set(of_event):
         assert live[chosen[of_event[chosen] == each]].max() == live[of_event == each].max()
+
+
+def test_the_page_starts_with_the_axis_on_which_more_of_the_width_has_changes():
+    """A slow start leaves an axis of time empty. Many small tensors leave one of events empty. Neither: time."""
+    ups_and_downs = np.tile(np.array([8, 0], dtype=np.int64), 50)
+    steady = np.arange(100, dtype=np.int64) * 1000
+    slow_start = steady + np.where(steady > 0, 10**6, 0)
+    small = np.concatenate([ups_and_downs, np.tile(np.array([0, 0, 0, 0], dtype=np.int64), 250)])
+    assert clearer_axis(slow_start, ups_and_downs) == "events"
+    assert clearer_axis(np.append(steady, steady[-1] + np.arange(1, 1001)), small) == "time"
+    assert clearer_axis(steady, ups_and_downs) == "time"
+    assert clearer_axis(np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)) == "time"
+    assert clearer_axis(np.zeros(9, dtype=np.int64), np.zeros(9, dtype=np.int64)) == "time"
 
 
 def test_the_categories_add_up_at_every_event(training):

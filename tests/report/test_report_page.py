@@ -126,6 +126,7 @@ def test_a_click_on_the_timeline_picks_the_instant(shown, training):
 
 def test_dragging_zooms_and_a_double_click_shows_the_whole_run(shown, training):
     """A drag zooms into the part of the run dragged over."""
+    shown.go("axis=time")
     drag(shown, 0.4, 0.6)
     start, end = (float(x) for x in shown.state()["zoom"].split("_"))
     span = training.timeline["time_ns"].max() * 1.01
@@ -141,8 +142,7 @@ def test_dragging_zooms_and_a_double_click_shows_the_whole_run(shown, training):
 def test_the_step_of_the_peak_fills_the_chart_at_a_click(shown, training):
     """Over time and over events, the chart then has the peak in it, and less than the whole run."""
     for axis, column in (("time", "time_ns"), ("events", None)):
-        if axis == "events":
-            shown.go("axis=events")
+        shown.go(f"axis={axis}")
         shown.click("#zoom-step")
         start, end = (float(x) for x in shown.state()["zoom"].split("_"))
         xs = training.timeline[column] if column else training.timeline.index.to_series()

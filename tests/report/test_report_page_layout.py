@@ -122,19 +122,28 @@ def test_one_legend_follows_the_instant_and_the_totals_stay(shown, training_scri
     assert shown.text("#peak-bytes") == peak
     said = shown.text("#help")
     assert "Everything on the page shows one instant" not in said
-    assert "The totals at the head" in said
+    assert "These parts always show the peak or the whole run" in said
 
 
-def test_the_axis_of_time_has_one_unit_and_steps_have_names(shown):
-    """The zero has the unit of the other labels, and the line of a step names the step that begins there."""
+def texts_drawn(shown, axis):
+    """Return the texts on the canvas of the curve."""
+    shown.go(f"axis={axis}")
     shown.js(LISTEN)
     shown.js("document.getElementById('theme').click()")
     texts = shown.js("return window.written")
     shown.js("document.getElementById('theme').click()")
+    return texts
+
+
+def test_the_axis_of_time_has_one_unit_and_steps_have_names(shown):
+    """The zero has the unit of the other labels, and the line of a step names the step that begins there."""
+    texts = texts_drawn(shown, "time")
     units = {text.split()[1] for text in texts if text.endswith((" s", " ms", " µs", " ns"))}
     assert len(units) == 1
     assert any(text == f"0 {unit}" for text in texts for unit in units)
     assert "step 0" in texts
+    texts = texts_drawn(shown, "events")
+    assert "allocations and frees" in texts
     assert sum(text.startswith("step ") for text in texts) >= 5
 
 

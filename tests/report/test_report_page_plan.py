@@ -106,7 +106,7 @@ def test_the_curves_are_drawn_and_walked(shown, planned):
     assert len(said) == 3
     curves.send_keys(Keys.SHIFT + Keys.ARROW_RIGHT * 120 + Keys.NULL)
     last = len(planned.plan.schedule) - 1
-    assert f"at step {last:,} (" in shown.text("#curves-status")
+    assert f"at op {last:,} (" in shown.text("#curves-status")
     assert shown.text("#curves-status").startswith("program is done")
 
 

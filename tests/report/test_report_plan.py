@@ -258,7 +258,7 @@ def test_a_plan_that_changes_nothing_is_told_so(tmp_path, planned):
     assert moves_by_module(plan, Places()) == []
     assert "Gap to the lower bound: none" in plan_summary(plan, width=100, color=False)
     page = html(planned.reading, tmp_path / "page.html", plan=plan)
-    assert "Nothing: the ops run in the program's order" in page.read_text(encoding="utf-8")
+    assert "Nothing: the ops run in the order of the program" in page.read_text(encoding="utf-8")
 
 
 def test_modules_stand_under_their_root(planned):

@@ -82,3 +82,20 @@ def test_names_claim_no_more_than_was_seen():
     assert "`0` output" in names
     assert any(name.startswith("gelu in `1` at test_storage_names.py:") for name in names)
     del y
+
+
+def test_memory_from_before_the_block_has_the_name_of_the_variable_that_holds_it():
+    """No op of the block made it. Memory that the block made keeps the name of its op."""
+
+    def lookup(table, index):
+        return table[index] * 2
+
+    data = torch.arange(200_000)
+    with memwatch.profile() as prof:
+        lookup(data, torch.randint(200_000, (100_000,)))
+    peak = prof.at_peak
+    (older,) = peak["name"][peak["origin"] == "baseline"]
+    assert older.startswith(("`table`, argument of `lookup`", "`data`, local variable of "))
+    made = peak["name"][peak["origin"] != "baseline"]
+    assert len(made)
+    assert not made.str.contains("`table`|`data`").any()

@@ -89,5 +89,5 @@ function paint(plot: uPlot, life: Life, uses: number[], phases: Phases, at: numb
 
 // Returns the words and figures of a life that a screen reader reads in place of the chart.
 export function describe(life: Life, nbytes: number): string {
-  return `Life of ${shortBytes(nbytes)} over the ops of the run: ${lifeWords(life)}.`;
+  return `${shortBytes(nbytes)}, ${lifeWords(life)}.`;
 }

@@ -18,7 +18,7 @@ export function keepWidth(box: HTMLElement, plot: () => uPlot | undefined): void
 
 // An axis of steps: whole numbers alone.
 const WHOLE_STEPS = Array.from({ length: 10 }, (_, power) => [1, 2, 5].map((times) => times * 10 ** power)).flat();
-export const stepsAxis = (): uPlot.Axis => axisOf({ incrs: WHOLE_STEPS, values: (_, ticks) => ticks.map(whole), label: "step", labelSize: 18, labelFont: FONT, size: 34 });
+export const stepsAxis = (label = "step"): uPlot.Axis => axisOf({ incrs: WHOLE_STEPS, values: (_, ticks) => ticks.map(whole), label, labelSize: 18, labelFont: FONT, size: 34 });
 
 const isModified = (event: KeyboardEvent) => event.ctrlKey || event.metaKey || event.altKey;
 

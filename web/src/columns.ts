@@ -87,8 +87,8 @@ export function liveColumns(frame: Frame, total: number, ops: number, colouring:
     ...(holdersKnown(frame) ? [{ name: "holder", label: "Held at the peak by", cell: (row: number) => unfolding(frame.text("holder", row)) }] : []),
     line(frame, links),
     module(frame),
-    op(frame, "Op"),
     text(frame, "tensor", "Tensor"),
+    op(frame, "Op"),
     { name: "op", label: "Life", cell: life },
     ...(frame.has("phase") ? [lifePhase(frame)] : []),
   ];

@@ -33,7 +33,8 @@ export class Curve {
   }
 
   get #axis(): Axis {
-    return state.get().axis === "events" ? "events" : "time";
+    const { axis } = state.get();
+    return axis === "time" || axis === "events" ? axis : this.#model.overview.axis;
   }
 
   // The axis ends a little after the run; the last event would have no width otherwise.
@@ -84,7 +85,7 @@ export class Curve {
     const range = this.#range();
     $("zoom-reset").toggleAttribute("disabled", !range);
     $<HTMLSelectElement>("axis").value = axis;
-    if (!range && axis === "time" && colouring.isCategory) {
+    if (!range && axis === this.#model.overview.axis && colouring.isCategory) {
       this.drawOverview(colouring);
       return;
     }
@@ -98,7 +99,7 @@ export class Curve {
   drawOverview(colouring: Colouring): void {
     const { overview } = this.#model;
     const live = colouring.groups.map((name) => overview.live_bytes[name]);
-    this.#timeline.draw({ event: overview.event, x: overview.time_ns, live }, "time", this.#wholeRun("time"), colouring);
+    this.#timeline.draw({ event: overview.event, x: overview.x, live }, overview.axis, this.#wholeRun(overview.axis), colouring);
   }
 
   redraw(): void {

@@ -61,7 +61,7 @@ export class Findings {
         el("span", { class: "now" }),
         link("the instant at which they are largest", highest, { class: "link to-instant" }),
         ...(finding.site ? [link(shortLine(finding.site), () => (pick("line", finding.site), revealLine(finding.site)), { class: "link to-line", title: finding.site })] : []),
-        ...finding.modules.map((module) => link(module, () => pick("module", module), { class: "link to-module" })),
+        ...finding.modules.map((module) => link(`module ${module}`, () => pick("module", module), { class: "link to-module" })),
       ];
       this.#entries[index].append(el("p", { class: "links" }, ...parts));
     });

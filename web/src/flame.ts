@@ -10,6 +10,7 @@ import type { Cell } from "./tree.ts";
 const CELL_PX = 22;
 const THINNEST_PX = 2; // of a thinner cell only its border could be seen
 const LABELLED_PX = 35; // d3-flame-graph hides the labels of narrower cells
+const LINE_CHAR_PX = 6.5; // of the font of these labels
 const LABEL_CHARS = 160;
 const SAID: Record<string, string> = { root: "", op_name: "op ", line: "", own_line: "", holder: "held by ", holder_kind: "held by ", made_phase: "made in ", change: "" };
 
@@ -123,7 +124,10 @@ export class Flame {
     const cells = select(this.#box).selectAll<SVGGElement, Drawn>("g.frame");
     // the box of a hidden label would still be laid out and painted: there are hundreds
     cells.select("foreignObject").attr("display", (d) => ((d.x1 - d.x0) * this.#width < LABELLED_PX ? "none" : null));
-    cells.filter((d) => isLine(d.data)).select<HTMLElement>(".d3-flame-graph-label").each(function () {
+    const width = this.#width;
+    cells.filter((d) => isLine(d.data)).select<HTMLElement>(".d3-flame-graph-label").each(function (d) {
+      const fits = (d.x1 - d.x0) * width > d.data.name.length * LINE_CHAR_PX;
+      this.textContent = fits ? d.data.name : d.data.name.replace(/^.*(?=:\d+$)/, ""); // `:45` says more than `…y:45`
       fromEnd(this);
     });
     cells

@@ -1,5 +1,6 @@
 // What memwatch/report/page/model.py writes into the document.
 import type { Packed } from "./codec.ts";
+import type { Axis } from "./detail.ts";
 import { $ } from "./dom.ts";
 import type { Block } from "./frame.ts";
 import type { PlanModel } from "./plan.ts";
@@ -31,7 +32,7 @@ export interface PageModel {
   totals: { peak_bytes: number; device: string; ops: number | null; events: number; span_ns: number };
   peak: Moment & { op: number; text: string; step: [Moment, Moment] | null }; // the start and the end of its step
   categories: { name: string; nbytes: number }[];
-  overview: { complete: boolean; event: number[]; time_ns: number[]; live_bytes: Record<string, number[]> };
+  overview: { axis: Axis; complete: boolean; event: number[]; x: number[]; live_bytes: Record<string, number[]> };
   steps: (Moment & { name: string; op: number })[];
   saved: { nbytes: number; held_anyway_bytes: number; share_ratio: number | null; tensors: number; listed: number; layers: string };
   findings: Finding[];

@@ -194,7 +194,7 @@ export class Page {
     const lineage = (name: string) => this.#modules.lineage(name);
     return new Tables({
       live: {
-        label: "Live set",
+        label: "Live storages",
         key: "id",
         sort: "nbytes:desc",
         frame: () => this.#shown,
@@ -213,7 +213,7 @@ export class Page {
         arrange: (rows, filtered) => this.#modules.arrange(rows, filtered ? new Set() : foldedRows()),
         summary: () => this.#moduleSummary(),
       },
-      steps: { label: "Steps", key: "step", sort: "step:asc", frame: () => steps, columns: (frame) => stepColumns(frame, links), summary: () => ["One row per prof.step(); the last ends with the block."] },
+      steps: { label: "Steps", key: "step", sort: "step:asc", frame: () => steps, columns: (frame) => stepColumns(frame, links), summary: () => ["One row for each prof.step(). The last row ends with the block."] },
     });
   }
 
@@ -227,16 +227,16 @@ export class Page {
 
   #savedSummary(): string {
     const { saved, totals } = this.#model;
-    if (saved.share_ratio === null) return "A memory snapshot does not tell what autograd saved.";
+    if (saved.share_ratio === null) return "A memory snapshot does not record the tensors that autograd saves.";
     const only = saved.nbytes - saved.held_anyway_bytes;
     const listed = saved.listed < saved.tensors ? ` Of ${whole(saved.tensors)} saved tensors, those held at the peak are listed.` : "";
     const layers = saved.layers ? ` ${saved.layers}.` : "";
-    return `${bytes(only)} (${percent(only, totals.peak_bytes)}) of the peak is there only for backward; ${bytes(saved.held_anyway_bytes)} more is saved but lives anyway (parameters, inputs, states).${layers}${listed}`;
+    return `${bytes(only)} (${percent(only, totals.peak_bytes)}) of the peak is saved only for backward. Backward also reads ${bytes(saved.held_anyway_bytes)} of parameters, inputs and other tensors that stay alive anyway.${layers}${listed}`;
   }
 
   #moduleSummary(): (Node | string)[] {
     const fold = (id: string, text: string, close: boolean) => link(text, () => this.#modules.foldAll(close), { id });
-    return ["Bytes at the peak by the module that made or owns them; a row includes the rows indented under it. ", fold("fold-modules", "Fold all", true), " ", fold("unfold-modules", "Unfold all", false)];
+    return ["Bytes at the peak, by the module that made or owns them. A row includes the rows indented under it. ", fold("fold-modules", "Fold all", true), " ", fold("unfold-modules", "Unfold all", false)];
   }
 
   // -- wiring ----------------------------------------------------------------------------------------------

@@ -61,7 +61,7 @@ class Curves {
       ...frameOf(this.box, HEIGHT_PX),
       cursor: { drag: { x: false, y: false }, points: { show: false } },
       scales: { x: { time: false }, y: { range: (_, min, max) => [Math.min(0, min), (Math.max(max, budget ?? 0) || 1) * HEADROOM] } },
-      axes: [stepsAxis(), bytesAxis()],
+      axes: [stepsAxis("op"), bytesAxis()],
       series: [{}, ...series],
       hooks: {
         setCursor: [this.#walk.follow],
@@ -79,7 +79,7 @@ class Curves {
     const part = (who: string) => {
       const step = this.#frame.number(`${who}_step`, index);
       if (step < 0) return `${who} is done`;
-      return `${who} ${bytes(this.#frame.number(`${who}_bytes`, index))} at step ${whole(step)} (${this.#frame.text(`${who}_what`, index)})`;
+      return `${who} ${bytes(this.#frame.number(`${who}_bytes`, index))} at op ${whole(step)} (${this.#frame.text(`${who}_what`, index)})`;
     };
     $("curves-status").textContent = `${part("program")}; ${part("plan")}`;
   }

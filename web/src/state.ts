@@ -3,7 +3,7 @@
 
 const DEFAULTS = {
   device: "",
-  axis: "time",
+  axis: "", // of the curve: time or events; empty for the one that the page was made with
   zoom: "",
   at: "", // the instant: an event, empty for the peak
   than: "", // the instant that it is compared with: an event, `peak`, or empty

@@ -54,7 +54,7 @@ export class StorageDialog {
     $("storage-body").replaceChildren(
       this.#facts(shown),
       ...this.#findings(frame.number("id", row)),
-      el("h3", { text: "Biography" }),
+      el("h3", { text: "Life" }),
       chart,
       ...this.#life(shown),
       ...holder(frame, row),
@@ -76,7 +76,7 @@ export class StorageDialog {
       ["module", text("module") && link(text("module"), () => pick("module", text("module")), { class: "link to-module" })],
       ["op", text("op_name") && `${shortOp(text("op_name"))} (${text("op_name")})`],
       ["line", text("line") && (text("line") === own ? toLine(own) : el("span", { title: text("line"), text: shortLine(text("line")) }))],
-      ["own line", own && own !== text("line") ? toLine(own) : ""],
+      ["your line", own && own !== text("line") ? toLine(own) : ""],
       ["origin", text("origin")],
       ["device", text("device")],
     ];
@@ -100,13 +100,13 @@ export class StorageDialog {
         if (storage >= 0) instant.show(place(events, storage));
       }, { class: "link to-instant" });
     const steps = [
-      ...(life.born >= 0 ? [at("born", (events, storage) => events.row[events.birth[storage]])] : []),
+      ...(life.born >= 0 ? [at("made", (events, storage) => events.row[events.birth[storage]])] : []),
       ...(life.first >= 0 ? [at("first use", (events) => events.highestIn(life.first)), at("last use", (events) => events.highestIn(life.last))] : []),
       ...(life.dead < ops ? [at("freed", (events, storage) => events.row[events.death[storage] < 0 ? events.count - 1 : events.death[storage]])] : []),
     ];
     const lengths = frame.has("lag_ns") ? LIFE.map((phase): [string, number] => [phase, frame.number(`${phase}_ns`, row)]).filter(([, length]) => length > 0) : [];
     const legend = lengths.flatMap(([phase, length]) => [el("span", { class: "nowrap" }, swatch({ "data-phase": phase }), `${phase} ${duration(length)}`), " "]);
-    return [el("p", { class: "muted life" }, describe(life, frame.number("nbytes", row)), " ", ...legend), el("p", { class: "links" }, "Show what was live when it was ", ...steps)];
+    return [el("p", { class: "muted life" }, describe(life, frame.number("nbytes", row)), " ", ...legend), el("p", { class: "links" }, "Show the instant: ", ...steps)];
   }
 
   #stack(stack: number): HTMLElement[] {

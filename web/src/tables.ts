@@ -31,7 +31,7 @@ export class Tables {
 
   constructor(views: Record<string, View>) {
     this.#views = views;
-    const tools = el("div", { class: "tools" }, this.#clearPick, this.#clearCell, el("label", {}, this.#wrap, " Long texts whole"), this.#count);
+    const tools = el("div", { class: "tools" }, this.#clearPick, this.#clearCell, el("label", {}, this.#wrap, " Show long texts in full"), this.#count);
     this.#panel.append(this.#summary, tools, this.#holder);
     $("tabs").append(...Object.entries(views).map(([name, view]) => this.#tab(name, view)));
   }

@@ -1,6 +1,6 @@
 // Live bytes over time, stacked by group, with the instants marked. uPlot draws; the state says which part.
 import uPlot from "uplot";
-import { axisOf, bytesAxis, frameOf, keepWidth, label, layerOver, onKeys, stride, textColor, upright } from "./chart.ts";
+import { FONT, axisOf, bytesAxis, frameOf, keepWidth, label, layerOver, onKeys, stride, textColor, upright } from "./chart.ts";
 import type { Colouring } from "./colouring.ts";
 import type { Axis } from "./detail.ts";
 import { $, colorOf, named } from "./dom.ts";
@@ -95,7 +95,7 @@ export class Timeline {
   }
 
   #axis(): uPlot.Axis {
-    if (this.axis === "events") return axisOf({ values: (_, ticks) => ticks.map(whole), space: 90, size: 34 });
+    if (this.axis === "events") return axisOf({ values: (_, ticks) => ticks.map(whole), space: 90, size: 34, label: "allocations and frees", labelSize: 18, labelFont: FONT });
     return axisOf({ incrs: TIME_STEPS_NS, values: (_, ticks, __, ___, step) => timeTicks(ticks, step), space: 90, size: 34 });
   }
 

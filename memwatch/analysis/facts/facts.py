@@ -201,6 +201,14 @@ class Facts:
 
     def names(self, allocations: IntArray | slice) -> list[str]:
         """Return the names of some allocations."""
+        return self._names.of(allocations)
+
+    def only_older(self, allocations: IntArray) -> NDArray[np.bool_]:
+        """Return which allocations have no other name than that they are older than the block."""
+        return self._names.only_older(allocations)
+
+    @property
+    def _names(self) -> Names:
         tree, has_ops = self.places.module_tree, not self.capture.lacks("ops")
         thread, made, roles = self.allocations.thread, self.made_by, self.categories
         step = self._unrecorded_step
@@ -208,7 +216,7 @@ class Facts:
         is_older = self.allocations.origin == BASELINE
         return Names(
             self.strings, thread, step, is_older, made, roles, recorded, self.purposes, tree, has_ops
-        ).of(allocations)
+        )
 
     @cached_property
     def recorded_names(self) -> Coded:

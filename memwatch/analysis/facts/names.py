@@ -267,6 +267,15 @@ class Names(NamedTuple):
         told = [self._told(_Kind(*kind)) for kind in rows]
         return [told[number] for number in of_kind.tolist()]
 
+    def only_older(self, allocations: IntArray) -> NDArray[np.bool_]:
+        """Return which allocations have no other name than that they are older than the block."""
+        roles = self.roles
+        has_role = np.array([bool(name) for name in roles.role_name.values], dtype=bool)
+        is_saved = roles.category.isin(["activation", "recomputed"]) & (self.way.saved_by != NONE)
+        is_named = has_role[roles.role_name.codes] | is_saved | (self.way.output_of != NONE)
+        only: NDArray[np.bool_] = (self.is_older & ~is_named)[allocations]
+        return only
+
     def _told(self, kind: _Kind) -> str:
         if self.roles.role_name.values[kind.role_name]:
             recorded = self.recorded.values[kind.role_name].removeprefix(GRADIENT_PREFIX)

@@ -40,6 +40,7 @@ class Finding(ShownAsText):
         together_peak_bytes: the peak after all findings' changes.
         storages: the storages concerned, by index of `prof.storages`.
         remark: the end of `holder`: its evidence, and other holders.
+        change: `advice` without the peak, for a view that shows the peak elsewhere; "" if there is no such text.
     """
 
     kind: FindingKind
@@ -52,6 +53,7 @@ class Finding(ShownAsText):
     together_peak_bytes: int
     storages: tuple[int, ...] = field(repr=False)
     remark: str = field(default="", repr=False)
+    change: str = field(default="", repr=False)
 
     def __str__(self) -> str:
         """Return one line: the variable, the memory that it keeps, the change, and the peak after it."""

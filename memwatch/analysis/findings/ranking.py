@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from memwatch.analysis.facts.forward_ops import op_of_node
 from memwatch.analysis.findings.candidate import spared_bytes
 from memwatch.analysis.findings.finding import Finding
 from memwatch.analysis.findings.growth import as_growth, rate_bytes
@@ -141,13 +142,18 @@ def _last_used(candidate: Candidate, facts: Facts) -> str:
 
 
 def _is_trained(candidate: Candidate, facts: Facts) -> bool:
-    """Return True if some backward reads memory that one of the lines saved: `no_grad` would end the training."""
+    """Return True if some backward reads memory that one of the forward's lines made: `no_grad` would end the training.
+
+    Only ops with an autograd node count. A batch that another forward also reads does not make them one forward.
+    """
     tables, allocations = facts.capture.tables, facts.allocations
     packs, unpacks = tables["packs"], tables["unpacks"]
     read = np.isin(packs["pack"], unpacks["pack"][unpacks["released"] == 0])
     rows = np.flatnonzero(np.isin(allocations.storage, packs["storage"][read]) & (allocations.op != NONE))
     stacks = facts.made_by.stack
-    kept = stacks[np.array(candidate.allocations, dtype=np.int64)]
+    kept_rows = np.array(candidate.allocations, dtype=np.int64)
+    of_nodes = op_of_node(facts.capture, packs["sequence"][packs["sequence"] != NONE])
+    kept = stacks[kept_rows[np.isin(allocations.op[kept_rows], of_nodes)]]
     return bool(np.isin(stacks[rows], kept[kept != NONE]).any())
 
 
@@ -178,17 +184,21 @@ def _finding(candidate: Candidate, facts: Facts, alone_bytes: int, together_byte
     others = _others_told(candidate)
     also = words.ALSO_HELD.format(holder=holder.told, others=", ".join(others))
     told = also if others else holder.told
-    advice = advise(
+    change = change_of(
         candidate.kind,
         candidate.nbytes,
         holder,
         _last_used(candidate, facts),
         _made_at(candidate, facts),
         is_trained=candidate.kind is FindingKind.GRAPH and _is_trained(candidate, facts),
+        rate_bytes=rate_bytes(candidate, facts),
+    )
+    advice = with_peaks(
+        candidate.kind,
+        change,
         peak_bytes=facts.curve.peak_bytes,
         alone_bytes=alone_bytes,
         together_bytes=together_bytes,
-        rate_bytes=rate_bytes(candidate, facts),
     )
     return Finding(
         kind=candidate.kind,
@@ -201,10 +211,11 @@ def _finding(candidate: Candidate, facts: Facts, alone_bytes: int, together_byte
         together_peak_bytes=together_bytes,
         storages=tuple(candidate.allocations),
         remark=told.removeprefix(holder.words),
+        change=change,
     )
 
 
-def advise(
+def change_of(
     kind: FindingKind,
     nbytes: int,
     holder: Holder,
@@ -212,12 +223,9 @@ def advise(
     made_at: str,
     *,
     is_trained: bool,
-    peak_bytes: int,
-    alone_bytes: int,
-    together_bytes: int,
     rate_bytes: int,
 ) -> str:
-    """Return the advice of a finding.
+    """Return the memory that a finding is about, and the change that frees it.
 
     Args:
         kind: the kind of finding.
@@ -226,9 +234,6 @@ def advise(
         last_used: `file:line` of their last use; "" if unknown.
         made_at: `file:line` that made most of them; "" if unknown.
         is_trained: whether a backward reads tensors that the same lines saved at another time.
-        peak_bytes: the peak.
-        alone_bytes: the peak after this change alone.
-        together_bytes: the peak after all changes.
         rate_bytes: bytes that each pass of a loop adds; 0 without a series.
     """
     is_needed = kind is FindingKind.GRAPH and is_trained
@@ -241,17 +246,34 @@ def advise(
         advice = words.LAST_USED.format(advice=advice, site=last_used)
     if kind is FindingKind.GRAPH and made_at not in ("", short_place(holder.site)):
         advice = words.FORWARD_AT.format(advice=advice, site=made_at)
+    headline = kind.row.headline.format(nbytes=format_bytes(nbytes))
+    if rate_bytes:
+        headline = words.PER_ROUND.format(headline=headline, rate=format_bytes(rate_bytes))
+    return words.CHANGE.format(headline=headline, advice=advice)
+
+
+def with_peaks(
+    kind: FindingKind, change: str, *, peak_bytes: int, alone_bytes: int, together_bytes: int
+) -> str:
+    """Return a change with the peak after it.
+
+    Args:
+        kind: the kind of finding.
+        change: its change, from `change_of`.
+        peak_bytes: the peak.
+        alone_bytes: the peak after this change alone.
+        together_bytes: the peak after all changes.
+    """
     alone, together = format_bytes(alone_bytes), format_bytes(together_bytes)
     if kind.row.is_estimated:
         alone, together = words.ABOUT.format(nbytes=alone), words.ABOUT.format(nbytes=together)
     if alone_bytes < peak_bytes:
         template = words.ALONE if together == alone else words.ALONE_AND_TOGETHER
+    elif together == alone:
+        return change
     else:
-        template = words.NO_LOWER_PEAK if together == alone else words.TOGETHER
-    headline = kind.row.headline.format(nbytes=format_bytes(nbytes))
-    if rate_bytes:
-        headline = words.PER_ROUND.format(headline=headline, rate=format_bytes(rate_bytes))
-    return template.format(headline=headline, advice=advice, alone=alone, together=together)
+        template = words.TOGETHER
+    return template.format(change=change, alone=alone, together=together)
 
 
 def _what_to_do(kind: FindingKind, holder: Holder) -> str:

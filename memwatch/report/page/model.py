@@ -11,9 +11,9 @@ from memwatch.kinds.roles import CATEGORIES
 from memwatch.report.facts import (
     PeakInstant,
     bytes_by,
-    bytes_by_line,
     evidence_bytes,
     evidence_text,
+    headline,
     is_recorded,
     peak_instant,
     saved_for_backward,
@@ -22,7 +22,7 @@ from memwatch.report.layers import repeated_layers
 from memwatch.report.meta import describe_meta, format_duration
 from memwatch.report.page.code import CodeReader
 from memwatch.report.page.columns import Words, pack_frame, pack_ints
-from memwatch.report.page.curve import BINS, live_by_category, peak_keeping_events
+from memwatch.report.page.curve import BINS, clearer_axis, live_by_category, peak_keeping_events
 from memwatch.report.page.events import pack_detail
 from memwatch.report.page.leaks import leak_files, leak_model
 from memwatch.report.page.parts import (
@@ -36,9 +36,8 @@ from memwatch.report.page.parts import (
 from memwatch.report.page.plan import plan_model
 from memwatch.report.page.privacy import PUBLIC_META, PathHider, file_of
 from memwatch.report.source import retention_edges
-from memwatch.sizes import format_bytes
 from memwatch.text import visible
-from memwatch.words import summary as words_of_summary
+from memwatch.words.findings import CHANGE_SENTENCE
 from memwatch.words.places import cell_name, short_place, short_places
 from memwatch.words.processes import reserved_at_peak_text
 from memwatch.words.ways import SHARE_LESS, time_text
@@ -111,7 +110,7 @@ def page_model(reading: Reading, extras: Extras | None = None, *, source: bool =
         "facts": [[visible(label), hide(text)] for label, text in describe_meta(meta)],
         "totals": _totals(reading),
         "devices": _devices(reading),
-        "headline": visible(_headline(reading)) if source else "",  # it names a line
+        "headline": visible(headline(reading)) if source else "",  # it names a line
         "peak": {
             **_peak(at, hide, source=source, has_times=is_recorded(reading, "times")),
             "step": _step_of_peak(reading, at.event),
@@ -196,34 +195,17 @@ def _categories(reading: Reading) -> list[dict[str, Any]]:
     return [{"name": name, "nbytes": int(sums.get(name, 0))} for name in CATEGORIES]
 
 
-def _headline(reading: Reading) -> str:
-    """Return sentences about the largest part of the peak, its main line and the first change; "" for an empty peak."""
-    at_peak = reading.at_peak
-    all_bytes = int(at_peak["nbytes"].sum())
-    lines = bytes_by_line(at_peak[at_peak["line"] != ""])["nbytes"]
-    if not all_bytes or lines.empty:
-        return ""
-    categories = bytes_by(at_peak, "category")["nbytes"]
-    text = words_of_summary.HEADLINE.format(
-        share=f"{100 * categories.iloc[0] / all_bytes:.0f} %", category=categories.index[0],
-        line_share=f"{100 * lines.iloc[0] / all_bytes:.0f} %", line=lines.index[0],
-    )  # fmt: skip
-    lowered_bytes = getattr(next(iter(reading.findings), None), "predicted_peak_bytes", None)
-    if lowered_bytes is None and len(reading.ways):
-        lowered_bytes = int(reading.ways["peak_bytes"].iloc[0])
-    if lowered_bytes is None:
-        return text
-    return text + words_of_summary.HEADLINE_CHANGE.format(nbytes=format_bytes(lowered_bytes))
-
-
 def _overview(reading: Reading) -> dict[str, Any]:
     timeline = reading.part("timeline", ["time_ns", "live_bytes"])
     time_ns, live = timeline["time_ns"].to_numpy(), timeline["live_bytes"].to_numpy()
-    events = peak_keeping_events(time_ns, live, BINS)
+    axis = clearer_axis(time_ns, live)
+    places = time_ns if axis == "time" else np.arange(len(live))
+    events = peak_keeping_events(places, live, BINS)
     return {
+        "axis": axis,
         "complete": len(events) == len(timeline),
         "event": events.tolist(),
-        "time_ns": time_ns[events].tolist(),
+        "x": places[events].tolist(),
         "live_bytes": {name: curve.tolist() for name, curve in live_by_category(reading, events).items()},
     }
 
@@ -290,6 +272,8 @@ def _finding(
     texts = {name: hide(str(getattr(finding, name))) for name in ("kind", "holder", "site", "advice")}
     edges = [hide(short_places(edge) if source else edge) for edge in retention_edges(finding.path)]
     predicted_bytes = getattr(finding, "predicted_peak_bytes", None)
+    if change := getattr(finding, "change", ""):  # the page shows the peak above it
+        texts["advice"] = hide(CHANGE_SENTENCE.format(change=change))
     return {
         **texts,
         "place": hide(short_place(finding.site)) if source and finding.site else texts["site"],
