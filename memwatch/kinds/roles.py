@@ -41,10 +41,12 @@ CATEGORY_ROWS: Final = (
     CategoryRow("gradient", "#ea9f5e", "yellow", is_of_training=True, is_kept_on_purpose=True),
     CategoryRow("optimizer state", "#c2a3f2", "magenta", is_of_training=True, is_kept_on_purpose=True),
     CategoryRow("communication", "#b97ca9", "bright_magenta", is_kept_on_purpose=True),
-    CategoryRow("activation", "#de6863", "red", meaning="saved for backward"),
-    CategoryRow("recomputed", "#c45f75", "bright_red", meaning="by a checkpoint"),
+    CategoryRow("activation", "#de6863", "red", meaning="forward saves it for backward"),
+    CategoryRow("recomputed", "#c45f75", "bright_red", meaning="a checkpoint computes it again"),
     CategoryRow("input", "#77c8a2", "green"),
-    CategoryRow("held", "#409584", "bright_cyan", meaning="kept from one iteration into the next"),
+    CategoryRow(
+        "held", "#409584", "bright_cyan", meaning="a variable keeps it from one iteration to the next"
+    ),
     CategoryRow("temporary", "#e4cc61", "bright_yellow", meaning="used within one iteration"),
     CategoryRow("workspace", "#b79c80", "bright_black"),
     CategoryRow("unknown", "#aab2bd", "white"),

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 import memwatch.report.page
+from memwatch.report.page.render import category_styles
 
-STYLE = (Path(memwatch.report.page.__file__).parent / "assets" / "page.css").read_text(encoding="utf-8")
+ASSETS = Path(memwatch.report.page.__file__).parent / "assets"
+STYLE = (ASSETS / "page.css").read_text(encoding="utf-8") + category_styles()
 VISIONS = {
     "all cones": np.eye(3),
     # Machado, Oliveira and Fernandes 2009, of linear light, where one kind of cone is missing

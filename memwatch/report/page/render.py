@@ -14,6 +14,7 @@ import jinja2
 from markupsafe import Markup, escape
 
 from memwatch._version import __version__
+from memwatch.kinds.roles import CATEGORY_ROWS
 from memwatch.report.meta import format_duration
 from memwatch.sizes import format_bytes
 
@@ -52,6 +53,19 @@ def content_security_policy(script: str, style: str) -> str:
     )
 
 
+def category_styles() -> str:
+    """Return the rules of the stylesheet that give each category its colour."""
+    return "".join(f'[data-category="{row.name}"]{{--c:{row.color}}}' for row in CATEGORY_ROWS)
+
+
+def category_meanings() -> str:
+    """Return the categories in one phrase, with what they mean where the name alone does not say it."""
+    *first, last = (
+        row.name if row.meaning is None else f"{row.name} ({row.meaning})" for row in CATEGORY_ROWS
+    )
+    return f"{', '.join(first)}, or {last}"
+
+
 def render(
     template: str, model: dict[str, Any], *, others: Sequence[dict[str, Any]] = (), script: str = "page.js"
 ) -> str:
@@ -66,7 +80,7 @@ def render(
     Returns:
         The page's text.
     """
-    code, style = asset(script), asset("page.css")
+    code, style = asset(script), asset("page.css") + category_styles()
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(asset),
         autoescape=True,
@@ -83,6 +97,7 @@ def render(
         style=style,
         script=code,
         data=json_for_script(model),
+        category_meanings=category_meanings(),
         licences=asset("licences.txt"),
         version=__version__,
     )
