@@ -271,6 +271,9 @@ class EventLog(Protocol):
         allocator holds. If this call raises MemoryError, the next call counts its events as lost.
         """
 
+    def highs(self) -> list[tuple[int, int, int]]:
+        """Return the most live bytes of each device so far: its number, the bytes beyond those at `open`, and when."""
+
     def enter_thread(self, thread: int, /) -> bool:
         """Receive the events of this thread too, under its number. Return False if a torch profiler gets them."""
 
