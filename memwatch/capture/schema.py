@@ -145,9 +145,15 @@ IMPORTED: Final = (
 
 OF_HOLDERS: Final = (
     Table.of(
+        "torch_runs",
+        "One row per run of torch's own code in which a sample was taken: a backward, or the step of an optimizer.",
+        ("start_op", "int", "number of ops started when the run began", OPS_STARTED),
+        ("end_op", "int", "number of ops started when code of the program ran again", OPS_STARTED),
+    ),
+    Table.of(
         "holders",
         "One row per holder of a storage in a sample.",
-        ("sample", "int", "number of the sample, from 0"),
+        ("sample", "int", "number of the sample, from 0; -1 for a peek, which reads known places only"),
         ("op", "int", "number of ops started before the sample", OPS_STARTED),
         ("storage", "int", "the storage", STORAGE),
         ("path", "int", "the retention path: its rows in `edges`", PATH),
@@ -206,10 +212,10 @@ OF_HOLDERS: Final = (
 )
 
 
-FORMAT_VERSION: Final = 12
+FORMAT_VERSION: Final = 13
 """Raised with every change of a recorded table."""
 OLDEST_FORMAT: Final = 9
-"""The oldest that is read: files of it lack the tables `views`, `compiled_nodes` and `lifts`. Others are refused."""
+"""The oldest that is read. Files of it lack the tables `views`, `compiled_nodes`, `lifts` and `torch_runs`."""
 
 NONE: Final = -1
 """An integer column's "there is none": no module, no stack, not dead."""

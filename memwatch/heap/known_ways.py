@@ -8,6 +8,8 @@ object is kept.
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.heap.class_checks import class_ids, is_a
@@ -16,9 +18,10 @@ from memwatch.heap.paths import name_chain
 from memwatch.heap.references import copied_items, position_in
 from memwatch.heap.roots import RootKind
 from memwatch.heap.tensors import is_tensor
+from memwatch.kinds.edges import EdgeKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from memwatch.heap.references import Chain
     from memwatch.heap.roots import Root
@@ -26,18 +29,25 @@ if TYPE_CHECKING:
 
 _MAX_WAYS: Final = 256
 """Ways that a `KnownWays` remembers. A guess."""
+_MAX_ITEMS: Final = 128
+"""Items of a list or dictionary that are read. A guess: a cache has one for each layer."""
 _PLAIN_KEYS: Final = class_ids(str, int)
 _SEQUENCES: Final = (tuple, list, deque)
-_ATTRIBUTE, _KEY, _PLACE = range(3)
+_ATTRIBUTE, _KEY, _PLACE, _EACH = range(4)
 _Step = tuple[int, Any]
+_Steps = tuple[_Step, ...]
 _Start = tuple[Any, ...]
 
 
 class KnownWays:
-    """The ways to tensors that searches found."""
+    """The ways to tensors that searches found.
+
+    A way through an item of a list also goes through the other items of the same class.
+    """
 
     def __init__(self) -> None:
-        self._edges: dict[_Start | None, dict[tuple[_Step, ...], tuple[Edge, ...]]] = {}
+        self._edges: dict[_Start | None, dict[str, dict[_Steps, tuple[Edge, ...]]]] = {}
+        self._names: dict[tuple[str, str], set[str]] = {}
         self._count = 0
 
     def learn(self, chain: Chain) -> None:
@@ -49,24 +59,98 @@ class KnownWays:
         start = _start_of(chain[0])
         if start is None or self._count >= _MAX_WAYS:
             return
-        steps, ways = _steps_along(chain), self._edges.setdefault(start, {})
-        if steps and steps not in ways:
-            ways[steps] = name_chain(chain)[1:]
+        steps = _steps_along(chain)
+        if not steps:
+            return
+        name, rest = steps[0][1], steps[1:]
+        ways = self._edges.setdefault(start, {}).setdefault(name, {})
+        if rest not in ways:
+            edges = name_chain(chain)[1:]
+            ways[rest] = edges
+            if len(edges) == len(rest):
+                del ways[rest]
+                ways.setdefault(tuple(map(_of_each, rest, edges)), edges)
+            self._names.setdefault((start[1], start[0]), set()).add(name)
             self._count += 1
 
-    def tensors(self, root: Root) -> Iterator[tuple[Any, tuple[Edge, ...]]]:
-        """Follow the ways from a running call, and yield each tensor at an end with the references to it."""
+    def names_in(self, file: str, function: str) -> Collection[str]:
+        """Return the variables at the starts of the ways that begin in calls of a function."""
+        return self._names.get((file, function), ())
+
+    def tensors(
+        self, root: Root, met: set[tuple[int, _Steps]] | None = None
+    ) -> Iterator[tuple[Any, tuple[Edge, ...]]]:
+        """Follow the ways from a running call, and yield each tensor at an end with the references to it.
+
+        Args:
+            root: the call.
+            met: the `id` of each object on the ways so far, with the rest of the way. It is not followed again.
+        """
         ways = self._edges.get(_start_of(root)) if self._edges else None
         if not ways:
             return
-        variables = {held.name: held for held in root.entries}
-        for (first, *rest), edges in ways.items():
-            held = variables.get(first[1])
-            value = None if held is None else held.value
-            for how, key in rest:
-                value = None if value is None else _after(value, how, key)
-            if held is not None and is_tensor(value):
-                yield value, (held.edge, *edges)
+        met = set() if met is None else met
+        for held in root.entries:
+            for rest, edges in ways.get(held.name, {}).items() if held.name is not None else ():
+                for value, positions in _ends(held.value, rest, (), met):
+                    yield value, (held.edge, *_with_positions(edges, positions))
+
+
+def _of_each(step: _Step, edge: Edge) -> _Step:
+    """Return a step that goes to every item in place of a step to one item."""
+    how, key = step
+    is_item = (how == _PLACE and edge.kind is EdgeKind.ITEM) or (how == _KEY and type(key) is int)
+    return (_EACH, None) if is_item else step
+
+
+def _with_positions(edges: tuple[Edge, ...], positions: tuple[tuple[int, int], ...]) -> tuple[Edge, ...]:
+    """Return the references of a way, with other items of the lists and dictionaries on it."""
+    found = list(edges)
+    for place, key in positions:
+        is_item = found[place].kind is EdgeKind.ITEM
+        found[place] = (
+            replace(found[place], position=key) if is_item else replace(found[place], name=str(key))
+        )
+    return tuple(found)
+
+
+def _ends(
+    value: Any,
+    rest: _Steps,
+    positions: tuple[tuple[int, int], ...],
+    met: set[tuple[int, _Steps]],
+    place: int = 0,
+) -> Iterator[tuple[Any, tuple[tuple[int, int], ...]]]:
+    """Yield the tensors at the ends of a way, each with the keys of the items that it goes through."""
+    if (id(value), rest) in met:
+        return
+    met.add((id(value), rest))
+    if not rest:
+        if is_tensor(value):
+            yield value, positions
+        return
+    (how, key), *others = rest
+    after = tuple(others)
+    if how != _EACH:
+        held = _after(value, how, key)
+        if held is not None:
+            yield from _ends(held, after, positions, met, place + 1)
+        return
+    items = _items_of(value)
+    for number, item in items:
+        if type(item) is type(items[0][1]):
+            yield from _ends(item, after, (*positions, (place, number)), met, place + 1)
+
+
+def _items_of(value: Any) -> list[tuple[int, Any]]:
+    """Return the first items of a list, or the first values of a dictionary with numbers for keys."""
+    if is_a(value, dict):
+        pairs = islice(copied_items(value, dict.items), _MAX_ITEMS)
+        return [(key, held) for key, held in pairs if type(key) is int]
+    for kind in _SEQUENCES:
+        if is_a(value, kind):
+            return list(enumerate(islice(kind.__iter__(value), _MAX_ITEMS)))
+    return []
 
 
 def _start_of(root: Root) -> _Start | None:

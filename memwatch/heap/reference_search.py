@@ -10,9 +10,11 @@ import gc
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.heap.class_checks import class_ids
+from memwatch.heap.names import instance_dict
 from memwatch.heap.references import (
     DEFINITIONS,
     MODULE_ITSELF,
@@ -21,6 +23,7 @@ from memwatch.heap.references import (
     capsule_step,
     exception_step,
     held_by_modules,
+    is_of_package,
     step_of,
     tensor_step,
 )
@@ -64,16 +67,55 @@ class KnownClasses:
 
     def __init__(self) -> None:
         self._known: dict[bool, dict[int, tuple[weakref.ref[type], _Step | None]]] = {True: {}, False: {}}
+        self._entered: set[int] = set()
 
     def steps(self, *, deep: bool) -> dict[int, _Step | None]:
         """Return the steps of the classes that are alive, by `id`, as a dictionary of the caller's own."""
         return {key: step for key, (cls, step) in self._known[deep].items() if cls() is not None}
+
+    def enter(self, chain: Chain) -> None:
+        """Let near searches enter the classes of packages on a path to a tensor that is worth a holder."""
+        for cls in map(type, chain[1:-1]):
+            self._enter(cls)
+
+    def enter_owners(self, values: Iterable[Any]) -> None:
+        """Let near searches enter some objects of packages too, if they hold objects that `enter` allowed.
+
+        A deep search finds each object once, from the nearest call. Other calls may have its owner: a cache has layers,
+        and a method of a layer may run.
+
+        Args:
+            values: the variables of the running calls.
+        """
+        for value in values if self._entered else ():
+            cls = type(value)
+            if id(cls) in self._entered or not is_of_package(cls):
+                continue
+            for held in list((instance_dict(value) or {}).values()):
+                first = next(iter(_first_items(held)), held)
+                if id(type(first)) in self._entered:
+                    self._enter(cls)
+                    break
+
+    def _enter(self, cls: type) -> None:
+        known = self._known[False].get(id(cls))
+        if (known is None or (known[1] is None and known[0]() is cls)) and is_of_package(cls):
+            self._known[False][id(cls)] = weakref.ref(cls), step_of(cls, deep=True)
+            self._entered.add(id(cls))
 
     def step_of(self, cls: type, *, deep: bool) -> _Step | None:
         """Return the step of a class, and know it from now on."""
         step = step_of(cls, deep=deep)
         self._known[deep][id(cls)] = weakref.ref(cls), step
         return step
+
+
+def _first_items(value: Any) -> Iterator[Any]:
+    """Yield the first item of a plain list or tuple, or the first value of a plain dictionary."""
+    if type(value) is list or type(value) is tuple:
+        yield from value[:1]
+    elif type(value) is dict:
+        yield from islice(value.values(), 1)
 
 
 class ReferenceSearch:

@@ -87,6 +87,11 @@ def step_of(cls: type, *, deep: bool) -> Callable[[Any], Iterator[Chain]] | None
     return step
 
 
+def is_of_package(cls: type) -> bool:
+    """Return True for a class of plain objects that an installed package defines: a near search does not enter them."""
+    return _step_of(cls) is _object and not is_tool_class(cls) and not _is_program_class(cls)
+
+
 def _step_of(cls: type) -> Callable[[Any], Iterator[Chain]] | None:
     if derives(cls, Tensor):
         return tensor_step

@@ -22,7 +22,7 @@ from memwatch.kinds.edges import EdgeKind, Vertex, VertexKind
 from memwatch.own_code import CodeOwner, code_owner, is_override, owner_of_function
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
     from types import CodeType, FrameType
 
 _MAX_FRAMES: Final = 200
@@ -31,6 +31,7 @@ _MAX_KNOWN: Final = 1024
 """Descriptions that each cache of this module keeps. A guess."""
 _LIBRARIES: Final = {CodeOwner.TORCH: "torch"}
 _PYTHON: Final = "Python"
+_BODY: Final = "<module>"
 _ITERATED: Final = ".0"
 """The name that Python gives to the argument of a comprehension or a generator expression."""
 
@@ -112,6 +113,26 @@ def _namespace(space: dict[str, Any], file: str, line: int, body: CodeType | Non
     )
 
 
+def calls_with(frame: FrameType | None, names_in: Callable[[str, str], Collection[str]]) -> Iterator[Root]:
+    """Yield some running calls of the program and of packages with some of their variables, the program's own first.
+
+    The calls of torch and Python only pass arguments on.
+
+    Args:
+        frame: the innermost call.
+        names_in: returns the variables that are wanted, given the file and the name of a function.
+    """
+    found = []
+    for call in running(frame):
+        code = call.f_code
+        names = names_in(code.co_filename, _function_name(code))
+        owner = owner_of_function(code) if names else CodeOwner.MEMWATCH
+        if owner.calls_torch and code.co_name != _BODY:
+            found.append((call, names, owner))
+    for call, names, _ in sorted(found, key=lambda each: each[2] is not CodeOwner.PROGRAM):
+        yield _call(call, "", explains=False, only=names)
+
+
 def _calls(frame: FrameType | None, thread: str, spaces: dict[int, dict[str, Any]]) -> Iterator[Root]:
     """Yield the program's calls, innermost first, then the calls of torch and Python.
 
@@ -131,7 +152,7 @@ def _calls(frame: FrameType | None, thread: str, spaces: dict[int, dict[str, Any
         if is_override(code):  # its arguments belong to its caller, as the arguments of torch's own calls do
             others.append(call)
             continue
-        if code.co_name == "<module>" and owner.calls_torch:
+        if code.co_name == _BODY and owner.calls_torch:
             yield _passed_on(_namespace(call.f_globals, code.co_filename, call.f_lineno, code), iterated)
         elif owner.calls_torch or inside is not None:
             root = _call(call, thread, None if owner.calls_torch else inside, explains=not owner.calls_torch)
@@ -157,7 +178,10 @@ def _passed_on(root: Root, iterated: list[Held]) -> Root:
     return root
 
 
-def _call(frame: FrameType, thread: str, inside: FrameType | None = None, *, explains: bool) -> Root:
+def _call(
+    frame: FrameType, thread: str, inside: FrameType | None = None, *, explains: bool,
+    only: Collection[str] | None = None,
+) -> Root:  # fmt: skip
     """List a call's variables.
 
     Args:
@@ -165,6 +189,7 @@ def _call(frame: FrameType, thread: str, inside: FrameType | None = None, *, exp
         thread: name of its thread, empty for the thread that searches.
         inside: the program's function that this call of torch or Python runs; the report shows its line.
         explains: whether the call is torch's or Python's.
+        only: the variables to list, by default all.
     """
     code, shown = frame.f_code, inside or frame
     library, runs = "", ""
@@ -181,6 +206,7 @@ def _call(frame: FrameType, thread: str, inside: FrameType | None = None, *, exp
         if (argument := named(name)) is None
         else Held(EdgeKind.ARGUMENT, argument, value, owner)
         for name, value in read_locals(frame).items()
+        if only is None or name in only
     ]
     return Root(RootKind.FRAME, entries, explains=explains)
 

@@ -156,7 +156,9 @@ class Inference(Enum):
 class HolderEvidence(Enum):
     """The source of the knowledge about a holder; the values of the column `holder_evidence`."""
 
-    SEEN = "seen"  # the reference was observed in that very op
+    SEEN = (
+        "seen"  # in that very op, or later in the same run of torch's code if it could not change meanwhile
+    )
     STRUCTURE = (
         "structure"  # torch's own books: packs, parameters, `.grad`, optimizer state, allocator events
     )

@@ -108,6 +108,10 @@ class AllocatorChannel:
         """How many events were lost because memory had run out."""
         return self._lost_events + self._events.lost_events
 
+    def highs(self) -> dict[int, tuple[int, int]]:
+        """Return the most live bytes of each device so far, and when in ticks; empty if no events are received."""
+        return self._events.highs() if self.running else {}
+
     def start(self, emit: Callable[[IntArray], None]) -> None:
         """Open the first window. When a window ends, `emit` gets its rows of the table `allocator`."""
         self._emit = emit

@@ -244,6 +244,12 @@ class AllocatorEvents(Protocol):
     def cut(self) -> list[Window] | None:
         """End the window, return it and begin the next one. Return None where a window must go on."""
 
+    def highs(self) -> dict[int, tuple[int, int]]:
+        """Return the most live bytes of each device so far, beyond those at the start, and when in ticks.
+
+        The key is the string id of the device's name. A device without events, or without figures so far, is missing.
+        """
+
     def memory_ran_out(self) -> None:
         """Make room for the next events, because an op failed and memory may have run out."""
 

@@ -139,6 +139,8 @@ class Context:
         self.before_forward: Callable[[], None] | None = None
         self._on_step_end: Callable[[object], None] | None = None
         self._on_root_call: Callable[[object], None] | None = None
+        self._on_torch_run_begin: Callable[[], None] | None = None
+        self._on_torch_run_end: Callable[[], None] | None = None
         self.python_functions: tuple[Callable[..., Any], ...] = (
             *self.recomputes.python_functions,
             *self.gradients.python_functions,
@@ -174,6 +176,18 @@ class Context:
         Without arguments, stop calling them.
         """
         self._on_step_end, self._on_root_call = on_step_end, on_root_call
+
+    def report_torch_runs_to(
+        self, on_begin: Callable[[], None] | None = None, on_end: Callable[[], None] | None = None
+    ) -> None:
+        """Set the functions to call when torch's own code begins to run alone, and when that ends.
+
+        It runs alone in a backward and in the step of an optimizer. A checkpointed region that runs again interrupts
+        the run of its backward. Without arguments, stop calling the functions.
+        """
+        self._on_torch_run_begin, self._on_torch_run_end = on_begin, on_end
+        self.gradients.on_begin, self.gradients.on_end = on_begin, on_end
+        self.recomputes.on_begin, self.recomputes.on_end = on_end, on_begin
 
     def resume(self) -> None:
         """Resume seeing module calls and optimizer steps."""
@@ -269,6 +283,8 @@ class Context:
         self.running.append((self.top, self.optimizing, NONE, self._op_counter[0]))
         self.top = (self.top[0], self._capture_stack(self.top[1], NONE, 4))
         self.optimizing = True
+        if self._on_torch_run_begin is not None:
+            self._on_torch_run_begin()
 
     def _step_ended(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         with self._harmless:
@@ -281,6 +297,8 @@ class Context:
                 self._on_step_end(optimizer)
             return
         self.forget_failed_steps(caller)
+        if self._on_torch_run_end is not None:
+            self._on_torch_run_end()
         while self.running:
             top, optimizing, module, start_op = self.running.pop()
             if module == NONE:

@@ -42,6 +42,8 @@ class Gradients:
     Attributes:
         python_functions: the functions that torch calls.
         first_made: number of the first storage that the running backward may have made.
+        on_begin: called when a backward begins, in the thread that runs it.
+        on_end: called at its end, before the gradients are noted.
     """
 
     def __init__(
@@ -59,6 +61,8 @@ class Gradients:
         self._amid: set[int] = set()
         self._op_of_new = NONE
         self.first_made = 0
+        self.on_begin: Callable[[], None] | None = None
+        self.on_end: Callable[[], None] | None = None
         self.python_functions: tuple[Callable[..., Any], ...] = (_AtEnd.__call__, _AfterOthers.__call__)
         # one object for all backwards, with a weak reference to this one: a backward that raises may keep callbacks
         # that it never called
@@ -74,6 +78,8 @@ class Gradients:
             self.first_made = self._storages.count
         self._reached.setdefault(current_graph_task_id(), set())
         call_at_end_of_backward(self._at_end)
+        if self.on_begin is not None:
+            self.on_begin()
 
     def reached(self, leaves: Iterable[Tensor]) -> None:
         """Note leaves that may get gradients from the backward that runs in this thread."""
@@ -84,6 +90,11 @@ class Gradients:
             keys = self._parameters.keys_of(leaves)
         self._reached.setdefault(current_graph_task_id(), set()).update(keys)
 
+    @property
+    def reached_count(self) -> int:
+        """How many leaves the running backwards may give gradients."""
+        return sum(map(len, self._reached.values()))
+
     def note_reached(self) -> None:
         """Note the gradients of backwards that ended without `backward_ends`, as after an error."""
         while self._reached:
@@ -91,6 +102,8 @@ class Gradients:
 
     def backward_ends(self) -> None:
         """Note the gradients of the backward that ends in this thread."""
+        if self.on_end is not None:
+            self.on_end()
         reached = self._reached.pop(current_graph_task_id(), ())
         if self._roles.was_noted(BUCKET) or self._roles.was_noted(UNSHARDED):
             self.note_all()  # DDP and FSDP also set gradients of parameters that this backward did not reach
@@ -99,8 +112,15 @@ class Gradients:
 
     def note_in_op(self) -> None:
         """Note the gradients that exist when an op of backward ends. They existed when the op began."""
+        self._note_amid(self._op_counter[0] - 1)
+
+    def note_between_ops(self) -> None:
+        """Note the gradients that exist between two ops of backward. Autograd may just have set one."""
+        self._note_amid(NONE)
+
+    def _note_amid(self, op: int) -> None:
         for reached in list(self._reached.values()):
-            self._note(self._parameters.of_keys(tuple(reached)), self._op_counter[0] - 1)
+            self._note(self._parameters.of_keys(tuple(reached)), op)
 
     def note_of(self, tensors: list[Tensor]) -> None:
         """Note the gradients of some tensors. Skip this if all of them were noted as new and no op ran since."""

@@ -135,6 +135,8 @@ class Recomputes:
         tables: the rows, by table.
         python_functions: the functions that torch calls.
         sees_this_thread: returns whether ops of the running thread are recorded.
+        on_begin: called before a region runs again.
+        on_end: called after it.
     """
 
     def __init__(
@@ -154,6 +156,8 @@ class Recomputes:
         self._op_counter = op_counter
         self._thread = threading.get_ident()
         self.sees_this_thread: Callable[[], bool] = lambda: False
+        self.on_begin: Callable[[], None] | None = None
+        self.on_end: Callable[[], None] | None = None
         self._could_not_record = could_not_record
         self._harmless = Harmless(could_not_record, _REGION)
         self._newest = RegionInputs()
@@ -239,6 +243,8 @@ class Recomputes:
 
         Autograd runs the backward of each device in a thread of its own, and may run regions in several at once.
         """
+        if self.on_begin is not None:
+            self.on_begin()
         context, start_op, task = self._context, self._op_counter[0], current_graph_task_id()
         if not self._has_context.acquire(blocking=False):
             self._could_not_record(_REGION, RuntimeError("another ran again meanwhile in another thread"))
@@ -256,6 +262,8 @@ class Recomputes:
         region = run.region
         self._runs += (run.start_op, self._op_counter[0], region.sequence, region.stack)
         self._note_kept(region.frame())
+        if self.on_end is not None:
+            self.on_end()
 
     def _note_kept(self, frame: Any) -> None:
         if frame is None:

@@ -9,16 +9,17 @@ time between two comparisons.
 from __future__ import annotations
 
 from itertools import chain
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
 from memwatch._torch.modes import disable_torch_function
-from memwatch._torch.modules import FUNCTIONAL_CALL_CODE
+from memwatch._torch.modules import BUFFERS, FUNCTIONAL_CALL_CODE, PARAMETERS
 from memwatch.capture.schema import NONE
 from memwatch.heap.class_checks import class_ids
+from memwatch.heap.module_tables import module_dicts
 from memwatch.heap.search_roots import running
 from memwatch.record.clock import ticks
 from memwatch.record.roles import BUFFER, GRADIENT, NAMES, PARAMETER, STATE, STEPPED, UNSHARDED
@@ -65,13 +66,16 @@ class RoleEnds:
         self._looks = Rows()
         self.tables = {"roles": roles.rows, "role_ends": self._rows, "role_looks": self._looks}
 
-    def look(self, frame: FrameType | None, *, least_bytes: int = 0, in_op: bool = False) -> None:
+    def look(
+        self, frame: FrameType | None, *, least_bytes: int = 0, in_op: bool = False, is_over: bool = False
+    ) -> None:
         """Note the roles that ended or began since the last comparison.
 
         Args:
             frame: the innermost call.
             least_bytes: smaller storages are skipped.
             in_op: whether an op is running. Then Python code has changed nothing since the op started.
+            is_over: whether that op has ended, and torch's own code alone ran since. New roles begin after it.
         """
         with self._harmless, disable_torch_function():
             self._storages.record_deaths()
@@ -84,10 +88,36 @@ class RoleEnds:
             in_op = in_op and self._op_counter[0] > 0
             now = self._op_counter[0] - in_op
             told = sum(1 << role for role in self._told(frame))
-            roles_now = self._roles_now(large, told, now)
+            roles_now = self._roles_now(large, told, now + (in_op and is_over))
             self._looks += (now, int(in_op), ticks(), least_bytes, told)
             if self._end_all_but(roles_now, large.values(), told, now) or not in_op:
                 self._owners.registry.look_for_moves()
+
+    def verify_modules(self, frame: FrameType | None) -> None:
+        """Note that all parameters and buffers are still in their modules' tables, if that is so.
+
+        It takes a twentieth of the time of `look`, and is for the middle of an op. It finds no new or ended role.
+
+        Args:
+            frame: the innermost call.
+        """
+        told = [role for role in (PARAMETER, BUFFER) if role in self._told(frame)]
+        with self._harmless, disable_torch_function():
+            self._storages.record_deaths()
+            known, live = self._storages.roles.items(), self._storages.live
+            tables = module_dicts([module for module, _ in self._owners.registry.alive()])
+            for role in told:
+                expected = {number for number, bits in known if bits >> role & 1}
+                name = PARAMETERS if role == PARAMETER else BUFFERS
+                held: list[Any] = [table for each in tables if type(table := each.get(name)) is dict]
+                tensors = [
+                    each for each in chain.from_iterable(map(dict.values, held)) if id(type(each)) in _PLAIN
+                ]
+                found = {
+                    alive.number for each in map(address_of, tensors) if (alive := live.get(each)) is not None
+                }
+                if expected <= found:
+                    self._looks += (self._op_counter[0] - 1, 1, ticks(), 0, 1 << role)
 
     def end(self, storage: int, role: int) -> None:
         """Note that a storage loses a role now, between two ops."""
@@ -95,7 +125,7 @@ class RoleEnds:
         self._storages.roles[storage] &= ~(1 << role)
         self._rows += (storage, role, now - 1, now)
 
-    def _roles_now(self, large: dict[int, int], told: int, now: int) -> dict[int, int]:
+    def _roles_now(self, large: dict[int, int], told: int, begin: int) -> dict[int, int]:
         """Return the present roles of each storage as bits, limited to the roles in `told`. Note the new ones."""
         found: dict[int, int] = {}
         known, parameter_bit = self._storages.roles, 1 << PARAMETER
@@ -110,7 +140,7 @@ class RoleEnds:
                     continue
                 found[number] = bits | bit
                 if words and not known.get(number, 0) & bit:
-                    self._roles.add(number, role, NAMES[role].format(*words), module, op=now)
+                    self._roles.add(number, role, NAMES[role].format(*words), module, op=begin)
         return found
 
     def _told(self, frame: FrameType | None) -> list[int]:

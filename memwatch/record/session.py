@@ -154,12 +154,17 @@ class Session:
             self._switch_on(self._process.start, self._process.stop)
             if self._want_holders:
                 parts = (self.storages, self._packer, self.context, self.strings, self.op_counter)
-                self._holders = HolderSampler(*parts)
+                highs = dict if self._allocator is None else self._allocator.highs
+                self._holders = HolderSampler(*parts, highs=highs)
                 self._switch_on(self._holders.start, self._holders.stop)
             if self._holders is not None or self._steps is not None:
                 tell = self.context.report_iterations_to
                 root_called = None if self._holders is None else self._holders.root_called
                 self._switch_on(functools.partial(tell, self._optimizer_stepped, root_called), tell)
+            if self._holders is not None:
+                tell_runs, holders = self.context.report_torch_runs_to, self._holders
+                begins, ends = holders.torch_run_begins, holders.torch_run_ends
+                self._switch_on(functools.partial(tell_runs, begins, ends), tell_runs)
             self._switch_on(self._compiled.start, self._compiled.stop)
             self._switch_on(self._sleeper.start, self.interceptor.stop)
             tracing = JitTracing(self._pause_for_trace, self._sleeper.resume)

@@ -94,7 +94,8 @@ class RoleTimes:
         self._capture, self._call_stacks = capture, call_stacks
         self._begun, ended = capture.tables["roles"], capture.tables["role_ends"]
         self._rows_of_storage = Grouped(self._begun["storage"])
-        self._looks, self._phase = _Looks(capture, allocations), capture.tables["ops"]["phase"]
+        self._made, self._phase = allocations.op, capture.tables["ops"]["phase"]
+        self._looks = _Looks(capture, allocations, self._begun_op)
         self._stretches: dict[tuple[int, str], list[Stretch]] = {}
         self._asked_op, self._asked = NONE - 1, dict[tuple[int, str], InRole]()
         self._ends: dict[tuple[int, str], list[tuple[int, int]]] = {}
@@ -102,13 +103,40 @@ class RoleTimes:
         for storage, role, last_op, op in zip(*columns, ended["op"].tolist(), strict=True):
             self._ends.setdefault((storage, ROLES[role]), []).append((op, last_op))
 
+    @cached_property
+    def _begun_op(self) -> IntArray:
+        """Per row of `roles`: the ops started when the role began.
+
+        The recorder notes an optimizer's state when the step ends. torch's optimizers make it in `_init_group`, which
+        puts each tensor into the state at once. So such a state begins at the op after its birth.
+        """
+        storage, begun = self._begun["storage"], self._begun["op"].astype(np.int64)
+        made = np.asarray(self._made[storage], dtype=np.int64)
+        is_state = (self._begun["role"] == ROLES.index("optimizer state")) & (made != NONE) & (made < begun)
+        rows = np.flatnonzero(is_state)
+        stacks = self._capture.tables["ops"]["stack"][made[rows]]
+        fills = np.array([self._fills_state(each) for each in np.unique(stacks).tolist()], dtype=bool)
+        steps = self._capture.tables["steps"]["end_op"]
+        is_first_step = np.searchsorted(np.sort(steps), made[rows], side="right") == np.searchsorted(
+            np.sort(steps), begun[rows], side="left"
+        )
+        rows = rows[fills[np.searchsorted(np.unique(stacks), stacks)] & is_first_step]
+        begun[rows] = made[rows] + 1
+        return begun
+
+    def _fills_state(self, stack: int) -> bool:
+        """Return True if the call of an optimizer of torch that makes its state called the op."""
+        if not self._is_of_optimizer(stack):
+            return False
+        return self._call_stacks.frames(stack)[0].function.rpartition(".")[2] == "_init_group"
+
     def _stretches_of(self, storage: int, role: str) -> list[Stretch]:
         """Return when a storage was in a role."""
         key = storage, role
         if key not in self._stretches:
             rows = self._rows_of_storage.within(storage, storage + 1)
             rows = rows[self._begun["role"][rows] == ROLES.index(role)]
-            self._learn(key, list(zip(self._begun["op"][rows].tolist(), rows.tolist(), strict=True)))
+            self._learn(key, list(zip(self._begun_op[rows].tolist(), rows.tolist(), strict=True)))
         return self._stretches[key]
 
     def _learn(self, key: tuple[int, str], starts: list[tuple[int, int]]) -> None:
@@ -217,7 +245,9 @@ class RoleTimes:
         found = self._lasting_past_at(op, rows[is_lasting])
         rows = rows[~is_lasting]
         starts: dict[tuple[int, str], list[tuple[int, int]]] = {}
-        columns = (self._begun[name][rows].tolist() for name in ("storage", "role", "op"))
+        columns = [
+            each[rows].tolist() for each in (self._begun["storage"], self._begun["role"], self._begun_op)
+        ]
         for storage, number, start, row in zip(*columns, rows.tolist(), strict=True):
             starts.setdefault((storage, ROLES[number]), []).append((start, row))
         for key, begun in starts.items():
@@ -259,7 +289,7 @@ class RoleTimes:
 
     def _lasting_states(self, role: str, rows: IntArray, op: int) -> list[InRole]:
         """Return the result of `_is_in` for stretches without an end, given the rows that begin them."""
-        first_ops, phase = self._begun["op"][rows].astype(np.int64), self._phase
+        first_ops, phase = self._begun_op[rows].astype(np.int64), self._phase
         is_amid = np.zeros(len(rows), dtype=bool)
         if role == "gradient":
             is_run = first_ops < len(phase)
@@ -285,11 +315,11 @@ class RoleTimes:
 class _Looks:
     """The samples of roles: the times when living storages were still in their known role."""
 
-    def __init__(self, capture: Capture, allocations: Allocations) -> None:
+    def __init__(self, capture: Capture, allocations: Allocations, begun_op: IntArray) -> None:
         self._table, self._death_ns = capture.tables["role_looks"], allocations.death_ns
         # of each row of `roles`: the births of a long run are many, and are read once
         self._nbytes = capture.tables["births"]["nbytes"][capture.tables["roles"]["storage"]]
-        self._begun_op = capture.tables["roles"]["op"].__getitem__
+        self._begun_op = begun_op.__getitem__
         self._of_role: dict[str, _LooksAtRole] = {}
 
     def _at(self, role: str) -> _LooksAtRole:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from memwatch.analysis.facts.torch_runs import TorchRuns
 from memwatch.analysis.holders.calls import common_call
 from memwatch.analysis.holders.holder import twin_of
 from memwatch.analysis.holders.paths import HolderPath
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from memwatch.kinds.edges import Vertex
 
 _VARIABLES_OF_CALLS: Final = (EdgeKind.LOCAL, EdgeKind.ARGUMENT)
+_VARIABLES_OF_PROGRAM: Final = (*_VARIABLES_OF_CALLS, EdgeKind.GLOBAL)
 
 
 class LastingReferences:
@@ -30,6 +32,7 @@ class LastingReferences:
         self._facts, self._births = facts, births
         self._made = facts.allocations.op
         self._running = RunningCalls(facts)
+        self.torch_runs = TorchRuns(facts.capture)
 
     def of_itself(self, holder: Holder, allocation: int, seen_op: int, op: int) -> Holder | None:
         """Return a holder that was seen in the middle of one op as the holder while another op runs.
@@ -41,7 +44,13 @@ class LastingReferences:
         """
         if holder.kind is HolderKind.EVALUATION_STACK:
             return self._on_stack(holder, allocation, op)
-        if seen_op == op and not HolderPath(holder.edges).is_told_again:
+        run = self.torch_runs.around(op)
+        is_last = (
+            run is not None and op == run.stop - 1
+        )  # the sample may have been taken after the op, as a hook ran
+        if seen_op == op and not is_last and not HolderPath(holder.edges).is_told_again:
+            return holder
+        if self._is_unchanged(holder, allocation, seen_op, op):
             return holder
         state = self._state(holder, allocation, seen_op, op)
         if state is CallState.ENDED:
@@ -53,6 +62,20 @@ class LastingReferences:
         if is_rebound and self._births.made_again(allocation, seen_op, op):
             return None
         return holder.inferred(Inference.EARLIER)  # no look sees a `del`
+
+    def _is_unchanged(self, holder: Holder, allocation: int, seen_op: int, op: int) -> bool:
+        """Return True for a variable that no code could have set between an op and the later op at which it was seen.
+
+        Only torch's own code ran in between, and the memory is older than that run. A hook may put a new gradient into
+        a variable. But the call of the variable waits for torch, so the variable keeps its old tensor.
+        """
+        run = self.torch_runs.around(op)
+        if run is None or not op <= seen_op < run.stop or not NONE <= int(self._made[allocation]) < run.start:
+            return False
+        path, call = HolderPath(holder.edges), _call_of(holder)
+        if not path.is_direct or path.is_graph or path.head.kind not in _VARIABLES_OF_PROGRAM:
+            return False
+        return call is None or self._running.waits(call, seen_op, run)
 
     def _state(self, holder: Holder, allocation: int, seen_op: int, op: int) -> CallState:
         """Return whether the call of a holder's variable, seen by a sample, runs while `op` does.

@@ -107,6 +107,13 @@ class RunningCalls:
         inside = any(frame.file.endswith(CHECKPOINT_FILE) for frame in place.around)
         return inside and recomputes.share_a_run(seen_op, seen_op) and not recomputes.share_a_run(seen_op, op)
 
+    def waits(self, call: Vertex, seen_op: int, ops: range) -> bool:
+        """Return True if a call, as a sample saw it during one op, stays at its line while some ops run."""
+        place = None if call.thread else self._place(call, seen_op)
+        if place is None:
+            return False
+        return bool((self._lines_of(place, self._stacks[ops.start : ops.stop]) == place.frame.line).all())
+
     def is_made_in(self, call: Vertex, seen_op: int, made: int) -> bool:
         """Return True if an op ran inside a call of this function, at this place of the program."""
         place = None if call.thread else self._place(call, seen_op)

@@ -10,6 +10,7 @@ import numpy as np
 from memwatch.analysis.holders.holder import holder_of
 from memwatch.analysis.holders.paths import HolderPath
 from memwatch.capture.paths import Path, read_paths
+from memwatch.capture.schema import NONE
 from memwatch.kinds.edges import Edge, EdgeKind
 from memwatch.kinds.holders import HolderKind
 
@@ -36,7 +37,10 @@ class SampleRows:
 
     def __init__(self, facts: Facts) -> None:
         self._facts = facts
-        self.table = facts.capture.tables["holders"]
+        rows = facts.capture.tables["holders"]
+        is_peek = rows["sample"] == NONE
+        self.table = {name: rows[name][~is_peek] for name in ("sample", "op", "storage", "path")}
+        self._peeks = {name: rows[name][is_peek] for name in ("op", "storage", "path")}
         self._known: dict[int, Holder] = {}
 
     @cached_property
@@ -50,6 +54,17 @@ class SampleRows:
         if holder is None:
             holder = self._known[path] = holder_of(self.paths.get(path, _UNKNOWN))
         return holder
+
+    def peeked(self, allocation: int, op: int) -> list[Holder]:
+        """Return the holders of an allocation that a peek during an op found."""
+        peeks, storage = self._peeks, int(self._facts.allocations.storage[allocation])
+        rows = np.flatnonzero((peeks["op"] == op + 1) & (peeks["storage"] == storage))
+        return list(dict.fromkeys(map(self.holder, peeks["path"][rows].tolist())))
+
+    @property
+    def peeked_storages(self) -> Collection[int]:
+        """The storages that peeks found."""
+        return set(self._peeks["storage"].tolist())
 
     def with_kind(self, kind: HolderKind) -> NDArray[np.bool_]:
         """Return, for each row, whether its holder is of a kind."""

@@ -47,8 +47,8 @@ class HolderSamples:
 
     @property
     def storages(self) -> Collection[int]:
-        """The storages that samples saw anybody hold."""
-        return self._rows.storages
+        """The storages that samples or peeks saw anybody hold."""
+        return {*self._rows.storages, *self._rows.peeked_storages}
 
     def variables(self, allocation: int, op: int) -> list[Holder]:
         """Return the variables that held an allocation while an op ran: the program's own first, innermost first.
@@ -102,6 +102,9 @@ class HolderSamples:
     def _holders(self, allocation: int, op: int) -> list[Holder]:
         """Return all holders in the sample that speaks best for an allocation while an op ran."""
         facts, rows = self._facts, self._rows.of(allocation)
+        peeked = self._rows.peeked(allocation, op)
+        if peeked:
+            return sorted(peeked, key=lambda holder: holder.nearness)
         if not len(rows) and not len(self._twins.rows(allocation)):
             # no sample saw it, nor another allocation of the same calls
             return self._twins.of_other_calls(allocation)
@@ -186,7 +189,9 @@ class HolderSamples:
         gone: list[Holder] = []
         passing: list[Holder] = []
         outlasts = self._is_held(allocation)
-        for at in np.argsort(np.abs(ops - 1 - op), kind="stable").tolist():
+        run = self._lasting.torch_runs.around(op)
+        is_after_run = np.zeros(len(ops), dtype=bool) if run is None else (ops <= op) | (ops > run.stop)
+        for at in np.lexsort((np.abs(ops - 1 - op), is_after_run)).tolist():
             found = self._rows.seen_in(rows[self._table["sample"][rows] == samples[at]])
             if not found and passing:
                 continue

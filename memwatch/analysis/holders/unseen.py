@@ -130,7 +130,8 @@ class Unseen:
             str(self._facts.made_by.line[allocation]),
         )
         module = str(self._facts.made_by.module_name[allocation])
-        text, rule, kind = "", Inference.IN_FLIGHT, HolderKind.CPP_ONLY
+        text, kind = "", HolderKind.CPP_ONLY
+        rule: Inference | None = Inference.IN_FLIGHT
         is_of_step = phase == phase_now == OPTIMIZER
         if (is_of_step or phase in IN_BACKWARD) and self._is_dropped_in_this_step(allocation, made, op):
             text, rule, kind = words.VALUE_OF_STEP, Inference.WITHIN_STEP, HolderKind.OPTIMIZER_STEP
@@ -143,6 +144,7 @@ class Unseen:
             if call is not None:  # of the program's own, which autograd's engine has called
                 return _on_stack_of(call, Inference.SAME_CALL)
             text = words.GRADIENT_IN_FLIGHT_OF if module else words.GRADIENT_IN_FLIGHT
+            rule = None if self._is_passed_by_engine(allocation, made, op) else rule
         elif self._is_in_one_node(made, op):
             text, rule = words.CPP_CALLED, Inference.WITHIN_NODE
         elif self._is_in_one_call(made, event):
@@ -150,8 +152,9 @@ class Unseen:
         if not text:
             return None
         told = words.told_by_op(text, op_name, module)
-        subject, inferred = (rule, op_name, module), HolderEvidence.INFERRED
-        return Holder(kind, told, line, subject=subject, evidence=inferred, inference=rule)
+        evidence = HolderEvidence.STRUCTURE if rule is None else HolderEvidence.INFERRED
+        subject = (rule or Inference.IN_FLIGHT, op_name, module)
+        return Holder(kind, told, line, subject=subject, evidence=evidence, inference=rule)
 
     def _in_compiled_code(self, allocation: int, event: int) -> Holder | None:
         """Return compiled code as the holder of its own allocations, while that call or that backward runs."""
@@ -193,6 +196,20 @@ class Unseen:
         if last < op or last == made:
             return False
         return bool(np.isin(self._ops["phase"][made : last + 1], IN_BACKWARD).all())
+
+    def _is_passed_by_engine(self, allocation: int, made: int, op: int) -> bool:
+        """Return True if a C++ node made an allocation, a C++ node reads it later, and C++ runs at an op in between.
+
+        A C++ node gets its arguments from autograd's engine, or from saved tensors, which have packs. So the engine
+        has the allocation in between. Ops of hooks and of Python's own nodes have frames of their own in their call
+        stacks. The nodes that add to `.grad` have no sequence number.
+        """
+        uses, stacks, sequence = self._facts.capture.tables["uses"], self._ops["stack"], self._ops["sequence"]
+        is_read = (uses["storage"] == self._facts.allocations.storage[allocation]) & (uses["op"] >= op)
+        readers = uses["op"][is_read & (uses["access"] != _OUTPUT)]
+        readers = readers[(sequence[readers] != NONE) & (stacks[readers] == stacks[made])]
+        is_node = sequence[made] != NONE and stacks[made] != NONE
+        return bool(is_node and stacks[op] == stacks[made] and len(readers))
 
     def _is_in_one_node(self, made: int, op: int) -> bool:
         """Return True if one node of backward ran from the op that made an allocation to the running op."""

@@ -82,6 +82,7 @@ class Sample:
         self._smallest_bytes = state.least_bytes(device)
         self._holder_counts: dict[int, int] = {}
         self._deep = False
+        self._learns_ways = not torch.is_grad_enabled()  # see `Peek`
         self._view_counts: dict[int, int] = {}
         self._of_views: list[tuple[int, int]] = []
         self._told_now: dict[int, list[Told]] = {}
@@ -99,8 +100,11 @@ class Sample:
 
     def take(self, frame: FrameType | None) -> None:
         """Append the holders of all that is large, as seen from a call and its callers."""
-        if self._state.context.in_backward:
-            self._state.context.gradients.note_in_op()
+        gradients = self._state.context.gradients
+        if self._state.context.in_backward and self._state.costs.is_at_end_of_run:
+            gradients.note_between_ops()
+        elif self._state.context.in_backward:
+            gradients.note_in_op()
         self._state.look_at_roles(frame, self._smallest_bytes)
         spaces: dict[int, dict[str, Any]] = {}
         self._search_near(frame, spaces)
@@ -152,6 +156,8 @@ class Sample:
         # From all calls at once: if several calls reach an object, the shortest path is recorded.
         for chain in search.tensors(*sorted(call_roots(frame, spaces), key=_is_of_library)):
             self._held(chain)
+        for root in call_roots(frame, {}):
+            self._state.known_classes.enter_owners(held.value for held in root.entries)
         for root in (*namespace_roots(spaces), context_root(), last_exceptions_root()):
             for chain in search.tensors(root):
                 self._held(chain)
@@ -286,9 +292,12 @@ class Sample:
                 else:
                     self._state.append(number, path)
                 if self._deep:
+                    self._state.known_classes.enter(chain)
                     self._state.ways.learn(chain)
                     told_now = self._told_of_views if is_view else self._told_now
                     told_now.setdefault(number, []).append(Told(path, function_of(chain[0])))
+                elif self._learns_ways and not self._state.context.roles.owns(number):
+                    self._state.ways.learn(chain)
         if id(type(tensor)) in _PLAIN:
             if type(tensor) is Parameter or not requires_grad(tensor):
                 return  # a parameter's gradient is known by its role, and neither has a graph

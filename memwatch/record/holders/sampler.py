@@ -11,16 +11,20 @@ import sys
 import weakref
 from typing import TYPE_CHECKING
 
+import torch
+
 from memwatch._torch.modes import disable_torch_function
 from memwatch.heap.pause import pause_gc, resume_gc
 from memwatch.heap.search_roots import forget_calls
 from memwatch.record.clock import ticks
 from memwatch.record.harmless import uninterrupted
+from memwatch.record.holders.peek import peek
 from memwatch.record.holders.sample import Sample
 from memwatch.record.holders.state import SamplingState
+from memwatch.record.holders.torch_runs import TorchRuns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from memwatch.record.context import Context
     from memwatch.record.saved_tensors import Packer
@@ -29,7 +33,16 @@ if TYPE_CHECKING:
 
 
 class HolderSampler:
-    """Take samples at new peaks, and append rows of `holders` for the storages that they find."""
+    """Take samples at new peaks, and append rows of `holders` for the storages that they find.
+
+    Args:
+        storages: the storages that are alive.
+        saved: the tensors that autograd saved.
+        context: the running modules, calls and steps of the program.
+        strings: numbers for texts.
+        op_counter: how many ops have started.
+        highs: returns the most live bytes of each device so far, and when in ticks, as the allocator reported.
+    """
 
     def __init__(
         self,
@@ -38,8 +51,11 @@ class HolderSampler:
         context: Context,
         strings: Strings,
         op_counter: OpCounter,
+        *,
+        highs: Callable[[], dict[int, tuple[int, int]]],
     ) -> None:
         self._state = SamplingState(storages, saved, context, strings, op_counter)
+        self._torch_runs = TorchRuns(self._state, highs)
         self._is_sampling = self._is_marked = False
         self._paced_by: weakref.ref[object] | None = None
         self._root: weakref.ref[object] | None = None
@@ -49,7 +65,8 @@ class HolderSampler:
     def tables(self) -> dict[str, Rows]:
         """The rows by table. A table comes before the tables that its rows refer to."""
         state = self._state
-        return {"holders": state.rows, "edges": state.edges, "vertices": state.vertices}
+        runs = {"torch_runs": self._torch_runs.rows}
+        return {**runs, "holders": state.rows, "edges": state.edges, "vertices": state.vertices}
 
     @property
     def count(self) -> int:
@@ -128,12 +145,51 @@ class HolderSampler:
         if schedule.is_worth_it(nbytes, high_bytes, state.op_counter[0]):
             self.sample(device)
             self._watch(device)
+        elif (
+            schedule.is_worth_a_peek
+            and state.costs.may_peek
+            and not torch.is_grad_enabled()
+            and self._is_plain
+        ):
+            self.peek(device)
+            self._watch(device)
         elif schedule.is_new_peak and state.costs.may_ask_for_roles:
             with self._amid_op():
                 state.look_at_roles(sys._getframe(1), state.least_bytes(device))
             self._watch(device)
         elif schedule.is_too_dear:
             self._watch(device)
+
+    def torch_run_begins(self) -> None:
+        """Note that from now on only torch's own code runs."""
+        self._torch_runs.begins()
+
+    def torch_run_ends(self) -> None:
+        """Take a sample before code of the program runs again, if a device had a new peak since that was so."""
+        if self._is_sampling:
+            return
+        context = self._state.context
+        if context.in_backward and self._torch_runs.may_note_gradients(context.gradients.reached_count):
+            context.gradients.note_between_ops()
+        for device in self._torch_runs.devices_with_new_peak():
+            self._state.costs.look_at_roles_for_free(at_end_of_run=True)
+            self.sample(device)
+            self._watch(device)
+        self._torch_runs.ends()
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether neither a backward nor the step of an optimizer runs, whose ends are sampled."""
+        return not (self._state.context.in_backward or self._state.context.optimizing)
+
+    def peek(self, device: int) -> None:
+        """Verify the known holders of large storages on a device now."""
+        start = ticks()
+        try:
+            with self._amid_op():
+                peek(self._state, device, sys._getframe(1))
+        finally:
+            self._state.costs.peeked(ticks() - start)
 
     def sample(self, device: int) -> None:
         """Find the holders of large storages on a device now."""

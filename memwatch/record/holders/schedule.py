@@ -50,11 +50,17 @@ _FREE_ROLE_LOOKS: Final = 4
 _FREE_OF_ROLE_LOOKS: Final = 10_000
 """Storages and modules that all free samples of the roles may visit together, which takes 20 to 30 ms.
 
+Those at the ends of runs of torch's own code may visit as many again.
+
 With more objects, roles are sampled when this is a small share of the time of all samples, and at the end of the
 block. The entry has just noted the roles, so an early sample would find nothing new.
 """
 _NS_PER_ROLE: Final = 2_000
 """Nanoseconds per storage or module, until a sample was timed. Measured: 600 for a tensor, 2,600 for a layer's."""
+_FREE_PEEKS: Final = 64
+"""Peeks that are taken whatever they cost: for a pass and 40 tokens of a small model. One takes about 1 ms."""
+_PEEKS_TIME_RATIO: Final = 0.02
+"""The share of the block's time that all other peeks may take. A guess."""
 _FREE_OF_SMALL_PROGRAMS: Final = 1_000
 """Objects that all samples together may visit at any time, so that a small program's result does not depend on time.
 
@@ -63,7 +69,13 @@ A guess.
 
 
 class SamplingCosts:
-    """The cost of a block's samples, on all devices."""
+    """The cost of a block's samples, on all devices.
+
+    Attributes:
+        count: the samples so far.
+        cost_ticks: their time.
+        is_at_end_of_run: whether the running sample is taken at the end of a run of torch's own code.
+    """
 
     def __init__(self) -> None:
         self.count = 0
@@ -71,8 +83,10 @@ class SamplingCosts:
         self._heap_scan_ticks = 0
         self._role_look_count = self._role_look_ticks = self._looked_at_count = 0
         self._heap_scan_count = 0
+        self._peek_count = self._peek_ticks = 0
         self._refused_at_ticks = -1
-        self._is_role_look_free = False
+        self._is_role_look_free = self.is_at_end_of_run = False
+        self._at_ends_count = 0
         self._start_ticks = ticks()
         self._ticks_per_role = _NS_PER_ROLE / Clock().ns_per_tick
 
@@ -97,6 +111,9 @@ class SamplingCosts:
         Args:
             known_count: storages and modules that such a sample examines now.
         """
+        if self.is_at_end_of_run and self._at_ends_count + known_count <= _FREE_OF_ROLE_LOOKS:
+            self._at_ends_count += known_count
+            return True
         looked_at_count = self._looked_at_count + known_count
         is_little = looked_at_count <= _FREE_OF_ROLE_LOOKS
         if self._role_look_count < _FREE_ROLE_LOOKS and is_little:
@@ -117,15 +134,31 @@ class SamplingCosts:
         """Whether roles alone may be sampled. After a refusal, this is False until the next sample."""
         return self._refused_at_ticks != self.cost_ticks
 
-    def look_at_roles_for_free(self) -> None:
-        """Let the current sample include the roles, if they are not too many."""
-        self._is_role_look_free = True
+    def look_at_roles_for_free(self, *, at_end_of_run: bool = False) -> None:
+        """Let the current sample include the roles, if they are not too many.
+
+        Args:
+            at_end_of_run: whether a run of torch's own code ends. Such samples have an allowance of their own.
+        """
+        self._is_role_look_free, self.is_at_end_of_run = True, at_end_of_run
 
     def roles_looked_at(self, known_count: int, spent_ticks: int) -> None:
         """Note how many objects a sample of the roles examined, and its time."""
         self._role_look_count += 1
         self._looked_at_count += known_count
         self._role_look_ticks += spent_ticks
+
+    @property
+    def may_peek(self) -> bool:
+        """Whether known places may be read at a new peak: a small share of the time, or few so far."""
+        if self._peek_count < _FREE_PEEKS:
+            return True
+        return self._peek_ticks <= _PEEKS_TIME_RATIO * (ticks() - self._start_ticks)
+
+    def peeked(self, spent_ticks: int) -> None:
+        """Note the time of a peek."""
+        self._peek_count += 1
+        self._peek_ticks += spent_ticks
 
     def heap_scanned(self, spent_ticks: int) -> None:
         """Note the time of a search through all objects."""
@@ -136,7 +169,7 @@ class SamplingCosts:
         """Note the time of a sample."""
         self.count += 1
         self.cost_ticks += spent_ticks
-        self._is_role_look_free = False
+        self._is_role_look_free = self.is_at_end_of_run = False
 
 
 class SamplingSchedule:
@@ -147,6 +180,9 @@ class SamplingSchedule:
         costs: the cost of the samples.
 
     Attributes:
+        peak_op: ops started at the highest of the births that were examined, -1 before the first.
+        is_worth_a_peek: whether the last examined birth made a new peak. After the first iteration, it counts only
+            from the op of the last iteration's peak on.
         is_new_peak: whether the last examined birth made a new peak in a later iteration than the first.
         is_too_dear: whether only the time limit of samples prevented one, and none is planned.
     """
@@ -160,7 +196,8 @@ class SamplingSchedule:
         self._born_bytes = 0
         self._again = 0
         self._due_op = -1
-        self._peak_bytes, self.is_new_peak, self.is_too_dear = 0, False, False
+        self._peak_bytes, self.peak_op, self.is_new_peak, self.is_too_dear = 0, -1, False, False
+        self.is_worth_a_peek = False
         self._iteration_start = 0
         self._iteration_high = (0, -1)
         self._last_peak, self._same_count = (0, -1), 0
@@ -189,7 +226,7 @@ class SamplingSchedule:
         climb = int(self._next_climb_bytes)
         near = int(self._high_bytes * _NEAR_RATIO) if self._again < _MAX_AGAIN else climb
         asks = self._iteration_start and self._costs.may_ask_for_roles
-        new_peak = self._peak_bytes if asks else climb
+        new_peak = self._peak_bytes if asks or self._costs.may_peek else climb
         return self.base_bytes + min(near, climb, new_peak)
 
     def quiet_bytes(self) -> int:
@@ -221,7 +258,10 @@ class SamplingSchedule:
             self._iteration_high = (high_bytes, op)
         increase, high = high_bytes - self.base_bytes, self._high_bytes
         self.is_new_peak = increase > self._peak_bytes and self._iteration_start > 0
-        self._peak_bytes = max(increase, self._peak_bytes)
+        is_due = op >= self._iteration_start + self._last_peak[1]
+        self.is_worth_a_peek = is_due and increase > self._peak_bytes
+        if increase > self._peak_bytes:
+            self._peak_bytes, self.peak_op = increase, op
         is_due = self._is_due(op)
         climbs = increase > self._next_climb_bytes
         if not (is_due or climbs or self._is_fresh(increase)):

@@ -166,7 +166,8 @@ class SamplingState:
         known_count = len(self.storages.live) + len(self.context.owners.registry.known)
         if self.costs.may_look_at_roles(known_count):
             start = ticks()
-            self.context.role_ends.look(frame, least_bytes=least_bytes, in_op=True)
+            is_over = self.costs.is_at_end_of_run
+            self.context.role_ends.look(frame, least_bytes=least_bytes, in_op=True, is_over=is_over)
             self.costs.roles_looked_at(known_count, ticks() - start)
 
     def append(self, storage: int, path: int) -> None:

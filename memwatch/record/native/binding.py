@@ -69,7 +69,7 @@ class StorageTable(Protocol):
 
 
 class StackTable(Protocol):
-    """The table of call stacks; see `memwatch.record.tables.stacks.Stacks`."""
+    """The table of call stacks; see `memwatch.record.tables.rows.Stacks`."""
 
     @property
     def enabled(self) -> bool:
@@ -270,6 +270,9 @@ class EventLog(Protocol):
         An event is a row: ticks, address, signed bytes, number of the device, number of the thread, bytes that the
         allocator holds. If this call raises MemoryError, the next call counts its events as lost.
         """
+
+    def highs(self) -> list[tuple[int, int, int]]:
+        """Return the most live bytes of each device so far: its number, the bytes beyond those at `open`, and when."""
 
     def enter_thread(self, thread: int, /) -> bool:
         """Receive the events of this thread too, under its number. Return False if a torch profiler gets them."""

@@ -137,6 +137,11 @@ class NativeAllocatorEvents:
         self._native.drop()
         self.is_open = False
 
+    def highs(self) -> dict[int, tuple[int, int]]:
+        """Return the most live bytes of each device so far, beyond those at the start, and when in ticks."""
+        name, strings = self._extension.device_name, self._block.strings
+        return {strings(name(device)): (high, at) for device, high, at in self._native.highs()}
+
     def cut(self) -> list[Window] | None:
         """End the window, return it and begin the next one."""
         return self._windows()

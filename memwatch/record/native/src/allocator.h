@@ -9,6 +9,7 @@
 #include <array>
 #include <atomic>
 #include <mutex>
+#include <vector>
 
 #include "compat.h"
 #include "integers.h"
@@ -39,6 +40,7 @@ class Events {
     if (nbytes < 0) {
       newest_free_.store(last_, std::memory_order_relaxed);
     }
+    note_high(nbytes, number_of(device));
     const auto address = reinterpret_cast<int64_t>(block);
     if (rows_.size() >= grow_at_) {
       grow();
@@ -90,6 +92,23 @@ class Events {
     return most;
   }
 
+  /// The most live bytes of a device at one instant, counted from the first event, and when that was.
+  struct High {
+    int64_t device = 0, live_bytes = 0, high_bytes = 0, at = 0;
+  };
+
+  /// Return the highest live bytes of each device so far.
+  std::vector<High> highs() {
+    if (muted_) {
+      return {};
+    }
+    std::vector<High> found;
+    found.reserve(kDevices);
+    const std::lock_guard<std::mutex> guard(mutex_);
+    found.assign(highs_.begin(), highs_.begin() + static_cast<std::ptrdiff_t>(device_count_));
+    return found;
+  }
+
   /// Drop the events that will not be taken. In a forked child the mutex may be locked for ever; then the events stay.
   void clear() {
     const std::unique_lock<std::mutex> guard(mutex_, std::try_to_lock);
@@ -119,6 +138,30 @@ class Events {
   Integers rows_;
   size_t grow_at_ = 0;                 // the size at which the log grows
   int64_t lost_ = 0, lost_since_ = 0;  // events after the rows that did not fit
+
+  static constexpr size_t kDevices = 32;  // more than one process uses; further devices have no high
+  std::array<High, kDevices> highs_;
+  size_t device_count_ = 0;
+
+  /// Add an event to the live bytes of its device. Called with the mutex.
+  void note_high(int64_t nbytes, int64_t device) noexcept {
+    size_t place = 0;
+    while (place < device_count_ && highs_[place].device != device) {
+      ++place;
+    }
+    if (place == device_count_) {
+      if (device_count_ == highs_.size()) {
+        return;
+      }
+      highs_[device_count_++] = High{.device = device};
+    }
+    High& there = highs_[place];
+    there.live_bytes += nbytes;
+    if (there.live_bytes > there.high_bytes) {
+      there.high_bytes = there.live_bytes;
+      there.at = last_;
+    }
+  }
 
   /// Room for 16,384 events: 768 KiB of addresses. Few of these pages are ever written. A guess.
   static constexpr size_t kFewest = size_t{kColumns} << 14;
@@ -223,6 +266,15 @@ class Allocator {
   void drop() {
     close();
     events_->clear();
+  }
+
+  /// Return by device its number, the most live bytes at one instant since `open`, and when that was.
+  std::vector<std::array<int64_t, 3>> highs() {
+    std::vector<std::array<int64_t, 3>> found;
+    for (const Events::High& high : events_->highs()) {
+      found.push_back({high.device, high.high_bytes, high.at});
+    }
+    return found;
   }
 
   bool enter_thread(int64_t thread) { return !events_->is_muted() && AllocatorLog::enter(events_, thread); }

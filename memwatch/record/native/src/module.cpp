@@ -371,5 +371,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def("drop", &Allocator::drop)
       .def("enter_thread", &Allocator::enter_thread)
       .def("leave_thread", &Allocator::leave_thread)
+      .def("highs", &Allocator::highs)
       .def("take", &Allocator::take);
 }
