@@ -55,8 +55,16 @@ def cause_of(kind: LeakKind, cut: Edge | None, edges: Sequence[Edge], cycle_leng
     """
     part = _held_from(cut, edges) if kind.is_reached else _looped(cut, edges[:cycle_length])
     # whether gc can free a loop depends on what else is on it: the edit that ends it is the same
-    what = kind if kind.is_reached else LeakKind.CYCLE
-    digest = hashlib.sha256(repr((what.value, part)).encode("utf-8", "backslashreplace"))
+    return _short_name(kind if kind.is_reached else LeakKind.CYCLE, part)
+
+
+def cause_of_thread(kind: LeakKind, work: Vertex) -> str:
+    """Return a short name for a thread that each run starts and does not end, by the function that it runs."""
+    return _short_name(kind, _vertex(work))
+
+
+def _short_name(kind: LeakKind, part: Hashable) -> str:
+    digest = hashlib.sha256(repr((kind.value, part)).encode("utf-8", "backslashreplace"))
     return CAUSE.format(digest=digest.hexdigest()[:_DIGITS])
 
 

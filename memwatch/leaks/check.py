@@ -26,6 +26,7 @@ from memwatch.leaks.nearby import NearbySearch
 from memwatch.leaks.new_storage_mode import NewStorageMode
 from memwatch.leaks.new_storages import NewStorages
 from memwatch.leaks.program_growth import ProgramGrowth
+from memwatch.leaks.settling import Threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -195,6 +196,7 @@ class _Block:
         self.made = NewStorages()
         self.watch = NewStorageMode(self.made, 0) if sites else None
         self._autocast_depth = autocast_depth()
+        self._threads = Threads()
         self.may_have_grown = False
 
     def young(self) -> list[object]:
@@ -211,6 +213,7 @@ class _Block:
         if self.watch is not None:
             self.watch.stop()
         end_s = time.monotonic()
+        self._threads.settle()
         change = self._ledger.end_run(0, self.made)
         if not change.added():
             return []
@@ -236,6 +239,7 @@ class _Block:
             known=self._known,
             young=nearby.young,
             deep=nearby.deep,
+            threads=self._threads.started(),
         )
         far.tell_kinds(by_c_alone=autocast_depth() > self._autocast_depth)
         self._known.learn_loops(far.unreachable)

@@ -20,6 +20,7 @@ from memwatch.heap.autograd import is_sparse, sparse_parts
 from memwatch.heap.frames import is_own_code
 from memwatch.heap.paths import Step, steps_of
 from memwatch.heap.pause import HAS_THREE_GENERATIONS, collect
+from memwatch.heap.roots import Root
 from memwatch.heap.snapshot import Snapshot
 from memwatch.heap.tensors import is_storage, is_tensor, nbytes_of, quiet, storage_bytes, storage_of
 from memwatch.heap.vertices import describe
@@ -33,16 +34,17 @@ from memwatch.leaks.module_growth import ENTRIES, has_older_of_its_class
 from memwatch.leaks.new_storages import tensors_among
 from memwatch.leaks.reached import Reached
 from memwatch.leaks.second_holder import is_amid_older, latest_references, may_have_latest, shows_all
-from memwatch.leaks.series import series_of
+from memwatch.leaks.series import series_of, sort_of
 from memwatch.leaks.survivor import Holding, Survivor
 from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
 
+    from memwatch.edges import Vertex
     from memwatch.heap.roots import Held
     from memwatch.heap.search import Tree
     from memwatch.leaks.exemptions import Exemptions
@@ -164,6 +166,7 @@ def diagnose(
     young: NDArray[np.int64] | None = None,
     old: NDArray[np.int64] | None = None,
     deep: bool = False,
+    threads: Collection[int] = (),
 ) -> Diagnosis:
     """Find the holders of the storages that outlived the runs that made them.
 
@@ -177,12 +180,13 @@ def diagnose(
         young: the ids of the objects that the runs made, if they have left gc's youngest generation.
         old: identities of the objects from before the runs; by default those out of gc's youngest generation.
         deep: True if an object that gc does not show is known to hold one of them.
+        threads: identifiers of the threads that the runs started.
     """
     time_s = time.monotonic()
     if not storages:
         return Diagnosis(time_s=time_s)
     search_ = HolderSearch(storages, exempt, list(held), per_call=per_call, elders=elders, known=known)
-    search_.young, search_.old = young, old
+    search_.young, search_.old, search_.threads = young, old, threads
     diagnosis = search_.run(deep=deep or is_hidden(storages))
     if diagnosis is None:  # something holds a survivor that gc does not show
         diagnosis = search_.run(deep=True)
@@ -212,6 +216,7 @@ class HolderSearch:
         self._known = KnownCauses() if known is None else known
         self.young: NDArray[np.int64] | None = None
         self.old: NDArray[np.int64] | None = None
+        self.threads: Collection[int] = ()
         self._owners: set[int] = set()  # positions of what holds the survivors
         self._excusing: set[int] = set()  # and of containers that are no leak
         self._one_more: dict[tuple[int, int], bool] = {}  # by position of a container and id of a class
@@ -355,11 +360,15 @@ class HolderSearch:
         if excuse is not None:
             self._excusing.add(chain[excuse])
             return None
-        key = (identity(snapshot, chain, cut.start), series_of(cut.edge)) if cut else None
+        work = None if cut is None else self._work_of(snapshot, chain[: cut.start + 1])
+        key: Hashable = (identity(snapshot, chain, cut.start), series_of(cut.edge)) if cut else None
+        if work is not None:
+            key = sort_of(work)
         if cut:
             self._owners.add(chain[cut.start])
         words = tensor_words(objects)
         survivor = Survivor(made, key, _to_tensor(steps), cut, words, nbytes=made.bytes_now())
+        survivor.work = work
         survivor.is_one_more = is_one_more
         survivor.is_amid = cut is not None and is_amid_older(snapshot, objects[cut.start], cut)
         survivor.is_view = is_view(objects, survivor.nbytes)
@@ -367,6 +376,12 @@ class HolderSearch:
             objects[cut.end], steps[: steps.index(cut)]
         )
         return survivor
+
+    def _work_of(self, snapshot: Snapshot, owners: Sequence[int]) -> Vertex | None:
+        """Return the function of a thread that the runs started, if a call of it alone leads to the last owner."""
+        root = snapshot.objects[owners[0]]
+        is_started = type(root) is Root and root.thread_id in self.threads
+        return root.work if is_started and not any(map(snapshot.is_old, owners[1:])) else None
 
     def _is_one_more(self, snapshot: Snapshot, chain: list[int], cut: Step | None) -> bool:
         """Return True if a new entry of a container has older ones of its class beside it."""

@@ -141,7 +141,7 @@ class _GrowthSearch:
         self.ledger = Ledger()
         self._fn, self._args, self._kwargs = fn, args, kwargs
         self._schedule = schedule
-        self._threads = Threads()
+        self._threads = self._measured_threads = Threads()
         self._changes: list[Change] = []  # of each call, warm-up calls included
         # before some calls and after each, once it matters who held what died
         self._looks: list[Diagnosis] = []
@@ -162,6 +162,7 @@ class _GrowthSearch:
             self._call()
         if schedule.warmup and _collections() == collected:
             self._growing = functools.partial(gc.get_objects, 0)
+        self._measured_threads = Threads()
         self._look_if_needed()
         self._note_classes()
         for _ in range(schedule.least):
@@ -315,7 +316,9 @@ class _GrowthSearch:
         held = self._held()
         first = 0 if elders else self._schedule.warmup
         exempt = Exemptions(state=self._schedule.least == 1)
-        return diagnose(self.ledger.alive(first), exempt, per_call=True, held=held, elders=elders)
+        threads = self._measured_threads.started()
+        made = self.ledger.alive(first)
+        return diagnose(made, exempt, per_call=True, held=held, elders=elders, threads=threads)
 
     def _look_if_needed(self) -> None:
         """Look at the heap after a run if it will matter who held what dies; before further calls, twice will do."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from memwatch.edges import VertexKind
 from memwatch.heap.assignments import with_line
 from memwatch.leaks.advice import remedy_for
-from memwatch.leaks.cause import cause_of
+from memwatch.leaks.cause import cause_of, cause_of_thread
 from memwatch.leaks.cut import edit_of, holder_of
 from memwatch.leaks.kinds import LeakKind
 from memwatch.leaks.known_leaks import known_leak
@@ -241,6 +241,7 @@ def leak_of(
     keeps_graph = any(survivor.through_graph for survivor in group)
     remedy = remedy_for(shown.kind, cut, holder_edges, edges, cycle_length=shown.cycle_length)
     remedy = _remedy_of_group(remedy, shown, group, keeps_graph=keeps_graph, grows=grows)
+    remedy = remedy if shown.work is None else Remedy.THREAD
     lines = {id(edge): with_line(edge) for edge in (*edges, *cuts)}
     known = known_leak(shown.kind, [lines[id(edge)] for edge in edges])
     return Leak(
@@ -280,6 +281,8 @@ def leak_of(
 
 
 def _cause(shown: Survivor) -> str:
+    if shown.work is not None:
+        return cause_of_thread(shown.kind, shown.work)
     if shown.main is None or shown.kind is LeakKind.RETAINED:
         cut = None if shown.cut is None else shown.cut.edge
         return cause_of(shown.kind, cut, [step.edge for step in shown.steps], shown.cycle_length)
@@ -303,6 +306,10 @@ def _shown(group: list[Survivor]) -> Survivor:
     """Return the survivor whose path is shown. A survivor of the first run proves that its reference stays."""
     first = min(_runs(group))
     proven = [survivor for survivor in group if survivor.storage.run == first]
+    if proven[0].work is not None:  # several variables of a thread: the one that holds most
+        held = Counter(edit_of(each.cut.edge) for each in proven if each.cut is not None)
+        most = max(held.values(), default=0)
+        proven = [each for each in proven if each.cut is None or held[edit_of(each.cut.edge)] == most]
     return min(
         proven, key=lambda survivor: (not survivor.is_named, len(survivor.steps), -survivor.storage.nbytes)
     )

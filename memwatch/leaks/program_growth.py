@@ -36,6 +36,7 @@ from memwatch.leaks.groups import leaks_of
 from memwatch.leaks.hook_growth import leaks_of_hooks, next_hook_number
 from memwatch.leaks.loop_passes import LoopPasses
 from memwatch.leaks.new_storages import behind, tensors_among
+from memwatch.leaks.settling import Threads
 from memwatch.words.leaks import repeat_name
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ class Rounds:
         hook_numbers: the number of the next hook, at the end of each round.
         nodes: the number of autograd nodes at the end of each counted round.
         old: identities of the objects from before the second round.
+        threads: the threads from before the second round.
         marker: what separates those objects from later ones, which may have the addresses of dead ones.
         backwards: number of rounds after the first with a backward.
         in_backward: True if this round had a backward.
@@ -91,6 +93,7 @@ class Rounds:
     hook_numbers: list[int] = field(default_factory=list)
     nodes: list[int] = field(default_factory=list)
     old: NDArray[np.int64] | None = None
+    threads: Threads = field(default_factory=Threads)
     marker: list[object] = field(default_factory=list)
     backwards: int = 0
     in_backward: bool = False
@@ -226,6 +229,7 @@ class ProgramGrowth:
         fewest = FEWEST_STEPS if rounds.loop is None else FEWEST_PASSES - 1
         if rounds.old is None:
             rounds.old, rounds.marker = identities(gc.get_objects()), []
+            rounds.threads = Threads()
         doublings, rest = divmod(rounds.number, fewest)
         is_due = rest == 0 and doublings & (doublings - 1) == 0 and not rounds.is_judged
         if rounds.number <= fewest or is_due:
@@ -254,7 +258,8 @@ class ProgramGrowth:
         leaks: list[Leak] = []
         rounds.was_searched, rounds.kept, rounds.found = True, [], []
         if {each.run for each in made}.issuperset(measured):
-            look = diagnose(made, Exemptions(state=False), per_call=True, old=rounds.old)
+            threads = rounds.threads.started()
+            look = diagnose(made, Exemptions(state=False), per_call=True, old=rounds.old, threads=threads)
             with_graph = _storages_with_graph()
             keeping = [each for each in look.retained if _keeps_graph(each, with_graph)]
             others = [

@@ -26,7 +26,7 @@ _TOGETHER: Final = {EdgeKind.KEY: EdgeKind.VALUE, EdgeKind.CACHE_ARGUMENT: EdgeK
 
 def series_of(edge: Edge) -> Hashable:
     """Return what is equal for references that differ only in an index, a key, a number or a size."""
-    return kind_in_series(edge), name_in_series(edge), _vertex(edge.owner), _vertex(edge.reader)
+    return kind_in_series(edge), name_in_series(edge), sort_of(edge.owner), sort_of(edge.reader)
 
 
 def kind_in_series(edge: Edge) -> EdgeKind:
@@ -43,7 +43,7 @@ def name_in_series(edge: Edge) -> str | None:
     return _NUMBERS.sub("*", edge.name)
 
 
-def _vertex(vertex: Vertex | None) -> Hashable:
+def sort_of(vertex: Vertex | None) -> Hashable:
     """Return what is equal for owners of one sort: a new list or thread for each call is the same owner."""
     if vertex is None:
         return None
@@ -52,4 +52,4 @@ def _vertex(vertex: Vertex | None) -> Hashable:
         for text in (vertex.name_in_code or vertex.name, vertex.file, vertex.dtype)
     )
     dimensions = None if vertex.shape is None else len(vertex.shape)
-    return vertex.kind, name, file, dtype, dimensions, _vertex(vertex.inner)
+    return vertex.kind, name, file, dtype, dimensions, sort_of(vertex.inner)

@@ -1,7 +1,9 @@
-"""Wait until the threads that a call started are at rest, so that each call is charged with its own tensors.
+"""Know the threads that a call started, and wait until they are at rest, so that each call is charged its own tensors.
 
 A loader's thread fills its queue while the call that started it returns. Its tensors belong to that call. Without the
 wait they would count for the next call, or after the last call for none.
+
+A thread that each call starts and does not end is one cause, whichever of its variables hold tensors.
 """
 
 from __future__ import annotations
@@ -24,6 +26,10 @@ class Threads:
 
     def __init__(self) -> None:
         self._older = {id(thread): weakref.ref(thread) for thread in threading.enumerate()}
+
+    def started(self) -> frozenset[int]:
+        """Return the identifiers of the new threads that run."""
+        return frozenset(thread.ident or 0 for thread in threading.enumerate() if not self._is_older(thread))
 
     def settle(self) -> None:
         """Wait until each of the new threads waits for something or has ended, a tenth of a second at most."""

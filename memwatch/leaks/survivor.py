@@ -11,6 +11,7 @@ from memwatch.leaks.kinds import LeakKind
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
+    from memwatch.edges import Vertex
     from memwatch.heap.paths import Step
     from memwatch.leaks.new_storages import NewStorage
 
@@ -60,6 +61,8 @@ class Survivor:
         nbytes: bytes of the storage at the snapshot.
         may_be_replaced: True if a name holds it that had one value at a time in earlier blocks.
         if_kept: the explanation to use if gc, which sees every reference of the cycle, does not free it.
+        work: the function of a thread that holds it, if the runs started the thread: to end the thread frees all that
+            its calls hold, whichever of their variables holds it.
     """
 
     storage: NewStorage
@@ -83,6 +86,7 @@ class Survivor:
     nbytes: int = 0
     may_be_replaced: bool = False
     if_kept: Survivor | None = None
+    work: Vertex | None = None
 
     @property
     def through_graph(self) -> bool:
@@ -93,5 +97,6 @@ class Survivor:
     def holding(self) -> Holding:
         """The objects that its holder keeps through it."""
         edge = None if self.cut is None else self.cut.edge
-        slot = (None, None) if edge is None or self.looped else (edge.name, edge.position)
+        is_one = edge is None or self.looped or self.work is not None
+        slot = (None, None) if edge is None or is_one else (edge.name, edge.position)
         return Holding((self.storage.device, self.key), slot, self.nbytes)
