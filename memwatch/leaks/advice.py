@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from memwatch.edges import Edge, Vertex
     from memwatch.leaks.kinds import LeakKind
 
-_STATE: Final = "state"  # of an optimizer
+_OF_OPTIMIZER: Final = ("state", "param_groups")
 _SUSPENDED: Final = (VertexKind.GENERATOR, VertexKind.COROUTINE, VertexKind.ASYNC_GENERATOR)
 _VARIABLES: Final = (EdgeKind.LOCAL, EdgeKind.ARGUMENT, EdgeKind.TEMPORARY)
 
@@ -369,5 +369,5 @@ def _table_of_torch(edge: Edge, *, state: bool) -> Remedy | None:
         return None
     if edge.name in HOOK_TABLES:
         return Remedy.MODULE_HOOK
-    is_state = state and edge.name == _STATE and is_torchs_file(edge)  # a metric may call its lists so
+    is_state = state and edge.name in _OF_OPTIMIZER and is_torchs_file(edge)  # a metric may call its lists so
     return Remedy.OPTIMIZER_STATE if is_state else None

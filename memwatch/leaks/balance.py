@@ -25,14 +25,15 @@ _REPLACES: Final = LATEST | {EdgeKind.VALUE, EdgeKind.SUBMODULE}
 def unbalanced(diagnosis: Diagnosis, change: Change) -> list[Survivor]:
     """Return the survivors of a pass that did not replace a dead storage.
 
-    A storage that no root reaches replaced nothing. Exempt storages have their own places, or new ones: a window that
-    fills drops nothing. So values of one name are excused before them.
+    A storage that no root reaches replaced nothing. Nor did a replaced parameter, which is older than the pass. Exempt
+    storages have their own places, or new ones: a window that fills drops nothing. So values of one name are excused
+    before them.
     """
     told = {id(survivor.storage) for survivor in diagnosis.survivors}
     dead = Counter(made.size for made in change.died)
-    kept = [each for each in diagnosis.retained if each.storage.grew]
+    kept = [each for each in diagnosis.retained if each.storage.grew or each.is_replaced]
     dead -= Counter((made.device, made.replaced_bytes) for made in change.born if made.grew)
-    left = [each for each in diagnosis.retained if not each.storage.grew]
+    left = [each for each in diagnosis.retained if not (each.storage.grew or each.is_replaced)]
     left = [
         survivor for survivor in left if not (is_latest(survivor) and _take(dead, survivor, exactly=True))
     ]

@@ -14,11 +14,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import torch
 
+from memwatch._torch.autograd import next_sequence_nr
 from memwatch.heap.frames import is_own_code
 from memwatch.leaks.balance import unbalanced
 from memwatch.leaks.diagnose import diagnose
 from memwatch.leaks.exemptions import Exemptions
-from memwatch.leaks.groups import leaks_of
+from memwatch.leaks.graph_growth import leaks_of_continued_graphs
+from memwatch.leaks.groups import largest_first, leaks_of
+from memwatch.leaks.hook_growth import leaks_of_new_hooks, next_hook_number
 from memwatch.leaks.known_causes import KnownCauses
 from memwatch.leaks.leak import TensorLeakError
 from memwatch.leaks.ledger import Ledger
@@ -26,6 +29,7 @@ from memwatch.leaks.nearby import NearbySearch
 from memwatch.leaks.new_storage_mode import NewStorageMode
 from memwatch.leaks.new_storages import NewStorages
 from memwatch.leaks.program_growth import ProgramGrowth
+from memwatch.leaks.series import series_of
 from memwatch.leaks.settling import Threads
 
 if TYPE_CHECKING:
@@ -34,6 +38,7 @@ if TYPE_CHECKING:
 
     from memwatch.leaks.diagnose import Diagnosis
     from memwatch.leaks.leak import Leak
+    from memwatch.leaks.ledger import Change
     from memwatch.leaks.new_storages import NewStorage
 
 
@@ -197,6 +202,7 @@ class _Block:
         self.watch = NewStorageMode(self.made, 0) if sites else None
         self._autocast_depth = autocast_depth()
         self._threads = Threads()
+        self._first_hook, self._first_node = next_hook_number(), next_sequence_nr()
         self.may_have_grown = False
 
     def young(self) -> list[object]:
@@ -215,12 +221,23 @@ class _Block:
         end_s = time.monotonic()
         self._threads.settle()
         change = self._ledger.end_run(0, self.made)
-        if not change.added():
-            return []
-        self.may_have_grown = self.watch is None and change.may_hide_growth()
         if error is not None:
             self.exempt.objects.add(id(error))
         self._names.exempt(self.exempt)
+        # before a collection makes the block's objects old
+        hooks = leaks_of_new_hooks(self._first_hook, self.exempt)
+        graphs = leaks_of_continued_graphs(
+            self._ledger.graph_ends(), self._ledger.alive(0), self._first_node, self.exempt, end_s
+        )
+        leaks = self._leaks_of_storages(change, end_s) if change.added() else []
+        told = {series_of(edge) for leak in leaks for edge in leak.edges}
+        graphs = [leak for leak in graphs if leak.cut is not None and series_of(leak.cut) not in told]
+        hooks = [leak for leak in hooks if leak.cut is not None and series_of(leak.cut) not in told]
+        return largest_first([*leaks, *graphs]) + hooks
+
+    def _leaks_of_storages(self, change: Change, end_s: float) -> list[Leak]:
+        """Return the leaks of tensors."""
+        self.may_have_grown = self.watch is None and change.may_hide_growth()
         diagnosis = self._explain(self._ledger.alive(0))
         # `old = model.head; model.head = new`: the name's end will free what was replaced
         change.died += [made for made in self._ledger.older() if id(made.ref()) in diagnosis.released]

@@ -31,7 +31,7 @@ from memwatch.leaks.kinds import LeakKind
 from memwatch.leaks.known_causes import KnownCauses
 from memwatch.leaks.loops import Loops
 from memwatch.leaks.module_growth import ENTRIES, has_older_of_its_class
-from memwatch.leaks.new_storages import tensors_among
+from memwatch.leaks.new_storages import NewStorages, tensors_among
 from memwatch.leaks.reached import Reached
 from memwatch.leaks.second_holder import is_amid_older, latest_references, may_have_latest, shows_all
 from memwatch.leaks.series import series_of, sort_of
@@ -262,6 +262,8 @@ class HolderSearch:
             diagnosis.oldest_generation = _SINCE_THE_RUNS
         tree, held = self._past_excuses(snapshot, reached, in_program)
         explained += held
+        if reached.replaced and not self._per_call:
+            explained = list(self._with_replaced(snapshot, reached, explained))
         for survivor, chain in self._by_container(snapshot, reached, explained):
             self._learn(snapshot, survivor, chain)
             diagnosis.add(survivor)
@@ -270,6 +272,34 @@ class HolderSearch:
         if self._elders:
             diagnosis.elders = list(self._beside(snapshot, tree))
         return diagnosis
+
+    def _with_replaced(
+        self, snapshot: Snapshot, reached: Reached, explained: Iterable[tuple[Survivor | None, list[int]]]
+    ) -> Iterator[tuple[Survivor | None, list[int]]]:
+        """Name the replaced parameters that an optimizer keeps, and not the living ones that took their place.
+
+        The block made the new parameters and their state. The reference to cut is the one to the old parameters.
+        """
+        wanted = [each for each in reached.replaced if each.is_seen]
+        for survivor, chain in explained:
+            keepers = [each for each in reached.replaced if not each.containers.isdisjoint(chain)]
+            is_living = chain[-1] in reached.legitimate
+            if survivor is None or not keepers or not is_living:
+                yield survivor, chain
+            else:
+                wanted += [each for each in keepers if each not in wanted]
+        made = {id(each.ref()) for each in self._storages}
+        for storage in snapshot.storages() if wanted else ():
+            chain = reached.past_state.path(snapshot.position(storage))
+            owner = next(
+                (at for at, place in enumerate(chain) if any(place in each.owners for each in wanted)), 0
+            )
+            older = NewStorages().add(storage, 0, certain=True) if owner and id(storage) not in made else None
+            if older is not None:
+                survivor = self.explain_retained(snapshot, chain, older, cut_at=owner)
+                if survivor is not None:
+                    survivor.is_one_more = survivor.is_replaced = True
+                    yield survivor, chain
 
     def _past_excuses(
         self, snapshot: Snapshot, reached: Reached, storages: dict[int, NewStorage]
@@ -338,15 +368,27 @@ class HolderSearch:
         if cut and all(are_old(snapshot, chain)[1 : cut.start + 1]):
             self._known.learn_way([snapshot.objects[place] for place in chain[: cut.start + 1]])
 
-    def explain_retained(self, snapshot: Snapshot, chain: list[int], made: NewStorage) -> Survivor | None:
-        """Explain a storage by the path from a root, or return None if that is exempt."""
+    def explain_retained(
+        self, snapshot: Snapshot, chain: list[int], made: NewStorage, *, cut_at: int | None = None
+    ) -> Survivor | None:
+        """Explain a storage by the path from a root, or return None if that is exempt.
+
+        Args:
+            snapshot: the open graph.
+            chain: the path.
+            made: the storage.
+            cut_at: the place on the path to which the reference to cut leads; by default that of the first new object.
+        """
         objects = [snapshot.objects[place] for place in chain]
         if not self._per_call and is_torchs_own(objects):
             return None
         if any(is_storage(obj) and storage_bytes(obj) == made.bytes_now() for obj in objects[:-1]):
             return None  # the same memory, told by the storage that shares it
         steps = steps_of(snapshot, chain)
-        cut = entry_step(steps, [not is_old for is_old in are_old(snapshot, chain)])
+        if cut_at is None:
+            cut = entry_step(steps, [not is_old for is_old in are_old(snapshot, chain)])
+        else:
+            cut = next(step for step in steps if step.end >= cut_at)
         is_one_more = self._is_one_more(snapshot, chain, cut)
         excuse = excusing(
             objects,

@@ -9,7 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from memwatch._torch.autograd import sequence_nr_of
 from memwatch.device_names import CPU
+from memwatch.edges import EdgeKind
+from memwatch.heap.autograd import autograd_edges
 from memwatch.heap.tensors import quiet, storage_of
 from memwatch.leaks.diagnose import diagnose
 from memwatch.leaks.exemptions import Exemptions
@@ -63,7 +66,58 @@ def holder_of_largest_graph(
     return next(iter(found.retained), None)
 
 
-def leak_of_graph(survivor: Survivor, nodes: int, end_s: float | None = None, *, every: int = 1) -> Leak:
+def leaks_of_continued_graphs(
+    ends: Iterable[Any], storages: Iterable[NewStorage], first_nr: int, exempt: Exemptions, end_s: float
+) -> list[Leak]:
+    """Return the values of a block whose graph goes on into older graphs of the same op, as `total = total + loss`.
+
+    One pass shows no growth. But the op that made the value also made an older part of its graph: the value before it.
+
+    Args:
+        ends: the living tensors of the block with a graph.
+        storages: the storages that the block left.
+        first_nr: the number of the block's first autograd node in this thread.
+        exempt: references that do not count.
+        end_s: clock at the end of the block, in seconds.
+    """
+    with quiet():
+        nodes = {
+            id(storage): count
+            for end in ends
+            if (count := _nodes_before_itself(end, first_nr)) and (storage := storage_of(end)) is not None
+        }
+    made = [each for each in storages if id(each.ref()) in nodes]
+    leaks = []
+    for survivor in diagnose(made, exempt, per_call=False).retained:
+        count = nodes[id(survivor.storage.ref())]
+        leaks.append(leak_of_graph(survivor, count, end_s, per_call=False))
+    return leaks
+
+
+def _nodes_before_itself(end: Any, first_nr: int) -> int:
+    """Return how many nodes of a block a tensor's graph has, if older nodes with its own op follow; else 0."""
+    todo = [edge.target for edge in autograd_edges(end, hooks=False) if edge.kind is EdgeKind.GRAD_FN]
+    if not todo or sequence_nr_of(todo[0]) < first_nr:
+        return 0
+    op = type(todo[0])
+    seen: dict[int, Any] = {id(node): node for node in todo}
+    goes_on = False
+    while todo:
+        for edge in autograd_edges(todo.pop(), hooks=False):
+            node = edge.target
+            if edge.kind is not EdgeKind.NEXT_FUNCTION or id(node) in seen:
+                continue
+            if sequence_nr_of(node) < first_nr:
+                goes_on = goes_on or type(node) is op
+            else:
+                seen[id(node)] = node
+                todo.append(node)
+    return len(seen) if goes_on else 0
+
+
+def leak_of_graph(
+    survivor: Survivor, nodes: int, end_s: float | None = None, *, every: int = 1, per_call: bool = True
+) -> Leak:
     """Return the leak of a graph that grows.
 
     Args:
@@ -71,7 +125,8 @@ def leak_of_graph(survivor: Survivor, nodes: int, end_s: float | None = None, *,
         nodes: autograd nodes that each call adds, or one call in so many.
         end_s: clock at the end of the last call, in seconds; by default now.
         every: the number of calls of which one adds the nodes.
+        per_call: True if the nodes are of each call; False for those of one pass.
     """
     survivor.kind = LeakKind.GRAPH
-    leak = leak_of([survivor], nodes * NODE_BYTES, nodes, per_call=True, end_s=end_s)
+    leak = leak_of([survivor], nodes * NODE_BYTES, nodes, per_call=per_call, end_s=end_s)
     return replace(leak, device=CPU, graph_nodes=nodes, every=every)

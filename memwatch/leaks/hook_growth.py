@@ -2,15 +2,17 @@
 
 torch numbers the handles of hooks one after the other, whatever they hang on: modules, tensors, optimizers. So the
 number before and after a call tells, at no cost, whether it registered any. Only if each measured call did are the
-tables listed that still have them.
+tables listed that still have them. One pass shows one more hook of a function that the table had a hook of.
 """
 
 from __future__ import annotations
 
 import gc
 from bisect import bisect_right
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from functools import partial
 from itertools import pairwise
+from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Final
 
 from torch.utils.hooks import RemovableHandle
@@ -19,18 +21,22 @@ from memwatch.heap.paths import steps_of
 from memwatch.heap.search import search
 from memwatch.heap.snapshot import Snapshot
 from memwatch.leaks.cause import cause_of
+from memwatch.leaks.exemptions import exempt_edges
 from memwatch.leaks.kinds import LeakKind
 from memwatch.leaks.leak import Leak
 from memwatch.leaks.series import series_of
+from memwatch.own_code import CodeOwner, code_owner
 from memwatch.words.advice import Remedy, advice
 from memwatch.words.edges import edge_phrase
 from memwatch.words.leaks import holder_phrase, path_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from types import CodeType
 
     from memwatch.edges import Edge
     from memwatch.heap.roots import Held
+    from memwatch.leaks.exemptions import Exemptions
 
 _ONE_GROWTH: Final = 2  # counts: what grew once may have been set up
 
@@ -42,8 +48,7 @@ def next_hook_number() -> int:
 
 def are_registered_since(number: int) -> bool:
     """Return True if a table still has a hook with this number or a later one."""
-    tables = [table for table in gc.get_objects() if type(table) is OrderedDict]
-    return any(each >= number for table in tables for each in _numbers(table))
+    return any(each >= number for table in _tables() for each in _numbers(table))
 
 
 def leaks_of_hooks(
@@ -61,7 +66,7 @@ def leaks_of_hooks(
     calls = (len(numbers) - 1) * period
     if len(numbers) <= _ONE_GROWTH or any(before == after for before, after in pairwise(numbers)):
         return []
-    tables = [table for table in gc.get_objects() if type(table) is OrderedDict and _has_all(table, numbers)]
+    tables = [table for table in _tables() if _has_all(table, numbers)]
     if not tables:
         return []
     told = {series_of(edge) for leak in beside for edge in leak.edges}
@@ -78,7 +83,55 @@ def leaks_of_hooks(
     return sorted(leaks, key=lambda leak: -leak.count)
 
 
-def _leak(edges: tuple[Edge, ...], count: int, calls: int) -> Leak:
+def leaks_of_new_hooks(first: int, exempt: Exemptions) -> list[Leak]:
+    """Return the tables from before a block that got one more hook of a function in it, and still have it.
+
+    A single hook may be set up once. Beside another hook of the same function it is one more.
+
+    Args:
+        first: the number of the block's first hook.
+        exempt: references that do not count, such as those of the names that the block bound.
+    """
+    if next_hook_number() == first:
+        return []
+    found = [(table, count) for table in _tables() if (count := _one_more(table, first))]
+    if not found:
+        return []
+    leaks = []
+    with Snapshot([table for table, _ in found]) as snapshot:
+        own = exempt_edges(snapshot, exempt)
+        tree = search(snapshot, snapshot.root_groups(), closed=snapshot.barriers(), cut=own)
+        for table, count in found:
+            position = snapshot.position(table)
+            if snapshot.is_old(position) and tree.reaches(position):
+                edges = tuple(step.edge for step in steps_of(snapshot, tree.path(position)))
+                leaks.append(_leak(edges, count, 1, per_call=False))
+    return sorted(leaks, key=lambda leak: -leak.count)
+
+
+def _tables() -> list[Any]:
+    return [table for table in gc.get_objects() if type(table) is OrderedDict]
+
+
+def _one_more(table: Any, first: int) -> int:
+    """Return how many hooks with this number or a later one have another hook of their function beside them."""
+    older: Counter[int] = Counter()
+    fresh: Counter[int] = Counter()
+    for number, hook in list(OrderedDict.items(table)):
+        code = _code_of(hook) if type(number) is int else None
+        if code is not None and code_owner(code.co_filename) not in (CodeOwner.TORCH, CodeOwner.MEMWATCH):
+            (fresh if number >= first else older)[id(code)] += 1
+    return sum(count for code, count in fresh.items() if count + older[code] > 1)
+
+
+def _code_of(hook: Any) -> CodeType | None:
+    """Return the code of a hook that is a function, a method, or a part of one."""
+    while type(hook) in (MethodType, partial):
+        hook = hook.__func__ if type(hook) is MethodType else hook.func
+    return hook.__code__ if type(hook) is FunctionType else None
+
+
+def _leak(edges: tuple[Edge, ...], count: int, calls: int, *, per_call: bool = True) -> Leak:
     cut = edges[-1]
     every = max(1, round(calls / count))
     return Leak(
@@ -90,7 +143,7 @@ def _leak(edges: tuple[Edge, ...], count: int, calls: int) -> Leak:
         path=path_lines(edges, branch_at=None),
         site=None,
         advice=advice(Remedy.HOOK_PER_CALL, with_graph=False),
-        per_call=True,
+        per_call=per_call,
         reference=edge_phrase(cut),
         edges=edges,
         cut=cut,

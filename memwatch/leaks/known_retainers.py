@@ -19,7 +19,7 @@ from memwatch.heap.names import attributes, instance_dict
 from memwatch.heap.search import search
 from memwatch.heap.snapshot import UNREACHED
 from memwatch.heap.tensors import is_composed, is_node_type, is_storage, is_tensor, quiet
-from memwatch.leaks.module_growth import added_parts, entries
+from memwatch.leaks.module_growth import added_parts, entries, inside
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -31,6 +31,21 @@ Positions = set[tuple[int, int]]
 """References as (parent, child) positions."""
 
 
+class Replaced(NamedTuple):
+    """Parameters that one optimizer keeps, though nothing else does: the program has replaced them.
+
+    Attributes:
+        owners: the parameters, and their entries in the optimizer's state.
+        containers: the table of the state, and the lists of parameters.
+        is_seen: True if the block gave a module that this optimizer steps new parameters. A parameter that an
+            optimizer lists and nothing else holds may be meant so; beside such a module it was replaced.
+    """
+
+    owners: set[int]
+    containers: set[int]
+    is_seen: bool
+
+
 class State(NamedTuple):
     """The references that do not leak.
 
@@ -39,10 +54,12 @@ class State(NamedTuple):
             dead parameters, its references to the state of living ones.
         optimizers: references to living parameters and their state from other optimizers. The other holder of the
             parameter decides whether it leaks.
+        replaced: the parameters that optimizers alone keep.
     """
 
     models: Positions
     optimizers: Positions
+    replaced: list[Replaced]
 
     @property
     def edges(self) -> Positions:
@@ -50,16 +67,17 @@ class State(NamedTuple):
         return self.models | self.optimizers
 
 
-NO_STATE: Final = State(set(), set())
+NO_STATE: Final = State(set(), set(), [])
 
 
 def state_of(snapshot: Snapshot) -> State:
     """Find the references to parameters, buffers, gradients and the optimizer state of living parameters."""
     optimizers = snapshot.instances(torch.optim.Optimizer)
     forgotten: set[int] = set()
-    models, living = _optimizer_state(snapshot, optimizers, forgotten) if optimizers else ([], [])
+    replaced: list[Replaced] = []
+    models, living = _optimizer_state(snapshot, optimizers, forgotten, replaced) if optimizers else ([], [])
     models += [*_module_state(snapshot), *_gradients(snapshot, forgotten)]
-    return State(listed(models), listed(living))
+    return State(listed(models), listed(living), replaced)
 
 
 def state_storages(snapshot: Snapshot, edges: Positions) -> set[int]:
@@ -126,12 +144,15 @@ def _gradients(snapshot: Snapshot, forgotten: set[int]) -> Iterable[tuple[int, i
 
 
 def _optimizer_state(
-    snapshot: Snapshot, optimizers: list[torch.optim.Optimizer], forgotten: set[int]
+    snapshot: Snapshot,
+    optimizers: list[torch.optim.Optimizer],
+    forgotten: set[int],
+    replaced: list[Replaced],
 ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
     """Return the references to the state of living parameters, of optimizers with state of dead ones and of others.
 
     The others' references to the living parameters themselves are there too. The ids of the dead ones, which no step
-    updates any more, are added to `forgotten`.
+    updates any more, are added to `forgotten`; what each optimizer keeps of such parameters, to `replaced`.
     """
     closed = {snapshot.position(optimizer) for optimizer in optimizers} - {UNREACHED}
     alive = search(snapshot, snapshot.root_groups(), closed=closed)
@@ -139,14 +160,16 @@ def _optimizer_state(
     others: list[tuple[int, int]] = []
     for optimizer in optimizers:
         values = instance_dict(optimizer) or {}
-        state = values.get("state")
+        state: Any = values.get("state")
         if not is_a(state, dict):
             continue
         table = snapshot.position(state)
-        stepped = _stepped(values.get("param_groups"))
+        groups = _parameter_lists(values.get("param_groups"))
+        stepped = {id(parameter): snapshot.position(parameter) for each in groups for parameter in each}
+        left_alone = {place for place in stepped.values() if place >= 0 and not alive.reaches(place)}
         slots_of_living = {}
         dead = set()
-        for parameter, slots in list(dict.items(state)):  # type: ignore[arg-type]
+        for parameter, slots in list(dict.items(state)):
             place = snapshot.position(parameter)
             if not is_tensor(parameter) or place < 0:
                 continue
@@ -155,19 +178,34 @@ def _optimizer_state(
             elif id(parameter) not in stepped:
                 dead.add(id(parameter))
         forgotten |= dead
+        if dead or left_alone:
+            living = {key for key, place in stepped.items() if place >= 0 and alive.reaches(place)}
+            is_seen = bool(left_alone) and _has_new_parameters(snapshot, living)
+            gone = set(snapshot.positions(dead)) | (left_alone if is_seen else set())
+            entries_of_gone = [each for key, each in dict.items(state) if snapshot.position(key) in gone]
+            slots = {snapshot.position(each) for each in entries_of_gone}
+            containers = {table, *(snapshot.position(each) for each in groups)} - {UNREACHED}
+            replaced.append(Replaced((gone | slots) - {UNREACHED}, containers, is_seen))
         (growing if dead else others).extend((table, slots) for slots in slots_of_living.values())
         if not dead:
             others += [(table, place) for place in slots_of_living]
-            for parameters in _parameter_lists(values.get("param_groups")):
+            for parameters in groups:
                 listing = snapshot.position(parameters)
                 places = [snapshot.position(parameter) for parameter in parameters]
                 others += [(listing, place) for place in places if place >= 0 and alive.reaches(place)]
     return growing, others
 
 
-def _stepped(groups: Any) -> set[int]:
-    """Return the ids of the parameters that an optimizer's step updates."""
-    return {id(parameter) for parameters in _parameter_lists(groups) for parameter in parameters}
+def _has_new_parameters(snapshot: Snapshot, living: set[int]) -> bool:
+    """Return True if a module from before the block got parameters in it, beside some with the given ids."""
+    for module in snapshot.instances(torch.nn.Module):
+        if snapshot.is_young(module):
+            continue
+        modules = [module, *(part for part in inside(module) if not is_tensor(part))]
+        parameters = [each for part in modules for _, _, each in entries(part, PARAMETERS) if is_tensor(each)]
+        if any(map(snapshot.is_young, parameters)) and not living.isdisjoint(map(id, parameters)):
+            return True
+    return False
 
 
 def _parameter_lists(groups: Any) -> list[list[Any]]:

@@ -180,8 +180,7 @@ class TensorLeakError(MemwatchError, AssertionError):
 
     def __init__(self, leaks: Sequence[Leak]) -> None:
         self.leaks = list(leaks)
-        count = sum(leak.count for leak in self.leaks)
-        head = words.total_line(words.sizes_of(self.leaks), count, len(self.leaks))
+        head = words.total_line(self.leaks)
         said = [*missing(), *[words.MAY_BE_FILLING] * any(leak.may_be_filling for leak in self.leaks)]
         notes = (words.NOTE.format(sentence=sentence) for sentence in said)
         super().__init__("\n".join([head, *map(str, self.leaks), *notes]))

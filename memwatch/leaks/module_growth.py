@@ -43,7 +43,7 @@ def added_parts(snapshot: Snapshot) -> set[int]:
         else:
             continue
         found.update(id(part) for part in parts)
-        found.update(id(part) for top in parts for part in _inside(top) if snapshot.is_young(part))
+        found.update(id(part) for top in parts for part in inside(top) if snapshot.is_young(part))
     return found
 
 
@@ -103,7 +103,7 @@ def _one_more(snapshot: Snapshot, module: Any) -> Iterator[Any]:
     yield from (part for series, part in numbered if names_vary or "*" in series[2])
 
 
-def _inside(part: Any) -> Iterator[Any]:
+def inside(part: Any) -> Iterator[Any]:
     """Yield the modules below one, and the parameters and buffers of them all."""
     todo, seen = [part], {id(part)}
     while todo:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from memwatch.heap.search import Tree
     from memwatch.heap.snapshot import Snapshot
     from memwatch.leaks.exemptions import Exemptions
-    from memwatch.leaks.known_retainers import Positions
+    from memwatch.leaks.known_retainers import Positions, Replaced
 
 
 class Reached:
@@ -45,6 +45,11 @@ class Reached:
     def legitimate(self) -> set[int]:
         """The storages of the state of models."""
         return state_storages(self._snapshot, self._state.edges)
+
+    @property
+    def replaced(self) -> list[Replaced]:
+        """The parameters that optimizers alone keep."""
+        return self._state.replaced
 
     @cached_property
     def everyone(self) -> Tree:

@@ -55,6 +55,7 @@ class Survivor:
         branch: the step of the cycle that begins at the object from which the path to the tensor leaves.
         is_view: True if the tensor shows half of its storage at most.
         is_one_more: True if it is behind the entry of a container that has older entries of its class.
+        is_replaced: True if it is of a replaced parameter that an optimizer keeps.
         is_amid: True if older items follow its place in a list or array.
         registers_itself: True if the target of the reference to cut puts itself there.
         unreachable: True if no root reaches it.
@@ -80,6 +81,7 @@ class Survivor:
     branch: int = 0
     is_view: bool = False
     is_one_more: bool = False
+    is_replaced: bool = False
     is_amid: bool = False
     registers_itself: bool = False
     unreachable: bool = False

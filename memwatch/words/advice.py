@@ -246,8 +246,8 @@ SENTENCES: Final[dict[Remedy, str]] = {
         "`handle.remove()` when done, or clear the container that the hook fills"
     ),
     Remedy.OPTIMIZER_STATE: (
-        "the optimizer keeps state that grows, or state of a replaced parameter: delete it (`del "
-        "optimizer.state[old]`)"
+        "the optimizer keeps state that grows, or a parameter that was replaced: remove the old parameter from "
+        "`optimizer.param_groups`, and delete its state (`del optimizer.state[old]`)"
     ),
     Remedy.CLASS_ATTRIBUTE: (
         "a class attribute lives as long as the class: keep the value on an instance, or delete it after use"
