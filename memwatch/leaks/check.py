@@ -33,6 +33,7 @@ from memwatch.leaks.series import series_of
 from memwatch.leaks.settling import Threads
 
 if TYPE_CHECKING:
+    import weakref
     from collections.abc import Callable
     from types import FrameType, TracebackType
 
@@ -155,6 +156,10 @@ class check_leaks:  # noqa: N801 - used like a function
         growth = ProgramGrowth(block.made, block.watch, block.young)
         growth.start()
         return growth
+
+    def told_storages(self) -> list[weakref.ref[torch.UntypedStorage]]:
+        """Return the storages of all leaks so far that a live root holds."""
+        return [ref for refs in self._known.told.values() for ref in refs]
 
     def keep(self, *objects: object) -> None:
         """Exempt what the caller of the block holds: its arguments and its result."""

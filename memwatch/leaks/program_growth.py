@@ -83,6 +83,7 @@ class Rounds:
         backwards: number of rounds after the first with a backward.
         in_backward: True if this round had a backward.
         found: the storages behind the leaks.
+        storages: the same by the cause of each leak.
         is_judged: True if no further search is needed.
     """
 
@@ -98,6 +99,7 @@ class Rounds:
     backwards: int = 0
     in_backward: bool = False
     found: list[weakref.ref[torch.UntypedStorage]] = field(default_factory=list)
+    storages: dict[str, list[weakref.ref[torch.UntypedStorage]]] = field(default_factory=dict)
     is_judged: bool = False
     _starts: list[int] = field(default_factory=list)  # clock at the start of each round after the first
 
@@ -130,6 +132,32 @@ class Rounds:
     def is_alive(self) -> bool:
         """Return True if a storage of the last search is alive."""
         return any(ref() is not None for ref in self.found)
+
+    def leaks_of_each(self, survivors: Sequence[Survivor], measured: range) -> list[Leak]:
+        """Return the leaks to which each of some rounds added, and note their storages."""
+        leaks = leaks_of(survivors, measured, per_call=True, told=self._note_storages)
+        return [leak for leak in leaks if leak.every == 1]
+
+    def _note_storages(self, leak: Leak, survivors: Sequence[Survivor]) -> None:
+        refs = self.storages.setdefault(leak.cause, [])
+        refs += [each.storage.ref for each in survivors]
+
+    def new_leaks(self, told: set[str], seen: list[weakref.ref[torch.UntypedStorage]]) -> list[Leak]:
+        """Return the leaks whose cause or memory no other round has told of, and note both.
+
+        A step of the optimizer may be a pass of a loop too, and the two searches may enter one holder at different
+        references.
+        """
+        known = set(map(id, seen))
+        fresh = []
+        for leak in self.leaks:
+            refs = self.storages.get(leak.cause, [])
+            again = sum(id(ref) in known for ref in refs)
+            if leak.cause not in told and 2 * again < max(1, len(refs)):
+                fresh.append(leak)
+            seen += refs
+        told |= {leak.cause for leak in self.leaks}
+        return fresh
 
     def acquit(self) -> None:
         """Drop the leaks, and search no more."""
@@ -256,7 +284,7 @@ class ProgramGrowth:
             if (number := rounds.round_of(each)) in measured
         ]
         leaks: list[Leak] = []
-        rounds.was_searched, rounds.kept, rounds.found = True, [], []
+        rounds.was_searched, rounds.kept, rounds.found, rounds.storages = True, [], [], {}
         if {each.run for each in made}.issuperset(measured):
             threads = rounds.threads.started()
             look = diagnose(made, Exemptions(state=False), per_call=True, old=rounds.old, threads=threads)
@@ -267,8 +295,8 @@ class ProgramGrowth:
                 for each in look.retained
                 if not _keeps_graph(each, with_graph) and not _is_of_module(each)
             ]
-            leaks = [replace(each, keeps_graph=True) for each in _of_each_round(keeping, measured)]
-            rounds.kept = _of_each_round(others, measured)
+            leaks = [replace(each, keeps_graph=True) for each in rounds.leaks_of_each(keeping, measured)]
+            rounds.kept = rounds.leaks_of_each(others, measured)
             rounds.found = [each.storage.ref for each in (keeping if leaks else others)]
         if not leaks:
             leaks = self._growing_graph(rounds)
@@ -290,10 +318,6 @@ class ProgramGrowth:
             return []
         rounds.found = [survivor.storage.ref]
         return [leak_of_graph(survivor, grown // (rounds.number - 1))]
-
-
-def _of_each_round(survivors: Sequence[Survivor], measured: range) -> list[Leak]:
-    return [each for each in leaks_of(survivors, measured, per_call=True) if each.every == 1]
 
 
 def _keeps_graph(survivor: Survivor, with_graph: set[int]) -> bool:
