@@ -124,7 +124,7 @@ def _rows(leaks: list[Leak], told: set[str]) -> list[tuple[str, int, dict[str, i
 
 def _counted(leaks: list[Leak], settings: Settings) -> list[Leak]:
     """Return the leaks that the settings do not ignore, and print how many they ignore and why."""
-    from memwatch.leaks.ignoring import matches
+    from memwatch.leaks.leak import matches
 
     smallest_bytes = settings.get("limits.leak") or 0
     counted = []

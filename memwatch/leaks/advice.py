@@ -7,8 +7,14 @@ from typing import TYPE_CHECKING, Final
 
 from memwatch._torch.modules import HOOK_TABLES
 from memwatch.edges import EdgeKind, VertexKind
-from memwatch.leaks.cut import is_saved_by_ctx, is_torchs_file
-from memwatch.leaks.hooks import TABLES, held_by_hook, hook_entry, is_registration
+from memwatch.leaks.cut import (
+    TABLES,
+    held_by_hook,
+    hook_entry,
+    is_registration,
+    is_saved_by_ctx,
+    is_torchs_file,
+)
 from memwatch.words.advice import Remedy
 
 if TYPE_CHECKING:

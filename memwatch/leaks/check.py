@@ -17,6 +17,7 @@ import torch
 from memwatch._torch.autograd import next_sequence_nr
 from memwatch.heap.frames import is_own_code
 from memwatch.leaks.balance import unbalanced
+from memwatch.leaks.cause import series_of
 from memwatch.leaks.diagnose import diagnose
 from memwatch.leaks.exemptions import Exemptions
 from memwatch.leaks.graph_growth import leaks_of_continued_graphs
@@ -26,10 +27,8 @@ from memwatch.leaks.known_causes import KnownCauses
 from memwatch.leaks.leak import TensorLeakError
 from memwatch.leaks.ledger import Ledger
 from memwatch.leaks.nearby import NearbySearch
-from memwatch.leaks.new_storage_mode import NewStorageMode
-from memwatch.leaks.new_storages import NewStorages
+from memwatch.leaks.new_storages import NewStorageMode, NewStorages
 from memwatch.leaks.program_growth import ProgramGrowth
-from memwatch.leaks.series import series_of
 from memwatch.leaks.settling import Threads
 
 if TYPE_CHECKING:

@@ -24,17 +24,17 @@ from memwatch.heap.roots import Root
 from memwatch.heap.snapshot import Snapshot
 from memwatch.heap.tensors import is_storage, is_tensor, nbytes_of, quiet, storage_bytes, storage_of
 from memwatch.heap.vertices import describe
+from memwatch.leaks.cause import series_of, sort_of
 from memwatch.leaks.cut import entry_step
 from memwatch.leaks.excuses import are_old, excusing, identity, registers_itself
 from memwatch.leaks.exemptions import is_import, is_torchs_own
 from memwatch.leaks.kinds import LeakKind
 from memwatch.leaks.known_causes import KnownCauses
+from memwatch.leaks.known_retainers import ENTRIES, has_older_of_its_class
 from memwatch.leaks.loops import Loops
-from memwatch.leaks.module_growth import ENTRIES, has_older_of_its_class
 from memwatch.leaks.new_storages import NewStorages, tensors_among
 from memwatch.leaks.reached import Reached
 from memwatch.leaks.second_holder import is_amid_older, latest_references, may_have_latest, shows_all
-from memwatch.leaks.series import series_of, sort_of
 from memwatch.leaks.survivor import Holding, Survivor
 from memwatch.signal_handlers import pass_on
 

@@ -20,11 +20,10 @@ from torch.utils.hooks import RemovableHandle
 from memwatch.heap.paths import steps_of
 from memwatch.heap.search import search
 from memwatch.heap.snapshot import Snapshot
-from memwatch.leaks.cause import cause_of
+from memwatch.leaks.cause import cause_of, series_of
 from memwatch.leaks.exemptions import exempt_edges
 from memwatch.leaks.kinds import LeakKind
 from memwatch.leaks.leak import Leak
-from memwatch.leaks.series import series_of
 from memwatch.own_code import CodeOwner, code_owner
 from memwatch.words.advice import Remedy, advice
 from memwatch.words.edges import edge_phrase

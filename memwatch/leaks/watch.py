@@ -20,8 +20,7 @@ from memwatch.leaks.diagnose import Diagnosis, diagnose
 from memwatch.leaks.exemptions import Exemptions
 from memwatch.leaks.groups import largest_first, leak_of
 from memwatch.leaks.leak import Leaks
-from memwatch.leaks.new_storage_mode import NewStorageMode
-from memwatch.leaks.new_storages import NewStorages, storages_behind, tensors_among
+from memwatch.leaks.new_storages import NewStorageMode, NewStorages, storages_behind, tensors_among
 from memwatch.leaks.places import growth
 from memwatch.words import leaks as words
 

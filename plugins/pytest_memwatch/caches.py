@@ -53,7 +53,7 @@ def kept_by_cache(leak: Leak) -> bool:
     """
     if leak.kind != "retained" or leak.keeps_graph or leak.grows or leak.cut is None:
         return False
-    from memwatch.leaks.hooks import is_registration
+    from memwatch.leaks.cut import is_registration
 
     cut = leak.cut
     if is_registration(cut, leak.edges):

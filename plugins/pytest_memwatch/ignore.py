@@ -28,7 +28,7 @@ class IgnoreRule:
 
     def matches(self, leak: Leak) -> bool:
         """Return True if the cause, the kind, the holder, the site, the tensor or a line of the path matches."""
-        from memwatch.leaks.ignoring import matches
+        from memwatch.leaks.leak import matches
 
         return matches(leak, self.pattern)
 
