@@ -16,10 +16,9 @@ import torch
 
 from memwatch._torch.autograd import next_sequence_nr
 from memwatch.heap.frames import is_own_code
-from memwatch.leaks.balance import unbalanced
 from memwatch.leaks.cause import series_of
 from memwatch.leaks.diagnose import diagnose
-from memwatch.leaks.exemptions import Exemptions
+from memwatch.leaks.excuses import Exemptions, unbalanced
 from memwatch.leaks.graph_growth import leaks_of_continued_graphs
 from memwatch.leaks.groups import largest_first, leaks_of
 from memwatch.leaks.hook_growth import leaks_of_new_hooks, next_hook_number
@@ -245,7 +244,7 @@ class _Block:
         diagnosis = self._explain(self._ledger.alive(0))
         # `old = model.head; model.head = new`: the name's end will free what was replaced
         change.died += [made for made in self._ledger.older() if id(made.ref()) in diagnosis.released]
-        left = unbalanced(diagnosis, change)
+        left = unbalanced(diagnosis.retained, diagnosis.unreachable, change)
         self._known.names.note(left)
         return leaks_of(left, [0], per_call=False, end_s=end_s, told=self._known.note_told)
 

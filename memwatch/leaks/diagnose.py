@@ -22,19 +22,28 @@ from memwatch.heap.paths import Step, steps_of
 from memwatch.heap.pause import HAS_THREE_GENERATIONS, collect
 from memwatch.heap.roots import Root
 from memwatch.heap.snapshot import Snapshot
-from memwatch.heap.tensors import is_storage, is_tensor, nbytes_of, quiet, storage_bytes, storage_of
+from memwatch.heap.tensors import is_tensor, nbytes_of, quiet, storage_bytes, storage_of
 from memwatch.heap.vertices import describe
 from memwatch.leaks.cause import series_of, sort_of
 from memwatch.leaks.cut import entry_step
-from memwatch.leaks.excuses import are_old, excusing, identity, registers_itself
-from memwatch.leaks.exemptions import is_import, is_torchs_own
+from memwatch.leaks.excuses import (
+    Case,
+    are_old,
+    excuse_for,
+    identity,
+    is_amid_older,
+    is_import,
+    latest_references,
+    may_have_latest,
+    registers_itself,
+    shows_all,
+)
 from memwatch.leaks.kinds import LeakKind
 from memwatch.leaks.known_causes import KnownCauses
 from memwatch.leaks.known_retainers import ENTRIES, has_older_of_its_class
 from memwatch.leaks.loops import Loops
 from memwatch.leaks.new_storages import NewStorages, tensors_among
 from memwatch.leaks.reached import Reached
-from memwatch.leaks.second_holder import is_amid_older, latest_references, may_have_latest, shows_all
 from memwatch.leaks.survivor import Holding, Survivor
 from memwatch.signal_handlers import pass_on
 
@@ -47,7 +56,7 @@ if TYPE_CHECKING:
     from memwatch.edges import Vertex
     from memwatch.heap.roots import Held
     from memwatch.heap.search import Tree
-    from memwatch.leaks.exemptions import Exemptions
+    from memwatch.leaks.excuses import Exemptions
     from memwatch.leaks.loops import Loop
     from memwatch.leaks.new_storages import NewStorage
 
@@ -380,27 +389,27 @@ class HolderSearch:
             cut_at: the place on the path to which the reference to cut leads; by default that of the first new object.
         """
         objects = [snapshot.objects[place] for place in chain]
-        if not self._per_call and is_torchs_own(objects):
-            return None
-        if any(is_storage(obj) and storage_bytes(obj) == made.bytes_now() for obj in objects[:-1]):
-            return None  # the same memory, told by the storage that shares it
         steps = steps_of(snapshot, chain)
         if cut_at is None:
             cut = entry_step(steps, [not is_old for is_old in are_old(snapshot, chain)])
         else:
             cut = next(step for step in steps if step.end >= cut_at)
         is_one_more = self._is_one_more(snapshot, chain, cut)
-        excuse = excusing(
+        case = Case(
             objects,
             steps,
             cut,
+            made.bytes_now(),
             self._known.slots,
             growth_counts=self._per_call or made.grew,
             one_pass=not self._per_call,
             is_one_more=is_one_more,
         )
-        if excuse is not None:
-            self._excusing.add(chain[excuse])
+        excused = excuse_for(case)
+        if excused is not None:
+            excuse, at = excused
+            if excuse.is_container:
+                self._excusing.add(chain[at])
             return None
         work = None if cut is None else self._work_of(snapshot, chain[: cut.start + 1])
         key: Hashable = (identity(snapshot, chain, cut.start), series_of(cut.edge)) if cut else None

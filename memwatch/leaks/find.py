@@ -20,10 +20,9 @@ from memwatch.heap.classes import count_by_class, named_classes
 from memwatch.heap.names import type_name
 from memwatch.heap.roots import Held, is_own_module
 from memwatch.heap.tensors import TypeFilter, type_dict
-from memwatch.leaks.balance import unbalanced
 from memwatch.leaks.cause import series_of
 from memwatch.leaks.diagnose import diagnose
-from memwatch.leaks.exemptions import Exemptions
+from memwatch.leaks.excuses import Exemptions, unbalanced
 from memwatch.leaks.graph_growth import holder_of_largest_graph, leak_of_graph
 from memwatch.leaks.groups import largest_first, leak_of, leaks_of
 from memwatch.leaks.hook_growth import are_registered_since, leaks_of_hooks, next_hook_number
@@ -410,7 +409,7 @@ class _GrowthSearch:
             look.tell_kinds(by_c_alone=True)
             change = Change(self.ledger.alive(schedule.warmup), self._died_since(schedule.warmup))
             return leaks_of(
-                unbalanced(look, change),
+                unbalanced(look.retained, look.unreachable, change),
                 measured,
                 per_call=True,
                 periods=self._periods(),

@@ -15,7 +15,7 @@ from memwatch.edges import EdgeKind
 from memwatch.heap.autograd import autograd_edges
 from memwatch.heap.tensors import quiet, storage_of
 from memwatch.leaks.diagnose import diagnose
-from memwatch.leaks.exemptions import Exemptions
+from memwatch.leaks.excuses import Exemptions
 from memwatch.leaks.groups import leak_of
 from memwatch.leaks.kinds import LeakKind
 from memwatch.leaks.new_storages import NODE_BYTES, NewStorages, behind

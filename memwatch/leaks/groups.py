@@ -12,10 +12,10 @@ from memwatch.heap.assignments import with_line
 from memwatch.leaks.advice import remedy_for
 from memwatch.leaks.cause import cause_of, cause_of_thread
 from memwatch.leaks.cut import edit_of, holder_of
+from memwatch.leaks.excuses import is_latest
 from memwatch.leaks.kinds import LeakKind
 from memwatch.leaks.known_leaks import known_leak
 from memwatch.leaks.leak import Leak
-from memwatch.leaks.second_holder import is_latest
 from memwatch.words.advice import Remedy, advice
 from memwatch.words.edges import edge_phrase, reference_phrase
 from memwatch.words.leaks import path_lines, site_phrase

@@ -21,7 +21,7 @@ from memwatch.heap.paths import steps_of
 from memwatch.heap.search import search
 from memwatch.heap.snapshot import Snapshot
 from memwatch.leaks.cause import cause_of, series_of
-from memwatch.leaks.exemptions import exempt_edges
+from memwatch.leaks.excuses import exempt_edges
 from memwatch.leaks.kinds import LeakKind
 from memwatch.leaks.leak import Leak
 from memwatch.own_code import CodeOwner, code_owner
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from memwatch.edges import Edge
     from memwatch.heap.roots import Held
-    from memwatch.leaks.exemptions import Exemptions
+    from memwatch.leaks.excuses import Exemptions
 
 _ONE_GROWTH: Final = 2  # counts: what grew once may have been set up
 

@@ -22,7 +22,7 @@ from memwatch.heap.c_held import c_held_edges, keeps_in_c
 from memwatch.heap.class_checks import is_a
 from memwatch.heap.roots import Held, Root, RootKind
 from memwatch.heap.tensors import TypeFilter, quiet
-from memwatch.leaks.fixed_places import Slots
+from memwatch.leaks.excuses import Slots
 from memwatch.leaks.kinds import LeakKind
 
 if TYPE_CHECKING:

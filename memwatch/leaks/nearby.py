@@ -37,7 +37,7 @@ from memwatch.leaks.reached import Reached
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from memwatch.leaks.exemptions import Exemptions
+    from memwatch.leaks.excuses import Exemptions
     from memwatch.leaks.new_storages import NewStorage
     from memwatch.leaks.survivor import Survivor
 

@@ -33,7 +33,7 @@ from memwatch.heap.ids import identities
 from memwatch.heap.pause import objects_since
 from memwatch.heap.tensors import is_tensor, quiet, storage_of
 from memwatch.leaks.diagnose import diagnose
-from memwatch.leaks.exemptions import Exemptions
+from memwatch.leaks.excuses import Exemptions
 from memwatch.leaks.graph_growth import holder_of_largest_graph, leak_of_graph
 from memwatch.leaks.groups import leaks_of
 from memwatch.leaks.hook_growth import leaks_of_hooks, next_hook_number

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from memwatch.heap.search import search
-from memwatch.leaks.exemptions import exempt_edges
+from memwatch.leaks.excuses import exempt_edges
 from memwatch.leaks.known_retainers import NO_STATE, state_of, state_storages
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from memwatch.heap.search import Tree
     from memwatch.heap.snapshot import Snapshot
-    from memwatch.leaks.exemptions import Exemptions
+    from memwatch.leaks.excuses import Exemptions
     from memwatch.leaks.known_retainers import Positions, Replaced
 
 
