@@ -1,4 +1,7 @@
-"""The cause of a leak: what is equal for all leaks that one edit of the program would end."""
+"""The cause of a leak: what is equal for all leaks that one edit of the program would end.
+
+Series of references come first: two items of one list differ only in their index. A cause is made of them.
+"""
 
 from __future__ import annotations
 

@@ -23,23 +23,26 @@ from memwatch.heap.tensors import TypeFilter, type_dict
 from memwatch.leaks.cause import series_of
 from memwatch.leaks.diagnose import diagnose
 from memwatch.leaks.excuses import Exemptions, unbalanced
-from memwatch.leaks.graph_growth import holder_of_largest_graph, leak_of_graph
-from memwatch.leaks.groups import largest_first, leak_of, leaks_of
-from memwatch.leaks.hook_growth import are_registered_since, leaks_of_hooks, next_hook_number
+from memwatch.leaks.groups import growth, largest_first, leak_of, leaks_of
 from memwatch.leaks.leak import Leaks
-from memwatch.leaks.ledger import Change, Ledger
+from memwatch.leaks.ledger import Change, Ledger, Threads
 from memwatch.leaks.new_storages import NewStorageMode, NewStorages
-from memwatch.leaks.places import growth
-from memwatch.leaks.settling import Threads
+from memwatch.leaks.without_tensors import (
+    are_registered_since,
+    holder_of_largest_graph,
+    leak_of_graph,
+    leaks_of_hooks,
+    next_hook_number,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from memwatch.heap.paths import Step
     from memwatch.leaks.diagnose import Diagnosis
+    from memwatch.leaks.groups import Growth
     from memwatch.leaks.leak import Leak
     from memwatch.leaks.new_storages import NewStorage
-    from memwatch.leaks.places import Growth
     from memwatch.leaks.survivor import Survivor
 
 # How often a function is called to see what each call adds.

@@ -1,4 +1,4 @@
-"""Find the loop of references that keeps an unreachable storage alive."""
+"""Find the loop of references that keeps an unreachable storage alive, and the references whose cut ends all loops."""
 
 from __future__ import annotations
 

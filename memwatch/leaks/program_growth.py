@@ -34,11 +34,15 @@ from memwatch.heap.pause import objects_since
 from memwatch.heap.tensors import is_tensor, quiet, storage_of
 from memwatch.leaks.diagnose import diagnose
 from memwatch.leaks.excuses import Exemptions
-from memwatch.leaks.graph_growth import holder_of_largest_graph, leak_of_graph
 from memwatch.leaks.groups import leaks_of
-from memwatch.leaks.hook_growth import leaks_of_hooks, next_hook_number
+from memwatch.leaks.ledger import Threads
 from memwatch.leaks.new_storages import behind, tensors_among
-from memwatch.leaks.settling import Threads
+from memwatch.leaks.without_tensors import (
+    holder_of_largest_graph,
+    leak_of_graph,
+    leaks_of_hooks,
+    next_hook_number,
+)
 from memwatch.own_code import CodeOwner, code_owner, is_memwatch_code, line_at
 from memwatch.words.leaks import repeat_name
 
