@@ -40,7 +40,6 @@ from memwatch.leaks.diagnose import (
 )
 from memwatch.leaks.excuses import Exemptions, unbalanced
 from memwatch.leaks.groups import largest_first, leaks_of
-from memwatch.leaks.kinds import LeakKind
 from memwatch.leaks.known_causes import KnownCauses, is_optimizer
 from memwatch.leaks.leak import TensorLeakError
 from memwatch.leaks.ledger import Ledger, Threads
@@ -87,11 +86,11 @@ class NearbySearch(HolderSearch):
         old: set[int] | None = None
         diagnosis = Diagnosis()
         for made, guess in zip(self._storages, guesses, strict=True):
-            held = None if guess is None else (guess.if_kept or guess)
+            held = guess
+            if guess is not None and (guess.unreachable or not made.alive):
+                held = guess.of_kind()
             if not made.alive:
-                if guess is not None:
-                    guess.kind = LeakKind.CYCLE
-                diagnosis.add(guess, reachable=False)
+                diagnosis.add(held, reachable=False)
             elif held is not None and self._is_known(held):
                 if not (made.certain or id(made.ref()) in self._new):
                     old = self._older_storages() if old is None else old
@@ -106,10 +105,7 @@ class NearbySearch(HolderSearch):
         if not guess.unreachable:
             return True
         cycle = guess.steps[: guess.cycle_length]
-        if not (guess.looped and is_unseen(cycle) and self._known.has_loop(guess.key)):
-            return False
-        guess.kind = LeakKind.UNCOLLECTABLE
-        return True
+        return guess.looped and is_unseen(cycle) and self._known.has_loop(guess.key)
 
     def _guesses(self) -> list[Survivor | None]:
         """Return for each survivor the explanation by young objects and known causes alone, or None."""
@@ -371,7 +367,7 @@ class _Block:
         # `old = model.head; model.head = new`: the name's end will free what was replaced
         change.died += [made for made in self._ledger.older() if id(made.ref()) in diagnosis.released]
         left = unbalanced(diagnosis.retained, diagnosis.unreachable, change)
-        self._known.names.note(left)
+        left = self._known.names.note(left)
         return leaks_of(left, [0], per_call=False, end_s=end_s, told=self._known.note_told)
 
     def _explain(self, survivors: list[NewStorage]) -> Diagnosis:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
@@ -221,14 +221,7 @@ class Diagnosis:
         if not self.unreachable:
             return
         collect(self.oldest_generation)
-        self.unreachable = [
-            survivor.if_kept if survivor.if_kept and survivor.storage.alive else survivor
-            for survivor in self.unreachable
-        ]
-        for survivor in self.unreachable:
-            survivor.kind = LeakKind.UNCOLLECTABLE if survivor.looped else LeakKind.RETAINED
-            if not survivor.storage.alive:
-                survivor.kind = LeakKind.CYCLE
+        self.unreachable = [each.of_kind() for each in self.unreachable]
         if not by_c_alone:
             self.unreachable = [each for each in self.unreachable if each.kind is not LeakKind.RETAINED]
 
@@ -376,7 +369,6 @@ class HolderSearch:
             if older is not None:
                 survivor = self.explain_retained(snapshot, chain, older, cut_at=owner)
                 if survivor is not None:
-                    survivor.is_one_more = survivor.is_replaced = True
                     yield survivor, chain
 
     def _past_excuses(
@@ -455,7 +447,8 @@ class HolderSearch:
             snapshot: the open graph.
             chain: the path.
             made: the storage.
-            cut_at: the place on the path to which the reference to cut leads; by default that of the first new object.
+            cut_at: the place on the path of a replaced parameter, to which the reference to cut leads; by default
+                that reference leads to the first new object.
         """
         objects = [snapshot.objects[place] for place in chain]
         steps = steps_of(snapshot, chain)
@@ -487,15 +480,22 @@ class HolderSearch:
         if cut:
             self._owners.add(chain[cut.start])
         words = tensor_words(objects)
-        survivor = Survivor(made, key, _to_tensor(steps), cut, words, nbytes=made.bytes_now())
-        survivor.work = work
-        survivor.is_one_more = is_one_more
-        survivor.is_amid = cut is not None and is_amid_older(snapshot, objects[cut.start], cut)
-        survivor.is_view = is_view(objects, survivor.nbytes)
-        survivor.registers_itself = cut is not None and registers_itself(
-            objects[cut.end], steps[: steps.index(cut)]
+        nbytes = made.bytes_now()
+        return Survivor(
+            made,
+            key,
+            _to_tensor(steps),
+            cut,
+            words,
+            nbytes=nbytes,
+            work=work,
+            is_one_more=is_one_more or cut_at is not None,
+            is_replaced=cut_at is not None,
+            is_amid=cut is not None and is_amid_older(snapshot, objects[cut.start], cut),
+            is_view=is_view(objects, nbytes),
+            registers_itself=cut is not None
+            and registers_itself(objects[cut.end], steps[: steps.index(cut)]),
         )
-        return survivor
 
     def _work_of(self, snapshot: Snapshot, owners: Sequence[int]) -> Vertex | None:
         """Return the function of a thread that the runs started, if a call of it alone leads to the last owner."""
@@ -544,12 +544,12 @@ def explain_unreachable(
     if any(map(is_import, objects)):
         return None
     survivor = _in_loop(snapshot, loop, chain, storage)
-    if loop.positions:
-        survivor.cuts = loops.cuts_above(chain[-1])
-    unseen = loops.find_unseen(chain[-1]) if loop.positions and not loop.is_unseen else None
-    if unseen is not None:
-        survivor.if_kept = _in_loop(snapshot, *unseen, storage)
-    return survivor
+    if not loop.positions:
+        return survivor
+    cuts = loops.cuts_above(chain[-1])
+    unseen = None if loop.is_unseen else loops.find_unseen(chain[-1])
+    if_kept = None if unseen is None else _in_loop(snapshot, *unseen, storage)
+    return replace(survivor, cuts=cuts, if_kept=if_kept)
 
 
 def _in_loop(snapshot: Snapshot, loop: Loop, chain: list[int], storage: NewStorage) -> Survivor:

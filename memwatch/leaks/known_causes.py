@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -55,17 +56,21 @@ class FilledNames:
     def __init__(self) -> None:
         self._values: dict[Hashable, list[list[weakref.ref[torch.UntypedStorage]]]] = {}
 
-    def note(self, survivors: Iterable[Survivor]) -> None:
-        """Note the survivors of a block, and mark each whose place the next value of its name may take."""
+    def note(self, survivors: Sequence[Survivor]) -> list[Survivor]:
+        """Note the survivors of a block. Return them, each with whether the next value of its name may replace it."""
         names: dict[Hashable, list[Survivor]] = {}
         for survivor in survivors:
             if _is_of_name(survivor):
                 names.setdefault(survivor.holding[:2], []).append(survivor)
+        replaceable: set[int] = set()
         for name, values in names.items():
             blocks = [refs for refs in self._values.get(name, []) if any(ref() is not None for ref in refs)]
-            for survivor in values:
-                survivor.may_be_replaced = len(blocks) < _MOST
+            if len(blocks) < _MOST:
+                replaceable.update(map(id, values))
             self._values[name] = [*blocks[-_MOST:], [survivor.storage.ref for survivor in values]]
+        return [
+            replace(each, may_be_replaced=True) if id(each) in replaceable else each for each in survivors
+        ]
 
 
 def _is_of_name(survivor: Survivor) -> bool:

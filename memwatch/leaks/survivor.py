@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from memwatch.edges import EdgeKind
@@ -34,7 +34,7 @@ class Holding(NamedTuple):
     nbytes: int
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Survivor:
     """A surviving storage with the references that explain it; keeps nothing of the program alive.
 
@@ -89,6 +89,13 @@ class Survivor:
     may_be_replaced: bool = False
     if_kept: Survivor | None = None
     work: Vertex | None = None
+
+    def of_kind(self) -> Survivor:
+        """Return an unreachable survivor with the kind of its leak, once a collection has freed what it can."""
+        if not self.storage.alive:
+            return replace(self, kind=LeakKind.CYCLE)
+        found = self.if_kept or self
+        return replace(found, kind=LeakKind.UNCOLLECTABLE if found.looped else LeakKind.RETAINED)
 
     @property
     def through_graph(self) -> bool:

@@ -275,6 +275,7 @@ def leak_of_graph(
         every: the number of calls of which one adds the nodes.
         per_call: True if the nodes are of each call; False for those of one pass.
     """
-    survivor.kind = LeakKind.GRAPH
-    leak = leak_of([survivor], nodes * NODE_BYTES, nodes, per_call=per_call, end_s=end_s)
+    leak = leak_of(
+        [replace(survivor, kind=LeakKind.GRAPH)], nodes * NODE_BYTES, nodes, per_call=per_call, end_s=end_s
+    )
     return replace(leak, device=CPU, graph_nodes=nodes, every=every)
