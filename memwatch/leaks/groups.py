@@ -308,13 +308,24 @@ def _shown(group: list[Survivor]) -> Survivor:
     """Return the survivor whose path is shown. A survivor of the first run proves that its reference stays."""
     first = min(_runs(group))
     proven = [survivor for survivor in group if survivor.storage.run == first]
-    if proven[0].work is not None:  # several variables of a thread: the one that holds most
-        held = Counter(edit_of(each.cut.edge) for each in proven if each.cut is not None)
-        most = max(held.values(), default=0)
-        proven = [each for each in proven if each.cut is None or held[edit_of(each.cut.edge)] == most]
+    if proven[0].work is not None:
+        proven = _of_main_variable(proven)
     return min(
         proven, key=lambda survivor: (not survivor.is_named, len(survivor.steps), -survivor.storage.nbytes)
     )
+
+
+def _of_main_variable(survivors: Sequence[Survivor]) -> list[Survivor]:
+    """Return the survivors behind one variable of a thread: one of the program's calls, or else the fullest one."""
+    held = Counter(edit_of(each.cut.edge) for each in survivors if each.cut is not None)
+
+    def rank(survivor: Survivor) -> tuple[bool, int]:
+        owner, work = survivor.steps[0].edge.owner, survivor.work
+        is_programs = owner is not None and work is not None and owner.file == work.file
+        return is_programs, 0 if survivor.cut is None else held[edit_of(survivor.cut.edge)]
+
+    best = max(map(rank, survivors))
+    return [survivor for survivor in survivors if rank(survivor) == best]
 
 
 def _remedy_of_group(
