@@ -1,4 +1,4 @@
-"""Why a surviving tensor is no leak: the excuses, in the order in which they are considered.
+"""The excuses of surviving tensors, in the order in which memwatch considers them.
 
 1. `exempt_edges`: the names that the block itself bound, and the exception in flight. Nothing is searched through them,
    and not through the state of models either (`known_retainers.py`).

@@ -1,6 +1,6 @@
 """References that never leak: parameters, buffers, gradients, optimizer state of living parameters.
 
-Two cases are excluded: parts that a block added to a series of parts of a module (`leaks/module_growth.py`), and the
+Two cases are excluded: parts that a block added to a series of parts of a module (`added_parts`), and the
 gradient of a parameter that only an optimizer's state remembers.
 """
 
