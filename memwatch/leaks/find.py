@@ -489,7 +489,7 @@ class _GrowthSearch:
         last, runs = self._looks[-1], (len(self._looks) - 1) * self._calls_between
         last.tell_kinds(by_c_alone=True)
         leaks = []
-        for each in [part for holder in grown for part in holder.by_kind()]:
+        for each in [part for holder in grown for part in holder.of_kinds()]:
             every = max(1, round(runs / each.count)) if each.count else 1
             nbytes = max(1, each.nbytes * every // runs)
             count = each.count * every // runs

@@ -395,7 +395,12 @@ class Growth:
     nbytes: int
     count: int
 
-    def by_kind(self) -> list[Growth]:
+    def of_kinds(self) -> list[Growth]:
+        """Return the growth of each kind of leak, once a collection has freed what it can."""
+        survivors = [each.of_kind() if each.unreachable else each for each in self.survivors]
+        return replace(self, survivors=survivors)._by_kind()
+
+    def _by_kind(self) -> list[Growth]:
         """Return the growth of each kind of leak: of loops through one reference, gc may free some alone."""
         kinds = Counter(survivor.kind for survivor in self.survivors)
         if len(kinds) == 1:
