@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from memwatch.edges import Edge, Vertex
     from memwatch.leaks.kinds import LeakKind
 
-_OF_OPTIMIZER: Final = ("state", "param_groups")
+_STATE: Final = "state"  # of an optimizer
 _SUSPENDED: Final = (VertexKind.GENERATOR, VertexKind.COROUTINE, VertexKind.ASYNC_GENERATOR)
 _VARIABLES: Final = (EdgeKind.LOCAL, EdgeKind.ARGUMENT, EdgeKind.TEMPORARY)
 
@@ -375,5 +375,5 @@ def _table_of_torch(edge: Edge, *, state: bool) -> Remedy | None:
         return None
     if edge.name in HOOK_TABLES:
         return Remedy.MODULE_HOOK
-    is_state = state and edge.name in _OF_OPTIMIZER and is_torchs_file(edge)  # a metric may call its lists so
+    is_state = state and edge.name == _STATE and is_torchs_file(edge)  # a metric may call its lists so
     return Remedy.OPTIMIZER_STATE if is_state else None

@@ -243,7 +243,10 @@ def leak_of(
     keeps_graph = any(survivor.through_graph for survivor in group)
     remedy = remedy_for(shown.kind, cut, holder_edges, edges, cycle_length=shown.cycle_length)
     remedy = _remedy_of_group(remedy, shown, group, keeps_graph=keeps_graph, grows=grows)
-    remedy = remedy if shown.work is None else Remedy.THREAD
+    if shown.work is not None:
+        remedy = Remedy.THREAD
+    elif shown.is_replaced:
+        remedy = Remedy.OPTIMIZER_STATE
     lines = {id(edge): with_line(edge) for edge in (*edges, *cuts)}
     known = known_leak(shown.kind, [lines[id(edge)] for edge in edges])
     return Leak(
