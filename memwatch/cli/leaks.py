@@ -68,12 +68,11 @@ def execute(options: argparse.Namespace) -> int | BaseException:
     except BaseException as error:
         return hide_own_frames(error)
     told = {leak.cause for leak in found}
+    seen = check.told_storages()
     found = _counted(found, settings)
     parts = [str(TensorLeakError(found))] if found else []
     for rounds in growth.rounds:
-        leaks = [leak for leak in rounds.leaks if leak.cause not in told]
-        told |= {leak.cause for leak in leaks}
-        leaks = _counted(leaks, settings)
+        leaks = _counted(rounds.new_leaks(told, seen), settings)
         if leaks:
             parts.append("\n".join([grow_line(rounds.place, leaks), *map(str, leaks)]))
     if not parts:
@@ -124,7 +123,7 @@ def _rows(leaks: list[Leak], told: set[str]) -> list[tuple[str, int, dict[str, i
 
 def _counted(leaks: list[Leak], settings: Settings) -> list[Leak]:
     """Return the leaks that the settings do not ignore, and print how many they ignore and why."""
-    from memwatch.leaks.ignoring import matches
+    from memwatch.leaks.leak import matches
 
     smallest_bytes = settings.get("limits.leak") or 0
     counted = []

@@ -99,8 +99,8 @@ def without_empty_dictionaries(objects: list[Any]) -> list[Any]:
     return list(compress(objects, is_kept.tolist()))
 
 
-def running_frames() -> Iterator[tuple[FrameType, str]]:
-    """Yield every running call of every thread, innermost first, with the name of its thread.
+def running_frames() -> Iterator[tuple[FrameType, str, int]]:
+    """Yield every running call of every thread, innermost first, with the name and the identifier of its thread.
 
     memwatch's own calls are left out, because the program is not responsible for their objects.
     """
@@ -113,7 +113,7 @@ def running_frames() -> Iterator[tuple[FrameType, str]]:
             continue
         while frame is not None:
             if not is_own_code(frame.f_code):
-                yield frame, names.get(ident, f"thread {ident}")
+                yield frame, names.get(ident, f"thread {ident}"), ident
             frame = frame.f_back
 
 

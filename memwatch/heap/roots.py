@@ -111,6 +111,8 @@ class Root:
         frame_id: ``id`` of the frame, else 0.
         explains: True for references that users cannot edit, but that show why a `del` frees nothing: those of a call
             of torch or Python, and arguments, which the caller has under a name of its own.
+        thread_id: the identifier of the thread that runs a frame; 0 for the main thread and without a frame.
+        work: what this thread runs: its outermost call outside Python's own code.
     """
 
     kind: RootKind
@@ -118,6 +120,8 @@ class Root:
     runner: bool = False
     frame_id: int = 0
     explains: bool = False
+    thread_id: int = 0
+    work: Vertex | None = None
 
 
 def find_roots(of_types: OfTypes = lambda wanted: []) -> list[Root]:
@@ -143,7 +147,20 @@ def find_roots(of_types: OfTypes = lambda wanted: []) -> list[Root]:
 def frame_roots() -> list[Root]:
     """List the running calls of every thread, innermost first; drop the result soon."""
     modules = {id(module.__dict__) for module in list(sys.modules.values()) if type(module) is ModuleType}
-    return [root for frame, thread in running_frames() for root in _roots_of_call(frame, thread, modules)]
+    calls = list(running_frames())
+    main = threading.main_thread().ident
+    work = {
+        ident: frame_vertex(frame, thread)
+        for frame, thread, ident in calls  # innermost first, so the outermost call stays
+        if ident != main and code_owner(frame.f_code.co_filename) is not CodeOwner.PYTHON
+    }
+    roots = []
+    for frame, thread, ident in calls:
+        for root in _roots_of_call(frame, thread, modules):
+            if ident != main:
+                root.thread_id, root.work = ident, work.get(ident)
+            roots.append(root)
+    return roots
 
 
 def ended_calls(errors: Iterable[BaseException]) -> list[Root]:

@@ -46,6 +46,9 @@ class EdgeRow:
         is_hook_table: True for a table of hooks that a tensor or an autograd node has.
         is_of_any_code: True if any code may make the reference: the file of the class is the wrong place to edit it.
         is_named_per_object: True if each object of a series may have another name.
+        has_one_value: True if one name has one value at a time, as a variable has.
+        is_nameless: True if it is the same in any container: the way to the container tells one from another.
+        is_filled: True for a place of a container or a cache, which may fill up or grow for ever.
         outlives_iteration: True for a reference of an object that an iteration does not make anew, as it makes a
             model's output.
     """
@@ -70,6 +73,9 @@ class EdgeRow:
     is_hook_table: bool = False
     is_of_any_code: bool = False
     is_named_per_object: bool = False
+    has_one_value: bool = False
+    is_nameless: bool = False
+    is_filled: bool = False
     outlives_iteration: bool = False
 
 
@@ -94,7 +100,13 @@ class EdgeKind(Enum):
 
     # of an unknown kind; also from the inside of a C type
     REFERENCE = EdgeRow(
-        0, "reference from {owner}", is_plumbing=True, retained=Remedy.ITERATOR, is_silent=True
+        0,
+        "reference from {owner}",
+        is_plumbing=True,
+        retained=Remedy.ITERATOR,
+        is_silent=True,
+        is_nameless=True,
+        is_filled=True,
     )
 
     # variables
@@ -108,6 +120,7 @@ class EdgeKind(Enum):
         retained=Remedy.LOCAL,
         in_cycle=Remedy.LOCAL_IN_CYCLE,
         is_call_variable=True,
+        has_one_value=True,
     )
     # name of the argument, or its position where only that is known
     ARGUMENT = EdgeRow(
@@ -119,6 +132,7 @@ class EdgeKind(Enum):
         cut_rank=10,
         retained=Remedy.ARGUMENT,
         is_call_variable=True,
+        has_one_value=True,
     )
     # name of the module's variable
     GLOBAL = EdgeRow(
@@ -129,6 +143,7 @@ class EdgeKind(Enum):
         cut_rank=17,
         retained=Remedy.GLOBAL,
         in_cycle=Remedy.GLOBAL_IN_CYCLE,
+        has_one_value=True,
     )
     # name of the ContextVar
     CONTEXT_VARIABLE = EdgeRow(
@@ -140,6 +155,7 @@ class EdgeKind(Enum):
         mechanism=Remedy.CONTEXT_VARIABLE,
         is_named_per_object=True,
         outlives_iteration=True,
+        has_one_value=True,
     )
     # name of the attribute of a threading.local
     THREAD_LOCAL = EdgeRow(
@@ -148,6 +164,7 @@ class EdgeKind(Enum):
         cut_rank=4,
         mechanism=Remedy.THREAD_LOCAL,
         outlives_iteration=True,
+        has_one_value=True,
     )
     # a value of a call that has no variable
     TEMPORARY = EdgeRow(15, "a temporary")
@@ -169,9 +186,10 @@ class EdgeKind(Enum):
         is_accessor=True,
         is_kept_by_owner=True,
         is_of_any_code=True,
+        has_one_value=True,
     )
     # an object's own dictionary, where the path ends there
-    INSTANCE_DICT = EdgeRow(31, "__dict__", is_plumbing=True, is_of_any_code=True)
+    INSTANCE_DICT = EdgeRow(31, "__dict__", is_plumbing=True, is_of_any_code=True, is_nameless=True)
     # from an object to its class
     CLASS_OF = EdgeRow(32, "class of {owner} object", is_plumbing=True)
     # name of the attribute
@@ -184,6 +202,7 @@ class EdgeKind(Enum):
         is_accessor=True,
         is_kept_by_owner=True,
         outlives_iteration=True,
+        has_one_value=True,
     )
     # name of an entry that the class's namespace no longer has
     CLASS_ENTRY = EdgeRow(34, "class entry .{name}", in_cycle=Remedy.CLASS_IN_CYCLE)
@@ -201,6 +220,7 @@ class EdgeKind(Enum):
         is_kept_by_owner=True,
         is_of_any_code=True,
         is_named_per_object=True,
+        has_one_value=True,
     )
     # name in the nn.Module
     BUFFER = EdgeRow(
@@ -212,6 +232,7 @@ class EdgeKind(Enum):
         is_kept_by_owner=True,
         is_of_any_code=True,
         is_named_per_object=True,
+        has_one_value=True,
     )
     # name in the nn.Module
     SUBMODULE = EdgeRow(
@@ -236,6 +257,8 @@ class EdgeKind(Enum):
         is_entry=True,
         is_accessor=True,
         is_silent=True,
+        is_nameless=True,
+        is_filled=True,
     )
     # the key as Python writes it
     VALUE = EdgeRow(
@@ -247,6 +270,8 @@ class EdgeKind(Enum):
         is_entry=True,
         is_accessor=True,
         is_silent=True,
+        is_nameless=True,
+        is_filled=True,
     )
     KEY = EdgeRow(
         52,
@@ -257,6 +282,8 @@ class EdgeKind(Enum):
         in_cycle=Remedy.VALUE_IN_CYCLE,
         is_entry=True,
         is_silent=True,
+        is_nameless=True,
+        is_filled=True,
     )
     # of a set
     MEMBER = EdgeRow(
@@ -267,9 +294,11 @@ class EdgeKind(Enum):
         in_cycle=Remedy.MEMBER_IN_CYCLE,
         is_entry=True,
         is_silent=True,
+        is_nameless=True,
+        is_filled=True,
     )
     # name of the field of a named tuple
-    FIELD = EdgeRow(54, "field .{name}", is_accessor=True, is_kept_by_owner=True)
+    FIELD = EdgeRow(54, "field .{name}", is_accessor=True, is_kept_by_owner=True, is_nameless=True)
 
     # functions
     # name of the variable that the function closes over
@@ -281,6 +310,7 @@ class EdgeKind(Enum):
         retained=Remedy.CLOSURE_CELL,
         in_cycle=Remedy.CLOSURE_CELL_IN_CYCLE,
         outlives_iteration=True,
+        has_one_value=True,
     )
     # from a cell that no function on the path owns
     CELL_CONTENTS = EdgeRow(
@@ -292,6 +322,7 @@ class EdgeKind(Enum):
         in_cycle=Remedy.CLOSURE_CELL_IN_CYCLE,
         is_silent=True,
         outlives_iteration=True,
+        is_nameless=True,
     )
     # name of the argument
     DEFAULT_ARGUMENT = EdgeRow(
@@ -323,6 +354,7 @@ class EdgeKind(Enum):
         mechanism=Remedy.CACHE,
         is_kept_by_owner=True,
         outlives_iteration=True,
+        is_filled=True,
     )
     # kept by functools.lru_cache
     CACHE_ARGUMENT = EdgeRow(
@@ -334,6 +366,7 @@ class EdgeKind(Enum):
         mechanism=Remedy.CACHE,
         is_kept_by_owner=True,
         outlives_iteration=True,
+        is_filled=True,
     )
     # from a task to its coroutine
     COROUTINE = EdgeRow(78, "coroutine")
@@ -393,17 +426,33 @@ class EdgeKind(Enum):
     # tensors, in C++
     STORAGE = EdgeRow(140, "storage")
     GRAD = EdgeRow(
-        141, ".grad", cut_rank=9, retained=Remedy.GRADIENT, in_cycle=Remedy.GRADIENT, is_accessor=True
+        141,
+        ".grad",
+        cut_rank=9,
+        retained=Remedy.GRADIENT,
+        in_cycle=Remedy.GRADIENT,
+        is_accessor=True,
+        has_one_value=True,
     )
     GRAD_FN = EdgeRow(142, ".grad_fn", retained=Remedy.GRAPH)
     # from a view to the tensor it views
     BASE = EdgeRow(143, "._base")
     TENSOR_HOOKS = EdgeRow(
-        144, "tensor hooks (._backward_hooks)", cut_rank=14, mechanism=Remedy.TENSOR_HOOK, is_hook_table=True
+        144,
+        "tensor hooks (._backward_hooks)",
+        cut_rank=14,
+        mechanism=Remedy.TENSOR_HOOK,
+        is_hook_table=True,
+        is_nameless=True,
     )
     # register_post_accumulate_grad_hook
     ACCUMULATE_HOOKS = EdgeRow(
-        145, "post-accumulate-grad hooks", cut_rank=15, mechanism=Remedy.ACCUMULATE_HOOK, is_hook_table=True
+        145,
+        "post-accumulate-grad hooks",
+        cut_rank=15,
+        mechanism=Remedy.ACCUMULATE_HOOK,
+        is_hook_table=True,
+        is_nameless=True,
     )
     # name of the method, such as `indices`
     SPARSE_PART = EdgeRow(146, "sparse .{name}()")
@@ -436,7 +485,12 @@ class EdgeKind(Enum):
     # to_save or saved_for_forward of a custom Function's ctx
     CTX_SAVED = EdgeRow(166, "ctx.{name}")
     NODE_HOOKS = EdgeRow(
-        167, "node hooks (register_hook)", cut_rank=14, mechanism=Remedy.NODE_HOOK, is_hook_table=True
+        167,
+        "node hooks (register_hook)",
+        cut_rank=14,
+        mechanism=Remedy.NODE_HOOK,
+        is_hook_table=True,
+        is_nameless=True,
     )
     NODE_PREHOOKS = EdgeRow(
         168,
@@ -444,6 +498,7 @@ class EdgeKind(Enum):
         cut_rank=14,
         mechanism=Remedy.NODE_PREHOOK,
         is_hook_table=True,
+        is_nameless=True,
     )
     # from a tensor to whatever the autograd graph behind it keeps
     GRAPH = EdgeRow(169, ".grad_fn and the graph behind it")

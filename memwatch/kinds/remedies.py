@@ -239,8 +239,8 @@ class Remedy(Enum):
         "`handle.remove()` when done, or clear the container that the hook fills"
     )
     OPTIMIZER_STATE = RemedyRow(
-        "the optimizer keeps state that grows, or state of a replaced parameter: delete it (`del "
-        "optimizer.state[old]`)"
+        "the optimizer keeps state that grows, or a parameter that was replaced: remove the old parameter from "
+        "`optimizer.param_groups`, and delete its state (`del optimizer.state[old]`)"
     )
     CLASS_ATTRIBUTE = RemedyRow(
         (

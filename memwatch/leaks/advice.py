@@ -8,8 +8,13 @@ from typing import TYPE_CHECKING, Final
 from memwatch._torch.modules import HOOK_TABLES
 from memwatch.kinds.edges import EdgeKind, VertexKind
 from memwatch.kinds.remedies import Remedy
-from memwatch.leaks.cut import is_saved_by_ctx, is_torchs_file
-from memwatch.leaks.hooks import held_by_hook, hook_entry, is_registration
+from memwatch.leaks.cut import (
+    held_by_hook,
+    hook_entry,
+    is_registration,
+    is_saved_by_ctx,
+    is_torchs_file,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

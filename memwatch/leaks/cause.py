@@ -1,4 +1,7 @@
-"""The cause of a leak: what is equal for all leaks that one edit of the program would end."""
+"""The cause of a leak: what is equal for all leaks that one edit of the program would end.
+
+Series of references come first: two items of one list differ only in their index. A cause is made of them.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,6 @@ from typing import TYPE_CHECKING, Final
 
 from memwatch.kinds.edges import EdgeKind, VertexKind
 from memwatch.kinds.leaks import LeakKind
-from memwatch.leaks.series import kind_in_series, name_in_series
 from memwatch.words.leaks import CAUSE
 from memwatch.words.places import place
 
@@ -19,23 +21,45 @@ if TYPE_CHECKING:
 
     from memwatch.kinds.edges import Edge, Vertex
 
-_NAMELESS: Final = frozenset(
-    {
-        EdgeKind.ITEM,
-        EdgeKind.VALUE,
-        EdgeKind.KEY,
-        EdgeKind.MEMBER,
-        EdgeKind.FIELD,
-        EdgeKind.REFERENCE,
-        EdgeKind.CELL_CONTENTS,
-        EdgeKind.INSTANCE_DICT,
-        EdgeKind.TENSOR_HOOKS,
-        EdgeKind.NODE_HOOKS,
-        EdgeKind.NODE_PREHOOKS,
-        EdgeKind.ACCUMULATE_HOOKS,
-    }
-)
-"""References that are the same in any container: what leads to the container tells one from the other."""
+# Series of references: the 17th and the 18th item of one list are one leak, not two.
+
+_DIGIT_RUNS: Final = re.compile(r"\d+")
+_ENTRY: Final = re.compile(r"\d+|'[^']*'")  # the varying parts of a key as Python writes it
+_PLAIN: Final = re.compile(r"[-'\"\d]")
+"""How numbers and text begin; the key is another object otherwise."""
+
+
+def series_of(edge: Edge) -> Hashable:
+    """Return what is equal for references that differ only in an index, a key, a number or a size."""
+    return kind_in_series(edge), name_in_series(edge), sort_of(edge.owner), sort_of(edge.reader)
+
+
+def kind_in_series(edge: Edge) -> EdgeKind:
+    """Return the kind of a reference; a key goes with its value, and an argument with its result, by one deletion."""
+    together = edge.kind.row.deleted_with
+    return edge.kind if together is None else EdgeKind[together]
+
+
+def name_in_series(edge: Edge) -> str | None:
+    """Return the name of a reference with a star for its varying part, or None if all of it varies."""
+    if edge.name is None or edge.kind.row.is_named_per_object:
+        return None
+    if edge.kind is EdgeKind.VALUE:
+        return _ENTRY.sub("*", edge.name) if _PLAIN.match(edge.name) else None
+    return _DIGIT_RUNS.sub("*", edge.name)
+
+
+def sort_of(vertex: Vertex | None) -> Hashable:
+    """Return what is equal for owners of one sort: a new list or thread for each call is the same owner."""
+    if vertex is None:
+        return None
+    name, file, dtype = (
+        _DIGIT_RUNS.sub("*", text or "")
+        for text in (vertex.name_in_code or vertex.name, vertex.file, vertex.dtype)
+    )
+    dimensions = None if vertex.shape is None else len(vertex.shape)
+    return vertex.kind, name, file, dtype, dimensions, sort_of(vertex.inner)
+
 
 _NUMBERS: Final = re.compile(r"\d+")
 _PACKAGES: Final = ("site-packages", "dist-packages")
@@ -55,8 +79,16 @@ def cause_of(kind: LeakKind, cut: Edge | None, edges: Sequence[Edge], cycle_leng
     """
     part = _held_from(cut, edges) if kind.is_reached else _looped(cut, edges[:cycle_length])
     # whether gc can free a loop depends on what else is on it: the edit that ends it is the same
-    what = kind if kind.is_reached else LeakKind.CYCLE
-    digest = hashlib.sha256(repr((what.value, part)).encode("utf-8", "backslashreplace"))
+    return _short_name(kind if kind.is_reached else LeakKind.CYCLE, part)
+
+
+def cause_of_thread(kind: LeakKind, work: Vertex) -> str:
+    """Return a short name for a thread that each run starts and does not end, by the function that it runs."""
+    return _short_name(kind, _vertex(work))
+
+
+def _short_name(kind: LeakKind, part: Hashable) -> str:
+    digest = hashlib.sha256(repr((kind.value, part)).encode("utf-8", "backslashreplace"))
     return CAUSE.format(digest=digest.hexdigest()[:_DIGITS])
 
 
@@ -67,7 +99,7 @@ def _held_from(cut: Edge | None, edges: Sequence[Edge]) -> Hashable:
     end = next((number for number, edge in enumerate(edges) if edge is cut), None)
     if end is None:
         return _edge(cut)
-    start = next((number for number in range(end, -1, -1) if edges[number].kind not in _NAMELESS), 0)
+    start = next((number for number in range(end, -1, -1) if not edges[number].kind.row.is_nameless), 0)
     return tuple(map(_edge, edges[start : end + 1]))
 
 
@@ -78,7 +110,7 @@ def _looped(cut: Edge | None, cycle: Sequence[Edge]) -> Hashable:
     """
     if cut is None:
         return EdgeKind.C_CODE.name
-    if cut.kind in _NAMELESS:
+    if cut.kind.row.is_nameless:
         return tuple(sorted({repr(_edge(edge)) for edge in cycle}))
     functions = sorted({repr(place) for edge in cycle for place in _functions(edge)})
     if functions:

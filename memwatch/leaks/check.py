@@ -7,33 +7,159 @@ from __future__ import annotations
 
 import dis
 import functools
+import gc
 import inspect
 import sys
 import time
+from collections import Counter
+from itertools import chain, compress
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
+import numpy as np
 import torch
 
+from memwatch._torch.autograd import next_sequence_nr
+from memwatch._torch.tensors import use_count_of
+from memwatch.heap.class_checks import derives
+from memwatch.heap.classes import ids_of, of_classes
 from memwatch.heap.frames import is_own_code
-from memwatch.leaks.balance import unbalanced
-from memwatch.leaks.diagnose import diagnose
-from memwatch.leaks.exemptions import Exemptions
-from memwatch.leaks.groups import leaks_of
-from memwatch.leaks.known_causes import KnownCauses
+from memwatch.heap.pause import collect
+from memwatch.heap.search import search
+from memwatch.heap.snapshot import Snapshot
+from memwatch.heap.tensors import quiet, storage_of
+from memwatch.leaks.cause import series_of
+from memwatch.leaks.diagnose import (
+    Diagnosis,
+    HolderSearch,
+    Reached,
+    diagnose,
+    explain_unreachable,
+    ids_behind,
+    storages_of,
+)
+from memwatch.leaks.excuses import Exemptions, unbalanced
+from memwatch.leaks.groups import largest_first, leaks_of
+from memwatch.leaks.known_causes import KnownCauses, is_optimizer
 from memwatch.leaks.leak import TensorLeakError
-from memwatch.leaks.ledger import Ledger
-from memwatch.leaks.nearby import NearbySearch
-from memwatch.leaks.new_storage_mode import NewStorageMode
-from memwatch.leaks.new_storages import NewStorages
+from memwatch.leaks.ledger import Ledger, Threads
+from memwatch.leaks.loops import Loops, is_unseen
+from memwatch.leaks.new_storages import NewStorageMode, NewStorages
 from memwatch.leaks.program_growth import ProgramGrowth
+from memwatch.leaks.without_tensors import leaks_of_continued_graphs, leaks_of_new_hooks, next_hook_number
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    import weakref
+    from collections.abc import Callable, Iterator, Sequence
     from types import FrameType, TracebackType
 
-    from memwatch.leaks.diagnose import Diagnosis
     from memwatch.leaks.leak import Leak
+    from memwatch.leaks.ledger import Change
     from memwatch.leaks.new_storages import NewStorage
+    from memwatch.leaks.survivor import Survivor
+
+# Explain the survivors of a block from its own objects and from known causes, without a search of the whole heap.
+#
+# A cycle that the block made consists of young objects. To find it or to collect it, the rest of the heap is not
+# needed. Only young garbage held the memory that such a collection frees.
+
+
+class NearbySearch(HolderSearch):
+    """Searches the young objects, and the ways to known causes, for the holders of survivors.
+
+    Attributes:
+        rest: the survivors that this does not explain.
+        deep: True if something that gc does not show, such as a numpy array, holds one of them.
+        young: the ids of the young objects.
+    """
+
+    def __init__(self, storages: Sequence[NewStorage], exempt: Exemptions, known: KnownCauses) -> None:
+        super().__init__(storages, exempt, [], per_call=False, known=known)
+        self.rest: list[NewStorage] = []
+        self.deep = False
+        self._new: set[int] = set()
+
+    def explain(self) -> Diagnosis:
+        """Explain what can be explained here, the kinds of leaks included; garbage of young objects is collected."""
+        guesses = self._guesses()
+        collect(0)
+        old: set[int] | None = None
+        diagnosis = Diagnosis()
+        for made, guess in zip(self._storages, guesses, strict=True):
+            held = guess
+            if guess is not None and (guess.unreachable or not made.alive):
+                held = guess.of_kind()
+            if not made.alive:
+                diagnosis.add(held, reachable=False)
+            elif held is not None and self._is_known(held):
+                if not (made.certain or id(made.ref()) in self._new):
+                    old = self._older_storages() if old is None else old
+                if old is None or id(made.ref()) not in old:
+                    diagnosis.add(held, reachable=not held.unreachable)
+            else:
+                self.rest.append(made)
+        return diagnosis
+
+    def _is_known(self, guess: Survivor) -> bool:
+        """Return True for a storage on a known path or in a known loop with references that gc does not see."""
+        if not guess.unreachable:
+            return True
+        cycle = guess.steps[: guess.cycle_length]
+        return guess.looped and is_unseen(cycle) and self._known.has_loop(guess.key)
+
+    def _guesses(self) -> list[Survivor | None]:
+        """Return for each survivor the explanation by young objects and known causes alone, or None."""
+        roots, along_ways = self._known.walk()
+        # no list: it would be listed, and refer to them
+        extra = chain(storages_of(self._storages), along_ways)
+        with Snapshot(extra, deep=True, roots=roots) as snapshot:
+            del along_ways, extra
+            self.young = snapshot.young
+            if not all(made.certain for made in self._storages):
+                self._note_new(snapshot)
+            return list(self._nearby(snapshot))
+
+    def _nearby(self, snapshot: Snapshot) -> Iterator[Survivor | None]:
+        reached = Reached(snapshot, self._exempt)
+        along_ways = search(snapshot, snapshot.root_groups())
+        loops = Loops(snapshot, along_ways)
+        for made in self._storages:
+            position = snapshot.position(made.ref())
+            if position < 0:
+                yield None
+            elif not along_ways.reaches(position):
+                loop, way = loops.find(position)
+                above = [snapshot.objects[place] for place in way[:-1]]
+                # else no tensor that gc lists has it
+                is_shown = bool(above) and all(map(gc.is_tracked, above))
+                self.deep = self.deep or not (loop.positions or is_shown)
+                yield explain_unreachable(snapshot, loops, (loop, way), made)
+            elif reached.past_state.reaches(position):
+                way = reached.past_state.path(position)
+                # The living parameters decide whether an optimizer's state leaks, and this snapshot does not list all
+                # of them.
+                through_optimizer = any(is_optimizer(snapshot.objects[place]) for place in way)
+                yield None if through_optimizer else self.explain_retained(snapshot, way, made)
+            else:
+                yield None
+
+    def _note_new(self, snapshot: Snapshot) -> None:
+        """Note the storages whose owners are all young. No tensor from before the block has them."""
+        owners: Counter[int] = Counter()
+        with quiet():
+            for tensor in filter(snapshot.is_young, snapshot.instances(torch.Tensor)):
+                storage = storage_of(tensor)
+                if storage is not None:
+                    owners[id(storage)] += 1
+            for storage in storages_of(self._storages):
+                count = use_count_of(storage)
+                if count is not None and count <= owners[id(storage)] + 1:  # its Python object is one
+                    self._new.add(id(storage))
+
+    def _older_storages(self) -> set[int]:
+        tensors = of_classes(gc.get_objects(2), lambda cls: derives(cls, torch.Tensor))
+        young = () if self.young is None else self.young
+        is_old = ~np.isin(ids_of(tensors), young)
+        return ids_behind(compress(tensors, is_old.tolist()))
 
 
 _STORES: Final = {
@@ -89,12 +215,14 @@ class check_leaks:  # noqa: N801 - used like a function
 
     This is a context manager and a decorator. It reports cycles, loops that gc cannot free, and tensors that an
     object from before the block holds. A tensor that replaced an equally large one is not reported, as in a moving
-    average. If the block left a context of autocast open, tensors that only C code holds are reported too.
+    average. If the block left a context of autocast open, tensors that only C code holds are reported too. So are
+    a hook that was registered beside an older hook of the same function, and a value whose graph goes on into an
+    older graph of the same op, as in ``total = total + loss``.
 
     It does not report names that the block binds, the result of the decorated function, parameters, buffers,
     gradients and optimizer state of living parameters, contents of bounded caches, items in empty slots of a list,
-    and objects that pytest holds. One exception: a list of models that got one more model of the same class is
-    reported.
+    and objects that pytest holds. Two exceptions: a list of models that got one more model of the same class is
+    reported, and so is a replaced parameter that an optimizer still keeps.
 
     If the block raises, the error is chained to that exception.
 
@@ -150,6 +278,10 @@ class check_leaks:  # noqa: N801 - used like a function
         growth.start()
         return growth
 
+    def told_storages(self) -> list[weakref.ref[torch.UntypedStorage]]:
+        """Return the storages of all leaks so far that a live root holds."""
+        return [ref for refs in self._known.told.values() for ref in refs]
+
     def keep(self, *objects: object) -> None:
         """Exempt what the caller of the block holds: its arguments and its result."""
         self._blocks[-1].exempt.objects.update(map(id, objects))
@@ -195,6 +327,8 @@ class _Block:
         self.made = NewStorages()
         self.watch = NewStorageMode(self.made, 0) if sites else None
         self._autocast_depth = autocast_depth()
+        self._threads = Threads()
+        self._first_hook, self._first_node = next_hook_number(), next_sequence_nr()
         self.may_have_grown = False
 
     def young(self) -> list[object]:
@@ -211,18 +345,30 @@ class _Block:
         if self.watch is not None:
             self.watch.stop()
         end_s = time.monotonic()
+        self._threads.settle()
         change = self._ledger.end_run(0, self.made)
-        if not change.added():
-            return []
-        self.may_have_grown = self.watch is None and change.may_hide_growth()
         if error is not None:
             self.exempt.objects.add(id(error))
         self._names.exempt(self.exempt)
+        # before a collection makes the block's objects old
+        hooks = leaks_of_new_hooks(self._first_hook, self.exempt)
+        graphs = leaks_of_continued_graphs(
+            self._ledger.graph_ends(), self._ledger.alive(0), self._first_node, self.exempt, end_s
+        )
+        leaks = self._leaks_of_storages(change, end_s) if change.added() else []
+        told = {series_of(edge) for leak in leaks for edge in leak.edges}
+        graphs = [leak for leak in graphs if leak.cut is not None and series_of(leak.cut) not in told]
+        hooks = [leak for leak in hooks if leak.cut is not None and series_of(leak.cut) not in told]
+        return largest_first([*leaks, *graphs]) + hooks
+
+    def _leaks_of_storages(self, change: Change, end_s: float) -> list[Leak]:
+        """Return the leaks of tensors."""
+        self.may_have_grown = self.watch is None and change.may_hide_growth()
         diagnosis = self._explain(self._ledger.alive(0))
         # `old = model.head; model.head = new`: the name's end will free what was replaced
         change.died += [made for made in self._ledger.older() if id(made.ref()) in diagnosis.released]
-        left = unbalanced(diagnosis, change)
-        self._known.names.note(left)
+        left = unbalanced(diagnosis.retained, diagnosis.unreachable, change)
+        left = self._known.names.note(left)
         return leaks_of(left, [0], per_call=False, end_s=end_s, told=self._known.note_told)
 
     def _explain(self, survivors: list[NewStorage]) -> Diagnosis:
@@ -236,6 +382,7 @@ class _Block:
             known=self._known,
             young=nearby.young,
             deep=nearby.deep,
+            threads=self._threads.started(),
         )
         far.tell_kinds(by_c_alone=autocast_depth() > self._autocast_depth)
         self._known.learn_loops(far.unreachable)

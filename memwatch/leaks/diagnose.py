@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import gc
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,35 +20,114 @@ from memwatch.heap.autograd import is_sparse, sparse_parts
 from memwatch.heap.frames import is_own_code
 from memwatch.heap.paths import Step, steps_of
 from memwatch.heap.pause import HAS_THREE_GENERATIONS, collect
+from memwatch.heap.roots import Root
+from memwatch.heap.search import search
 from memwatch.heap.snapshot import Snapshot
-from memwatch.heap.tensors import is_storage, is_tensor, nbytes_of, quiet, storage_bytes, storage_of
+from memwatch.heap.tensors import is_tensor, nbytes_of, quiet, storage_bytes, storage_of
 from memwatch.heap.vertices import describe
 from memwatch.kinds.edges import EdgeKind
 from memwatch.kinds.leaks import LeakKind
+from memwatch.leaks.cause import series_of, sort_of
 from memwatch.leaks.cut import entry_step
-from memwatch.leaks.excuses import are_old, excusing, identity, registers_itself
-from memwatch.leaks.exemptions import is_import, is_torchs_own
+from memwatch.leaks.excuses import (
+    Case,
+    are_old,
+    excuse_for,
+    exempt_edges,
+    identity,
+    is_amid_older,
+    is_import,
+    latest_references,
+    may_have_latest,
+    registers_itself,
+    shows_all,
+)
 from memwatch.leaks.known_causes import KnownCauses
+from memwatch.leaks.known_retainers import NO_STATE, has_older_of_its_class, state_of, state_storages
 from memwatch.leaks.loops import Loops
-from memwatch.leaks.module_growth import has_older_of_its_class
-from memwatch.leaks.new_storages import tensors_among
-from memwatch.leaks.reached import Reached
-from memwatch.leaks.second_holder import is_amid_older, latest_references, may_have_latest, shows_all
-from memwatch.leaks.series import series_of
+from memwatch.leaks.new_storages import NewStorages, tensors_among
 from memwatch.leaks.survivor import Holding, Survivor
 from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
 
     from memwatch.heap.roots import Held
     from memwatch.heap.search import Tree
-    from memwatch.leaks.exemptions import Exemptions
+    from memwatch.kinds.edges import Vertex
+    from memwatch.leaks.excuses import Exemptions
+    from memwatch.leaks.known_retainers import Positions, Replaced
     from memwatch.leaks.loops import Loop
     from memwatch.leaks.new_storages import NewStorage
+
+# The objects that the roots of a program reach past legitimate holders. Each search runs on first use.
+
+
+class Reached:
+    """The objects that some roots reach. Each search covers the whole heap, so it runs on first use."""
+
+    def __init__(self, snapshot: Snapshot, exempt: Exemptions) -> None:
+        self._snapshot = snapshot
+        self._exempt = exempt
+        self._own = exempt_edges(snapshot, exempt)
+        self._state = state_of(snapshot) if exempt.state else NO_STATE
+
+    @cached_property
+    def past_state(self) -> Tree:
+        """The objects that the program's roots reach past legitimate holders.
+
+        A parameter does not leak, but objects behind it may: a graph behind its gradient, its attributes.
+        """
+        return self._from_program(self._own | self._state.edges)
+
+    @cached_property
+    def through_state(self) -> Tree:
+        """The program's roots, through the state of models too, but not from the optimizers that step them."""
+        state = self._state
+        return self._from_program(self._own | state.optimizers) if state.edges else self.past_state
+
+    @cached_property
+    def legitimate(self) -> set[int]:
+        """The storages of the state of models."""
+        return state_storages(self._snapshot, self._state.edges)
+
+    @property
+    def replaced(self) -> list[Replaced]:
+        """The parameters that optimizers alone keep."""
+        return self._state.replaced
+
+    @cached_property
+    def everyone(self) -> Tree:
+        """The objects that all roots reach, including those of the test runner and of the caller."""
+        exempt = self._snapshot.positions(self._exempt.objects)
+        return search(self._snapshot, [*self._snapshot.root_groups(runner=True), exempt])
+
+    def released_with_names(self) -> set[int]:
+        """Return the ids of the storages that nothing but the names of the block keeps alive."""
+        if not self._own:
+            return set()
+        snapshot = self._snapshot
+        caller = snapshot.positions(self._exempt.objects)
+        others = search(snapshot, [*snapshot.root_groups(runner=True), caller], cut=self._own)
+        named = search(snapshot, [[value for _, value in self._own]])
+        places = ((id(storage), snapshot.position(storage)) for storage in snapshot.storages())
+        return {key for key, place in places if named.reaches(place) and not others.reaches(place)}
+
+    def without(self, cut: Positions) -> Tree:
+        """Return what the program's roots reach past what is legitimate and past some references."""
+        return self._from_program(self._own | self._state.edges | cut)
+
+    def beside(self, containers: Collection[int]) -> Tree:
+        """Return what the program's roots reach past what is legitimate, and by no way through some containers."""
+        return self._from_program(self._own | self._state.edges, containers)
+
+    def _from_program(self, cut: Positions, containers: Collection[int] = ()) -> Tree:
+        snapshot = self._snapshot
+        closed = snapshot.barriers().union(containers)
+        return search(snapshot, snapshot.root_groups(), closed=closed, cut=cut)
 
 
 def tensor_words(objects: list[Any]) -> str:
@@ -141,14 +221,7 @@ class Diagnosis:
         if not self.unreachable:
             return
         collect(self.oldest_generation)
-        self.unreachable = [
-            survivor.if_kept if survivor.if_kept and survivor.storage.alive else survivor
-            for survivor in self.unreachable
-        ]
-        for survivor in self.unreachable:
-            survivor.kind = LeakKind.UNCOLLECTABLE if survivor.looped else LeakKind.RETAINED
-            if not survivor.storage.alive:
-                survivor.kind = LeakKind.CYCLE
+        self.unreachable = [each.of_kind() for each in self.unreachable]
         if not by_c_alone:
             self.unreachable = [each for each in self.unreachable if each.kind is not LeakKind.RETAINED]
 
@@ -164,6 +237,7 @@ def diagnose(
     young: NDArray[np.int64] | None = None,
     old: NDArray[np.int64] | None = None,
     deep: bool = False,
+    threads: Collection[int] = (),
 ) -> Diagnosis:
     """Find the holders of the storages that outlived the runs that made them.
 
@@ -177,12 +251,13 @@ def diagnose(
         young: the ids of the objects that the runs made, if they have left gc's youngest generation.
         old: identities of the objects from before the runs; by default those out of gc's youngest generation.
         deep: True if an object that gc does not show is known to hold one of them.
+        threads: identifiers of the threads that the runs started.
     """
     time_s = time.monotonic()
     if not storages:
         return Diagnosis(time_s=time_s)
     search_ = HolderSearch(storages, exempt, list(held), per_call=per_call, elders=elders, known=known)
-    search_.young, search_.old = young, old
+    search_.young, search_.old, search_.threads = young, old, threads
     diagnosis = search_.run(deep=deep or is_hidden(storages))
     if diagnosis is None:  # something holds a survivor that gc does not show
         diagnosis = search_.run(deep=True)
@@ -212,6 +287,7 @@ class HolderSearch:
         self._known = KnownCauses() if known is None else known
         self.young: NDArray[np.int64] | None = None
         self.old: NDArray[np.int64] | None = None
+        self.threads: Collection[int] = ()
         self._owners: set[int] = set()  # positions of what holds the survivors
         self._excusing: set[int] = set()  # and of containers that are no leak
         self._one_more: dict[tuple[int, int], bool] = {}  # by position of a container and id of a class
@@ -257,6 +333,8 @@ class HolderSearch:
             diagnosis.oldest_generation = _SINCE_THE_RUNS
         tree, held = self._past_excuses(snapshot, reached, in_program)
         explained += held
+        if reached.replaced and not self._per_call:
+            explained = list(self._with_replaced(snapshot, reached, explained))
         for survivor, chain in self._by_container(snapshot, reached, explained):
             self._learn(snapshot, survivor, chain)
             diagnosis.add(survivor)
@@ -265,6 +343,33 @@ class HolderSearch:
         if self._elders:
             diagnosis.elders = list(self._beside(snapshot, tree))
         return diagnosis
+
+    def _with_replaced(
+        self, snapshot: Snapshot, reached: Reached, explained: Iterable[tuple[Survivor | None, list[int]]]
+    ) -> Iterator[tuple[Survivor | None, list[int]]]:
+        """Name the replaced parameters that an optimizer keeps, and not the living ones that took their place.
+
+        The block made the new parameters and their state. The reference to cut is the one to the old parameters.
+        """
+        wanted = [each for each in reached.replaced if each.is_seen]
+        for survivor, chain in explained:
+            keepers = [each for each in reached.replaced if not each.containers.isdisjoint(chain)]
+            is_living = chain[-1] in reached.legitimate
+            if survivor is None or not keepers or not is_living:
+                yield survivor, chain
+            else:
+                wanted += [each for each in keepers if each not in wanted]
+        made = {id(each.ref()) for each in self._storages}
+        for storage in snapshot.storages() if wanted else ():
+            chain = reached.past_state.path(snapshot.position(storage))
+            owner = next(
+                (at for at, place in enumerate(chain) if any(place in each.owners for each in wanted)), 0
+            )
+            older = NewStorages().add(storage, 0, certain=True) if owner and id(storage) not in made else None
+            if older is not None:
+                survivor = self.explain_retained(snapshot, chain, older, cut_at=owner)
+                if survivor is not None:
+                    yield survivor, chain
 
     def _past_excuses(
         self, snapshot: Snapshot, reached: Reached, storages: dict[int, NewStorage]
@@ -333,40 +438,70 @@ class HolderSearch:
         if cut and all(are_old(snapshot, chain)[1 : cut.start + 1]):
             self._known.learn_way([snapshot.objects[place] for place in chain[: cut.start + 1]])
 
-    def explain_retained(self, snapshot: Snapshot, chain: list[int], made: NewStorage) -> Survivor | None:
-        """Explain a storage by the path from a root, or return None if that is exempt."""
+    def explain_retained(
+        self, snapshot: Snapshot, chain: list[int], made: NewStorage, *, cut_at: int | None = None
+    ) -> Survivor | None:
+        """Explain a storage by the path from a root, or return None if that is exempt.
+
+        Args:
+            snapshot: the open graph.
+            chain: the path.
+            made: the storage.
+            cut_at: the place on the path of a replaced parameter, to which the reference to cut leads; by default
+                that reference leads to the first new object.
+        """
         objects = [snapshot.objects[place] for place in chain]
-        if not self._per_call and is_torchs_own(objects):
-            return None
-        if any(is_storage(obj) and storage_bytes(obj) == made.bytes_now() for obj in objects[:-1]):
-            return None  # the same memory, told by the storage that shares it
         steps = steps_of(snapshot, chain)
-        cut = entry_step(steps, [not is_old for is_old in are_old(snapshot, chain)])
+        if cut_at is None:
+            cut = entry_step(steps, [not is_old for is_old in are_old(snapshot, chain)])
+        else:
+            cut = next(step for step in steps if step.end >= cut_at)
         is_one_more = self._is_one_more(snapshot, chain, cut)
-        excuse = excusing(
+        case = Case(
             objects,
             steps,
             cut,
+            made.bytes_now(),
             self._known.slots,
             growth_counts=self._per_call or made.grew,
             one_pass=not self._per_call,
             is_one_more=is_one_more,
         )
-        if excuse is not None:
-            self._excusing.add(chain[excuse])
+        excused = excuse_for(case)
+        if excused is not None:
+            excuse, at = excused
+            if excuse.is_container:
+                self._excusing.add(chain[at])
             return None
-        key = (identity(snapshot, chain, cut.start), series_of(cut.edge)) if cut else None
+        work = None if cut is None else self._work_of(snapshot, chain[: cut.start + 1])
+        key: Hashable = (identity(snapshot, chain, cut.start), series_of(cut.edge)) if cut else None
+        if work is not None:
+            key = sort_of(work)
         if cut:
             self._owners.add(chain[cut.start])
         words = tensor_words(objects)
-        survivor = Survivor(made, key, _to_tensor(steps), cut, words, nbytes=made.bytes_now())
-        survivor.is_one_more = is_one_more
-        survivor.is_amid = cut is not None and is_amid_older(snapshot, objects[cut.start], cut)
-        survivor.is_view = is_view(objects, survivor.nbytes)
-        survivor.registers_itself = cut is not None and registers_itself(
-            objects[cut.end], steps[: steps.index(cut)]
+        nbytes = made.bytes_now()
+        return Survivor(
+            made,
+            key,
+            _to_tensor(steps),
+            cut,
+            words,
+            nbytes=nbytes,
+            work=work,
+            is_one_more=is_one_more or cut_at is not None,
+            is_replaced=cut_at is not None,
+            is_amid=cut is not None and is_amid_older(snapshot, objects[cut.start], cut),
+            is_view=is_view(objects, nbytes),
+            registers_itself=cut is not None
+            and registers_itself(objects[cut.end], steps[: steps.index(cut)]),
         )
-        return survivor
+
+    def _work_of(self, snapshot: Snapshot, owners: Sequence[int]) -> Vertex | None:
+        """Return the function of a thread that the runs started, if a call of it alone leads to the last owner."""
+        root = snapshot.objects[owners[0]]
+        is_started = type(root) is Root and root.thread_id in self.threads
+        return root.work if is_started and not any(map(snapshot.is_old, owners[1:])) else None
 
     def _is_one_more(self, snapshot: Snapshot, chain: list[int], cut: Step | None) -> bool:
         """Return True if a new entry of a container has older ones of its class beside it."""
@@ -409,12 +544,12 @@ def explain_unreachable(
     if any(map(is_import, objects)):
         return None
     survivor = _in_loop(snapshot, loop, chain, storage)
-    if loop.positions:
-        survivor.cuts = loops.cuts_above(chain[-1])
-    unseen = loops.find_unseen(chain[-1]) if loop.positions and not loop.is_unseen else None
-    if unseen is not None:
-        survivor.if_kept = _in_loop(snapshot, *unseen, storage)
-    return survivor
+    if not loop.positions:
+        return survivor
+    cuts = loops.cuts_above(chain[-1])
+    unseen = None if loop.is_unseen else loops.find_unseen(chain[-1])
+    if_kept = None if unseen is None else _in_loop(snapshot, *unseen, storage)
+    return replace(survivor, cuts=cuts, if_kept=if_kept)
 
 
 def _in_loop(snapshot: Snapshot, loop: Loop, chain: list[int], storage: NewStorage) -> Survivor:

@@ -8,41 +8,99 @@ from __future__ import annotations
 import functools
 import gc
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median_low
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from memwatch.devices import adapter_of, devices_in_use
-from memwatch.heap.classes import count_by_class
-from memwatch.heap.roots import Held
+from memwatch.errors import MemwatchError
+from memwatch.heap.classes import count_by_class, named_classes
+from memwatch.heap.names import type_name
+from memwatch.heap.roots import Held, is_own_module
+from memwatch.heap.tensors import TypeFilter, type_dict
 from memwatch.kinds.edges import EdgeKind, VertexKind
-from memwatch.leaks.balance import unbalanced
+from memwatch.leaks.cause import series_of
 from memwatch.leaks.diagnose import diagnose
-from memwatch.leaks.exemptions import Exemptions
-from memwatch.leaks.graph_growth import holder_of_largest_graph, leak_of_graph
-from memwatch.leaks.groups import largest_first, leak_of, leaks_of
-from memwatch.leaks.growth import grown_classes
-from memwatch.leaks.hook_growth import are_registered_since, leaks_of_hooks, next_hook_number
+from memwatch.leaks.excuses import Exemptions, unbalanced
+from memwatch.leaks.groups import growth, largest_first, leak_of, leaks_of
 from memwatch.leaks.leak import Leaks
-from memwatch.leaks.ledger import Change, Ledger
-from memwatch.leaks.new_storage_mode import NewStorageMode
-from memwatch.leaks.new_storages import NewStorages
-from memwatch.leaks.places import growth
-from memwatch.leaks.schedule import AUTO, MOST_BYTES, MOST_S, PERIOD, RunsError, Schedule, schedule_of
-from memwatch.leaks.series import series_of
-from memwatch.leaks.settling import Threads
+from memwatch.leaks.ledger import Change, Ledger, Threads
+from memwatch.leaks.new_storages import NewStorageMode, NewStorages
+from memwatch.leaks.without_tensors import (
+    are_registered_since,
+    holder_of_largest_graph,
+    leak_of_graph,
+    leaks_of_hooks,
+    next_hook_number,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from memwatch.heap.paths import Step
     from memwatch.leaks.diagnose import Diagnosis
+    from memwatch.leaks.groups import Growth
     from memwatch.leaks.leak import Leak
     from memwatch.leaks.new_storages import NewStorage
-    from memwatch.leaks.places import Growth
-    from memwatch.leaks.schedule import Runs
     from memwatch.leaks.survivor import Survivor
+
+# How often a function is called to see what each call adds.
+
+AUTO: Final = "auto"
+PERIOD: Final = 4
+"""A leak on every n-th call is found up to this n."""
+_FURTHER: Final = 32
+MOST_BYTES: Final = 2**30
+"""No further calls are made once what they left is more."""
+MOST_S: Final = 20.0
+"""No further calls are made, beyond the first few, once they took longer."""
+
+Runs = int | Literal["auto"]
+
+
+class RunsError(MemwatchError, ValueError):
+    """The number of warm-up or measured runs makes no sense."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How often a function is called.
+
+    Attributes:
+        warmup: calls before measuring.
+        least: measured calls that are made in any case.
+        further: calls that are made beyond these to tell a window, or a cache, that fills from a leak.
+    """
+
+    warmup: int
+    least: int
+    further: int = 0
+
+    @property
+    def every_run(self) -> bool:
+        """Whether a leak must grow in every measured run, for there will be no more."""
+        return not self.further
+
+
+def schedule_of(warmup: int, runs: Runs, *, least: int = PERIOD) -> Schedule:
+    """Return the schedule for the arguments of a check.
+
+    Args:
+        warmup: calls before measuring, 0 or more.
+        runs: measured calls, 1 or more, or "auto".
+        least: measured calls of "auto" if nothing grows.
+
+    Raises:
+        RunsError: ``warmup`` is negative, or ``runs`` is neither positive nor "auto".
+    """
+    if runs == AUTO and warmup >= 0:
+        return Schedule(warmup, least, _FURTHER)
+    if warmup < 0 or not isinstance(runs, int) or runs < 1:
+        raise RunsError(
+            f"warmup={warmup!r}, runs={runs!r}: warmup must be 0 or more and runs 1 or more, or 'auto'"
+        )
+    return Schedule(warmup, runs)
 
 
 def memory_in_use() -> dict[str, int]:
@@ -61,18 +119,6 @@ _NOISE_BYTES: Final = 64
 _ONE_STEP: Final = 2  # counts: what one call alone adds does not grow
 _TWO_PAIRS: Final = 4  # measured calls: fewer show no period
 _PERIODS_OF_HOOKS: Final = 3  # of calls: a table with hooks of each of them only grows
-_FILLS: Final = frozenset(
-    {
-        EdgeKind.ITEM,
-        EdgeKind.VALUE,
-        EdgeKind.KEY,
-        EdgeKind.MEMBER,
-        EdgeKind.CACHE_ARGUMENT,
-        EdgeKind.CACHE_RESULT,
-        EdgeKind.REFERENCE,
-    }
-)
-"""References of containers and caches: only further calls show whether one fills up or grows for ever."""
 
 
 def find_leaks(
@@ -141,7 +187,7 @@ class _GrowthSearch:
         self.ledger = Ledger()
         self._fn, self._args, self._kwargs = fn, args, kwargs
         self._schedule = schedule
-        self._threads = Threads()
+        self._threads = self._measured_threads = Threads()
         self._changes: list[Change] = []  # of each call, warm-up calls included
         # before some calls and after each, once it matters who held what died
         self._looks: list[Diagnosis] = []
@@ -162,6 +208,7 @@ class _GrowthSearch:
             self._call()
         if schedule.warmup and _collections() == collected:
             self._growing = functools.partial(gc.get_objects, 0)
+        self._measured_threads = Threads()
         self._look_if_needed()
         self._note_classes()
         for _ in range(schedule.least):
@@ -315,7 +362,9 @@ class _GrowthSearch:
         held = self._held()
         first = 0 if elders else self._schedule.warmup
         exempt = Exemptions(state=self._schedule.least == 1)
-        return diagnose(self.ledger.alive(first), exempt, per_call=True, held=held, elders=elders)
+        threads = self._measured_threads.started()
+        made = self.ledger.alive(first)
+        return diagnose(made, exempt, per_call=True, held=held, elders=elders, threads=threads)
 
     def _look_if_needed(self) -> None:
         """Look at the heap after a run if it will matter who held what dies; before further calls, twice will do."""
@@ -351,7 +400,7 @@ class _GrowthSearch:
             look.tell_kinds(by_c_alone=True)
             change = Change(self.ledger.alive(schedule.warmup), self._died_since(schedule.warmup))
             return leaks_of(
-                unbalanced(look, change),
+                unbalanced(look.retained, look.unreachable, change),
                 measured,
                 per_call=True,
                 periods=self._periods(),
@@ -428,7 +477,7 @@ class _GrowthSearch:
         last, runs = self._looks[-1], (len(self._looks) - 1) * self._calls_between
         last.tell_kinds(by_c_alone=True)
         leaks = []
-        for each in [part for holder in grown for part in holder.by_kind()]:
+        for each in [part for holder in grown for part in holder.of_kinds()]:
             every = max(1, round(runs / each.count)) if each.count else 1
             nbytes = max(1, each.nbytes * every // runs)
             count = each.count * every // runs
@@ -455,7 +504,7 @@ def _is_certain(look: Diagnosis, measured: range) -> bool:
 def _may_fill(survivor: Survivor) -> bool:
     """Return True for an entry of a container, and of a tuple that each call makes anew for a name to have."""
     cut = survivor.cut
-    if cut is None or cut.edge.kind in _FILLS:
+    if cut is None or cut.edge.kind.row.is_filled:
         return cut is not None and not _is_in_bounded_cache(cut)
     below = any(step.start >= cut.end for step in survivor.steps)
     return below and cut.edge.target is not None and cut.edge.target.kind is VertexKind.CONTAINER
@@ -470,3 +519,46 @@ def _is_in_bounded_cache(cut: Step) -> bool:
 def _collections() -> int:
     """Return how many collections have run in this process."""
     return sum(generation["collections"] for generation in gc.get_stats())
+
+
+# Count the objects of the program that grow along with leaked tensors, by class.
+#
+# `objgraph.growth` has the same counts. It is not used because it first runs a collection, which would free the cycles
+# under test, and because it names classes with code of their metaclasses.
+
+_MOST_CLASSES: Final = 3  # that a leak names
+_LEAST_COUNTS: Final = 3  # before, and after two calls
+_BUILTIN: Final = "builtins"
+
+
+def grown_classes(counts: Sequence[Mapping[int, int]]) -> tuple[tuple[str, int], ...]:
+    """Return the classes to which every call added objects, with the least number per call, the most first.
+
+    Objects that a single call adds, as torch's tables on the first use of an op, do not count, so at least two calls
+    are compared. Tensors and autograd nodes are the leak itself. Python's containers and functions come and go with
+    any call, and memwatch's own objects do not belong to the program.
+
+    Args:
+        counts: objects by class, before the calls and after each.
+    """
+    if len(counts) < _LEAST_COUNTS:
+        return ()
+    added_by_class = {
+        key: added
+        for key in counts[-1]
+        if (added := min(after.get(key, 0) - before.get(key, 0) for before, after in pairwise(counts))) > 0
+    }
+    # the calls' objects are young, unless the program itself ran a collection
+    classes = named_classes(added_by_class, functools.partial(gc.get_objects, 0), gc.get_objects)
+    is_tensor_or_node = TypeFilter()
+    grown = [
+        (type_name(cls), added_by_class[key])
+        for key, cls in classes.items()
+        if _is_of_program(cls) and not is_tensor_or_node.wants(cls)
+    ]
+    return tuple(sorted(grown, key=lambda row: (-row[1], row[0]))[:_MOST_CLASSES])
+
+
+def _is_of_program(cls: type) -> bool:
+    module = type_dict(cls).get("__module__")
+    return type(module) is str and module != _BUILTIN and not is_own_module(module)

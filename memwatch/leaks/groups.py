@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from memwatch.heap.assignments import with_line
@@ -12,20 +13,21 @@ from memwatch.kinds.edges import VertexKind
 from memwatch.kinds.leaks import LeakKind
 from memwatch.kinds.remedies import Remedy
 from memwatch.leaks.advice import remedy_for
-from memwatch.leaks.cause import cause_of
+from memwatch.leaks.cause import cause_of, cause_of_thread
 from memwatch.leaks.cut import edit_of, holder_of
+from memwatch.leaks.excuses import is_latest
 from memwatch.leaks.known_leaks import known_leak
 from memwatch.leaks.leak import Leak
-from memwatch.leaks.second_holder import is_latest
 from memwatch.words.edges import edge_phrase, reference_phrase
 from memwatch.words.leaks import advice, path_lines, site_phrase
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 
     from memwatch.kinds.edges import Edge
+    from memwatch.leaks.diagnose import Diagnosis
     from memwatch.leaks.new_storages import NewStorage
-    from memwatch.leaks.survivor import Survivor
+    from memwatch.leaks.survivor import Name, Survivor
 
 _FEW: Final = 3
 """With more periods than these, what all but the newest add to is a leak, wherever the newest one's tensor is."""
@@ -241,6 +243,10 @@ def leak_of(
     keeps_graph = any(survivor.through_graph for survivor in group)
     remedy = remedy_for(shown.kind, cut, holder_edges, edges, cycle_length=shown.cycle_length)
     remedy = _remedy_of_group(remedy, shown, group, keeps_graph=keeps_graph, grows=grows)
+    if shown.work is not None:
+        remedy = Remedy.THREAD
+    elif shown.is_replaced:
+        remedy = Remedy.OPTIMIZER_STATE
     lines = {id(edge): with_line(edge) for edge in (*edges, *cuts)}
     known = known_leak(shown.kind, [lines[id(edge)] for edge in edges])
     return Leak(
@@ -280,6 +286,8 @@ def leak_of(
 
 
 def _cause(shown: Survivor) -> str:
+    if shown.work is not None:
+        return cause_of_thread(shown.kind, shown.work)
     if shown.main is None or shown.kind is LeakKind.RETAINED:
         cut = None if shown.cut is None else shown.cut.edge
         return cause_of(shown.kind, cut, [step.edge for step in shown.steps], shown.cycle_length)
@@ -303,9 +311,24 @@ def _shown(group: list[Survivor]) -> Survivor:
     """Return the survivor whose path is shown. A survivor of the first run proves that its reference stays."""
     first = min(_runs(group))
     proven = [survivor for survivor in group if survivor.storage.run == first]
+    if proven[0].work is not None:
+        proven = _of_main_variable(proven)
     return min(
         proven, key=lambda survivor: (not survivor.is_named, len(survivor.steps), -survivor.storage.nbytes)
     )
+
+
+def _of_main_variable(survivors: Sequence[Survivor]) -> list[Survivor]:
+    """Return the survivors behind one variable of a thread: one of the program's calls, or else the fullest one."""
+    held = Counter(edit_of(each.cut.edge) for each in survivors if each.cut is not None)
+
+    def rank(survivor: Survivor) -> tuple[bool, int]:
+        owner, work = survivor.steps[0].edge.owner, survivor.work
+        is_programs = owner is not None and work is not None and owner.file == work.file
+        return is_programs, 0 if survivor.cut is None else held[edit_of(survivor.cut.edge)]
+
+    best = max(map(rank, survivors))
+    return [survivor for survivor in survivors if rank(survivor) == best]
 
 
 def _remedy_of_group(
@@ -348,3 +371,157 @@ def _nearest(group: list[Survivor]) -> NewStorage:
     """Return the storage with the shortest path, if possible one with a known line."""
     known = [survivor for survivor in group if survivor.storage.site is not None] or group
     return min(known, key=lambda survivor: (not survivor.is_named, len(survivor.steps))).storage
+
+
+# Compare the storages behind each holder in successive snapshots of the heap, to find holders that only grow.
+#
+# A holder that drops as much as it takes keeps its count, and its bytes go up and down. A holder that keeps memory of
+# each run has more storages after every run. A holder that keeps a single growing tensor has a larger storage.
+
+Place = tuple[str, "Hashable"]
+"""A device and a holder."""
+Slot = tuple[Place, "Name"]
+"""One reference of a holder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """The growth of one holder during some runs.
+
+    Attributes:
+        survivors: its storages.
+        nbytes: bytes that all the runs together added.
+        count: storages that they added; 0 if an existing one became larger.
+    """
+
+    survivors: list[Survivor]
+    nbytes: int
+    count: int
+
+    def of_kinds(self) -> list[Growth]:
+        """Return the growth of each kind of leak, once a collection has freed what it can."""
+        survivors = [each.of_kind() if each.unreachable else each for each in self.survivors]
+        return replace(self, survivors=survivors)._by_kind()
+
+    def _by_kind(self) -> list[Growth]:
+        """Return the growth of each kind of leak: of loops through one reference, gc may free some alone."""
+        kinds = Counter(survivor.kind for survivor in self.survivors)
+        if len(kinds) == 1:
+            return [self]
+        parts = []
+        for kind, count in kinds.items():
+            survivors = [survivor for survivor in self.survivors if survivor.kind is kind]
+            share = sum(survivor.nbytes for survivor in survivors) / sum(
+                each.nbytes for each in self.survivors
+            )
+            of_count = round(self.count * count / len(self.survivors))
+            parts.append(Growth(survivors, round(self.nbytes * share), of_count))
+        return parts
+
+
+class _Behind:
+    """The storages behind each reference of each holder in one snapshot."""
+
+    def __init__(self, look: Diagnosis) -> None:
+        self.counts: Counter[Slot] = Counter()
+        self.nbytes: Counter[Slot] = Counter()
+        self.by_place: Counter[Place] = Counter()
+        for held in [*(survivor.holding for survivor in look.survivors), *look.elders]:
+            self.counts[held.place, held.slot] += 1
+            self.nbytes[held.place, held.slot] += held.nbytes
+            self.by_place[held.place] += 1
+
+
+def growth(
+    looks: Sequence[Diagnosis], earlier: Sequence[Diagnosis], *, every_run: bool, calls: int = 0
+) -> list[Growth]:
+    """Find the holders that grew, among those of the last snapshot.
+
+    Args:
+        looks: one snapshot before some runs and one after each.
+        earlier: the same for much earlier runs, if any. A holder that only went up and down since then did not grow.
+        every_run: True to count only holders that have more storages after every run, not only after all of them.
+        calls: number of all runs. A holder that grew in each run as it does now has at least half of the product; a
+            holder with less was emptied in between.
+    """
+    comparison = _Comparison(looks, earlier, every_run=every_run, calls=calls)
+    grown = []
+    for place, survivors in _by_place(looks[-1]).items():
+        slots: set[Name] = {survivor.holding.slot for survivor in survivors}
+        rising = {slot for slot in slots if comparison.slot_rises((place, slot))}
+        fresh = {slot for slot in slots - rising if comparison.is_new((place, slot))}
+        named: dict[str | None, set[Name]] = {}
+        for slot in rising:  # variables and keys are separate, items of a list are together
+            named.setdefault(slot[0], set()).add(slot)
+        groups = list(named.values())
+        if comparison.takes_more(place, rising):
+            groups.append(fresh)
+        grown += [comparison.growth(place, survivors, group) for group in groups if group]
+    return grown
+
+
+class _Comparison:
+    """Looks in a row, compared."""
+
+    def __init__(
+        self, looks: Sequence[Diagnosis], earlier: Sequence[Diagnosis], *, every_run: bool, calls: int
+    ) -> None:
+        self._points = [_Behind(look) for look in looks]
+        self._before = [_Behind(look) for look in earlier]
+        self._every_run = every_run
+        self._periods = calls / max(1, len(looks) - 1)
+
+    def slot_rises(self, slot: Slot) -> bool:
+        """Return True if one reference leads to more storages, or to a larger one after every run."""
+        sizes, earlier_sizes = ([point.nbytes[slot] for point in series] for series in self._series)
+        counts, earlier_counts = ([point.counts[slot] for point in series] for series in self._series)
+        grows = _rises(sizes) and _is_above(sizes, earlier_sizes) and sizes[0] > 0 and self._lasts(sizes)
+        return grows or (counts[0] > 0 and self._more(counts, earlier_counts))
+
+    def is_new(self, slot: Slot) -> bool:
+        """Return True if a reference led nowhere at the first look."""
+        return self._points[0].counts[slot] == 0
+
+    def takes_more(self, place: Place, rising: Iterable[Name]) -> bool:
+        """Return True if a holder has more storages, without those behind the references that rise themselves."""
+        counts, earlier = (
+            [point.by_place[place] - sum(point.counts[place, slot] for slot in rising) for point in series]
+            for series in self._series
+        )
+        return self._more(counts, earlier)
+
+    def growth(self, place: Place, survivors: Iterable[Survivor], slots: Collection[Name]) -> Growth:
+        """Return what some references of a holder lead to at the last look and did not lead to at the first."""
+        first, last = self._points[0], self._points[-1]
+        return Growth(
+            [survivor for survivor in survivors if survivor.holding.slot in slots],
+            sum(last.nbytes[place, slot] - first.nbytes[place, slot] for slot in slots),
+            sum(last.counts[place, slot] - first.counts[place, slot] for slot in slots),
+        )
+
+    @property
+    def _series(self) -> tuple[list[_Behind], list[_Behind]]:
+        return self._points, self._before
+
+    def _more(self, counts: Sequence[int], earlier: Sequence[int]) -> bool:
+        is_rising = _rises(counts) if self._every_run else counts[-1] > counts[0]
+        return is_rising and _is_above(counts, earlier) and self._lasts(counts)
+
+    def _lasts(self, amounts: Sequence[int]) -> bool:
+        """Return True if a holder has what it would have, had it grown like this all the time; half is enough."""
+        return 2 * amounts[-1] >= (amounts[-1] - amounts[0]) * self._periods
+
+
+def _by_place(look: Diagnosis) -> dict[Place, list[Survivor]]:
+    places: dict[Place, list[Survivor]] = {}
+    for survivor in look.survivors:
+        places.setdefault(survivor.holding.place, []).append(survivor)
+    return places
+
+
+def _rises(amounts: Sequence[int]) -> bool:
+    return all(earlier < later for earlier, later in pairwise(amounts))
+
+
+def _is_above(amounts: Sequence[int], earlier: Sequence[int]) -> bool:
+    return not earlier or min(amounts) > max(earlier)

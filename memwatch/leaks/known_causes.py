@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -23,7 +24,7 @@ from memwatch.heap.roots import Held, Root, RootKind
 from memwatch.heap.tensors import TypeFilter, quiet
 from memwatch.kinds.edges import EdgeKind
 from memwatch.kinds.leaks import LeakKind
-from memwatch.leaks.fixed_places import Slots
+from memwatch.leaks.excuses import Slots
 
 if TYPE_CHECKING:
     import weakref
@@ -33,18 +34,7 @@ if TYPE_CHECKING:
     from memwatch.leaks.survivor import Survivor
 
 
-_NAMES: Final = frozenset(
-    {
-        EdgeKind.GLOBAL,
-        EdgeKind.ATTRIBUTE,
-        EdgeKind.CLASS_ATTRIBUTE,
-        EdgeKind.BUFFER,
-        EdgeKind.CLOSURE_CELL,
-        EdgeKind.CONTEXT_VARIABLE,
-        EdgeKind.THREAD_LOCAL,
-        EdgeKind.LOCAL,
-    }
-)
+_NOT_NAMES: Final = (EdgeKind.PARAMETER, EdgeKind.GRAD, EdgeKind.ARGUMENT)
 _MOST: Final = 3
 """Blocks whose values a name may have kept: `previous, current = current, new` keeps two."""
 
@@ -55,17 +45,21 @@ class FilledNames:
     def __init__(self) -> None:
         self._values: dict[Hashable, list[list[weakref.ref[torch.UntypedStorage]]]] = {}
 
-    def note(self, survivors: Iterable[Survivor]) -> None:
-        """Note the survivors of a block, and mark each whose place the next value of its name may take."""
+    def note(self, survivors: Sequence[Survivor]) -> list[Survivor]:
+        """Note the survivors of a block. Return them, each with whether the next value of its name may replace it."""
         names: dict[Hashable, list[Survivor]] = {}
         for survivor in survivors:
             if _is_of_name(survivor):
                 names.setdefault(survivor.holding[:2], []).append(survivor)
+        replaceable: set[int] = set()
         for name, values in names.items():
             blocks = [refs for refs in self._values.get(name, []) if any(ref() is not None for ref in refs)]
-            for survivor in values:
-                survivor.may_be_replaced = len(blocks) < _MOST
+            if len(blocks) < _MOST:
+                replaceable.update(map(id, values))
             self._values[name] = [*blocks[-_MOST:], [survivor.storage.ref for survivor in values]]
+        return [
+            replace(each, may_be_replaced=True) if id(each) in replaceable else each for each in survivors
+        ]
 
 
 def _is_of_name(survivor: Survivor) -> bool:
@@ -75,7 +69,8 @@ def _is_of_name(survivor: Survivor) -> bool:
     """
     if survivor.kind is not LeakKind.RETAINED or survivor.unreachable or survivor.cut is None:
         return False
-    return survivor.cut.edge.kind in _NAMES and not survivor.through_graph
+    kind = survivor.cut.edge.kind
+    return kind.row.has_one_value and kind not in _NOT_NAMES and not survivor.through_graph
 
 
 _MOST_WAYS: Final = 200

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from memwatch._torch import missing
@@ -181,11 +182,24 @@ class TensorLeakError(MemwatchError, AssertionError):
 
     def __init__(self, leaks: Sequence[Leak]) -> None:
         self.leaks = list(leaks)
-        count = sum(leak.count for leak in self.leaks)
-        head = words.total_line(words.sizes_of(self.leaks), count, len(self.leaks))
+        head = words.total_line(self.leaks)
         said = [*missing(), *[words.MAY_BE_FILLING] * any(leak.may_be_filling for leak in self.leaks)]
         notes = (words.NOTE.format(sentence=sentence) for sentence in said)
         super().__init__("\n".join([head, *map(str, self.leaks), *notes]))
 
     def __reduce__(self) -> tuple[type[TensorLeakError], tuple[list[Leak]]]:
         return type(self), (self.leaks,)
+
+
+# Decide whether a leak matches a pattern, so that the user's rules can ignore it.
+
+
+def matches(leak: Leak, pattern: str) -> bool:
+    """Return True if the cause, the kind, the holder, the site, the tensor or a line of the path matches.
+
+    Args:
+        leak: the leak.
+        pattern: shell-style pattern, or plain text that may stand anywhere in one of these texts.
+    """
+    texts = (leak.cause, leak.kind, leak.holder, leak.site or "", leak.tensor, *leak.path)
+    return any(pattern in text or fnmatchcase(text, pattern) for text in texts)

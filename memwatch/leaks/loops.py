@@ -1,11 +1,12 @@
-"""Find the loop of references that keeps an unreachable storage alive."""
+"""Find the loop of references that keeps an unreachable storage alive, and the references whose cut ends all loops."""
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
+from dataclasses import dataclass
 from functools import cached_property
 from types import CellType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -13,19 +14,259 @@ from memwatch.heap.class_checks import class_ids, is_a
 from memwatch.heap.paths import steps_of
 from memwatch.heap.search import search
 from memwatch.kinds.edges import EdgeKind
-from memwatch.leaks.components import Component
-from memwatch.leaks.cut import cycle_key, edge_to_cut, edit_of
-from memwatch.leaks.cut_sets import MOST_OBJECTS, Ring, find_cuts
+from memwatch.leaks.cut import cycle_key, edge_to_cut, edit_of, edit_rank
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Hashable, Iterable, Iterator
+    from collections.abc import Callable, Collection, Container, Hashable, Iterable, Iterator, Sequence
 
     import networkx as nx
 
     from memwatch.heap.paths import Step
     from memwatch.heap.search import Tree
     from memwatch.heap.snapshot import Snapshot
-    from memwatch.leaks.cut_sets import CutSet
+
+# Objects that all keep each other alive, and the loops of references among them, each looked for once.
+
+_MOST_LOOPS: Final = 16
+"""Loops told apart among objects that all keep each other alive; what hangs on them is told by one of these."""
+
+
+class Component:
+    """Objects each of which leads to every other. Any loop through one of them consists of these objects.
+
+    Args:
+        members: the objects, as positions.
+        references: the references among them, each as owner and target, in the order in which to try them.
+    """
+
+    def __init__(self, members: Iterable[int], references: Iterable[tuple[int, int]]) -> None:
+        self._following: dict[int, list[int]] = {member: [] for member in members}
+        for owner, target in references:
+            self._following[owner].append(target)
+        self._seen = KnownLoops()
+        self._unseen = KnownLoops()
+
+    def known(self, *, unseen: bool) -> KnownLoops:
+        """Return the loops found so far; on request those through a reference that gc does not see."""
+        return self._unseen if unseen else self._seen
+
+    def references(self) -> Iterator[tuple[int, int]]:
+        """Yield the references among the objects."""
+        for owner, targets in self._following.items():
+            yield from ((owner, target) for target in targets)
+
+    def places(self) -> Iterable[int]:
+        """Return the objects."""
+        return self._following.keys()
+
+    def __len__(self) -> int:
+        return len(self._following)
+
+    @property
+    def is_one_loop(self) -> bool:
+        """Whether there is one loop among the objects and no other."""
+        return all(len(targets) == 1 for targets in self._following.values())
+
+    def loop_without(
+        self,
+        removed: Container[tuple[int, int]],
+        preferred: Iterable[int],
+        *,
+        through: Iterable[tuple[int, int]] | None = None,
+    ) -> list[int]:
+        """Return a loop that remains without some references, with its start repeated at the end, or an empty list.
+
+        Args:
+            removed: the references, each as owner and target.
+            preferred: objects to start at if they are in a loop: the objects of an earlier loop.
+            through: references of which the loop must contain one; any loop will do by default.
+        """
+        import networkx as nx
+
+        left = Component(self._following, (each for each in self.references() if each not in removed))
+        graph = nx.DiGraph(left.references())
+        members: dict[int, int] = {}
+        for number, places in enumerate(nx.strongly_connected_components(graph)):
+            if len(places) > 1 or all(graph.has_edge(place, place) for place in places):
+                members.update(dict.fromkeys(places, number))
+        if through is not None:
+            ends = (each for each in through if each not in removed)
+            inside = ((a, b) for a, b in ends if a in members and members[a] == members.get(b))
+            return next((left.shortest_loop(owner, target) for owner, target in inside), [])
+        start = next((place for place in preferred if place in members), min(members, default=None))
+        return [] if start is None else left.shortest_loop(start)
+
+    def shortest_loop(self, start: int, second: int | None = None) -> list[int]:
+        """Return the shortest loop from an object, by way of a second one if given; its start repeated at the end."""
+        following = self._following[start] if second is None else [second]
+        if start in following:
+            return [start, start]
+        towards = dict.fromkeys(following, start)
+        front = list(towards)
+        while front:
+            fresh: dict[int, int] = {}
+            for node in front:
+                for target in self._following[node]:
+                    if target == start:
+                        return [start, *_back(towards, node, start), start]
+                    if target not in towards and target not in fresh:
+                        fresh[target] = node
+            towards.update(fresh)
+            front = list(fresh)
+        return []
+
+
+class KnownLoops:
+    """The loops that were found among some objects.
+
+    A loop that passes through an object keeps it alive, so none is looked for from there again.
+
+    Attributes:
+        rings: the loops, each as positions, the first one not repeated.
+    """
+
+    def __init__(self) -> None:
+        self.rings: list[list[int]] = []
+        self._by_place: dict[tuple[int, ...], int] = {}
+        self._chain_to: Callable[[int], list[int]] | None = None
+
+    def add(self, ring: list[int]) -> int:
+        """Take a loop and return its number."""
+        number = len(self.rings)
+        self.rings.append(ring)
+        for place, following in zip(ring, [*ring[1:], ring[0]], strict=True):
+            self._by_place.setdefault((place,), number)
+            self._by_place.setdefault((place, following), number)
+        return number
+
+    def through(self, *places: int) -> int | None:
+        """Return the number of a loop through an object, or through a reference given as owner and target."""
+        return self._by_place.get(places)
+
+    def are_enough(self) -> bool:
+        """Return True if no other loop is worth its search."""
+        return len(self.rings) >= _MOST_LOOPS
+
+    def chain_to(self, place: int, search: Callable[[list[int]], Callable[[int], list[int]]]) -> list[int]:
+        """Return the shortest chain from a known loop to an object; the search is made once."""
+        if self._chain_to is None:
+            self._chain_to = search([place for ring in self.rings for place in ring])
+        return self._chain_to(place)
+
+
+def _back(towards: dict[int, int], node: int, start: int) -> list[int]:
+    way = [node]
+    while towards[way[-1]] != start:
+        way.append(towards[way[-1]])
+    return way[::-1]
+
+
+# Find the references to cut so that no loop is left among objects that all lead to one another.
+#
+# Two loops may share an object: a trainer has two loops, and each of them has the trainer. To cut one reference then
+# frees nothing. One line of the program may make many references, so what counts is how many edits it takes.
+
+MOST_OBJECTS: Final = 5_000
+"""In a larger group of objects that refer to each other only the nearest loop is reported. Lightning has about 600."""
+_MOST_RINGS: Final = 32
+"""The most loops that are searched. Lightning's trainer has more, so its cuts are reported as the first of several."""
+
+
+class CutSet(NamedTuple):
+    """The references that end the loops among some objects.
+
+    Attributes:
+        cuts: one reference for each edit, the one that ends most loops first.
+        main: the loop of the first reference.
+        is_complete: False if further loops were not searched.
+    """
+
+    cuts: tuple[Step, ...]
+    main: list[Step]
+    is_complete: bool
+
+    @property
+    def edits(self) -> frozenset[Hashable]:
+        """The edits that the references stand for."""
+        return frozenset(edit_of(step.edge) for step in self.cuts)
+
+
+@dataclass(slots=True)
+class Ring:
+    """One loop: its positions, the first one repeated at the end, and its references."""
+
+    positions: list[int]
+    steps: list[Step]
+
+    def editable(self) -> dict[Hashable, Step]:
+        """Return the references that are as easy to edit as any of this loop, by the edit each stands for."""
+        best = min(map(edit_rank, self.steps))
+        return {edit_of(step.edge): step for step in self.steps if edit_rank(step) == best}
+
+    def references(self, edits: Collection[Hashable]) -> Iterable[tuple[int, int]]:
+        """Yield the references that some edits remove, each as owner and target."""
+        for step in self.steps:
+            if edit_of(step.edge) in edits:
+                # the dictionary has the value, and several functions may have one cell
+                is_cell = step.edge.kind is EdgeKind.CLOSURE_CELL and step.end - step.start > 1
+                end = step.end - is_cell
+                yield self.positions[end - 1], self.positions[end]
+
+
+def find_cuts(
+    component: Component,
+    first: list[int],
+    name: Callable[[list[int]], Ring],
+    *,
+    through: Collection[tuple[int, int]] | None = None,
+    known: Sequence[frozenset[Hashable]] = (),
+) -> CutSet:
+    """Find the fewest edits that end all loops of a component, as far as a few loops show.
+
+    Args:
+        component: the objects.
+        first: one loop among them, as positions, the first one repeated at the end.
+        name: returns the references of a loop.
+        through: only loops with one of these references count; by default all loops count.
+        known: edits that ended the loops of other components, tried first, so that equal objects have equal cuts.
+    """
+    rings = [name(first)]
+    while True:
+        edits = _hitting(rings, known)
+        removed = {reference for ring in rings for reference in ring.references(edits)}
+        loop = component.loop_without(removed, first, through=through)
+        if not loop or len(rings) >= _MOST_RINGS:
+            return _cut_set(rings, edits, is_complete=not loop)
+        rings.append(name(loop))
+
+
+def _hitting(rings: Sequence[Ring], known: Iterable[frozenset[Hashable]]) -> set[Hashable]:
+    """Return a small set of edits that contains one edit of each loop."""
+    for edits in known:
+        hits = [{edit_of(step.edge) for step in ring.steps} & edits for ring in rings]
+        if all(hits):
+            return set().union(*hits)
+    todo = [ring.editable() for ring in rings]
+    chosen: set[Hashable] = set()
+    while todo:
+        counts = Counter(edit for ring in todo for edit in ring)
+        steps = {edit: step for ring in todo for edit, step in ring.items()}
+        best = min(counts, key=lambda edit: (-counts[edit], edit_rank(steps[edit]), repr(edit)))
+        chosen.add(best)
+        todo = [ring for ring in todo if best not in ring]
+    return chosen
+
+
+def _cut_set(rings: Sequence[Ring], edits: Collection[Hashable], *, is_complete: bool) -> CutSet:
+    found: dict[Hashable, list[tuple[Step, Ring]]] = {}
+    for ring in rings:
+        for step in ring.steps:
+            if edit_of(step.edge) in edits:
+                found.setdefault(edit_of(step.edge), []).append((step, ring))
+    order = sorted(found, key=lambda edit: (-len(found[edit]), edit_rank(found[edit][0][0]), repr(edit)))
+    main = min((ring for _, ring in found[order[0]]), key=lambda ring: len(ring.steps))
+    return CutSet(tuple(found[edit][0][0] for edit in order), main.steps, is_complete)
+
 
 _MAX_ANCESTORS: Final = 20_000
 _MOST_STEPS: Final = 50_000

@@ -13,43 +13,227 @@ the loop or in a loop that had none before, and graphs of a function that are go
 
 from __future__ import annotations
 
+import dis
 import gc
+import sys
 import time
 from bisect import bisect_right
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from memwatch._torch.autograd import NO_TASK, current_graph_task_id
 from memwatch._torch.autograd_state import autograd_state
+from memwatch._torch.modules import MODULE_CALL_CODE
 from memwatch.heap.classes import identities
 from memwatch.heap.pause import objects_since
 from memwatch.heap.tensors import is_tensor, quiet, storage_of
 from memwatch.kinds.edges import EdgeKind
 from memwatch.leaks.diagnose import diagnose
-from memwatch.leaks.exemptions import Exemptions
-from memwatch.leaks.graph_growth import holder_of_largest_graph, leak_of_graph
+from memwatch.leaks.excuses import Exemptions
 from memwatch.leaks.groups import leaks_of
-from memwatch.leaks.hook_growth import leaks_of_hooks, next_hook_number
-from memwatch.leaks.loop_passes import LoopPasses
+from memwatch.leaks.ledger import Threads
 from memwatch.leaks.new_storages import behind, tensors_among
+from memwatch.leaks.without_tensors import (
+    holder_of_largest_graph,
+    leak_of_graph,
+    leaks_of_hooks,
+    next_hook_number,
+)
+from memwatch.own_code import CodeOwner, code_owner, is_memwatch_code, line_at
 from memwatch.words.leaks import repeat_name
 
 if TYPE_CHECKING:
     import weakref
     from collections.abc import Callable, Sequence
+    from types import CodeType, FrameType
 
     import torch
     from numpy.typing import NDArray
 
     from memwatch.leaks.leak import Leak
-    from memwatch.leaks.loop_passes import Loop
-    from memwatch.leaks.new_storage_mode import NewStorageMode
-    from memwatch.leaks.new_storages import NewStorage, NewStorages, Site
+    from memwatch.leaks.new_storages import NewStorage, NewStorageMode, NewStorages, Site
     from memwatch.leaks.survivor import Survivor
+
+# Count the passes of the program's own loops from the call stacks of its ops.
+#
+# A program without an optimizer has no mark for the end of a round. Its loops show it. An op shows the instruction that
+# each running call has reached. If a call has gone back to an earlier instruction, or calls a function again from the
+# same instruction, a loop of that call has begun another pass.
+#
+# Python may reuse the memory of a frame for a later call, and frames have no weak references. So memwatch puts a mark
+# of its own into `f_trace`, which only a debugger reads, and which dies with the frame. While a debugger or a coverage
+# tool is active, memwatch counts no passes.
+
+_WAITS: Final = "JUMP_BACKWARD_NO_INTERRUPT"
+"""The jump with which `await` and `yield from` wait: no loop of the program."""
+
+
+class _Mark:
+    """Lies in a frame, and tells it from all others."""
+
+    __slots__ = ()
+
+    def __call__(self, *_event: object) -> None:
+        """Trace nothing, in case a debugger starts within the call."""
+
+
+class _Call(NamedTuple):
+    """One running call: the mark in its frame, its code, and the offset that it has reached."""
+
+    mark: object
+    code: CodeType
+    offset: int
+
+
+class _Range(NamedTuple):
+    """The instructions of a loop, by their offsets: the first one, to which it jumps back, and the last."""
+
+    start: int
+    end: int
+
+
+@dataclass(eq=False)
+class Loop:
+    """One run of a loop of the program.
+
+    Attributes:
+        code: the function or module with the loop.
+        range: its instructions.
+        depth: number of running calls around the call with the loop.
+        passes: number of passes that have begun after the first.
+        is_over: True once the call has left it.
+    """
+
+    code: CodeType
+    range: _Range
+    depth: int
+    passes: int = 0
+    is_over: bool = False
+
+    @property
+    def place(self) -> tuple[str, int, str]:
+        """The file, the line at which the loop begins, and the function."""
+        return self.code.co_filename, line_at(self.code, self.range.start), self.code.co_name
+
+
+class LoopPasses:
+    """Compares the stack of each op with the stack of the previous op."""
+
+    def __init__(self) -> None:
+        self._stack: list[_Call] = []
+        self._op: object = None
+        self._running: dict[tuple[int, int], Loop] = {}  # by depth and first instruction
+        self._ranges: dict[int, tuple[CodeType, list[_Range]]] = {}  # by the id of a code, which it keeps
+        self._owners: dict[int, bool] = {}
+
+    def note(self, op: object) -> Loop | None:
+        """Note an op of this thread, none of a backward; return the loop that has begun another pass with it."""
+        before, self._stack = self._stack, _running_calls()
+        op_before, self._op = self._op, op
+        stack = self._stack
+        same = 0  # calls that are still running
+        for old, new in zip(before, stack, strict=False):
+            if old.mark is not new.mark:
+                break
+            same += 1
+        self._end(same)
+        if not same:
+            return None
+        at, offset_before = same - 1, before[same - 1].offset
+        if stack[at].offset > offset_before:
+            self._end_left(at, stack[at].offset)
+            return None
+        if stack[at].offset == offset_before:
+            # One instruction may run several ops in C++, hardly the same one twice in a row. It calls one function.
+            called_torch = len(before) == len(stack) == same and op is op_before
+            called_function = len(before) > same and len(stack) > same
+            if not (called_torch or called_function):
+                return None
+        return self._passed(at, offset_before)
+
+    def _passed(self, depth: int, offset_before: int) -> Loop | None:
+        """Count a pass of the innermost loop around both instructions of a call.
+
+        Return the loop if it is the program's.
+        """
+        call = self._stack[depth]
+        found = self._range_of(call.code, call.offset, offset_before)
+        if found is None or not self._is_of_program(depth):
+            return None
+        self._end_left(depth, call.offset)
+        loop = self._running.get((depth, found.start))
+        if loop is None:
+            loop = self._running[depth, found.start] = Loop(call.code, found, depth)
+        loop.passes += 1
+        return loop
+
+    def _end(self, depth: int) -> None:
+        """End the loops of the calls from a depth on: those calls have returned."""
+        for key in [key for key in self._running if key[0] >= depth]:
+            self._running.pop(key).is_over = True
+
+    def _end_left(self, depth: int, offset: int) -> None:
+        """End the loops of a call that it has left by moving on."""
+        for key, loop in list(self._running.items()):
+            if key[0] == depth and offset > loop.range.end:
+                self._running.pop(key).is_over = True
+
+    def _range_of(self, code: CodeType, first: int, last: int) -> _Range | None:
+        """Return the innermost loop that has two instructions, the one behind the other."""
+        known = self._ranges.get(id(code))
+        if known is None:
+            known = self._ranges[id(code)] = code, _loops_of(code)
+        around = (each for each in known[1] if each.start <= first and last <= each.end)
+        return min(around, key=lambda each: each.end - each.start, default=None)
+
+    def _is_of_program(self, depth: int) -> bool:
+        """Return True for a call of the program's own code outside a module's forward.
+
+        A forward that goes through its layers is one round of work. It keeps memory of each layer for the backward.
+        """
+        code = self._stack[depth].code
+        if id(code) not in self._owners:
+            self._owners[id(code)] = code_owner(code.co_filename) is CodeOwner.PROGRAM
+        return self._owners[id(code)] and not any(
+            each.code is MODULE_CALL_CODE for each in self._stack[:depth]
+        )
+
+
+def _running_calls() -> list[_Call]:
+    """Return the running calls of this thread, outermost first, without those of memwatch and its caller.
+
+    The list is empty while a debugger or a coverage tool is active.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and is_memwatch_code(frame.f_code.co_filename):
+        frame = frame.f_back
+    calls: list[_Call] = []
+    if sys.gettrace() is not None:
+        return calls
+    while frame is not None and not is_memwatch_code(frame.f_code.co_filename):
+        mark = frame.f_trace
+        if mark is None:
+            mark = frame.f_trace = _Mark()
+        elif type(mark) is not _Mark:
+            return []
+        calls.append(_Call(mark, frame.f_code, frame.f_lasti))
+        frame = frame.f_back
+    return calls[::-1]
+
+
+def _loops_of(code: CodeType) -> list[_Range]:
+    """Return the loops of a function: each jump back ends one."""
+    ends: dict[int, int] = {}
+    for each in dis.get_instructions(code):
+        is_jump = each.opcode in dis.hasjrel or each.opcode in dis.hasjabs
+        if is_jump and each.argval <= each.offset and each.opname != _WAITS:
+            ends[each.argval] = max(ends.get(each.argval, 0), each.offset)
+    return [_Range(start, end) for start, end in ends.items()]
+
 
 FEWEST_STEPS: Final = 4
 """Steps after which the heap is searched first, and again each time their number has doubled. The first step makes lazy
@@ -62,7 +246,6 @@ _MOST_COUNTING_S: Final = 5.0
 """No more counts of autograd nodes once they took longer."""
 _MOST_RUNS: Final = 2
 """How many runs of one loop are followed. A function that is called again and again is part of a larger round."""
-_STATE: Final = frozenset({EdgeKind.PARAMETER, EdgeKind.BUFFER})
 
 
 @dataclass(eq=False)
@@ -77,10 +260,12 @@ class Rounds:
         hook_numbers: the number of the next hook, at the end of each round.
         nodes: the number of autograd nodes at the end of each counted round.
         old: identities of the objects from before the second round.
+        threads: the threads from before the second round.
         marker: what separates those objects from later ones, which may have the addresses of dead ones.
         backwards: number of rounds after the first with a backward.
         in_backward: True if this round had a backward.
         found: the storages behind the leaks.
+        storages: the same by the cause of each leak.
         is_judged: True if no further search is needed.
     """
 
@@ -91,10 +276,12 @@ class Rounds:
     hook_numbers: list[int] = field(default_factory=list)
     nodes: list[int] = field(default_factory=list)
     old: NDArray[np.int64] | None = None
+    threads: Threads = field(default_factory=Threads)
     marker: list[object] = field(default_factory=list)
     backwards: int = 0
     in_backward: bool = False
     found: list[weakref.ref[torch.UntypedStorage]] = field(default_factory=list)
+    storages: dict[str, list[weakref.ref[torch.UntypedStorage]]] = field(default_factory=dict)
     is_judged: bool = False
     _starts: list[int] = field(default_factory=list)  # clock at the start of each round after the first
 
@@ -127,6 +314,32 @@ class Rounds:
     def is_alive(self) -> bool:
         """Return True if a storage of the last search is alive."""
         return any(ref() is not None for ref in self.found)
+
+    def leaks_of_each(self, survivors: Sequence[Survivor], measured: range) -> list[Leak]:
+        """Return the leaks to which each of some rounds added, and note their storages."""
+        leaks = leaks_of(survivors, measured, per_call=True, told=self._note_storages)
+        return [leak for leak in leaks if leak.every == 1]
+
+    def _note_storages(self, leak: Leak, survivors: Sequence[Survivor]) -> None:
+        refs = self.storages.setdefault(leak.cause, [])
+        refs += [each.storage.ref for each in survivors]
+
+    def new_leaks(self, told: set[str], seen: list[weakref.ref[torch.UntypedStorage]]) -> list[Leak]:
+        """Return the leaks whose cause or memory no other round has told of, and note both.
+
+        A step of the optimizer may be a pass of a loop too, and the two searches may enter one holder at different
+        references.
+        """
+        known = set(map(id, seen))
+        fresh = []
+        for leak in self.leaks:
+            refs = self.storages.get(leak.cause, [])
+            again = sum(id(ref) in known for ref in refs)
+            if leak.cause not in told and 2 * again < max(1, len(refs)):
+                fresh.append(leak)
+            seen += refs
+        told |= {leak.cause for leak in self.leaks}
+        return fresh
 
     def acquit(self) -> None:
         """Drop the leaks, and search no more."""
@@ -226,6 +439,7 @@ class ProgramGrowth:
         fewest = FEWEST_STEPS if rounds.loop is None else FEWEST_PASSES - 1
         if rounds.old is None:
             rounds.old, rounds.marker = identities(gc.get_objects()), []
+            rounds.threads = Threads()
         doublings, rest = divmod(rounds.number, fewest)
         is_due = rest == 0 and doublings & (doublings - 1) == 0 and not rounds.is_judged
         if rounds.number <= fewest or is_due:
@@ -252,9 +466,10 @@ class ProgramGrowth:
             if (number := rounds.round_of(each)) in measured
         ]
         leaks: list[Leak] = []
-        rounds.was_searched, rounds.kept, rounds.found = True, [], []
+        rounds.was_searched, rounds.kept, rounds.found, rounds.storages = True, [], [], {}
         if {each.run for each in made}.issuperset(measured):
-            look = diagnose(made, Exemptions(state=False), per_call=True, old=rounds.old)
+            threads = rounds.threads.started()
+            look = diagnose(made, Exemptions(state=False), per_call=True, old=rounds.old, threads=threads)
             with_graph = _storages_with_graph()
             keeping = [each for each in look.retained if _keeps_graph(each, with_graph)]
             others = [
@@ -262,8 +477,8 @@ class ProgramGrowth:
                 for each in look.retained
                 if not _keeps_graph(each, with_graph) and not _is_of_module(each)
             ]
-            leaks = [replace(each, keeps_graph=True) for each in _of_each_round(keeping, measured)]
-            rounds.kept = _of_each_round(others, measured)
+            leaks = [replace(each, keeps_graph=True) for each in rounds.leaks_of_each(keeping, measured)]
+            rounds.kept = rounds.leaks_of_each(others, measured)
             rounds.found = [each.storage.ref for each in (keeping if leaks else others)]
         if not leaks:
             leaks = self._growing_graph(rounds)
@@ -287,17 +502,13 @@ class ProgramGrowth:
         return [leak_of_graph(survivor, grown // (rounds.number - 1))]
 
 
-def _of_each_round(survivors: Sequence[Survivor], measured: range) -> list[Leak]:
-    return [each for each in leaks_of(survivors, measured, per_call=True) if each.every == 1]
-
-
 def _keeps_graph(survivor: Survivor, with_graph: set[int]) -> bool:
     return survivor.through_graph or id(survivor.storage.ref()) in with_graph
 
 
 def _is_of_module(survivor: Survivor) -> bool:
     """Return True for a parameter or a buffer: the loop builds a model."""
-    return any(step.edge.kind in _STATE for step in survivor.steps)
+    return any(step.edge.kind in (EdgeKind.PARAMETER, EdgeKind.BUFFER) for step in survivor.steps)
 
 
 def _storages_with_graph() -> set[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from memwatch.kinds.edges import EdgeKind
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable
 
     from memwatch.heap.paths import Step
+    from memwatch.kinds.edges import Vertex
     from memwatch.leaks.new_storages import NewStorage
 
 
@@ -33,7 +34,7 @@ class Holding(NamedTuple):
     nbytes: int
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Survivor:
     """A surviving storage with the references that explain it; keeps nothing of the program alive.
 
@@ -54,12 +55,15 @@ class Survivor:
         branch: the step of the cycle that begins at the object from which the path to the tensor leaves.
         is_view: True if the tensor shows half of its storage at most.
         is_one_more: True if it is behind the entry of a container that has older entries of its class.
+        is_replaced: True if it is of a replaced parameter that an optimizer keeps.
         is_amid: True if older items follow its place in a list or array.
         registers_itself: True if the target of the reference to cut puts itself there.
         unreachable: True if no root reaches it.
         nbytes: bytes of the storage at the snapshot.
         may_be_replaced: True if a name holds it that had one value at a time in earlier blocks.
         if_kept: the explanation to use if gc, which sees every reference of the cycle, does not free it.
+        work: the function of a thread that holds it, if the runs started the thread: to end the thread frees all that
+            its calls hold, whichever of their variables holds it.
     """
 
     storage: NewStorage
@@ -77,12 +81,21 @@ class Survivor:
     branch: int = 0
     is_view: bool = False
     is_one_more: bool = False
+    is_replaced: bool = False
     is_amid: bool = False
     registers_itself: bool = False
     unreachable: bool = False
     nbytes: int = 0
     may_be_replaced: bool = False
     if_kept: Survivor | None = None
+    work: Vertex | None = None
+
+    def of_kind(self) -> Survivor:
+        """Return an unreachable survivor with the kind of its leak, once a collection has freed what it can."""
+        if not self.storage.alive:
+            return replace(self, kind=LeakKind.CYCLE)
+        found = self.if_kept or self
+        return replace(found, kind=LeakKind.UNCOLLECTABLE if found.looped else LeakKind.RETAINED)
 
     @property
     def through_graph(self) -> bool:
@@ -93,5 +106,6 @@ class Survivor:
     def holding(self) -> Holding:
         """The objects that its holder keeps through it."""
         edge = None if self.cut is None else self.cut.edge
-        slot = (None, None) if edge is None or self.looped else (edge.name, edge.position)
+        is_one = edge is None or self.looped or self.work is not None
+        slot = (None, None) if edge is None or is_one else (edge.name, edge.position)
         return Holding((self.storage.device, self.key), slot, self.nbytes)

@@ -17,12 +17,10 @@ from memwatch.heap.classes import identities
 from memwatch.heap.pause import collect, pause_gc, recent_objects, resume_gc
 from memwatch.leaks.cut import holder_of
 from memwatch.leaks.diagnose import Diagnosis, diagnose
-from memwatch.leaks.exemptions import Exemptions
-from memwatch.leaks.groups import largest_first, leak_of
+from memwatch.leaks.excuses import Exemptions
+from memwatch.leaks.groups import growth, largest_first, leak_of
 from memwatch.leaks.leak import Leaks
-from memwatch.leaks.new_storage_mode import NewStorageMode
-from memwatch.leaks.new_storages import NewStorages, storages_behind, tensors_among
-from memwatch.leaks.places import growth
+from memwatch.leaks.new_storages import NewStorageMode, NewStorages, storages_behind, tensors_among
 from memwatch.words import leaks as words
 
 if TYPE_CHECKING:

@@ -51,6 +51,7 @@ KNOWN: Final = "  known leak of {library}: {what} ({link})"
 ADVICE: Final = "  advice: {advice}"
 NO_LEAKS: Final = "No leaks found"
 TOTAL: Final = "{size} of tensors leaked ({count} in {groups})"
+TOTAL_OF_ALL: Final = "{amounts} leaked ({groups})"
 NOTE: Final = "note: {sentence}"
 MAY_BE_FILLING: Final = (
     "after one pass, growth looks the same as a window or a cache that is still filling; `find_leaks(fn)` repeats "
@@ -341,10 +342,13 @@ def sizes_phrase(sizes: Mapping[str, int]) -> str:
     )
 
 
-def total_line(sizes: Mapping[str, int], count: int, groups: int) -> str:
+def total_line(leaks: Sequence[Leaked]) -> str:
     """Return the first line of an error: how much leaked in all."""
-    grouped = ONE_GROUP if groups == 1 else GROUPS.format(count=groups)
-    return TOTAL.format(size=sizes_phrase(sizes), count=count, groups=grouped)
+    groups = ONE_GROUP if len(leaks) == 1 else GROUPS.format(count=len(leaks))
+    if not all(leak.kind.is_of_tensors for leak in leaks):
+        return TOTAL_OF_ALL.format(amounts=amounts_phrase(leaks), groups=groups)
+    count = sum(leak.count for leak in leaks)
+    return TOTAL.format(size=sizes_phrase(sizes_of(leaks)), count=count, groups=groups)
 
 
 def site_phrase(file: str, line: int, function: str) -> str:

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
     from memwatch.analysis.findings.finding import Finding
     from memwatch.leaks import Leak
+    from memwatch.leaks.find import Runs
     from memwatch.leaks.known_causes import KnownCauses
-    from memwatch.leaks.schedule import Runs
     from memwatch.reading import Reading
     from pytest_memwatch.markers import Checks
     from pytest_memwatch.options import Settings
@@ -193,8 +193,7 @@ class Examination:
 
     def _run_repeatedly(self, body: Body, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         __tracebackhide__ = True
-        from memwatch.leaks.find import find_growth
-        from memwatch.leaks.schedule import AUTO, schedule_of
+        from memwatch.leaks.find import AUTO, find_growth, schedule_of
 
         check = self.checks.growth
         assert check is not None
@@ -350,8 +349,8 @@ class Examination:
 @functools.cache
 def _known_causes() -> KnownCauses:
     """Return what the tests of this process have leaked so far: a cause is searched for once."""
-    from memwatch.leaks.elders import follow
     from memwatch.leaks.known_causes import KnownCauses
+    from memwatch.leaks.ledger import follow
 
     follow()
     return KnownCauses()
@@ -372,7 +371,7 @@ def end_checks() -> dict[str, list[int]]:
     _line_search.cache_clear()
     if not _known_causes.cache_info().currsize:
         return {}
-    from memwatch.leaks.elders import unfollow
+    from memwatch.leaks.ledger import unfollow
 
     unfollow()
     freed = _known_causes().freed()

@@ -37,7 +37,7 @@ class IgnoreRule:
 
     def matches(self, leak: Leak) -> bool:
         """Return True if the cause, the kind, the holder, the site, the tensor or a line of the path matches."""
-        from memwatch.leaks.ignoring import matches
+        from memwatch.leaks.leak import matches
 
         return matches(leak, self.pattern)
 
@@ -131,7 +131,7 @@ def kept_by_cache(leak: Leak) -> bool:
     """
     if leak.kind != "retained" or leak.keeps_graph or leak.grows or leak.cut is None:
         return False
-    from memwatch.leaks.hooks import is_registration
+    from memwatch.leaks.cut import is_registration
 
     cut = leak.cut
     if is_registration(cut, leak.edges):

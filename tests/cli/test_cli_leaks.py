@@ -405,3 +405,47 @@ def test_a_loss_at_the_top_level_is_not_said_to_hold_the_model(shell_memwatch, t
     done = shell_memwatch("leaks", "program.py")
     assert (done.returncode, done.stdout) == (0, "")
     assert "not judged" not in done.stderr
+
+
+ROUNDS = """
+import torch
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+def train(keep):
+    for _ in range(2):
+        for number in range(20):
+            out = model(torch.ones(2, 8))
+            loss = out.sum()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            keep(number, loss, out)
+"""
+ONE_TABLE = """
+def main():
+    table = {}
+    def keep(number, loss, out):
+        table.setdefault("losses", []).append(loss)
+        table.setdefault(f"out{number}", []).append(out)
+    train(keep)
+main()
+"""
+TWO_TABLES = """
+def main():
+    losses, outs = [], []
+    def keep(number, loss, out):
+        losses.append(loss)
+        outs.append(out)
+    train(keep)
+main()
+"""
+DETACHED = ONE_TABLE.replace("(loss)", "(loss.item())").replace("(out)", "(float(out.sum()))")
+
+
+@pytest.mark.parametrize(("program", "holders"), [(ONE_TABLE, 1), (TWO_TABLES, 2), (DETACHED, 0)])
+def test_a_holder_is_listed_once_though_steps_and_passes_add_to_it(shell_memwatch, program, holders):
+    """The search after steps and the search after passes may enter a table at different references."""
+    done = shell_memwatch("leaks", "-c", ROUNDS + program)
+    assert done.stdout.count("retained:") == holders
+    assert done.returncode == (holders > 0)

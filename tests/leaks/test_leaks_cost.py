@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from memwatch.leaks import TensorLeakError, check_leaks, find_leaks
-from memwatch.leaks.elders import follow, unfollow
 from memwatch.leaks.known_causes import KnownCauses
+from memwatch.leaks.ledger import follow, unfollow
 
 CROWD = 500_000
 STATM = Path("/proc/self/statm")

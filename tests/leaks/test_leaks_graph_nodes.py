@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from memwatch.kinds.leaks import LeakKind
-from memwatch.leaks import find_leaks
+from memwatch.leaks import TensorLeakError, check_leaks, find_leaks
 
 MODEL = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(4)])
 INPUT = torch.ones(2, 8)
@@ -27,6 +27,8 @@ METER = Meter()
 @pytest.fixture(autouse=True)
 def _fresh():
     torch.set_num_threads(1)
+    METER.__init__()
+    yield
     METER.__init__()
 
 
@@ -166,3 +168,41 @@ def test_a_list_of_losses_says_how_many_nodes_it_keeps():
     assert leak.kind is LeakKind.RETAINED
     assert leak.graph_nodes == nodes_of_a_loss()
     assert f"and {leak.graph_nodes} autograd nodes on each call" in str(leak)
+
+
+def carries_a_detached_state():
+    METER.last = torch.tanh(INPUT if METER.last is None else METER.last.detach() * 2 + trained_loss())
+
+
+def negates_a_loss():
+    """The graph goes on, but no op of it was there before: the value is made in two parts."""
+    METER.last = trained_loss() if METER.last is None else -METER.last
+
+
+def test_one_pass_shows_a_graph_that_goes_on_into_an_older_one_of_its_op():
+    for _ in range(3):
+        adds_to_a_new_total()
+    with pytest.raises(TensorLeakError) as caught, check_leaks():
+        adds_to_a_new_total()
+    [leak] = caught.value.leaks
+    assert leak.kind is LeakKind.GRAPH
+    assert leak.count >= 8  # nodes of four layers
+    assert "of tensors" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "call", [carries_a_detached_state, negates_a_loss, adds_a_detached_loss_to_an_older_total]
+)
+def test_one_pass_finds_no_fault_with_a_graph_that_begins_anew(call):
+    call()
+    with check_leaks():
+        call()
+    METER.__init__()
+
+
+def test_a_graph_that_only_a_name_of_the_block_holds_is_no_leak():
+    for _ in range(3):
+        adds_to_a_new_total()
+    with check_leaks():
+        total = METER.total + trained_loss()
+    assert total.grad_fn is not None

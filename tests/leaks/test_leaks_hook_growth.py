@@ -8,7 +8,7 @@ from torch import nn
 
 from memwatch.kinds.leaks import LeakKind
 from memwatch.kinds.remedies import Remedy
-from memwatch.leaks import find_leaks
+from memwatch.leaks import TensorLeakError, check_leaks, find_leaks
 from memwatch.words.leaks import advice
 
 LAYER = nn.Linear(8, 8)
@@ -126,3 +126,53 @@ def test_hooks_that_keep_tensors_are_one_leak():
 
     (leak,) = find_leaks(keeps_a_tensor)
     assert (leak.kind, leak.nbytes) == (LeakKind.RETAINED, 400)
+
+
+def hooks_left(block):
+    try:
+        with check_leaks():
+            block()
+    except TensorLeakError as error:
+        return [(leak.kind, leak.count) for leak in error.leaks]
+    return []
+
+
+def registers_a_closure(layer):
+    layer.register_forward_hook(lambda *_args: None)
+
+
+class Meter:
+    def notes(self, gradient):
+        pass
+
+
+def registers_a_method(layer):
+    layer.weight.register_hook(Meter().notes)
+
+
+@pytest.mark.parametrize("registers", [registers_a_closure, registers_a_method])
+def test_one_pass_shows_one_more_hook_of_a_function(registers):
+    """The first hook may be set up once. The second one of its function is one more."""
+    layer = nn.Linear(4, 4)
+    assert hooks_left(lambda: registers(layer)) == []
+    [(kind, count)] = hooks_left(lambda: registers(layer))
+    assert (kind, count) == (LeakKind.HOOKS, 1)
+    [(kind, count)] = hooks_left(lambda: [registers(layer) for _ in range(3)])
+    assert count == 3
+
+
+def test_one_pass_counts_no_hook_that_is_removed_or_of_another_function_or_object():
+    layer = nn.Linear(4, 4)
+    registers_a_closure(layer)
+
+    def removes():
+        layer.register_forward_hook(does_nothing).remove()
+
+    def on_a_new_layer():
+        new = nn.Linear(4, 4)
+        for _ in range(3):
+            registers_a_closure(new)
+
+    assert hooks_left(removes) == []
+    assert hooks_left(on_a_new_layer) == []
+    assert hooks_left(lambda: layer.register_forward_hook(does_nothing)) == []

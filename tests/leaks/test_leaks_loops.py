@@ -12,7 +12,7 @@ from torch import nn
 
 from memwatch.heap.pause import HAS_THREE_GENERATIONS
 from memwatch.leaks import TensorLeakError, check_leaks, find_leaks
-from memwatch.leaks.components import Component, KnownLoops
+from memwatch.leaks.loops import Component, KnownLoops
 
 
 def train(steps):

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import queue
+import threading
+import weakref
 
 import pytest
 import torch
@@ -141,3 +145,105 @@ def test_the_buckets_of_a_reducer_are_told_with_the_hook_that_keeps_it():
     assert leak.kind == "uncollectable"
     assert leak.nbytes >= 3 * 288  # parameters, gradients and buckets
     assert find_leaks(lambda: Replica(reduce).replica(torch.ones(2, 8)).sum().backward()) == []
+
+
+class Loader:
+    """Keeps two batches ahead in its queue, and one in the hand of its thread."""
+
+    def __init__(self, work):
+        self.batches, self.is_over = queue.Queue(maxsize=2), threading.Event()
+        self.thread = threading.Thread(target=work, args=(self,), daemon=True)
+        self.thread.start()
+
+    def first(self):
+        return self.batches.get().get("x").sum().item()
+
+    def end(self):
+        self.is_over.set()
+        while self.thread.is_alive():
+            with contextlib.suppress(queue.Empty):
+                self.batches.get(timeout=0.01)
+
+
+def batch():
+    return {"x": torch.ones(64), "y": torch.ones(64)}
+
+
+def fills(loader):
+    while not loader.is_over.is_set():
+        loader.batches.put(batch())
+
+
+def fills_from_a_generator(loader):
+    source = (batch() for _ in iter(loader.is_over.is_set, True))
+    for latest in source:
+        latest["x"] = latest["x"] + 1
+        loader.batches.put(latest)
+
+
+WORK = [fills, fills_from_a_generator]
+
+
+@pytest.mark.parametrize("work", WORK)
+def test_a_thread_that_each_call_abandons_is_one_cause_whichever_of_its_variables_hold_tensors(work):
+    """The queue, the thread's variables and the arguments of its calls hold batches: to end the thread frees all."""
+    loaders = []
+
+    def call(*, ends):
+        loader = Loader(work)
+        loaders.append(weakref.ref(loader))
+        loader.first()
+        if ends:
+            loader.end()
+
+    try:
+        [leak] = find_leaks(call, ends=False)
+        assert (leak.count, leak.nbytes) == (6, 6 * 256)
+        assert "thread" in leak.holder
+        assert causes_of(lambda: call(ends=False)) == {leak.cause}
+        [of_two] = find_leaks(call, ends=False, runs=2)
+        assert of_two.cause == leak.cause
+    finally:
+        for ref in loaders:
+            ref().end()
+    assert find_leaks(call, ends=True) == []
+
+
+def test_two_threads_with_work_of_their_own_are_two_causes():
+    loaders = []
+
+    def call():
+        for work in WORK:
+            loader = Loader(work)
+            loaders.append(weakref.ref(loader))
+            loader.first()
+
+    try:
+        assert len({leak.cause for leak in find_leaks(call)}) == 2
+    finally:
+        for ref in loaders:
+            ref().end()
+
+
+def test_two_lists_of_a_thread_from_before_the_calls_are_two_causes():
+    """The thread is to run on: each list has an edit of its own."""
+    tasks, done = queue.Queue(), queue.Queue()
+
+    def serves():
+        inputs, outputs = [], []
+        while (task := tasks.get()) is not None:
+            inputs.append(task)
+            outputs.append(task + 1)
+            done.put(len(outputs))
+
+    def call():
+        tasks.put(torch.ones(64))
+        done.get()
+
+    thread = threading.Thread(target=serves, daemon=True)
+    thread.start()
+    try:
+        assert len({leak.cause for leak in find_leaks(call)}) == 2
+    finally:
+        tasks.put(None)
+        thread.join()

@@ -76,7 +76,68 @@ def test_state_of_a_replaced_head_that_is_not_forgotten_is_a_leak(width):
     with pytest.raises(TensorLeakError) as info:
         replaces()
     TASKS.clear()
-    assert {leak.cut.owner.name for leak in info.value.leaks} == {"defaultdict"}
+    [leak] = info.value.leaks
+    assert leak.cut.owner.name == "defaultdict"
+    assert leak.site is None  # the old head is named, which is older than the block
+    assert leak.nbytes == OLD_BYTES["state"]
+
+
+OLD_BYTES = {
+    "parameters": 4 * (64 * 32 + 32),
+    "state": 4 * 4 * (64 * 32 + 32) + 2 * 4,  # with gradients, and a count of steps for each parameter
+    "cleared": 3 * 4 * (64 * 32 + 32) + 2 * 4,
+}
+
+
+def adds_a_group(task):
+    task.optimizer.add_param_group({"params": list(task.head.parameters())})
+
+
+def adds_nothing(task):
+    del task
+
+
+@pytest.mark.parametrize("adds", [adds_a_group, adds_nothing])
+@pytest.mark.parametrize("width", [32, 48])
+@pytest.mark.parametrize(("make", "kept"), [(OPTIMIZERS[0], "cleared"), (OPTIMIZERS[2], "parameters")])
+def test_a_replaced_head_that_the_optimizer_goes_on_to_list_is_a_leak(make, kept, width, adds):
+    """The new head is the model's. What leaks is the old one, wherever the new one went."""
+    TASKS.append(Task(make))
+    former = [id(each) for each in TASKS[0].head.parameters()]
+
+    @check_leaks()
+    def replaces():
+        TASKS[0].head = torch.nn.Linear(64, width)
+        adds(TASKS[0])
+        TASKS[0].step()
+
+    with pytest.raises(TensorLeakError) as info:
+        replaces()
+    [leak] = info.value.leaks
+    assert any("attribute .optimizer" in line for line in leak.path)
+    assert leak.nbytes == OLD_BYTES[kept]
+    assert leak.site is None
+    # the advice, taken
+    optimizer = TASKS[0].optimizer
+    old = [p for group in optimizer.param_groups for p in group["params"] if id(p) in former]
+    for group in optimizer.param_groups:
+        group["params"] = [p for p in group["params"] if id(p) not in former]
+    for parameter in old:
+        optimizer.state.pop(parameter, None)
+    del old, parameter, optimizer
+    with check_leaks():
+        TASKS[0].step()
+    TASKS.clear()
+
+
+def test_a_parameter_that_the_optimizer_alone_was_given_is_no_leak(task):
+    """No module that it steps got a new parameter."""
+    task.temperature = torch.optim.SGD([torch.nn.Parameter(torch.ones(32, 64))], lr=0.1)
+    with check_leaks():
+        task.head = torch.nn.Linear(64, 32)
+        task.optimizer = torch.optim.SGD(task.parameters(), lr=0.1)
+        task.step()
+        task.temperature.zero_grad()
 
 
 @pytest.mark.parametrize("moves_state", [True, False])

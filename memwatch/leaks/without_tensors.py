@@ -1,0 +1,281 @@
+"""Growth that holds no tensor's memory: hooks that each call registers, and nodes of graphs to which each call adds."""
+
+from __future__ import annotations
+
+import gc
+from bisect import bisect_right
+from collections import Counter, OrderedDict
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from types import FunctionType, MethodType
+from typing import TYPE_CHECKING, Any, Final
+
+from torch.utils.hooks import RemovableHandle
+
+from memwatch._torch.autograd import sequence_nr_of
+from memwatch.device_names import CPU
+from memwatch.heap.autograd import autograd_edges
+from memwatch.heap.paths import steps_of
+from memwatch.heap.search import search
+from memwatch.heap.snapshot import Snapshot
+from memwatch.heap.tensors import quiet, storage_of
+from memwatch.kinds.edges import EdgeKind
+from memwatch.kinds.leaks import LeakKind
+from memwatch.kinds.remedies import Remedy
+from memwatch.leaks.cause import cause_of, series_of
+from memwatch.leaks.diagnose import diagnose
+from memwatch.leaks.excuses import Exemptions, exempt_edges
+from memwatch.leaks.groups import leak_of
+from memwatch.leaks.leak import Leak
+from memwatch.leaks.new_storages import NODE_BYTES, NewStorages, behind
+from memwatch.own_code import CodeOwner, code_owner
+from memwatch.words.edges import edge_phrase
+from memwatch.words.leaks import advice, holder_phrase, path_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from types import CodeType
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from memwatch.heap.roots import Held
+    from memwatch.kinds.edges import Edge
+    from memwatch.leaks.new_storages import NewStorage
+    from memwatch.leaks.survivor import Survivor
+
+# Hooks that each call registers and nobody removes: each further call runs all of them.
+#
+# torch numbers the handles of hooks one after the other, whatever they hang on: modules, tensors, optimizers. So the
+# number before and after a call tells, at no cost, whether it registered any. Only if each measured call did are the
+# tables listed that still have them. One pass shows one more hook of a function that the table had a hook of.
+
+_ONE_GROWTH: Final = 2  # counts: what grew once may have been set up
+
+
+def next_hook_number() -> int:
+    """Return the number that the next registered hook will have."""
+    return int(getattr(RemovableHandle, "next_id", 0))
+
+
+def are_registered_since(number: int) -> bool:
+    """Return True if a table still has a hook with this number or a later one."""
+    return any(each >= number for table in _tables() for each in _numbers(table))
+
+
+def leaks_of_hooks(
+    numbers: Sequence[int], held: Iterable[Held], beside: Iterable[Leak], *, period: int = 1
+) -> list[Leak]:
+    """Return the tables of hooks that have hooks of every call.
+
+    Args:
+        numbers: the next hook's number before the measured calls and after each.
+        held: objects that live on after the calls: the function and its arguments.
+        beside: leaks of tensors; a table on their paths is not reported again.
+        period: the number of calls in a row of which one at least must have left a hook.
+    """
+    numbers = numbers[::-period][::-1]
+    calls = (len(numbers) - 1) * period
+    if len(numbers) <= _ONE_GROWTH or any(before == after for before, after in pairwise(numbers)):
+        return []
+    tables = [table for table in _tables() if _has_all(table, numbers)]
+    if not tables:
+        return []
+    told = {series_of(edge) for leak in beside for edge in leak.edges}
+    leaks = []
+    with Snapshot(tables, list(held)) as snapshot:
+        tree = search(snapshot, snapshot.root_groups(), closed=snapshot.barriers())
+        for table in tables:
+            position = snapshot.position(table)
+            steps = steps_of(snapshot, tree.path(position)) if tree.reaches(position) else []
+            edges = tuple(step.edge for step in steps)
+            if edges and series_of(edges[-1]) not in told:
+                count = sum(number >= numbers[0] for number in _numbers(table))
+                leaks.append(_leak_of_table(edges, count, calls))
+    return sorted(leaks, key=lambda leak: -leak.count)
+
+
+def leaks_of_new_hooks(first: int, exempt: Exemptions) -> list[Leak]:
+    """Return the tables from before a block that got one more hook of a function in it, and still have it.
+
+    A single hook may be set up once. Beside another hook of the same function it is one more.
+
+    Args:
+        first: the number of the block's first hook.
+        exempt: references that do not count, such as those of the names that the block bound.
+    """
+    if next_hook_number() == first:
+        return []
+    found = [(table, count) for table in _tables() if (count := _one_more(table, first))]
+    if not found:
+        return []
+    leaks = []
+    with Snapshot([table for table, _ in found]) as snapshot:
+        own = exempt_edges(snapshot, exempt)
+        tree = search(snapshot, snapshot.root_groups(), closed=snapshot.barriers(), cut=own)
+        for table, count in found:
+            position = snapshot.position(table)
+            if snapshot.is_old(position) and tree.reaches(position):
+                edges = tuple(step.edge for step in steps_of(snapshot, tree.path(position)))
+                leaks.append(_leak_of_table(edges, count, 1, per_call=False))
+    return sorted(leaks, key=lambda leak: -leak.count)
+
+
+def _tables() -> list[Any]:
+    return [table for table in gc.get_objects() if type(table) is OrderedDict]
+
+
+def _one_more(table: Any, first: int) -> int:
+    """Return how many hooks with this number or a later one have another hook of their function beside them."""
+    older: Counter[int] = Counter()
+    fresh: Counter[int] = Counter()
+    for number, hook in list(OrderedDict.items(table)):
+        code = _code_of(hook) if type(number) is int else None
+        if code is not None and code_owner(code.co_filename) not in (CodeOwner.TORCH, CodeOwner.MEMWATCH):
+            (fresh if number >= first else older)[id(code)] += 1
+    return sum(count for code, count in fresh.items() if count + older[code] > 1)
+
+
+def _code_of(hook: Any) -> CodeType | None:
+    """Return the code of a hook that is a function, a method, or a part of one."""
+    while type(hook) in (MethodType, partial):
+        hook = hook.__func__ if type(hook) is MethodType else hook.func
+    return hook.__code__ if type(hook) is FunctionType else None
+
+
+def _leak_of_table(edges: tuple[Edge, ...], count: int, calls: int, *, per_call: bool = True) -> Leak:
+    cut = edges[-1]
+    every = max(1, round(calls / count))
+    return Leak(
+        kind=LeakKind.HOOKS,
+        nbytes=0,
+        count=count * every // calls,
+        every=every,
+        holder=holder_phrase(edges),
+        path=path_lines(edges, branch_at=None),
+        site=None,
+        advice=advice(Remedy.HOOK_PER_CALL, with_graph=False),
+        per_call=per_call,
+        reference=edge_phrase(cut),
+        edges=edges,
+        cut=cut,
+        cause=cause_of(LeakKind.HOOKS, cut, edges, 0),
+    )
+
+
+def _has_all(table: Any, numbers: Sequence[int]) -> bool:
+    """Return True if a table has a hook of every call. A table that a call makes has only that call's hooks."""
+    found = {bisect_right(numbers, number) for number in _numbers(table)}
+    return found.issuperset(range(1, len(numbers)))
+
+
+def _numbers(table: Any) -> list[int]:
+    return [key for key in list(OrderedDict.keys(table)) if type(key) is int]
+
+
+# The value to whose graph each call adds, as in `total = total + loss`.
+#
+# Backward frees the tensors that a graph saved. The nodes stay as long as a value leads to them, and no tensor's memory
+# grows. The tensor with the largest graph is that value.
+
+_MOST_ENDS: Final = 100  # tensors whose graphs are measured, the latest ones
+
+
+def holder_of_largest_graph(
+    ends: Sequence[Any],
+    storages: Iterable[NewStorage],
+    *,
+    held: Sequence[Held] = (),
+    least_nodes: int = 0,
+    old: NDArray[np.int64] | None = None,
+) -> Survivor | None:
+    """Return the tensor with the largest graph, with its holder; None if the holder is excused.
+
+    Args:
+        ends: tensors with a graph, the latest last.
+        storages: the storages that the calls made.
+        held: objects that live on after the calls: the function and its arguments.
+        least_nodes: the smallest number of nodes of the graph.
+        old: identities of the objects from before the calls; by default those out of gc's youngest generation.
+    """
+    with quiet():
+        latest = ends[-_MOST_ENDS:]
+        sizes = [behind([tensor])[1] for tensor in latest]
+        size, end = max(zip(sizes, range(len(latest)), strict=True), default=(0, 0))
+        storage = storage_of(latest[end]) if latest and size >= least_nodes else None
+    del latest
+    made = [made for made in storages if storage is not None and made.ref() is storage]
+    if storage is not None and not made:  # a tensor from before the calls got its graph in place
+        older = NewStorages().add(storage, 0, certain=True)
+        made += [] if older is None else [older]
+    del storage
+    found = diagnose(made, Exemptions(state=False), per_call=True, held=held, old=old)
+    return next(iter(found.retained), None)
+
+
+def leaks_of_continued_graphs(
+    ends: Iterable[Any], storages: Iterable[NewStorage], first_nr: int, exempt: Exemptions, end_s: float
+) -> list[Leak]:
+    """Return the values of a block whose graph goes on into older graphs of the same op, as `total = total + loss`.
+
+    One pass shows no growth. But the op that made the value also made an older part of its graph: the value before it.
+
+    Args:
+        ends: the living tensors of the block with a graph.
+        storages: the storages that the block left.
+        first_nr: the number of the block's first autograd node in this thread.
+        exempt: references that do not count.
+        end_s: clock at the end of the block, in seconds.
+    """
+    with quiet():
+        nodes = {
+            id(storage): count
+            for end in ends
+            if (count := _nodes_before_itself(end, first_nr)) and (storage := storage_of(end)) is not None
+        }
+    made = [each for each in storages if id(each.ref()) in nodes]
+    leaks = []
+    for survivor in diagnose(made, exempt, per_call=False).retained:
+        count = nodes[id(survivor.storage.ref())]
+        leaks.append(leak_of_graph(survivor, count, end_s, per_call=False))
+    return leaks
+
+
+def _nodes_before_itself(end: Any, first_nr: int) -> int:
+    """Return how many nodes of a block a tensor's graph has, if older nodes with its own op follow; else 0."""
+    todo = [edge.target for edge in autograd_edges(end, hooks=False) if edge.kind is EdgeKind.GRAD_FN]
+    if not todo or sequence_nr_of(todo[0]) < first_nr:
+        return 0
+    op = type(todo[0])
+    seen: dict[int, Any] = {id(node): node for node in todo}
+    goes_on = False
+    while todo:
+        for edge in autograd_edges(todo.pop(), hooks=False):
+            node = edge.target
+            if edge.kind is not EdgeKind.NEXT_FUNCTION or id(node) in seen:
+                continue
+            if sequence_nr_of(node) < first_nr:
+                goes_on = goes_on or type(node) is op
+            else:
+                seen[id(node)] = node
+                todo.append(node)
+    return len(seen) if goes_on else 0
+
+
+def leak_of_graph(
+    survivor: Survivor, nodes: int, end_s: float | None = None, *, every: int = 1, per_call: bool = True
+) -> Leak:
+    """Return the leak of a graph that grows.
+
+    Args:
+        survivor: the tensor that leads to it.
+        nodes: autograd nodes that each call adds, or one call in so many.
+        end_s: clock at the end of the last call, in seconds; by default now.
+        every: the number of calls of which one adds the nodes.
+        per_call: True if the nodes are of each call; False for those of one pass.
+    """
+    leak = leak_of(
+        [replace(survivor, kind=LeakKind.GRAPH)], nodes * NODE_BYTES, nodes, per_call=per_call, end_s=end_s
+    )
+    return replace(leak, device=CPU, graph_nodes=nodes, every=every)
