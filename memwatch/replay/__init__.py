@@ -9,8 +9,9 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from memwatch.errors import ReplayError, UnsupportedOpError
+
 if TYPE_CHECKING:
-    from memwatch.errors import ReplayError, UnsupportedOpError
     from memwatch.replay.api import RecordedPlan, apply_plan, plan, replay
     from memwatch.replay.checkpoints.apply import AppliedPlan
     from memwatch.replay.fx import graph_from_fx
@@ -30,9 +31,7 @@ __all__ = [
 _HOMES = {
     "AppliedPlan": "checkpoints.apply",
     "RecordedPlan": "api",
-    "ReplayError": "errors",
     "ReplayResult": "run",
-    "UnsupportedOpError": "errors",
     "apply_plan": "api",
     "graph_from_fx": "fx",
     "plan": "api",
