@@ -83,7 +83,10 @@ class FindingKind(str, Enum):
     GRAPH = FindingRow(
         "graph",
         "keeps {nbytes} saved for a backward that never runs",
-        advice=("run this forward under torch.no_grad(), or keep `.item()` or `.detach()` of its result"),
+        advice=(
+            "keep `.item()` or `.detach()` of its result; if no backward needs this forward, run it under "
+            "torch.no_grad()"
+        ),
         is_freed_after_last_use=True,
         is_mended_by_callers=True,
     )

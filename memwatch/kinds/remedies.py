@@ -259,8 +259,8 @@ class Remedy(Enum):
     )
     ITEM = RemedyRow(
         (
-            "the container grows and keeps each entry: limit its size (`deque(maxlen=...)`), clear it after "
-            "use, or store numbers (`.item()`)"
+            "the container grows and keeps each entry: store numbers (`.item()`), limit its size "
+            "(`deque(maxlen=...)`), or clear it after use"
         ),
         is_of_entry=True,
     )

@@ -121,12 +121,12 @@ def headline(reading: Reading) -> str:
         line_share=f"{100 * lines.iloc[0] / all_bytes:.0f} %",
         line=lines.index[0],
     )
-    lowered_bytes = getattr(next(iter(reading.findings), None), "predicted_peak_bytes", None)
-    if lowered_bytes is None and len(reading.ways):
-        lowered_bytes = int(reading.ways["peak_bytes"].iloc[0])
-    if lowered_bytes is None:
-        return text
-    return text + words.HEADLINE_CHANGE.format(nbytes=format_bytes(lowered_bytes))
+    if reading.findings:
+        peak = format_bytes(reading.findings[0].predicted_peak_bytes)
+        return text + words.HEADLINE_FINDING.format(peak=peak)
+    if len(reading.ways):
+        return text + words.HEADLINE_WAY.format(peak=format_bytes(int(reading.ways["peak_bytes"].iloc[0])))
+    return text
 
 
 def evidence_text(nbytes: Mapping[str, int]) -> str:
@@ -137,7 +137,7 @@ def evidence_text(nbytes: Mapping[str, int]) -> str:
         return ""
     known, guessed = round(100 * (seen + structure) / total), round(100 * inferred / total)
     unseen = max(0, 100 - known - guessed)
-    return f"{known} % seen or read from torch's records, {guessed} % inferred, {unseen} % not seen"
+    return f"{known} % seen or read from torch's records, {guessed} % inferred, {unseen} % not known"
 
 
 def peak_instant(reading: Reading) -> PeakInstant:

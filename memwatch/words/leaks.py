@@ -96,16 +96,14 @@ NO_DOT: Final = (
 )
 NOT_DRAWN: Final = "cannot draw {target}: {error}. The leak as text:\n{leak}"
 
-GROW_BY_ROUND: Final = "Each {round} leaks {amounts}. Each entry below ends with the change that mends it:"
+GROW_BY_ROUND: Final = "Each {round} leaks {amounts}. The advice below mends it:"
 OF_STEPS: Final = "step"
 OF_LOOP: Final = "pass"
 ROUND_OF_STEPS: Final = "optimizer step"
 ROUND_OF_LOOP: Final = "pass of the loop at {place}"
-LEFT_NOTHING: Final = (
-    "{verdict}: only global variables of the program, models and optimizers still hold tensors of the run"
-)
-NO_LEAKS_IN: Final = ", and nothing kept a graph or a hook of each {rounds}"
-OR_OF_EACH: Final = " or of each "
+LEFT_NOTHING: Final = "{verdict}. The tensors that remain belong to global variables, models and optimizers"
+NO_LEAKS_IN: Final = ". They did not grow: no {rounds} left a graph or a hook behind"
+OR_OF_EACH: Final = ", and no "
 VERDICT: Final = "no leaks"
 VERDICT_AT_END: Final = "no leaks at the end"
 VERDICT_BESIDE_KEPT: Final = "no certain leaks"

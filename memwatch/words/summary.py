@@ -12,7 +12,8 @@ INCREASE_ELSEWHERE: Final = (
 """Where memory from before the block is freed inside it, the peak and the peak increase are of two instants."""
 
 HEADLINE: Final = "{share} of the peak is {category}. {line} made {line_share} of the peak."
-HEADLINE_CHANGE: Final = " The first change below would lower it to {nbytes}."
+HEADLINE_FINDING: Final = " Mending the first finding below would lower it to {peak}."
+HEADLINE_WAY: Final = " The first change below would lower it to {peak}."
 """The first sentences of the page and of the summary."""
 CATEGORIES: Final = {
     "parameter": "parameters",
@@ -37,7 +38,7 @@ NO_TENSOR: Final = (
 )
 STORAGES: Final = "Largest storages at the peak"
 MODULES: Final = "Modules at the peak, with their children"
-LINES: Final = "Lines that made the memory alive at the peak"
+LINES: Final = "Lines that allocated the memory alive at the peak"
 HOLDERS: Final = "Who holds it at the peak: the references that keep the memory alive"
 FINDINGS: Final = "Findings: what to change, and how far the peak would fall"
 MORE_FINDINGS: Final = "{count:,} more: --rows, or prof.findings"

@@ -81,7 +81,7 @@ def test_a_second_forward_of_the_same_batch_can_run_without_a_graph():
     kept, prof = [], memwatch.profile()
     train_on_one_batch(prof, 5, in_one_line=False, kept=kept)
     (finding,) = [finding for finding in prof.findings if finding.kind == "graph"]
-    assert "run this forward under torch.no_grad()" in finding.advice
+    assert "run it under torch.no_grad()" in finding.advice
 
 
 def test_no_grad_is_no_advice_for_the_forward_of_the_loss():
@@ -89,5 +89,5 @@ def test_no_grad_is_no_advice_for_the_forward_of_the_loss():
     kept, prof = [], memwatch.profile()
     train_on_one_batch(prof, 5, in_one_line=True, kept=kept)
     (finding,) = [finding for finding in prof.findings if finding.kind == "graph"]
-    assert "run this forward under torch.no_grad()" not in finding.advice
+    assert "run it under torch.no_grad()" not in finding.advice
     assert "keep `.item()` or `.detach()` of its result" in finding.advice

@@ -59,7 +59,7 @@ def test_the_first_sentence_says_what_the_peak_is_made_of(shown, training):
     sums = at_peak.groupby("category")["nbytes"].sum()
     said = shown.text("#headline")
     assert f"{100 * sums.max() / training.peak_bytes:.0f} % of the peak is {sums.idxmax()}" in said
-    assert ("The first change below" in said) is bool(training.findings)
+    assert ("Mending the first finding below" in said) is bool(training.findings)
 
 
 def test_the_categories_add_up_to_the_peak(shown, training):
