@@ -81,6 +81,7 @@ MORE_REFERENCES: Final = "... {count} more references, within C++ ..."
 """In place of the middle of a long way through an autograd graph."""
 _MOST_HIDDEN: Final = 8  # references in a row within C++ that the terminal shows
 _AT_AN_END: Final = 3
+_COMPREHENSIONS: Final = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 _MOST_ROUNDS: Final = 2  # loops that the verdict names
 _MOST_HELD: Final = 3  # holders that a line names
 
@@ -223,6 +224,8 @@ def searched_line(places: Sequence[tuple[str, int, str] | None], *, is_certain: 
         places: where the loops begin that were searched; None for the steps of the optimizer.
         is_certain: False if each round added to something that may be a result.
     """
+    # a comprehension is a loop too, and seldom the loop that a reader thinks of
+    places = [place for place in places if place is None or place[2] not in _COMPREHENSIONS] or places
     rounds = OR_OF_EACH.join(list(dict.fromkeys(map(round_phrase, places)))[:_MOST_ROUNDS])
     verdict = VERDICT if is_certain else VERDICT_BESIDE_KEPT
     left = LEFT_NOTHING.format(verdict=verdict if places else VERDICT_AT_END)

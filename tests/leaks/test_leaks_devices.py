@@ -6,6 +6,7 @@ import weakref
 
 import torch
 
+from memwatch.kinds.leaks import LeakKind
 from memwatch.leaks import Leak, TensorLeakError
 from memwatch.leaks.groups import leaks_of
 from memwatch.leaks.new_storages import NewStorage
@@ -73,4 +74,6 @@ def test_the_page_has_a_total_for_each_device():
 def test_the_host_alone_is_not_named():
     """A program without an accelerator reads as before."""
     assert sizes_phrase(sizes_of([leak("cpu", KIB), leak("cpu", KIB)])) == "2.00 KiB"
-    assert "KiB in 1 tensor," in headline("cycle", sizes={"cpu": KIB}, count=1, per_call=False, holder="x")
+    assert "KiB in 1 tensor," in headline(
+        LeakKind.CYCLE, sizes={"cpu": KIB}, count=1, per_call=False, holder="x"
+    )
