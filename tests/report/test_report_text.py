@@ -15,8 +15,8 @@ import torch
 
 import memwatch
 from memwatch.analysis.facts.reserved import ReservedBytes
+from memwatch.fit.result import ways_text
 from memwatch.report.console import middle
-from memwatch.report.fit import ways_text
 from memwatch.report.stats import format_stats, stats
 from memwatch.report.terminal import summary
 from memwatch.report.tree import peak_tree, tree

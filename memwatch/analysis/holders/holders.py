@@ -10,11 +10,10 @@ import numpy as np
 
 from memwatch.analysis.facts.allocations import WORKSPACE
 from memwatch.analysis.facts.role_times import InRole
-from memwatch.analysis.holders.awaited import Awaited
 from memwatch.analysis.holders.holder import Holder
 from memwatch.analysis.holders.regions import Regions
 from memwatch.analysis.holders.samples import HolderSamples
-from memwatch.analysis.holders.unseen import Unseen
+from memwatch.analysis.holders.unseen import Awaited, Unseen
 from memwatch.analysis.saved_tensors import SavedTensorOutcome, SavedTensorOutcomes
 from memwatch.capture.schema import GRADIENT_PREFIX, NONE
 from memwatch.kinds.holders import HolderEvidence, HolderKind, Inference

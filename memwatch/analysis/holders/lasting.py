@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from memwatch.analysis.facts.torch_runs import TorchRuns
 from memwatch.analysis.holders.calls import common_call
 from memwatch.analysis.holders.holder import twin_of
 from memwatch.analysis.holders.paths import HolderPath
@@ -19,7 +18,25 @@ if TYPE_CHECKING:
     from memwatch.analysis.facts.facts import Facts
     from memwatch.analysis.holders.births import Births
     from memwatch.analysis.holders.holder import Holder
+    from memwatch.capture import Capture
     from memwatch.kinds.edges import Vertex
+
+
+class TorchRuns:
+    """The rows of the recorded table `torch_runs`: each is a backward, a part of one, or the step of an optimizer."""
+
+    def __init__(self, capture: Capture) -> None:
+        runs = capture.tables["torch_runs"]
+        self._start_op, self._end_op = runs["start_op"], runs["end_op"]
+
+    def around(self, op: int) -> range | None:
+        """Return the ops of the innermost recorded run that an op belongs to, or None."""
+        rows = np.flatnonzero((self._start_op <= op) & (op < self._end_op))
+        if not len(rows):
+            return None
+        row = rows[np.argmax(self._start_op[rows])]
+        return range(int(self._start_op[row]), int(self._end_op[row]))
+
 
 _VARIABLES_OF_CALLS: Final = (EdgeKind.LOCAL, EdgeKind.ARGUMENT)
 _VARIABLES_OF_PROGRAM: Final = (*_VARIABLES_OF_CALLS, EdgeKind.GLOBAL)

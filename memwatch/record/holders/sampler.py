@@ -9,27 +9,150 @@ from __future__ import annotations
 import contextlib
 import sys
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import torch
 
 from memwatch._torch.modes import disable_torch_function
+from memwatch.capture.schema import NONE
 from memwatch.heap.pause import pause_gc, resume_gc
-from memwatch.heap.search_roots import forget_calls
+from memwatch.heap.search_roots import calls_with, forget_calls
 from memwatch.record.clock import ticks
 from memwatch.record.harmless import uninterrupted
-from memwatch.record.holders.peek import peek
 from memwatch.record.holders.sample import Sample
 from memwatch.record.holders.state import SamplingState
-from memwatch.record.holders.torch_runs import TorchRuns
+from memwatch.record.tables.parts import tensor_bytes
+from memwatch.record.tables.rows import Rows
+from memwatch.record.tables.storages import WatchedStorage, address_of
+from memwatch.signal_handlers import suppress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from types import FrameType
 
+    from memwatch.kinds.edges import Edge
     from memwatch.record.context import Context
     from memwatch.record.saved_tensors import Packer
-    from memwatch.record.tables.rows import OpCounter, Rows, Strings
+    from memwatch.record.tables.rows import OpCounter, Strings
     from memwatch.record.tables.storages import Storages
+
+# Runs of torch's own code: a backward, or the step of an optimizer. No code of the program runs meanwhile.
+#
+# The variables of the program do not change during such a run. So a sample at the end of it is as good as a sample at
+# each op of the run, and one sample is enough for all peaks in it. A checkpointed region that runs again ends a run,
+# because it is code of the program.
+_FREE_SAMPLES: Final = 12
+"""Samples at ends of runs that are taken whatever they cost: two steps of a model with four checkpointed blocks."""
+_FREE_GRADIENTS: Final = 2_000
+"""Leaves whose `.grad` is read at ends of runs whatever it costs: about 2 ms."""
+_GRADIENTS_PER_OP: Final = 0.25
+"""Further leaves for each op of the program. Reading one takes 1 us, and an op takes at least 10."""
+
+
+class TorchRuns:
+    """The present run of torch's own code, and the past runs with samples.
+
+    Args:
+        state: the state that samples share.
+        highs: returns the most live bytes of each device so far, and when in ticks; empty without the allocator's
+            events.
+
+    Attributes:
+        rows: rows of `torch_runs`.
+    """
+
+    def __init__(self, state: SamplingState, highs: Callable[[], dict[int, tuple[int, int]]]) -> None:
+        self.rows = Rows()
+        self._state, self._highs = state, highs
+        self._start: tuple[int, int, int] | None = None
+        self._sampled_high: dict[int, int] = {}
+        self._free_count = self._gradient_count = 0
+
+    def begins(self) -> None:
+        """Note that from now on only torch's own code runs."""
+        self._start = self._state.op_counter[0], ticks(), self._state.costs.count
+
+    def devices_with_new_peak(self) -> list[int]:
+        """Return the devices that had a new peak in the run that ends now, if a sample for them is affordable."""
+        if self._start is None:
+            return []
+        start_op, start_ticks, _ = self._start
+        if self._state.op_counter[0] == start_op:
+            return []
+        highs, found = self._highs(), []
+        for device, schedule in self._state.schedules.items():
+            if device in highs:
+                high_bytes, at_ticks = highs[device]
+                is_new = at_ticks >= start_ticks and high_bytes > self._sampled_high.get(device, 0)
+            else:  # without the allocator's events, only the reported births are known
+                high_bytes, is_new = 0, schedule.peak_op > start_op
+            if is_new:
+                found.append((device, high_bytes))
+        if not found or not self._may_sample():
+            return []
+        self._sampled_high.update(found)
+        return [device for device, _ in found]
+
+    def may_note_gradients(self, count: int) -> bool:
+        """Return True if the gradients of some leaves may be noted at the end of this run.
+
+        A later run of the same backward may have the peak, and they are in `.grad` since this run.
+        """
+        self._gradient_count += count
+        return self._gradient_count <= max(_FREE_GRADIENTS, self._state.op_counter[0] * _GRADIENTS_PER_OP)
+
+    def _may_sample(self) -> bool:
+        if self._free_count < _FREE_SAMPLES:
+            self._free_count += 1
+            return True
+        return self._state.costs.is_affordable()
+
+    def ends(self) -> None:
+        """Note that the run is over. Append its row if a sample was taken in it."""
+        if self._start is None:
+            return
+        start_op, _, count = self._start
+        self._start = None
+        if self._state.costs.count > count:
+            self.rows += (start_op, self._state.op_counter[0])
+
+
+# Peek: verify the known holders of the program at a new peak, in a hundredth of the time of a sample.
+#
+# A program without backward, such as the generation of tokens with a cache, may have a higher peak in every pass.
+# Each pass puts new tensors into the same places. A peek reads the places that samples have found, and the tables of
+# the modules, in the middle of the op. It searches nothing. So the absence of a tensor means nothing.
+def peek(state: SamplingState, device: int, frame: FrameType | None) -> None:
+    """Append a row for each large storage of a device that lies in a known place now.
+
+    Args:
+        state: the state that samples share.
+        device: string id of the device's name.
+        frame: the innermost call.
+    """
+    state.context.role_ends.verify_modules(frame)
+    least_bytes, live = state.least_bytes(device), state.storages.live
+    told: set[int] = set()
+    of_views: dict[int, tuple[Edge, ...]] = {}
+    met: set[tuple[int, tuple[tuple[int, object], ...]]] = set()
+    for root in calls_with(frame, state.ways.names_in):
+        for tensor, edges in state.ways.tensors(root, met):
+            with suppress(RuntimeError, NotImplementedError, AttributeError):  # it shows no storage
+                alive = live.get(address_of(tensor))
+                if (
+                    alive.__class__ is not WatchedStorage
+                    or alive.device != device
+                    or alive.nbytes < least_bytes
+                ):
+                    continue
+                if tensor_bytes(tensor) < alive.nbytes:
+                    of_views.setdefault(alive.number, edges)
+                elif alive.number not in told:
+                    told.add(alive.number)
+                    state.rows += (NONE, state.op_counter[0], alive.number, state.paths(edges))
+    for number, edges in of_views.items():
+        if number not in told:
+            state.rows += (NONE, state.op_counter[0], number, state.paths(edges))
 
 
 class HolderSampler:
