@@ -177,6 +177,7 @@ def test_findings_and_notes_end_the_summary(training):
             holder_at=lambda site: f"`xs`, argument of `f` at {site}",
             site="train.py:41",
             advice="Drop it.",
+            predicted_peak_bytes=0,
             path=["a", "b"],
             storages=(0,),
         )
