@@ -246,6 +246,7 @@ def hostile() -> HandMade:
                 holder_at=text.__add__,
                 site=f"{text}:1",
                 advice=text,
+                predicted_peak_bytes=0,
                 path=[text, text],
                 storages=(index,),
             )
