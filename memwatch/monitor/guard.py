@@ -59,7 +59,8 @@ _MOST_OBJECTS_FOR_ROWS: Final = 500_000
 _MOST_LOOKS: Final = 100
 _PAUSE_S: Final = 60.0  # between reports on errors of threads
 _LEAST_STEP_S: Final = 1.0  # between the looks that the report lists
-_REPORTS: Final = (".txt", ".json", ".html")
+_REPORTS: Final = (".txt", ".html", ".json")
+"""The record comes last: once a program can read it, the others are complete."""
 _SUFFIXES: Final = (*_REPORTS, ".jsonl")
 _alive: Final[weakref.WeakSet[Guard]] = weakref.WeakSet()
 
@@ -275,8 +276,8 @@ class Guard:
             base = self._base or self._new_base()
             contents = (
                 report_of(shortage),
-                json_of(shortage),
                 page_of(shortage),
+                json_of(shortage),
             )
             files = []
             for suffix, content in zip(_REPORTS, contents, strict=True):

@@ -12,6 +12,7 @@ from memwatch.capture.capture import NOT_RECORDED
 from memwatch.capture.schema import EVIDENCE
 from memwatch.kinds.roles import KEPT_ON_PURPOSE
 from memwatch.sizes import format_bytes
+from memwatch.text import visible
 from memwatch.words import summary as words
 from memwatch.words.places import own_place, short_own_place
 from memwatch.words.storages import short_op
@@ -119,7 +120,7 @@ def headline(reading: Reading) -> str:
         share=f"{100 * categories.iloc[0] / all_bytes:.0f} %",
         category=words.CATEGORIES[categories.index[0]],
         line_share=f"{100 * lines.iloc[0] / all_bytes:.0f} %",
-        line=lines.index[0],
+        line=visible(lines.index[0]),
     )
     if reading.findings:
         peak = format_bytes(reading.findings[0].predicted_peak_bytes)

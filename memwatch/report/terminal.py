@@ -83,12 +83,14 @@ def summary(
         PlanMismatchError: the result belongs to another plan.
     """
     line = line_width(width)
-    counts = [*range(ROWS, FEWEST_ROWS - 1, -1), FEWEST_ROWS] if rows is None else [rows]
+    counts = range(ROWS, FEWEST_ROWS - 1, -1) if rows is None else [rows]
+    contents = [(count, True, True) for count in counts]
+    if rows is None:
+        # two rows of modules are the root and its first child, which say nothing; code has another place: `prof.ways`
+        contents += [(FEWEST_ROWS, False, True), (FEWEST_ROWS, False, False)]
     text = ""
-    for number, count in enumerate(counts):
-        # nothing else fits: leave out code that has a place
-        is_short = rows is None and number == len(counts) - 1
-        parts = _parts(reading, count, line, short=is_short)
+    for count, with_modules, with_code in contents:
+        parts = _parts(reading, count, line, with_modules=with_modules, with_code=with_code)
         if plan is not None:
             parts += ["", *plan_parts(plan, result, Places(reading), count, line)]
         if len(reading.notes):
@@ -101,27 +103,28 @@ def summary(
     return text
 
 
-def _parts(reading: Reading, rows: int, line: int, *, short: bool) -> list[RenderableType]:
+def _parts(
+    reading: Reading, rows: int, line: int, *, with_modules: bool, with_code: bool
+) -> list[RenderableType]:
     parts: list[RenderableType] = [_headline(reading)]
     if not reading.peak_bytes:
         parts.append(Text(words.NO_TENSOR))
     if len(reading.at_peak):
         parts.append("")
-        parts += _made_of(reading, rows, line, short=short)
+        parts += _made_of(reading, rows, line, with_modules=with_modules)
     if reading.findings:
         parts += ["", words.FINDINGS, *finding_parts(reading.findings, rows)]
     if len(reading.ways):
-        parts += ["", *(_lowest_way(reading, line) if short else _ways(reading, max(rows // 2, 2)))]
+        parts += ["", *(_ways(reading, max(rows // 2, 2)) if with_code else _lowest_way(reading, line))]
     elif not reading.findings and (reading.at_peak["holder"] != "").any():
         parts += ["", ways.NO_WAY.format(share=f"{LEAST_RATIO * 100:.0f} %")]
     return parts
 
 
-def _made_of(reading: Reading, rows: int, line: int, *, short: bool) -> list[RenderableType]:
+def _made_of(reading: Reading, rows: int, line: int, *, with_modules: bool) -> list[RenderableType]:
     parts: list[RenderableType] = [_categories(reading, line), ""]
     parts += [words.STORAGES, _storages(reading, rows, line), ""]
-    # two rows of modules are the root and its first child: they say nothing
-    if not short and (reading.modules["inclusive_bytes"] > 0).any():
+    if with_modules and (reading.modules["inclusive_bytes"] > 0).any():
         parts += [words.MODULES, _modules(reading, rows, line), ""]
     parts += [words.LINES, _lines(reading, rows, line), ""]
     if (reading.at_peak["holder"] != "").any():

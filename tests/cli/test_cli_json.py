@@ -113,7 +113,7 @@ def test_the_server_lists_what_was_live_and_who_held_it(narrow):
     ("tool", "arguments", "words"),
     [
         ("live_set", {"event": 10**9}, "event 1000000000 is not in the timeline"),
-        ("summary", {"device": "cuda"}, "'cuda' is none of the devices"),
+        ("summary", {"device": "cuda"}, "no bytes were recorded on 'cuda'"),
         ("diff", {"other": "gone.memwatch"}, "gone.memwatch is not a file"),
     ],
 )

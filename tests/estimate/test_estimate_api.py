@@ -125,7 +125,7 @@ def test_memory_that_does_not_depend_on_the_batch_size_is_reported():
 
 
 def test_tensors_on_the_host_have_no_largest_batch_on_a_device():
-    with pytest.raises(MemwatchError, match="tensors on the host"):
+    with pytest.raises(MemwatchError, match="its tensors on the CPU"):
         memwatch.largest_batch_size(lambda batch_size: train(batch_size, "cpu"), "400 MiB")
 
 

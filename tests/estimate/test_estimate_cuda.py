@@ -230,7 +230,7 @@ def test_an_estimate_uses_the_settings_of_the_environment(monkeypatch):
 
 
 def test_whether_a_program_on_the_host_fits_a_device_is_not_guessed():
-    with pytest.raises(MemwatchError, match=r"put its tensors on the host.* --device cuda"):
+    with pytest.raises(MemwatchError, match=r"put its tensors on the CPU.* --device cuda"):
         estimate(TWO_LAYERS.format(device="cpu")).fits("1 GiB")
 
 

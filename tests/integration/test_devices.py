@@ -159,7 +159,7 @@ def test_another_device_is_refused_with_the_known_ones(fake):
     del kept
     with pytest.raises(memwatch.UnknownDeviceError, match=r"'xpu'.*cuda:0, cuda:1, cpu"):
         prof.on("xpu")
-    with pytest.raises(memwatch.MemwatchError, match="'cuda' means several"):
+    with pytest.raises(memwatch.MemwatchError, match="'cuda' names several"):
         prof.on("cuda")
     with pytest.raises(memwatch.MemwatchError, match="'cuda:2'"):
         prof.on("cuda:2")

@@ -100,7 +100,10 @@ def test_a_device_that_is_too_small_is_told(late):
 
 def test_the_text_says_that_the_model_answered_and_why(late):
     text = " ".join(str(memwatch.tune(late)).split())
-    assert "the answers of memwatch's model of torch's allocator, because MEMWATCH_C10_CUDA names" in text
+    assert (
+        "These figures come from memwatch's model of torch's allocator, because MEMWATCH_C10_CUDA names"
+        in text
+    )
 
 
 def test_unknown_settings_and_sizes_are_wrong_usage(late):
