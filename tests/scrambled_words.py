@@ -39,8 +39,10 @@ def tables() -> Iterator[tuple[Any, str, Any]]:
             value = getattr(kind.row, field.name)
             if isinstance(value, str) and field.name not in _NOT_WORDS:
                 yield kind.row, field.name, value
-    for row in roles.ROLE_ROWS:
-        for name in ("rule", "holder_words"):
+    for row in (*roles.ROLE_ROWS, *roles.CATEGORY_ROWS):
+        for name in {"rule", "holder_words", "phrase", "meaning"} & {
+            each.name for each in dataclasses.fields(row)
+        }:
             if getattr(row, name) is not None:
                 yield row, name, getattr(row, name)
     for info in pkgutil.iter_modules(memwatch.words.__path__, f"{memwatch.words.__name__}."):

@@ -145,7 +145,7 @@ def _ends(
 def _items_of(value: Any) -> list[tuple[int, Any]]:
     """Return the first items of a list, or the first values of a dictionary with numbers for keys."""
     if is_a(value, dict):
-        pairs = islice(copied_items(value, dict.items), _MAX_ITEMS)
+        pairs = copied_items(value, dict.items, _MAX_ITEMS)
         return [(key, held) for key, held in pairs if type(key) is int]
     for kind in _SEQUENCES:
         if is_a(value, kind):

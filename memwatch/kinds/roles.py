@@ -21,6 +21,7 @@ class CategoryRow:
         color: its colour on the page, near Paul Tol's bright palette. A test holds all colours apart with any one kind
             of cone missing, and text on them readable.
         terminal_color: its colour in a terminal, as `rich` names it.
+        phrase: its memory in a sentence, in the plural.
         meaning: what it means, where the name alone does not say it.
         is_of_training: True for parameters, buffers, gradients and optimizer state, which belong to a parameter's name.
         is_kept_on_purpose: True for memory that stays alive whether or not anything else holds it.
@@ -29,27 +30,67 @@ class CategoryRow:
     name: str
     color: str
     terminal_color: str
+    phrase: str
     meaning: str | None = None
     is_of_training: bool = False
     is_kept_on_purpose: bool = False
 
 
 CATEGORY_ROWS: Final = (
-    CategoryRow("parameter", "#7a95cb", "blue", is_of_training=True, is_kept_on_purpose=True),
-    CategoryRow("unsharded parameter", "#587ec6", "bright_blue", is_kept_on_purpose=True),
-    CategoryRow("buffer", "#9dc4e7", "cyan", is_of_training=True, is_kept_on_purpose=True),
-    CategoryRow("gradient", "#ea9f5e", "yellow", is_of_training=True, is_kept_on_purpose=True),
-    CategoryRow("optimizer state", "#c2a3f2", "magenta", is_of_training=True, is_kept_on_purpose=True),
-    CategoryRow("communication", "#b97ca9", "bright_magenta", is_kept_on_purpose=True),
-    CategoryRow("activation", "#de6863", "red", meaning="forward saves it for backward"),
-    CategoryRow("recomputed", "#c45f75", "bright_red", meaning="a checkpoint computes it again"),
-    CategoryRow("input", "#77c8a2", "green"),
+    CategoryRow("parameter", "#7a95cb", "blue", "parameters", is_of_training=True, is_kept_on_purpose=True),
     CategoryRow(
-        "held", "#409584", "bright_cyan", meaning="a variable keeps it from one iteration to the next"
+        "unsharded parameter",
+        "#587ec6",
+        "bright_blue",
+        "parameters that FSDP gathered",
+        is_kept_on_purpose=True,
     ),
-    CategoryRow("temporary", "#e4cc61", "bright_yellow", meaning="used within one iteration"),
-    CategoryRow("workspace", "#b79c80", "bright_black"),
-    CategoryRow("unknown", "#aab2bd", "white"),
+    CategoryRow(
+        "buffer", "#9dc4e7", "cyan", "buffers of modules", is_of_training=True, is_kept_on_purpose=True
+    ),
+    CategoryRow("gradient", "#ea9f5e", "yellow", "gradients", is_of_training=True, is_kept_on_purpose=True),
+    CategoryRow(
+        "optimizer state",
+        "#c2a3f2",
+        "magenta",
+        "optimizer state",
+        is_of_training=True,
+        is_kept_on_purpose=True,
+    ),
+    CategoryRow(
+        "communication", "#b97ca9", "bright_magenta", "buffers for collectives", is_kept_on_purpose=True
+    ),
+    CategoryRow(
+        "activation",
+        "#de6863",
+        "red",
+        "activations, which forward saves for backward",
+        meaning="forward saves it for backward",
+    ),
+    CategoryRow(
+        "recomputed",
+        "#c45f75",
+        "bright_red",
+        "activations, which a checkpoint computes again",
+        meaning="a checkpoint computes it again",
+    ),
+    CategoryRow("input", "#77c8a2", "green", "inputs"),
+    CategoryRow(
+        "held",
+        "#409584",
+        "bright_cyan",
+        "tensors that a variable keeps from one iteration to the next",
+        meaning="a variable keeps it from one iteration to the next",
+    ),
+    CategoryRow(
+        "temporary",
+        "#e4cc61",
+        "bright_yellow",
+        "temporary tensors, used within one iteration",
+        meaning="used within one iteration",
+    ),
+    CategoryRow("workspace", "#b79c80", "bright_black", "workspace, which a kernel uses inside one op"),
+    CategoryRow("unknown", "#aab2bd", "white", "memory whose use is not known"),
 )
 """The order is that of legends and tables."""
 CATEGORY_OF: Final = {row.name: row for row in CATEGORY_ROWS}

@@ -99,7 +99,7 @@ def leaks_of_hooks(
 def leaks_of_new_hooks(first: int, exempt: Exemptions) -> list[Leak]:
     """Return the tables from before a block that got one more hook of a function in it, and still have it.
 
-    A single hook may be set up once. Beside another hook of the same function it is one more.
+    A hook may be set up once, and so may several at once. Beside an older hook of the same function it is one more.
 
     Args:
         first: the number of the block's first hook.
@@ -127,14 +127,14 @@ def _tables() -> list[Any]:
 
 
 def _one_more(table: Any, first: int) -> int:
-    """Return how many hooks with this number or a later one have another hook of their function beside them."""
+    """Return how many hooks with this number or a later one have an older hook of their function beside them."""
     older: Counter[int] = Counter()
     fresh: Counter[int] = Counter()
     for number, hook in list(OrderedDict.items(table)):
         code = _code_of(hook) if type(number) is int else None
         if code is not None and code_owner(code.co_filename) not in (CodeOwner.TORCH, CodeOwner.MEMWATCH):
             (fresh if number >= first else older)[id(code)] += 1
-    return sum(count for code, count in fresh.items() if count + older[code] > 1)
+    return sum(count for code, count in fresh.items() if older[code])
 
 
 def _code_of(hook: Any) -> CodeType | None:

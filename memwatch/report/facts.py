@@ -10,7 +10,7 @@ import pandas as pd
 from memwatch.analysis.texts import TEXT
 from memwatch.capture.capture import NOT_RECORDED
 from memwatch.capture.schema import EVIDENCE
-from memwatch.kinds.roles import KEPT_ON_PURPOSE
+from memwatch.kinds.roles import CATEGORY_OF, KEPT_ON_PURPOSE
 from memwatch.sizes import format_bytes
 from memwatch.text import visible
 from memwatch.words import summary as words
@@ -118,7 +118,7 @@ def headline(reading: Reading) -> str:
     categories = bytes_by(at_peak, "category")["nbytes"]
     text = words.HEADLINE.format(
         share=f"{100 * categories.iloc[0] / all_bytes:.0f} %",
-        category=words.CATEGORIES[categories.index[0]],
+        category=CATEGORY_OF[categories.index[0]].phrase,
         line_share=f"{100 * lines.iloc[0] / all_bytes:.0f} %",
         line=visible(lines.index[0]),
     )

@@ -15,22 +15,6 @@ HEADLINE: Final = "{share} of the peak is {category}. {line} made {line_share} o
 HEADLINE_FINDING: Final = " Mending the first finding below would lower it to {peak}."
 HEADLINE_WAY: Final = " The first change below would lower it to {peak}."
 """The first sentences of the page and of the summary."""
-CATEGORIES: Final = {
-    "parameter": "parameters",
-    "unsharded parameter": "parameters that FSDP gathered",
-    "buffer": "buffers of modules",
-    "gradient": "gradients",
-    "optimizer state": "optimizer state",
-    "communication": "buffers for collectives",
-    "activation": "activations, which forward saves for backward",
-    "recomputed": "activations, which a checkpoint computes again",
-    "input": "inputs",
-    "held": "tensors that a variable keeps from one iteration to the next",
-    "temporary": "temporary tensors, used within one iteration",
-    "workspace": "workspace, which a kernel uses inside one op",
-    "unknown": "memory whose use is not known",
-}
-"""The categories in a sentence."""
 
 NO_TENSOR: Final = (
     "The program made no tensor in this process. "

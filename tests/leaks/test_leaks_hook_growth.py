@@ -176,3 +176,15 @@ def test_one_pass_counts_no_hook_that_is_removed_or_of_another_function_or_objec
     assert hooks_left(removes) == []
     assert hooks_left(on_a_new_layer) == []
     assert hooks_left(lambda: layer.register_forward_hook(does_nothing)) == []
+
+
+def test_hooks_of_one_function_that_are_set_up_at_once_are_no_leak():
+    """One closure for each name, as a tool for activations registers them. A second setup is one more of each."""
+    layer = nn.Linear(4, 4)
+
+    def sets_up():
+        for _name in ("input", "output"):
+            registers_a_closure(layer)
+
+    assert hooks_left(sets_up) == []
+    assert hooks_left(sets_up) == [(LeakKind.HOOKS, 2)]

@@ -1,4 +1,4 @@
-"""What the allocator of an accelerator counts: live bytes at entry, the reserved segments, and the largest hole.
+"""Figures of an accelerator's allocator: the live bytes at entry, the reserved segments, and the largest hole.
 
 Each allocator event has the reserved bytes after it. If they rise, there is a new segment, which begins with the
 event's block. No event shows which segment was given back, but the segments at the end of the block are known. So the

@@ -21,16 +21,7 @@ class Finding(ShownAsText):
     """One change, and the peak after it.
 
     Attributes:
-        kind: ``drag`` (held after the last use), ``iteration`` (the same, from one pass of a loop into the next),
-            ``stale`` (an object keeps it from one iteration into the next, and nothing reads it there), ``lag`` (made
-            long before the first use), ``void`` (never used), ``gradient`` (alive in the next forward), ``graph``
-            (saved for a backward that never runs), ``retained`` (for one that ran), ``set_to_none`` (gradients filled
-            with zeros instead of freed), ``output`` (a model's result, kept through backward), ``optimizer``
-            (temporaries of a foreach step), ``fused`` (temporaries of a step for one parameter), ``workspace`` (of
-            one op), ``recompute`` (of a large checkpointed region, all at once), ``twice`` (a saved tensor and a
-            converted copy of it), ``buckets`` (gradients that DDP keeps beside its buckets), ``autocast`` (converted
-            weights that autocast's cache keeps), ``growth`` (every step leaves more behind) or ``float32`` (float32
-            copies that autograd saves). A `FindingKind`, which is equal to its text.
+        kind: why the bytes need not be there, such as ``drag``. It equals its text; `FindingKind` lists all kinds.
         nbytes: its bytes at the peak.
         holder: the holder of these bytes.
         site: `file:line` to edit; "" without a line.

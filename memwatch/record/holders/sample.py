@@ -82,7 +82,7 @@ class Sample:
         self._smallest_bytes = state.least_bytes(device)
         self._holder_counts: dict[int, int] = {}
         self._deep = False
-        self._learns_ways = not torch.is_grad_enabled()  # see `Peek`
+        self._learns_ways = not torch.is_grad_enabled()  # see `peek`
         self._view_counts: dict[int, int] = {}
         self._of_views: list[tuple[int, int]] = []
         self._told_now: dict[int, list[Told]] = {}
