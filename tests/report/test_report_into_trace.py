@@ -131,11 +131,22 @@ def test_a_trace_of_another_time_is_refused(both):
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b"[]", b'{"traceEvents": []}', b"\x1f\x8bx", gzip.compress(b"x")[:-4], b"\xff"]
+    "content",
+    {
+        "empty": b"",
+        "half an object": b"{",
+        "a list": b"[]",
+        "no events": b'{"traceEvents": []}',
+        "not gzip": b"\x1f\x8bx",
+        "half a gzip file": gzip.compress(b"x")[:-4],
+        "not text": b"\xff",
+    }.items(),
+    # names, because gzip writes the time into its bytes, and all workers must collect the same names
+    ids=lambda case: case[0],
 )
 def test_what_is_no_trace_is_one_line(both, tmp_path, capsys, content):
     path = tmp_path / "trace.json"
-    path.write_bytes(content)
+    path.write_bytes(content[1])
     target = tmp_path / "b.json"
     assert main(["transform", str(both[0]), "chrome", "--into", str(path), "-o", str(target)]) == 1
     (line,) = capsys.readouterr().err.splitlines()
