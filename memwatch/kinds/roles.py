@@ -25,6 +25,8 @@ class CategoryRow:
         meaning: what it means, where the name alone does not say it.
         is_of_training: True for parameters, buffers, gradients and optimizer state, which belong to a parameter's name.
         is_kept_on_purpose: True for memory that stays alive whether or not anything else holds it.
+        is_owned_by_module: True if it belongs to the module of the parameter that its name has, and not to the module
+            that made it. The categories of training do so too.
     """
 
     name: str
@@ -34,6 +36,7 @@ class CategoryRow:
     meaning: str | None = None
     is_of_training: bool = False
     is_kept_on_purpose: bool = False
+    is_owned_by_module: bool = False
 
 
 CATEGORY_ROWS: Final = (
@@ -44,6 +47,7 @@ CATEGORY_ROWS: Final = (
         "bright_blue",
         "parameters that FSDP gathered",
         is_kept_on_purpose=True,
+        is_owned_by_module=True,
     ),
     CategoryRow(
         "buffer", "#9dc4e7", "cyan", "buffers of modules", is_of_training=True, is_kept_on_purpose=True
@@ -96,6 +100,9 @@ CATEGORY_ROWS: Final = (
 CATEGORY_OF: Final = {row.name: row for row in CATEGORY_ROWS}
 CATEGORIES: Final = tuple(row.name for row in CATEGORY_ROWS)
 OF_TRAINING: Final = tuple(row.name for row in CATEGORY_ROWS if row.is_of_training)
+OWNED_BY_MODULES: Final = tuple(
+    row.name for row in CATEGORY_ROWS if row.is_of_training or row.is_owned_by_module
+)
 KEPT_ON_PURPOSE: Final = tuple(row.name for row in CATEGORY_ROWS if row.is_kept_on_purpose)
 
 

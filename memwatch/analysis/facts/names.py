@@ -13,7 +13,7 @@ from memwatch.analysis.facts.compiled_calls import COMPILED, compiled_backward_a
 from memwatch.analysis.facts.forward_ops import op_of_node
 from memwatch.analysis.facts.places import OF_DATA, lifts, with_empty_end
 from memwatch.capture.schema import ACCESSES, FORWARD, GRADIENT_PREFIX, NONE
-from memwatch.kinds.roles import OF_TRAINING
+from memwatch.kinds.roles import OWNED_BY_MODULES
 from memwatch.words.places import own_place_in_file
 from memwatch.words.storages import made_name, output_name, role_name, saved_name, unmade_name
 
@@ -95,8 +95,6 @@ def made_by(capture: Capture, allocations: Allocations, places: Places) -> MadeB
     )
 
 
-_OWNED: Final = (*OF_TRAINING, "unsharded parameter")
-
 _AS_MADE: Final = -2
 """The number of the module whose op made an allocation; -1 means no module."""
 
@@ -113,7 +111,7 @@ def owning_modules(tree: ModuleTree, categories: Categories, made: MadeBy) -> Co
     for kind, (category, recorded_name, owner) in enumerate(
         zip(*(column.values.tolist() for column in columns), strict=True)
     ):
-        if category in _OWNED:
+        if category in OWNED_BY_MODULES:
             named = _owner_in(recorded_name) if owner == NONE else tree.names[owner]
             # A leaf outside all modules has no module. Its gradient gets the module that computed it.
             unowned = _AS_MADE if category == "gradient" and named not in known else NONE

@@ -1,20 +1,20 @@
-"""The holders of allocations that no sample saw: known from the running op, inferred by a rule, or not seen."""
+"""Memory that torch's own C++ code has. It is inferred, because torch's tables and the samples do not show it.
+
+`PassedOn` explains what backward, an optimizer's step, a call into C++ or compiled code has for a moment. `Awaited`
+explains what autograd's graph keeps where the program's own hooks, or a wrapper, took the pack.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from memwatch.analysis.facts.allocations import BASELINE, WORKSPACE
-from memwatch.analysis.facts.coded import different_rows
 from memwatch.analysis.facts.compiled_calls import COMPILED, compiled_backward_at, compiled_call_at
 from memwatch.analysis.facts.forward_ops import crosses_to_backward, maker_of_node, saved_by_autograd
 from memwatch.analysis.holders.calls import common_call
 from memwatch.analysis.holders.holder import Holder
-from memwatch.analysis.holders.samples import are_small, is_small
 from memwatch.capture.schema import ACCESSES, BACKWARD, IN_BACKWARD, NONE, OPTIMIZER
 from memwatch.kinds.holders import HolderEvidence, HolderKind, Inference
 from memwatch.words import holders as words
@@ -31,99 +31,15 @@ _OUTPUT = ACCESSES.index("output")
 _LONGEST_PASS_OPS: Final = 32
 
 
-class Unseen:
-    """Explains memory without a role, a saved tensor or a sample."""
+class PassedOn:
+    """Infers which part of torch has an allocation that it made or passes on."""
 
     def __init__(self, facts: Facts, samples: HolderSamples) -> None:
         self._facts, self._samples = facts, samples
         self._ops = facts.capture.tables["ops"]
-        self._given: dict[int, set[int]] = {}
-        self._not_seen: dict[tuple[object, ...], Holder] = {}
 
-    def running_op(self, allocation: int, event: int) -> Holder | None:
-        """Return the op that runs at an event as the holder of its own results, or None for other allocations."""
-        facts = self._facts
-        op = facts.op_at(event)
-        is_made_now = int(facts.allocations.op[allocation]) == op != NONE
-        if not is_made_now or int(facts.allocations.origin[allocation]) == WORKSPACE:
-            return None
-        if int(facts.curve.time_ns[event]) > int(self._ops["end_ns"][op]):
-            return None  # it has returned
-        op_name, line = str(facts.made_by.op_name[allocation]), str(facts.made_by.line[allocation])
-        text, seen = words.told_by_op(words.RUNNING_OP, op_name), HolderEvidence.SEEN
-        return Holder(HolderKind.RUNNING_OP, text, line, subject=(op_name,), evidence=seen)
-
-    def reading_op(self, allocation: int, event: int) -> Holder | None:
-        """Return the op that runs at an event as the holder of its arguments: torch holds them until it returns."""
-        facts, op = self._facts, self._facts.op_at(event)
-        if op == NONE or int(facts.curve.time_ns[event]) > int(self._ops["end_ns"][op]):
-            return None
-        if int(facts.allocations.storage[allocation]) not in self.storages_given_to(op):
-            return None
-        op_name = facts.op_name(op)
-        text, seen = words.told_by_op(words.READING_OP, op_name), HolderEvidence.SEEN
-        return Holder(HolderKind.RUNNING_OP, text, facts.op_line(op), subject=(op_name,), evidence=seen)
-
-    def storages_given_to(self, op: int) -> set[int]:
-        """Return the storages of an op's arguments."""
-        if op not in self._given:
-            uses = self._facts.capture.tables["uses"]
-            given = (uses["op"] == op) & (uses["access"] != _OUTPUT)
-            self._given[op] = set(uses["storage"][given].tolist())
-        return self._given[op]
-
-    def holder(self, allocation: int, event: int) -> Holder:
-        """Return the holder of an allocation at an event, as far as it is known."""
-        facts, allocations = self._facts, self._facts.allocations
-        op, made = facts.op_at(event), int(allocations.op[allocation])
-        op_name, line = str(facts.made_by.op_name[allocation]), str(facts.made_by.line[allocation])
-        if int(allocations.origin[allocation]) == WORKSPACE:
-            text, books = words.told_by_op(words.KERNEL, op_name), HolderEvidence.STRUCTURE
-            return Holder(HolderKind.KERNEL, text, line, subject=(op_name,), evidence=books)
-        reading = self.reading_op(allocation, event)
-        known = self._inferred(allocation, event)
-        if known is not None and reading is not None:  # the running op has it, so the reference was seen
-            known = dataclasses.replace(known, evidence=HolderEvidence.SEEN, inference=None)
-        known = known or reading
-        known = (
-            known or self._in_compiled_code(allocation, event) or self._in_no_variable(allocation, made, op)
-        )
-        return self.not_seen(allocation) if known is None else known
-
-    def not_seen_each(self, allocations: IntArray) -> list[Holder]:
-        """Return what `not_seen` does of each of many allocations, which are of few kinds."""
-        facts, every = self._facts, self._facts.allocations
-        columns = (
-            are_small(facts, allocations), every.thread[allocations], every.op[allocations] != NONE,
-            every.origin[allocations], facts.made_by.op_name.codes[allocations], facts.made_by.stack[allocations],
-        )  # fmt: skip
-        first, of_kind = different_rows([column.astype(np.int64) for column in columns])
-        kinds = [self.not_seen(allocation) for allocation in allocations[first].tolist()]
-        return [kinds[number] for number in of_kind.tolist()]
-
-    def not_seen(self, allocation: int) -> Holder:
-        """Return the placeholder for the holder of an allocation without any evidence."""
-        facts, allocations = self._facts, self._facts.allocations
-        kind, text = HolderKind.NOT_SEEN, words.NOT_SEEN
-        thread = str(facts.strings[allocations.thread[allocation]])
-        if is_small(facts, allocation):
-            kind, text = HolderKind.NOT_LOOKED_FOR, words.TOO_SMALL
-        elif thread:
-            text = words.MADE_BY_THREAD
-        elif int(allocations.op[allocation]) != NONE:
-            text = words.NOT_SEEN_MADE_BY
-        elif int(allocations.origin[allocation]) == BASELINE:
-            text = words.NOT_SEEN_MADE_BEFORE
-        op_name, line = str(facts.made_by.op_name[allocation]), str(facts.made_by.line[allocation])
-        key = kind, text, op_name, thread, line
-        if key not in self._not_seen:  # many allocations have one
-            told = words.told_by_op(text, op_name, thread=thread)
-            evidence = HolderEvidence.NONE
-            self._not_seen[key] = Holder(kind, told, line, subject=(op_name, thread), evidence=evidence)
-        return self._not_seen[key]
-
-    def _inferred(self, allocation: int, event: int) -> Holder | None:
-        """Return a holder from a rule about backwards, steps and calls into C++, or None if no rule applies."""
+    def holder(self, allocation: int, event: int) -> Holder | None:
+        """Return the node, the step or the call into C++ that has an allocation at an event, or None."""
         made, op = int(self._facts.allocations.op[allocation]), self._facts.op_at(event)
         if NONE in (made, op) or made > op:
             return None
@@ -159,7 +75,7 @@ class Unseen:
         subject = (rule or Inference.IN_FLIGHT, op_name, module)
         return Holder(kind, told, line, subject=subject, evidence=evidence, inference=rule)
 
-    def _in_compiled_code(self, allocation: int, event: int) -> Holder | None:
+    def in_compiled_code(self, allocation: int, event: int) -> Holder | None:
         """Return compiled code as the holder of its own allocations, while that call or that backward runs."""
         facts = self._facts
         if str(facts.made_by.op_name[allocation]) != COMPILED:
@@ -176,11 +92,12 @@ class Unseen:
                 )
         return None
 
-    def _in_no_variable(self, allocation: int, made: int, op: int) -> Holder | None:
+    def on_stack(self, allocation: int, op: int) -> Holder | None:
         """Return the evaluation stack of the call that made an allocation, if no variable was seen to hold it.
 
         Allocations of backward are left out: autograd may pass them on in a new tensor, which no sample recognises.
         """
+        made = int(self._facts.allocations.op[allocation])
         if NONE in (made, op) or made > op or self._facts.categories.category[allocation] == "held":
             return None  # an allocation that outlasts the call lies somewhere else
         if self._facts.op_phase(made) in IN_BACKWARD or self._facts.op_phase(op) in (
@@ -286,9 +203,6 @@ def _on_stack_of(call: StackCall, rule: Inference) -> Holder:
     return value.on_stack_of(call.function, call.site, is_own=call.is_own).inferred(rule)
 
 
-# Infer that autograd holds forward tensors whose pack was not recorded.
-#
-# Hooks of the program, or a wrapper, may have taken the pack.
 class Awaited:
     """Infers autograd's graph as the holder of a tensor that is in no variable until an op of backward reads it."""
 
