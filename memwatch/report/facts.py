@@ -122,12 +122,14 @@ def headline(reading: Reading) -> str:
         line_share=f"{100 * lines.iloc[0] / all_bytes:.0f} %",
         line=visible(lines.index[0]),
     )
-    if reading.findings:
-        peak = format_bytes(reading.findings[0].predicted_peak_bytes)
+    finding_bytes = reading.findings[0].predicted_peak_bytes if reading.findings else None
+    way_bytes = int(reading.ways["peak_bytes"].iloc[0]) if len(reading.ways) else None
+    if finding_bytes is None:
+        return text if way_bytes is None else text + words.HEADLINE_WAY.format(peak=format_bytes(way_bytes))
+    peak = format_bytes(finding_bytes)
+    if way_bytes is None or way_bytes >= finding_bytes:
         return text + words.HEADLINE_FINDING.format(peak=peak)
-    if len(reading.ways):
-        return text + words.HEADLINE_WAY.format(peak=format_bytes(int(reading.ways["peak_bytes"].iloc[0])))
-    return text
+    return text + words.HEADLINE_BOTH.format(peak=peak, way_peak=format_bytes(way_bytes))
 
 
 def evidence_text(nbytes: Mapping[str, int]) -> str:
