@@ -260,6 +260,26 @@ def test_without_the_allocators_figures_the_sums_are_still_true(monkeypatch):
     assert "malloc, free" not in table.row.tolist()
 
 
+FROZEN_CHAIN = """
+import gc, torch
+from memwatch.monitor import objects
+
+chain = [torch.ones(1000)]
+for _ in range(3000):
+    chain = [chain]
+gc.freeze()
+sorts, sort = [], objects.np.sort
+objects.np.sort = lambda ids: sorts.append(len(ids)) or sort(ids)
+print(objects.tensor_memory().count, len(sorts) < 100)
+"""
+
+
+def test_a_long_linked_list_that_gc_has_frozen_is_followed_without_a_sort_for_each_link(fresh_python):
+    """A monitor stops the program's main thread for that time; a server calls gc.freeze() before it forks."""
+    done = fresh_python(FROZEN_CHAIN)
+    assert done.stdout == "1 True\n", done.stderr
+
+
 def test_no_torch_is_imported(fresh_python, tmp_path):
     """A program that has not imported torch gets its rows without it."""
     code = "import sys, memwatch; memwatch.process_memory(); print('torch' in sys.modules)"
