@@ -10,6 +10,8 @@ PYTEST = $(RUN) pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-
 HEAP_TESTS := tests/leaks tests/heap tests/plugin tests/known_leaks
 # Workers and the processes that tests start import hundreds of modules: one compiles them for all.
 export PYTHONDONTWRITEBYTECODE :=
+# Two workers, two cores: a second thread in each waits for the other, and doubles the time of the tests.
+test: export OMP_NUM_THREADS := 1
 INSTALL := $(RUN) pip install --quiet -c constraints.txt
 
 # where `make torches` puts its environments, and of how many tests it runs one

@@ -56,21 +56,21 @@ def failing(*arguments, every, library=None):
 
 @pytest.mark.parametrize(("recorder", "intercept"), [("native", "key"), ("python", "key")])
 def test_a_failing_block_of_the_allocator_is_the_programs_own_error(shim, recorder, intercept):
-    found = failing("torch", recorder, intercept, every=17, library=shim)
+    found = failing("torch", recorder, intercept, every=41, library=shim)
     assert found["count"] > 50
     assert found["different"] == []
 
 
 @pytest.mark.parametrize("kind", ["native", "objects"])
 def test_the_program_does_not_notice_that_the_native_recorder_has_no_memory(shim, kind):
-    found = failing(kind, "native", "key", every={"native": 41, "objects": 151}[kind], library=shim)
+    found = failing(kind, "native", "key", every={"native": 101, "objects": 401}[kind], library=shim)
     assert found["count"] > 100
     assert found["different"] == []
 
 
 @pytest.mark.parametrize("recorder", ["native", "python"])
 def test_the_program_does_not_notice_a_memory_error_in_a_line_of_memwatch(recorder):
-    found = failing("lines", recorder, "key", every={"native": 301, "python": 1301}[recorder])
+    found = failing("lines", recorder, "key", every={"native": 901, "python": 3001}[recorder])
     assert found["count"] > 1000
     assert found["different"] == []
 

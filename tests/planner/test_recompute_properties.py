@@ -21,7 +21,7 @@ def plan_or_best(graph: Graph, share: int, **options) -> tuple[Plan, bool]:
 
 
 @given(programs(max_ops=10), st.booleans(), st.sampled_from(["auto", "program"]), st.integers(0, 3))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_plans_of_any_program(graph, offload, order, seed):
     """Both simulators agree on a valid plan within its budget; a smaller budget never has a higher peak."""
     graph = graph.with_sizes(lambda nbytes: nbytes * 4096)
@@ -45,7 +45,7 @@ def test_plans_of_any_program(graph, offload, order, seed):
 
 
 @given(programs(max_ops=10), st.booleans())
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 def test_the_same_seed_gives_the_same_plan(graph, offload):
     """A copy of the program, without any cached state, gets the same plan."""
     first, _ = plan_or_best(graph, 60, offload=offload, seed=5)
@@ -54,7 +54,7 @@ def test_the_same_seed_gives_the_same_plan(graph, offload):
 
 
 @given(programs(max_ops=12), st.permutations(SHARES))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 def test_peaks_are_monotone_whatever_the_order_of_the_questions(graph, shares):
     """Budgets in any order: a smaller budget never ends with a higher peak."""
     peaks = {}

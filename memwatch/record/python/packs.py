@@ -171,11 +171,11 @@ class PythonPacker:
         if pack.__class__ is not Pack:  # memory was too short for a pack
             without: Tensor = pack if self._outer is None else self._outer[1](pack)
             return without
-        if not self._closed and pack.number != NONE:
-            try:
+        try:
+            if not self._closed and pack.number != NONE:
                 self.unpacks += (pack.number, self._op_counter[0], ticks(), 0)
-            except MemoryError:
-                self._note_loss()
+        except MemoryError:
+            self._note_loss()
         if pack.by_program is not None:
             unpacked: Tensor = pack.by_program(pack.packed)
             return unpacked
