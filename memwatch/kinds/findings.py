@@ -109,7 +109,7 @@ class FindingKind(str, Enum):
     # temporaries that an optimizer's step makes for each parameter
     FUSED = FindingRow(
         "fused",
-        "makes {nbytes} of temporaries for one parameter",
+        "makes {nbytes} of temporaries, for one parameter after the other",
         advice=(
             "make the optimizer with fused=True, whose kernel needs no temporaries and rounds a little "
             "differently"
@@ -126,8 +126,8 @@ class FindingKind(str, Enum):
     # a model's result, kept through a backward that does not need it
     OUTPUT = FindingRow(
         "output",
-        "keeps {nbytes} that a model returned through backward, which does not need them",
-        advice="keep the loss alone, or `del` the rest before backward()",
+        "keeps {nbytes} of a model's output alive during backward, which does not need them",
+        advice="keep only the loss, or `del` the output before backward()",
         del_order=1,
         is_freed_after_last_use=True,
     )

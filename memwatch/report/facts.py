@@ -134,13 +134,18 @@ def headline(reading: Reading) -> str:
 
 def evidence_text(nbytes: Mapping[str, int]) -> str:
     """Return `evidence_bytes` as shares, in one line for people; empty where there are none."""
-    seen, structure, inferred, _ = (nbytes.get(evidence, 0) for evidence in EVIDENCE)
+    seen, structure, inferred, unseen = (nbytes.get(evidence, 0) for evidence in EVIDENCE)
     total = sum(nbytes.values())
     if not total:
         return ""
-    known, guessed = round(100 * (seen + structure) / total), round(100 * inferred / total)
-    unseen = max(0, 100 - known - guessed)
-    return f"{known} % seen or read from torch's records, {guessed} % inferred, {unseen} % not known"
+    guessed, unknown = round(100 * inferred / total), round(100 * unseen / total)
+    known = 100 - guessed - unknown if seen + structure else 0
+    shares = (_percent(known, seen + structure), _percent(guessed, inferred), _percent(unknown, unseen))
+    return "{} % seen or read from torch's records, {} % inferred, {} % not known".format(*shares)
+
+
+def _percent(rounded: int, nbytes: int) -> str:
+    return "<1" if nbytes and not rounded else str(rounded)
 
 
 def peak_instant(reading: Reading) -> PeakInstant:

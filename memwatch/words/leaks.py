@@ -97,7 +97,7 @@ NO_DOT: Final = (
 )
 NOT_DRAWN: Final = "cannot draw {target}: {error}. The leak as text:\n{leak}"
 
-GROW_BY_ROUND: Final = "Each {round} leaks {amounts}. The advice below mends it:"
+GROW_BY_ROUND: Final = "The program leaks {amounts} with each {round}. The advice below mends it:"
 OF_STEPS: Final = "step"
 OF_LOOP: Final = "pass"
 ROUND_OF_STEPS: Final = "optimizer step"

@@ -11,7 +11,7 @@ INCREASE_ELSEWHERE: Final = (
 )
 """Where memory from before the block is freed inside it, the peak and the peak increase are of two instants."""
 
-HEADLINE: Final = "{share} of the peak is {category}. {line} made {line_share} of the peak."
+HEADLINE: Final = "{share} of the peak is {category}. {line_share} of the peak comes from {line}."
 HEADLINE_FINDING: Final = " Mending the first finding below would lower it to {peak}."
 HEADLINE_BOTH: Final = (
     " Mending the first finding below would lower it to {peak}, and the first change under"
@@ -26,12 +26,12 @@ NO_TENSOR: Final = (
 )
 STORAGES: Final = "Largest storages at the peak"
 MODULES: Final = "Modules at the peak, with their children"
-LINES: Final = "Lines that allocated the memory alive at the peak"
+LINES: Final = "Lines that the memory at the peak comes from, with the backward of their ops"
 HOLDERS: Final = "Who holds it at the peak: the references that keep the memory alive"
 FINDINGS: Final = "Findings: what to change, and how far the peak would fall"
-MORE_FINDINGS: Final = "{count:,} more: --rows, or prof.findings"
+MORE_FINDINGS: Final = "{count:,} more: use --rows, or prof.findings in Python"
 NOTES: Final = "Limits of this recording"
-MORE_NOTES: Final = "{count:,} more: --rows, or prof.notes"
+MORE_NOTES: Final = "{count:,} more: use --rows, or prof.notes in Python"
 NEXT_CALL: Final = 'Next: prof.report("peak.html"), a page with every storage and its holder'
 NEXT_COMMAND: Final = "Next: {command}"
 FIT_COMMAND: Final = "To measure such changes within a limit: {command}"

@@ -57,7 +57,7 @@ LINES_OF: Final = "Code for the first of them that needs no decision{place}:"
 OF_OPTIMIZER: Final = " (`optimizer` stands for yours)"
 MORE_LINES: Final = "Code for the others: prof.ways in Python, or memwatch summary --json"
 HEADING_SHORT: Final = "What would lower the peak (all {count:,}: memwatch summary --json)"
-MORE_WAYS: Final = "{count:,} more: --rows, or prof.ways"
+MORE_WAYS: Final = "{count:,} more: use --rows, or prof.ways in Python"
 
 
 def code_heading(number: int, code: str) -> str:

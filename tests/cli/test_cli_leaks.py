@@ -108,7 +108,7 @@ def test_losses_kept_with_their_graphs_grow_with_each_step(ending, name, shell_m
     (tmp_path / "program.py").write_text(LOOP + ending)
     done = shell_memwatch("leaks", "program.py")
     assert (done.returncode, done.stderr) == (1, "")
-    assert done.stdout.startswith("Each optimizer step leaks ")
+    assert done.stdout.startswith("The program leaks ")
     assert f"`{name}`" in done.stdout
 
 
