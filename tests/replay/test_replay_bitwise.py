@@ -191,7 +191,9 @@ def test_a_budget_of_a_whole_step_is_kept_beside_the_gradients():
         optimizer.zero_grad()
         return measured.peak_increase_bytes
 
-    compiled = torch.compile(step, backend="memwatch", options={"budget": "60%", "strict": True, "time_limit_s": 2.0})
+    compiled = torch.compile(
+        step, backend="memwatch", options={"budget": "60%", "strict": True, "time_limit_s": 2.0}
+    )
     for _ in range(4):
         compiled()
         optimizer.zero_grad()

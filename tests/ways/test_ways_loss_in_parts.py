@@ -133,11 +133,11 @@ def test_it_is_not_offered_where_the_logits_are_no_result_of_a_linear_layer():
 
 def test_it_is_not_offered_for_a_loss_that_a_library_computes(monkeypatch):
     """Its lines may need the size of the vocabulary from the logits."""
-    from memwatch.analysis.facts import call_stacks
+    from memwatch.analysis.facts import places
     from memwatch.own_code import CodeOwner
 
     prof = _recorded(_Training(_of_function))
     monkeypatch.setattr(
-        call_stacks.CallStacks, "owners", lambda self, stack: [CodeOwner.TORCH, CodeOwner.INSTALLED]
+        places.CallStacks, "owners", lambda self, stack: [CodeOwner.TORCH, CodeOwner.INSTALLED]
     )
     assert _way_of(prof) is None

@@ -10,7 +10,6 @@ import numpy as np
 from memwatch.analysis.facts.allocations import BASELINE, UNRECORDED, Allocations, in_order, join_allocations
 from memwatch.analysis.facts.autocast import autocast_copies
 from memwatch.analysis.facts.biographies import Biographies, UseBounds, use_bounds, write_biographies
-from memwatch.analysis.facts.call_stacks import CallStacks
 from memwatch.analysis.facts.categories import Categories, categorise
 from memwatch.analysis.facts.devices import narrowed
 from memwatch.analysis.facts.iterations import (
@@ -33,7 +32,7 @@ from memwatch.analysis.facts.names import (
     purposes,
     recorded_names,
 )
-from memwatch.analysis.facts.places import Places, Texts, find_places, with_empty_end
+from memwatch.analysis.facts.places import CallStacks, Places, Texts, find_places, with_empty_end
 from memwatch.analysis.facts.recomputes import Recomputes
 from memwatch.analysis.facts.reserved import ReservedBytes, as_counted_at_entry, reserved_bytes
 from memwatch.analysis.facts.role_times import PastRole, RoleTimes

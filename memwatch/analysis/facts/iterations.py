@@ -32,9 +32,8 @@ if TYPE_CHECKING:
 
     from memwatch.analysis.facts.allocations import Allocations
     from memwatch.analysis.facts.biographies import UseBounds
-    from memwatch.analysis.facts.call_stacks import CallStacks
     from memwatch.analysis.facts.live_curve import LiveCurve
-    from memwatch.analysis.facts.places import Places
+    from memwatch.analysis.facts.places import CallStacks, Places
     from memwatch.capture import Capture
     from memwatch.capture.columns import Columns, IntArray
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from memwatch.analysis.facts.allocations import Allocations
-    from memwatch.analysis.facts.call_stacks import CallStacks
+    from memwatch.analysis.facts.places import CallStacks
     from memwatch.capture import Capture
     from memwatch.capture.columns import IntArray
 

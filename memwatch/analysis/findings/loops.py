@@ -12,8 +12,8 @@ from memwatch.capture.schema import ACCESSES, IN_BACKWARD, NONE
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from memwatch.analysis.facts.call_stacks import Call
     from memwatch.analysis.facts.facts import Facts
+    from memwatch.analysis.facts.places import Call
     from memwatch.capture.columns import IntArray
 
 _MOST_COMPARED: Final = 8  # allocations, and ops, that are compared, the latest first; a guess

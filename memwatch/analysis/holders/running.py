@@ -16,8 +16,8 @@ from memwatch.analysis.holders.regions import CHECKPOINT_FILE
 from memwatch.capture.schema import NONE
 
 if TYPE_CHECKING:
-    from memwatch.analysis.facts.call_stacks import Call
     from memwatch.analysis.facts.facts import Facts
+    from memwatch.analysis.facts.places import Call
     from memwatch.capture.columns import IntArray
     from memwatch.kinds.edges import Vertex
 

@@ -6,9 +6,13 @@ a torch without it. `choose_allocator` returns the first that works here.
 
 from __future__ import annotations
 
-from memwatch.devices.cuda_allocator.choice import Allocator, choose_allocator
 from memwatch.devices.cuda_allocator.model import Model
-from memwatch.devices.cuda_allocator.torchs_own import TorchAllocator, find_torchs_own
+from memwatch.devices.cuda_allocator.torchs_own import (
+    Allocator,
+    TorchAllocator,
+    choose_allocator,
+    find_torchs_own,
+)
 from memwatch.devices.cuda_allocator.trace import ANY_DEVICE_BYTES, FREE, Outcome, SettingsError, Trace
 
 __all__ = [

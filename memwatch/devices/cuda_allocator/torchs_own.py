@@ -1,7 +1,8 @@
 """torch's own CUDA caching allocator, without a GPU: `libc10_cuda.so` of a CUDA build runs on a stand-in driver.
 
 A child process per setting loads the library, because torch reads the settings as it is loaded. The driver answers
-for CUDA's libraries, so the child touches no device even where there is one.
+for CUDA's libraries, so the child touches no device even where there is one. Where torch has no `libc10_cuda.so`,
+`choose_allocator` returns the model instead.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 import torch
 
 from memwatch import build_cache
 from memwatch.devices.cuda_allocator.library import build_driver
+from memwatch.devices.cuda_allocator.model import Model
 from memwatch.devices.cuda_allocator.trace import Outcome, SettingsError
 from memwatch.errors import MemwatchError
 
@@ -234,3 +236,14 @@ def _places(include: pathlib.Path) -> dict[str, int]:
         raise MemwatchError(
             f"torch's own allocator is not run: its class in {include} is not the one that memwatch knows"
         ) from error
+
+
+Allocator: TypeAlias = "TorchAllocator | Model"
+
+
+def choose_allocator() -> tuple[Allocator, str]:
+    """Return torch's own allocator; or the model, and a sentence that says why torch's own is not run."""
+    try:
+        return find_torchs_own(), ""
+    except MemwatchError as error:
+        return Model(), str(error)

@@ -11,18 +11,42 @@ from __future__ import annotations
 import ctypes
 import functools
 import pathlib
+import struct
 import subprocess
 import sys
 import tempfile
 import threading
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
 
 from memwatch import build_cache
 from memwatch.errors import MemwatchError
 from memwatch.planner.native.naming import FLAGS, SOURCES, file_name
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from memwatch.planner.clock import Clock
+
+
+# Run the compiler and put the library in its place: a process of its own, which outlives a planner in a hurry.
+#
+# Usage: `python compile.py TARGET COMPILER FLAG... SOURCE`
+def main(target: pathlib.Path, command: list[str]) -> int:
+    """Compile to a folder beside the target, then move the library to its name in one step."""
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        made = pathlib.Path(folder, target.name)
+        status = subprocess.run([*command, "-o", str(made)], check=False).returncode  # noqa: S603  # our own command
+        if status == 0:
+            made.chmod(0o755)  # a umask of 002 would let a group write to it, and then it is not loaded
+            made.replace(target)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(pathlib.Path(sys.argv[1]), sys.argv[2:]))
+
 
 BUILT: Final = pathlib.Path(__file__).parent / "built"
 """The folder of the package where a wheel has a library; it is not there in a checkout."""
@@ -182,3 +206,49 @@ def loaded() -> ctypes.CDLL:
 
 def _say(sentence: str) -> None:
     sys.stderr.write(f"memwatch: {sentence}\n")
+
+
+# Call the kernels, and pass them numbers and arrays.
+#
+# A function beside each named tuple that the kernels read calls one of them. It needs the library, so only searches
+# use it: a search begins with `library.prepare`.
+_REAL = struct.Struct("<d")
+_WORD = struct.Struct("<q")
+
+
+def words_of(value: Any) -> list[int]:
+    """Return a value as C++ reads it: a number is one word, an array its address and size, a tuple its parts.
+
+    The caller keeps the value alive while the words are in use.
+    """
+    if isinstance(value, tuple):
+        return [word for part in value for word in words_of(part)]
+    if isinstance(value, np.ndarray):
+        assert value.flags.c_contiguous, "kernels read arrays row after row"
+        return [value.__array_interface__["data"][0], value.size]
+    if isinstance(value, float):
+        return [_WORD.unpack(_REAL.pack(value))[0]]
+    return [int(value)]
+
+
+def call(name: str, *args: Any, returns: type[Any] = ctypes.c_int64) -> Any:
+    """Call a kernel. Numbers are passed as they are, tuples and arrays by a pointer to words.
+
+    Raises:
+        MemwatchError: the library is not there.
+    """
+    function = getattr(loaded(), name)
+    function.restype = returns
+    passed: list[Any] = []
+    for value in args:
+        if isinstance(value, (tuple, np.ndarray)):
+            words = words_of(value)
+            passed.append((ctypes.c_int64 * len(words))(*words))
+        else:
+            passed.append(ctypes.c_int64(int(value)))
+    return function(*passed)
+
+
+def random_state(seed: int) -> NDArray[np.uint64]:
+    """Return the state of the kernels' random numbers that a seed gives."""
+    return np.random.default_rng(seed).integers(1, 2**63, size=1, dtype=np.uint64)

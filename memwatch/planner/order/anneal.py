@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from memwatch.planner.native.calls import call, random_state
+from memwatch.planner.native.library import call, random_state
 from memwatch.planner.order.problem import peak_of
 
 if TYPE_CHECKING:

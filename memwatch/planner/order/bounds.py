@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from memwatch.planner.native.calls import call
-from memwatch.planner.native.library import is_there
+from memwatch.planner.native.library import call, is_there
 from memwatch.planner.order.lists import breadth_first
 from memwatch.planner.order.problem import Problem, order_problem
 

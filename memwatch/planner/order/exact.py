@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from memwatch.planner.native.calls import call
+from memwatch.planner.native.library import call
 from memwatch.planner.order.lists import breadth_first
 from memwatch.planner.order.problem import live_at_start, mirror_image
 

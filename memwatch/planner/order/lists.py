@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from memwatch.planner.native.calls import call
+from memwatch.planner.native.library import call
 from memwatch.planner.order.anneal import new_walk
 from memwatch.planner.order.problem import mirror_image
 

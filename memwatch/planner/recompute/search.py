@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from memwatch.planner.native.calls import call, random_state
+from memwatch.planner.native.library import call, random_state
 from memwatch.planner.recompute.reorder import reorder
 from memwatch.planner.recompute.retention import cheaper_in_order
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from memwatch.planner.native.calls import call
+from memwatch.planner.native.library import call
 from memwatch.planner.peak import allocations, live_curve
 from memwatch.planner.schedule import Schedule
 
