@@ -1,4 +1,4 @@
-"""Places: the call stacks of a capture, and for every op and stack its line of the program's own code and its module."""
+"""The call stacks of a capture, and for every op and stack its line of the program's own code and its module."""
 
 from __future__ import annotations
 
