@@ -57,7 +57,7 @@ class Plot:
             axes.legend(loc="upper left", fontsize="small")
         at = peak_instant(self._reading)
         axes.plot(at.time_ns / 1e9, self._reading.peak_bytes, marker="v", color="black")
-        axes.set(xlabel="seconds after entry", ylabel="live bytes", title=self._title(), ylim=(0, None))
+        axes.set(xlabel="seconds after the start", ylabel="live bytes", title=self._title(), ylim=(0, None))
         return _with_sizes(axes, "y")
 
     def peak(self, by: str = "category", ax: Axes | None = None, *, rows: int = 12, **options: Any) -> Axes:

@@ -144,7 +144,7 @@ def _headline(reading: Reading) -> Text:
     text.append(format_bytes(reading.peak_bytes), style="bold red")
     text.append(f"{_sum(reading)} ({clip(reading.device, 40)})\n")
     when = (
-        f", {format_duration(at.time_ns)} after entry" if at.is_any and is_recorded(reading, "times") else ""
+        f", {format_duration(at.time_ns)} after the start" if at.is_any and is_recorded(reading, "times") else ""
     )
     text.append(clip(f"{at.short()}{when}"))
     if not _is_entry_and_increase(reading):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-PEAK_IS_ENTRY_AND_INCREASE: Final = " = {entry} at entry + {increase} increase"
+PEAK_IS_ENTRY_AND_INCREASE: Final = " = {entry} at the start + {increase} increase"
 PEAK_IS_BEFORE_AND_WITHIN: Final = " = {before} from before the block + {within} made in it"
 INCREASE_ELSEWHERE: Final = (
-    "{entry} were alive at entry; the block itself added at most {increase} (peak increase)"
+    "{entry} were alive at the start; the block itself added at most {increase} (peak increase)"
 )
 """Where memory from before the block is freed inside it, the peak and the peak increase are of two instants."""
 

@@ -49,7 +49,7 @@ def leak_section(leaks: Sequence[Leak]) -> str:
 def peak_section(figures: dict[str, Any]) -> str:
     """Return a description of the body's allocations at its peak."""
     added, before = (format_bytes(figures[key]) for key in ("peak_increase_bytes", "baseline_bytes"))
-    title = f"{added} at the peak ({figures['device']}); not counted: {before} alive at entry"
+    title = f"{added} at the peak ({figures['device']}); not counted: {before} alive at its start"
     return "\n".join([f"{title} (fixtures and earlier tests)", *top_lines(figures["top"])])
 
 

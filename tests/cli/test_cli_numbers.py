@@ -80,8 +80,8 @@ def test_a_program_without_tensors_has_no_peak_to_place(shell_memwatch, tmp_path
     assert done.returncode == 0
     done = shell_memwatch("summary", "a.memwatch")
     assert "No tensor memory was recorded" in done.stdout
-    assert "after entry" not in done.stdout
+    assert "after the start" not in done.stdout
     assert "first op" not in done.stdout
-    assert "after entry" not in (tmp_path / "a.html").read_text().split("<script")[0]
+    assert "after the start" not in (tmp_path / "a.html").read_text().split("<script")[0]
     done = shell_memwatch("run", "-q", "-o", "b.memwatch", "-c", "import torch; torch.ones(9)")
-    assert "after entry" in shell_memwatch("summary", "b.memwatch").stdout
+    assert "after the start" in shell_memwatch("summary", "b.memwatch").stdout

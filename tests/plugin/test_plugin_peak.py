@@ -24,7 +24,7 @@ def test_marker_limits_what_the_body_adds(session):
             "*.py .P *",
             "Test was limited to a peak of 1048576 B but its body added 1048640 B",
             "*memwatch peak memory*",
-            "*1.00 MiB at the peak (cpu); not counted: * alive at entry*",
+            "*1.00 MiB at the peak (cpu); not counted: * alive at its start*",
             "*1.00 MiB  *:7 in test_large  (1 storage, ones)",
             "Failed for their memory: 1 test above the limit of the peak",
             "PEAK *::test_large - Test was*",
@@ -171,7 +171,7 @@ def test_report_lists_tests_by_peak(session):
         [
             "*= memwatch =*",
             "Peak of the test bodies, largest first (1 of 2)",
-            "5.86 KiB  *::test_large  (cpu; * at entry, 2 allocations)",
+            "5.86 KiB  *::test_large  (cpu; * at its start, 2 allocations)",
             "*3.91 KiB  *:2 in make  (1 storage, ones)",
             "* from *:5 in test_large",
         ]

@@ -88,7 +88,7 @@ def same_instant(browser, reading, event: int) -> str:
     assert (told["table"], told["icicle"], told["legend"]) == (live, live, live)
     assert told["header"] == f"{format_bytes(live)} live on {reading.device}"
     assert told["name"].endswith(f"event {event:,}")
-    assert "after entry" in told["where"]
+    assert "after the start" in told["where"]
     when = "at the peak" if told["name"].startswith("peak") else f"at event {event:,}"
     assert told["lines"].endswith(when)
     assert told["findings"].endswith(when)

@@ -36,7 +36,7 @@ def test_the_total_comes_first(training):
     peak, base, grown = map(
         format_bytes, (training.peak_bytes, training.baseline_bytes, training.peak_increase_bytes)
     )
-    assert first == f"Peak {peak} = {base} at entry + {grown} increase (cpu)"
+    assert first == f"Peak {peak} = {base} at the start + {grown} increase (cpu)"
     event = training.peak_event
     op = training.timeline["op"].iloc[event]
     assert second.startswith(f"Op {op}, {short_op(training.ops['name'][op])} ")
@@ -46,7 +46,7 @@ def test_the_total_comes_first(training):
 @pytest.mark.parametrize(
     ("freed", "made", "line"),
     [
-        (0, [4, 2], "Peak 10.00 MiB = 4.00 MiB at entry + 6.00 MiB increase (cpu)"),
+        (0, [4, 2], "Peak 10.00 MiB = 4.00 MiB at the start + 6.00 MiB increase (cpu)"),
         (1, [4, 2], "Peak 8.00 MiB = 4.00 MiB from before the block + 4.00 MiB made in it (cpu)"),
         (1, [2, 4], "Peak 6.00 MiB = 4.00 MiB from before the block + 2.00 MiB made in it (cpu)"),
     ],
@@ -63,7 +63,7 @@ def test_the_parts_of_the_peak_add_up_at_its_instant(freed, made, line):
                 before.clear()
     text = summary(prof, width=120, color=False)
     assert text.splitlines()[0] == line
-    assert ("4.00 MiB were alive at entry; the block itself added at most 6.00 MiB" in text) == bool(freed)
+    assert ("4.00 MiB were alive at the start; the block itself added at most 6.00 MiB" in text) == bool(freed)
 
 
 def test_every_category_of_the_peak_is_listed(training):
@@ -161,7 +161,7 @@ def test_hostile_names_steer_no_terminal():
 def test_nothing_at_all_is_said_so():
     """A block without tensors gives zeros, not an error."""
     reading = report_readings.empty()
-    assert summary(reading).startswith("Peak 0 B = 0 B at entry + 0 B increase")
+    assert summary(reading).startswith("Peak 0 B = 0 B at the start + 0 B increase")
     assert "0 B" in tree(reading)
     assert "allocations" in format_stats(stats(reading))
 

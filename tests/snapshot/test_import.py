@@ -206,7 +206,7 @@ def test_a_snapshot_without_times_tells_none(imported):
         del entry["time_us"]
     reading = imported({"segments": [], "device_traces": [trace.entries]})
     assert reading.peak_bytes == 700
-    assert "after entry" not in reading.summary()
+    assert "after the start" not in reading.summary()
     assert "duration" not in dict(stats(reading)["meta"])
 
 

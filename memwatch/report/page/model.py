@@ -177,7 +177,7 @@ def _devices(reading: Reading) -> list[dict[str, Any]]:
 
 
 def _peak(at: PeakInstant, hide: Callable[[str], str], *, source: bool, has_times: bool) -> dict[str, Any]:
-    when = f", {format_duration(at.time_ns)} after entry" if has_times and at.is_any else ""
+    when = f", {format_duration(at.time_ns)} after the start" if has_times and at.is_any else ""
     whole = hide(str(at))
     short = hide(at.short()) if source else whole  # `hide` knows whole paths only
     return {

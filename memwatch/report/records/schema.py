@@ -19,7 +19,7 @@ class PeakRecord(TypedDict):
     baseline_bytes: Annotated[int, "live when the block was entered"]
     peak_increase_bytes: Annotated[int, "most bytes, allocated in the block, that were live at one instant"]
     event: Annotated[int, "row of `prof.timeline` at which the peak was reached"]
-    time_ns: Annotated[int, "time after entry"]
+    time_ns: Annotated[int, "time since the start of the recording"]
     op: Annotated[int, "number of the op that ran, -1 for none"]
     op_name: Annotated[str, "its name"]
     phase: Annotated[str, "one of PHASES, see tables.md"]
@@ -170,7 +170,7 @@ class LiveRecord(TypedDict):
 
     device: Annotated[str, "the device"]
     event: Annotated[int, "row of `prof.timeline`"]
-    time_ns: Annotated[int, "time after entry"]
+    time_ns: Annotated[int, "time since the start of the recording"]
     live_bytes: Annotated[int, "bytes live after it"]
     num_storages: Annotated[int, "how many storages were live"]
     storages: Annotated[list[StorageRecord], "the largest of them"]
