@@ -126,7 +126,7 @@ class FindingKind(str, Enum):
     # a model's result, kept through a backward that does not need it
     OUTPUT = FindingRow(
         "output",
-        "keeps {nbytes} of a model's output alive during backward, which does not need them",
+        "keeps {nbytes} of a model's output alive during backward, which does not need it",
         advice="keep only the loss, or `del` the output before backward()",
         del_order=1,
         is_freed_after_last_use=True,

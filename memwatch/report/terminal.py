@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from rich.padding import Padding
 from rich.table import Table
@@ -83,14 +83,16 @@ def summary(
         PlanMismatchError: the result belongs to another plan.
     """
     line = line_width(width)
-    counts = range(ROWS, FEWEST_ROWS - 1, -1) if rows is None else [rows]
-    contents = [(count, True, True) for count in counts]
+    contents = [_Content(count) for count in (range(ROWS, FEWEST_ROWS - 1, -1) if rows is None else [rows])]
     if rows is None:
         # two rows of modules are the root and its first child, which say nothing; code has another place: `prof.ways`
-        contents += [(FEWEST_ROWS, False, True), (FEWEST_ROWS, False, False)]
+        contents.append(_Content(FEWEST_ROWS, with_modules=False))
+        contents.append(_Content(FEWEST_ROWS, with_modules=False, with_storages=False))
+        contents.append(_Content(FEWEST_ROWS, with_modules=False, with_code=False))
     text = ""
-    for count, with_modules, with_code in contents:
-        parts = _parts(reading, count, line, with_modules=with_modules, with_code=with_code)
+    for content in contents:
+        count = content.rows
+        parts = _parts(reading, content, line)
         if plan is not None:
             parts += ["", *plan_parts(plan, result, Places(reading), count, line)]
         if len(reading.notes):
@@ -103,28 +105,38 @@ def summary(
     return text
 
 
-def _parts(
-    reading: Reading, rows: int, line: int, *, with_modules: bool, with_code: bool
-) -> list[RenderableType]:
+class _Content(NamedTuple):
+    """What a summary shows: the most rows of each table, and the parts that need much room."""
+
+    rows: int
+    with_modules: bool = True
+    with_storages: bool = True
+    with_code: bool = True
+
+
+def _parts(reading: Reading, content: _Content, line: int) -> list[RenderableType]:
+    rows = content.rows
     parts: list[RenderableType] = [_headline(reading)]
     if not reading.peak_bytes:
         parts.append(Text(words.NO_TENSOR))
     if len(reading.at_peak):
         parts.append("")
-        parts += _made_of(reading, rows, line, with_modules=with_modules)
+        parts += _made_of(reading, content, line)
     if reading.findings:
         parts += ["", words.FINDINGS, *finding_parts(reading.findings, rows)]
     if len(reading.ways):
-        parts += ["", *(_ways(reading, max(rows // 2, 2)) if with_code else _lowest_way(reading, line))]
+        parts += ["", *(_ways(reading, max(rows // 2, 2)) if content.with_code else _lowest_way(reading))]
     elif not reading.findings and (reading.at_peak["holder"] != "").any():
         parts += ["", ways.NO_WAY.format(share=f"{LEAST_RATIO * 100:.0f} %")]
     return parts
 
 
-def _made_of(reading: Reading, rows: int, line: int, *, with_modules: bool) -> list[RenderableType]:
+def _made_of(reading: Reading, content: _Content, line: int) -> list[RenderableType]:
+    rows = content.rows
     parts: list[RenderableType] = [_categories(reading, line), ""]
-    parts += [words.STORAGES, _storages(reading, rows, line), ""]
-    if with_modules and (reading.modules["inclusive_bytes"] > 0).any():
+    if content.with_storages:
+        parts += [words.STORAGES, _storages(reading, rows, line), ""]
+    if content.with_modules and (reading.modules["inclusive_bytes"] > 0).any():
         parts += [words.MODULES, _modules(reading, rows, line), ""]
     parts += [words.LINES, _lines(reading, rows, line), ""]
     if (reading.at_peak["holder"] != "").any():
@@ -340,11 +352,11 @@ def finding_parts(findings: Sequence[Finding], rows: int) -> list[RenderableType
     return parts
 
 
-def _lowest_way(reading: Reading, line: int) -> list[RenderableType]:
-    """Return the change with the lowest peak in one line: for a screen on which nothing else fits."""
+def _lowest_way(reading: Reading) -> list[RenderableType]:
+    """Return the change with the lowest peak, without its code: for a screen on which nothing else fits."""
     way = reading.ways.iloc[0]
     peak = _lowered(reading, int(way["peak_bytes"]))
-    return [ways.HEADING_SHORT.format(count=len(reading.ways)), head(f"{peak}  {way['way']}", line)]
+    return [ways.HEADING_SHORT.format(count=len(reading.ways)), Text(f"{peak}  {way['way']}", overflow="fold")]
 
 
 def _lowered(reading: Reading, peak_bytes: int) -> str:
