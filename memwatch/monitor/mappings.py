@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from memwatch.errors import MemwatchError
+from memwatch.host_allocators import PAGE_BYTES
 from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 ARENA_BYTES: Final = 64 << 20
 """glibc aligns each heap of an arena to this size on 64-bit machines (HEAP_MAX_SIZE)."""
 _MOST_GUARD_BYTES: Final = 64 << 10

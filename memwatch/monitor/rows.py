@@ -10,14 +10,8 @@ import numpy as np
 import psutil
 
 from memwatch.errors import OptionError
-from memwatch.monitor.malloc import (
-    MallocFigures,
-    PythonFigures,
-    is_heap_of_arena,
-    malloc_figures,
-    mmapped_blocks,
-    python_figures,
-)
+from memwatch.host_allocators import MallocFigures, PythonFigures, malloc_figures, python_figures
+from memwatch.monitor.malloc import is_heap_of_arena, mmapped_blocks
 from memwatch.monitor.mappings import (
     Residency,
     Use,

@@ -13,6 +13,7 @@ import pytest
 
 import memwatch
 from memwatch.errors import OptionError
+from memwatch.host_allocators import malloc_figures
 from memwatch.monitor import malloc, mappings, rows
 from memwatch.monitor.mappings import ProcessError, Use
 
@@ -142,7 +143,7 @@ def test_the_sums_are_those_of_the_system():
 def test_the_blocks_that_are_found_are_those_of_malloc():
     """The search for large blocks finds what malloc says that it gave, to the byte."""
     found = mappings.read_mappings(os.getpid(), is_heap_of_arena=malloc.is_heap_of_arena)
-    figures = malloc.malloc_figures()
+    figures = malloc_figures()
     residency = mappings.Residency(found, os.getpid())
     found = mappings.cut_joined(found, residency)
     residency = mappings.Residency(found, os.getpid())
