@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from memwatch.sizes import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from memwatch.monitor.rows import Child
 
@@ -103,28 +103,53 @@ def children(processes: Sequence[Child]) -> str:
     return ", ".join(f"{each.name} {each.pid} has {format_bytes(each.uss_bytes)}" for each in largest)
 
 
+def copies_in_forks(pids: Iterable[int]) -> list[str]:
+    """Return sentences about the lists whose objects forks of this process have copied.
+
+    Args:
+        pids: the processes that this one started.
+    """
+    from memwatch.monitor.forks import copied_lists, forks_of
+
+    found = copied_lists(forks_of(pids))
+    holders = _holders_of([each.container for each in found])
+    return [each.text(holder) for each, holder in zip(found, holders, strict=True)]
+
+
 def _held_by(targets: list[Any], of_which: str) -> str:
     """Return who holds most of some objects, by the shortest paths from the program's roots."""
+    number = len(targets)
+    found = [holder for holder in _holders_of(targets) if holder != _NO_HOLDER]
+    targets.clear()
+    holder, count = Counter(found).most_common(1)[0] if found else (_NO_HOLDER, 0)
+    return f"{count} {of_which} ({number}) are held by {holder}" if of_which else holder
+
+
+_NOT_SEARCHED: Final = "a holder that was not searched, because the program has not imported torch"
+_NO_HOLDER: Final = "no reference that gc sees"
+
+
+def _holders_of(targets: list[Any]) -> list[str]:
+    """Return the holder of each of some objects, in one search."""
+    if not targets:
+        return []
     if "torch" not in sys.modules:  # the search imports it, and the program may not want it
-        return "a holder that was not searched, because the program has not imported torch"
+        return [_NOT_SEARCHED] * len(targets)
     from memwatch.heap.paths import steps_of
     from memwatch.heap.search import search
     from memwatch.heap.snapshot import Snapshot
 
-    holders: Counter[str] = Counter()
-    number = len(targets)
+    holders: list[str] = []
     with Snapshot(targets, deep=True) as snapshot:
         tree = search(snapshot, snapshot.root_groups(runner=True), closed=snapshot.barriers())
         for target in targets:
             position = snapshot.position(target)
             if tree.reaches(position):
                 steps = [step for step in steps_of(snapshot, tree.path(position)) if not step.hidden]
-                holders[_words_of(steps)] += 1
-    targets.clear()
-    if not holders:
-        return "no reference that gc sees"
-    holder, count = holders.most_common(1)[0]
-    return f"{count} {of_which} ({number}) are held by {holder}" if of_which else holder
+                holders.append(_words_of(steps))
+            else:
+                holders.append(_NO_HOLDER)
+    return holders
 
 
 def _words_of(steps: list[Any]) -> str:

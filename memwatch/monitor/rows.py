@@ -26,7 +26,6 @@ from memwatch.sizes import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import pandas as pd
     from numpy.typing import NDArray
 
     from memwatch.monitor.mappings import Mapping
@@ -129,44 +128,6 @@ class ProcessRows:
         return sum(each.nbytes for each in self.rows if each.row == row)
 
 
-def process_memory(pid: int | None = None, *, children: bool = True) -> pd.DataFrame:
-    """Split the resident memory of a process into rows.
-
-    The rows of this process come from the kernel's list of mappings, from malloc, from Python's allocator and from
-    the objects that are alive. For another process, memwatch reads `/proc` alone, which doesn't distinguish tensors
-    from other memory of malloc. Reading this process takes about 4 s per million Python objects.
-
-    Args:
-        pid: the process; by default this one.
-        children: whether to list the processes that it started, in `attrs["children"]`.
-
-    Returns:
-        A table with the columns `row`, `nbytes`, `private_nbytes` and `how`, largest first. `nbytes` sums to
-        the RSS of the process, and `private_nbytes` to its USS. `attrs` has `pid`, `rss_bytes`, `pss_bytes`,
-        `uss_bytes`, `coverage` (the share of RSS in rows that name a cause), `children` and `notes`.
-
-    Raises:
-        ProcessError: the process does not exist or belongs to another user, or the system has no `/proc/PID/smaps`.
-    """
-    import pandas as pd
-
-    found = rows_of(pid, children=children)
-    frame: pd.DataFrame = pd.DataFrame(
-        [(row.row, row.nbytes, row.private_nbytes, row.how) for row in found.rows],
-        columns=["row", "nbytes", "private_nbytes", "how"],
-    )
-    frame.attrs.update(
-        pid=found.pid,
-        rss_bytes=found.rss_bytes,
-        pss_bytes=found.pss_bytes,
-        uss_bytes=found.uss_bytes,
-        coverage=found.coverage,
-        children=[vars(child) for child in found.children],
-        notes=found.notes,
-    )
-    return frame
-
-
 @dataclass(frozen=True)
 class Known:
     """Results of an earlier reading of this process.
@@ -188,7 +149,7 @@ def rows_of(
     children: bool = True,
     known: Known | None = None,
 ) -> ProcessRows:
-    """Return the memory of a process; see :func:`process_memory`.
+    """Return the memory of a process; see :func:`memwatch.process_memory`.
 
     Args:
         pid: the process; by default this one.

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from memwatch.errors import OptionError
+from memwatch.monitor.forks import LEAST_COPIED_BYTES
 from memwatch.monitor.history import History, Sample, SampleFile, causes_first, growth_of
 from memwatch.monitor.main_thread import MainThread
 from memwatch.monitor.objects import (
@@ -24,6 +25,7 @@ from memwatch.monitor.objects import (
 from memwatch.monitor.rows import FREE_ROWS, NATIVE, OWN_ROWS, PYTHON, TENSORS, Known, rows_of
 from memwatch.own_code import OwnThread
 from memwatch.signal_handlers import pass_on
+from memwatch.text import visible
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -69,6 +71,9 @@ class Monitor:
         self._lengths_at_start: dict[int, int] = {}
         self._native_at_start: int | None = None
         self._unexplained_at_search = 0
+        self._children_uss_at_first: dict[int, int] = {}
+        self._children_uss_at_search = 0
+        self._findings: list[str] = []
         self._cpu_s = self._search_cpu_s = self._cost_of_search_s = 0.0
         self._started_s = time.monotonic()
         self._thread = OwnThread(target=self._run, name="memwatch-monitor", daemon=True)
@@ -93,6 +98,11 @@ class Monitor:
     def notes(self) -> list[str]:
         """Problems of the monitor, in sentences."""
         return list(self._notes)
+
+    @property
+    def findings(self) -> list[str]:
+        """Sentences about lists whose objects forked processes, such as workers of a DataLoader, have copied."""
+        return list(self._findings)
 
     @property
     def growth(self) -> list[Growth]:
@@ -155,11 +165,12 @@ class Monitor:
         latest = self._latest
         if latest is None:
             return "\n".join(["the monitor has no sample", *map("note: {}".format, self.notes)]) + "\n"
-        lines = [text.of_process(latest)]
+        lines = [text.of_process(latest, self._children_uss_at_first)]
         growing = self.growth
         lines += [
             text.of_growth(growth, self._examined.get(growth.row, (0, ""))[1]) for growth in growing
         ] or ["no row grows\n"]
+        lines += [f"finding: {visible(finding)}\n" for finding in self.findings]
         lines += [f"note: {note}\n" for note in self.notes]
         return "".join(lines)
 
@@ -183,6 +194,7 @@ class Monitor:
             self._take(is_first=is_first)
             if not is_first:
                 self._examine_growth()
+                self._examine_children()
         except MemoryError:
             self._note("a sample was left out, because there was no memory for it")
         except Exception as error:
@@ -210,6 +222,9 @@ class Monitor:
             self._search_python()
             rows = self._rows(tensors)
         self._latest = rows
+        alive = {child.pid: child.uss_bytes for child in rows.children}
+        first = self._children_uss_at_first
+        self._children_uss_at_first = {pid: first.get(pid, uss_bytes) for pid, uss_bytes in alive.items()}
         sample = Sample(
             time_s=time.time(),
             ticks=self._ticks,
@@ -218,7 +233,7 @@ class Monitor:
             uss_bytes=rows.uss_bytes,
             coverage=round(rows.coverage, 4),
             rows={row.row: row.nbytes for row in rows.rows},
-            children={child.pid: child.uss_bytes for child in rows.children},
+            children=alive,
         )
         self._history.add(sample)
         if self._file is not None:
@@ -267,6 +282,25 @@ class Monitor:
                 # sample has them in their own row, and this one grows no more.
                 self._search_python()
             self._examined[growth.row] = growth.nbytes, self._examine(growth.row)
+
+    def _examine_children(self) -> None:
+        """Search for lists that forks copy, each time that the processes have grown by enough for a finding."""
+        from memwatch.monitor.examine import copies_in_forks
+
+        uss_at_first = self._children_uss_at_first
+        latest = self._latest
+        if latest is None or not uss_at_first:
+            return
+        uss_bytes = sum(child.uss_bytes for child in latest.children)
+        if uss_bytes - self._children_uss_at_search < LEAST_COPIED_BYTES:
+            self._children_uss_at_search = min(self._children_uss_at_search, uss_bytes)
+            return
+        found = self._main_thread.call(lambda: copies_in_forks(uss_at_first), _WAIT_SEARCH_S)
+        if found is None:
+            return
+        self._cpu_s += self._main_thread.cpu_s
+        self._children_uss_at_search = uss_bytes
+        self._findings = found or self._findings  # processes that have ended had copies too
 
     def _examine(self, row: str) -> str:
         """Return what the growth of a row consists of, as far as that is known."""
