@@ -12,6 +12,7 @@ from memwatch.sizes import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from memwatch.monitor.objects import PythonMemory
     from memwatch.monitor.rows import Child
 
 _SAMPLED: Final = 16  # tensors whose holders are searched
@@ -42,20 +43,26 @@ def tensors(at_start: frozenset[int]) -> str:
     return _held_by(sampled, "of its new tensors that were looked at")
 
 
-def python_objects(types_at_start: Mapping[str, tuple[int, int]], lengths_at_start: dict[int, int]) -> str:
-    """Return the types that have more bytes and the containers that have more entries, as a sentence.
+def python_objects(at_start: PythonMemory) -> str:
+    """Return the types that have more bytes and who holds the new objects, as a sentence.
 
     Args:
-        types_at_start: number and bytes of the objects by type, when the monitor began.
-        lengths_at_start: the lengths of containers by id, when the monitor began.
+        at_start: the Python objects when the monitor began.
     """
     from memwatch.monitor.objects import class_name, grown_containers, python_memory
 
     if refusal := _refusal():
         return refusal
+    large: list[tuple[int, Any]] = []
+
+    def keep_large(obj: Any, nbytes: int) -> None:
+        if id(obj) not in at_start.large and obj is not at_start.large and obj is not at_start.lengths:
+            large.append((nbytes, obj))
+
+    before = at_start.by_type
     grown = {
-        name: (count - types_at_start.get(name, (0, 0))[0], nbytes - types_at_start.get(name, (0, 0))[1])
-        for name, (count, nbytes) in python_memory().by_type.items()
+        name: (count - before.get(name, (0, 0))[0], nbytes - before.get(name, (0, 0))[1])
+        for name, (count, nbytes) in python_memory(keep_large=keep_large).by_type.items()
     }
     largest = sorted(grown, key=lambda name: -grown[name][1])[:_NAMED]
     found = [
@@ -63,12 +70,24 @@ def python_objects(types_at_start: Mapping[str, tuple[int, int]], lengths_at_sta
         for name in largest
         if grown[name][1] > 0
     ]
-    for container, added, nbytes in grown_containers(lengths_at_start, 1):
+    large_bytes = sum(nbytes for nbytes, _ in large)
+    # Few large objects may lie in a container that has too few entries to be found by its length.
+    if large and large_bytes >= _LARGE_RATIO * max(nbytes for _, nbytes in grown.values()):
+        large.sort(key=lambda each: -each[0])
+        sampled = [obj for _, obj in large[:_SAMPLED]]
+        large.clear()
+        return "; ".join([*found, _held_by(sampled, "of its largest new objects")])
+    large.clear()
+    for container, added, nbytes in grown_containers(at_start.lengths, 1):
         kind = class_name(type(container))
         path = _held_by([container], "")
         found.append(f"{added:,} new entries (about {format_bytes(nbytes)}) in the `{kind}` held by {path}")
         del container
     return "; ".join(found)
+
+
+_LARGE_RATIO: Final = 0.5
+"""The share of the type that grew most from which new large objects are examined, and not containers. A guess."""
 
 
 def _refusal() -> str:

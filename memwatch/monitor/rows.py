@@ -287,7 +287,7 @@ class _OwnProcess:
             rows.append(Row(name, in_malloc[0] + in_rest[0], in_malloc[1] + in_rest[1], how))
 
         rows.append(Row(MALLOC_FREE, *malloc.take(self._free_in_memory(arena_rss)), self._how_free()))
-        rows += self._python_rows(malloc, rest)
+        rows += self._python_rows(malloc, rest, malloc_ranges, other_ranges)
         rows += self._native_rows(malloc)
         rows.append(
             Row(OTHER, *rest.take_all(), "smaps: private memory of mmap that no allocator above claims")
@@ -317,16 +317,20 @@ class _OwnProcess:
             f"malloc_trim would return about {format_bytes(self.trimmable_bytes)}"
         )
 
-    def _python_rows(self, malloc: _Left, rest: _Left) -> list[Row]:
-        blocks_of_python = _without(self.python.ranges, union_of(
-            map(tuple, np.concatenate([self._tensors.ranges, self._tensors.pinned]).tolist())
-        ))  # fmt: skip
-        large = malloc.take(self.python.large_bytes + self._in_memory(blocks_of_python)[0])
+    def _python_rows(
+        self, malloc: _Left, rest: _Left, malloc_ranges: NDArray[np.int64], other_ranges: NDArray[np.int64]
+    ) -> list[Row]:
+        of_tensors = np.concatenate([self._tensors.ranges, self._tensors.pinned])
+        ranges = _without(self.python.ranges, union_of(map(tuple, of_tensors.tolist())))
+        in_malloc, _ = self._in_memory(_common(ranges, malloc_ranges))
+        in_malloc_blocks = malloc.take(self.python.large_bytes + in_malloc)
+        in_mappings = rest.take(*self._in_memory(_common(ranges, other_ranges)))
+        large = in_malloc_blocks[0] + in_mappings[0], in_malloc_blocks[1] + in_mappings[1]
         if self._python is None:
             self.notes.append(
                 "this Python has no _PyObject_DebugMallocStats, so its small objects are not a row of their own"
             )
-            return [Row(PYTHON, *large, "gc: objects above 512 B, by sys.getsizeof")]
+            return [Row(PYTHON, *large, "gc: objects above 512 B and mmap")]
         small = rest.take(self._python.used_bytes)
         free = rest.take(self._python.arena_bytes - self._python.used_bytes)
         return [
@@ -334,7 +338,7 @@ class _OwnProcess:
                 PYTHON,
                 small[0] + large[0],
                 small[1] + large[1],
-                "pymalloc: blocks in use; gc: objects above 512 B, by sys.getsizeof",
+                "pymalloc: blocks in use; gc: objects above 512 B, by sys.getsizeof, and mmap",
             ),
             Row(PYTHON_FREE, *free, "pymalloc: arenas without the blocks in use"),
         ]

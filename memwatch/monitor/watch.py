@@ -22,7 +22,7 @@ from memwatch.monitor.objects import (
     python_memory,
     tensor_memory,
 )
-from memwatch.monitor.rows import FREE_ROWS, NATIVE, OWN_ROWS, PYTHON, TENSORS, Known, rows_of
+from memwatch.monitor.rows import FREE_ROWS, NATIVE, OTHER, OWN_ROWS, PYTHON, TENSORS, Known, rows_of
 from memwatch.own_code import OwnThread
 from memwatch.signal_handlers import pass_on
 from memwatch.text import visible
@@ -40,7 +40,7 @@ _MOST_CPU_RATIO: Final = 0.005
 Python objects as much again: 1 % together."""
 _MOST_NOTES: Final = 20
 _SEARCH_AGAIN_BYTES: Final = 1 << 20
-"""malloc's blocks in use that no row explains grow by this before the Python objects are searched again."""
+"""Memory that no row explains grows by this before the Python objects are searched again."""
 CHILDREN: Final = "child processes"
 """The USS of the processes that this one started. It is not a row of this process."""
 _WAIT_TENSORS_S: Final = 2.0
@@ -67,8 +67,7 @@ class Monitor:
         self._paths_at_start: dict[str, int] = {}
         self._tensors_at_start: frozenset[int] = frozenset()
         self._python = PythonMemory()
-        self._types_at_start: dict[str, tuple[int, int]] = {}
-        self._lengths_at_start: dict[int, int] = {}
+        self._python_at_start = self._python
         self._native_at_start: int | None = None
         self._unexplained_at_search = 0
         self._children_uss_at_first: dict[int, int] = {}
@@ -208,7 +207,7 @@ class Monitor:
         if is_first:
             self._python = python_memory()
             self._cost_of_search_s = time.thread_time() - before_s
-            self._types_at_start, self._lengths_at_start = self._python.by_type, self._python.lengths
+            self._python_at_start = self._python
             self._tensors_at_start = ids_of_tensors()
             tensors = tensor_memory()
         else:
@@ -254,13 +253,13 @@ class Monitor:
         return found
 
     def _has_to_search(self, rows: ProcessRows) -> bool:
-        """Return whether malloc's blocks grew that may be Python objects: they were last searched before."""
+        """Return whether memory grew that may be Python objects: they were last searched before."""
         if threading.current_thread() is self._thread:
             allowed_s = (time.monotonic() - self._started_s) * _MOST_CPU_RATIO
             is_affordable = self._search_cpu_s + self._cost_of_search_s <= allowed_s
         else:
             is_affordable = True  # the program asked for this sample
-        return is_affordable and abs(rows.nbytes(NATIVE) - self._unexplained_at_search) > _SEARCH_AGAIN_BYTES
+        return is_affordable and abs(_may_be_python(rows) - self._unexplained_at_search) > _SEARCH_AGAIN_BYTES
 
     def _search_python(self) -> None:
         found = self._main_thread.call(python_memory, _WAIT_SEARCH_S)
@@ -270,14 +269,14 @@ class Monitor:
         self._cost_of_search_s = self._main_thread.cpu_s
         self._search_cpu_s += self._cost_of_search_s
         self._cpu_s += self._main_thread.cpu_s
-        self._unexplained_at_search = self._rows(self._tensors()).nbytes(NATIVE)
+        self._unexplained_at_search = _may_be_python(self._rows(self._tensors()))
 
     def _examine_growth(self) -> None:
         for growth in self.growth:
             before, _ = self._examined.get(growth.row, (0, ""))
             if before and growth.nbytes < 2 * before:
                 continue
-            if growth.row == NATIVE:
+            if growth.row in (NATIVE, OTHER):
                 # Its blocks may belong to Python objects that are younger than the last search. If so, the next
                 # sample has them in their own row, and this one grows no more.
                 self._search_python()
@@ -317,7 +316,7 @@ class Monitor:
         def search() -> str:
             if row == TENSORS:
                 return examine.tensors(self._tensors_at_start)
-            return examine.python_objects(self._types_at_start, self._lengths_at_start)
+            return examine.python_objects(self._python_at_start)
 
         found = self._main_thread.call(search, _WAIT_SEARCH_S)
         return "not examined: the main thread did not answer in time" if found is None else found
@@ -332,6 +331,10 @@ class Monitor:
         self._stopped = threading.Event()
         self._main_thread = MainThread(self._stopped)
         self._file = None
+
+
+def _may_be_python(rows: ProcessRows) -> int:
+    return rows.nbytes(NATIVE) + rows.nbytes(OTHER)
 
 
 def _after_fork() -> None:
