@@ -49,14 +49,14 @@ def python_objects(at_start: PythonMemory) -> str:
     Args:
         at_start: the Python objects when the monitor began.
     """
-    from memwatch.monitor.objects import class_name, grown_containers, python_memory
+    from memwatch.monitor.objects import class_name, grown_containers, is_container, python_memory
 
     if refusal := _refusal():
         return refusal
     large: list[tuple[int, Any]] = []
 
     def keep_large(obj: Any, nbytes: int) -> None:
-        if id(obj) not in at_start.large and obj is not at_start.large and obj is not at_start.lengths:
+        if id(obj) not in at_start.large and not is_container(type(obj)):
             large.append((nbytes, obj))
 
     before = at_start.by_type
@@ -70,14 +70,19 @@ def python_objects(at_start: PythonMemory) -> str:
         for name in largest
         if grown[name][1] > 0
     ]
-    large_bytes = sum(nbytes for nbytes, _ in large)
     # Few large objects may lie in a container that has too few entries to be found by its length.
-    if large and large_bytes >= _LARGE_RATIO * max(nbytes for _, nbytes in grown.values()):
-        large.sort(key=lambda each: -each[0])
-        sampled = [obj for _, obj in large[:_SAMPLED]]
-        large.clear()
-        return "; ".join([*found, _held_by(sampled, "of its largest new objects")])
+    large_bytes = sum(nbytes for nbytes, _ in large)
+    least_bytes = _LARGE_RATIO * max(nbytes for _, nbytes in grown.values())
+    large.sort(key=lambda each: -each[0])
+    sampled = [obj for _, obj in large[:_SAMPLED]] if large_bytes >= least_bytes else []
     large.clear()
+    holders = [holder for holder in _holders_of(sampled) if holder != _NO_HOLDER]
+    held_bytes = large_bytes * len(holders) // max(len(sampled), 1)  # memwatch's own arrays have no holder
+    if holders and held_bytes >= least_bytes:
+        holder, count = Counter(holders).most_common(1)[0]
+        found.append(f"{count} of its largest new objects ({len(sampled)}) are held by {holder}")
+        return "; ".join(found)
+    sampled.clear()
     for container, added, nbytes in grown_containers(at_start.lengths, 1):
         kind = class_name(type(container))
         path = _held_by([container], "")

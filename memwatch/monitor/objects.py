@@ -279,10 +279,19 @@ def _containers(objects: Sequence[Any]) -> Iterator[tuple[Any, int]]:
         cls = type(obj)
         base = bases.get(id(cls), False)
         if base is False:
-            base = next((each for each in _CONTAINERS if any(each is one for one in _MRO(cls))), None)
+            base = _container_base(cls)
             bases[id(cls)] = base
         if base is not None and (length := base.__len__(obj)) >= _LEAST_LENGTH:
             yield obj, length
+
+
+def _container_base(cls: type) -> Any:
+    return next((each for each in _CONTAINERS if any(each is one for one in _MRO(cls))), None)
+
+
+def is_container(cls: type) -> bool:
+    """Return whether a class is a dictionary, list, set or deque. It runs no code of a metaclass."""
+    return _container_base(cls) is not None
 
 
 def grown_containers(
