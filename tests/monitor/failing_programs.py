@@ -116,7 +116,7 @@ PROGRAMS = {
     "the state of an optimizer": Program(
         "optimizer state",
         "global `optimizer`",
-        MODEL.format(layers=24)
+        MODEL.format(layers=32)
         + "optimizer = torch.optim.Adam(model.parameters(), foreach=False)\n"
         "for each in model.parameters():\n    each.grad = torch.zeros_like(each)",
         "optimizer.step()",
