@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from memwatch.estimate.result import Estimate
     from memwatch.fit import Fit, fit
     from memwatch.leaks import Leak, LeakWatch, TensorLeakError, check_leaks, find_leaks, why_alive
-    from memwatch.monitor.rows import process_memory
+    from memwatch.monitor.process import process_memory
     from memwatch.monitor.watch import Monitor, monitor
     from memwatch.plan_training import Turns
     from memwatch.planner.errors import BudgetError
@@ -60,7 +60,7 @@ _HOMES = {
     "Monitor": "memwatch.monitor.watch",
     "monitor": "memwatch.monitor.watch",
     "plan": "memwatch.replay.api",
-    "process_memory": "memwatch.monitor.rows",
+    "process_memory": "memwatch.monitor.process",
     "profile": "memwatch.profile",
     "schedule": "memwatch.profile",
     "tune": "memwatch.tune.api",

@@ -157,6 +157,11 @@ class Reading:
         return self._tables.steps
 
     @property
+    def process(self) -> pd.DataFrame:
+        """The memory of the whole process at some times, whichever device this reading is about."""
+        return self._by_device.host.process
+
+    @property
     def findings(self) -> list[Finding]:
         """The changes that would lower the peak, largest first."""
         return self._tables.findings

@@ -117,8 +117,8 @@ def zoo_table() -> list[str]:
         print(lines[-1], flush=True)
     number = len(growing_programs.PROGRAMS)
     result = (
-        f"The first row is right in {right} of {number} programs, coverage is at least 95 % in {covered}, and a row of "
-        f"{accused} twins is accused."
+        f"The first row is right in {right} of {number} programs, coverage is at least 95 % in {covered}, and rows "
+        f"of twins that are accused: {accused}."
     )
     return [*lines, "", result]
 

@@ -102,6 +102,13 @@ class DerivedTables:
 
         return steps(self.facts)
 
+    @cached_property
+    def process(self) -> pd.DataFrame:
+        """The table `process`, if the device is the host."""
+        from memwatch.analysis.tables import process
+
+        return process(self.facts)
+
     @property
     def peak_event(self) -> int:
         """The event of the peak."""
@@ -209,6 +216,11 @@ class ByDevice:
             UnknownDeviceError: the device had no bytes.
         """
         return self._of(self.resolve(device) if device else self.main)
+
+    @property
+    def host(self) -> DerivedTables:
+        """The tables of the host, which may have had no bytes."""
+        return self._of(CPU)
 
     def _of(self, name: str) -> DerivedTables:
         if name not in self._tables:

@@ -397,3 +397,41 @@ def ways(found: list[Way]) -> pd.DataFrame:
     names = ("kind", "peak_bytes", "time_ratio", "basis", "decision", "lines", "modules")
     columns = {name: [getattr(way, name) for way in found] for name in names}
     return table("ways", {"way": [way.text for way in found], **columns})
+
+
+def process(facts: Facts) -> pd.DataFrame:
+    """Return the table `process`.
+
+    Args:
+        facts: the facts about the host.
+    """
+    recorded = {name: np.asarray(values) for name, values in facts.capture.tables["process_parts"].items()}
+    if facts.capture.rows("step_curve"):  # the curve lacks the tensors that a step made and freed unrecorded
+        known = ~facts.steps.is_unrecorded(recorded["time_ns"])
+        recorded = {name: values[known] for name, values in recorded.items()}
+    event = np.searchsorted(facts.curve.time_ns, recorded["time_ns"], side="right") - 1
+    rest = recorded["rss_bytes"].copy()
+    columns: dict[str, Any] = {"rss_bytes": recorded["rss_bytes"]}
+    # The exact figures come first. Live bytes and free pieces may lie in untouched pages, which are not in RAM. So each
+    # part gets at most the bytes that the parts before it left.
+    for name, nbytes in (
+        ("file_bytes", recorded["file_bytes"]),
+        ("python_bytes", recorded["python_bytes"]),
+        ("python_free_bytes", recorded["python_free_bytes"]),
+        ("tensor_bytes", facts.curve.live_bytes[np.maximum(event, 0)]),
+        ("malloc_free_bytes", recorded["malloc_free_bytes"]),
+    ):
+        columns[name] = np.clip(nbytes, 0, rest)
+        rest -= columns[name]
+    entry_bytes = np.minimum(rest[:1], rest)
+    other_bytes = rest - entry_bytes
+    return table(
+        "process",
+        {
+            **columns,
+            "time_ns": facts.since_start(recorded["time_ns"]),
+            "entry_bytes": entry_bytes,
+            "other_bytes": other_bytes,
+            "coverage_ratio": 1 - other_bytes / np.maximum(recorded["rss_bytes"], 1),
+        },
+    )

@@ -168,6 +168,25 @@ DERIVED: Final = (
         ("recorded", "bool", "whether all its ops were recorded"),
     ),
     Table.of(
+        "process",
+        "One row per reading of the whole process: the parts of its RSS. Empty for steps that were not recorded, and "
+        "on systems other than Linux with glibc.",
+        ("time_ns", "int", "time since the block was entered, nanoseconds"),
+        ("rss_bytes", "int", "the memory of the process in RAM; the other columns of bytes sum to it"),
+        ("tensor_bytes", "int", "live bytes on the host, as far as they fit"),
+        ("file_bytes", "int", "pages of files: code, libraries and mapped files"),
+        ("python_bytes", "int", "blocks of Python's own allocator in use: objects of up to 512 bytes"),
+        ("python_free_bytes", "int", "free memory that Python's own allocator keeps"),
+        ("malloc_free_bytes", "int", "free memory that malloc keeps, as far as it fits"),
+        ("entry_bytes", "int", "the remaining memory, as far as it was there when the block was entered"),
+        (
+            "other_bytes",
+            "int",
+            "memory that came later and has no known cause: native libraries, Python objects above 512 bytes, stacks",
+        ),
+        ("coverage_ratio", "float", "the share of RSS outside `other_bytes`"),
+    ),
+    Table.of(
         "ways",
         "One row per change that would lower the peak by 5 % or more, the lowest peak first.",
         ("way", "text", "the change in a few words"),

@@ -212,10 +212,11 @@ OF_HOLDERS: Final = (
 )
 
 
-FORMAT_VERSION: Final = 13
+FORMAT_VERSION: Final = 14
 """Raised with every change of a recorded table."""
 OLDEST_FORMAT: Final = 9
-"""The oldest that is read. Files of it lack the tables `views`, `compiled_nodes`, `lifts` and `torch_runs`."""
+"""The oldest that is read. Files of it lack the tables `views`, `compiled_nodes`, `lifts`, `torch_runs` and
+`process_parts`."""
 
 NONE: Final = -1
 """An integer column's "there is none": no module, no stack, not dead."""
@@ -501,6 +502,16 @@ RECORDED: Final = (
         ("time_ns", "int", "unix time, nanoseconds"),
         ("rss_bytes", "int", "resident set size, bytes"),
         ("available_bytes", "int", "memory the machine could still give, bytes"),
+    ),
+    _table(
+        "process_parts",
+        "One row per reading of the kernel's and the allocators' figures of the process; only on Linux with glibc.",
+        ("time_ns", "int", "unix time, nanoseconds"),
+        ("rss_bytes", "int", "resident set size, bytes"),
+        ("file_bytes", "int", "of it pages of files: code, libraries and mapped files"),
+        ("python_bytes", "int", "blocks of Python's own allocator in use, -1 if Python does not say"),
+        ("python_free_bytes", "int", "free memory that Python's own allocator keeps, -1 likewise"),
+        ("malloc_free_bytes", "int", "free memory that malloc keeps"),
     ),
     *OF_HOLDERS,
     _table(

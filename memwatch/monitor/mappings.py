@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from memwatch.errors import MemwatchError
+from memwatch.host_allocators import PAGE_BYTES
 from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 ARENA_BYTES: Final = 64 << 20
 """glibc aligns each heap of an arena to this size on 64-bit machines (HEAP_MAX_SIZE)."""
 _MOST_GUARD_BYTES: Final = 64 << 10
@@ -313,7 +313,11 @@ class Residency:
         """Return how many pages before each page of a mapping are in memory, and how many of them are private."""
         if number not in self._pages:
             mapping = self._mappings[number]
-            self._pages[number] = _read_pagemap(mapping, self._pid)
+            present, exclusive = (
+                np.concatenate([[0], np.cumsum(pages, dtype=np.int64)])
+                for pages in _pages_in_memory(mapping, self._pid)
+            )
+            self._pages[number] = present, exclusive
         return self._pages[number]
 
 
@@ -329,34 +333,44 @@ _PRESENT, _EXCLUSIVE = np.uint64(1 << 63), np.uint64(1 << 56)
 _READ_BYTES: Final = 1 << 20  # of pagemap at a time: 512 MiB of addresses
 
 
-def _read_pagemap(mapping: Mapping, pid: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    count = (mapping.end - mapping.start) // PAGE_BYTES
+def pages_of(pid: int, first: int, count: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return which of some pages of a process are in memory, and which of those no other process has.
+
+    Args:
+        pid: the process.
+        first: number of the first page: its address divided by the size of a page.
+        count: how many pages.
+
+    Raises:
+        OSError: the process has ended, or the system does not show its pages.
+    """
     present, exclusive = np.zeros(count, dtype=bool), np.zeros(count, dtype=bool)
+    descriptor = os.open(f"/proc/{pid}/pagemap", os.O_RDONLY)
     try:
-        descriptor = os.open(f"/proc/{pid}/pagemap", os.O_RDONLY)
+        done = 0
+        while done < count:
+            data = os.pread(descriptor, min(_READ_BYTES, (count - done) * 8), (first + done) * 8)
+            if not data:
+                break
+            entries = np.frombuffer(data, dtype=np.uint64)
+            present[done : done + len(entries)] = (entries & _PRESENT) != 0
+            exclusive[done : done + len(entries)] = (entries & (_PRESENT | _EXCLUSIVE)) == (
+                _PRESENT | _EXCLUSIVE
+            )
+            done += len(entries)
+    finally:
+        os.close(descriptor)
+    return present, exclusive
+
+
+def _pages_in_memory(mapping: Mapping, pid: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    count = (mapping.end - mapping.start) // PAGE_BYTES
+    try:
+        return pages_of(pid, mapping.start // PAGE_BYTES, count)
     except OSError as error:
         pass_on(error)  # without it the first pages count as those in memory
-        present[: mapping.rss // PAGE_BYTES] = True
-        exclusive[: mapping.private // PAGE_BYTES] = True
-    else:
-        try:
-            done = 0
-            while done < count:
-                data = os.pread(
-                    descriptor, min(_READ_BYTES, (count - done) * 8), (mapping.start // PAGE_BYTES + done) * 8
-                )
-                if not data:
-                    break
-                entries = np.frombuffer(data, dtype=np.uint64)
-                present[done : done + len(entries)] = (entries & _PRESENT) != 0
-                exclusive[done : done + len(entries)] = (entries & (_PRESENT | _EXCLUSIVE)) == (
-                    _PRESENT | _EXCLUSIVE
-                )
-                done += len(entries)
-        finally:
-            os.close(descriptor)
-    sums = (np.concatenate([[0], np.cumsum(pages, dtype=np.int64)]) for pages in (present, exclusive))
-    return next(sums), next(sums)
+    numbers = np.arange(count) * PAGE_BYTES
+    return numbers < mapping.rss, numbers < mapping.private
 
 
 def union_of(ranges: Iterable[tuple[int, int]]) -> NDArray[np.int64]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import itertools
+import mmap
 import sys
 import types
 from collections import Counter, deque
@@ -13,11 +14,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from memwatch.host_allocators import PAGE_BYTES
 from memwatch.monitor.mappings import union_of
 from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -134,27 +136,33 @@ class PythonMemory:
 
     Attributes:
         large_bytes: blocks from malloc, without those in `ranges`.
-        ranges: large blocks with a known address.
+        ranges: large blocks with a known address, and mappings of `mmap.mmap`.
         by_type: number and bytes of the objects of each type, small ones included.
         lengths: number of entries of the larger containers, by their ids.
+        large: bytes of the objects with a large block, by their ids.
     """
 
     large_bytes: int = 0
     ranges: NDArray[np.int64] = field(default_factory=lambda: union_of(()))
     by_type: dict[str, tuple[int, int]] = field(default_factory=dict)
     lengths: dict[int, int] = field(default_factory=dict)
+    large: dict[int, int] = field(default_factory=dict)
 
 
-def python_memory() -> PythonMemory:
+def python_memory(*, keep_large: Callable[[Any, int], None] | None = None) -> PythonMemory:
     """Add up the Python objects that gc shows, and the objects to which they refer.
 
     A million objects take about 2 s.
+
+    Args:
+        keep_large: called with each object that has a large block, and the bytes of the block.
     """
     counts: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
     large_bytes = 0
     ranges: list[tuple[int, int]] = []
     lengths: dict[int, int] = {}
+    large: dict[int, int] = {}
     for objects in _levels_of_objects():
         lengths.update((id(container), length) for container, length in _containers(objects))
         types_of = _ids_of(tuple(map(type, objects)))
@@ -172,6 +180,17 @@ def python_memory() -> PythonMemory:
             sizes[kind.name] += int(size)
         blocks = nbytes - np.array([kind.bytes_of_object for kind in kinds])[of_class]
         is_large = blocks > np.array([kind.most_small_bytes for kind in kinds])[of_class]
+        for place in np.flatnonzero(np.array([cls is mmap.mmap for cls in classes])[of_class]).tolist():
+            memory = _memory_of_mmap(objects[place])
+            if memory:
+                ranges.append((memory.start, memory.stop))
+                large[id(objects[place])] = len(memory)
+                if keep_large is not None:
+                    keep_large(objects[place], len(memory))
+        for place in np.flatnonzero(is_large & (blocks >= _RANGE_BYTES)).tolist():
+            large[id(objects[place])] = int(blocks[place])
+            if keep_large is not None:
+                keep_large(objects[place], int(blocks[place]))
         has_address = is_large & (blocks >= _RANGE_BYTES)
         has_address &= np.array([kind.shows_address for kind in kinds])[of_class]
         places = np.flatnonzero(has_address).tolist()
@@ -182,7 +201,7 @@ def python_memory() -> PythonMemory:
         rest = blocks[is_large & ~has_address]
         large_bytes += int(((rest + 8 + 15) // 16 * 16).sum())  # malloc rounds up
     by_type = {name: (counts[name], nbytes) for name, nbytes in sizes.most_common()}
-    return PythonMemory(large_bytes, union_of(ranges), by_type, lengths)
+    return PythonMemory(large_bytes, union_of(ranges), by_type, lengths, large)
 
 
 class _Kind:
@@ -209,6 +228,24 @@ class _Kind:
     def address(self, obj: Any) -> int:
         """Return where the large block of an object lies."""
         return int(_ARRAY_INTERFACE(obj)["data"][0]) if self._is_array else id(obj)
+
+
+_PLACE_IN_MMAP: Final = 16  # of the address, which CPython keeps before the size
+
+
+def _memory_of_mmap(obj: mmap.mmap) -> range:
+    """Return the addresses of a mapping that `mmap.mmap` made; none if it is closed, or if its layout is another one.
+
+    A buffer of the mapping would have its address too. But while there is one, the program cannot close the mapping.
+    """
+    try:
+        size = mmap.mmap.__len__(obj)
+    except ValueError as error:  # it is closed
+        pass_on(error)
+        return range(0)
+    begin, size_there = (ctypes.c_ssize_t.from_address(id(obj) + _PLACE_IN_MMAP + at).value for at in (0, 8))
+    is_known = size_there == size and begin > 0 and begin % PAGE_BYTES == 0
+    return range(begin, begin + size) if is_known else range(0)
 
 
 _ARRAY_INTERFACE: Final = np.ndarray.__dict__["__array_interface__"].__get__
@@ -242,10 +279,19 @@ def _containers(objects: Sequence[Any]) -> Iterator[tuple[Any, int]]:
         cls = type(obj)
         base = bases.get(id(cls), False)
         if base is False:
-            base = next((each for each in _CONTAINERS if any(each is one for one in _MRO(cls))), None)
+            base = _container_base(cls)
             bases[id(cls)] = base
         if base is not None and (length := base.__len__(obj)) >= _LEAST_LENGTH:
             yield obj, length
+
+
+def _container_base(cls: type) -> Any:
+    return next((each for each in _CONTAINERS if any(each is one for one in _MRO(cls))), None)
+
+
+def is_container(cls: type) -> bool:
+    """Return whether a class is a dictionary, list, set or deque. It runs no code of a metaclass."""
+    return _container_base(cls) is not None
 
 
 def grown_containers(

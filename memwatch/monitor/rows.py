@@ -10,14 +10,8 @@ import numpy as np
 import psutil
 
 from memwatch.errors import OptionError
-from memwatch.monitor.malloc import (
-    MallocFigures,
-    PythonFigures,
-    is_heap_of_arena,
-    malloc_figures,
-    mmapped_blocks,
-    python_figures,
-)
+from memwatch.host_allocators import MallocFigures, PythonFigures, malloc_figures, python_figures
+from memwatch.monitor.malloc import is_heap_of_arena, mmapped_blocks
 from memwatch.monitor.mappings import (
     Residency,
     Use,
@@ -32,7 +26,6 @@ from memwatch.sizes import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import pandas as pd
     from numpy.typing import NDArray
 
     from memwatch.monitor.mappings import Mapping
@@ -135,44 +128,6 @@ class ProcessRows:
         return sum(each.nbytes for each in self.rows if each.row == row)
 
 
-def process_memory(pid: int | None = None, *, children: bool = True) -> pd.DataFrame:
-    """Split the resident memory of a process into rows.
-
-    The rows of this process come from the kernel's list of mappings, from malloc, from Python's allocator and from
-    the objects that are alive. For another process, memwatch reads `/proc` alone, which doesn't distinguish tensors
-    from other memory of malloc. Reading this process takes about 4 s per million Python objects.
-
-    Args:
-        pid: the process; by default this one.
-        children: whether to list the processes that it started, in `attrs["children"]`.
-
-    Returns:
-        A table with the columns `row`, `nbytes`, `private_nbytes` and `how`, largest first. `nbytes` sums to
-        the RSS of the process, and `private_nbytes` to its USS. `attrs` has `pid`, `rss_bytes`, `pss_bytes`,
-        `uss_bytes`, `coverage` (the share of RSS in rows that name a cause), `children` and `notes`.
-
-    Raises:
-        ProcessError: the process does not exist or belongs to another user, or the system has no `/proc/PID/smaps`.
-    """
-    import pandas as pd
-
-    found = rows_of(pid, children=children)
-    frame: pd.DataFrame = pd.DataFrame(
-        [(row.row, row.nbytes, row.private_nbytes, row.how) for row in found.rows],
-        columns=["row", "nbytes", "private_nbytes", "how"],
-    )
-    frame.attrs.update(
-        pid=found.pid,
-        rss_bytes=found.rss_bytes,
-        pss_bytes=found.pss_bytes,
-        uss_bytes=found.uss_bytes,
-        coverage=found.coverage,
-        children=[vars(child) for child in found.children],
-        notes=found.notes,
-    )
-    return frame
-
-
 @dataclass(frozen=True)
 class Known:
     """Results of an earlier reading of this process.
@@ -194,7 +149,7 @@ def rows_of(
     children: bool = True,
     known: Known | None = None,
 ) -> ProcessRows:
-    """Return the memory of a process; see :func:`process_memory`.
+    """Return the memory of a process; see :func:`memwatch.process_memory`.
 
     Args:
         pid: the process; by default this one.
@@ -332,7 +287,7 @@ class _OwnProcess:
             rows.append(Row(name, in_malloc[0] + in_rest[0], in_malloc[1] + in_rest[1], how))
 
         rows.append(Row(MALLOC_FREE, *malloc.take(self._free_in_memory(arena_rss)), self._how_free()))
-        rows += self._python_rows(malloc, rest)
+        rows += self._python_rows(malloc, rest, malloc_ranges, other_ranges)
         rows += self._native_rows(malloc)
         rows.append(
             Row(OTHER, *rest.take_all(), "smaps: private memory of mmap that no allocator above claims")
@@ -362,16 +317,20 @@ class _OwnProcess:
             f"malloc_trim would return about {format_bytes(self.trimmable_bytes)}"
         )
 
-    def _python_rows(self, malloc: _Left, rest: _Left) -> list[Row]:
-        blocks_of_python = _without(self.python.ranges, union_of(
-            map(tuple, np.concatenate([self._tensors.ranges, self._tensors.pinned]).tolist())
-        ))  # fmt: skip
-        large = malloc.take(self.python.large_bytes + self._in_memory(blocks_of_python)[0])
+    def _python_rows(
+        self, malloc: _Left, rest: _Left, malloc_ranges: NDArray[np.int64], other_ranges: NDArray[np.int64]
+    ) -> list[Row]:
+        of_tensors = np.concatenate([self._tensors.ranges, self._tensors.pinned])
+        ranges = _without(self.python.ranges, union_of(map(tuple, of_tensors.tolist())))
+        in_malloc, _ = self._in_memory(_common(ranges, malloc_ranges))
+        in_malloc_blocks = malloc.take(self.python.large_bytes + in_malloc)
+        in_mappings = rest.take(*self._in_memory(_common(ranges, other_ranges)))
+        large = in_malloc_blocks[0] + in_mappings[0], in_malloc_blocks[1] + in_mappings[1]
         if self._python is None:
             self.notes.append(
                 "this Python has no _PyObject_DebugMallocStats, so its small objects are not a row of their own"
             )
-            return [Row(PYTHON, *large, "gc: objects above 512 B, by sys.getsizeof")]
+            return [Row(PYTHON, *large, "gc: objects above 512 B and mmap")]
         small = rest.take(self._python.used_bytes)
         free = rest.take(self._python.arena_bytes - self._python.used_bytes)
         return [
@@ -379,7 +338,7 @@ class _OwnProcess:
                 PYTHON,
                 small[0] + large[0],
                 small[1] + large[1],
-                "pymalloc: blocks in use; gc: objects above 512 B, by sys.getsizeof",
+                "pymalloc: blocks in use; gc: objects above 512 B, by sys.getsizeof, and mmap",
             ),
             Row(PYTHON_FREE, *free, "pymalloc: arenas without the blocks in use"),
         ]

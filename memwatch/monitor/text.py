@@ -9,7 +9,7 @@ from memwatch.sizes import format_bytes
 from memwatch.text import visible
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from memwatch.monitor.history import Growth
     from memwatch.monitor.rows import Child, ProcessRows
@@ -18,8 +18,13 @@ _WIDTH: Final = 28  # of a row's name
 _SIZE: Final = 11
 
 
-def of_process(found: ProcessRows) -> str:
-    """Return the rows of a process, its children and the notes as text."""
+def of_process(found: ProcessRows, uss_at_first: Mapping[int, int] | None = None) -> str:
+    """Return the rows of a process, its children and the notes as text.
+
+    Args:
+        found: the rows.
+        uss_at_first: the USS of its children by pid when somebody first saw them, to show their growth.
+    """
     head = (
         f"process {found.pid} ({visible(found.name)}): RSS {format_bytes(found.rss_bytes)}, "
         f"PSS {format_bytes(found.pss_bytes)}, USS {format_bytes(found.uss_bytes)}; "
@@ -35,7 +40,7 @@ def of_process(found: ProcessRows) -> str:
         ),
     ]
     if found.children:
-        lines += ["", "processes that it started:", *_table_of(found.children)]
+        lines += ["", "processes that it started:", *_table_of(found.children, uss_at_first)]
     lines += [f"note: {note}" for note in found.notes]
     return "\n".join(lines) + "\n"
 
@@ -47,12 +52,20 @@ def of_processes(processes: Sequence[Child]) -> str:
     return "\n".join(_table_of(processes)) + "\n"
 
 
-def _table_of(processes: Sequence[Child]) -> list[str]:
+def _table_of(processes: Sequence[Child], uss_at_first: Mapping[int, int] | None = None) -> list[str]:
+    def growth(each: Child) -> str:
+        if uss_at_first is None:
+            return ""
+        grown = each.uss_bytes - uss_at_first.get(each.pid, each.uss_bytes)
+        return f" {'-' if grown < 0 else '+'}{format_bytes(abs(grown)):>{_SIZE}}"
+
+    more = "" if uss_at_first is None else f" {'USS growth':>{_SIZE + 1}}"
     return [
-        f"{'pid':>8} {'RSS':>{_SIZE}} {'PSS':>{_SIZE}} {'USS':>{_SIZE}} {'shared':>{_SIZE}}  name",
+        f"{'pid':>8} {'RSS':>{_SIZE}} {'PSS':>{_SIZE}} {'USS':>{_SIZE}}{more} {'shared':>{_SIZE}}  name",
         *(
             f"{each.pid:>8} {format_bytes(each.rss_bytes):>{_SIZE}} {format_bytes(each.pss_bytes):>{_SIZE}} "
-            f"{format_bytes(each.uss_bytes):>{_SIZE}} {format_bytes(each.shared_bytes):>{_SIZE}}  {visible(each.name)}"
+            f"{format_bytes(each.uss_bytes):>{_SIZE}}{growth(each)} {format_bytes(each.shared_bytes):>{_SIZE}}  "
+            f"{visible(each.name)}"
             for each in processes
         ),
     ]

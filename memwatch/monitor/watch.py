@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from memwatch.errors import OptionError
+from memwatch.monitor.forks import LEAST_COPIED_BYTES
 from memwatch.monitor.history import History, Sample, SampleFile, causes_first, growth_of
 from memwatch.monitor.main_thread import MainThread
 from memwatch.monitor.objects import (
@@ -21,9 +22,10 @@ from memwatch.monitor.objects import (
     python_memory,
     tensor_memory,
 )
-from memwatch.monitor.rows import FREE_ROWS, NATIVE, OWN_ROWS, PYTHON, TENSORS, Known, rows_of
+from memwatch.monitor.rows import FREE_ROWS, NATIVE, OTHER, OWN_ROWS, PYTHON, TENSORS, Known, rows_of
 from memwatch.own_code import OwnThread
 from memwatch.signal_handlers import pass_on
+from memwatch.text import visible
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -38,7 +40,7 @@ _MOST_CPU_RATIO: Final = 0.005
 Python objects as much again: 1 % together."""
 _MOST_NOTES: Final = 20
 _SEARCH_AGAIN_BYTES: Final = 1 << 20
-"""malloc's blocks in use that no row explains grow by this before the Python objects are searched again."""
+"""Memory that no row explains grows by this before the Python objects are searched again."""
 CHILDREN: Final = "child processes"
 """The USS of the processes that this one started. It is not a row of this process."""
 _WAIT_TENSORS_S: Final = 2.0
@@ -65,10 +67,12 @@ class Monitor:
         self._paths_at_start: dict[str, int] = {}
         self._tensors_at_start: frozenset[int] = frozenset()
         self._python = PythonMemory()
-        self._types_at_start: dict[str, tuple[int, int]] = {}
-        self._lengths_at_start: dict[int, int] = {}
+        self._python_at_start = self._python
         self._native_at_start: int | None = None
         self._unexplained_at_search = 0
+        self._children_uss_at_first: dict[int, int] = {}
+        self._children_uss_at_search = 0
+        self._findings: list[str] = []
         self._cpu_s = self._search_cpu_s = self._cost_of_search_s = 0.0
         self._started_s = time.monotonic()
         self._thread = OwnThread(target=self._run, name="memwatch-monitor", daemon=True)
@@ -93,6 +97,11 @@ class Monitor:
     def notes(self) -> list[str]:
         """Problems of the monitor, in sentences."""
         return list(self._notes)
+
+    @property
+    def findings(self) -> list[str]:
+        """Sentences about lists whose objects forked processes, such as workers of a DataLoader, have copied."""
+        return list(self._findings)
 
     @property
     def growth(self) -> list[Growth]:
@@ -155,11 +164,12 @@ class Monitor:
         latest = self._latest
         if latest is None:
             return "\n".join(["the monitor has no sample", *map("note: {}".format, self.notes)]) + "\n"
-        lines = [text.of_process(latest)]
+        lines = [text.of_process(latest, self._children_uss_at_first)]
         growing = self.growth
         lines += [
             text.of_growth(growth, self._examined.get(growth.row, (0, ""))[1]) for growth in growing
         ] or ["no row grows\n"]
+        lines += [f"finding: {visible(finding)}\n" for finding in self.findings]
         lines += [f"note: {note}\n" for note in self.notes]
         return "".join(lines)
 
@@ -183,6 +193,7 @@ class Monitor:
             self._take(is_first=is_first)
             if not is_first:
                 self._examine_growth()
+                self._examine_children()
         except MemoryError:
             self._note("a sample was left out, because there was no memory for it")
         except Exception as error:
@@ -196,7 +207,7 @@ class Monitor:
         if is_first:
             self._python = python_memory()
             self._cost_of_search_s = time.thread_time() - before_s
-            self._types_at_start, self._lengths_at_start = self._python.by_type, self._python.lengths
+            self._python_at_start = self._python
             self._tensors_at_start = ids_of_tensors()
             tensors = tensor_memory()
         else:
@@ -210,6 +221,9 @@ class Monitor:
             self._search_python()
             rows = self._rows(tensors)
         self._latest = rows
+        alive = {child.pid: child.uss_bytes for child in rows.children}
+        first = self._children_uss_at_first
+        self._children_uss_at_first = {pid: first.get(pid, uss_bytes) for pid, uss_bytes in alive.items()}
         sample = Sample(
             time_s=time.time(),
             ticks=self._ticks,
@@ -218,7 +232,7 @@ class Monitor:
             uss_bytes=rows.uss_bytes,
             coverage=round(rows.coverage, 4),
             rows={row.row: row.nbytes for row in rows.rows},
-            children={child.pid: child.uss_bytes for child in rows.children},
+            children=alive,
         )
         self._history.add(sample)
         if self._file is not None:
@@ -239,13 +253,13 @@ class Monitor:
         return found
 
     def _has_to_search(self, rows: ProcessRows) -> bool:
-        """Return whether malloc's blocks grew that may be Python objects: they were last searched before."""
+        """Return whether memory grew that may be Python objects: they were last searched before."""
         if threading.current_thread() is self._thread:
             allowed_s = (time.monotonic() - self._started_s) * _MOST_CPU_RATIO
             is_affordable = self._search_cpu_s + self._cost_of_search_s <= allowed_s
         else:
             is_affordable = True  # the program asked for this sample
-        return is_affordable and abs(rows.nbytes(NATIVE) - self._unexplained_at_search) > _SEARCH_AGAIN_BYTES
+        return is_affordable and abs(_may_be_python(rows) - self._unexplained_at_search) > _SEARCH_AGAIN_BYTES
 
     def _search_python(self) -> None:
         found = self._main_thread.call(python_memory, _WAIT_SEARCH_S)
@@ -255,18 +269,37 @@ class Monitor:
         self._cost_of_search_s = self._main_thread.cpu_s
         self._search_cpu_s += self._cost_of_search_s
         self._cpu_s += self._main_thread.cpu_s
-        self._unexplained_at_search = self._rows(self._tensors()).nbytes(NATIVE)
+        self._unexplained_at_search = _may_be_python(self._rows(self._tensors()))
 
     def _examine_growth(self) -> None:
         for growth in self.growth:
             before, _ = self._examined.get(growth.row, (0, ""))
             if before and growth.nbytes < 2 * before:
                 continue
-            if growth.row == NATIVE:
+            if growth.row in (NATIVE, OTHER):
                 # Its blocks may belong to Python objects that are younger than the last search. If so, the next
                 # sample has them in their own row, and this one grows no more.
                 self._search_python()
             self._examined[growth.row] = growth.nbytes, self._examine(growth.row)
+
+    def _examine_children(self) -> None:
+        """Search for lists that forks copy, each time that the processes have grown by enough for a finding."""
+        from memwatch.monitor.examine import copies_in_forks
+
+        uss_at_first = self._children_uss_at_first
+        latest = self._latest
+        if latest is None or not uss_at_first:
+            return
+        uss_bytes = sum(child.uss_bytes for child in latest.children)
+        if uss_bytes - self._children_uss_at_search < LEAST_COPIED_BYTES:
+            self._children_uss_at_search = min(self._children_uss_at_search, uss_bytes)
+            return
+        found = self._main_thread.call(lambda: copies_in_forks(uss_at_first), _WAIT_SEARCH_S)
+        if found is None:
+            return
+        self._cpu_s += self._main_thread.cpu_s
+        self._children_uss_at_search = uss_bytes
+        self._findings = found or self._findings  # processes that have ended had copies too
 
     def _examine(self, row: str) -> str:
         """Return what the growth of a row consists of, as far as that is known."""
@@ -283,7 +316,7 @@ class Monitor:
         def search() -> str:
             if row == TENSORS:
                 return examine.tensors(self._tensors_at_start)
-            return examine.python_objects(self._types_at_start, self._lengths_at_start)
+            return examine.python_objects(self._python_at_start)
 
         found = self._main_thread.call(search, _WAIT_SEARCH_S)
         return "not examined: the main thread did not answer in time" if found is None else found
@@ -298,6 +331,10 @@ class Monitor:
         self._stopped = threading.Event()
         self._main_thread = MainThread(self._stopped)
         self._file = None
+
+
+def _may_be_python(rows: ProcessRows) -> int:
+    return rows.nbytes(NATIVE) + rows.nbytes(OTHER)
 
 
 def _after_fork() -> None:

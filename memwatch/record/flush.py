@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from memwatch.record.context import Context
     from memwatch.record.holders.sampler import HolderSampler
     from memwatch.record.interception.compilers import CompiledCalls
+    from memwatch.record.process import ProcessSampler
     from memwatch.record.saved_tensors import Packer
     from memwatch.record.tables.rows import OpCounter, Table
     from memwatch.record.tables.storages import Storages
@@ -68,7 +69,7 @@ def tables_in_order(  # noqa: PLR0917  # parts of a session, each once
     context: Context,
     ops: OpRecorder,
     compiled: CompiledCalls,
-    process: Rows,
+    process: ProcessSampler,
     allocator: AllocatorChannel | None,
     holders: HolderSampler | None,
     arguments: ArgumentRecorder | None,
@@ -91,7 +92,8 @@ def tables_in_order(  # noqa: PLR0917  # parts of a session, each once
         **context.recomputes.tables,
         "modules": context.owners.modules,
         "steps": context.steps,
-        "process": process,
+        "process": process.rows,
+        "process_parts": process.parts,
         "windows": Rows() if allocator is None else allocator.windows,
     }
     if arguments is not None:

@@ -5,17 +5,21 @@ from __future__ import annotations
 import collections
 import multiprocessing.process
 import os
+import re
 import shlex
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 import torch
 
+from memwatch.capture.schema import NONE
 from memwatch.device_names import is_host
 from memwatch.devices import NOTE_KIND, adapter_of, devices_in_use
 from memwatch.devices.reserved import reserved_in
+from memwatch.host_allocators import malloc_figures, python_figures
 from memwatch.job import CHILDREN, JobPlace, has_process_group
 from memwatch.record.clock import ticks
 from memwatch.record.patches import Patches
@@ -131,15 +135,25 @@ class JobPlaceSampler:
         return destroy(*args, **kwargs)
 
 
+_PARTS_CPU_RATIO: Final = 0.005
+"""The share of one processor that the readings of the allocators may take. A reading takes 0.2 ms in a small program
+and 5 ms in a program with 200,000 free pieces in malloc, because malloc lists them all."""
+
+
 class ProcessSampler:
-    """Append rows of `process` on request, and note the processes that started.
+    """Append rows of `process` and `process_parts` on request, and note the processes that started.
 
     Args:
         note: called with the kind and the text of a note.
+
+    Attributes:
+        rows: rows of `process`.
+        parts: rows of `process_parts`.
     """
 
     def __init__(self, note: Callable[[str, str], None]) -> None:
-        self.rows = Rows()
+        self.rows, self.parts = Rows(), Rows()
+        self._parts_from_s = 0.0
         self._note = note
         self._process = psutil.Process()
         self._job_place = JobPlaceSampler()
@@ -162,10 +176,47 @@ class ProcessSampler:
         if self._children.text:
             self._note("children", self._children.text)
 
-    def sample(self) -> None:
-        """Append one sample, now."""
+    def sample(self, *, at_bound: bool = False) -> None:
+        """Append a row of `process`, and one of `process_parts` unless the last reading is too recent.
+
+        Args:
+            at_bound: whether the block begins or ends now. Then there are always both rows.
+        """
         self.rows += (ticks(), self._process.memory_info().rss, psutil.virtual_memory().available)
         self._job_place.look()
+        self.read_parts(at_bound=at_bound)
+
+    def read_parts(self, *, at_bound: bool = False) -> None:
+        """Append a row of `process_parts` unless the last reading is too recent for its cost."""
+        if not at_bound and time.monotonic() < self._parts_from_s:
+            return
+        before_s = time.thread_time()
+        with suppress(OSError, MemoryError):  # the next reading may succeed
+            rss_bytes, file_bytes = _resident_bytes()
+            malloc, python = malloc_figures(), python_figures()
+            if rss_bytes and malloc is not None:
+                used, free = (
+                    (NONE, NONE)
+                    if python is None
+                    else (python.used_bytes, python.arena_bytes - python.used_bytes)
+                )
+                self.parts += (ticks(), rss_bytes, file_bytes, used, free, malloc.free_bytes)
+        self._parts_from_s = time.monotonic() + (time.thread_time() - before_s) / _PARTS_CPU_RATIO
+
+
+def _resident_bytes() -> tuple[int, int]:
+    """Return RSS and the part of it that belongs to files; zeros on a system without these figures."""
+    try:
+        with open("/proc/self/status", "rb") as file:
+            text = file.read()
+    except FileNotFoundError as error:
+        pass_on(error)
+        return 0, 0
+    found = {name: int(kib) * 1024 for name, kib in _RESIDENT.findall(text)}
+    return found.get(b"VmRSS", 0), found.get(b"RssFile", 0)
+
+
+_RESIDENT: Final = re.compile(rb"^(VmRSS|RssFile):\s+(\d+) kB", re.MULTILINE)
 
 
 ByDevice = dict[str, int]

@@ -134,7 +134,7 @@ class Session:
                 resume_gc(pause)
             self._start_ticks = ticks()
             self._started_s = time.time()
-            self._process.sample()
+            self._process.sample(at_bound=True)
             self._notes.note_missing()
             self._recording.begin(self._meta(complete=False))
             self._switch_on(self.context.start, self.context.stop)
@@ -155,7 +155,8 @@ class Session:
             if self._want_holders:
                 parts = (self.storages, self._packer, self.context, self.strings, self.op_counter)
                 highs = dict if self._allocator is None else self._allocator.highs
-                self._holders = HolderSampler(*parts, highs=highs)
+                sampled = self._process.read_parts  # a new peak is where the process is of interest
+                self._holders = HolderSampler(*parts, highs=highs, sampled=sampled)
                 self._switch_on(self._holders.start, self._holders.stop)
             if self._holders is not None or self._steps is not None:
                 tell = self.context.report_iterations_to
@@ -233,7 +234,7 @@ class Session:
             ends.callback(resume_gc, pause_gc())  # see `start`
             with disable_torch_function():
                 self.context.look_again()
-        self._process.sample()
+        self._process.sample(at_bound=True)
         self._accelerators.end()
         if self._compiled.count:
             text = f"{self._compiled.count} calls of compiled code ran: only the allocator saw what they used"
@@ -334,7 +335,7 @@ class Session:
                 self._taken.write(self._write)
             self._taken.take(
                 tables_in_order(
-                    self._packer, self.storages, self.context, self.ops, self._compiled, self._process.rows,
+                    self._packer, self.storages, self.context, self.ops, self._compiled, self._process,
                     self._allocator, self._holders, self.arguments,
                 ),
                 self._stacks.unwritten_rows,

@@ -119,6 +119,10 @@ class Reading(Protocol):
         """Iterations."""
 
     @property
+    def process(self) -> pd.DataFrame:
+        """The parts of the process's RSS at some times."""
+
+    @property
     def findings(self) -> Sequence[Finding]:
         """Findings, largest first."""
 

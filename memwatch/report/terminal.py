@@ -18,6 +18,7 @@ from memwatch.report.facts import (
     headline,
     is_recorded,
     peak_instant,
+    process_text,
     recomputed,
     saved_for_backward,
 )
@@ -164,7 +165,9 @@ def _headline(reading: Reading) -> Text:
         text.append(f"\n{words.INCREASE_ELSEWHERE.format(entry=entry, increase=increase)}")
     if sentences := headline(reading):
         text.append(f"\n{sentences}", style="bold")
-    return text.append_text(_reserved(reading)).append_text(_other_devices(reading))
+    text.append_text(_reserved(reading)).append_text(_other_devices(reading))
+    process = process_text(reading)
+    return text.append(f"\n{words.PROCESS.format(parts=process)}" if process else "")
 
 
 def _is_entry_and_increase(reading: Reading) -> bool:

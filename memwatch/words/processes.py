@@ -74,6 +74,35 @@ def started_text(counts: Mapping[StartedAs, int], unreached: Mapping[StartedAs, 
     return text + way.format(what=what_started(unreached), reason=reason)
 
 
+PARTS: Final = {
+    "tensor_bytes": "tensors",
+    "file_bytes": "code and files",
+    "python_bytes": "Python's small objects",
+    "entry_bytes": "other memory from before the block",
+    "python_free_bytes": "free in Python's allocator",
+    "malloc_free_bytes": "freed but kept by malloc",
+    "other_bytes": "without a known cause",
+}
+"""The columns of the table `process` that sum to RSS, in words."""
+_LEAST_SHARE: Final = 0.01
+"""Smaller parts are summed up. A guess."""
+
+
+def parts_text(rss_bytes: int, parts: Mapping[str, int]) -> str:
+    """Return a sentence: RSS and its parts, largest first.
+
+    Args:
+        rss_bytes: the memory of the process in RAM.
+        parts: the bytes of the columns in `PARTS`.
+    """
+    shown = [name for name, nbytes in parts.items() if nbytes >= max(_LEAST_SHARE * rss_bytes, 1)]
+    told = [
+        f"{format_bytes(parts[name])} {PARTS[name]}" for name in sorted(shown, key=lambda name: -parts[name])
+    ]
+    rest = sum(nbytes for name, nbytes in parts.items() if name not in shown)
+    return f"RSS {format_bytes(rss_bytes)}: {', '.join([*told, *([f'{format_bytes(rest)} more'] if rest else [])])}"
+
+
 class ReservedBytes(Protocol):
     """The memory that an allocator reserved on a device; see `memwatch.analysis.facts.reserved.ReservedBytes`."""
 

@@ -20,6 +20,8 @@ HEADLINE_BOTH: Final = (
 HEADLINE_WAY: Final = " The first change below would lower it to {peak}."
 """The first sentences of the page and of the summary."""
 
+PROCESS: Final = "The process when it was largest: {parts}"
+
 NO_TENSOR: Final = (
     "The program made no tensor in this process. "
     "`memwatch run --children` also records the processes that it starts."

@@ -161,6 +161,134 @@ PROGRAMS = {
         "list(loader)",
         "",
     ),
+    "a server's log": Program(
+        "Python objects",
+        "attribute .log",
+        "class Request:\n    def __init__(self, text):\n        self.text, self.tags = text, [text[:20]]\n"
+        "class Server:\n    def __init__(self):\n        self.log = []\nserver = Server()",
+        "server.log += [Request(f'{turn} {each} ' + 'x' * 300) for each in range(1500)]",
+        "server.log = [Request(f'{turn} {each} ' + 'x' * 300) for each in range(1500)]",
+    ),
+    "a cache without bound": Program(
+        "Python objects",
+        "answer",
+        "@functools.lru_cache(maxsize=None)\ndef answer(number):\n    return [str(number) * 50]",
+        "for each in range(2500):\n    answer(turn * 2500 + each)",
+        "answer.cache_clear()\nfor each in range(2500):\n    answer(turn * 2500 + each)",
+    ),
+    "frames of pandas": Program(
+        "Python objects",
+        "`frames`",
+        "import pandas as pd\nframes = []",
+        "frames.append(pd.DataFrame({name: np.random.rand(1 << 14) for name in 'abcdefgh'}))",
+        "frames[:] = [pd.DataFrame({name: np.random.rand(1 << 14) for name in 'abcdefgh'})]",
+    ),
+    "pickled blobs": Program(
+        "Python objects",
+        "`blobs`",
+        "import pickle\nblobs = {}",
+        "for each in range(100):\n    blobs[turn, each] = pickle.dumps(list(range(4000)))",
+        "for each in range(100):\n    blobs[each] = pickle.dumps(list(range(4000)))",
+    ),
+    "a leak of mixed sizes": Program(
+        "native",
+        "no tensor",
+        "import random\nsizes = random.Random(0)\ndef blocks(turn):\n"
+        "    small = 1500 * turn\n    number = (6 << 20) // (850 + small)\n"
+        "    return [malloc(sizes.randrange(200, 1500) + small) for _ in range(number)]",
+        # one block of twelve stays
+        "for at, block in enumerate(blocks(turn)):\n    if at % 12:\n        libc.free(block)",
+        "for block in blocks(turn):\n    libc.free(block)",
+    ),
+    "a database in memory": Program(
+        "native",
+        "no tensor",
+        "import sqlite3\ndatabase = sqlite3.connect(':memory:')\ndatabase.execute('CREATE TABLE answers (text)')",
+        "database.executemany('INSERT INTO answers VALUES (?)', [('x' * 1000,)] * 1000)",
+        "database.execute('DELETE FROM answers')\n"
+        "database.executemany('INSERT INTO answers VALUES (?)', [('x' * 1000,)] * 1000)",
+    ),
+    "a tokenizer's vocabulary": Program(
+        "native",
+        "no tensor",
+        "import tokenizers\ntokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())\n"
+        "def tokens(turn):\n    return [f'token {turn} {each} ' + 'x' * 100 for each in range(2000)]",
+        "tokenizer.add_tokens(tokens(turn))",
+        "tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())\ntokenizer.add_tokens(tokens(turn))",
+    ),
+    "compiled patterns": Program(
+        "Python objects",
+        "`patterns`",
+        "import re\npatterns = {}\ndef compiled(turn, each):\n    re.purge()\n"
+        "    return re.compile(f'{turn}-{each}-' + 'abc[def]+' * 300)",
+        "for each in range(40):\n    patterns[turn, each] = compiled(turn, each)",
+        "for each in range(40):\n    patterns[each] = compiled(turn, each)",
+    ),
+    "a logger's buffer": Program(
+        "Python objects",
+        "attribute .buffer",
+        "import logging, logging.handlers\nlogger = logging.getLogger('server')\nlogger.propagate = False\n"
+        "logger.setLevel(10)\nhandler = logging.handlers.MemoryHandler(10**9, 100)\nlogger.addHandler(handler)",
+        "for each in range(1000):\n    logger.info('request %s', 'x' * 300 + str(each))",
+        "for each in range(1000):\n    logger.info('request %s', 'x' * 300 + str(each))\nhandler.buffer.clear()",
+    ),
+    "tasks that nobody awaits": Program(
+        "Python objects",
+        "`tasks`",
+        "import asyncio\ntasks, loop = [], asyncio.new_event_loop()\n"
+        "async def serve(body, seconds):\n    await asyncio.sleep(seconds)\n    return len(body)\n"
+        "async def start(seconds):\n"
+        "    tasks.extend(asyncio.ensure_future(serve(bytes(8000), seconds)) for _ in range(128))\n"
+        "    await asyncio.sleep(0)",
+        "loop.run_until_complete(start(10**6))",
+        "loop.run_until_complete(start(0))\nloop.run_until_complete(asyncio.gather(*tasks))\ntasks.clear()",
+    ),
+    "anonymous mappings": Program(
+        "Python objects",
+        "`kept`",
+        "kept = []\ndef mapped():\n    found = mmap.mmap(-1, 1 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)\n"
+        "    found[:] = bytes([1]) * (1 << 20)\n    return found",
+        "kept.append(mapped())",
+        "kept[:] = [mapped()]",
+    ),
+    "a pool's queue": Program(
+        "Python objects",
+        "_work_queue",
+        "from concurrent.futures import ThreadPoolExecutor\npool = ThreadPoolExecutor(1)\nbusy = threading.Event()",
+        "pool.submit(busy.wait)\nfor each in range(128):\n    pool.submit(len, bytes(8000))",
+        "for each in range(128):\n    last = pool.submit(len, bytes(8000))\nlast.result()",
+    ),
+    "large blocks of a library": Program(
+        "native",
+        "no tensor",
+        "kept = []",
+        "kept.append(malloc(1 << 20))",
+        "libc.free(malloc(1 << 20))",
+    ),
+    "segments of shared memory": Program(
+        "shared memory",
+        "",
+        "from multiprocessing import shared_memory\nkept = []\ndef segment():\n"
+        "    found = shared_memory.SharedMemory(create=True, size=1 << 20)\n    found.buf[:] = bytes([1]) * (1 << 20)\n"
+        "    found.unlink()\n    return found",
+        "kept.append(segment())",
+        "segment().close()",
+    ),
+    "cycles without gc": Program(
+        "Python objects",
+        "`__main__.Node`",
+        "import gc\ngc.disable()\nclass Node:\n    def __init__(self):\n"
+        "        self.me, self.text = self, 'x' * 1000 + str(id(self))",
+        "for each in range(1000):\n    Node()",
+        "for each in range(1000):\n    Node().me = None",
+    ),
+    "a sum of losses": Program(
+        "tensors",
+        "`total`",
+        "total, weight = torch.zeros(()), torch.ones(1 << 16, requires_grad=True)",
+        "global total\ntotal = total + (weight * turn).exp().sin().mean()",
+        "global total\ntotal = total + (weight * turn).exp().sin().mean().item()",
+    ),
 }
 TWIN_SETUPS = {"workers of a DataLoader": DATA.format(most=4)}
 

@@ -289,3 +289,28 @@ def test_a_wrong_interval_is_an_error(interval_s):
 def test_a_file_that_cannot_be_written_is_an_error(tmp_path):
     with pytest.raises(OptionError, match="choose another file"):
         memwatch.monitor(tmp_path / "missing" / "memory.jsonl")
+
+
+NEW_OBJECTS = """
+import numpy as np, torch
+from memwatch.monitor.examine import python_objects
+from memwatch.monitor.objects import python_memory
+
+at_start = python_memory()
+frames = {"few": [np.ones(1 << 17) for _ in range(8)]}
+print(python_objects(at_start))
+del frames
+requests = [{"number": number, "text": f"{number} " + "x" * 100} for number in range(20_000)]
+print(python_objects(at_start))
+"""
+
+
+def test_the_holder_of_few_large_objects_and_of_many_small_ones_is_named(fresh_python):
+    """The list of eight arrays has too few entries to be found by its length."""
+    done = fresh_python(NEW_OBJECTS)
+    assert done.returncode == 0, done.stderr
+    few, many = done.stdout.splitlines()
+    assert "of its largest new objects" in few
+    assert "global `frames`" in few
+    assert "20,000 new entries" in many
+    assert "global `requests`" in many

@@ -46,6 +46,7 @@ class HandMade:
     uses: pd.DataFrame = field(default_factory=lambda: table("uses", {}))
     findings: list = field(default_factory=list)
     ways: pd.DataFrame = field(default_factory=lambda: table("ways", {}))
+    process: pd.DataFrame = field(default_factory=lambda: table("process", {}))
     notes: list = field(default_factory=list)
     meta: dict = field(default_factory=dict)
     stacks: dict = field(default_factory=dict)

@@ -8,6 +8,7 @@ import type { Instant } from "./instant.ts";
 import { Layers } from "./layers.ts";
 import type { LiveSets } from "./live.ts";
 import type { Moment, PageModel } from "./model.ts";
+import { ProcessBand } from "./process.ts";
 import { state } from "./state.ts";
 import { type Mark, type Range, Timeline, listenToKeys } from "./timeline.ts";
 
@@ -16,6 +17,7 @@ export class Curve {
   readonly #data: Data;
   readonly #instant: Instant;
   readonly #timeline: Timeline;
+  readonly #process: ProcessBand | undefined;
   #layers: { colouring: Colouring; layers: Layers } | undefined;
 
   constructor(model: PageModel, data: Data, instant: Instant) {
@@ -25,6 +27,7 @@ export class Curve {
     const onPick = (event: number, more = { push: true }) => instant.show(event, more);
     const onZoom = (range: Range | null) => this.zoom(range);
     this.#timeline = new Timeline({ marks: (axis) => this.#marks(axis), onPick, onZoom });
+    this.#process = model.process ? new ProcessBand(model.process) : undefined;
     listenToKeys(this.#timeline, () => instant.event, onPick, onZoom);
     $("axis").addEventListener("change", () => state.set({ axis: $<HTMLSelectElement>("axis").value, zoom: "" }));
     $("zoom-at").addEventListener("click", () => this.#zoomToInstant());
@@ -93,6 +96,7 @@ export class Curve {
     if (this.#layers?.colouring !== colouring) this.#layers = { colouring, layers: layersOf(detail, colouring, sets.groups(detail, colouring)) };
     const [from, to] = range ?? this.#wholeRun(axis);
     this.#timeline.draw(this.#layers.layers.window(from, to, axis), axis, [from, to], colouring);
+    this.#process?.draw(axis, [from, to]);
   }
 
   // The first drawing needs what the page holds in plain: nothing is decoded for it.
@@ -100,6 +104,7 @@ export class Curve {
     const { overview } = this.#model;
     const live = colouring.groups.map((name) => overview.live_bytes[name]);
     this.#timeline.draw({ event: overview.event, x: overview.x, live }, overview.axis, this.#wholeRun(overview.axis), colouring);
+    this.#process?.draw(overview.axis, this.#wholeRun(overview.axis));
   }
 
   redraw(): void {
@@ -108,6 +113,7 @@ export class Curve {
 
   repaint(): void {
     this.#timeline.repaint();
+    this.#process?.repaint();
   }
 }
 

@@ -28,11 +28,20 @@ export interface Moment {
   time_ns: number;
 }
 
+// The memory of the whole process, at each reading of it.
+export interface ProcessModel {
+  time_ns: number[];
+  event: number[];
+  coverage_ratio: number[];
+  layers: { name: string; parts: { name: string; nbytes: number[] }[] }[];
+}
+
 export interface PageModel {
   totals: { peak_bytes: number; device: string; ops: number | null; events: number; span_ns: number };
   peak: Moment & { op: number; text: string; step: [Moment, Moment] | null }; // the start and the end of its step
   categories: { name: string; nbytes: number }[];
   overview: { axis: Axis; complete: boolean; event: number[]; x: number[]; live_bytes: Record<string, number[]> };
+  process: ProcessModel | null;
   steps: (Moment & { name: string; op: number })[];
   saved: { nbytes: number; held_anyway_bytes: number; share_ratio: number | null; tensors: number; listed: number; layers: string };
   findings: Finding[];

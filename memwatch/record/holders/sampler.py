@@ -165,6 +165,7 @@ class HolderSampler:
         strings: numbers for texts.
         op_counter: how many ops have started.
         highs: returns the most live bytes of each device so far, and when in ticks, as the allocator reported.
+        sampled: called after each sample, near a new peak.
     """
 
     def __init__(
@@ -176,7 +177,9 @@ class HolderSampler:
         op_counter: OpCounter,
         *,
         highs: Callable[[], dict[int, tuple[int, int]]],
+        sampled: Callable[[], None],
     ) -> None:
+        self._sampled = sampled
         self._state = SamplingState(storages, saved, context, strings, op_counter)
         self._torch_runs = TorchRuns(self._state, highs)
         self._is_sampling = self._is_marked = False
@@ -322,6 +325,7 @@ class HolderSampler:
                 Sample(self._state, device).take(sys._getframe(1))
         finally:
             self._state.costs.sampled(ticks() - start)
+        self._sampled()
 
     @contextlib.contextmanager
     def _amid_op(self) -> Iterator[None]:

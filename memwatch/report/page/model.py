@@ -16,6 +16,7 @@ from memwatch.report.facts import (
     headline,
     is_recorded,
     peak_instant,
+    process_text,
     saved_for_backward,
 )
 from memwatch.report.layers import repeated_layers
@@ -39,7 +40,7 @@ from memwatch.report.source import retention_edges
 from memwatch.text import visible
 from memwatch.words.findings import CHANGE_SENTENCE
 from memwatch.words.places import cell_name, short_place, short_places
-from memwatch.words.processes import reserved_at_peak_text
+from memwatch.words.processes import PARTS, reserved_at_peak_text
 from memwatch.words.ways import SHARE_LESS, time_text
 
 if TYPE_CHECKING:
@@ -89,8 +90,8 @@ def page_model(reading: Reading, extras: Extras | None = None, *, source: bool =
 
     Returns:
         A dict of plain JSON values: `title`, `facts`, `totals`, `devices`, `peak`, `overview`, `categories`, `holders`,
-        `steps`, `notes`, `findings`, `saved`, `plan`, `leaks`, `cells` (what a notebook calls its files), and `blocks`
-        (packed tables, see `columns`).
+        `process`, `steps`, `notes`, `findings`, `saved`, `plan`, `leaks`, `cells` (what a notebook calls its files),
+        and `blocks` (packed tables, see `columns`).
     """
     extras = extras or Extras()
     hide = _hider(reading, extras, source=source)
@@ -118,6 +119,7 @@ def page_model(reading: Reading, extras: Extras | None = None, *, source: bool =
         "categories": _categories(reading),
         "holders": evidence_text(evidence_bytes(reading)),
         "overview": _overview(reading),
+        "process": _process(reading),
         "steps": _steps(reading),
         "saved": {
             "nbytes": saved.nbytes,
@@ -207,6 +209,40 @@ def _overview(reading: Reading) -> dict[str, Any]:
         "event": events.tolist(),
         "x": places[events].tolist(),
         "live_bytes": {name: curve.tolist() for name, curve in live_by_category(reading, events).items()},
+    }
+
+
+_LAYERS: Final = {
+    "tensors": ("tensor_bytes",),
+    "in use otherwise": ("entry_bytes", "file_bytes", "python_bytes"),
+    "free in allocators": ("python_free_bytes", "malloc_free_bytes"),
+    "without a known cause": ("other_bytes",),
+}
+"""The layers of the band of the process, each with the columns of the table `process`."""
+_BAND_BINS: Final = 500
+"""The band is a small chart, and the page has seven figures for each reading in plain: 30 KB for this many. A guess."""
+
+
+def _process(reading: Reading) -> dict[str, Any] | None:
+    """Return the band of the process; None with fewer readings than a curve needs."""
+    process = reading.process
+    if len(process) < 2:
+        return None
+    time_ns, rss = process["time_ns"].to_numpy(), process["rss_bytes"].to_numpy()
+    rows = process.iloc[peak_keeping_events(time_ns, rss, _BAND_BINS)]
+    times_ns = reading.part("timeline", ["time_ns"])["time_ns"].to_numpy()
+    return {
+        "text": process_text(reading, always=True),
+        "time_ns": rows["time_ns"].tolist(),
+        "event": np.maximum(np.searchsorted(times_ns, rows["time_ns"], side="right") - 1, 0).tolist(),
+        "coverage_ratio": rows["coverage_ratio"].round(4).tolist(),
+        "layers": [
+            {
+                "name": layer,
+                "parts": [{"name": PARTS[column], "nbytes": rows[column].tolist()} for column in columns],
+            }
+            for layer, columns in _LAYERS.items()
+        ],
     }
 
 

@@ -1,0 +1,102 @@
+"""Workers of a DataLoader: their memory beside that of the program, and lists whose objects they copy."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from forked import run_forked
+
+MIB = 1 << 20
+PROGRAM = """
+import json, sys, warnings
+import numpy as np, torch, memwatch
+
+warnings.simplefilter("ignore")  # about the number of processors
+
+class Data(torch.utils.data.Dataset):
+    def __init__(self, unread=(), **read):
+        self.unread = unread
+        self.__dict__.update(read)
+        self.names = list(read)
+    def __len__(self):
+        return 60
+    def __getitem__(self, number):
+        for name in self.names:
+            items = getattr(self, name)
+            part = max(len(items) // 60, 1)
+            items[number * part : (number + 1) * part]
+        return number
+
+def read_by_workers(dataset):
+    loader = torch.utils.data.DataLoader(dataset, num_workers=2, persistent_workers=True)
+    with memwatch.monitor(interval_s=1000.0, oom=False) as watch:
+        batches = iter(loader)
+        watch.sample()
+        list(batches)
+        memory = memwatch.process_memory()
+        watch.sample()
+        workers = [
+            {"uss": child["uss_bytes"], "private": int(memory[f"{child['name']} {child['pid']}"].sum())}
+            for child in memory.attrs["children"]
+        ]
+        sums = [int(memory[column].sum()) for column in ("nbytes", "private_nbytes")]
+        attrs = memory.attrs
+        wanted = [attrs["rss_bytes"], attrs["uss_bytes"]]
+        return [attrs["findings"], watch.findings, watch.report(), workers, sums, wanted]
+
+copied = Data(
+    texts=[f"text number {number}" for number in range(400_000)],
+    pairs=tuple([number % 7] for number in range(200_000)),
+)
+found = [read_by_workers(copied)]
+del copied
+shared = Data(
+    unread=[{"label": number % 7} for number in range(100_000)],
+    array=np.arange(4_000_000),
+    tensor=torch.arange(4_000_000),
+    arrays=[np.ones(100_000) for _ in range(30)],
+)
+found.append(read_by_workers(shared))
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def datasets(_fork_server, tmp_path_factory):
+    """Read the process when two workers have read a dataset, and its twin without objects to copy."""
+    folder, outputs = (tmp_path_factory.mktemp(name) for name in ("program", "outputs"))
+    done = run_forked(_fork_server, PROGRAM, folder=folder, outputs=outputs)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("name", ["texts", "pairs"])
+def test_objects_that_workers_copy_are_found_with_their_holder(datasets, name):
+    container = "`tuple`" if name == "pairs" else "`list`"
+    for findings in datasets[0][:2]:
+        (finding,) = [each for each in findings if f"attribute .{name} of Data" in each]
+        assert "2 forked processes have" in finding
+        assert f"in the {container} held by" in finding
+        assert "numpy array or tensor" in finding
+
+
+def test_data_that_workers_share_are_not_accused(datasets):
+    """The twin has a list that no worker reads, a large array, a tensor, and a list of few arrays."""
+    by_process_memory, by_monitor, report, *_ = datasets[1]
+    assert by_process_memory == by_monitor == []
+    assert "finding" not in report
+
+
+def test_each_worker_is_a_column_that_sums_to_its_uss(datasets):
+    for *_, workers, sums, wanted in datasets:
+        assert sums == wanted
+        assert len(workers) == 2
+        for worker in workers:
+            assert worker["private"] == pytest.approx(worker["uss"], abs=2 * MIB)
+
+
+def test_the_report_has_the_growth_of_the_workers(datasets):
+    report = datasets[0][2]
+    assert "USS growth" in report
+    assert report.count("finding: 2 forked processes have") == 2

@@ -1,0 +1,65 @@
+// The band under the timeline: the memory of the whole process on the same axis, in layers that sum to RSS.
+import uPlot from "uplot";
+import { Walk, axisOf, bytesAxis, frameOf, keepWidth } from "./chart.ts";
+import type { Axis } from "./detail.ts";
+import { $, named } from "./dom.ts";
+import { bytes, duration } from "./format.ts";
+import type { ProcessModel } from "./model.ts";
+import type { Range } from "./timeline.ts";
+
+const HEIGHT_PX = 120;
+const HEADROOM = 1.1;
+
+export class ProcessBand {
+  readonly box = $("process-plot");
+  plot: uPlot | undefined;
+  readonly #process: ProcessModel;
+  readonly #sums: number[][]; // the top of each layer; the last is RSS
+  readonly #walk: Walk;
+  #axis: Axis = "time";
+  #range: Range = [0, 1];
+
+  constructor(process: ProcessModel) {
+    this.#process = process;
+    let below = process.time_ns.map(() => 0);
+    this.#sums = process.layers.map(({ parts }) => (below = below.map((value, index) => parts.reduce((sum, { nbytes }) => sum + nbytes[index], value))));
+    this.#walk = new Walk(this.box, () => this.plot, (index) => this.#say(index));
+    keepWidth(this.box, () => this.plot);
+  }
+
+  draw(axis: Axis, range: Range): void {
+    this.#axis = axis;
+    this.#range = range;
+    this.repaint();
+  }
+
+  repaint(): void {
+    this.plot?.destroy();
+    const { time_ns, event, layers } = this.#process;
+    const series = layers.map((_, layer): uPlot.Series => {
+      const color = named(`process-${layer}`);
+      return { stroke: color, fill: color, width: 1, points: { show: false }, paths: uPlot.paths.stepped!({ align: 1 }) };
+    });
+    const options: uPlot.Options = {
+      ...frameOf(this.box, HEIGHT_PX),
+      cursor: { drag: { x: false, y: false }, points: { show: false } },
+      scales: { x: { time: false, range: () => this.#range }, y: { range: (_, __, max) => [0, (max || 1) * HEADROOM] } },
+      axes: [axisOf({ values: (_, ticks) => ticks.map(() => ""), size: 8 }), bytesAxis({ space: 30 })],
+      series: [{}, ...series.reverse()], // the topmost first: each is painted over by those below it
+      hooks: { setCursor: [this.#walk.follow] },
+    };
+    this.plot = new uPlot(options, [this.#axis === "events" ? event : time_ns, ...[...this.#sums].reverse()], this.box);
+  }
+
+  #say(index: number): void {
+    const { time_ns, coverage_ratio, layers } = this.#process;
+    const told = layers
+      .flatMap(({ parts }) => parts)
+      .map(({ name, nbytes }): [string, number] => [name, nbytes[index]])
+      .filter(([, value]) => value > 0)
+      .sort((a, b) => b[1] - a[1])
+      .map(([name, value]) => `${bytes(value)} ${name}`);
+    const explained = `${(100 * coverage_ratio[index]).toFixed(0)} % explained`;
+    $("process-status").textContent = `${duration(time_ns[index])}: RSS ${bytes(this.#sums.at(-1)![index])}, ${explained}: ${told.join(", ")}`;
+  }
+}
