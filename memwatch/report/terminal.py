@@ -157,7 +157,9 @@ def _headline(reading: Reading) -> Text:
     text.append(format_bytes(reading.peak_bytes), style="bold red")
     text.append(f"{_sum(reading)} ({clip(reading.device, 40)})\n")
     when = (
-        f", {format_duration(at.time_ns)} after the start" if at.is_any and is_recorded(reading, "times") else ""
+        f", {format_duration(at.time_ns)} after the start"
+        if at.is_any and is_recorded(reading, "times")
+        else ""
     )
     text.append(clip(f"{at.short()}{when}"))
     if not _is_entry_and_increase(reading):
@@ -359,7 +361,10 @@ def _lowest_way(reading: Reading) -> list[RenderableType]:
     """Return the change with the lowest peak, without its code: for a screen on which nothing else fits."""
     way = reading.ways.iloc[0]
     peak = _lowered(reading, int(way["peak_bytes"]))
-    return [ways.HEADING_SHORT.format(count=len(reading.ways)), Text(f"{peak}  {way['way']}", overflow="fold")]
+    return [
+        ways.HEADING_SHORT.format(count=len(reading.ways)),
+        Text(f"{peak}  {way['way']}", overflow="fold"),
+    ]
 
 
 def _lowered(reading: Reading, peak_bytes: int) -> str:

@@ -125,7 +125,9 @@ def _peaks(results: Results, settings: Settings) -> list[str]:
     lines = [title if order else "No test was measured"]
     for node in shown:
         row = measured[node]
-        entry = f"{format_bytes(row['baseline_bytes'])} at its start, {counted(row['allocations'], 'allocation')}"
+        entry = (
+            f"{format_bytes(row['baseline_bytes'])} at its start, {counted(row['allocations'], 'allocation')}"
+        )
         if row["own_profiles"]:  # only one profile can be open: ours pauses while the test's own is
             entry += f", {row['own_profiles']} of the test's own profiles"
         lines += [

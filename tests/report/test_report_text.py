@@ -63,7 +63,9 @@ def test_the_parts_of_the_peak_add_up_at_its_instant(freed, made, line):
                 before.clear()
     text = summary(prof, width=120, color=False)
     assert text.splitlines()[0] == line
-    assert ("4.00 MiB were alive at the start; the block itself added at most 6.00 MiB" in text) == bool(freed)
+    assert ("4.00 MiB were alive at the start; the block itself added at most 6.00 MiB" in text) == bool(
+        freed
+    )
 
 
 def test_every_category_of_the_peak_is_listed(training):
