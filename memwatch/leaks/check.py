@@ -124,9 +124,10 @@ class NearbySearch(HolderSearch):
         loops = Loops(snapshot, along_ways)
         for made in self._storages:
             position = snapshot.position(made.ref())
-            if position < 0:
+            is_hanging = not along_ways.reaches(position)
+            if position < 0 or (is_hanging and loops.is_of_tools(position)):
                 yield None
-            elif not along_ways.reaches(position):
+            elif is_hanging:
                 loop, way = loops.find(position)
                 above = [snapshot.objects[place] for place in way[:-1]]
                 # else no tensor that gc lists has it

@@ -111,7 +111,8 @@ class Reached:
             return set()
         snapshot = self._snapshot
         caller = snapshot.positions(self._exempt.objects)
-        others = search(snapshot, [*snapshot.root_groups(runner=True), caller], cut=self._own)
+        roots = [*snapshot.root_groups(runner=True), caller]
+        others = search(snapshot, roots, closed=snapshot.running_coroutines(), cut=self._own)
         named = search(snapshot, [[value for _, value in self._own]])
         places = ((id(storage), snapshot.position(storage)) for storage in snapshot.storages())
         return {key for key, place in places if named.reaches(place) and not others.reaches(place)}
@@ -324,6 +325,8 @@ class HolderSearch:
                     explained.append((survivor, chain))
             elif not reached.everyone.reaches(position):
                 loops = loops or Loops(snapshot, reached.everyone)
+                if loops.is_of_tools(position):
+                    continue
                 loop, chain = loops.find(position)
                 if not loop.positions and not deep:
                     return None
