@@ -354,7 +354,11 @@ class _Block:
         # before a collection makes the block's objects old
         hooks = leaks_of_new_hooks(self._first_hook, self.exempt)
         graphs = leaks_of_continued_graphs(
-            self._ledger.graph_ends(), self._ledger.alive(0), self._first_node, self.exempt, end_s
+            [*self._ledger.older_ends(), *self._ledger.graph_ends()],
+            self._ledger.alive(0),
+            self._first_node,
+            self.exempt,
+            end_s,
         )
         leaks = self._leaks_of_storages(change, end_s) if change.added() else []
         told = {series_of(edge) for leak in leaks for edge in leak.edges}
