@@ -25,6 +25,7 @@ from memwatch.heap.classes import ids_of, of_classes
 from memwatch.heap.frames import is_own_code
 from memwatch.heap.pause import collect
 from memwatch.heap.search import search
+from memwatch.heap.shared_memory import borrowed_memories
 from memwatch.heap.snapshot import Snapshot
 from memwatch.heap.tensors import quiet, storage_of
 from memwatch.leaks.cause import series_of
@@ -73,7 +74,9 @@ class NearbySearch(HolderSearch):
     """
 
     def __init__(self, storages: Sequence[NewStorage], exempt: Exemptions, known: KnownCauses) -> None:
-        super().__init__(storages, exempt, [], per_call=False, known=known)
+        borrowed = borrowed_memories(storages_of(storages), _all_tensors)
+        owned = [each for each in storages if id(each.ref()) not in borrowed]
+        super().__init__(owned, exempt, [], per_call=False, known=known)
         self.rest: list[NewStorage] = []
         self.deep = False
         self._new: set[int] = set()
@@ -157,10 +160,18 @@ class NearbySearch(HolderSearch):
                     self._new.add(id(storage))
 
     def _older_storages(self) -> set[int]:
-        tensors = of_classes(gc.get_objects(2), lambda cls: derives(cls, torch.Tensor))
+        tensors = _tensors_of(gc.get_objects(2))
         young = () if self.young is None else self.young
         is_old = ~np.isin(ids_of(tensors), young)
         return ids_behind(compress(tensors, is_old.tolist()))
+
+
+def _all_tensors() -> list[Any]:
+    return _tensors_of(gc.get_objects())
+
+
+def _tensors_of(objects: list[Any]) -> list[Any]:
+    return of_classes(objects, lambda cls: derives(cls, torch.Tensor))
 
 
 _STORES: Final = {
