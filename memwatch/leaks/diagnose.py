@@ -74,7 +74,7 @@ class Reached:
         self._snapshot = snapshot
         self._exempt = exempt
         self._own = exempt_edges(snapshot, exempt)
-        self._state = state_of(snapshot) if exempt.state else NO_STATE
+        self._state = state_of(snapshot, self._own) if exempt.state else NO_STATE
 
     @cached_property
     def past_state(self) -> Tree:
