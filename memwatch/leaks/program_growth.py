@@ -6,6 +6,8 @@ the rounds in between show growth. A round is a step of the program's optimizer,
 A holder leaks if each round adds a tensor with its graph, a hook, or more nodes of a graph. A holder that keeps a
 tensor without a graph may collect results. memwatch names it and does not judge it.
 
+Each thread has rounds of its own. What other threads make meanwhile does not count for them.
+
 A backward may need the graphs that a loop collects: unrolled steps, micro-batches whose losses are added up, inner
 steps of meta-learning. Two kinds of graphs are therefore excused: graphs that are alive while a backward runs, after
 the loop or in a loop that had none before, and graphs of a function that are gone when the function is called again.
@@ -14,8 +16,11 @@ the loop or in a loop that had none before, and graphs of a function that are go
 from __future__ import annotations
 
 import dis
+import functools
 import gc
+import itertools
 import sys
+import threading
 import time
 from bisect import bisect_right
 from dataclasses import dataclass, field, replace
@@ -28,7 +33,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from memwatch._torch.autograd import NO_TASK, current_graph_task_id
 from memwatch._torch.autograd_state import autograd_state
 from memwatch._torch.modules import MODULE_CALL_CODE
+from memwatch.heap.class_checks import is_a
 from memwatch.heap.classes import identities
+from memwatch.heap.frames import FrameMark
 from memwatch.heap.pause import objects_since
 from memwatch.heap.tensors import is_tensor, quiet, storage_of
 from memwatch.kinds.edges import EdgeKind
@@ -36,14 +43,14 @@ from memwatch.leaks.diagnose import diagnose
 from memwatch.leaks.excuses import Exemptions
 from memwatch.leaks.groups import leaks_of
 from memwatch.leaks.ledger import Threads
-from memwatch.leaks.new_storages import behind, tensors_among
+from memwatch.leaks.new_storages import NewStorageMode, behind, tensors_among
 from memwatch.leaks.without_tensors import (
     holder_of_largest_graph,
     leak_of_graph,
     leaks_of_hooks,
     next_hook_number,
 )
-from memwatch.own_code import CodeOwner, code_owner, is_memwatch_code, line_at
+from memwatch.own_code import CodeOwner, OwnThread, code_owner, is_memwatch_code, line_at
 from memwatch.words.leaks import repeat_name
 
 if TYPE_CHECKING:
@@ -55,7 +62,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from memwatch.leaks.leak import Leak
-    from memwatch.leaks.new_storages import NewStorage, NewStorageMode, NewStorages, Site
+    from memwatch.leaks.new_storages import NewStorage, NewStorages, Site
     from memwatch.leaks.survivor import Survivor
 
 # Count the passes of the program's own loops from the call stacks of its ops.
@@ -70,15 +77,6 @@ if TYPE_CHECKING:
 
 _WAITS: Final = "JUMP_BACKWARD_NO_INTERRUPT"
 """The jump with which `await` and `yield from` wait: no loop of the program."""
-
-
-class _Mark:
-    """Lies in a frame, and tells it from all others."""
-
-    __slots__ = ()
-
-    def __call__(self, *_event: object) -> None:
-        """Trace nothing, in case a debugger starts within the call."""
 
 
 class _Call(NamedTuple):
@@ -217,8 +215,8 @@ def _running_calls() -> list[_Call]:
     while frame is not None and not is_memwatch_code(frame.f_code.co_filename):
         mark = frame.f_trace
         if mark is None:
-            mark = frame.f_trace = _Mark()
-        elif type(mark) is not _Mark:
+            mark = frame.f_trace = FrameMark()
+        elif type(mark) is not FrameMark:
             return []
         calls.append(_Call(mark, frame.f_code, frame.f_lasti))
         frame = frame.f_back
@@ -244,8 +242,23 @@ _MOST_S: Final = 30.0
 """No more searches once they took longer: the last one of each loop decides."""
 _MOST_COUNTING_S: Final = 5.0
 """No more counts of autograd nodes once they took longer."""
+_RUNS_A_THREAD: Final = "_bootstrap_inner"
+"""The method of `threading.Thread` that runs for the whole life of a Python thread, whatever its class."""
 _MOST_RUNS: Final = 2
 """How many runs of one loop are followed. A function that is called again and again is part of a larger round."""
+
+
+@dataclass(eq=False)
+class _Thread:
+    """One thread of the program.
+
+    Attributes:
+        mode: sees the ops of the thread.
+        passes: counts the passes of its loops.
+    """
+
+    mode: NewStorageMode
+    passes: LoopPasses = field(default_factory=LoopPasses)
 
 
 @dataclass(eq=False)
@@ -267,9 +280,11 @@ class Rounds:
         found: the storages behind the leaks.
         storages: the same by the cause of each leak.
         is_judged: True if no further search is needed.
+        thread: the thread with the rounds; None before the first step.
     """
 
     loop: Loop | None
+    thread: _Thread | None = None
     leaks: list[Leak] = field(default_factory=list)
     kept: list[Leak] = field(default_factory=list)
     was_searched: bool = False
@@ -359,22 +374,52 @@ class ProgramGrowth:
         self.steps = Rounds(None)
         self.loops: list[Rounds] = []
         self._book = book
-        self._mode = mode
         self._young = young
-        self._passes = LoopPasses()
+        self._main = _Thread(mode)
+        self._threads = {threading.get_ident(): self._main}  # by their identifiers
+        self._clock = itertools.count(1)
+        self._thread_at: dict[int, _Thread] = {0: self._main}  # by the clock at which it began a round
+        self._lock = threading.RLock()
+        self._run_thread: Any = None
         self._runs: dict[object, list[Rounds]] = {}  # of each loop, by its place
         self._handle: Any = None
         self._optimizer: int | None = None
         self._search_s = self._counting_s = 0.0
 
     def start(self) -> None:
-        """Have torch call after each optimizer step, and the mode at each op."""
+        """Have torch call after each optimizer step, and a mode of each thread at each op."""
         self._handle = register_optimizer_step_post_hook(self._after_step)
-        self._mode.on_op = self._at_op
+        self._main.mode.on_op = self._at_op
+        run_thread = self._run_thread = getattr(threading.Thread, _RUNS_A_THREAD, None)
+        if run_thread is None:
+            return
+
+        @functools.wraps(run_thread)
+        def run(thread: threading.Thread) -> None:
+            follow = None if self._run_thread is None or is_a(thread, OwnThread) else self._new_thread()
+            try:
+                run_thread(thread)
+            finally:
+                if follow is not None:
+                    follow.mode.stop()
+
+        setattr(threading.Thread, _RUNS_A_THREAD, run)
+
+    def _new_thread(self) -> _Thread:
+        """Follow the thread that starts to run."""
+        mode = NewStorageMode(self._book, next(self._clock))
+        mode.on_op = self._at_op
+        thread = self._threads[threading.get_ident()] = self._thread_at[mode.run] = _Thread(mode)
+        mode.start()
+        return thread
 
     def stop(self) -> None:
         """End the calls."""
-        self._mode.on_op = None
+        for thread in list(self._threads.values()):
+            thread.mode.on_op = None
+        if self._run_thread is not None:
+            setattr(threading.Thread, _RUNS_A_THREAD, self._run_thread)
+            self._run_thread = None
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
@@ -387,14 +432,16 @@ class ProgramGrowth:
     def held_at_end(self) -> list[Leak]:
         """Return who holds what the program made, its top-level names included; call it before the block ends."""
         for storage in behind(self._young())[0]:
-            self._book.add(storage, self._mode.run)  # the mode sees no op of other threads
+            self._book.add(storage, self._main.mode.run)  # threads from before have no mode
         found = diagnose(self._book.alive(), Exemptions(shared_state=True), per_call=False)
         return leaks_of(found.retained, [0], per_call=False)
 
     def _after_step(self, optimizer: object, _args: Any, _kwargs: Any) -> None:
         if self._optimizer is None:
             self._optimizer = id(optimizer)
-        if self._optimizer == id(optimizer):
+        thread = self._threads.get(threading.get_ident())
+        if self._optimizer == id(optimizer) and thread is not None:
+            self.steps.thread = self.steps.thread or thread
             self._begin_next(self.steps)
 
     def _at_op(self, op: object) -> None:
@@ -402,16 +449,17 @@ class ProgramGrowth:
         if current_graph_task_id() != NO_TASK:
             self._note_backward()
             return
-        loop = self._passes.note(op)
+        thread = self._threads[threading.get_ident()]
+        loop = thread.passes.note(op)
         if loop is None:
             return
         rounds = next((each for each in reversed(self.loops) if each.loop is loop), None)
         if rounds is None and loop.passes == 1:
-            rounds = self._follow(loop)
+            rounds = self._follow(loop, thread)
         if rounds is not None:
             self._begin_next(rounds)
 
-    def _follow(self, loop: Loop) -> Rounds | None:
+    def _follow(self, loop: Loop, thread: _Thread) -> Rounds | None:
         """Follow a run of a loop, unless runs before it have shown what there is to see."""
         runs = self._runs.setdefault((id(loop.code), loop.range), [])
         if runs and (runs[-1].leaks or runs[-1].kept) and not runs[-1].is_alive():
@@ -419,7 +467,7 @@ class ProgramGrowth:
             runs[-1].kept = []
         if len(runs) == _MOST_RUNS or any(each.is_judged for each in runs):
             return None
-        rounds = Rounds(loop)
+        rounds = Rounds(loop, thread)
         runs.append(rounds)
         self.loops.append(rounds)
         return rounds
@@ -434,8 +482,14 @@ class ProgramGrowth:
                 each.acquit()
 
     def _begin_next(self, rounds: Rounds) -> None:
-        self._mode.run += 1
-        rounds.begin_next(self._mode.run)
+        with self._lock:
+            self._end_round(rounds)
+
+    def _end_round(self, rounds: Rounds) -> None:
+        assert rounds.thread is not None
+        now = rounds.thread.mode.run = next(self._clock)
+        self._thread_at[now] = rounds.thread
+        rounds.begin_next(now)
         fewest = FEWEST_STEPS if rounds.loop is None else FEWEST_PASSES - 1
         if rounds.old is None:
             rounds.old, rounds.marker = identities(gc.get_objects()), []
@@ -463,7 +517,8 @@ class ProgramGrowth:
         made = [
             replace(each, run=number)
             for each in self._book.alive()
-            if (number := rounds.round_of(each)) in measured
+            if self._thread_at.get(each.run) is rounds.thread
+            and (number := rounds.round_of(each)) in measured
         ]
         leaks: list[Leak] = []
         rounds.was_searched, rounds.kept, rounds.found, rounds.storages = True, [], [], {}
