@@ -229,12 +229,12 @@ class check_leaks:  # noqa: N801 - used like a function
     object from before the block holds. A tensor that replaced an equally large one is not reported, as in a moving
     average. If the block left a context of autocast open, tensors that only C code holds are reported too. So are
     a hook that was registered beside an older hook of the same function, and a value whose graph goes on into an
-    older graph of the same op, as in ``total = total + loss``.
+    older graph of the same op, as in ``total = total + loss`` and ``total += loss``.
 
     It does not report names that the block binds, the result of the decorated function, parameters, buffers,
     gradients and optimizer state of living parameters, contents of bounded caches, items in empty slots of a list,
     and objects that pytest holds. Two exceptions: a list of models that got one more model of the same class is
-    reported, and so is a replaced parameter that an optimizer still keeps.
+    reported, and so is a replaced parameter that an optimizer still keeps, even if a name of the block has it too.
 
     If the block raises, the error is chained to that exception.
 
