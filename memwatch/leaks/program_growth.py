@@ -449,9 +449,10 @@ class ProgramGrowth:
         if current_graph_task_id() != NO_TASK:
             self._note_backward()
             return
-        thread = self._threads[threading.get_ident()]
-        loop = thread.passes.note(op)
-        if loop is None:
+        # torch hands the modes of a thread on to threads of its own, such as those of `torch.jit.fork`
+        thread = self._threads.get(threading.get_ident())
+        loop = None if thread is None else thread.passes.note(op)
+        if thread is None or loop is None:
             return
         rounds = next((each for each in reversed(self.loops) if each.loop is loop), None)
         if rounds is None and loop.passes == 1:
