@@ -375,6 +375,12 @@ THREADS = """
 import threading, time
 from concurrent.futures import ThreadPoolExecutor
 model = nn.Linear(8, 8)
+@torch.jit.script
+def doubled(x):
+    return x * 2
+@torch.jit.script
+def by_a_thread_of_torch(x):
+    return torch.jit.wait(torch.jit.fork(doubled, x))
 class Trainer:
     def __init__(self):
         self.losses, self.others = [], []
@@ -389,7 +395,7 @@ def main():
     worker = threading.Thread(target=first.in_a_thread)
     worker.start()
     while worker.is_alive():
-        latest = torch.ones(4).sum()
+        latest = by_a_thread_of_torch(torch.ones(4)).sum()
         time.sleep(0.001)
     with ThreadPoolExecutor(1) as pool:
         pool.submit(second.in_a_pool).result()
