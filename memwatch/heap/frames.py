@@ -118,9 +118,16 @@ def running_frames() -> Iterator[tuple[FrameType, str, int]]:
 
 
 class FrameMark:
-    """A mark that memwatch puts into the `f_trace` of a frame, to tell it from all other frames."""
+    """A mark that memwatch puts into the `f_trace` of a frame, to tell it from all other frames.
 
-    __slots__ = ()
+    Attributes:
+        note: what memwatch remembers about the frame.
+    """
+
+    __slots__ = ("note",)
+
+    def __init__(self) -> None:
+        self.note: Any = None
 
     def __call__(self, *_event: object) -> None:
         """Trace nothing, in case a debugger starts within the call."""

@@ -6,7 +6,8 @@ the rounds in between show growth. A round is a step of the program's optimizer,
 A holder leaks if each round adds a tensor with its graph, a hook, or more nodes of a graph. A holder that keeps a
 tensor without a graph may collect results. memwatch names it and does not judge it.
 
-Each thread has rounds of its own. What other threads make meanwhile does not count for them.
+Each thread has rounds of its own, and so has each coroutine that an event loop runs. What others make meanwhile does
+not count for them.
 
 A backward may need the graphs that a loop collects: unrolled steps, micro-batches whose losses are added up, inner
 steps of meta-learning. Two kinds of graphs are therefore excused: graphs that are alive while a backward runs, after
@@ -24,6 +25,7 @@ import threading
 import time
 from bisect import bisect_right
 from dataclasses import dataclass, field, replace
+from inspect import CO_COROUTINE
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -82,7 +84,7 @@ _WAITS: Final = "JUMP_BACKWARD_NO_INTERRUPT"
 class _Call(NamedTuple):
     """One running call: the mark in its frame, its code, and the offset that it has reached."""
 
-    mark: object
+    mark: FrameMark
     code: CodeType
     offset: int
 
@@ -128,11 +130,15 @@ class LoopPasses:
         self._ranges: dict[int, tuple[CodeType, list[_Range]]] = {}  # by the id of a code, which it keeps
         self._owners: dict[int, bool] = {}
 
-    def note(self, op: object) -> Loop | None:
-        """Note an op of this thread, none of a backward; return the loop that has begun another pass with it."""
-        before, self._stack = self._stack, _running_calls()
+    def note(self, op: object, stack: list[_Call]) -> Loop | None:
+        """Note an op, none of a backward. Return the loop that has begun another pass with it.
+
+        Args:
+            op: the op.
+            stack: the calls around it, outermost first.
+        """
+        before, self._stack = self._stack, stack
         op_before, self._op = self._op, op
-        stack = self._stack
         same = 0  # calls that are still running
         for old, new in zip(before, stack, strict=False):
             if old.mark is not new.mark:
@@ -249,15 +255,19 @@ _MOST_RUNS: Final = 2
 
 
 @dataclass(eq=False)
-class _Thread:
-    """One thread of the program.
+class _Strand:
+    """A thread of the program, or a coroutine that an event loop of the thread runs.
+
+    The calls of a coroutine go on after others have run. So its loops are counted from its own ops alone.
 
     Attributes:
         mode: sees the ops of the thread.
+        run: the clock at which the last round began; None for a coroutine before its first round.
         passes: counts the passes of its loops.
     """
 
     mode: NewStorageMode
+    run: int | None
     passes: LoopPasses = field(default_factory=LoopPasses)
 
 
@@ -280,11 +290,11 @@ class Rounds:
         found: the storages behind the leaks.
         storages: the same by the cause of each leak.
         is_judged: True if no further search is needed.
-        thread: the thread with the rounds; None before the first step.
+        strand: the thread or coroutine with the rounds; None before the first step.
     """
 
     loop: Loop | None
-    thread: _Thread | None = None
+    strand: _Strand | None = None
     leaks: list[Leak] = field(default_factory=list)
     kept: list[Leak] = field(default_factory=list)
     was_searched: bool = False
@@ -375,10 +385,10 @@ class ProgramGrowth:
         self.loops: list[Rounds] = []
         self._book = book
         self._young = young
-        self._main = _Thread(mode)
+        self._main = _Strand(mode, 0)
         self._threads = {threading.get_ident(): self._main}  # by their identifiers
         self._clock = itertools.count(1)
-        self._thread_at: dict[int, _Thread] = {0: self._main}  # by the clock at which it began a round
+        self._strand_at: dict[int, _Strand] = {0: self._main}  # by the clock at which they began a round
         self._lock = threading.RLock()
         self._run_thread: Any = None
         self._runs: dict[object, list[Rounds]] = {}  # of each loop, by its place
@@ -405,11 +415,11 @@ class ProgramGrowth:
 
         setattr(threading.Thread, _RUNS_A_THREAD, run)
 
-    def _new_thread(self) -> _Thread:
+    def _new_thread(self) -> _Strand:
         """Follow the thread that starts to run."""
         mode = NewStorageMode(self._book, next(self._clock))
         mode.on_op = self._at_op
-        thread = self._threads[threading.get_ident()] = self._thread_at[mode.run] = _Thread(mode)
+        thread = self._threads[threading.get_ident()] = self._strand_at[mode.run] = _Strand(mode, mode.run)
         mode.start()
         return thread
 
@@ -441,7 +451,7 @@ class ProgramGrowth:
             self._optimizer = id(optimizer)
         thread = self._threads.get(threading.get_ident())
         if self._optimizer == id(optimizer) and thread is not None:
-            self.steps.thread = self.steps.thread or thread
+            self.steps.strand = self.steps.strand or thread
             self._begin_next(self.steps)
 
     def _at_op(self, op: object) -> None:
@@ -451,16 +461,30 @@ class ProgramGrowth:
             return
         # torch hands the modes of a thread on to threads of its own, such as those of `torch.jit.fork`
         thread = self._threads.get(threading.get_ident())
-        loop = None if thread is None else thread.passes.note(op)
-        if thread is None or loop is None:
+        if thread is None:
+            return
+        stack = _running_calls()
+        strand, loop = thread, thread.passes.note(op, stack)
+        start = next((at for at, call in enumerate(stack) if call.code.co_flags & CO_COROUTINE), None)
+        if start is not None:
+            mark = stack[start].mark
+            strand = mark.note = mark.note or _Strand(thread.mode, None)
+            inner = strand.passes.note(op, stack[start:])
+            if loop is None or loop.depth >= start:
+                loop = inner
+            else:
+                strand = thread
+        run = thread.run if strand.run is None else strand.run
+        thread.mode.run = thread.mode.run if run is None else run
+        if loop is None:
             return
         rounds = next((each for each in reversed(self.loops) if each.loop is loop), None)
         if rounds is None and loop.passes == 1:
-            rounds = self._follow(loop, thread)
+            rounds = self._follow(loop, strand)
         if rounds is not None:
             self._begin_next(rounds)
 
-    def _follow(self, loop: Loop, thread: _Thread) -> Rounds | None:
+    def _follow(self, loop: Loop, strand: _Strand) -> Rounds | None:
         """Follow a run of a loop, unless runs before it have shown what there is to see."""
         runs = self._runs.setdefault((id(loop.code), loop.range), [])
         if runs and (runs[-1].leaks or runs[-1].kept) and not runs[-1].is_alive():
@@ -468,7 +492,7 @@ class ProgramGrowth:
             runs[-1].kept = []
         if len(runs) == _MOST_RUNS or any(each.is_judged for each in runs):
             return None
-        rounds = Rounds(loop, thread)
+        rounds = Rounds(loop, strand)
         runs.append(rounds)
         self.loops.append(rounds)
         return rounds
@@ -487,9 +511,11 @@ class ProgramGrowth:
             self._end_round(rounds)
 
     def _end_round(self, rounds: Rounds) -> None:
-        assert rounds.thread is not None
-        now = rounds.thread.mode.run = next(self._clock)
-        self._thread_at[now] = rounds.thread
+        strand = rounds.strand
+        assert strand is not None
+        now = next(self._clock)
+        strand.run = strand.mode.run = now
+        self._strand_at[now] = strand
         rounds.begin_next(now)
         fewest = FEWEST_STEPS if rounds.loop is None else FEWEST_PASSES - 1
         if rounds.old is None:
@@ -518,7 +544,7 @@ class ProgramGrowth:
         made = [
             replace(each, run=number)
             for each in self._book.alive()
-            if self._thread_at.get(each.run) is rounds.thread
+            if self._strand_at.get(each.run) is rounds.strand
             and (number := rounds.round_of(each)) in measured
         ]
         leaks: list[Leak] = []
