@@ -128,7 +128,7 @@ class Profile(Reading):
     def _stop(self, session: Session, *, failed: bool) -> None:
         self._recording = self._unpacked = self._replay_inputs = None
         self._recording = session.stop(failed=failed)
-        self._replay_inputs = None if session.arguments is None else session.arguments.replay_inputs
+        self._replay_inputs = session.take_replay_inputs()
         if self.failure is not None:
             kept = "" if self._recording.is_lost else "; the profile is whole in this process only"
             text = f"memwatch: {self.failure}{kept}"

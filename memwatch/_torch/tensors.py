@@ -55,13 +55,13 @@ IDENTITY_IS_ADDRESS: Final = _identity.complete
 
 
 def _data_pointer(tensor: Any) -> int:
-    return int(tensor.data_ptr())
+    return int(tensor.data_ptr()) - int(tensor.storage_offset()) * int(tensor.element_size())
 
 
 data_address_of: Final[Callable[[Any], int]] = Part(
     "reading the address of a lazily cloned tensor copies it"
 ).take("torch._C._data_address", _data_pointer)
-"""Return the address of a tensor's first byte. A lazy clone stays lazy."""
+"""Return the address of the first byte of a tensor's storage. A lazy clone stays lazy."""
 
 
 def _nbytes(storage: Any) -> int:

@@ -117,6 +117,22 @@ def running_frames() -> Iterator[tuple[FrameType, str, int]]:
             frame = frame.f_back
 
 
+class FrameMark:
+    """A mark that memwatch puts into the `f_trace` of a frame, to tell it from all other frames.
+
+    Attributes:
+        note: what memwatch remembers about the frame.
+    """
+
+    __slots__ = ("note",)
+
+    def __init__(self) -> None:
+        self.note: Any = None
+
+    def __call__(self, *_event: object) -> None:
+        """Trace nothing, in case a debugger starts within the call."""
+
+
 def may_be_traced(frame: FrameType | None) -> bool:
     """Return True if a debugger, profiler or coverage tool may be at a call of another thread.
 
@@ -127,7 +143,7 @@ def may_be_traced(frame: FrameType | None) -> bool:
     if any(tool is not None for tool in tools):
         return True
     while frame is not None:
-        if frame.f_trace is not None:
+        if frame.f_trace is not None and type(frame.f_trace) is not FrameMark:
             return True
         frame = frame.f_back
     return False

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from memwatch._torch.tensors import TensorBase, data_address_of
+from memwatch._torch.tensors import data_address_of, device_of
 from memwatch.heap.autograd import NativeEdge
 from memwatch.heap.capsules import capsule_address
 from memwatch.heap.tensors import answers_by_code, is_simulated, quiet, storage_bytes, storage_of
@@ -18,7 +18,7 @@ from memwatch.kinds.edges import EdgeKind
 from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 
 def shared_memory_edges(
@@ -47,6 +47,42 @@ def shared_memory_edges(
                     yield owner, NativeEdge(EdgeKind.SHARED_MEMORY, storage, hidden=False)
 
 
+def borrowed_memories(
+    storages: Iterable[torch.UntypedStorage], tensors: Callable[[], Iterable[torch.Tensor]]
+) -> set[int]:
+    """Return the ids of the storages whose memory is part of another storage's memory, or all of it.
+
+    Args:
+        storages: the storages to test.
+        tensors: returns all tensors; it is called only if a storage borrows its memory.
+    """
+    borrowing = {id(each) for each in storages if not torch.UntypedStorage.resizable(each)}
+    if not borrowing:
+        return set()
+    memories: list[tuple[str, int, int, int]] = []  # device, begin, end reversed, id
+    with quiet():
+        shown = {
+            id(storage): (storage, tensor)
+            for tensor in tensors()
+            if (storage := _storage_of(tensor)) is not None
+        }
+        for key, (storage, tensor) in shown.items():
+            memory = memory_of(tensor)
+            if memory:
+                memories.append((str(device_of(storage)), memory.start, -memory.stop, key))
+        shown.clear()
+    found = set()
+    device_before, farthest = "", 0
+    # They come in the order in which they begin. So the earlier one that reaches farthest may contain this one.
+    for device, _, end, key in sorted(memories, key=lambda each: (*each[:3], each[3] in borrowing)):
+        if device != device_before:
+            device_before, farthest = device, 0
+        if key in borrowing and -end <= farthest:
+            found.add(key)
+        farthest = max(farthest, -end)
+    return found
+
+
 def memory_of(tensor: torch.Tensor) -> range:
     """Return the addresses of the bytes of a tensor's storage; empty where it shows none."""
     with quiet():
@@ -64,8 +100,7 @@ def _begin_of(tensor: torch.Tensor) -> int | None:
     if answers_by_code(type(tensor)):
         return None
     try:
-        offset = int(TensorBase.storage_offset(tensor))
-        return data_address_of(tensor) - offset * int(TensorBase.element_size(tensor))
+        return data_address_of(tensor)
     except RuntimeError as error:  # no memory of its own
         pass_on(error)
         return None

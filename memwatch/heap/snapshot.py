@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
 from operator import itemgetter
-from types import CoroutineType, FrameType, ModuleType
+from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType, ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -439,7 +439,10 @@ class Snapshot:
         return groups if runner else groups[:3]
 
     def barriers(self) -> set[int]:
-        """Return the objects that searches leave out: memwatch, the test runner, and its coroutines in event loops."""
+        """Return the objects that searches leave out: the objects of tools, and coroutines that run.
+
+        The tools are memwatch and the test runner, with its coroutines in event loops.
+        """
         tools = [
             module
             for name, module in list(sys.modules.items())
@@ -451,7 +454,34 @@ class Snapshot:
         coroutines = self.of_types(lambda cls: cls is CoroutineType)
         found += self.positions(id(one) for one in coroutines if is_test_runner_code(one.cr_code.co_filename))
         instances = self._classes.places(self._classes.ids_where(is_tool_class))
-        return {*found, *instances.tolist()}
+        return {*found, *instances.tolist(), *self.running_coroutines()}
+
+    def running_coroutines(self) -> list[int]:
+        """Return the coroutines and generators that run. Their variables are those of a root, the running call.
+
+        From Python 3.14 on, a coroutine shows gc its variables while it runs, too. Calls of memwatch have no root.
+        """
+        calls = {root.frame_id for root in self.roots}
+        running = ((obj, _call_of(obj)) for obj in self.of_types(lambda cls: id(cls) in _COROUTINES))
+        return self.positions(
+            id(obj)
+            for obj, call in running
+            if call is not None and (id(call) in calls or is_own_code(call.f_code))
+        )
+
+
+_COROUTINES: Final = {
+    id(CoroutineType): ("cr_running", "cr_frame"),
+    id(GeneratorType): ("gi_running", "gi_frame"),
+    id(AsyncGeneratorType): ("ag_running", "ag_frame"),
+}
+
+
+def _call_of(coroutine: Any) -> FrameType | None:
+    """Return the call of a coroutine that may run. An async generator that waits for a value counts as running."""
+    is_running, call = _COROUTINES[id(type(coroutine))]
+    found: FrameType | None = getattr(coroutine, call) if getattr(coroutine, is_running) else None
+    return found
 
 
 _ShortCuts = Callable[["NDArray[np.int64]", "NDArray[np.int64]"], "NDArray[np.bool_]"]

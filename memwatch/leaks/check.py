@@ -25,6 +25,7 @@ from memwatch.heap.classes import ids_of, of_classes
 from memwatch.heap.frames import is_own_code
 from memwatch.heap.pause import collect
 from memwatch.heap.search import search
+from memwatch.heap.shared_memory import borrowed_memories
 from memwatch.heap.snapshot import Snapshot
 from memwatch.heap.tensors import quiet, storage_of
 from memwatch.leaks.cause import series_of
@@ -73,7 +74,9 @@ class NearbySearch(HolderSearch):
     """
 
     def __init__(self, storages: Sequence[NewStorage], exempt: Exemptions, known: KnownCauses) -> None:
-        super().__init__(storages, exempt, [], per_call=False, known=known)
+        borrowed = borrowed_memories(storages_of(storages), _all_tensors)
+        owned = [each for each in storages if id(each.ref()) not in borrowed]
+        super().__init__(owned, exempt, [], per_call=False, known=known)
         self.rest: list[NewStorage] = []
         self.deep = False
         self._new: set[int] = set()
@@ -124,9 +127,10 @@ class NearbySearch(HolderSearch):
         loops = Loops(snapshot, along_ways)
         for made in self._storages:
             position = snapshot.position(made.ref())
-            if position < 0:
+            is_hanging = not along_ways.reaches(position)
+            if position < 0 or (is_hanging and loops.is_of_tools(position)):
                 yield None
-            elif not along_ways.reaches(position):
+            elif is_hanging:
                 loop, way = loops.find(position)
                 above = [snapshot.objects[place] for place in way[:-1]]
                 # else no tensor that gc lists has it
@@ -156,10 +160,18 @@ class NearbySearch(HolderSearch):
                     self._new.add(id(storage))
 
     def _older_storages(self) -> set[int]:
-        tensors = of_classes(gc.get_objects(2), lambda cls: derives(cls, torch.Tensor))
+        tensors = _tensors_of(gc.get_objects(2))
         young = () if self.young is None else self.young
         is_old = ~np.isin(ids_of(tensors), young)
         return ids_behind(compress(tensors, is_old.tolist()))
+
+
+def _all_tensors() -> list[Any]:
+    return _tensors_of(gc.get_objects())
+
+
+def _tensors_of(objects: list[Any]) -> list[Any]:
+    return of_classes(objects, lambda cls: derives(cls, torch.Tensor))
 
 
 _STORES: Final = {
@@ -217,12 +229,12 @@ class check_leaks:  # noqa: N801 - used like a function
     object from before the block holds. A tensor that replaced an equally large one is not reported, as in a moving
     average. If the block left a context of autocast open, tensors that only C code holds are reported too. So are
     a hook that was registered beside an older hook of the same function, and a value whose graph goes on into an
-    older graph of the same op, as in ``total = total + loss``.
+    older graph of the same op, as in ``total = total + loss`` and ``total += loss``.
 
     It does not report names that the block binds, the result of the decorated function, parameters, buffers,
     gradients and optimizer state of living parameters, contents of bounded caches, items in empty slots of a list,
     and objects that pytest holds. Two exceptions: a list of models that got one more model of the same class is
-    reported, and so is a replaced parameter that an optimizer still keeps.
+    reported, and so is a replaced parameter that an optimizer still keeps, even if a name of the block has it too.
 
     If the block raises, the error is chained to that exception.
 
@@ -353,7 +365,11 @@ class _Block:
         # before a collection makes the block's objects old
         hooks = leaks_of_new_hooks(self._first_hook, self.exempt)
         graphs = leaks_of_continued_graphs(
-            self._ledger.graph_ends(), self._ledger.alive(0), self._first_node, self.exempt, end_s
+            [*self._ledger.older_ends(), *self._ledger.graph_ends()],
+            self._ledger.alive(0),
+            self._first_node,
+            self.exempt,
+            end_s,
         )
         leaks = self._leaks_of_storages(change, end_s) if change.added() else []
         told = {series_of(edge) for leak in leaks for edge in leak.edges}

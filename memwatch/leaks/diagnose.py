@@ -22,6 +22,7 @@ from memwatch.heap.paths import Step, steps_of
 from memwatch.heap.pause import HAS_THREE_GENERATIONS, collect
 from memwatch.heap.roots import Root
 from memwatch.heap.search import search
+from memwatch.heap.shared_memory import borrowed_memories
 from memwatch.heap.snapshot import Snapshot
 from memwatch.heap.tensors import is_tensor, nbytes_of, quiet, storage_bytes, storage_of
 from memwatch.heap.vertices import describe
@@ -73,7 +74,7 @@ class Reached:
         self._snapshot = snapshot
         self._exempt = exempt
         self._own = exempt_edges(snapshot, exempt)
-        self._state = state_of(snapshot) if exempt.state else NO_STATE
+        self._state = state_of(snapshot, self._own) if exempt.state else NO_STATE
 
     @cached_property
     def past_state(self) -> Tree:
@@ -111,7 +112,8 @@ class Reached:
             return set()
         snapshot = self._snapshot
         caller = snapshot.positions(self._exempt.objects)
-        others = search(snapshot, [*snapshot.root_groups(runner=True), caller], cut=self._own)
+        roots = [*snapshot.root_groups(runner=True), caller]
+        others = search(snapshot, roots, closed=snapshot.running_coroutines(), cut=self._own)
         named = search(snapshot, [[value for _, value in self._own]])
         places = ((id(storage), snapshot.position(storage)) for storage in snapshot.storages())
         return {key for key, place in places if named.reaches(place) and not others.reaches(place)}
@@ -288,6 +290,7 @@ class HolderSearch:
         self.young: NDArray[np.int64] | None = None
         self.old: NDArray[np.int64] | None = None
         self.threads: Collection[int] = ()
+        self._borrowed: set[int] = set()  # ids of storages with no memory of their own
         self._owners: set[int] = set()  # positions of what holds the survivors
         self._excusing: set[int] = set()  # and of containers that are no leak
         self._one_more: dict[tuple[int, int], bool] = {}  # by position of a container and id of a class
@@ -303,6 +306,7 @@ class HolderSearch:
         for noted in (self._owners, self._excusing, self._one_more):
             noted.clear()
         reached = Reached(snapshot, self._exempt)
+        self._borrowed = borrowed_memories(snapshot.storages(), lambda: snapshot.instances(torch.Tensor))
         loops: Loops | None = None
         explained: list[tuple[Survivor | None, list[int]]] = []
         in_program: dict[int, NewStorage] = {}
@@ -311,6 +315,8 @@ class HolderSearch:
         for made in self._storages:
             position = snapshot.position(made.ref())
             if position < 0 or (not made.certain and position in old):
+                continue
+            if id(made.ref()) in self._borrowed:
                 continue
             if self._exempt.shared_state and position in reached.legitimate:
                 continue
@@ -324,6 +330,8 @@ class HolderSearch:
                     explained.append((survivor, chain))
             elif not reached.everyone.reaches(position):
                 loops = loops or Loops(snapshot, reached.everyone)
+                if loops.is_of_tools(position):
+                    continue
                 loop, chain = loops.find(position)
                 if not loop.positions and not deep:
                     return None
@@ -404,7 +412,7 @@ class HolderSearch:
 
     def _beside(self, snapshot: Snapshot, tree: Tree) -> Iterator[Holding]:
         """Yield the other storages that the survivors' holders hold."""
-        found = {id(made.ref()) for made in self._storages}
+        found = self._borrowed.union(id(made.ref()) for made in self._storages)
         for storage in snapshot.storages():
             chain = [] if id(storage) in found else tree.path(snapshot.position(storage))
             at = max((at for at, place in enumerate(chain) if place in self._owners), default=None)
@@ -461,7 +469,6 @@ class HolderSearch:
             objects,
             steps,
             cut,
-            made.bytes_now(),
             self._known.slots,
             growth_counts=self._per_call or made.grew,
             one_pass=not self._per_call,

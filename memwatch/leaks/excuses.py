@@ -35,7 +35,7 @@ from memwatch.heap.frames import read_locals
 from memwatch.heap.names import type_name
 from memwatch.heap.paths import steps_of
 from memwatch.heap.roots import Root, RootKind
-from memwatch.heap.tensors import is_storage, is_tensor, mro_of, storage_bytes, type_dict
+from memwatch.heap.tensors import is_tensor, mro_of, type_dict
 from memwatch.kinds.edges import EdgeKind
 from memwatch.leaks.known_retainers import listed
 
@@ -56,7 +56,6 @@ class Case(NamedTuple):
         objects: the path.
         steps: its references.
         cut: the reference through which an older object holds a new one.
-        nbytes: bytes of the storage.
         slots: the known lists with empty places.
         growth_counts: True if a place from before the runs may leak by its new content.
         one_pass: True if there is a single snapshot.
@@ -66,7 +65,6 @@ class Case(NamedTuple):
     objects: Sequence[Any]
     steps: Sequence[Step]
     cut: Step | None
-    nbytes: int
     slots: Slots
     growth_counts: bool
     one_pass: bool
@@ -89,15 +87,6 @@ class Excuse(NamedTuple):
 
 def _of_torch(case: Case) -> int | None:
     return 0 if case.one_pass and is_torchs_own(case.objects) else None
-
-
-def _shares_memory(case: Case) -> int | None:
-    shared = (
-        at
-        for at, obj in enumerate(case.objects[:-1])
-        if is_storage(obj) and storage_bytes(obj) == case.nbytes
-    )
-    return next(shared, None)
 
 
 def _bounded(case: Case) -> int | None:
@@ -132,7 +121,6 @@ def _in_its_place(case: Case) -> int | None:
 
 EXCUSES: Final = (
     Excuse("torch makes its own constants and caches on first use", _of_torch, is_container=False),
-    Excuse("another storage has the same memory and is reported", _shares_memory, is_container=False),
     Excuse("a bounded container drops its oldest entry", _bounded),
     Excuse("both ends of a tee have read it, and the next blocks free it", _read_by_all),
     Excuse("the list or array had this empty place before", _in_slot),

@@ -164,7 +164,6 @@ def find_growth(
     search = _GrowthSearch(fn, args, kwargs, schedule)
     search.ledger.start()
     try:
-        search.ledger.follow_older_tensors()
         return search.leaks()
     finally:
         search.ledger.stop()
@@ -341,7 +340,8 @@ class _GrowthSearch:
 
     def _holder_of_graph(self) -> Survivor | None:
         """Return the tensor with the largest graph, with its holder. None if the holder is excused."""
-        return holder_of_largest_graph(self.ledger.graph_ends(), self.ledger.alive(0), held=self._held())
+        ends = [*self.ledger.older_ends(), *self.ledger.graph_ends()]
+        return holder_of_largest_graph(ends, self.ledger.alive(0), held=self._held())
 
     def _periods(self) -> list[range]:
         """Return the ranges of runs that must each add to a leak if no further calls are made.

@@ -165,12 +165,19 @@ class State(NamedTuple):
 NO_STATE: Final = State(set(), set(), [])
 
 
-def state_of(snapshot: Snapshot) -> State:
-    """Find the references to parameters, buffers, gradients and the optimizer state of living parameters."""
+def state_of(snapshot: Snapshot, own: Positions) -> State:
+    """Find the references to parameters, buffers, gradients and the optimizer state of living parameters.
+
+    Args:
+        snapshot: the open graph.
+        own: the references from names that the block bound. A replaced parameter may have such a name.
+    """
     optimizers = snapshot.instances(torch.optim.Optimizer)
     forgotten: set[int] = set()
     replaced: list[Replaced] = []
-    models, living = _optimizer_state(snapshot, optimizers, forgotten, replaced) if optimizers else ([], [])
+    models, living = (
+        _optimizer_state(snapshot, optimizers, own, forgotten, replaced) if optimizers else ([], [])
+    )
     models += [*_module_state(snapshot), *_gradients(snapshot, forgotten)]
     return State(listed(models), listed(living), replaced)
 
@@ -241,6 +248,7 @@ def _gradients(snapshot: Snapshot, forgotten: set[int]) -> Iterable[tuple[int, i
 def _optimizer_state(
     snapshot: Snapshot,
     optimizers: list[torch.optim.Optimizer],
+    own: Positions,
     forgotten: set[int],
     replaced: list[Replaced],
 ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
@@ -250,7 +258,10 @@ def _optimizer_state(
     updates any more, are added to `forgotten`; what each optimizer keeps of such parameters, to `replaced`.
     """
     closed = {snapshot.position(optimizer) for optimizer in optimizers} - {UNREACHED}
-    alive = search(snapshot, snapshot.root_groups(), closed=closed)
+    alive_by_any = search(snapshot, snapshot.root_groups(), closed=closed)
+    alive_by_others = (
+        search(snapshot, snapshot.root_groups(), closed=closed, cut=own) if own else alive_by_any
+    )
     growing: list[tuple[int, int]] = []
     others: list[tuple[int, int]] = []
     for optimizer in optimizers:
@@ -261,7 +272,13 @@ def _optimizer_state(
         table = snapshot.position(state)
         groups = _parameter_lists(values.get("param_groups"))
         stepped = {id(parameter): snapshot.position(parameter) for each in groups for parameter in each}
-        left_alone = {place for place in stepped.values() if place >= 0 and not alive.reaches(place)}
+        left_alone = {
+            place for place in stepped.values() if place >= 0 and not alive_by_others.reaches(place)
+        }
+        living = {key for key, place in stepped.items() if place >= 0 and place not in left_alone}
+        is_seen = bool(left_alone) and _has_new_parameters(snapshot, living)
+        # beside new parameters of its module, a parameter that only a name of the block has was replaced
+        alive = alive_by_others if is_seen else alive_by_any
         slots_of_living = {}
         dead = set()
         for parameter, slots in list(dict.items(state)):
@@ -274,8 +291,6 @@ def _optimizer_state(
                 dead.add(id(parameter))
         forgotten |= dead
         if dead or left_alone:
-            living = {key for key, place in stepped.items() if place >= 0 and alive.reaches(place)}
-            is_seen = bool(left_alone) and _has_new_parameters(snapshot, living)
             gone = set(snapshot.positions(dead)) | (left_alone if is_seen else set())
             entries_of_gone = [each for key, each in dict.items(state) if snapshot.position(key) in gone]
             slots = {snapshot.position(each) for each in entries_of_gone}

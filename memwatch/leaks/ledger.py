@@ -15,7 +15,8 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from memwatch._torch.autograd_state import autograd_state
+from memwatch._torch.autograd import sequence_nr_of
+from memwatch._torch.autograd_state import autograd_state, requires_grad
 from memwatch.heap.pause import HAS_THREE_GENERATIONS, calls, recent_objects, stop_calling
 from memwatch.heap.tensors import is_storage, is_tensor, quiet
 from memwatch.leaks.new_storages import (
@@ -152,6 +153,7 @@ class _Book:
     Attributes:
         storages: those from before the block, or made in one.
         empty: those of 0 bytes, which may get memory in a block.
+        tensors: the tensors that an op may change in place while autograd records it: all but parameters, by `id`.
         heap_objects: number of gc's objects when the heap was listed.
         is_complete: True unless gc hides objects from before the block, as after `gc.freeze`.
         blocks: number of open blocks.
@@ -160,6 +162,7 @@ class _Book:
     def __init__(self) -> None:
         self.storages = NewStorages()
         self.empty: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self.tensors: dict[int, weakref.ref[torch.Tensor]] = {}
         self.promoted = _Promotions()
         self.heap_objects = 0
         self.is_complete = False
@@ -219,10 +222,41 @@ def _list_what_was_made() -> None:
         _BOOK.heap_objects = len(fresh)
     else:
         fresh = recent_objects()
-    for storage in storages_behind([*tensors_among(fresh), *(promoted or ())]):
+    made = [*tensors_among(fresh), *(promoted or ())]
+    _BOOK.tensors = {key: ref for key, ref in _BOOK.tensors.items() if ref() is not None}
+    with quiet():
+        changeable = (each for each in made if is_tensor(each) and not _is_parameter(each))
+        _BOOK.tensors.update((id(each), weakref.ref(each)) for each in changeable)
+    for storage in storages_behind(made):
         if not _BOOK.storages.has(storage) and _BOOK.storages.add(storage, _BEFORE) is None:
             _BOOK.empty[id(storage)] = weakref.ref(storage)
     _BOOK.promoted.restart(_BOOK.heap_objects)
+
+
+def _is_parameter(tensor: Any) -> bool:
+    """Return True for a leaf that requires a gradient, which autograd lets no op change in place."""
+    return requires_grad(tensor) and autograd_state(tensor).is_leaf
+
+
+class _OlderGraphs:
+    """The tensors from before a block to whose graph an op of the block adds in place, as `total += loss`."""
+
+    def __init__(self) -> None:
+        with quiet():
+            living = [(ref, tensor) for ref in _BOOK.tensors.values() if (tensor := ref()) is not None]
+            self._numbers = [(ref, _number_of_graph(tensor)) for ref, tensor in living]
+
+    def changed(self) -> list[torch.Tensor]:
+        """Return the tensors with another autograd node than at the beginning; drop the list soon."""
+        with quiet():
+            living = [(tensor, number) for ref, number in self._numbers if (tensor := ref()) is not None]
+            return [tensor for tensor, number in living if _number_of_graph(tensor) not in (None, number)]
+
+
+def _number_of_graph(tensor: torch.Tensor) -> int | None:
+    """Return the number of a tensor's autograd node; None without one."""
+    node = autograd_state(tensor, with_node=True).grad_fn if requires_grad(tensor) else None
+    return None if node is None else sequence_nr_of(node)
 
 
 @dataclass(slots=True)
@@ -285,31 +319,22 @@ class Ledger:
         self._bytes: dict[int, int] = {}  # of the storages that changed their size in a run
         self._grown: list[NewStorage] = []
         self._waiting: set[int] = set()  # storages that were dead before gc ran
-        self._older_tensors: list[weakref.ref[torch.Tensor]] = []
+        self._older: _OlderGraphs | None = None
 
     def start(self) -> None:
         """Begin the first run."""
         self._young.start()
         try:
             self._known, self._bytes = open_block()
+            self._older = _OlderGraphs()
         except BaseException:
             self._young.stop()
             raise
         self._young.begin()
 
-    def follow_older_tensors(self) -> None:
-        """Count also the nodes of tensors that are there now and get a graph in a run, as by `total += loss`."""
-        with quiet():
-            tensors: list[Any] = [obj for obj in tensors_among(gc.get_objects()) if is_tensor(obj)]
-            self._older_tensors = [
-                weakref.ref(each) for each in tensors if not autograd_state(each).requires_grad
-            ]
-
-    def _older_ends(self) -> list[torch.Tensor]:
-        """Return the older tensors that got a graph; drop the list soon."""
-        with quiet():
-            tensors = [tensor for ref in self._older_tensors if (tensor := ref()) is not None]
-            return [tensor for tensor in tensors if not autograd_state(tensor).is_leaf]
+    def older_ends(self) -> list[torch.Tensor]:
+        """Return the tensors from before the runs that got another graph; drop the list soon."""
+        return [] if self._older is None else self._older.changed()
 
     def stop(self) -> None:
         """End the last run and give gc back."""
@@ -355,7 +380,7 @@ class Ledger:
                 self._bytes[key] = made.bytes_now()
         self._grown += change.grown
         dead_bytes = {id(made.ref): made.nbytes for made in change.died}
-        storages, change.nodes = behind([*self._older_ends(), *self._young.survivors()])
+        storages, change.nodes = behind([*self.older_ends(), *self._young.survivors()])
         for storage in storages:
             born.add(storage, run, certain=is_from_block(storage))
         for key, made in list(born.by_id.items()):
@@ -385,10 +410,10 @@ class Ledger:
         return self._young.survivors()
 
     def graph_ends(self) -> list[torch.Tensor]:
-        """Return the living tensors to which the runs gave a graph, the older ones first; drop the list soon."""
+        """Return the living tensors that the runs made with a graph; drop the list soon."""
         with quiet():
             tensors: list[Any] = [obj for obj in self._young.survivors() if is_tensor(obj)]
-            return self._older_ends() + [each for each in tensors if not autograd_state(each).is_leaf]
+            return [each for each in tensors if not autograd_state(each).is_leaf]
 
     def older(self) -> list[NewStorage]:
         """Return the living storages from before the first run."""

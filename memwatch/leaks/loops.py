@@ -327,6 +327,9 @@ class Loops:
 
     Many objects hang on one loop, so what is above one of them is not looked at again for the next.
 
+    Objects of memwatch and of the test runner count as neither owners nor parts of a loop. The program is not
+    responsible for the memory that they hold.
+
     Args:
         snapshot: the open graph.
         reached: the search from all roots.
@@ -335,7 +338,10 @@ class Loops:
     def __init__(self, snapshot: Snapshot, reached: Tree) -> None:
         self._snapshot = snapshot
         self._reached = reached
-        self._starts, self._referrers = snapshot.reversed(~reached.reached)
+        of_tools = np.zeros(len(reached.reached), dtype=bool)
+        of_tools[list(snapshot.barriers())] = True
+        self._held_by_tools = search(snapshot, [np.flatnonzero(of_tools & ~reached.reached)])
+        self._starts, self._referrers = snapshot.reversed(~(reached.reached | of_tools))
         self._explored: set[int] = set()
         self._components: dict[int, Component] = {}  # by each object in a loop
         # objects in loops to what refers to them unseen by gc, in the same loop
@@ -347,6 +353,10 @@ class Loops:
         self._edits: list[frozenset[Hashable]] = []  # those of the cut sets so far, the first one first
         self._upstream: dict[Component, list[Component]] = {}
         self._most_steps = _MOST_STEPS
+
+    def is_of_tools(self, position: int) -> bool:
+        """Return True if an object hangs on no loop of the program, but on an object of a tool."""
+        return self._held_by_tools.reaches(position) and not self.find(position)[0].positions
 
     def find(self, position: int) -> tuple[Loop, list[int]]:
         """Find the loop nearest above an object, or an earlier found loop that it hangs on as well.

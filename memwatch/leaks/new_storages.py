@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import gc
 import sys
+import threading
 import time
 import weakref
 from dataclasses import dataclass
@@ -108,6 +109,7 @@ class NewStorages:
     """
 
     def __init__(self) -> None:
+        self._lock = threading.RLock()  # several threads may make storages; a signal handler, too
         self.by_id: dict[int, NewStorage] = {}
         self.resized_at: dict[int, tuple[Site | None, Site | None]] = {}
 
@@ -122,9 +124,10 @@ class NewStorages:
             return None
         ref = weakref.ref(storage)
         made = NewStorage(ref, nbytes, str(device_of(storage)), run, site, certain, time.monotonic())
-        # of a dead one, in whose place in the order this one does not belong
-        self.by_id.pop(id(storage), None)
-        self.by_id[id(storage)] = made
+        with self._lock:
+            # of a dead one, in whose place in the order this one does not belong
+            self.by_id.pop(id(storage), None)
+            self.by_id[id(storage)] = made
         return made
 
     def has(self, storage: torch.UntypedStorage) -> bool:
@@ -134,8 +137,9 @@ class NewStorages:
 
     def alive(self) -> list[NewStorage]:
         """Drop the dead and return the living."""
-        self.by_id = {key: made for key, made in self.by_id.items() if made.alive}
-        return list(self.by_id.values())
+        with self._lock:
+            self.by_id = {key: made for key, made in self.by_id.items() if made.alive}
+            return list(self.by_id.values())
 
 
 class YoungWatch:

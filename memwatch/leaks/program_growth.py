@@ -6,6 +6,9 @@ the rounds in between show growth. A round is a step of the program's optimizer,
 A holder leaks if each round adds a tensor with its graph, a hook, or more nodes of a graph. A holder that keeps a
 tensor without a graph may collect results. memwatch names it and does not judge it.
 
+Each thread has rounds of its own, and so has each coroutine that an event loop runs. What others make meanwhile does
+not count for them.
+
 A backward may need the graphs that a loop collects: unrolled steps, micro-batches whose losses are added up, inner
 steps of meta-learning. Two kinds of graphs are therefore excused: graphs that are alive while a backward runs, after
 the loop or in a loop that had none before, and graphs of a function that are gone when the function is called again.
@@ -14,11 +17,15 @@ the loop or in a loop that had none before, and graphs of a function that are go
 from __future__ import annotations
 
 import dis
+import functools
 import gc
+import itertools
 import sys
+import threading
 import time
 from bisect import bisect_right
 from dataclasses import dataclass, field, replace
+from inspect import CO_COROUTINE
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -28,7 +35,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from memwatch._torch.autograd import NO_TASK, current_graph_task_id
 from memwatch._torch.autograd_state import autograd_state
 from memwatch._torch.modules import MODULE_CALL_CODE
+from memwatch.heap.class_checks import is_a
 from memwatch.heap.classes import identities
+from memwatch.heap.frames import FrameMark
 from memwatch.heap.pause import objects_since
 from memwatch.heap.tensors import is_tensor, quiet, storage_of
 from memwatch.kinds.edges import EdgeKind
@@ -36,14 +45,14 @@ from memwatch.leaks.diagnose import diagnose
 from memwatch.leaks.excuses import Exemptions
 from memwatch.leaks.groups import leaks_of
 from memwatch.leaks.ledger import Threads
-from memwatch.leaks.new_storages import behind, tensors_among
+from memwatch.leaks.new_storages import NewStorageMode, behind, tensors_among
 from memwatch.leaks.without_tensors import (
     holder_of_largest_graph,
     leak_of_graph,
     leaks_of_hooks,
     next_hook_number,
 )
-from memwatch.own_code import CodeOwner, code_owner, is_memwatch_code, line_at
+from memwatch.own_code import CodeOwner, OwnThread, code_owner, is_memwatch_code, line_at
 from memwatch.words.leaks import repeat_name
 
 if TYPE_CHECKING:
@@ -55,7 +64,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from memwatch.leaks.leak import Leak
-    from memwatch.leaks.new_storages import NewStorage, NewStorageMode, NewStorages, Site
+    from memwatch.leaks.new_storages import NewStorage, NewStorages, Site
     from memwatch.leaks.survivor import Survivor
 
 # Count the passes of the program's own loops from the call stacks of its ops.
@@ -72,19 +81,10 @@ _WAITS: Final = "JUMP_BACKWARD_NO_INTERRUPT"
 """The jump with which `await` and `yield from` wait: no loop of the program."""
 
 
-class _Mark:
-    """Lies in a frame, and tells it from all others."""
-
-    __slots__ = ()
-
-    def __call__(self, *_event: object) -> None:
-        """Trace nothing, in case a debugger starts within the call."""
-
-
 class _Call(NamedTuple):
     """One running call: the mark in its frame, its code, and the offset that it has reached."""
 
-    mark: object
+    mark: FrameMark
     code: CodeType
     offset: int
 
@@ -130,11 +130,15 @@ class LoopPasses:
         self._ranges: dict[int, tuple[CodeType, list[_Range]]] = {}  # by the id of a code, which it keeps
         self._owners: dict[int, bool] = {}
 
-    def note(self, op: object) -> Loop | None:
-        """Note an op of this thread, none of a backward; return the loop that has begun another pass with it."""
-        before, self._stack = self._stack, _running_calls()
+    def note(self, op: object, stack: list[_Call]) -> Loop | None:
+        """Note an op, none of a backward. Return the loop that has begun another pass with it.
+
+        Args:
+            op: the op.
+            stack: the calls around it, outermost first.
+        """
+        before, self._stack = self._stack, stack
         op_before, self._op = self._op, op
-        stack = self._stack
         same = 0  # calls that are still running
         for old, new in zip(before, stack, strict=False):
             if old.mark is not new.mark:
@@ -217,8 +221,8 @@ def _running_calls() -> list[_Call]:
     while frame is not None and not is_memwatch_code(frame.f_code.co_filename):
         mark = frame.f_trace
         if mark is None:
-            mark = frame.f_trace = _Mark()
-        elif type(mark) is not _Mark:
+            mark = frame.f_trace = FrameMark()
+        elif type(mark) is not FrameMark:
             return []
         calls.append(_Call(mark, frame.f_code, frame.f_lasti))
         frame = frame.f_back
@@ -244,8 +248,27 @@ _MOST_S: Final = 30.0
 """No more searches once they took longer: the last one of each loop decides."""
 _MOST_COUNTING_S: Final = 5.0
 """No more counts of autograd nodes once they took longer."""
+_RUNS_A_THREAD: Final = "_bootstrap_inner"
+"""The method of `threading.Thread` that runs for the whole life of a Python thread, whatever its class."""
 _MOST_RUNS: Final = 2
 """How many runs of one loop are followed. A function that is called again and again is part of a larger round."""
+
+
+@dataclass(eq=False)
+class _Strand:
+    """A thread of the program, or a coroutine that an event loop of the thread runs.
+
+    The calls of a coroutine go on after others have run. So its loops are counted from its own ops alone.
+
+    Attributes:
+        mode: sees the ops of the thread.
+        run: the clock at which the last round began; None for a coroutine before its first round.
+        passes: counts the passes of its loops.
+    """
+
+    mode: NewStorageMode
+    run: int | None
+    passes: LoopPasses = field(default_factory=LoopPasses)
 
 
 @dataclass(eq=False)
@@ -267,9 +290,11 @@ class Rounds:
         found: the storages behind the leaks.
         storages: the same by the cause of each leak.
         is_judged: True if no further search is needed.
+        strand: the thread or coroutine with the rounds; None before the first step.
     """
 
     loop: Loop | None
+    strand: _Strand | None = None
     leaks: list[Leak] = field(default_factory=list)
     kept: list[Leak] = field(default_factory=list)
     was_searched: bool = False
@@ -359,22 +384,52 @@ class ProgramGrowth:
         self.steps = Rounds(None)
         self.loops: list[Rounds] = []
         self._book = book
-        self._mode = mode
         self._young = young
-        self._passes = LoopPasses()
+        self._main = _Strand(mode, 0)
+        self._threads = {threading.get_ident(): self._main}  # by their identifiers
+        self._clock = itertools.count(1)
+        self._strand_at: dict[int, _Strand] = {0: self._main}  # by the clock at which they began a round
+        self._lock = threading.RLock()
+        self._run_thread: Any = None
         self._runs: dict[object, list[Rounds]] = {}  # of each loop, by its place
         self._handle: Any = None
         self._optimizer: int | None = None
         self._search_s = self._counting_s = 0.0
 
     def start(self) -> None:
-        """Have torch call after each optimizer step, and the mode at each op."""
+        """Have torch call after each optimizer step, and a mode of each thread at each op."""
         self._handle = register_optimizer_step_post_hook(self._after_step)
-        self._mode.on_op = self._at_op
+        self._main.mode.on_op = self._at_op
+        run_thread = self._run_thread = getattr(threading.Thread, _RUNS_A_THREAD, None)
+        if run_thread is None:
+            return
+
+        @functools.wraps(run_thread)
+        def run(thread: threading.Thread) -> None:
+            follow = None if self._run_thread is None or is_a(thread, OwnThread) else self._new_thread()
+            try:
+                run_thread(thread)
+            finally:
+                if follow is not None:
+                    follow.mode.stop()
+
+        setattr(threading.Thread, _RUNS_A_THREAD, run)
+
+    def _new_thread(self) -> _Strand:
+        """Follow the thread that starts to run."""
+        mode = NewStorageMode(self._book, next(self._clock))
+        mode.on_op = self._at_op
+        thread = self._threads[threading.get_ident()] = self._strand_at[mode.run] = _Strand(mode, mode.run)
+        mode.start()
+        return thread
 
     def stop(self) -> None:
         """End the calls."""
-        self._mode.on_op = None
+        for thread in list(self._threads.values()):
+            thread.mode.on_op = None
+        if self._run_thread is not None:
+            setattr(threading.Thread, _RUNS_A_THREAD, self._run_thread)
+            self._run_thread = None
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
@@ -387,14 +442,16 @@ class ProgramGrowth:
     def held_at_end(self) -> list[Leak]:
         """Return who holds what the program made, its top-level names included; call it before the block ends."""
         for storage in behind(self._young())[0]:
-            self._book.add(storage, self._mode.run)  # the mode sees no op of other threads
+            self._book.add(storage, self._main.mode.run)  # threads from before have no mode
         found = diagnose(self._book.alive(), Exemptions(shared_state=True), per_call=False)
         return leaks_of(found.retained, [0], per_call=False)
 
     def _after_step(self, optimizer: object, _args: Any, _kwargs: Any) -> None:
         if self._optimizer is None:
             self._optimizer = id(optimizer)
-        if self._optimizer == id(optimizer):
+        thread = self._threads.get(threading.get_ident())
+        if self._optimizer == id(optimizer) and thread is not None:
+            self.steps.strand = self.steps.strand or thread
             self._begin_next(self.steps)
 
     def _at_op(self, op: object) -> None:
@@ -402,16 +459,32 @@ class ProgramGrowth:
         if current_graph_task_id() != NO_TASK:
             self._note_backward()
             return
-        loop = self._passes.note(op)
+        # torch hands the modes of a thread on to threads of its own, such as those of `torch.jit.fork`
+        thread = self._threads.get(threading.get_ident())
+        if thread is None:
+            return
+        stack = _running_calls()
+        strand, loop = thread, thread.passes.note(op, stack)
+        start = next((at for at, call in enumerate(stack) if call.code.co_flags & CO_COROUTINE), None)
+        if start is not None:
+            mark = stack[start].mark
+            strand = mark.note = mark.note or _Strand(thread.mode, None)
+            inner = strand.passes.note(op, stack[start:])
+            if loop is None or loop.depth >= start:
+                loop = inner
+            else:
+                strand = thread
+        run = thread.run if strand.run is None else strand.run
+        thread.mode.run = thread.mode.run if run is None else run
         if loop is None:
             return
         rounds = next((each for each in reversed(self.loops) if each.loop is loop), None)
         if rounds is None and loop.passes == 1:
-            rounds = self._follow(loop)
+            rounds = self._follow(loop, strand)
         if rounds is not None:
             self._begin_next(rounds)
 
-    def _follow(self, loop: Loop) -> Rounds | None:
+    def _follow(self, loop: Loop, strand: _Strand) -> Rounds | None:
         """Follow a run of a loop, unless runs before it have shown what there is to see."""
         runs = self._runs.setdefault((id(loop.code), loop.range), [])
         if runs and (runs[-1].leaks or runs[-1].kept) and not runs[-1].is_alive():
@@ -419,7 +492,7 @@ class ProgramGrowth:
             runs[-1].kept = []
         if len(runs) == _MOST_RUNS or any(each.is_judged for each in runs):
             return None
-        rounds = Rounds(loop)
+        rounds = Rounds(loop, strand)
         runs.append(rounds)
         self.loops.append(rounds)
         return rounds
@@ -434,8 +507,16 @@ class ProgramGrowth:
                 each.acquit()
 
     def _begin_next(self, rounds: Rounds) -> None:
-        self._mode.run += 1
-        rounds.begin_next(self._mode.run)
+        with self._lock:
+            self._end_round(rounds)
+
+    def _end_round(self, rounds: Rounds) -> None:
+        strand = rounds.strand
+        assert strand is not None
+        now = next(self._clock)
+        strand.run = strand.mode.run = now
+        self._strand_at[now] = strand
+        rounds.begin_next(now)
         fewest = FEWEST_STEPS if rounds.loop is None else FEWEST_PASSES - 1
         if rounds.old is None:
             rounds.old, rounds.marker = identities(gc.get_objects()), []
@@ -463,7 +544,8 @@ class ProgramGrowth:
         made = [
             replace(each, run=number)
             for each in self._book.alive()
-            if (number := rounds.round_of(each)) in measured
+            if self._strand_at.get(each.run) is rounds.strand
+            and (number := rounds.round_of(each)) in measured
         ]
         leaks: list[Leak] = []
         rounds.was_searched, rounds.kept, rounds.found, rounds.storages = True, [], [], {}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from torch.utils.hooks import RemovableHandle
 
-from memwatch._torch.autograd import sequence_nr_of
+from memwatch._torch.autograd import AccumulateGrad, sequence_nr_of
 from memwatch.device_names import CPU
 from memwatch.heap.autograd import autograd_edges
 from memwatch.heap.paths import steps_of
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from types import CodeType
 
     import numpy as np
+    import torch
     from numpy.typing import NDArray
 
     from memwatch.heap.roots import Held
@@ -207,11 +208,18 @@ def holder_of_largest_graph(
     del latest
     made = [made for made in storages if storage is not None and made.ref() is storage]
     if storage is not None and not made:  # a tensor from before the calls got its graph in place
-        older = NewStorages().add(storage, 0, certain=True)
-        made += [] if older is None else [older]
+        made += _noted([storage])
     del storage
     found = diagnose(made, Exemptions(state=False), per_call=True, held=held, old=old)
     return next(iter(found.retained), None)
+
+
+def _noted(storages: Iterable[torch.UntypedStorage]) -> list[NewStorage]:
+    """Return storages from before some calls as if these had made them."""
+    book = NewStorages()
+    for storage in storages:
+        book.add(storage, 0, certain=True)
+    return book.alive()
 
 
 def leaks_of_continued_graphs(
@@ -222,21 +230,30 @@ def leaks_of_continued_graphs(
     One pass shows no growth. But the op that made the value also made an older part of its graph: the value before it.
 
     Args:
-        ends: the living tensors of the block with a graph.
+        ends: the living tensors with a graph of the block; those that the block changed in place may be older.
         storages: the storages that the block left.
         first_nr: the number of the block's first autograd node in this thread.
         exempt: references that do not count.
         end_s: clock at the end of the block, in seconds.
     """
     with quiet():
-        nodes = {
-            id(storage): count
+        found = [
+            (storage, count)
             for end in ends
             if (count := _nodes_before_itself(end, first_nr)) and (storage := storage_of(end)) is not None
-        }
+        ]
+    nodes = {id(storage): count for storage, count in found}
     made = [each for each in storages if id(each.ref()) in nodes]
+    new = {id(each.ref()) for each in made}
+    older = _noted(storage for storage, _ in found if id(storage) not in new)
+    found.clear()
     leaks = []
-    for survivor in diagnose(made, exempt, per_call=False).retained:
+    # a name that had its tensor before the block was not bound by it, though `total += loss` assigns it again
+    without_names = Exemptions(objects=exempt.objects)
+    for survivor in [
+        *diagnose(made, exempt, per_call=False).retained,
+        *diagnose(older, without_names, per_call=False).retained,
+    ]:
         count = nodes[id(survivor.storage.ref())]
         leaks.append(leak_of_graph(survivor, count, end_s, per_call=False))
     return leaks
@@ -253,7 +270,9 @@ def _nodes_before_itself(end: Any, first_nr: int) -> int:
     while todo:
         for edge in autograd_edges(todo.pop(), hooks=False):
             node = edge.target
-            if edge.kind is not EdgeKind.NEXT_FUNCTION or id(node) in seen:
+            # torch makes one node for the gradient of a parameter, and the older graph has it already
+            is_of_parameter = type(node) is AccumulateGrad
+            if edge.kind is not EdgeKind.NEXT_FUNCTION or id(node) in seen or is_of_parameter:
                 continue
             if sequence_nr_of(node) < first_nr:
                 goes_on = goes_on or type(node) is op

@@ -19,6 +19,7 @@ from memwatch._torch.modes import disable_torch_function
 from memwatch._version import __version__
 from memwatch.capture.file import CaptureWriter
 from memwatch.capture.recording import Recording
+from memwatch.encoding.host_copies import ReplayInputs
 from memwatch.errors import MemwatchError
 from memwatch.heap.pause import pause_gc, resume_gc
 from memwatch.record import baseline, context
@@ -249,6 +250,16 @@ class Session:
         self._flush()
         self._recording.finish(self._meta(complete=True), self.op_counter[0])
         return self._recording
+
+    def take_replay_inputs(self) -> ReplayInputs | None:
+        """Return the data that a replay starts from, after `stop`. Only the caller then holds the program's tensors.
+
+        The parts of a session refer to each other, so gc frees them long after the profile.
+        """
+        if self.arguments is None:
+            return None
+        taken, self.arguments.replay_inputs = self.arguments.replay_inputs, ReplayInputs()
+        return taken
 
     def mark_step(self) -> None:
         """Mark the start of a new iteration."""

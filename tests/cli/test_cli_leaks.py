@@ -371,6 +371,61 @@ def test_what_another_thread_leaves_in_a_top_level_name_is_named(keeps, shell_me
     assert ("not judged" in done.stderr and "global `answers`" in done.stderr) is keeps
 
 
+THREADS = """
+import asyncio, threading, time
+from concurrent.futures import ThreadPoolExecutor
+model = nn.Linear(8, 8)
+@torch.jit.script
+def doubled(x):
+    return x * 2
+@torch.jit.script
+def by_a_thread_of_torch(x):
+    return torch.jit.wait(torch.jit.fork(doubled, x))
+class Trainer:
+    def __init__(self):
+        self.losses, self.others, self.values = [], [], []
+    def in_a_thread(self):
+        for _ in range(14):
+            self.losses.append(KEEP(model(torch.ones(2, 8)).sum()))
+    def in_a_pool(self):
+        for _ in range(14):
+            self.others.append(KEEP(model(torch.ones(2, 8)).sum()))
+    async def in_a_coroutine(self):
+        for _ in range(14):
+            self.values.append(KEEP(model(torch.ones(2, 8)).sum()))
+            await asyncio.sleep(0)
+async def beside():
+    for _ in range(14):
+        latest = torch.ones(4).sum()
+        await asyncio.sleep(0)
+async def both(trainer):
+    await asyncio.gather(beside(), trainer.in_a_coroutine())
+def main():
+    first, second, third = Trainer(), Trainer(), Trainer()
+    worker = threading.Thread(target=first.in_a_thread)
+    worker.start()
+    while worker.is_alive():
+        latest = by_a_thread_of_torch(torch.ones(4)).sum()
+        time.sleep(0.001)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(second.in_a_pool).result()
+    asyncio.run(both(third))
+main()
+"""
+
+
+@pytest.mark.parametrize(("keep", "leaks"), [("lambda loss: loss", 3), ("torch.Tensor.detach", 0)])
+def test_loops_of_threads_and_coroutines_are_followed(keep, leaks, shell_memwatch, tmp_path):
+    """A loop that runs beside them is not said to keep their memory."""
+    (tmp_path / "program.py").write_text(f"{IMPORTS}KEEP = {keep}\n{THREADS}")
+    done = shell_memwatch("leaks", "program.py")
+    assert (done.returncode, done.stdout.count("retained:")) == (min(leaks, 1), leaks)
+    if leaks:
+        names = "in_a_thread", "in_a_pool", "in_a_coroutine", "main", "beside"
+        assert [done.stdout.count(f"in {name} leaks") for name in names] == [1, 1, 1, 0, 0]
+        assert "graph" in done.stdout
+
+
 COPIES = """
 import copy
 copies = []

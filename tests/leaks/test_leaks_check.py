@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import gc
 import pickle
@@ -183,6 +184,62 @@ def test_a_block_in_a_coroutine_may_bind_names():
         return second
 
     assert asyncio.run(clean()).shape == (16, 16)
+
+
+def held_running(make):
+    """Run a coroutine or a generator that a list of the program holds."""
+    PARKED["running"] = [make()]
+    with contextlib.suppress(StopIteration):
+        while True:
+            PARKED["running"][0].send(None)
+
+
+async def binds_names():
+    with check_leaks():
+        first = WEIGHT.exp()
+        second = first.exp()
+    return second
+
+
+def binds_names_and_yields():
+    with check_leaks():
+        first = WEIGHT.exp()
+        yield
+        first.exp()
+
+
+async def parks():
+    with check_leaks():
+        await asyncio.sleep(0)
+        park()
+
+
+@pytest.mark.parametrize("make", [binds_names, binds_names_and_yields])
+def test_an_object_that_holds_a_running_coroutine_does_not_hold_its_names(make):
+    """From Python 3.14 on, gc shows the names of a coroutine that runs."""
+    held_running(make)
+
+
+def test_what_a_held_running_coroutine_parks_is_a_leak():
+    with pytest.raises(TensorLeakError, match="PARKED"):
+        held_running(parks)
+
+
+def test_a_suspended_generator_holds_its_names():
+    """The caller's list holds it, and its call does not run."""
+
+    def suspended():
+        kept = WEIGHT.exp()
+        yield kept
+
+    PARKED["generators"] = []
+
+    def block():
+        PARKED["generators"].append(suspended())
+        next(PARKED["generators"][-1])
+
+    (leak,) = leaks_of(block)
+    assert "`kept` of suspended generator" in leak.holder
 
 
 def test_tensors_made_by_other_threads_are_seen():

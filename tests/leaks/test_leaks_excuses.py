@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections import deque
 
+import numpy as np
 import pytest
 import torch
 
-from memwatch.leaks import TensorLeakError, check_leaks, excuses
+from memwatch.leaks import TensorLeakError, check_leaks, excuses, find_leaks
 
 WINDOW = deque([torch.ones(16)], maxlen=8)
 SLOTS: list[torch.Tensor | None] = []
@@ -16,6 +18,7 @@ for _ in range(3):
     SLOTS.append(None)
 BOX: list[torch.Tensor | None] = [None]
 TENSORS: list[torch.Tensor] = []
+OLDER = torch.ones(16)
 FIRST, SECOND = itertools.tee(torch.ones(16) for _ in itertools.count())
 
 
@@ -82,18 +85,41 @@ def test_each_excuse_is_needed(name, monkeypatch):
     assert leaked(PROGRAMS[name]) == 64
 
 
-def shares_memory():
-    TENSORS.append(torch.from_dlpack(torch.ones(16)))
+def keeps_a_view_of_dlpack(begin, end, *, with_its_owner):
+    tensor = torch.ones(16)
+    TENSORS.append(torch.from_dlpack(tensor[begin:end]))
+    TENSORS.extend([tensor] * with_its_owner)
 
 
-def test_memory_that_two_storages_share_counts_once(monkeypatch):
-    assert leaked(shares_memory) == 64
-    clears()
-    monkeypatch.setattr(excuses, "EXCUSES", without("_shares_memory"))
-    assert leaked(shares_memory) == 2 * 64
+@pytest.mark.parametrize(("begin", "end"), [(0, 16), (0, 4), (12, 16)])
+@pytest.mark.parametrize("with_its_owner", [False, True])
+def test_memory_that_two_storages_share_counts_once(begin, end, with_its_owner):
+    """`from_dlpack` makes a storage over a part of the memory, and keeps all of it."""
+    program = functools.partial(keeps_a_view_of_dlpack, begin, end, with_its_owner=with_its_owner)
+    assert leaked(program) == 64
+    (leak,) = find_leaks(program)
+    assert (leak.nbytes, leak.count) == (64, 1)
+
+
+def keeps_arrays_of_one_buffer():
+    array = np.zeros(16, np.float32)
+    TENSORS.extend([torch.from_numpy(array[:8]), torch.from_numpy(array), torch.from_numpy(array[12:])])
+
+
+def keeps_views_of_an_older_tensor():
+    TENSORS.append(torch.from_dlpack(OLDER[2:6]))
+
+
+def test_memory_of_an_array_counts_once_though_several_tensors_show_it():
+    assert leaked(keeps_arrays_of_one_buffer) == 64
+
+
+def test_views_of_an_older_tensor_take_no_memory():
+    assert leaked(keeps_views_of_an_older_tensor) == 0
+    assert find_leaks(keeps_views_of_an_older_tensor) == []
 
 
 def test_each_excuse_has_a_program_and_a_reason_of_its_own():
     names = {excuse.place.__name__ for excuse in excuses.EXCUSES}
-    assert names == {*PROGRAMS, "_shares_memory"}
+    assert names == set(PROGRAMS)
     assert len({excuse.reason for excuse in excuses.EXCUSES}) == len(names)

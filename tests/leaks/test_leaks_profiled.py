@@ -1,13 +1,19 @@
-"""A check inside a profile reports the same as one outside. It looks through the objects that memwatch packed."""
+"""A check inside a profile reports the same as one outside. It looks through the objects that memwatch packed.
+
+memwatch's own objects are never the cause of a leak.
+"""
 
 from __future__ import annotations
+
+import gc
+import weakref
 
 import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 import memwatch
-from memwatch.leaks import TensorLeakError, check_leaks
+from memwatch.leaks import LeakWatch, TensorLeakError, check_leaks, find_leaks
 
 WEIGHT = torch.ones(16, 16, requires_grad=True)
 LOSSES = []
@@ -53,3 +59,78 @@ def test_a_graph_that_was_made_under_a_profile_is_seen_through_later():
     told = str(memwatch.why_alive(inside))
     assert "LOSSES" in told
     assert "saved" in told
+
+
+class Owner:
+    pass
+
+
+def loop_around_a_tensor(owner):
+    owner.itself, owner.tensor = owner, torch.ones(16, 16)
+
+
+def loop_of_memwatch():
+    loop_around_a_tensor(memwatch.profile())
+
+
+def loop_of_the_program():
+    loop_around_a_tensor(Owner())
+
+
+def replayed_step():
+    """The profile keeps the model's parameters for the replay."""
+    model = torch.nn.Linear(16, 16)
+    with memwatch.profile(replay=True):
+        model(torch.ones(16, 16)).sum().backward()
+
+
+def kinds_by_each_check(program):
+    """Return the kinds of leaks that each way to check reports for a function."""
+    found = [[leak.kind.value for leak in find_leaks(program, runs=2)]]
+    for sites in (False, True):
+        try:
+            with check_leaks(sites=sites):
+                program()
+        except TensorLeakError as error:
+            found.append([leak.kind.value for leak in error.leaks])
+        else:
+            found.append([])
+    watch = LeakWatch()
+    with watch:
+        gc.disable()
+        for _ in range(3):
+            program()
+            watch.mark()
+        gc.enable()
+    return [*found, [leak.kind.value for leak in watch.leaks]]
+
+
+def test_memwatchs_own_objects_are_no_cause():
+    assert kinds_by_each_check(loop_of_memwatch) == [[], [], [], []]
+
+
+@pytest.mark.parametrize("sites", [False, True])
+def test_a_profile_inside_a_check_is_no_cause(sites):
+    with check_leaks(sites=sites):
+        replayed_step()
+
+
+def test_a_loop_of_the_programs_objects_is_a_cause_beside_them():
+    """A mark of a LeakWatch collects garbage, so only the other checks see a loop."""
+    assert kinds_by_each_check(loop_of_the_program) == [["cycle"], ["cycle"], ["cycle"], []]
+
+
+def test_a_finished_profile_is_all_that_keeps_the_tensors_of_its_replay():
+    """The recorder, whose parts are a cycle, has let go of them: no collection is needed."""
+    gc.disable()
+    try:
+        model = torch.nn.Linear(16, 16)
+        with memwatch.profile(replay=True) as prof:
+            model(torch.ones(16, 16)).sum().backward()
+        weight = weakref.ref(model.weight.untyped_storage())
+        del model
+        assert weight() is not None
+        del prof
+        assert weight() is None
+    finally:
+        gc.enable()

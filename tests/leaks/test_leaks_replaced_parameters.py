@@ -130,6 +130,35 @@ def test_a_replaced_head_that_the_optimizer_goes_on_to_list_is_a_leak(make, kept
     TASKS.clear()
 
 
+@pytest.mark.parametrize("adds", [adds_a_group, adds_nothing])
+def test_a_name_of_the_block_does_not_excuse_the_optimizer_of_a_replaced_head(adds):
+    """The name ends with its function. The optimizer lists the old head for as long as it lives."""
+    TASKS.append(Task())
+
+    def replaces(task):
+        with check_leaks():
+            former = task.head
+            task.head = torch.nn.Linear(64, 48)
+            adds(task)
+            task.step()
+        assert former is not task.head
+
+    with pytest.raises(TensorLeakError) as info:
+        replaces(TASKS[0])
+    [leak] = info.value.leaks
+    assert any("attribute .optimizer" in line for line in leak.path)
+    assert leak.nbytes == OLD_BYTES["cleared"]
+    TASKS.clear()
+
+
+def test_a_replaced_head_that_only_a_name_of_the_block_has_is_no_leak(task):
+    with check_leaks():
+        former = task.head
+        task.replace_head(48)
+        task.step()
+    assert former is not task.head
+
+
 def test_a_parameter_that_the_optimizer_alone_was_given_is_no_leak(task):
     """No module that it steps got a new parameter."""
     task.temperature = torch.optim.SGD([torch.nn.Parameter(torch.ones(32, 64))], lr=0.1)

@@ -88,7 +88,7 @@ def kind_without_storage(tensor: Tensor) -> str:
 
 
 def address_or_zero(tensor: Tensor) -> int:
-    """Return the address of a tensor's first byte; 0 if it has no memory."""
+    """Return the address of the first byte of a tensor's storage; 0 if it has no memory."""
     try:
         return data_address_of(tensor)
     except (RuntimeError, NotImplementedError, TypeError) as error:
