@@ -3,8 +3,9 @@
 At the end of a program the variables of its functions are gone, and a list at its top level may be its result. Only
 the rounds in between show growth. A round is a step of the program's optimizer, or a pass of one of its loops.
 
-A holder leaks if each round adds a tensor with its graph, a hook, or more nodes of a graph. A holder that keeps a
-tensor without a graph may collect results. memwatch names it and does not judge it.
+A holder leaks if each round, or one round in up to four, adds a tensor with its graph. It also leaks if each round adds
+a hook or more nodes of a graph. A holder that keeps a tensor without a graph may collect results. memwatch names it and
+does not judge it.
 
 Each thread has rounds of its own, and so has each coroutine that an event loop runs. What others make meanwhile does
 not count for them.
@@ -43,6 +44,7 @@ from memwatch.heap.tensors import is_tensor, quiet, storage_of
 from memwatch.kinds.edges import EdgeKind
 from memwatch.leaks.diagnose import diagnose
 from memwatch.leaks.excuses import Exemptions
+from memwatch.leaks.find import PERIOD
 from memwatch.leaks.groups import leaks_of
 from memwatch.leaks.ledger import Threads
 from memwatch.leaks.new_storages import NewStorageMode, behind, tensors_among
@@ -340,10 +342,10 @@ class Rounds:
         """Return True if a storage of the last search is alive."""
         return any(ref() is not None for ref in self.found)
 
-    def leaks_of_each(self, survivors: Sequence[Survivor], measured: range) -> list[Leak]:
-        """Return the leaks to which each of some rounds added, and note their storages."""
-        leaks = leaks_of(survivors, measured, per_call=True, told=self._note_storages)
-        return [leak for leak in leaks if leak.every == 1]
+    def leaks_within(self, survivors: Sequence[Survivor], measured: range) -> list[Leak]:
+        """Return the leaks to which each period of some rounds added, and note their storages."""
+        periods = periods_of(measured)
+        return leaks_of(survivors, measured, per_call=True, periods=periods, told=self._note_storages)
 
     def _note_storages(self, leak: Leak, survivors: Sequence[Survivor]) -> None:
         refs = self.storages.setdefault(leak.cause, [])
@@ -369,6 +371,16 @@ class Rounds:
     def acquit(self) -> None:
         """Drop the leaks, and search no more."""
         self.leaks, self.found, self.is_judged = [], [], True
+
+
+def periods_of(measured: range) -> list[range]:
+    """Return periods of up to `PERIOD` rounds each, of which each must have added to a leak.
+
+    A program may keep something in every second step. Three periods show that it goes on.
+    """
+    length = max(1, min(PERIOD, len(measured) // 3))
+    whole = len(measured) // length * length
+    return [measured[first : first + length] for first in range(len(measured) - whole, len(measured), length)]
 
 
 class ProgramGrowth:
@@ -549,7 +561,8 @@ class ProgramGrowth:
         ]
         leaks: list[Leak] = []
         rounds.was_searched, rounds.kept, rounds.found, rounds.storages = True, [], [], {}
-        if {each.run for each in made}.issuperset(measured):
+        rounds_with_memory = {each.run for each in made}
+        if not any(rounds_with_memory.isdisjoint(period) for period in periods_of(measured)):
             threads = rounds.threads.started()
             look = diagnose(made, Exemptions(state=False), per_call=True, old=rounds.old, threads=threads)
             with_graph = _storages_with_graph()
@@ -559,8 +572,8 @@ class ProgramGrowth:
                 for each in look.retained
                 if not _keeps_graph(each, with_graph) and not _is_of_module(each)
             ]
-            leaks = [replace(each, keeps_graph=True) for each in rounds.leaks_of_each(keeping, measured)]
-            rounds.kept = rounds.leaks_of_each(others, measured)
+            leaks = [replace(each, keeps_graph=True) for each in rounds.leaks_within(keeping, measured)]
+            rounds.kept = rounds.leaks_within(others, measured)
             rounds.found = [each.storage.ref for each in (keeping if leaks else others)]
         if not leaks:
             leaks = self._growing_graph(rounds)

@@ -97,7 +97,9 @@ NO_DOT: Final = (
 )
 NOT_DRAWN: Final = "cannot draw {target}: {error}. The leak as text:\n{leak}"
 
-GROW_BY_ROUND: Final = "The program leaks {amounts} with each {round}. The advice below mends it:"
+GROW_BY_ROUND: Final = "The program leaks {parts}. The advice below mends it:"
+WITH_EACH: Final = "{amounts} with each {round}"
+WITH_ONE_IN: Final = "{amounts} with one {round} in {every}"
 OF_STEPS: Final = "step"
 OF_LOOP: Final = "pass"
 ROUND_OF_STEPS: Final = "optimizer step"
@@ -179,7 +181,16 @@ def round_phrase(place: tuple[str, int, str] | None) -> str:
 
 def grow_line(place: tuple[str, int, str] | None, leaks: Sequence[Leaked]) -> str:
     """Return the line above leaks that grow with each round: how much each round adds."""
-    return GROW_BY_ROUND.format(round=round_phrase(place), amounts=amounts_phrase(leaks))
+    of_period: dict[int, list[Leaked]] = {}
+    for leak in leaks:
+        of_period.setdefault(leak.every, []).append(leak)
+    parts = (
+        (WITH_EACH if every == 1 else WITH_ONE_IN).format(
+            amounts=amounts_phrase(several), round=round_phrase(place), every=every
+        )
+        for every, several in sorted(of_period.items())
+    )
+    return GROW_BY_ROUND.format(parts=AND.join(parts))
 
 
 def page_headline(leaks: Sequence[Leaked], repeats: Sequence[str]) -> str:
@@ -324,6 +335,10 @@ class Leaked(OnDevice, Protocol):
     @property
     def count(self) -> int:
         """The number of tensors, hooks or nodes."""
+
+    @property
+    def every(self) -> int:
+        """The number of calls or rounds per leak of this size; 1 if each one leaks."""
 
 
 def sizes_of(leaks: Iterable[OnDevice]) -> dict[str, int]:
