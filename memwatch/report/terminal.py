@@ -366,7 +366,7 @@ def _ways(reading: Reading, most: int) -> list[RenderableType]:
     ready = found.index[found["decision"] == ""]
     chosen = ready[0] if len(ready) else found.index[0]
     code = Text(str(found["lines"][chosen]).rstrip(), overflow="fold")
-    parts += [Text(ways.code_heading(int(chosen), code.plain)), Padding(code, (0, 0, 0, INDENT))]
+    parts += [Text(ways.code_heading(int(chosen))), Padding(code, (0, 0, 0, INDENT))]
     if len(found) > 1:
         parts.append(Text(ways.MORE_LINES, style="dim"))
     return parts

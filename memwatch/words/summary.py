@@ -15,7 +15,7 @@ HEADLINE: Final = "{share} of the peak is {category}. {line} made {line_share} o
 HEADLINE_FINDING: Final = " Mending the first finding below would lower it to {peak}."
 HEADLINE_BOTH: Final = (
     " Mending the first finding below would lower it to {peak}, and the first change under"
-    " \"What would lower the peak\" to {way_peak}."
+    ' "What would lower the peak" to {way_peak}.'
 )
 HEADLINE_WAY: Final = " The first change below would lower it to {peak}."
 """The first sentences of the page and of the summary."""
