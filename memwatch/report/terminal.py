@@ -49,6 +49,8 @@ GAP: Final = 2
 """Blanks between columns."""
 SCREEN_LINES: Final = 60
 """Lines of a summary, where nobody asks for a number of rows."""
+_ALL_TABLES: Final = (words.LINES, words.STORAGES, words.MODULES)
+"""Tables that a summary leaves out if a screen has no room for them, the last of them first."""
 ROWS: Final = 8
 FEWEST_ROWS: Final = 2
 INDENT: Final = 4
@@ -84,13 +86,18 @@ def summary(
     """
     line = line_width(width)
     counts = range(ROWS, FEWEST_ROWS - 1, -1) if rows is None else [rows]
-    contents = [(count, True, True) for count in counts]
+    contents = [(count, _ALL_TABLES, True) for count in counts]
     if rows is None:
-        # two rows of modules are the root and its first child, which say nothing; code has another place: `prof.ways`
-        contents += [(FEWEST_ROWS, False, True), (FEWEST_ROWS, False, False)]
+        # two rows of modules are the root and its first child, which say nothing. The code of the first change is worth
+        # more than single storages and lines: the headline names the largest line
+        fewer = [_ALL_TABLES[:2], _ALL_TABLES[:1], ()] if len(reading.ways) else [_ALL_TABLES[:2]]
+        contents += [
+            *((FEWEST_ROWS, tables, True) for tables in fewer),
+            (FEWEST_ROWS, _ALL_TABLES[:2], False),
+        ]
     text = ""
-    for count, with_modules, with_code in contents:
-        parts = _parts(reading, count, line, with_modules=with_modules, with_code=with_code)
+    for count, tables, with_code in contents:
+        parts = _parts(reading, count, line, tables=tables, with_code=with_code)
         if plan is not None:
             parts += ["", *plan_parts(plan, result, Places(reading), count, line)]
         if len(reading.notes):
@@ -104,14 +111,14 @@ def summary(
 
 
 def _parts(
-    reading: Reading, rows: int, line: int, *, with_modules: bool, with_code: bool
+    reading: Reading, rows: int, line: int, *, tables: tuple[str, ...], with_code: bool
 ) -> list[RenderableType]:
     parts: list[RenderableType] = [_headline(reading)]
     if not reading.peak_bytes:
         parts.append(Text(words.NO_TENSOR))
     if len(reading.at_peak):
         parts.append("")
-        parts += _made_of(reading, rows, line, with_modules=with_modules)
+        parts += _made_of(reading, rows, line, tables=tables)
     if reading.findings:
         parts += ["", words.FINDINGS, *finding_parts(reading.findings, rows)]
     if len(reading.ways):
@@ -121,12 +128,14 @@ def _parts(
     return parts
 
 
-def _made_of(reading: Reading, rows: int, line: int, *, with_modules: bool) -> list[RenderableType]:
+def _made_of(reading: Reading, rows: int, line: int, *, tables: tuple[str, ...]) -> list[RenderableType]:
     parts: list[RenderableType] = [_categories(reading, line), ""]
-    parts += [words.STORAGES, _storages(reading, rows, line), ""]
-    if with_modules and (reading.modules["inclusive_bytes"] > 0).any():
+    if words.STORAGES in tables:
+        parts += [words.STORAGES, _storages(reading, rows, line), ""]
+    if words.MODULES in tables and (reading.modules["inclusive_bytes"] > 0).any():
         parts += [words.MODULES, _modules(reading, rows, line), ""]
-    parts += [words.LINES, _lines(reading, rows, line), ""]
+    if words.LINES in tables:
+        parts += [words.LINES, _lines(reading, rows, line), ""]
     if (reading.at_peak["holder"] != "").any():
         parts += [words.HOLDERS, _holders(reading, rows, line), _looks(reading), ""]
     if is_recorded(reading, "saved tensors"):
