@@ -86,11 +86,13 @@ def summary(
     """
     line = line_width(width)
     counts = range(ROWS, FEWEST_ROWS - 1, -1) if rows is None else [rows]
-    contents = [(count, _ALL_TABLES, True) for count in counts]
+    contents: list[tuple[int, tuple[str, ...], bool]] = [(count, _ALL_TABLES, True) for count in counts]
     if rows is None:
         # two rows of modules are the root and its first child, which say nothing. The code of the first change is worth
         # more than single storages and lines: the headline names the largest line
-        fewer = [_ALL_TABLES[:2], _ALL_TABLES[:1], ()] if len(reading.ways) else [_ALL_TABLES[:2]]
+        fewer: list[tuple[str, ...]] = (
+            [_ALL_TABLES[:2], _ALL_TABLES[:1], ()] if len(reading.ways) else [_ALL_TABLES[:2]]
+        )
         contents += [
             *((FEWEST_ROWS, tables, True) for tables in fewer),
             (FEWEST_ROWS, _ALL_TABLES[:2], False),
