@@ -1,6 +1,7 @@
 """The lines of Python that apply a way, as templates by kind.
 
-memwatch runs these very lines when it measures a way, so pasted lines do the same as in the measurement.
+memwatch runs these very lines when it measures a way, so pasted lines do the same as in the measurement. They import
+single names: `import torch` in a function would hide the module from the lines above it there.
 """
 
 from __future__ import annotations
@@ -43,50 +44,94 @@ for number, group in enumerate({optimizer}.param_groups):
         hook = partial(hook, all_of_it=weakref.ref({optimizer}))
         parameter.register_post_accumulate_grad_hook(hook)
 """,
-    # replaced until the process ends, for a model that is called in evaluation too
+    # a tensor that stands for the logits: an op that only moves or leaves out rows moves rows of the hidden states, and
+    # the cross entropy computes the logits part by part; any other op of the program gets real logits
     "loss_in_parts": """\
-import torch
 from functools import partial
+from torch import Size, Tensor, cat, float32, is_grad_enabled
+from torch._C import DisableTorchFunctionSubclass
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-head = {model}.get_submodule({name!r})
-logits_of, whole_loss = head.forward, functional.cross_entropy
+logits_head = {model}.get_submodule({name!r})
+logits_head.whole = logits_head.forward
 
-def no_logits(hidden):  # the loss computes the logits, part by part
-    return hidden if torch.is_grad_enabled() else logits_of(hidden)
+class Logits(Tensor):  # keeps the hidden states until something needs the logits
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        with DisableTorchFunctionSubclass():
+            return of_logits(function, args, kwargs or {{}})
+
+def of_logits(function, args, kwargs):
+    hidden, rest = args[0], args[1:]
+    name, width = function.__name__, logits_head.out_features
+    if function is functional.cross_entropy and isinstance(hidden, Logits):
+        return loss_by_parts(hidden.as_subclass(Tensor), *rest, **kwargs)
+    if isinstance(hidden, Logits) and not kwargs:
+        sizes = rest[0] if rest and isinstance(rest[0], (tuple, list)) else rest
+        shape = Size((*hidden.shape[:-1], width))
+        if function == Tensor.shape.__get__ or name == "size":
+            return shape[rest[0]] if rest else shape
+        if name in ("view", "reshape") and sizes[-1:] in ((width,), [width]):
+            return getattr(hidden, name)(*sizes[:-1], logits_head.in_features).as_subclass(Logits)
+        if name == "flatten" and rest[1:] and rest[1] % hidden.dim() < hidden.dim() - 1:
+            return hidden.flatten(*rest).as_subclass(Logits)
+        same = ("contiguous", "dim", "__get__", "__len__")  # as for the hidden states
+        if name in same or (name == "float" and hidden.dtype == float32):
+            result = function(hidden)
+            has_rows = isinstance(result, Tensor) and result.shape == hidden.shape
+            return result.as_subclass(Logits) if has_rows else result
+        if name == "__getitem__" and of_rows(rest[0], hidden.dim()):
+            return hidden[rest[0]].as_subclass(Logits)
+    return function(*map(real_logits, args), **{{key: real_logits(it) for key, it in kwargs.items()}})
+
+def real_logits(it):
+    if isinstance(it, (tuple, list)):
+        return (list if isinstance(it, list) else tuple)(map(real_logits, it))
+    return logits_head.whole(it.as_subclass(Tensor)) if isinstance(it, Logits) else it
+
+def of_rows(index, dimensions):  # whether an index leaves the last dimension whole
+    index = index if isinstance(index, tuple) else (index,)
+    if any(isinstance(it, (Tensor, list)) or it is None for it in index):
+        return len(index) == 1 and isinstance(index[0], Tensor) and index[0].dim() < dimensions
+    return len(index) < dimensions and ... not in index or index[-1] in (slice(None), ...)
 
 def loss_of_part(hidden, target, options):
-    return whole_loss(logits_of(hidden), target, reduction="sum", **options)
+    return functional.cross_entropy(logits_head.whole(hidden), target, **options)
 
 def loss_by_parts(hidden, target, *args, **options):
-    if hidden.shape[-1] != head.in_features or not torch.is_grad_enabled():
-        return whole_loss(hidden, target, *args, **options)  # of another head
+    if args[1:]:
+        return functional.cross_entropy(logits_head.whole(hidden), target, *args, **options)
+    options.update(zip(("weight",), args))
     options = {{key: it for key, it in options.items() if it is not None}}
-    reduction = options.pop("reduction", "mean")
-    known = {{"ignore_index", "label_smoothing"}}
-    if args or reduction == "none" or options.keys() - known:
-        options["reduction"] = reduction
-        return whole_loss(logits_of(hidden), target, *args, **options)
+    reduction, weight = options.get("reduction", "mean"), options.get("weight")
+    known = {{"ignore_index", "label_smoothing", "reduction", "weight"}}
+    if hidden.dim() != 2 or target.is_floating_point() or options.keys() - known:
+        return functional.cross_entropy(logits_head.whole(hidden), target, **options)
+    options["reduction"] = "none" if reduction == "none" else "sum"
     loss_of = partial(checkpoint, loss_of_part, use_reentrant=False)
-    parts = zip(hidden.chunk(8), target.chunk(8))
-    total = sum(loss_of(*part, options) for part in parts)
-    count = (target != options.get("ignore_index", -100)).sum()
-    return total / count if reduction == "mean" else total
+    losses = [loss_of(*part, options) for part in zip(hidden.chunk(8), target.chunk(8))]
+    if reduction != "mean":
+        return cat(losses) if reduction == "none" else sum(losses)
+    counted = target[target != options.get("ignore_index", -100)]
+    return sum(losses) / (len(counted) if weight is None else weight[counted].sum())
 
-head.forward, functional.cross_entropy = no_logits, loss_by_parts
+def no_logits(hidden):
+    return hidden.as_subclass(Logits) if is_grad_enabled() else logits_head.whole(hidden)
+
+logits_head.forward = no_logits
 """,
     "sgd": """\
-import torch
+from torch.optim import SGD
 
 groups = [{{"params": group["params"]}} for group in {optimizer}.param_groups]
-{optimizer} = torch.optim.SGD(groups, lr=0.01, momentum=0.9, foreach=False)
+{optimizer} = SGD(groups, lr=0.01, momentum=0.9, foreach=False)
 """,
     "adafactor": """\
-import torch
+from torch.optim import Adafactor
 
 groups = [{{"params": group["params"]}} for group in {optimizer}.param_groups]
-{optimizer} = torch.optim.Adafactor(groups, lr=0.01, foreach=False)
+{optimizer} = Adafactor(groups, lr=0.01, foreach=False)
 """,
     # a part counts by its share of the samples, so the parts need not be equal
     "micro_batches": """\
@@ -136,9 +181,9 @@ for name in {names}:
     {model}.get_submodule(name).inplace = True
 """,
     "without_graph": """\
-import torch
+from torch import no_grad
 
-{model}.forward = torch.no_grad()({model}.forward)
+{model}.forward = no_grad()({model}.forward)
 """,
     "chain": """\
 from functools import partial
@@ -166,9 +211,9 @@ memwatch.apply_plan({model}, plan)
 """,
     # not model.compile(): of a model that is one of torch's own containers it compiles nothing
     "backend": """\
-import torch
+from torch import compile as compiled
 
-{model}.forward = torch.compile({model}.forward, backend="memwatch", options={options!r})
+{model}.forward = compiled({model}.forward, backend="memwatch", options={options!r})
 """,
 }
 """Lines that apply a way, by kind."""

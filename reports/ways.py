@@ -17,37 +17,30 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn import functional
 from ways_programs import PROGRAMS, Program
 
 import memwatch
 
 _HERE = Path(__file__).parent
 _STEPS = 5
-_CROSS_ENTROPY = functional.cross_entropy
 
 
 def made(name: str, lines: str = "") -> Program:
     """Return a program, changed by some lines, after its first step."""
     torch.manual_seed(0)
-    functional.cross_entropy = _CROSS_ENTROPY  # the lines of one way replace it
     gc.collect()
     program = PROGRAMS[name]()
-    made_by_lines = applied(lines, program.model, program.optimizers[0])
-    program.optimizers[0] = made_by_lines["optimizer"]
-    program.backward = made_by_lines.get("backward_in_parts", program.backward)
+    program.backward = applied(lines, program=program).get("backward_in_parts", program.backward)
     program.step()
     return program
 
 
-def applied(lines: str, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Run the lines of a way in a function, as in a `main()`. Return what the rest of it would use."""
+def applied(lines: str, **variables: object) -> dict[str, Any]:
+    """Run the lines of a way in a function that has some variables, as in a `main()`. Return all its variables."""
     space: dict[str, Any] = {}
-    ending = (
-        "return {name: it for name, it in locals().items() if name in ('optimizer', 'backward_in_parts')}"
-    )
-    exec("\n    ".join(["def apply(model, optimizer):", *lines.splitlines(), ending]), space)
-    made_by_lines: dict[str, Any] = space["apply"](model, optimizer)
+    ending = "return dict(locals())"
+    exec("\n    ".join([f"def apply({', '.join(variables)}):", *lines.splitlines(), ending]), space)
+    made_by_lines: dict[str, Any] = space["apply"](**variables)
     return made_by_lines
 
 

@@ -12,6 +12,7 @@ can be resolved.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -73,6 +74,36 @@ def _are_extents(value: Any) -> bool:
     )
 
 
+_EXPRESSION: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*|\[\d+\]|\['[\w -]*'\])*")
+"""The expression of a variable, an attribute or an item. Printed code contains it, so it must not run anything else."""
+_FUNCTION: Final = re.compile(r"[\w.<>]*")
+_LONGEST_EXPRESSION: Final = 200  # a guess
+
+
+def _is_expression(value: Any) -> bool:
+    return _is_text(value) and len(value) <= _LONGEST_EXPRESSION and bool(_EXPRESSION.fullmatch(value))
+
+
+def _are_expressions(value: Any) -> bool:
+    """Check the program's expressions for its objects, as of the first step of the newest optimizer.
+
+    `function` is the function in which they are valid, `optimizers` has an expression for each optimizer or "", and
+    `models` has those of root modules, by number.
+    """
+    if type(value) is not dict or not value:
+        return type(value) is dict
+    function, optimizers, models = (value.get(name) for name in ("function", "optimizers", "models"))
+    return (
+        type(function) is str
+        and len(function) <= _LONGEST_EXPRESSION
+        and bool(_FUNCTION.fullmatch(function))
+        and type(optimizers) is list
+        and all(each == "" or _is_expression(each) for each in optimizers)
+        and type(models) is dict
+        and all(map(_is_expression, models.values()))
+    )
+
+
 _NAMES_BY_KIND: Final[dict[Callable[[Any], bool], tuple[str, ...]]] = {
     _is_flag: ("complete", "estimate", "stacks", "holders", "allocator"),
     _is_text: (
@@ -87,6 +118,7 @@ _NAMES_BY_KIND: Final[dict[Callable[[Any], bool], tuple[str, ...]]] = {
     _are_texts: ("argv", "not_recorded"),
     _are_bytes: ("entry_allocated_bytes", "entry_reserved_bytes", "rounding_bytes", "reserved_bytes"),
     _are_extents: ("segments",),
+    _are_expressions: ("expressions",),
 }  # fmt: skip
 _KINDS: Final = {name: kind for kind, names in _NAMES_BY_KIND.items() for name in names}
 

@@ -145,8 +145,6 @@ class ProgramTrial:
             run.watching(),
         ):
             program()
-        if way.replaces_functions and run.applied is not None:
-            run.applied.undo()  # the next run is in the same process
         if not run.is_complete:
             raise TooFewStepsError(
                 f"the program made {run.steps} steps of an optimizer of torch, and {run.needed_steps} are needed; "

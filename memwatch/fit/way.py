@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
-from torch.nn import functional
-
 from memwatch._torch.tensors import gradient_hooks
 from memwatch.errors import OptionError
 from memwatch.sizes import format_bytes
@@ -144,11 +142,6 @@ class Way:
         return any(change.kind is Kind.STEP_IN_BACKWARD for change in self.changes)
 
     @property
-    def replaces_functions(self) -> bool:
-        """Whether it replaces a function of torch, for all that the process runs."""
-        return any(change.kind is Kind.LOSS_IN_PARTS for change in self.changes)
-
-    @property
     def computes_again(self) -> bool:
         """Whether a step does all that it did, and computes something twice."""
         kinds = {change.kind for change in self.changes}
@@ -180,9 +173,8 @@ class Applied:
 
     def __init__(self, way: Way, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
         parameters = [parameter for group in _groups(optimizers) for parameter in group["params"]]
-        functions = [functional.__dict__] if way.replaces_functions else []
         hooks = [gradient_hooks(parameter) for parameter in parameters] if way.steps_in_backward else []
-        before = [(space, dict(space)) for space in [*_spaces(model, optimizers), *hooks, *functions]]
+        before = [(space, dict(space)) for space in [*_spaces(model, optimizers), *hooks]]
         names = tuple(f"optimizer_{number}" for number in range(len(optimizers)))
         space: dict[str, Any] = {
             "model": model,

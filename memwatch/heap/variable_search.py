@@ -24,7 +24,7 @@ from memwatch.own_code import CodeOwner, code_owner
 from memwatch.signal_handlers import suppress
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
     from types import FrameType
 
     from torch import Tensor
@@ -92,6 +92,71 @@ def _scopes(frame: FrameType | None, wanted: CodeOwner) -> Iterator[dict[str, An
         if wanted is CodeOwner.PROGRAM:
             spaces.setdefault(id(call.f_globals), call.f_globals)
     yield from spaces.values()
+
+
+class NamesInCall(NamedTuple):
+    """Expressions for some objects, all of them valid in one running call of the program.
+
+    Attributes:
+        function: the name of that call's function; empty for the body of a script.
+        names: the expressions, by the `id` of the object; an object without one is left out.
+    """
+
+    function: str
+    names: dict[int, str]
+
+
+_MAX_STEPS: Final = 2
+"""References in an expression such as `self.trainer.model`. A guess."""
+
+
+def names_in_one_call(objects: Iterable[Any], frame: FrameType | None) -> NamesInCall:
+    """Return expressions for some objects that lines of code can use in one place of the program.
+
+    The place is the outermost call that can name all of them, or else the outermost that can name most of them. There
+    a line runs once, before the training loop of a function that this call calls.
+
+    Args:
+        objects: the objects.
+        frame: the innermost call.
+    """
+    wanted = set(map(id, objects))
+    best = NamesInCall("", {})
+    for call in reversed(list(running(frame))):
+        file = call.f_code.co_filename
+        if code_owner(file) is not CodeOwner.PROGRAM or is_test_runner_code(file):
+            continue
+        is_body = call.f_code.co_name == "<module>"
+        names = {} if is_body else _names_among(wanted, read_locals(call))
+        names = {**_names_among(wanted - names.keys(), call.f_globals), **names}
+        if len(names) > len(best.names):
+            function = "" if is_body else getattr(call.f_code, "co_qualname", call.f_code.co_name)
+            best = NamesInCall(function, names)
+        if len(names) == len(wanted):
+            break
+    return best
+
+
+def _names_among(wanted: Collection[int], variables: dict[str, Any]) -> dict[int, str]:
+    """Return the shortest expression of some variables for each wanted object. No code of the program runs."""
+    found: dict[int, str] = {}
+    is_open = ByClass(_is_open)
+    waiting = deque((0, name, value) for name, value in list(dict.items(variables)) if _is_plain_name(name))
+    budget = _MAX_OBJECTS
+    seen: set[int] = set()
+    while waiting and budget and len(found) < len(wanted):
+        steps, name, value = waiting.popleft()
+        if id(value) in wanted:
+            found.setdefault(id(value), name)
+        if steps < _MAX_STEPS and id(value) not in seen and is_open(type(value)):
+            budget -= 1
+            seen.add(id(value))
+            waiting.extend((steps + 1, f"{name}{step}", held) for step, held in _held_by(value))
+    return found
+
+
+def _is_plain_name(name: object) -> bool:
+    return type(name) is str and not name.startswith("_")
 
 
 class _Search:

@@ -123,6 +123,14 @@ class ModuleRegistry:
             if module is not None:
                 yield module, number
 
+    def roots(self) -> dict[int, nn.Module]:
+        """Return the living known modules that no other module holds and that have parameters, by number."""
+        return {
+            number: module
+            for module, number in self.alive()
+            if self._parents[number] == NONE and _has_memory(module)
+        }
+
     def alive_and_below(self) -> Iterator[tuple[nn.Module, int]]:
         """Yield the living known modules with their numbers, and unknown modules inside them with -1."""
         met: set[int] = set()

@@ -19,7 +19,7 @@ from memwatch.capture.schema import NONE
 from memwatch.heap.class_checks import is_a
 from memwatch.heap.module_tables import is_whole, module_dict, optimizer_parts, table_entries
 from memwatch.heap.names import class_name
-from memwatch.heap.variable_search import names_of_tensors
+from memwatch.heap.variable_search import names_in_one_call, names_of_tensors
 from memwatch.heap.vertices import key_text
 from memwatch.own_code import CodeOwner
 from memwatch.record.module_registry import ModuleRegistry, SearchBudget
@@ -139,6 +139,8 @@ def _number(known: KnownParameter) -> int:
 
 
 _PLAIN: Final = frozenset((id(Tensor), id(Parameter)))
+_MAX_NAMED_OPTIMIZERS: Final = 8
+"""A program with more of them has no line of its own for each. A guess."""
 _AT_ONCE: Final = 64
 """Modules whose tables are read together. A guess."""
 _MAX_SEARCHES_FOR_NAMES: Final = 512
@@ -166,6 +168,8 @@ class Owners:
         parameters: the known parameters.
         modules: rows of `modules`.
         registry: the known modules.
+        expressions: the program's expressions for its optimizers and models; see the check of `expressions` in
+            `memwatch.capture.check`.
         all_state_is_seen: whether every optimizer keeps its state in itself. Reading the state of a wrapper would run
             its code.
     """
@@ -183,6 +187,7 @@ class Owners:
         self.parameters = Parameters()
         self._stepped: dict[int, weakref.ref[Any]] = {}
         self._optimizers: dict[int, weakref.ref[Any]] = {}
+        self.expressions: dict[str, Any] = {}
         self.all_state_is_seen = True
         self._ends = False
 
@@ -274,6 +279,8 @@ class Owners:
             self._stepped[id(optimizer)] = weakref.ref(optimizer)
             with self._harmless:
                 self._search(type(optimizer), tensors, frame)
+            with self._harmless:
+                self._note_expressions(frame)
         unknown = [tensor for tensor in tensors if self.parameters.find(tensor) is None]
         names = self._names_of(unknown, type(optimizer))
         for group, stepped in enumerate(_groups_of(optimizer)):
@@ -314,6 +321,19 @@ class Owners:
         if names:
             self._budget_of_names.found(asked_for)
         return names
+
+    def _note_expressions(self, frame: FrameType) -> None:
+        """Note the program's expressions for its models and optimizers, where an optimizer steps for the first time."""
+        optimizers = [each for each in (known() for known in self._stepped.values()) if each is not None]
+        roots = self.registry.roots()
+        if len(optimizers) > _MAX_NAMED_OPTIMIZERS:
+            return
+        function, names = names_in_one_call([*optimizers, *roots.values()], frame)
+        self.expressions = {
+            "function": function,
+            "optimizers": [names.get(id(each), "") for each in optimizers],
+            "models": {str(number): names[id(root)] for number, root in roots.items() if id(root) in names},
+        }
 
     def _search(self, cls: type, tensors: list[Tensor], frame: FrameType) -> None:
         """Search for the modules that own the tensors of an optimizer, if this may still help."""

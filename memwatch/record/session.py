@@ -392,6 +392,7 @@ class Session:
             "threads": torch.get_num_threads(),
             **self._threads.meta,
             **self._accelerators.meta,
+            "expressions": self.context.owners.expressions,
             "estimate": self._choice.is_estimate,
             "intercept": self.interceptor.name,
             "recorder": self._choice.backend.name,

@@ -12,7 +12,7 @@ from memwatch.sizes import format_bytes
 VERSIONS: Final = ("memwatch", "torch", "python")
 SHOWN_ELSEWHERE: Final = frozenset(
     {*VERSIONS, "argv", "start_ns", "started_s", "end_ns", "complete"}
-    | {"entry_allocated_bytes", "entry_reserved_bytes", "rounding_bytes", "segments"}
+    | {"entry_allocated_bytes", "entry_reserved_bytes", "rounding_bytes", "segments", "expressions"}
 )
 LABELS: Final = {
     "holder_samples": "searches for holders",

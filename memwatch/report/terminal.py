@@ -50,6 +50,7 @@ GAP: Final = 2
 """Blanks between columns."""
 SCREEN_LINES: Final = 60
 """Lines of a summary, where nobody asks for a number of rows."""
+"""Tables that a summary leaves out if a screen has no room for them, the last of them first."""
 ROWS: Final = 8
 FEWEST_ROWS: Final = 2
 INDENT: Final = 4
@@ -86,9 +87,12 @@ def summary(
     line = line_width(width)
     contents = [_Content(count) for count in (range(ROWS, FEWEST_ROWS - 1, -1) if rows is None else [rows])]
     if rows is None:
-        # two rows of modules are the root and its first child, which say nothing; code has another place: `prof.ways`
+        # Two rows of modules are the root and its first child, which say nothing. The code of the first change is worth
+        # more than single storages and lines, because the headline names the largest line.
         contents.append(_Content(FEWEST_ROWS, with_modules=False))
-        contents.append(_Content(FEWEST_ROWS, with_modules=False, with_storages=False))
+        if len(reading.ways):
+            contents.append(_Content(FEWEST_ROWS, with_modules=False, with_storages=False))
+            contents.append(_Content(FEWEST_ROWS, with_modules=False, with_storages=False, with_lines=False))
         contents.append(_Content(FEWEST_ROWS, with_modules=False, with_code=False))
     text = ""
     for content in contents:
@@ -112,6 +116,7 @@ class _Content(NamedTuple):
     rows: int
     with_modules: bool = True
     with_storages: bool = True
+    with_lines: bool = True
     with_code: bool = True
 
 
@@ -139,7 +144,8 @@ def _made_of(reading: Reading, content: _Content, line: int) -> list[RenderableT
         parts += [words.STORAGES, _storages(reading, rows, line), ""]
     if content.with_modules and (reading.modules["inclusive_bytes"] > 0).any():
         parts += [words.MODULES, _modules(reading, rows, line), ""]
-    parts += [words.LINES, _lines(reading, rows, line), ""]
+    if content.with_lines:
+        parts += [words.LINES, _lines(reading, rows, line), ""]
     if (reading.at_peak["holder"] != "").any():
         parts += [words.HOLDERS, _holders(reading, rows, line), _looks(reading), ""]
     if is_recorded(reading, "saved tensors"):
@@ -386,7 +392,7 @@ def _ways(reading: Reading, most: int) -> list[RenderableType]:
     ready = found.index[found["decision"] == ""]
     chosen = ready[0] if len(ready) else found.index[0]
     code = Text(str(found["lines"][chosen]).rstrip(), overflow="fold")
-    parts += [Text(ways.code_heading(int(chosen), code.plain)), Padding(code, (0, 0, 0, INDENT))]
+    parts += [Text(ways.code_heading(int(chosen))), Padding(code, (0, 0, 0, INDENT))]
     if len(found) > 1:
         parts.append(Text(ways.MORE_LINES, style="dim"))
     return parts

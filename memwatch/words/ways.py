@@ -31,10 +31,7 @@ OTHER_TRAINING: Final = (
 NO_WHOLE_GRADIENT: Final = (
     "it excludes gradient accumulation, clipping by the norm of all gradients, and GradScaler"
 )
-NO_LOGITS: Final = (
-    "the loss rounds a little differently; while gradients are on, the model returns hidden states and no logits, and "
-    "they must reach cross_entropy with a row for each token"
-)
+NO_LOGITS: Final = "the loss rounds a little differently"
 INDEPENDENT_SAMPLES: Final = (
     "the loss must be a mean over independent samples; batch norm computes its statistics for each part alone"
 )
@@ -52,18 +49,20 @@ TIME: Final = "ops take {ratio:.2f} x the time"
 TIME_UNKNOWN: Final = "duration not known"
 FALL: Final = "to {peak} ({share} less)"
 SHARE_LESS: Final = "{share} less"
-LINES_OF_FIRST: Final = "Code for the first of them{place}:"
-LINES_OF: Final = "Code for the first of them that needs no decision{place}:"
-OF_OPTIMIZER: Final = " (`optimizer` stands for yours)"
+LINES_OF_FIRST: Final = "Code for the first of them:"
+LINES_OF: Final = "Code for the first of them that needs no decision:"
+PLACE: Final = "# before the training loop"
+PLACE_IN: Final = "# in {function}, before the training loop"
+STANDS_FOR: Final = "# {word} stands for your {word}"
+"""Comments above the code of a change."""
 MORE_LINES: Final = "Code for the others: prof.ways in Python, or memwatch summary --json"
 HEADING_SHORT: Final = "What would lower the peak (all {count:,}: memwatch summary --json)"
 MORE_WAYS: Final = "{count:,} more: use --rows, or prof.ways in Python"
 
 
-def code_heading(number: int, code: str) -> str:
+def code_heading(number: int) -> str:
     """Return the line above the code of a way, given its place in the list."""
-    heading = LINES_OF_FIRST if number == 0 else LINES_OF
-    return heading.format(place=OF_OPTIMIZER if "optimizer" in code else "")
+    return LINES_OF_FIRST if number == 0 else LINES_OF
 
 
 def time_text(ratio: float) -> str:

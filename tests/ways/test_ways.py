@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
-from ways import made, recorded
+from ways import applied, made, recorded
 
 import memwatch
 
@@ -269,3 +269,64 @@ def test_the_lines_reach_into_a_wrapper_for_several_devices():
     with memwatch.profile(holders=False) as after:
         step()
     assert after.peak_bytes == pytest.approx(way["peak_bytes"], rel=0.02)
+
+
+class _Learner:
+    def __init__(self):
+        self.net = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(4)))
+        self.opt = torch.optim.AdamW(self.net.parameters())
+
+    def learn(self):
+        for _ in range(2):
+            self.opt.zero_grad()
+            self.net(torch.randn(512, 64)).square().mean().backward()
+            self.opt.step()
+
+
+def test_the_lines_use_the_expressions_of_the_program_and_name_their_place():
+    """The outermost call that can name the model and its optimizer is the place."""
+
+    def main():
+        learner = _Learner()
+        with memwatch.profile(holders=False) as prof:
+            learner.learn()
+        return prof, learner
+
+    prof, learner = main()
+    for way in prof.ways[~prof.ways["kind"].str.contains("micro")].itertuples():
+        assert "main, before the training loop" in way.lines.splitlines()[0]
+        assert "learner.net" in way.lines or "learner.opt" in way.lines
+        applied(way.lines, learner=learner)
+        learner.learn()
+
+
+def test_words_stand_for_a_model_that_no_variable_leads_to():
+    """The comment says so."""
+    learners = {_Learner()}
+    with memwatch.profile(holders=False) as prof:
+        for each in map(_Learner.learn, learners):
+            assert each is None
+    prof.capture.meta.pop("expressions")
+    found = "".join(prof.ways["lines"])
+    assert "# model stands for your model" in found
+    assert "# optimizer stands for your optimizer" in found
+
+
+def test_a_checkpointed_evaluation_that_builds_a_graph_saves_less_too():
+    """A module that is checkpointed for the training is called in the evaluation as well."""
+
+    def run(lines=""):
+        learner = _Learner()
+        applied(lines, learner=learner)
+        learner.learn()
+        gc.collect()
+        with memwatch.profile(holders=False) as prof:
+            for _ in range(2):
+                learner.learn()
+                assert len(learner.net(torch.randn(1024, 64)).argmax(-1)) == 1024
+        return prof
+
+    found = _of_kind(run(), "checkpoint")
+    assert len(found)
+    for way in found.itertuples():
+        assert run(way.lines).peak_bytes == pytest.approx(way.peak_bytes, rel=0.02)

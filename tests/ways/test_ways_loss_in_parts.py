@@ -12,7 +12,7 @@ from ways import applied
 
 import memwatch
 
-_CROSS_ENTROPY = functional.cross_entropy
+_cross_entropy = functional.cross_entropy
 _WIDTH, _WORDS, _TOKENS = 32, 2_000, 256
 
 
@@ -57,6 +57,15 @@ def _of_module(logits, target):
     return nn.CrossEntropyLoss(reduction="sum")(logits.view(-1, logits.shape[-1]), target) / 100
 
 
+def _of_number_of_words(logits, target):
+    """The program names the size of the vocabulary itself, and has its own name for the function."""
+    return _cross_entropy(logits.view(-1, _WORDS), target, weight=torch.arange(1.0, 1 + _WORDS))
+
+
+def _of_each_token(logits, target):
+    return functional.cross_entropy(logits.flatten(0, 1), target, reduction="none").mean()
+
+
 def _with_accuracy(logits, target):
     assert logits.argmax(-1).shape == logits.shape[:-1]
     return _of_function(logits, target)
@@ -79,19 +88,19 @@ def _way_of(prof):
     return found[0] if found else None
 
 
-@pytest.mark.parametrize("loss", [_of_function, _of_variable, _of_module])
-def test_it_gives_the_promised_peak_and_nearly_the_same_results(loss, monkeypatch):
+@pytest.mark.parametrize(
+    "loss", [_of_function, _of_variable, _of_module, _of_number_of_words, _of_each_token]
+)
+def test_it_gives_the_promised_peak_and_nearly_the_same_results(loss):
     """In evaluation the model returns logits as before."""
-    monkeypatch.setattr(functional, "cross_entropy", _CROSS_ENTROPY)  # put back at the end
     way = _way_of(_recorded(_Training(loss)))
     assert way.basis == "simulated"
     assert way.time_ratio > 1
     assert "rounds" in way.decision
     changed = _Training(loss)
-    applied(way.lines, changed.model, changed.optimizer)
+    applied(way.lines, training=changed)
     assert _recorded(changed).peak_bytes == pytest.approx(way.peak_bytes, rel=0.02)
     plain = _Training(loss)
-    functional.cross_entropy = _CROSS_ENTROPY
     _recorded(plain)
     for one, other in zip(plain.model.parameters(), changed.model.parameters(), strict=True):
         assert torch.allclose(one, other, atol=1e-6)
@@ -99,9 +108,8 @@ def test_it_gives_the_promised_peak_and_nearly_the_same_results(loss, monkeypatc
         assert changed.model(changed.x).shape == (4, _TOKENS // 4, _WORDS)
 
 
-def test_together_with_checkpoints_it_keeps_its_promise(monkeypatch):
+def test_together_with_checkpoints_it_keeps_its_promise():
     """What the parts have alive is beside what the checkpoints keep."""
-    monkeypatch.setattr(functional, "cross_entropy", _CROSS_ENTROPY)
 
     def deep():
         training = _Training(_of_function)
@@ -113,15 +121,26 @@ def test_together_with_checkpoints_it_keeps_its_promise(monkeypatch):
     found = [way for way in _recorded(deep()).ways.itertuples() if way.kind == "checkpoint + loss_in_parts"]
     assert found
     for way in found:
-        functional.cross_entropy, changed = _CROSS_ENTROPY, None
         changed = deep()
-        applied(way.lines, changed.model, changed.optimizer)
+        applied(way.lines, training=changed)
         assert _recorded(changed).peak_bytes == pytest.approx(way.peak_bytes, rel=0.02)
+
+
+@pytest.mark.parametrize("loss", [_of_function, _with_accuracy, _with_penalty])
+def test_its_lines_leave_a_program_that_reads_the_logits_correct(loss):
+    """Any other use of the logits gets real ones."""
+    lines = _way_of(_recorded(_Training(_of_function))).lines
+    plain, changed = _Training(loss), _Training(loss)
+    applied(lines, training=changed)
+    plain.step()
+    changed.step()
+    for one, other in zip(plain.model.parameters(), changed.model.parameters(), strict=True):
+        assert torch.allclose(one, other, atol=1e-6)
 
 
 @pytest.mark.parametrize("loss", [_with_accuracy, _with_penalty])
 def test_it_is_not_offered_where_the_program_reads_the_logits(loss):
-    """With the change they would be hidden states."""
+    """With the change they would be computed in any case."""
     assert _way_of(_recorded(_Training(loss))) is None
 
 

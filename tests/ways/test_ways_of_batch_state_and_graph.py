@@ -56,7 +56,7 @@ def test_parts_of_a_batch_give_the_gradients_of_the_whole():
         return functional.mse_loss(model(x), y)
 
     lines = _the(recorded(made("gpt")), "micro_batches")["lines"]
-    in_parts = applied(lines, model, None)["backward_in_parts"]
+    in_parts = applied(lines)["backward_in_parts"]
     loss = loss_of(inputs, targets)
     loss.backward()
     whole = model.weight.grad.clone()

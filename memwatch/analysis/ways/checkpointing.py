@@ -232,7 +232,7 @@ class Checkpointing:
         return int(live[is_other].max(initial=0))
 
     def calls_of(self, module: int) -> list[CheckpointedCall]:
-        """Return what a checkpoint around each call of a module would change; calls without a backward are left out."""
+        """Return what a checkpoint around each call of a module would change; calls without a graph are left out."""
         if module not in self._known:
             self._known[module] = self._found(module)
         return self._known[module]
@@ -304,12 +304,11 @@ class Checkpointing:
         packs = packs[self._is_of_call(packs, start_op, end_op)]
         unpacked = self._first_unpack[packs]
         unpacked = unpacked[unpacked >= end_op]
-        if not len(unpacked):
+        if not len(packs):
             return None
         facts, allocations = self._facts, self._facts.allocations
-        again_op, last_op = int(unpacked.min()), int(self._saved.saved_op[packs].max())
+        last_op = int(self._saved.saved_op[packs].max())
         begin, end, cut = self._event_of(start_op), self._event_of(end_op), self._event_of(last_op)
-        again = self._event_of(again_op)
         released = self._saved.released_op[packs]
         over = self._event_of(LAST if (released == NONE).any() else int(released.max()))
         made = self._allocations_by_op.within(start_op, end_op)
@@ -317,6 +316,21 @@ class Checkpointing:
         kept = made[np.isin(allocations.storage[made], self._saved.storage[packs])]
         kept = kept[facts.are_alive_at(kept, end - 1)]
         free = ((row, self._event_without(row, packs)) for row in kept.tolist())
+        if not len(unpacked):  # an evaluation without `no_grad`: nothing runs again
+            death = np.where(
+                allocations.death_event == NONE, len(facts.curve.live_bytes), allocations.death_event
+            )
+            return CheckpointedCall(
+                gaps=tuple(Gap(row, start, int(death[row])) for row, start in free if start < death[row]),
+                inputs=tuple(self._inputs(start_op, end_op).tolist()),
+                begin_event=begin,
+                again_event=over,
+                over_event=over,
+                again_most_bytes=0,
+                again_ns=0,
+                writes_buffers=self._writes_buffers(start_op, end_op),
+            )
+        again = self._event_of(int(unpacked.min()))
         duration_ns = self._ops["end_ns"][start_op:last_op] - self._ops["start_ns"][start_op:last_op]
         return CheckpointedCall(
             gaps=tuple(Gap(row, start, again) for row, start in free if start <= again),

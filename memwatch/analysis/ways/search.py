@@ -39,6 +39,8 @@ _WRAPPERS: Final = ("DistributedDataParallel", "DataParallel")
 """Classes of torch that hold the model as `module`; its modules are named without this part."""
 _FORMER: Final = FORMER_MODULE.format(name="")
 """In the name of a module that was replaced: `get_submodule` does not find it."""
+_MODEL, _OPTIMIZER = "model", "optimizer"
+"""Words of the lines for a model and an optimizer that no variable of the program leads to."""
 
 
 class _Change(NamedTuple):
@@ -121,6 +123,7 @@ class _Search:
         again_ratio = sum(call.again_ns for call in calls) / self._checkpointing.ops_ns
         parts = [part for part in (checkpoint, change) if part is not None]
         texts = [part.text for part in parts]
+        lines = "\n".join(part.lines for part in parts)
         return Way(
             kind=" + ".join(part.kind for part in parts),
             text=texts[0] if len(texts) == 1 else words.BOTH.format(first=texts[0], other=texts[1]),
@@ -128,7 +131,7 @@ class _Search:
             time_ratio=again_ratio + (1 if change is None else change.time_ratio),
             basis="simulated" if change is None else change.basis,
             decision="; ".join(part.decision for part in parts if part.decision),
-            lines="\n".join(part.lines for part in parts),
+            lines=self._comment(lines) + lines,
             modules=", ".join(self._place(module)[1] for part in parts for module in part.modules),
         )
 
@@ -185,6 +188,15 @@ class _Search:
         for root, names in by_root.items():
             yield LINES[key].format(model=self._model_name(root), names=_as_expression(names))
 
+    def _optimizer_lines(self, kind: str) -> str:
+        """Return the lines of a kind for each optimizer of the program."""
+        return "".join(LINES[kind].format(optimizer=name) for name in self._optimizer_names())
+
+    def _optimizer_names(self) -> list[str]:
+        """Return the program's expressions for its optimizers. The word `optimizer` stands for an unknown one."""
+        known = self._facts.capture.meta.get("expressions", {}).get("optimizers", [])
+        return list(dict.fromkeys(name or _OPTIMIZER for name in known)) or [_OPTIMIZER]
+
     def _changes(self) -> list[_Change]:
         """Return the changes of the optimizer: settings whose temporaries were recorded, and a step in the backward."""
         found = []
@@ -194,7 +206,7 @@ class _Search:
         ):
             if rows:
                 spared = ChangedBytes(self._timeline.bytes_of(np.array(rows)))
-                lines = LINES[kind].format(optimizer="optimizer")
+                lines = self._optimizer_lines(kind)
                 found.append(_Change(kind, text, spared, math.nan, "estimated", decision, lines))
         found += [
             _Change(
@@ -204,7 +216,7 @@ class _Search:
                 time_ratio=math.nan,
                 basis="estimated",
                 decision=words.OTHER_TRAINING,
-                lines=LINES[other.name].format(optimizer="optimizer"),
+                lines=self._optimizer_lines(other.name),
                 is_alone=True,
             )
             for other in other_optimizers(self._facts, self._timeline)
@@ -219,7 +231,7 @@ class _Search:
                     time_ratio=1.0 if step.is_exact else math.nan,
                     basis="simulated" if step.is_exact else "estimated",
                     decision=words.NO_WHOLE_GRADIENT,
-                    lines=LINES["step_in_backward"].format(optimizer="optimizer"),
+                    lines=self._optimizer_lines("step_in_backward"),
                 )
             )
         return found
@@ -334,14 +346,36 @@ class _Search:
         return root, self._tree.names[module].removeprefix(self._tree.prefixes[root]).removeprefix(".")
 
     def _has_name(self, root: int) -> bool:
-        """Return True if the lines can call a model by its variable, or if there is no other model."""
-        return self._tree.names[root].isidentifier() or self._tree.parents.count(NONE) == 1
+        """Return True if the lines can call a model by its expression, or if there is no other model."""
+        return bool(self._expression_of(root)) or self._tree.parents.count(NONE) == 1
 
     def _model_name(self, root: int) -> str:
-        """Return what the lines call a model."""
-        name = self._tree.names[root]
-        name = name if name.isidentifier() else "model"
+        """Return what the lines call a model. The word `model` stands for an unknown one."""
+        name = self._expression_of(root) or _MODEL
         return f"{name}.module" if self._tree.classes[root] in _WRAPPERS else name
+
+    def _expression_of(self, root: int) -> str:
+        """Return the program's expression for a model; empty if it is not known."""
+        noted = self._facts.capture.meta.get("expressions", {}).get("models", {}).get(str(root))
+        if noted:
+            return str(noted)
+        # without an optimizer no place is noted: the variable that leads to the model names it
+        name = self._tree.names[root]
+        return name if name.isidentifier() and name != self._tree.classes[root] else ""
+
+    def _comment(self, lines: str) -> str:
+        """Return the comment above the lines of a way: their place, and the words that stand for something else."""
+        expressions = self._facts.capture.meta.get("expressions", {})
+        function = str(expressions.get("function", ""))
+        place = words.PLACE_IN.format(function=function) if function else words.PLACE
+        roots = [root for root, above in enumerate(self._tree.parents) if above == NONE]
+        used = {_MODEL: [*map(self._expression_of, roots)], _OPTIMIZER: expressions.get("optimizers", [])}
+        unknown = [
+            word
+            for word, known in used.items()
+            if f"{word}." in lines and word not in known and not (known and all(known))
+        ]
+        return "\n".join([place, *(words.STANDS_FOR.format(word=word) for word in unknown), ""])
 
 
 def _told(names: list[str]) -> str:
