@@ -50,7 +50,6 @@ GAP: Final = 2
 """Blanks between columns."""
 SCREEN_LINES: Final = 60
 """Lines of a summary, where nobody asks for a number of rows."""
-"""Tables that a summary leaves out if a screen has no room for them, the last of them first."""
 ROWS: Final = 8
 FEWEST_ROWS: Final = 2
 INDENT: Final = 4
