@@ -72,7 +72,7 @@ def malloc_figures() -> MallocFigures | None:
 
 
 def python_figures() -> PythonFigures | None:
-    """Return the figures of Python's allocator; None if Python uses another one."""
+    """Return the figures of Python's allocator; None if they are not available here."""
     try:
         print_figures = ctypes.pythonapi._PyObject_DebugMallocStats  # keeps the GIL
     except AttributeError as error:

@@ -1,7 +1,7 @@
 """The lines of Python that apply a way, as templates by kind.
 
-memwatch runs these very lines when it measures a way, so pasted lines do the same as in the measurement. They import
-single names: `import torch` in a function would hide the module from the lines above it there.
+memwatch runs these very lines when it measures a way, so pasted lines do the same as in the measurement. They never
+import torch as a whole: `import torch` in a function would hide the module from the lines above it there.
 """
 
 from __future__ import annotations
@@ -225,4 +225,4 @@ plan = load_plan({path!r}){comment}
 """
 """Lines that come before those of a way that applies a plan."""
 UNSAVED: Final = '  # the file that fit.plan.save("step.plan") writes'
-"""The comment where you have to write the plan yourself."""
+"""The comment where you have to save the plan to a file first."""

@@ -11,8 +11,8 @@ Each thread has rounds of its own, and so has each coroutine that an event loop 
 not count for them.
 
 A backward may need the graphs that a loop collects: unrolled steps, micro-batches whose losses are added up, inner
-steps of meta-learning. Two kinds of graphs are therefore excused: graphs that are alive while a backward runs, after
-the loop or in a loop that had none before, and graphs of a function that are gone when the function is called again.
+steps of meta-learning. So memwatch excuses a graph in two cases. The graph is alive when a backward runs, after the
+loop or in a loop where some pass had no backward. Or it is gone when its function is called again.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from memwatch.heap.frames import FrameMark
 from memwatch.heap.pause import objects_since
 from memwatch.heap.tensors import is_tensor, quiet, storage_of
 from memwatch.kinds.edges import EdgeKind
+from memwatch.kinds.leaks import LeakKind
 from memwatch.leaks.diagnose import diagnose
 from memwatch.leaks.excuses import Exemptions
 from memwatch.leaks.find import PERIOD
@@ -49,6 +50,7 @@ from memwatch.leaks.groups import leaks_of
 from memwatch.leaks.ledger import Threads
 from memwatch.leaks.new_storages import NewStorageMode, behind, tensors_among
 from memwatch.leaks.without_tensors import (
+    are_registered,
     holder_of_largest_graph,
     leak_of_graph,
     leaks_of_hooks,
@@ -154,7 +156,8 @@ class LoopPasses:
             self._end_left(at, stack[at].offset)
             return None
         if stack[at].offset == offset_before:
-            # One instruction may run several ops in C++, hardly the same one twice in a row. It calls one function.
+            # One instruction may run several ops in C++, but hardly the same op twice in a row. If both stacks go on
+            # with a call from here, the instruction has called a function again.
             called_torch = len(before) == len(stack) == same and op is op_before
             called_function = len(before) > same and len(stack) > same
             if not (called_torch or called_function):
@@ -189,7 +192,7 @@ class LoopPasses:
                 self._running.pop(key).is_over = True
 
     def _range_of(self, code: CodeType, first: int, last: int) -> _Range | None:
-        """Return the innermost loop that has two instructions, the one behind the other."""
+        """Return the innermost loop that contains the instructions at two offsets."""
         known = self._ranges.get(id(code))
         if known is None:
             known = self._ranges[id(code)] = code, _loops_of(code)
@@ -289,7 +292,7 @@ class Rounds:
         marker: what separates those objects from later ones, which may have the addresses of dead ones.
         backwards: number of rounds after the first with a backward.
         in_backward: True if this round had a backward.
-        found: the storages behind the leaks.
+        found: storages of the last search. Once none of them is alive, their leaks are no leaks.
         storages: the same by the cause of each leak.
         is_judged: True if no further search is needed.
         strand: the thread or coroutine with the rounds; None before the first step.
@@ -369,14 +372,18 @@ class Rounds:
         return fresh
 
     def acquit(self) -> None:
-        """Drop the leaks, and search no more."""
-        self.leaks, self.found, self.is_judged = [], [], True
+        """Drop the leaks of memory, and search no more. Hooks that are still registered stay a leak."""
+        hooks = [leak for leak in self.leaks if leak.kind is LeakKind.HOOKS]
+        is_left = bool(hooks) and are_registered(range(self.hook_numbers[0], self.hook_numbers[-1]))
+        self.leaks = hooks if is_left else []
+        self.found, self.is_judged = [], True
 
 
 def periods_of(measured: range) -> list[range]:
     """Return periods of up to `PERIOD` rounds each, of which each must have added to a leak.
 
-    A program may keep something in every second step. Three periods show that it goes on.
+    A program may keep something in every second step. Three periods show that it goes on; where there are too few
+    rounds for them, each round is a period.
     """
     length = max(1, min(PERIOD, len(measured) // 3))
     whole = len(measured) // length * length
@@ -403,7 +410,7 @@ class ProgramGrowth:
         self._strand_at: dict[int, _Strand] = {0: self._main}  # by the clock at which they began a round
         self._lock = threading.RLock()
         self._run_thread: Any = None
-        self._runs: dict[object, list[Rounds]] = {}  # of each loop, by its place
+        self._runs: dict[object, list[Rounds]] = {}  # of each loop, by its code and range
         self._handle: Any = None
         self._optimizer: int | None = None
         self._search_s = self._counting_s = 0.0
@@ -459,7 +466,7 @@ class ProgramGrowth:
         return leaks_of(found.retained, [0], per_call=False)
 
     def _after_step(self, optimizer: object, _args: Any, _kwargs: Any) -> None:
-        if self._optimizer is None:
+        if self._optimizer is None:  # one optimizer marks the steps; others, as of a GAN, step within them
             self._optimizer = id(optimizer)
         thread = self._threads.get(threading.get_ident())
         if self._optimizer == id(optimizer) and thread is not None:
@@ -549,7 +556,10 @@ class ProgramGrowth:
             self._counting_s += time.monotonic() - start_s
 
     def _search(self, rounds: Rounds) -> None:
-        """Find the holders that keep something of each round but the first and the last."""
+        """Find the holders to which each period of rounds added, graphs that grow, and hooks.
+
+        The first round and the last do not count: the first may set something up, and the last may still be needed.
+        """
         assert rounds.old is not None
         rounds.old = np.setdiff1d(rounds.old, identities(objects_since(rounds.marker)))
         measured = range(1, rounds.number - 1)

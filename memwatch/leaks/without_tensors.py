@@ -65,6 +65,11 @@ def are_registered_since(number: int) -> bool:
     return any(each >= number for table in _tables() for each in _numbers(table))
 
 
+def are_registered(numbers: range) -> bool:
+    """Return True if a table still has a hook with one of these numbers."""
+    return any(each in numbers for table in _tables() for each in _numbers(table))
+
+
 def leaks_of_hooks(
     numbers: Sequence[int], held: Iterable[Held], beside: Iterable[Leak], *, period: int = 1
 ) -> list[Leak]:

@@ -123,7 +123,7 @@ def copied_lists(forks: list[int]) -> list[CopiedList]:
 
 
 def _pages_of_entries(container: Any) -> tuple[NDArray[np.int64], float]:
-    """Return the numbers of the pages where the entries of a list lie, and by how much the list has more of them.
+    """Return the pages where sampled entries of a list lie, and the factor from the sample to the whole list.
 
     The entries are not touched: a reference to an entry would write to its page.
     """

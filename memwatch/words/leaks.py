@@ -117,9 +117,7 @@ NOT_SEARCHED: Final = (
 COUNT_OF_STEPS: Final = "{count} optimizer steps"
 COUNT_OF_STEP: Final = "1 optimizer step"
 NO_STEPS: Final = "no optimizer step"
-KEPT_BY_ROUND: Final = (
-    "each {round} added to {held}. If these are not results, drop or detach them in the loop"
-)
+KEPT_BY_ROUND: Final = "each {round} added to {held}. If these are not results, delete them in the loop"
 HELD_AT_END: Final = (
     "not judged, because a name at the top level holds it: {held}. If it is not a result, delete it"
 )

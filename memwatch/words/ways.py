@@ -15,9 +15,9 @@ OTHER_OPTIMIZERS: Final = {
     "adafactor": "train with Adafactor, which keeps a row and a column for each matrix",
 }
 LOSS_IN_PARTS: Final = "compute the logits of {name} and the cross entropy part by part"
-OFFLOAD: Final = "keep what {count} modules save for backward on the host: {names}"
+OFFLOAD: Final = "move to the host what {count} modules save for backward: {names}"
 MICRO_BATCHES: Final = "split the batch in {parts} parts and add up their gradients"
-WITHOUT_GRAPH: Final = "run {names} without a graph, which no backward reads"
+WITHOUT_GRAPH: Final = "run {names} without a graph, because no backward needs it"
 IN_PLACE: Final = "let {count} activations write over their input: {names}"
 BOTH: Final = "{first}, and {other}"
 

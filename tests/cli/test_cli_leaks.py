@@ -149,6 +149,28 @@ def test_a_hook_of_each_step_grows(shell_memwatch, tmp_path):
     assert "\nhooks: 1 hook on each step, registered on " in done.stdout
 
 
+HOOK_PER_PASS = """
+def predict():
+    handles = []
+    for x in xs:
+        handles.append(net.register_forward_hook(lambda *_: None))
+        net(x).detach()
+    for handle in handles[:{removed}]:
+        handle.remove()
+for _ in range(2):
+    predict()
+"""
+
+
+@pytest.mark.parametrize(("removed", "code"), [(0, 1), (None, 0)])
+def test_a_hook_of_each_pass_grows_though_the_loop_runs_again(removed, code, shell_memwatch, tmp_path):
+    """The second call shows that no tensor of the first lives on. Its hooks do, unless they were removed."""
+    (tmp_path / "program.py").write_text(IMPORTS + HOOK_PER_PASS.format(removed=removed))
+    done = shell_memwatch("leaks", "program.py")
+    assert done.returncode == code, done.stderr
+    assert ("\nhooks: 1 hook on each pass" in done.stdout) == bool(code)
+
+
 IMPORTS = """
 import torch
 from torch import nn

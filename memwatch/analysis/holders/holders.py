@@ -70,7 +70,7 @@ class Holders:
         return first_answer(Case(self._sources, allocation, event)) or self._not_seen.of(allocation)
 
     def _of_roles(self, allocations: IntArray, op: int) -> list[Holder | None]:
-        """Return the holders of allocations with a role that no running op made. In a large model most have one."""
+        """Return the holders that roles name; None for others and for what the running op made. Most have a role."""
         facts, every = self._facts, self._facts.allocations
         roles = facts.categories.role.of(allocations)
         columns = (roles, every.storage[allocations].tolist(), facts.recorded_names.of(allocations))

@@ -1,4 +1,4 @@
-"""Memory that torch's own C++ code has. It is inferred, because torch's tables and the samples do not show it.
+"""Memory that torch's C++ code, or a running call, has for a moment. Most of it is inferred.
 
 `PassedOn` explains what backward, an optimizer's step, a call into C++ or compiled code has for a moment. `Awaited`
 explains what autograd's graph keeps where the program's own hooks, or a wrapper, took the pack.
@@ -140,7 +140,7 @@ class PassedOn:
     def _is_dropped_in_this_step(self, allocation: int, made: int, op: int) -> bool:
         """Return True if an allocation is made and dropped within the step of an optimizer that runs.
 
-        A hook may step within backward; of a backward within a step, as a closure runs, its own rules tell.
+        A hook may step within backward. If a closure runs backward within a step, the rules of backward decide.
         """
         steps, death = self._facts.capture.tables["steps"], int(self._facts.allocations.death_ns[allocation])
         step = (steps["op"] <= made) & (op < steps["end_op"])

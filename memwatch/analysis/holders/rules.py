@@ -1,9 +1,9 @@
 """Who holds an allocation at an instant: the rules, in the order in which memwatch asks them.
 
-`RULES` begins with what torch itself records: the running op, roles such as parameters, and saved tensors. The
+The first rules of `RULES` read torch's own records: the running op, roles such as parameters, and saved tensors. The
 recorder's samples come next. `samples.py` chooses among them: a sample in this op, one before or after it, one of
 another allocation that the same calls made, and the stack of a call that still runs. Inferences without any sample
-come last, and an allocation that no rule explains is "not seen".
+come last. If no rule explains an allocation, its holder is "not seen".
 
 Each rule is a function from a case to a holder, or to None if the rule does not apply. The first holder counts.
 `tests/truth/test_truth_rules.py` removes each rule and names the programs whose holder is then another one.
@@ -239,7 +239,7 @@ def unreleased(packs: IntArray, are_saved: NDArray[np.bool_], ends: IntArray, no
 def holder_in_role(facts: Facts, role: str, storage: int, recorded_name: str, op: int) -> Holder | None:
     """Return the holder that a role names, or None if the storage has left the role.
 
-    The holder is inferred if the storage is not known to have the role at this op.
+    The holder is inferred if the role itself is, or if the storage is not known to have the role at this op.
     """
     known, kind = facts.role_times.at(storage, role, op), ROLE_OF[role].holder
     if kind is None or known is InRole.ENDED:
@@ -275,7 +275,7 @@ def _role(case: Case) -> Holder | None:
 def _variable_of_graph(case: Case) -> Holder | None:
     """Return the program's variable whose graph keeps an allocation that no backward needs.
 
-    While a backward is still to read it, nobody would let go of the variable.
+    If a later backward reads the memory, the program still needs the variable, and the rule does not apply.
     """
     outcomes, op = case.sources.outcomes, case.op
     if not case.packs or any(outcomes.at(pack, op) is SavedTensorOutcome.NEEDED for pack in case.packs):
@@ -333,7 +333,10 @@ def _variable(case: Case) -> Holder | None:
 
 
 def _lasts_less(holder: Holder) -> tuple[bool, ...]:
-    """Return the sort key for holders of memory that outlives calls: seen ones first, and variables of calls last.
+    """Return the sort key for holders of memory that outlives calls.
+
+    The program's own holders come first. Among them, likely holders come before inferences, and variables of calls come
+    last.
 
     Arguments that torch's calls pass on, as in `*args`, belong to another holder.
     """
@@ -368,7 +371,7 @@ def _passed_on(case: Case) -> Holder | None:
     found = case.sources.passed_on.holder(case.allocation, case.event)
     if found is None or case.reading_op is None:
         return found
-    # the running op has the memory, so the reference was seen
+    # an inferred reference may have ended by now; that the running op was given the memory shows that it has not
     return dataclasses.replace(found, evidence=HolderEvidence.SEEN, inference=None)
 
 
