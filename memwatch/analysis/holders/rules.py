@@ -226,8 +226,11 @@ def variables(sources: Sources, allocation: int, op: int) -> list[Holder]:
     backward reads the memory later, the list is empty.
     """
     found = sources.samples.variables(allocation, op)
-    is_guess = bool(found) and all(holder.is_guess for holder in found)
-    return [] if is_guess and sources.awaited.holder(allocation, op) is not None else found
+    return [] if _are_guesses(found) and sources.awaited.holder(allocation, op) is not None else found
+
+
+def _are_guesses(holders: list[Holder]) -> bool:
+    return bool(holders) and all(holder.is_guess for holder in holders)
 
 
 def unreleased(packs: IntArray, are_saved: NDArray[np.bool_], ends: IntArray, now: int) -> list[int]:
@@ -321,13 +324,14 @@ def _region_seen(case: Case) -> Holder | None:
 
 
 def _argument_instead_of_guess(case: Case) -> Holder | None:
-    is_guess = bool(case.variables) and all(holder.is_guess for holder in case.variables)
-    return case.reading_op if is_guess else None
+    return case.reading_op if _are_guesses(case.variables) else None
 
 
 def _variable(case: Case) -> Holder | None:
-    if not case.variables or all(holder.is_guess for holder in case.variables):
-        return next(iter(case.variables), None)
+    if not case.variables:
+        return None
+    if _are_guesses(case.variables):
+        return case.variables[0]
     is_held = case.facts.categories.category[case.allocation] == "held"
     return min(case.variables, key=_lasts_less) if is_held else case.variables[0]
 
