@@ -24,7 +24,7 @@ if scrambled_words.VARIABLE in os.environ:  # see test_words_are_last.py
     scrambled_words.scramble()
 
 _SEARCH_WHOLE_HEAP = ("leaks", "heap", "plugin", "known_leaks")
-_FIRST = ("leaks", "heap")
+_FIRST = ("leaks", "heap", "monitor")
 _LAST = (
     # these import pandas
     "test_leaks_watch.py", "test_heap_bounded_searches.py", "test_leaks_devices.py", "test_heap_pause.py",

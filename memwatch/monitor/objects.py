@@ -341,10 +341,7 @@ def _levels_of_objects() -> Iterator[list[Any]]:
     known = _KnownObjects(level)
     yield level
     while level:
-        found: list[Any] = []
-        for first in range(0, len(level), _PIECE):
-            found += known.new_among(gc.get_referents(*level[first : first + _PIECE]))
-        level = found
+        level = known.referents_of(level)
         if level:
             yield level
             # dictionaries and tuples of plain values, which gc does not list, have referents of their own
@@ -352,10 +349,10 @@ def _levels_of_objects() -> Iterator[list[Any]]:
 
 
 class _KnownObjects:
-    """The ids of the objects that were found, in a sorted array and a small set beside it.
+    """The ids of the objects that were found, in a sorted array, with the latest of them in a small set beside it.
 
     A frozen linked list has one new object in each level. To sort the whole array for each of 100,000 levels took
-    minutes, so ids first go into the set.
+    minutes, so the ids of small levels go into the set.
 
     Args:
         objects: those that are known at first.
@@ -365,25 +362,34 @@ class _KnownObjects:
         self._sorted = np.sort(_ids_of(objects))
         self._latest: set[int] = set()
 
-    def new_among(self, objects: list[Any]) -> list[Any]:
-        """Return the objects that were not known, each once; they are known from now on."""
-        ids, at = np.unique(_ids_of(objects), return_index=True)
-        places = np.minimum(np.searchsorted(self._sorted, ids), len(self._sorted) - 1)
-        is_new = self._sorted[places] != ids
-        new = [
-            (number, objects[index])
-            for number, index in zip(ids[is_new].tolist(), at[is_new].tolist(), strict=True)
-            if number not in self._latest
-        ]
-        self._latest.update(number for number, _ in new)
-        if len(self._latest) > len(self._sorted) // _SHARE_BESIDE:
-            latest = np.fromiter(self._latest, dtype=np.int64, count=len(self._latest))
-            self._sorted = np.sort(np.concatenate([self._sorted, latest]))
-            self._latest.clear()
-        return [obj for _, obj in new]
+    def referents_of(self, level: list[Any]) -> list[Any]:
+        """Return the referents of objects that were not known, each once; they are known from now on."""
+        found: list[Any] = []
+        found_ids: list[NDArray[np.int64]] = []
+        for first in range(0, len(level), _PIECE):
+            referents = gc.get_referents(*level[first : first + _PIECE])
+            ids, at = np.unique(_ids_of(referents), return_index=True)
+            places = np.minimum(np.searchsorted(self._sorted, ids), len(self._sorted) - 1)
+            is_new = self._sorted[places] != ids
+            if self._latest:
+                is_new[is_new] = [number not in self._latest for number in ids[is_new].tolist()]
+            found += map(referents.__getitem__, at[is_new].tolist())
+            found_ids.append(ids[is_new])
+            referents.clear()
+        ids, at = np.unique(np.concatenate(found_ids), return_index=True)
+        self._add(ids)
+        return list(map(found.__getitem__, at.tolist()))
+
+    def _add(self, ids: NDArray[np.int64]) -> None:
+        if len(self._latest) + len(ids) <= len(self._sorted) // _SHARE_BESIDE:
+            self._latest.update(ids.tolist())
+            return
+        latest = np.fromiter(self._latest, dtype=np.int64, count=len(self._latest))
+        self._sorted = np.sort(np.concatenate([self._sorted, latest, ids]))
+        self._latest.clear()
 
 
-_SHARE_BESIDE: Final = 8  # a guess: the set has at most an eighth of the ids, so each id is sorted few times
+_SHARE_BESIDE: Final = 32  # a guess: the set has at most so small a part of the ids
 
 
 _LEAVES: Final = frozenset({str, bytes, int, float, bool, type(None), bytearray, complex, types.CodeType})

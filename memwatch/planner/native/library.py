@@ -30,24 +30,6 @@ if TYPE_CHECKING:
     from memwatch.planner.clock import Clock
 
 
-# Run the compiler and put the library in its place: a process of its own, which outlives a planner in a hurry.
-#
-# Usage: `python compile.py TARGET COMPILER FLAG... SOURCE`
-def main(target: pathlib.Path, command: list[str]) -> int:
-    """Compile to a folder beside the target, then move the library to its name in one step."""
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        made = pathlib.Path(folder, target.name)
-        status = subprocess.run([*command, "-o", str(made)], check=False).returncode  # noqa: S603  # our own command
-        if status == 0:
-            made.chmod(0o755)  # a umask of 002 would let a group write to it, and then it is not loaded
-            made.replace(target)
-    return status
-
-
-if __name__ == "__main__":
-    sys.exit(main(pathlib.Path(sys.argv[1]), sys.argv[2:]))
-
-
 BUILT: Final = pathlib.Path(__file__).parent / "built"
 """The folder of the package where a wheel has a library; it is not there in a checkout."""
 _COMPILE: Final = pathlib.Path(__file__).parent / "compile.py"
