@@ -339,6 +339,10 @@ def _levels_of_objects() -> Iterator[list[Any]]:
     if gc.get_freeze_count():  # gc lists no frozen objects: they are found from the modules
         level += sys.modules.values()
     known = _KnownObjects(level)
+    # a generator that calls a function shows gc its variables: these lists and ids are not the program's
+    own = (at for at, obj in enumerate(level) if type(obj) is types.GeneratorType and obj.gi_code is _LEVELS)
+    for at in reversed(list(own)):
+        del level[at]
     yield level
     while level:
         level = known.referents_of(level)
@@ -346,6 +350,9 @@ def _levels_of_objects() -> Iterator[list[Any]]:
             yield level
             # dictionaries and tuples of plain values, which gc does not list, have referents of their own
             level = [obj for obj in level if type(obj) not in _LEAVES]
+
+
+_LEVELS: Final = _levels_of_objects.__code__
 
 
 class _KnownObjects:
