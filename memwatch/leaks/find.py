@@ -28,7 +28,7 @@ from memwatch.leaks.leak import Leaks
 from memwatch.leaks.ledger import Change, Ledger, Threads
 from memwatch.leaks.new_storages import NewStorageMode, NewStorages
 from memwatch.leaks.without_tensors import (
-    are_registered_since,
+    are_registered,
     holder_of_largest_graph,
     leak_of_graph,
     leaks_of_hooks,
@@ -227,7 +227,7 @@ class _GrowthSearch:
         period = 1
         if any(before == after for before, after in pairwise(numbers)):
             period = PERIOD if schedule.further else 2
-            if schedule.further and are_registered_since(numbers[0]):
+            if schedule.further and are_registered(range(numbers[0], next_hook_number())):
                 while len(numbers) <= _PERIODS_OF_HOOKS * PERIOD:
                     self._call()
                     numbers = self._hook_numbers[schedule.warmup :]

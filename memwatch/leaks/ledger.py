@@ -153,7 +153,7 @@ class _Book:
     Attributes:
         storages: those from before the block, or made in one.
         empty: those of 0 bytes, which may get memory in a block.
-        tensors: the tensors that an op may change in place while autograd records it: all but parameters, by `id`.
+        tensors: the tensors that an op may change in place while autograd records it, by `id`. Parameters are left out.
         heap_objects: number of gc's objects when the heap was listed.
         is_complete: True unless gc hides objects from before the block, as after `gc.freeze`.
         blocks: number of open blocks.

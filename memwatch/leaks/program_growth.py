@@ -292,7 +292,7 @@ class Rounds:
         marker: what separates those objects from later ones, which may have the addresses of dead ones.
         backwards: number of rounds after the first with a backward.
         in_backward: True if this round had a backward.
-        found: storages of the last search. Once none of them is alive, their leaks are no leaks.
+        found: storages of the last search. If they have all died, memwatch excuses the leaks.
         storages: the same by the cause of each leak.
         is_judged: True if no further search is needed.
         strand: the thread or coroutine with the rounds; None before the first step.
@@ -380,7 +380,7 @@ class Rounds:
 
 
 def periods_of(measured: range) -> list[range]:
-    """Return periods of up to `PERIOD` rounds each, of which each must have added to a leak.
+    """Return periods of up to `PERIOD` rounds. A leak has something of each period.
 
     A program may keep something in every second step. Three periods show that it goes on; where there are too few
     rounds for them, each round is a period.

@@ -60,11 +60,6 @@ def next_hook_number() -> int:
     return int(getattr(RemovableHandle, "next_id", 0))
 
 
-def are_registered_since(number: int) -> bool:
-    """Return True if a table still has a hook with this number or a later one."""
-    return any(each >= number for table in _tables() for each in _numbers(table))
-
-
 def are_registered(numbers: range) -> bool:
     """Return True if a table still has a hook with one of these numbers."""
     return any(each in numbers for table in _tables() for each in _numbers(table))
@@ -145,7 +140,8 @@ def _one_more(table: Any, first: int) -> int:
 
 def _code_of(hook: Any) -> CodeType | None:
     """Return the code of a hook that is a function, a method, or a part of one."""
-    while type(hook) in (MethodType, partial):
+    # classes are compared by identity, because `in` would ask the `__eq__` of a metaclass
+    while type(hook) is MethodType or type(hook) is partial:
         hook = hook.__func__ if type(hook) is MethodType else hook.func
     return hook.__code__ if type(hook) is FunctionType else None
 

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-_LEAST_ENTRIES: Final = 10_000
+_LEAST_ENTRIES: Final = 10_000  # a guess: objects of up to 512 bytes of a shorter list have less than 5 MiB
 _RUNS: Final = 64
 _ENTRIES_PER_RUN: Final = 4096
 """Of a longer list memwatch looks at 64 stretches of 4,096 entries: 260,000 in about 10 ms."""
 LEAST_COPIED_BYTES: Final = 16 << 20
 """Copies of fewer bytes in all processes together are not worth a change of the program. A guess."""
-_MOST_LISTS: Final = 8
+_MOST_LISTS: Final = 8  # a guess
 _FEWEST_FORKS: Final = 2
 """With one fork, memwatch cannot tell who copied a page: the fork, or this process, whose objects memwatch itself has
 read. With two forks, a page that this process copied is still shared by the forks."""
@@ -87,9 +87,8 @@ def _start_of_program(pid: int) -> list[bytes] | None:
         pass_on(error)
         return None
     found = fields[_START_OF_CODE : _START_OF_CODE + 3]
-    return (
-        found if all(int(address) > PAGE_BYTES for address in found) else None
-    )  # 0 or 1: it may not be read
+    # the kernel writes 0 or 1 if this process may not know them
+    return found if all(int(address) > PAGE_BYTES for address in found) else None
 
 
 _START_OF_CODE: Final = 23
@@ -104,11 +103,9 @@ def copied_lists(forks: list[int]) -> list[CopiedList]:
     """
     if len(forks) < _FEWEST_FORKS or not _HAS_KNOWN_LAYOUT:
         return []
-    longest = sorted(
-        (obj for obj in gc.get_objects() if type(obj) in (list, tuple) and len(obj) >= _LEAST_ENTRIES),
-        key=len,
-        reverse=True,
-    )
+    # compared by identity, because `in` would ask the `__eq__` of a metaclass
+    lists = (obj for obj in gc.get_objects() if type(obj) is list or type(obj) is tuple)
+    longest = sorted((each for each in lists if len(each) >= _LEAST_ENTRIES), key=len, reverse=True)
     found = []
     for container in longest[:_MOST_LISTS]:
         pages, scale = _pages_of_entries(container)
@@ -130,18 +127,17 @@ def _pages_of_entries(container: Any) -> tuple[NDArray[np.int64], float]:
     items = id(container) + _ITEMS_OF_LIST
     if type(container) is list:
         items = int(ctypes.c_ssize_t.from_address(items).value)
-    number = len(container)
-    each = min(_ENTRIES_PER_RUN, number)
-    starts = {0}
+    number, length, starts = len(container), len(container), [0]
     if number > _RUNS * _ENTRIES_PER_RUN:
-        starts = set(np.linspace(0, number - each, _RUNS).astype(int).tolist())
-    else:
-        each = number
+        length = _ENTRIES_PER_RUN
+        starts = np.linspace(0, number - length, _RUNS).astype(int).tolist()
     addresses = [
-        np.frombuffer(ctypes.string_at(items + start * _POINTER_BYTES, each * _POINTER_BYTES), dtype=np.int64)
-        for start in sorted(starts)
+        np.frombuffer(
+            ctypes.string_at(items + start * _POINTER_BYTES, length * _POINTER_BYTES), dtype=np.int64
+        )
+        for start in starts
     ]
-    return np.unique(np.concatenate(addresses) // PAGE_BYTES), number / (each * len(starts))
+    return np.unique(np.concatenate(addresses) // PAGE_BYTES), number / (length * len(starts))
 
 
 _WIDEST_GAP: Final = 4096

@@ -183,9 +183,9 @@ def _containers_by_referrers(large: _Large) -> list[Container]:
                 break
             ours.add(id(referrers))
             # a module or a call ends the chain
-            chain.insert(0, next((each for each in referrers if type(each) in _ENDS), referrers[0]))
+            chain.insert(0, next((each for each in referrers if id(type(each)) in _ENDS), referrers[0]))
             referrers.clear()
-            if type(chain[0]) in _ENDS:
+            if id(type(chain[0])) in _ENDS:
                 break
         named = [edge_phrase(edge) for edge in name_chain(chain) if not edge.kind.row.is_entry]
         holder = short_places(", ".join(dict.fromkeys(named[:_NAMED_STEPS]))) or NOBODY
@@ -194,7 +194,7 @@ def _containers_by_referrers(large: _Large) -> list[Container]:
     return found
 
 
-_ENDS: Final = (ModuleType, FrameType)
+_ENDS: Final = (id(ModuleType), id(FrameType))
 _MOST_REFERRERS: Final = 6
 
 

@@ -349,7 +349,7 @@ def _levels_of_objects() -> Iterator[list[Any]]:
         if level:
             yield level
             # dictionaries and tuples of plain values, which gc does not list, have referents of their own
-            level = [obj for obj in level if type(obj) not in _LEAVES]
+            level = [obj for obj in level if id(type(obj)) not in _LEAVES]
 
 
 _LEVELS: Final = _levels_of_objects.__code__
@@ -399,7 +399,10 @@ class _KnownObjects:
 _SHARE_BESIDE: Final = 32  # a guess: the set has at most so small a part of the ids
 
 
-_LEAVES: Final = frozenset({str, bytes, int, float, bool, type(None), bytearray, complex, types.CodeType})
+_LEAVES: Final = frozenset(
+    map(id, (str, bytes, int, float, bool, type(None), bytearray, complex, types.CodeType))
+)
+"""Classes without references, by `id`: a metaclass of the program may have a `__hash__` or `__eq__` of its own."""
 
 
 def _ids_of(objects: Sequence[object]) -> NDArray[np.int64]:

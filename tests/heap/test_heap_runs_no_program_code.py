@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import os
 import sys
 import threading
 from collections import Counter
@@ -30,6 +31,9 @@ from memwatch.heap.frames import read_locals
 from memwatch.heap.inner_tensors import inner_tensors
 from memwatch.heap.roots import SHOWS_CALLBACKS_AT_EXIT, RootKind
 from memwatch.heap.snapshot import Snapshot
+from memwatch.monitor.forks import copied_lists
+from memwatch.monitor.live_memory import live_memory
+from memwatch.monitor.objects import grown_containers, python_memory, tensor_memory
 
 WAYS = ["key-native", "mode-native", "key-python", "mode-python"]
 ELEMENTS = 20_000
@@ -191,6 +195,21 @@ def test_why_alive_calls_no_method():
         assert no_calls(calls)
         assert len(why.paths) >= len(held)
         del held, tensor
+
+
+def test_the_searches_of_a_monitor_call_no_method():
+    """The monitor goes through all objects, and so does its search for lists that forked processes copy."""
+    names = list(SHAPES)
+    KEPT["held"] = hold(dict.fromkeys(names, ELEMENTS))
+    large = type("Large", (list,), methods("Large", list))  # as long as the lists that are examined
+    KEPT["large"] = [large(range(20_000)), metaclass("Odd")("Odd", (tuple,), {})(range(20_000))]
+    with recording() as calls:
+        before = python_memory()
+        assert tensor_memory().count >= len(names)
+        grown_containers(before.lengths, 1)
+        copied_lists([os.getpid(), os.getpid()])
+        live_memory()
+    assert no_calls(calls)
 
 
 class Space(dict):  # type: ignore[type-arg]

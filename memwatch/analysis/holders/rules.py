@@ -12,7 +12,7 @@ Each rule is a function from a case to a holder, or to None if the rule does not
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -71,6 +71,7 @@ class Sources:
     regions: Regions
     awaited: Awaited
     passed_on: PassedOn
+    _given: dict[int, set[int]] = field(default_factory=dict, repr=False)
 
     @cached_property
     def outcomes(self) -> SavedTensorOutcomes:
@@ -90,10 +91,6 @@ class Sources:
     def packs_of(self, allocation: int) -> IntArray:
         """Return the saved tensors that lie in an allocation."""
         return self.packs_by_storage.get(int(self.facts.allocations.storage[allocation]), _NO_PACKS)
-
-    @cached_property
-    def _given(self) -> dict[int, set[int]]:
-        return {}
 
     def storages_given_to(self, op: int) -> set[int]:
         """Return the storages of an op's arguments."""

@@ -243,7 +243,7 @@ def _is_torchs_own(node: Any) -> bool:
 
 def _detached_unseen(tensor: Tensor) -> Tensor:
     """Return an alias of a tensor, made below the program's dispatch modes if its class is plain."""
-    if current_mode() is None or type(tensor) not in (Tensor, Parameter):
+    if current_mode() is None or not (type(tensor) is Tensor or type(tensor) is Parameter):
         return tensor.detach()
     with disable_torch_dispatch():
         return tensor.detach()
