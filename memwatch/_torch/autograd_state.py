@@ -76,7 +76,7 @@ _compiled: Any = None
 class NodesBehind(Protocol):
     """Walks along autograd's graph without making Python objects of its nodes."""
 
-    def behind(self, tensor: torch.Tensor, root: int, /) -> list[tuple[int, Any]]:
+    def __call__(self, tensor: torch.Tensor, root: int, /) -> list[tuple[int, Any]]:
         """Return the sequence number of each node behind a tensor, and its `ctx` if it is a function in Python."""
 
 
@@ -88,7 +88,7 @@ def use_compiled(library: Any) -> None:
 
 def compiled_walk(max_nodes: int) -> NodesBehind | None:
     """Return a walk along graphs that visits at most `max_nodes` nodes; None if the compiled recorder is missing."""
-    walk: NodesBehind | None = None if _compiled is None else _compiled.GraphWalk(max_nodes)
+    walk: NodesBehind | None = None if _compiled is None else _compiled.graph_walk(max_nodes)
     return walk
 
 

@@ -56,14 +56,14 @@ class GraphWalk:
             tensor: where the graph ends.
             root: number of the root whose variable holds the tensor.
         """
-        nodes = self._nodes(tensor, root) if self._compiled is None else self._compiled.behind(tensor, root)
+        nodes = self._nodes(tensor, root) if self._compiled is None else self._compiled(tensor, root)
         for sequence, ctx in nodes:
             attributes = None if ctx is None else instance_dict(ctx)
             values = [] if attributes is None else list(attributes.values())
             yield sequence, [(ctx, attributes, value) for value in values if is_tensor(value)]
 
     def _nodes(self, tensor: torch.Tensor, root: int) -> Iterator[tuple[int, Any]]:
-        """Yield the same as `NodesBehind.behind`; torch keeps the Python objects that this makes of nodes."""
+        """Yield the same as `NodesBehind`; torch keeps the Python objects that this makes of nodes."""
         waiting = [autograd_state(tensor, with_node=True).grad_fn]
         while waiting and self._left > 0:
             node = waiting.pop()

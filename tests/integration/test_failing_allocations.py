@@ -68,6 +68,13 @@ def test_the_program_does_not_notice_that_the_native_recorder_has_no_memory(shim
     assert found["different"] == []
 
 
+def test_the_program_does_not_notice_that_a_sample_of_holders_has_no_memory(shim):
+    """The third allocation is the first walk along a graph. It once ended the process."""
+    found = failing("native", "native", "key", "--holders", "--first", "3", every=101, library=shim)
+    assert found["count"] > 100
+    assert found["different"] == []
+
+
 @pytest.mark.parametrize("recorder", ["native", "python"])
 def test_the_program_does_not_notice_a_memory_error_in_a_line_of_memwatch(recorder):
     found = failing("lines", recorder, "key", every={"native": 901, "python": 3001}[recorder])

@@ -330,7 +330,7 @@ class Extension(Protocol):
     def autograd_state(self, tensor: Any, with_node: bool) -> tuple[Any, bool, bool, bool]:
         """Return autograd's state of a tensor: the fields of `memwatch._torch.autograd_state.AutogradState`."""
 
-    def GraphWalk(self, max_nodes: int, /) -> NodesBehind:  # noqa: N802
+    def graph_walk(self, max_nodes: int) -> NodesBehind:
         """Make a walk along autograd's graph."""
 
     def original_of(self, packed: Any, /) -> Any:

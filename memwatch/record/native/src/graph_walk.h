@@ -23,11 +23,10 @@ class GraphWalk {
   /// function written in Python, or None.
   ///
   /// root: number of the root whose variable holds the tensor.
-  py::list behind(const py::object& tensor, int64_t root) {
-    TORCH_CHECK(THPVariable_Check(tensor.ptr()), "behind takes a tensor");
+  py::list behind(const at::Tensor& tensor, int64_t root) {
     py::list found;
     std::vector<Node> waiting;
-    if (const AutogradState state(THPVariable_Unpack(tensor.ptr())); state.node()) {
+    if (const AutogradState state(tensor); state.node()) {
       waiting.push_back(state.node());
     }
     while (!waiting.empty() && left_ > 0) {

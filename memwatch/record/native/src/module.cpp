@@ -263,6 +263,24 @@ py::object note_death_of(const std::shared_ptr<Deaths>& deaths) {
   return function(method, deaths);
 }
 
+/// `walk(tensor, root)`: see `GraphWalk::behind`.
+PyObject* walk_behind(PyObject* walk, PyObject* const* given, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  TORCH_CHECK(count == 2 && THPVariable_Check(given[0]), "a walk takes a tensor and the number of a root");
+  const auto self = kept_by<std::shared_ptr<GraphWalk>>(walk);
+  return self->behind(THPVariable_Unpack(given[0]), integer(given[1])).release().ptr();
+  END_HANDLE_TH_ERRORS
+}
+
+/// Each sample makes a walk, also where memory has run out, so it is a function and no class of pybind11. pybind11
+/// allocates when it registers an object, outside of the part that catches exceptions of C++. A bad_alloc there unwinds
+/// frames of Python, and the interpreter goes on with frames that no longer exist.
+py::object graph_walk(int64_t max_nodes) {
+  static PyMethodDef method = {"walk", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&walk_behind)),
+                               METH_FASTCALL, nullptr};
+  return function(method, std::make_shared<GraphWalk>(max_nodes));
+}
+
 void rewatch(const std::shared_ptr<Storages>& storages, int64_t op) {
   const Storages::Look looking(storages);
   storages->rewatch(op);
@@ -291,7 +309,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("hook", &hook, "Have hooks of the program take over from a pack");
   module.def("stamp_by_torch", [](bool wanted) { ticks_are_torchs = wanted; }, "Choose the clock");
   module.def("device_name", &Events::name_of, "Name the device of an allocator event");
-  py::class_<GraphWalk>(module, "GraphWalk").def(py::init<int64_t>()).def("behind", &GraphWalk::behind);
+  module.def("graph_walk", &graph_walk, py::arg("max_nodes"), "Make a walk along graphs of autograd");
   py::class_<Rows, std::shared_ptr<Rows>>(module, "Rows")
       .def(py::init<>())
       .def("__iadd__", &Rows::add_tuple, py::return_value_policy::reference)
