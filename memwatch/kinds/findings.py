@@ -168,7 +168,7 @@ class FindingKind(str, Enum):
     # every step leaves more behind
     GROWTH = FindingRow(
         "growth",
-        "keeps {nbytes} of all passes of a loop, though no later pass reads them",
+        "keeps {nbytes} of all passes of a loop, though each pass reads at most the newest",
         advice="keep a number or a summary of each pass (`.item()`), or empty it",
     )
     # float32 copies that autograd saves

@@ -1,4 +1,4 @@
-"""Growth inside one call: a container gets more with each pass of a loop, and no later pass reads it."""
+"""Growth inside one call: a container gets more with each pass of a loop, and a pass reads at most the newest."""
 
 from __future__ import annotations
 
@@ -71,6 +71,23 @@ def test_what_each_pass_leaves_in_a_container_is_growth(program, variable):
     assert "+1.00 MiB per pass" in finding.advice
     assert finding.nbytes >= (PASSES - 2) * MIB
     assert "growth" not in kinds(profiled(program, False))
+
+
+def test_growth_that_outlives_the_recording_is_growth():
+    """The recording has no end for the life of any of these results."""
+    history = []
+
+    @torch.no_grad()
+    def rollout_into_history():
+        state = torch.randn(ROWS, WIDE)
+        for _ in range(PASSES):
+            state = state * 0.9
+            history.append(state)
+        state * 2
+
+    (finding,) = [each for each in profiled(rollout_into_history).findings if each.kind == "growth"]
+    assert finding.holder.startswith("`history`")
+    assert "+1.00 MiB per pass" in finding.advice
 
 
 def test_a_graph_that_each_micro_batch_keeps_tells_what_one_adds():

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 # Series: a container gets more memory with each pass of a loop, as with each micro-batch or token of one call.
 #
 # The program need not mark these passes. One line makes a result in each pass, and the container keeps all of them.
-# The memory of a KV cache grows too, but each pass reads all of it, so no rule reports it. Results that wait for the
-# op that joins them, and the activations of layers that run one after the other, are kept for a later use.
+# A pass may read the newest result, as a rollout reads its last state. The memory of a KV cache grows too, but each pass
+# reads all of it, so no rule reports it. Results that wait for the op that joins them, and the activations of layers that
+# run one after the other, are kept for a later use.
 _FEWEST_PASSES: Final = 3
 """A step of four micro-batches keeps the results of three when its peak comes, in the last forward. A guess."""
 _OF_VARIABLES: Final = (FindingKind.DRAG, FindingKind.ITERATION)
@@ -35,7 +36,7 @@ _OF_GRAPHS: Final = (FindingKind.GRAPH, FindingKind.RETAINED)
 
 
 def as_growth(candidate: Candidate, facts: Facts) -> Candidate:
-    """Return a candidate as growth, if a container keeps a result of each pass of a loop that no later pass reads.
+    """Return a candidate as growth, if a container keeps a result of each pass and a pass reads at most the newest.
 
     `del` at the end of a pass, the advice of the other kinds, would not end that.
     """
@@ -45,7 +46,8 @@ def as_growth(candidate: Candidate, facts: Facts) -> Candidate:
     made, last = facts.allocations.op[rows], facts.use_bounds.last_op[rows]
     for group in _by_stack(rows, facts):
         order = np.argsort(made[group], kind="stable")
-        if (last[group][order][:-1] >= made[group][order][1:]).any():
+        # the pass after next has begun when its result is made: a state is often read to make the one after it
+        if (last[group][order][:-2] >= made[group][order][2:]).any():
             return candidate
     return dataclasses.replace(candidate, kind=FindingKind.GROWTH)
 
@@ -96,7 +98,7 @@ def _by_stack(rows: IntArray, facts: Facts) -> list[IntArray]:
 def _ends(allocations: Allocations, rows: IntArray) -> IntArray:
     """Return the event after the life of each allocation, past all events where its end is not recorded."""
     deaths = allocations.death_event[rows]
-    return np.where(deaths == NONE, np.iinfo(np.int64).max, deaths)
+    return np.where(deaths == NONE, np.iinfo(deaths.dtype).max, deaths)
 
 
 _FEWEST_STEPS: Final = 8  # a shorter growth may be chance; a guess
