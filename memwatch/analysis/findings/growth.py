@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 # Series: a container gets more memory with each pass of a loop, as with each micro-batch or token of one call.
 #
 # The program need not mark these passes. One line makes a result in each pass, and the container keeps all of them.
-# A pass may read the newest result, as a rollout reads its last state. The memory of a KV cache grows too, but each pass
-# reads all of it, so no rule reports it. Results that wait for the op that joins them, and the activations of layers that
-# run one after the other, are kept for a later use.
+# A pass may read the newest result, as a rollout reads its last state. The memory of a KV cache grows too, but each
+# pass reads all of it, so no rule reports it. Results that wait for the op that joins them, and the activations of
+# layers that run one after the other, are kept for a later use.
 _FEWEST_PASSES: Final = 3
 """A step of four micro-batches keeps the results of three when its peak comes, in the last forward. A guess."""
 _OF_VARIABLES: Final = (FindingKind.DRAG, FindingKind.ITERATION)
