@@ -105,14 +105,15 @@ class Change:
         """Return the words for this change."""
         return templates[self.kind.value].format(
             blocks=len(self.names), of=self.of, segments=self.segments, name="".join(self.names[:1]) or "model",
-            budget=format_bytes(self.budget_bytes), which=self._which,
+            budget=format_bytes(self.budget_bytes), which=first_and_last(self.names),
         )  # fmt: skip
 
-    @property
-    def _which(self) -> str:
-        if len(self.names) < 3:
-            return ", ".join(self.names)
-        return words.FIRST_AND_LAST.format(first=self.names[0], last=self.names[-1])
+
+def first_and_last(names: Sequence[str]) -> str:
+    """Return names of modules as a reader says them."""
+    if len(names) < 3:
+        return ", ".join(names)
+    return words.FIRST_AND_LAST.format(first=names[0], last=names[-1])
 
 
 @dataclass(frozen=True)

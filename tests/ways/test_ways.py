@@ -330,3 +330,50 @@ def test_a_checkpointed_evaluation_that_builds_a_graph_saves_less_too():
     assert len(found)
     for way in found.itertuples():
         assert run(way.lines).peak_bytes == pytest.approx(way.peak_bytes, rel=0.02)
+
+
+class _Store:
+    def __init__(self):
+        self.kept = []
+
+
+class _Storing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
+
+    def forward(self, x, store):
+        x = self.inner(x).tanh()
+        store.append(x.square().mean()) if type(store) is list else store.kept.append(x)
+        return x
+
+
+@pytest.mark.parametrize("kind", ["object", "list"])
+def test_a_module_that_puts_tensors_into_an_object_is_not_checkpointed(kind):
+    """A note names the classes. A list may get tensors again: programs read losses from it before the backward."""
+    model, x = nn.ModuleList(_Storing() for _ in range(4)), torch.randn(512, 64)
+    losses = []
+
+    def step():
+        store, y = _Store() if kind == "object" else [], x
+        model.zero_grad()
+        for each in model:
+            y = each(y, store)
+        loss = y.square().mean() + sum(store if kind == "list" else ())
+        losses.append(loss.item())
+        loss.backward()
+
+    step()
+    with memwatch.profile(holders=False) as prof:
+        step()
+    way = _of_kind(prof, "checkpoint").iloc[0]
+    assert way["modules"].split(", ")[0] == ("0.inner" if kind == "object" else "0")
+    told = [text for of, text in prof.notes if of == "ways"]
+    assert [text.startswith("no checkpoint is offered for 4 modules (_Storing)") for text in told] == (
+        [True] if kind == "object" else []
+    )
+    exec(way["lines"], {"model": model})
+    with memwatch.profile(holders=False) as after:
+        step()
+    assert after.peak_bytes == pytest.approx(way["peak_bytes"], rel=0.02)
+    assert len(set(losses)) == 1
