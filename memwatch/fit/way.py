@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from memwatch._torch.tensors import gradient_hooks
 from memwatch.errors import OptionError
 from memwatch.sizes import format_bytes
-from memwatch.way_lines import LINES
+from memwatch.way_lines import LINES, joined
 from memwatch.words import fit as words
 
 if TYPE_CHECKING:
@@ -158,15 +158,8 @@ class Way:
         return next((change.plan for change in self.changes if change.plan is not None), None)
 
     def code(self, program: Expressions) -> str:
-        """Return the lines that apply the way in a program; each import comes once."""
-        seen: set[str] = set()
-        kept = []
-        for line in "\n".join(change.lines(program) for change in self.changes).splitlines():
-            is_import = line.partition(" ")[0] in ("import", "from")
-            if not (is_import and line in seen):
-                kept.append(line)
-            seen.add(line)
-        return "\n".join([*kept, ""]) if kept else ""
+        """Return the lines that apply the way in a program."""
+        return joined(change.lines(program) for change in self.changes)
 
 
 class Applied:
