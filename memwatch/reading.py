@@ -170,8 +170,13 @@ class Reading:
     def ways(self) -> pd.DataFrame:
         """The changes that would lower the peak, simulated from this recording; the lowest peak first."""
         from memwatch.analysis.tables import ways
+        from memwatch.analysis.ways.checkpointing import changed_arguments
 
-        return ways(self._tables.ways)
+        found = ways(self._tables.ways)
+        tree = self._tables.facts.places.module_tree
+        changed = changed_arguments(self._tables.facts).items()
+        found.attrs["changed_arguments"] = {tree.names[module]: cls for module, cls in changed}
+        return found
 
     @property
     def meta(self) -> dict[str, Any]:
@@ -185,6 +190,9 @@ class Reading:
         recorded += [("steps", text) for text in (unrecorded_steps(self._tables.facts),) if text]
         recorded += [(note.kind, note.text) for note in self.capture.notes]
         found = (("unseen", unrecorded(self._tables.facts)), ("not memory", not_memory(self._tables.facts)))
+        from memwatch.analysis.ways.checkpointing import left_out as checkpoints_left_out
+
+        recorded += [("ways", text) for text in (checkpoints_left_out(self._tables.facts),) if text]
         recorded += [("threads", text) for text in other_threads(self._tables.facts)]
         recorded += [(kind, effect.text) for kind, effect in found if effect is not None]
         return recorded + [("observer", effect.text) for effect in observer_effects(self._tables.facts)]

@@ -6,7 +6,10 @@ import torch as a whole: `import torch` in a function would hide the module from
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 LINES: Final[dict[str, str]] = {
     "foreach": """\
@@ -226,3 +229,15 @@ plan = load_plan({path!r}){comment}
 """Lines that come before those of a way that applies a plan."""
 UNSAVED: Final = '  # the file that fit.plan.save("step.plan") writes'
 """The comment where you have to save the plan to a file first."""
+
+
+def joined(parts: Iterable[str]) -> str:
+    """Return the lines of several changes together; each import comes once."""
+    seen: set[str] = set()
+    kept = []
+    for line in "\n".join(parts).splitlines():
+        is_import = line.partition(" ")[0] in ("import", "from")
+        if not (is_import and line in seen):
+            kept.append(line)
+        seen.add(line)
+    return "\n".join([*kept, ""]) if kept else ""

@@ -62,6 +62,10 @@ def _are_texts(value: Any) -> bool:
     return type(value) is list and all(map(_is_text, value))
 
 
+def _are_texts_by_name(value: Any) -> bool:
+    return type(value) is dict and all(map(_is_text, value.values()))
+
+
 def _are_bytes(value: Any) -> bool:
     return type(value) is dict and all(map(_is_whole, value.values()))
 
@@ -119,6 +123,7 @@ _NAMES_BY_KIND: Final[dict[Callable[[Any], bool], tuple[str, ...]]] = {
     _are_bytes: ("entry_allocated_bytes", "entry_reserved_bytes", "rounding_bytes", "reserved_bytes"),
     _are_extents: ("segments",),
     _are_expressions: ("expressions",),
+    _are_texts_by_name: ("changed_arguments",),
 }  # fmt: skip
 _KINDS: Final = {name: kind for kind, names in _NAMES_BY_KIND.items() for name in names}
 

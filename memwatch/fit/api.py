@@ -241,6 +241,14 @@ def _not_reachable(
         limit=format_bytes(limit_bytes), device=trial.device, tried=len(search.tried),
         lowest=format_bytes(lowest.peak_bytes), way=lowest.way.name,
     )  # fmt: skip
+    failures = [each.failure for each in search.tried if each.failure]
+    if failures:
+        told = "; ".join(dict.fromkeys(failures))
+        text = f"{text}; {words.FAILED_WAYS.format(count=len(failures), failures=told)}"
+    if search.left_out:
+        text = f"{text}; {search.left_out}"
+    if trial.left_bytes:  # a recording would count them
+        return BudgetError(text, lowest, lowest.baseline_bytes)
     why = obstacle(trial.recorded(lowest.way), lowest, limit_bytes)
     return BudgetError(f"{text}; {why}", lowest, lowest.baseline_bytes)
 
@@ -255,4 +263,6 @@ def _notes(search: Search, kept: Measurement, device: str) -> list[str]:
         found.append(words.DISTURBED)
     if is_host(device) and len(search.tried) > 1 and not kept.is_estimate:
         found.append(words.NOT_OFFERED_ON_HOST)
+    if len(search.tried) > 1:
+        found += search.untried
     return found

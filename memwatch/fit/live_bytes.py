@@ -86,6 +86,32 @@ def alive_bytes(device: str) -> int:
     return _Older().nbytes if is_host(device) else adapter_of(device).allocated_bytes(device)
 
 
+class LivingStorages:
+    """The storages of a device that are alive when this is made, without keeping them."""
+
+    def __init__(self, device: str) -> None:
+        self._storages: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}
+        with quiet():
+            for tensor in _living_tensors():
+                if not is_simulated(tensor) and tensor.device == torch.device(device):
+                    storage = storage_of(tensor)
+                    if storage is not None and storage.data_ptr():
+                        self._storages[storage.data_ptr()] = weakref.ref(storage), storage_bytes(storage)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of those that are still alive."""
+        return sum(nbytes for storage, nbytes in self._storages.values() if storage() is not None)
+
+
+def _living_tensors() -> Iterator[torch.Tensor]:
+    for tensor in of_classes(gc.get_objects(), lambda cls: derives(cls, torch.Tensor)):
+        yield tensor
+        # the gradient may have had no Python object so far
+        if autograd_state(tensor).is_leaf and tensor.grad is not None:
+            yield tensor.grad
+
+
 @dataclass
 class _Older:
     """The storages of the host that were alive before the block, by address, and the times at which they died."""
@@ -97,11 +123,8 @@ class _Older:
 
     def __post_init__(self) -> None:
         with quiet():
-            for tensor in of_classes(gc.get_objects(), lambda cls: derives(cls, torch.Tensor)):
+            for tensor in _living_tensors():
                 self._watch(tensor)
-                # the gradient may have had no Python object so far
-                if autograd_state(tensor).is_leaf and tensor.grad is not None:
-                    self._watch(tensor.grad)
 
     @property
     def nbytes(self) -> int:

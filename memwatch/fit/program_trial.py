@@ -18,7 +18,7 @@ from memwatch.devices import adapter_of, is_out_of_memory
 from memwatch.errors import MemwatchError
 from memwatch.fit.blocks import SavedScan
 from memwatch.fit.kept_tensors import fingerprint
-from memwatch.fit.live_bytes import LiveBytes, count_live_bytes, device_of
+from memwatch.fit.live_bytes import LiveBytes, LivingStorages, count_live_bytes, device_of
 from memwatch.fit.live_trial import LEARNING_STEPS, OUT_OF_MEMORY, trained
 from memwatch.fit.names import expressions_of
 from memwatch.fit.recorded_plan import plan_of
@@ -68,6 +68,7 @@ class ProgramTrial:
         self, load: Callable[[], Callable[[], None]], steps: int, files: PrivateFiles | None = None
     ) -> None:
         self.names, self.device = Expressions(), "cpu"
+        self._left = LivingStorages(self.device)
         self._load, self._steps, self._files = load, max(steps, 2), files
         self._folder = os.getcwd()
         self._modules = set(sys.modules)
@@ -86,6 +87,15 @@ class ProgramTrial:
     def optimizers(self) -> list[Optimizer]:
         """Its optimizers."""
         return [] if self._run is None else self._run.optimizers
+
+    @property
+    def left_bytes(self) -> int:
+        """Bytes of earlier runs that are still alive, which a fresh process does not have.
+
+        A function that a run gave to `atexit` holds the variables of its script. And a checkpoint whose second forward
+        fails can make a cycle in autograd that nothing frees.
+        """
+        return self._left.nbytes
 
     def run(self, way: Way) -> Measurement:
         """Run the program's first steps in a way; the first of them is not counted."""
@@ -110,7 +120,9 @@ class ProgramTrial:
             if not is_out_of_memory(error):
                 raise
             return Measurement(way, None, failure=OUT_OF_MEMORY)
-        return Measurement(way, live.peak_bytes, live.baseline_bytes, min(run.times_ns), run.results)
+        left_bytes = self.left_bytes
+        peak_bytes, baseline_bytes = live.peak_bytes - left_bytes, live.baseline_bytes - left_bytes
+        return Measurement(way, peak_bytes, baseline_bytes, min(run.times_ns), run.results)
 
     def scan(self) -> SavedScan:
         """Run the program's first steps and return the bytes that the modules save."""
@@ -137,7 +149,9 @@ class ProgramTrial:
     def _run_program(self, way: Way, within: Callable[[], AbstractContextManager[Any]]) -> _Run:
         self._start_afresh()
         run = self._run = _Run(way, self._steps, within)
-        program = self._load()
+        program = self._load()  # it drops the variables of the last run
+        gc.collect()
+        self._left = LivingStorages(self.device)
         with (
             contextlib.suppress(Enough, SystemExit),
             open(os.devnull, "w") as nowhere,

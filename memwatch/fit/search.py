@@ -13,8 +13,9 @@ from memwatch.errors import MemwatchError
 from memwatch.fit.blocks import chains, partitions
 from memwatch.fit.recorded_plan import within_budget
 from memwatch.fit.trial import Measurement
-from memwatch.fit.way import Change, Kind, Way
+from memwatch.fit.way import Change, Kind, Way, first_and_last
 from memwatch.signal_handlers import pass_on
+from memwatch.words import fit as words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -91,6 +92,7 @@ class Search:
     Attributes:
         tried: every measurement, in the order of the trials.
         is_repeatable: whether the program itself gives the same results twice; None until it was tested.
+        untried: why each wanted kind was not tried; a sentence for several kinds with one reason.
     """
 
     def __init__(
@@ -100,6 +102,10 @@ class Search:
         self.is_repeatable: bool | None = None
         self._changing: set[str] = set()  # names of the buffers that a step writes
         self._baseline_bytes = 0  # live bytes when a step begins
+        self._reasons: dict[Kind, str] = {}  # why a kind of way does not suit the program
+        self._changed_arguments: dict[
+            str, str
+        ] = {}  # classes of objects that modules change, by the module's name
         self._trial, self._limit_bytes, self._kinds, self._say = trial, limit_bytes, kinds, say
 
     def run(self) -> Measurement | None:
@@ -108,6 +114,8 @@ class Search:
         if not plain.fits(self._limit_bytes):
             for measured in self._ways(plain):
                 if self._is_fast(measured) and measured.fits(self._limit_bytes):
+                    self._reasons = {}
+                    self._reason(words.FAST_ENOUGH.format(way=measured.way.name), *Kind)
                     break
         return self._best()
 
@@ -121,6 +129,34 @@ class Search:
         if measured.step_time_ns is not None:
             self._run_program_again()
         return measured.cost <= self.tried[0].cost * _GOOD_ENOUGH
+
+    def _reason(self, text: str, *kinds: Kind) -> None:
+        """Note why some kinds are not tried, if there is no other reason yet."""
+        for kind in kinds:
+            self._reasons.setdefault(kind, text)
+
+    @property
+    def untried(self) -> list[str]:
+        """Why kinds of ways were not tried, one sentence for each reason."""
+        tried = {change.kind for each in self.tried for change in each.way.changes}
+        by_reason: dict[str, list[str]] = {}
+        for kind in Kind:
+            if kind is Kind.OFFLOAD and is_host(self._trial.device):
+                continue  # another note says so
+            if kind in self._kinds and kind not in tried and kind in self._reasons:
+                by_reason.setdefault(self._reasons[kind], []).append(kind.value)
+        found = [words.UNTRIED.format(kinds=", ".join(kinds), why=why) for why, kinds in by_reason.items()]
+        return [*found, self.left_out] if self.left_out else found
+
+    @property
+    def left_out(self) -> str:
+        """Why some modules were not checkpointed; "" if there are none."""
+        if not self._changed_arguments or not self._may(Kind.CHECKPOINT):
+            return ""
+        return words.CHANGED_ARGUMENTS.format(
+            modules=first_and_last([*self._changed_arguments]),
+            objects=", ".join(sorted(set(self._changed_arguments.values()))),
+        )
 
     def _run_program_again(self) -> None:
         """Run the plain step once more. Its results are compared, and the shorter time counts."""
@@ -202,10 +238,15 @@ class Search:
         predicted = self._predicted()
         settings = self._settings(predicted, gradients_wait=scan.gradients_wait)
         for change in sorted(settings, key=lambda change: _peak_bytes(predicted, change.kind)):
+            if base.way.steps_in_backward:  # one parameter at a time, and no gradient waits
+                self._reason(words.IN_BACKWARD_ALREADY, change.kind)
+                continue
             measured = self._try(base.way.also(change))
             yield measured
             if self._is_gain(measured, base):
                 base = measured
+        for name in self._changed_arguments:  # its forward would change the object a second time
+            saved.by_module.pop(name, None)
         divided = partitions(self._trial.model, saved) if self._may(Kind.CHECKPOINT) else []
         bases = [base.way]
         if (
@@ -215,6 +256,8 @@ class Search:
         ):
             # alone it lowers nothing, with checkpoints it does
             bases.append(base.way.also(Change(Kind.STEP_IN_BACKWARD)))
+        if not divided:
+            self._reason(words.NO_BLOCKS, Kind.CHECKPOINT, Kind.OFFLOAD)
         for way, names in product(bases, divided):  # smaller blocks only if the large ones do not fit
             found = list(self._least(way, names, Kind.CHECKPOINT))
             yield from found
@@ -223,13 +266,21 @@ class Search:
         if self._may(Kind.CHAIN):
             for name, length in chains(self._trial.model, saved):
                 yield from self._chains(base.way, name, length)
+        self._reason(words.NO_CHAIN, Kind.CHAIN)
         if self._may(Kind.OFFLOAD) and not is_host(self._trial.device) and divided:
             yield from self._least(base.way, divided[-1], Kind.OFFLOAD)
+        if self._limit_bytes <= self._baseline_bytes:
+            self._reason(words.NO_ROOM, Kind.POLICY, Kind.BACKEND)
+        self._reason(words.NOT_ESTIMATED, Kind.POLICY, Kind.BACKEND)
         for kind in (Kind.POLICY, Kind.BACKEND):
             if self._may(kind) and not plain.is_estimate:
                 # a plan is of a forward, a backward and then a step
                 yield from self._planned(plain if base.way.steps_in_backward else base, kind)
         # last, for a fused step rounds differently: it is wanted only where no way with the program's results fits
+        if any(measured.fits(self._limit_bytes) for measured in self.tried):
+            self._reason(words.ROUNDS, Kind.FUSED, Kind.LOSS_IN_PARTS)
+        self._reason(words.NO_FUSED, Kind.FUSED)
+        self._reason(words.NO_LOSS, Kind.LOSS_IN_PARTS)
         if self._may_fuse() and not any(measured.fits(self._limit_bytes) for measured in self.tried):
             yield self._try(Way((Change(Kind.FUSED),)))
             if self.lowest is not None and not self.lowest.fits(self._limit_bytes):
@@ -276,7 +327,7 @@ class Search:
 
     def _predicted(self) -> dict[str, dict[str, Any]]:
         """Return the row of `prof.ways` for each kind that a recording of the program shows to lower the peak."""
-        of_recording = (Kind.STEP_IN_BACKWARD, Kind.LOSS_IN_PARTS)
+        of_recording = (Kind.STEP_IN_BACKWARD, Kind.LOSS_IN_PARTS, Kind.CHECKPOINT)
         if self.tried[0].is_estimate or not any(self._may(kind) for kind in of_recording):
             return {}
         self._say("a recording of the program")
@@ -284,7 +335,11 @@ class Search:
             ways = self._trial.recorded(Way(), stacks=True).ways
         except Exception as error:
             pass_on(error)
+            self._reason(words.NOT_RECORDED, Kind.STEP_IN_BACKWARD, Kind.LOSS_IN_PARTS)
             return {}  # out of memory: only ways that need no prediction are tried
+        names = dict(self._trial.model.named_modules())
+        changed = ways.attrs["changed_arguments"].items()
+        self._changed_arguments = {name: cls for name, cls in changed if name in names}
         return {way["kind"]: way for way in reversed(ways.to_dict("records"))}  # the lowest of a kind
 
     def _settings(self, predicted: Collection[str], *, gradients_wait: bool) -> list[Change]:
@@ -299,6 +354,9 @@ class Search:
             found.append(Change(Kind.GRADIENTS))
         if self._may(Kind.STEP_IN_BACKWARD) and Kind.STEP_IN_BACKWARD.value in predicted:
             found.append(Change(Kind.STEP_IN_BACKWARD))
+        self._reason(words.NO_LISTS, Kind.FOREACH)
+        self._reason(words.NO_GRADIENTS_WAIT, Kind.GRADIENTS)
+        self._reason(words.NOT_IN_BACKWARD, Kind.STEP_IN_BACKWARD)
         return found
 
     def _least(self, base: Way, names: tuple[str, ...], kind: Kind) -> Iterator[Measurement]:

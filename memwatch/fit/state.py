@@ -222,17 +222,17 @@ def living(*classes: type) -> list[Any]:
 
 
 def optimizers_of(model: nn.Module) -> list[Optimizer]:
-    """Return the optimizers of any of a model's parameters, oldest first."""
-    own = {id(parameter) for parameter in model.parameters()}
-    return [
-        optimizer
-        for optimizer in living(Optimizer)
-        if any(
-            id(each) in own
-            for group in optimizer.__dict__.get("param_groups", ())
-            for each in group["params"]
-        )
-    ]
+    """Return the optimizers of any of a model's parameters, in the order of the first parameter of each.
+
+    The garbage collector's order differs from run to run.
+    """
+    place = {id(parameter): number for number, parameter in enumerate(model.parameters())}
+    first: list[tuple[int, Optimizer]] = []
+    for optimizer in living(Optimizer):
+        groups = optimizer.__dict__.get("param_groups", ())
+        own = [place[id(each)] for group in groups for each in group["params"] if id(each) in place]
+        first += [(min(own), optimizer)] if own else []
+    return [optimizer for _, optimizer in sorted(first, key=lambda pair: pair[0])]
 
 
 def _thawed(value: Any) -> Any:

@@ -70,6 +70,8 @@ class ModelTrial:
         state: the state that is restored before each trial and after the last.
     """
 
+    left_bytes = 0  # failed trials leave their memory in the program's own process, where it counts
+
     def __init__(self, step: Callable[[], Any], model: nn.Module, device: str) -> None:
         self.model, self.device = model, device
         self.optimizers: list[Optimizer] = optimizers_of(model)

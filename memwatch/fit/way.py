@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from memwatch._torch.tensors import gradient_hooks
 from memwatch.errors import OptionError
 from memwatch.sizes import format_bytes
-from memwatch.way_lines import LINES
+from memwatch.way_lines import LINES, joined
 from memwatch.words import fit as words
 
 if TYPE_CHECKING:
@@ -105,14 +105,15 @@ class Change:
         """Return the words for this change."""
         return templates[self.kind.value].format(
             blocks=len(self.names), of=self.of, segments=self.segments, name="".join(self.names[:1]) or "model",
-            budget=format_bytes(self.budget_bytes), which=self._which,
+            budget=format_bytes(self.budget_bytes), which=first_and_last(self.names),
         )  # fmt: skip
 
-    @property
-    def _which(self) -> str:
-        if len(self.names) < 3:
-            return ", ".join(self.names)
-        return words.FIRST_AND_LAST.format(first=self.names[0], last=self.names[-1])
+
+def first_and_last(names: Sequence[str]) -> str:
+    """Return names of modules as a reader says them."""
+    if len(names) < 3:
+        return ", ".join(names)
+    return words.FIRST_AND_LAST.format(first=names[0], last=names[-1])
 
 
 @dataclass(frozen=True)
@@ -157,15 +158,8 @@ class Way:
         return next((change.plan for change in self.changes if change.plan is not None), None)
 
     def code(self, program: Expressions) -> str:
-        """Return the lines that apply the way in a program; each import comes once."""
-        seen: set[str] = set()
-        kept = []
-        for line in "\n".join(change.lines(program) for change in self.changes).splitlines():
-            is_import = line.partition(" ")[0] in ("import", "from")
-            if not (is_import and line in seen):
-                kept.append(line)
-            seen.add(line)
-        return "\n".join([*kept, ""]) if kept else ""
+        """Return the lines that apply the way in a program."""
+        return joined(change.lines(program) for change in self.changes)
 
 
 class Applied:

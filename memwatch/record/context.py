@@ -6,8 +6,10 @@ forward hook would not do: torch.compile would warn and trace it. Objects of the
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -18,6 +20,7 @@ from memwatch._torch.autograd import NO_TASK, current_graph_task_id
 from memwatch._torch.modules import module_call, set_module_call
 from memwatch.capture.schema import NONE
 from memwatch.errors import MemwatchError
+from memwatch.heap.class_checks import class_ids, derives, is_a
 from memwatch.heap.names import class_name
 from memwatch.record.clock import ticks
 from memwatch.record.gradients import Gradients
@@ -34,7 +37,7 @@ from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import CodeType, FrameType
+    from types import FrameType
 
     from memwatch.record.backend import CaptureStack
     from memwatch.record.tables.rows import OpCounter, Strings
@@ -43,6 +46,80 @@ if TYPE_CHECKING:
 _OUTSIDE: Final = (NONE, NONE)
 _thread: Final = threading.get_ident
 _active: list[Context] = []
+
+
+_PLAIN: Final = class_ids(
+    torch.Tensor,
+    nn.Parameter,
+    type(None),
+    bool,
+    int,
+    float,
+    str,
+    tuple,
+    list,
+    dict,
+    torch.dtype,
+    torch.device,
+    torch.Size,
+)
+"""Arguments that are not searched. Recomputation may add tensors to a list or a dictionary, as to a list of losses."""
+_NOT_STATE: Final = class_ids(FunctionType, BuiltinFunctionType, MethodType, ModuleType, CodeType)
+_EXAMINED_CALLS: Final = 2
+"""Calls of each module whose arguments are searched. The first call may only prepare the object. A guess."""
+_MOST_OBJECTS: Final = 1_000
+"""Objects that are searched for one call; beyond them the arguments count as unchanged. A guess."""
+
+
+def _is_no_state(value: Any) -> bool:
+    cls = type(value)
+    return id(cls) in _NOT_STATE or derives(cls, type) or derives(cls, nn.Module)
+
+
+class ChangedArguments:
+    """Find modules that put new tensors into an object that they are called with, such as a cache of keys and values.
+
+    The forward of such a module cannot be run again in the backward: it would find the changed object.
+    """
+
+    def __init__(self, storages: Storages) -> None:
+        self.classes: dict[str, str] = {}  # the class of the changed object, by the number of the module
+        self._storages = storages
+        self._examined: dict[int, int] = {}
+
+    def may_change(self, module: int) -> bool:
+        """Return True if the call of a module that ends now is to be examined: it builds a graph for the first time."""
+        return (
+            self._examined.get(module, 0) < _EXAMINED_CALLS
+            and torch.is_grad_enabled()
+            and current_graph_task_id() == NO_TASK
+        )
+
+    def examine(self, module: int, arguments: tuple[Any, ...], born_before: int) -> None:
+        """Search the arguments of a module for storages whose number is `born_before` or higher."""
+        self._examined[module] = self._examined.get(module, 0) + 1
+        for value in arguments:
+            if id(type(value)) not in _PLAIN and self._holds_storage_from(born_before, value):
+                self.classes[str(module)] = class_name(type(value))
+                self._examined[module] = _EXAMINED_CALLS
+                return
+
+    def _holds_storage_from(self, number: int, value: Any) -> bool:
+        waiting, seen = [value], {id(value)}
+        number_of = self._storages.ledger.watched_number
+        while waiting:
+            for each in gc.get_referents(waiting.pop()):
+                if id(each) in seen:
+                    continue
+                if is_a(each, torch.Tensor):
+                    if type(each) is torch.Tensor and number_of(each, False) >= number:
+                        return True
+                elif gc.is_tracked(each) and not _is_no_state(each):
+                    seen.add(id(each))
+                    waiting.append(each)
+            if len(seen) > _MOST_OBJECTS:
+                return False
+        return False
 
 
 def _observed(beneath: Callable[..., Any], block: object) -> Any:
@@ -76,7 +153,7 @@ def _observed(beneath: Callable[..., Any], block: object) -> Any:
                 context.could_not_record(class_name(type(self)), error)
             return beneath(self, *args, **kwargs)
         finally:
-            context.leave(depth)
+            context.leave(depth, args, kwargs)
 
     return call_impl
 
@@ -123,7 +200,8 @@ class Context:
         self._capture_stack = capture_stack
         self._strings = strings
         self._op_counter = op_counter
-        self.running: list[tuple[tuple[int, int], bool, int, int]] = []
+        self.running: list[tuple[tuple[int, int], bool, int, int, int]] = []
+        self.changed_arguments = ChangedArguments(storages)
         self.could_not_record = could_not_record = weak_callback(could_not_record)
         self._harmless = Harmless(could_not_record, "a call of a module or an optimizer")
         self.roles = Roles(storages, strings, op_counter)
@@ -249,20 +327,23 @@ class Context:
             if current_graph_task_id() == NO_TASK:
                 self._note_inputs(module, (*args, *kwargs.values()))
         stack = self._capture_stack(self.top[1], NONE, 3)
-        self.running.append((self.top, self.optimizing, number, self._op_counter[0]))
+        self.running.append((self.top, self.optimizing, number, self._op_counter[0], self._storages.count))
         self.top = (number, stack)
         self.optimizing = False
 
-    def leave(self, depth: int) -> None:
+    def leave(self, depth: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note that the module call at `depth` ended, together with deeper calls that an exception left open."""
         try:
             if len(self.running) <= depth:
                 return
-            top, optimizing, module, start_op = self.running[depth]
+            top, optimizing, module, start_op, born_before = self.running[depth]
             del self.running[depth:]
             self.top, self.optimizing = top, optimizing
             if module != NONE:
                 self.calls += (module, start_op, self._op_counter[0], depth)
+                if self.changed_arguments.may_change(module):
+                    with self._harmless:
+                        self.changed_arguments.examine(module, (*args, *kwargs.values()), born_before)
         except MemoryError as error:
             self.could_not_record("a call of a module", error)
 
@@ -280,7 +361,7 @@ class Context:
                 self.backward_ended()
             self.gradients.note_of(stepped)
         self._born_before_step = self._storages.count
-        self.running.append((self.top, self.optimizing, NONE, self._op_counter[0]))
+        self.running.append((self.top, self.optimizing, NONE, self._op_counter[0], self._storages.count))
         self.top = (self.top[0], self._capture_stack(self.top[1], NONE, 4))
         self.optimizing = True
         if self._on_torch_run_begin is not None:
@@ -300,7 +381,7 @@ class Context:
         if self._on_torch_run_end is not None:
             self._on_torch_run_end()
         while self.running:
-            top, optimizing, module, start_op = self.running.pop()
+            top, optimizing, module, start_op, _ = self.running.pop()
             if module == NONE:
                 self.top, self.optimizing = top, optimizing
                 name = self._strings(f"{class_name(type(optimizer))}.step")

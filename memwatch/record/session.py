@@ -393,6 +393,7 @@ class Session:
             **self._threads.meta,
             **self._accelerators.meta,
             "expressions": self.context.owners.expressions,
+            "changed_arguments": self.context.changed_arguments.classes,
             "estimate": self._choice.is_estimate,
             "intercept": self.interceptor.name,
             "recorder": self._choice.backend.name,

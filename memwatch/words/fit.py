@@ -61,6 +61,35 @@ DISTURBED: Final = (
 NOT_BITWISE: Final = "the way that is kept gives results that differ from the plain step's in some bits"
 ESTIMATED: Final = "planned from an estimate: peaks leave out workspace, and steps were not timed"
 
+UNTRIED: Final = "not tried: {kinds}: {why}"
+FAST_ENOUGH: Final = "{way} fits, and takes no more time than the program itself"
+IN_BACKWARD_ALREADY: Final = (
+    "the step in the backward updates one parameter at a time and frees its gradient already"
+)
+NO_BLOCKS: Final = "no module saves enough for the backward"
+NO_CHAIN: Final = "no nn.Sequential of small layers saves enough for the backward"
+NO_ROOM: Final = "more than the limit is alive before the step begins"
+NOT_ESTIMATED: Final = "a plan needs a recording of a step with its values"
+ROUNDS: Final = "it rounds differently, and a way with the program's own results fits"
+NO_FUSED: Final = "an optimizer has no fused step, or uses it already"
+NO_LOSS: Final = (
+    "a recording shows no cross entropy whose logits nothing else reads and that would lower the peak"
+)
+NOT_RECORDED: Final = "no step of the program could be recorded"
+NO_LISTS: Final = "the optimizers update one parameter at a time already, or in one kernel"
+NO_GRADIENTS_WAIT: Final = "no gradients are alive when the model is called"
+NOT_IN_BACKWARD: Final = (
+    "a recording does not show that it gives the same results and lowers the peak: gradients may be accumulated, "
+    "clipped or read"
+)
+"""Why a kind of way was not tried."""
+CHANGED_ARGUMENTS: Final = (
+    "not checkpointed: {modules}: each puts new tensors into the {objects} that it is called with, and its forward "
+    "would do so again in the backward. If the training does not need this object, leave it out (a cache of "
+    "transformers: use_cache=False)"
+)
+FAILED_WAYS: Final = "{count} of them could not be measured ({failures})"
+
 TOO_LARGE: Final = (
     "a limit of {limit} on {device} is not reachable: the lowest of {tried} ways is {lowest} ({way})"
 )

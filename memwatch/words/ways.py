@@ -60,6 +60,19 @@ HEADING_SHORT: Final = "What would lower the peak (all {count:,}: memwatch summa
 MORE_WAYS: Final = "{count:,} more: use --rows, or prof.ways in Python"
 
 
+CHANGED_ARGUMENTS: Final = (
+    "no checkpoint is offered for {count} modules ({classes}): each puts new tensors into the {objects} that it is "
+    "called with, and its forward would do so again in the backward. If the training does not need this object, leave "
+    "it out (a cache of transformers: use_cache=False)"
+)
+
+
+def changed_arguments(modules: list[str], objects: list[str]) -> str:
+    """Return why some modules cannot be checkpointed, given their classes and those of the objects."""
+    classes, kinds = (", ".join(sorted(set(names))) for names in (modules, objects))
+    return CHANGED_ARGUMENTS.format(count=len(modules), classes=classes, objects=kinds)
+
+
 def code_heading(number: int) -> str:
     """Return the line above the code of a way, given its place in the list."""
     return LINES_OF_FIRST if number == 0 else LINES_OF

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import re
 import textwrap
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from memwatch.fit import program_trial
-from memwatch.fit.way import Way
+from memwatch.fit.way import Change, Kind, Way
 from memwatch.sizes import parse_bytes
 
 _MEMWATCH = """
@@ -155,3 +156,127 @@ def test_a_planned_way_that_cannot_be_measured_is_left_out_and_said(monkeypatch)
     measured = program_trial.ProgramTrial(lambda: program, steps=2).run(Way())
     assert measured.peak_bytes is None
     assert "whose backward does not run" in measured.failure
+
+
+CACHED = """
+import memwatch
+import torch
+from torch import nn
+
+class Cache:
+    def __init__(self):
+        self.values = {}
+
+    def update(self, number, value):
+        self.values[number] = torch.cat([*self.values.get(number, ()), value]),
+        return self.values[number][0]
+
+class Block(nn.Module):
+    def __init__(self, number):
+        super().__init__()
+        self.number = number
+        self.mlp = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
+
+    def forward(self, x, cache=None):
+        x = x if cache is None else cache.update(self.number, x)
+        return x + self.mlp(x)
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(number) for number in range(4))
+
+    def forward(self, x, cache=None):
+        for block in self.blocks:
+            x = block(x, cache=cache)
+        return x
+
+def main():
+    torch.manual_seed(0)
+    net = Net()
+    adam = torch.optim.AdamW(net.parameters())
+
+    def step():
+        net(torch.randn(256, 64), cache=MADE).square().mean().backward()
+        adam.step()
+        adam.zero_grad()
+
+    # here
+    for number in range(4):
+        step()
+    with memwatch.profile(holders=False) as prof:
+        step()
+        step()
+    print("peak", prof.peak_bytes)
+
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("made", "block", "limit"), [("Cache()", "blocks.0.mlp", "3.5MiB"), ("None", "blocks.0", "3.5MiB")]
+)
+def test_a_block_that_changes_its_argument_is_not_checkpointed_and_its_twin_is(
+    fit, tmp_path, made, block, limit
+):
+    """Its forward would find its own values in the cache. Parts of it that do not get the cache are checkpointed."""
+    program = CACHED.replace("MADE", made)
+    (tmp_path / "train.py").write_text(program)
+    done = fit("--ways", "checkpoint", "--limit", limit, "train.py", "--steps", "2")
+    assert done.returncode == 0, done.stderr
+    head, _, lines = done.stdout.partition("write before the training loop:\n")
+    head = " ".join(head.split())
+    assert ("not checkpointed: blocks.0 ... blocks.3: each puts new tensors into the Cache" in head) == (
+        made != "None"
+    )
+    assert repr(block) in lines
+    promised_bytes = parse_bytes(re.search(r"with a peak of (\S+ \S+)", head).group(1))
+    ran = fit.func(program.replace("    # here\n", textwrap.indent(lines, "    ")))
+    assert ran.returncode == 0, ran.stderr
+    assert int(ran.stdout.split("peak ")[1]) == pytest.approx(promised_bytes, rel=0.01)
+
+
+def _program_of_two_optimizers(*, are_of_one_age):
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    second = torch.optim.SGD(net[1].parameters(), lr=0.1)
+    gc.collect()
+    first = torch.optim.AdamW(net[0].parameters())
+    if are_of_one_age:
+        gc.collect()
+    for _ in range(9):
+        net(torch.ones(2, 4)).sum().backward()
+        for optimizer in (first, second):
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def test_of_several_optimizers_the_first_is_the_same_in_each_run():
+    """Results are compared after the same step. The collector lists young objects first, then old ones by age."""
+    results = set()
+    for are_of_one_age in (False, True):
+        program = functools.partial(_program_of_two_optimizers, are_of_one_age=are_of_one_age)
+        trial = program_trial.ProgramTrial(lambda program=program: program, steps=2)
+        results.add(trial.run(Way()).results)
+        assert [type(each).__name__ for each in trial.optimizers] == ["AdamW", "SGD"], are_of_one_age
+    assert len(results) == 1
+
+
+def test_memory_that_a_failed_run_leaves_counts_in_no_other_way():
+    """A cache that the second forward changed again keeps a cycle in autograd alive, which gc does not see."""
+    space = {}
+    exec(CACHED.rpartition("main()")[0], space)
+
+    def program():
+        net, cache = space["Net"](), space["Cache"]
+        sgd = torch.optim.SGD(net.parameters())
+        for _ in range(9):
+            net(torch.ones(256, 64), cache=cache()).square().sum().backward()
+            sgd.step()
+
+    trial = program_trial.ProgramTrial(lambda: program, steps=2)
+    plain_bytes = trial.run(Way()).peak_bytes
+    with pytest.raises(torch.utils.checkpoint.CheckpointError):
+        trial.run(Way((Change(Kind.CHECKPOINT, tuple(f"blocks.{number}" for number in range(4)), of=4),)))
+    assert trial.run(Way()).peak_bytes == plain_bytes
+    assert trial.left_bytes > 0

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import json
+import textwrap
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -330,3 +332,116 @@ def test_a_checkpointed_evaluation_that_builds_a_graph_saves_less_too():
     assert len(found)
     for way in found.itertuples():
         assert run(way.lines).peak_bytes == pytest.approx(way.peak_bytes, rel=0.02)
+
+
+class _Store:
+    def __init__(self):
+        self.kept = []
+
+
+class _Storing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
+
+    def forward(self, x, store):
+        x = self.inner(x).tanh()
+        store.append(x.square().mean()) if type(store) is list else store.kept.append(x)
+        return x
+
+
+@pytest.mark.parametrize("kind", ["object", "list"])
+def test_a_module_that_puts_tensors_into_an_object_is_not_checkpointed(kind):
+    """A note names the classes. A list may get tensors again: programs read losses from it before the backward."""
+    model, x = nn.ModuleList(_Storing() for _ in range(4)), torch.randn(512, 64)
+    losses = []
+
+    def step():
+        store, y = _Store() if kind == "object" else [], x
+        model.zero_grad()
+        for each in model:
+            y = each(y, store)
+        loss = y.square().mean() + sum(store if kind == "list" else ())
+        losses.append(loss.item())
+        loss.backward()
+
+    step()
+    with memwatch.profile(holders=False) as prof:
+        step()
+    way = _of_kind(prof, "checkpoint").iloc[0]
+    assert way["modules"].split(", ")[0] == ("0.inner" if kind == "object" else "0")
+    told = [text for of, text in prof.notes if of == "ways"]
+    assert [text.startswith("no checkpoint is offered for 4 modules (_Storing)") for text in told] == (
+        [True] if kind == "object" else []
+    )
+    exec(way["lines"], {"model": model})
+    with memwatch.profile(holders=False) as after:
+        step()
+    assert after.peak_bytes == pytest.approx(way["peak_bytes"], rel=0.02)
+    assert len(set(losses)) == 1
+
+
+def test_lines_of_two_changes_import_each_name_once():
+    """Both changes need `partial`."""
+    net = nn.Sequential(*(nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)) for _ in range(5)))
+    optimizer, x = torch.optim.SGD(net.parameters(), lr=0.1), torch.randn(256, 64)
+
+    def step():
+        optimizer.zero_grad()
+        net(x).square().mean().backward()
+        optimizer.step()
+
+    step()
+    with memwatch.profile(holders=False) as prof:
+        step()
+    lines = _of_kind(prof, "checkpoint + step_in_backward")["lines"].iloc[0].splitlines()
+    assert "from functools import partial" in lines
+    imports = [line for line in lines if line.startswith(("from ", "import "))]
+    assert sorted(imports) == sorted(set(imports))
+
+
+_OF_MICRO_BATCHES = """
+def main():
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)) for _ in range(3)))
+    adam = torch.optim.AdamW(model.parameters())
+    # here
+
+    def loss_of(inputs, targets):
+        return functional.mse_loss(model(inputs), targets)
+
+    def train():
+        for _ in range(2):
+            inputs, targets = torch.ones(512, 64), torch.zeros(512, 64)
+            adam.zero_grad()
+            loss_of(inputs, targets).backward()
+            adam.step()
+
+    train()
+    with memwatch.profile(holders=False) as prof:
+        train()
+    return prof, [parameter.detach().numpy().copy() for parameter in model.parameters()]
+"""
+
+
+def test_pasted_lines_of_micro_batches_give_the_promised_peak_and_the_same_training():
+    """You paste them as they are, and change the one line that their comment names."""
+
+    def run(text):
+        space = {"torch": torch, "nn": nn, "functional": functional, "memwatch": memwatch}
+        exec(text, space)
+        gc.collect()
+        return space["main"]()
+
+    prof, plain = run(_OF_MICRO_BATCHES)
+    found = _of_kind(prof, "micro_batches")
+    assert len(found)
+    for way in found.itertuples():
+        assert "write backward_in_parts(loss_of, inputs, targets)" in way.lines
+        text = _OF_MICRO_BATCHES.replace("    # here\n", textwrap.indent(way.lines, "    "))
+        before, after = "loss_of(inputs, targets).backward()", "backward_in_parts(loss_of, inputs, targets)"
+        text = text.replace(f"            {before}\n", f"            {after}\n")
+        prof, changed = run(text)
+        assert prof.peak_bytes == pytest.approx(way.peak_bytes, rel=0.02)
+        for one, other in zip(plain, changed, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)

@@ -23,6 +23,7 @@ from memwatch.analysis.facts.coded import Grouped
 from memwatch.analysis.ways.timeline import LAST
 from memwatch.capture.schema import ACCESSES, IN_BACKWARD, NONE
 from memwatch.device_names import is_host
+from memwatch.words import ways as words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -56,6 +57,8 @@ class SavingModules:
         calls = facts.capture.tables["calls"]
         self._is_called = np.zeros(len(tree.names), dtype=bool)
         self._is_called[calls["module"]] = True
+        # the forward of such a module would change its argument a second time
+        self._is_called[[*changed_arguments(facts)]] = False
         # a wrapper's only child has its name: the wrapper is called instead of it
         self._is_called[list(tree.wrapped)] = False
         self._first_call = np.full(len(tree.names), len(calls["module"]), dtype=np.int64)
@@ -102,6 +105,24 @@ class SavingModules:
             yield module
         else:
             yield from below
+
+
+def changed_arguments(facts: Facts) -> dict[int, str]:
+    """Return the modules that put new tensors into an object that they are called with, and the object's class."""
+    count = len(facts.places.module_tree.names)
+    noted = facts.capture.meta.get("changed_arguments", {})
+    return {
+        int(module): str(cls) for module, cls in noted.items() if module.isdecimal() and int(module) < count
+    }
+
+
+def left_out(facts: Facts) -> str:
+    """Return a sentence about the modules that no checkpoint is offered for; "" if there are none, or no backward."""
+    changed = changed_arguments(facts)
+    if not changed or not facts.capture.rows("unpacks"):
+        return ""
+    classes = facts.places.module_tree.classes
+    return words.changed_arguments([classes[module] for module in changed], list(changed.values()))
 
 
 def _saved_bytes(facts: Facts, saved: SavedTensors, count: int) -> IntArray:

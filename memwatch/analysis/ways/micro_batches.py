@@ -34,6 +34,7 @@ _GRADIENT, _INPUT = ROLES.index("gradient"), ROLES.index("input")
 _WRITE, _OUTPUT = ACCESSES.index("write"), ACCESSES.index("output")
 _LEADING: Final = 2
 """Dimensions of a tensor of which one may be the batch: recurrent networks have the time first."""
+_LARGEST_NUMBER_BYTES: Final = 8  # float64; smaller numbers have room for more values, a multiple of it
 _MOST_PARTS: Final = 8
 """A guess."""
 _LITTLE_RATIO: Final = 0.01
@@ -183,14 +184,17 @@ def _follow(facts: Facts, window: range, batch: int, inputs: set[int]) -> tuple[
         return sizes[number]
 
     derived = set(inputs)
+    data: set[int] = set()  # made in the window from no parameter, such as targets: they have no gradient
     for op in window:
         if phase[op] == OPTIMIZER:
             continue
         rows = uses_by_op.within(op, op + 1)
         given = storage[rows[access[rows] != _OUTPUT]].tolist()
-        if derived.isdisjoint(given):
-            continue
         results = storage[rows[access[rows] == _OUTPUT]].tolist()
+        if derived.isdisjoint(given):
+            if phase[op] == FORWARD and data.issuperset(given):
+                data.update(number for number in results if not lasting[number])
+            continue
         derived.update(results)
         derived.update(
             number for number in storage[rows[access[rows] == _WRITE]].tolist() if not lasting[number]
@@ -199,7 +203,9 @@ def _follow(facts: Facts, window: range, batch: int, inputs: set[int]) -> tuple[
         if maker[op] != NONE:
             read = uses_by_op.within(int(maker[op]), int(maker[op]) + 1)
             read = storage[read[access[read] != _OUTPUT]]
-            others = [sorted(dimensions(each)) for each in read.tolist() if each not in derived]
+            others = [
+                sorted(dimensions(each)) for each in read.tolist() if each not in derived and each not in data
+            ]
         for row in made_by.within(op, op + 1).tolist():
             number = int(allocations.storage[row])
             if not allocations.counted[row] or lasting[row] or number in of_gradient:
@@ -210,6 +216,8 @@ def _follow(facts: Facts, window: range, batch: int, inputs: set[int]) -> tuple[
             its = dimensions(number)
             if sorted(its) in others:
                 continue  # a gradient has the shape of its tensor, or that of its transpose
-            if any(size and size % batch == 0 for size in its[:_LEADING]):
+            # a loss may be a number in the memory that its kernel took for a value of each sample (mse_loss)
+            values = [] if its else [int(allocations.nbytes[row]) // _LARGEST_NUMBER_BYTES]
+            if any(size and size % batch == 0 for size in its[:_LEADING] or values):
                 found.append(row)
     return np.array(found, dtype=np.int64), derived

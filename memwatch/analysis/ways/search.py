@@ -19,7 +19,7 @@ from memwatch.analysis.ways.timeline import ChangedBytes, Timeline
 from memwatch.analysis.ways.way import Way
 from memwatch.capture.schema import NONE
 from memwatch.device_names import is_host
-from memwatch.way_lines import LINES
+from memwatch.way_lines import LINES, joined
 from memwatch.words import ways as words
 from memwatch.words.places import FORMER_MODULE
 
@@ -123,7 +123,7 @@ class _Search:
         again_ratio = sum(call.again_ns for call in calls) / self._checkpointing.ops_ns
         parts = [part for part in (checkpoint, change) if part is not None]
         texts = [part.text for part in parts]
-        lines = "\n".join(part.lines for part in parts)
+        lines = joined(part.lines for part in parts)
         return Way(
             kind=" + ".join(part.kind for part in parts),
             text=texts[0] if len(texts) == 1 else words.BOTH.format(first=texts[0], other=texts[1]),
