@@ -370,6 +370,7 @@ class _Block:
             self._first_node,
             self.exempt,
             end_s,
+            in_place=self.made.in_place,
         )
         leaks = self._leaks_of_storages(change, end_s) if change.added() else []
         told = {series_of(edge) for leak in leaks for edge in leak.edges}
