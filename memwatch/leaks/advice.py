@@ -169,12 +169,20 @@ def _in_c(first: Edge) -> Remedy | None:
     return Remedy.ARGUMENTS_IN_C if first.owner.name == "tuple" else Remedy.C_CODE
 
 
+def are_arguments_in_c(path: Sequence[Edge]) -> bool:
+    """Return True if C code alone keeps the tuple at the start of a path, as `atexit` keeps arguments."""
+    return bool(path) and _in_c(path[0]) is Remedy.ARGUMENTS_IN_C
+
+
 def _added(cut: Edge, path: Sequence[Edge]) -> Remedy | None:
     """Return what to change if each call registers a hook, opens a mode, or puts a class that it makes somewhere."""
     if cut.kind in _OPEN:
         return Remedy.OPEN_CONTEXT
     if is_registration(cut, path):
-        return Remedy.HOOK_PER_CALL
+        # each call replaces the hook of a table with one: a container behind the hook grows
+        is_replaced = cut.owner is not None and cut.owner.count == 1
+        most = _of_most(cut, path) if is_replaced else cut
+        return Remedy.HOOK_PER_CALL if most is cut else most.kind.row.retained
     is_class = cut.target is not None and cut.target.kind is VertexKind.CLASS
     return Remedy.CLASS_PER_CALL if is_class and cut.kind.row.is_entry else None
 
@@ -182,7 +190,8 @@ def _added(cut: Edge, path: Sequence[Edge]) -> Remedy | None:
 def _behind_attribute(cut: Edge, path: Sequence[Edge]) -> Remedy | None:
     """Return the change for an object behind an attribute. The object may be a container, which grows."""
     remedy = _retained(cut)
-    if remedy is None or remedy.row.is_of_entry:
+    # an object of a C type, such as a pickler, that was there before
+    if remedy is None or remedy.row.is_of_entry or cut.kind is EdgeKind.REFERENCE:
         return remedy
     at = next((number for number, edge in enumerate(path) if edge is cut), None)
     below = () if at is None else path[at:]
