@@ -401,6 +401,28 @@ def test_of_a_hook_that_each_call_replaces_it_is_the_tuple_behind_it_that_grows(
     assert find_leaks(lambda: has_one.hook((data(),))) == []
 
 
+def save(table, key, _module, _args, out):
+    table[key(table)] = out.detach()
+
+
+def test_of_a_partial_that_got_a_table_before_the_calls_it_is_the_table_that_grows():
+    """To drop the partial, or to remove the hook, would end the program's work."""
+    layer = torch.nn.Linear(4, 64)
+
+    def step(key):
+        if not layer._forward_hooks:
+            layer.register_forward_hook(functools.partial(save, {}, key))
+        layer(torch.ones(1, 4))
+
+    [leak] = find_leaks(step, len)
+    assert leak.advice == advice(Remedy.VALUE)
+    with pytest.raises(TensorLeakError) as caught, check_leaks():
+        step(len)
+    assert [leak.advice for leak in caught.value.leaks] == [advice(Remedy.VALUE)]
+    layer._forward_hooks.clear()
+    assert find_leaks(step, lambda table: "last") == []
+
+
 def test_of_a_thread_that_runs_on_it_is_the_list_that_grows():
     """It need not end: its list is to be bounded."""
     keeps, slides = Prefetcher([]), Prefetcher(collections.deque(maxlen=2))
