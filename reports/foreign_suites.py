@@ -196,7 +196,7 @@ def run(suite: Suite, root: Path, folder: Path, *options: str) -> Outcome:
 def outcome_of(text: str, cpu_s: float) -> Outcome:
     """Read what pytest printed."""
     accused = set(re.findall(r"^LEAK (\S+)", text, re.MULTILINE))
-    causes = re.search(r"^(Leaks: \d+ test.*?)(?=^\w|^=)", text + "\n=", re.MULTILINE | re.DOTALL)
+    causes = re.search(r"^(Leaks: \d+ test.*?)(?=^(?!cause-)\w|^=)", text + "\n=", re.MULTILINE | re.DOTALL)
     return Outcome(
         _number(r"(\d+) passed", text),
         accused | set(re.findall(r"^(?:FAILED|ERROR) (\S+)", text, re.MULTILINE)),

@@ -333,6 +333,11 @@ def callbacks_at_exit() -> Root:
     return _root(RootKind.ATEXIT, ((EdgeKind.ATEXIT_CALLBACK, None, callback) for callback in listener.seen))
 
 
+def count_hidden_callbacks_at_exit() -> int:
+    """Return how many callbacks were registered so far whose arguments only C knows: 0 from Python 3.14 on."""
+    return 0 if SHOWS_CALLBACKS_AT_EXIT else getattr(atexit, "_ncallbacks", int)()
+
+
 def may_answer(cls: type) -> bool:
     """Return True for a class of objects that atexit may hold and whose `__eq__` is the program's."""
     namespaces = [type_dict(base) for base in mro_of(cls)]

@@ -4,6 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
+
+
+class RoundPlace(NamedTuple):
+    """Where the rounds of a program's work come from.
+
+    Attributes:
+        file: the file.
+        line: the line at which the loop begins, or the first line of the function of the task.
+        function: the function with the loop, or of the task.
+        is_task: True if a thread pool runs each round as a task of its own.
+    """
+
+    file: str
+    line: int
+    function: str
+    is_task: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,12 +119,12 @@ def _for_retained(cut: Edge | None, holder: Sequence[Edge], path: Sequence[Edge]
             return Remedy.FRAME  # of a running call the first reference is
         if cut is not None and _is_entry(cut) and not _is_of_cache(cut, path):
             return _of_most(cut, path).kind.row.retained
-    # A closure that captured a container before the calls is only the way to it: the container grows.
+    # A closure or a partial that got a container before the calls is only the way to it: the container grows.
     if (
-        remedy is Remedy.CLOSURE_CELL
+        remedy in (Remedy.CLOSURE_CELL, Remedy.PARTIAL)
         and cut is not None
         and _is_entry(cut)
-        and not _has_cell_after(cut, path)
+        and not _is_captured_after(cut, path)
     ):
         return _of_most(cut, path).kind.row.retained
     if cut is not None and remedy is not None and remedy.row.is_of_attribute:
@@ -139,10 +139,11 @@ def _is_entry(cut: Edge) -> bool:
     return retained is not None and retained.row.is_of_entry
 
 
-def _has_cell_after(cut: Edge, path: Sequence[Edge]) -> bool:
-    """Return True if a function behind the reference to cut captures what it leads to."""
+def _is_captured_after(cut: Edge, path: Sequence[Edge]) -> bool:
+    """Return True if a function or a partial behind the reference to cut captures what it leads to."""
+    captures = (EdgeKind.CLOSURE_CELL, EdgeKind.PARTIAL_ARGUMENT)
     at = next((at for at, edge in enumerate(path) if edge is cut), len(path))
-    return any(edge.kind is EdgeKind.CLOSURE_CELL for edge in path[at:])
+    return any(edge.kind in captures for edge in path[at:])
 
 
 def _of_most(cut: Edge, path: Sequence[Edge]) -> Edge:
@@ -169,20 +170,37 @@ def _in_c(first: Edge) -> Remedy | None:
     return Remedy.ARGUMENTS_IN_C if first.owner.name == "tuple" else Remedy.C_CODE
 
 
+def are_arguments_in_c(path: Sequence[Edge]) -> bool:
+    """Return True if C code alone keeps the tuple at the start of a path, as `atexit` keeps arguments."""
+    return bool(path) and _in_c(path[0]) is Remedy.ARGUMENTS_IN_C
+
+
 def _added(cut: Edge, path: Sequence[Edge]) -> Remedy | None:
     """Return what to change if each call registers a hook, opens a mode, or puts a class that it makes somewhere."""
     if cut.kind in _OPEN:
         return Remedy.OPEN_CONTEXT
     if is_registration(cut, path):
-        return Remedy.HOOK_PER_CALL
+        return _behind_only_hook(cut, path) or Remedy.HOOK_PER_CALL
     is_class = cut.target is not None and cut.target.kind is VertexKind.CLASS
     return Remedy.CLASS_PER_CALL if is_class and cut.kind.row.is_entry else None
+
+
+def _behind_only_hook(cut: Edge, path: Sequence[Edge]) -> Remedy | None:
+    """Return the change for a container behind the only hook of a table: calls add to it, and not to the table."""
+    if cut.owner is None or cut.owner.count != 1:
+        return None
+    at = next((at for at, edge in enumerate(path) if edge is cut), len(path))
+    entries = [edge for edge in path[at + 1 :] if edge.kind.row.is_entry]
+    most = max(entries, key=lambda edge: (edge.owner and edge.owner.count) or 0, default=None)
+    is_filled = most is not None and most.owner is not None and (most.owner.count or 0) > 1
+    return most.kind.row.retained if most is not None and is_filled else None
 
 
 def _behind_attribute(cut: Edge, path: Sequence[Edge]) -> Remedy | None:
     """Return the change for an object behind an attribute. The object may be a container, which grows."""
     remedy = _retained(cut)
-    if remedy is None or remedy.row.is_of_entry:
+    # an object of a C type, such as a pickler, that was there before
+    if remedy is None or remedy.row.is_of_entry or cut.kind is EdgeKind.REFERENCE:
         return remedy
     at = next((number for number, edge in enumerate(path) if edge is cut), None)
     below = () if at is None else path[at:]

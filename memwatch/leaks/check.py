@@ -24,6 +24,7 @@ from memwatch.heap.class_checks import derives
 from memwatch.heap.classes import ids_of, of_classes
 from memwatch.heap.frames import is_own_code
 from memwatch.heap.pause import collect
+from memwatch.heap.roots import count_hidden_callbacks_at_exit
 from memwatch.heap.search import search
 from memwatch.heap.shared_memory import borrowed_memories
 from memwatch.heap.snapshot import Snapshot
@@ -228,8 +229,9 @@ class check_leaks:  # noqa: N801 - used like a function
     This is a context manager and a decorator. It reports cycles, loops that gc cannot free, and tensors that an
     object from before the block holds. A tensor that replaced an equally large one is not reported, as in a moving
     average. If the block left a context of autocast open, tensors that only C code holds are reported too. So are
-    a hook that was registered beside an older hook of the same function, and a value whose graph goes on into an
-    older graph of the same op, as in ``total = total + loss`` and ``total += loss``.
+    the arguments of a function that the block registered with `atexit`, a hook that was registered beside an older
+    hook of the same function, and a value whose graph goes on into an older graph of the same op, as in
+    ``total = total + loss`` and ``total += loss``.
 
     It does not report names that the block binds, the result of the decorated function, parameters, buffers,
     gradients and optimizer state of living parameters, contents of bounded caches, items in empty slots of a list,
@@ -339,6 +341,7 @@ class _Block:
         self.made = NewStorages()
         self.watch = NewStorageMode(self.made, 0) if sites else None
         self._autocast_depth = autocast_depth()
+        self._callbacks_at_exit = count_hidden_callbacks_at_exit()
         self._threads = Threads()
         self._first_hook, self._first_node = next_hook_number(), next_sequence_nr()
         self.may_have_grown = False
@@ -370,6 +373,7 @@ class _Block:
             self._first_node,
             self.exempt,
             end_s,
+            in_place=self.made.in_place,
         )
         leaks = self._leaks_of_storages(change, end_s) if change.added() else []
         told = {series_of(edge) for leak in leaks for edge in leak.edges}
@@ -400,7 +404,10 @@ class _Block:
             deep=nearby.deep,
             threads=self._threads.started(),
         )
-        far.tell_kinds(by_c_alone=autocast_depth() > self._autocast_depth)
+        far.tell_kinds(
+            by_c_alone=autocast_depth() > self._autocast_depth,
+            arguments=count_hidden_callbacks_at_exit() > self._callbacks_at_exit,
+        )
         self._known.learn_loops(far.unreachable)
         diagnosis.retained += far.retained
         diagnosis.unreachable += far.unreachable

@@ -28,6 +28,7 @@ from memwatch.heap.tensors import is_tensor, nbytes_of, quiet, storage_bytes, st
 from memwatch.heap.vertices import describe
 from memwatch.kinds.edges import EdgeKind
 from memwatch.kinds.leaks import LeakKind
+from memwatch.leaks.advice import are_arguments_in_c
 from memwatch.leaks.cause import series_of, sort_of
 from memwatch.leaks.cut import entry_step
 from memwatch.leaks.excuses import (
@@ -214,18 +215,23 @@ class Diagnosis:
         """All that survived."""
         return self.retained + self.unreachable
 
-    def tell_kinds(self, *, by_c_alone: bool) -> None:
+    def tell_kinds(self, *, by_c_alone: bool, arguments: bool = False) -> None:
         """Collect garbage once, and find out what of the unreachable it freed.
 
         Args:
             by_c_alone: False to leave out what C++ alone holds: once, that may be a cache of torch.
+            arguments: True to keep of these the tuples of arguments.
         """
         if not self.unreachable:
             return
         collect(self.oldest_generation)
-        self.unreachable = [each.of_kind() for each in self.unreachable]
-        if not by_c_alone:
-            self.unreachable = [each for each in self.unreachable if each.kind is not LeakKind.RETAINED]
+        self.unreachable = [
+            each
+            for each in (found.of_kind() for found in self.unreachable)
+            if by_c_alone
+            or each.kind is not LeakKind.RETAINED
+            or (arguments and are_arguments_in_c([step.edge for step in each.steps[:1]]))
+        ]
 
 
 def diagnose(

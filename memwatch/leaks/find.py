@@ -263,7 +263,8 @@ class _GrowthSearch:
         change = self.ledger.end_run(run, made)
         self._changes.append(change)
         self._hook_numbers.append(next_hook_number())
-        self._suspicious = self.ledger.survives() or most_growth_bytes(before, memory_in_use()) > _NOISE_BYTES
+        grew = most_growth_bytes(before, memory_in_use()) > _NOISE_BYTES
+        self._suspicious = self.ledger.survives() or change.nodes > 0 or grew
 
     def _note_classes(self) -> None:
         if self.ledger.survives():
@@ -341,7 +342,8 @@ class _GrowthSearch:
     def _holder_of_graph(self) -> Survivor | None:
         """Return the tensor with the largest graph, with its holder. None if the holder is excused."""
         ends = [*self.ledger.older_ends(), *self.ledger.graph_ends()]
-        return holder_of_largest_graph(ends, self.ledger.alive(0), held=self._held())
+        alive, in_place = self.ledger.alive(0), self.ledger.in_place
+        return holder_of_largest_graph(ends, alive, held=self._held(), in_place=in_place)
 
     def _periods(self) -> list[range]:
         """Return the ranges of runs that must each add to a leak if no further calls are made.

@@ -32,7 +32,7 @@ from memwatch.signal_handlers import raises_later
 if TYPE_CHECKING:
     import torch
 
-    from memwatch.leaks.new_storages import NewStorage
+    from memwatch.leaks.new_storages import InPlaceChange, NewStorage
 
 # Know the threads that a call started, and wait until they are at rest, so that each call is charged its own tensors.
 #
@@ -320,6 +320,7 @@ class Ledger:
         self._grown: list[NewStorage] = []
         self._waiting: set[int] = set()  # storages that were dead before gc ran
         self._older: _OlderGraphs | None = None
+        self.in_place: dict[int, InPlaceChange] = {}  # the last recorded change of each storage, by its `id`
 
     def start(self) -> None:
         """Begin the first run."""
@@ -365,6 +366,7 @@ class Ledger:
         """
         change = Change()
         born = watched or NewStorages()
+        self.in_place.update(born.in_place)
         for key, made in list(self._known.items()):
             if not made.alive:
                 del self._known[key]

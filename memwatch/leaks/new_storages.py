@@ -13,11 +13,12 @@ import sys
 import threading
 import time
 import weakref
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import torch
 
+from memwatch._torch.autograd_state import requires_grad
 from memwatch._torch.dispatch import schema_of
 from memwatch._torch.dynamo import skip_frames_of
 from memwatch._torch.modes import UncompiledMode, mode_stack, pop_mode, push_mode
@@ -41,7 +42,7 @@ from memwatch.own_code import CodeOwner, code_owner, hands_on
 from memwatch.signal_handlers import pass_on, raises_later
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from types import FrameType
 
 Site = tuple[str, int, str]
@@ -100,18 +101,36 @@ def empty_storage(storage: torch.UntypedStorage) -> NewStorage:
     return NewStorage(weakref.ref(storage), 0, device, -1, None, certain=True, time_s=time.monotonic())
 
 
+class InPlaceChange(NamedTuple):
+    """The last op that changed a storage in place while autograd recorded it, as `total += loss` does.
+
+    Attributes:
+        ref: weak reference to the storage.
+        run: index of the run with the op.
+        site: the user's line.
+        caller: the line that called the function of that line.
+    """
+
+    ref: weakref.ref[torch.UntypedStorage]
+    run: int
+    site: Site | None
+    caller: Site | None
+
+
 class NewStorages:
     """The storages that successive runs made, each once.
 
     Attributes:
         by_id: the storages, by `id`, in the order in which they were noted.
         resized_at: the lines that resized storages, and their callers, by the `id` of the storage.
+        in_place: the last recorded change in place of each storage, by its `id`.
     """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # several threads may make storages; a signal handler, too
         self.by_id: dict[int, NewStorage] = {}
         self.resized_at: dict[int, tuple[Site | None, Site | None]] = {}
+        self.in_place: dict[int, InPlaceChange] = {}
 
     def add(
         self, storage: torch.UntypedStorage, run: int, site: Site | None = None, *, certain: bool = False
@@ -139,7 +158,17 @@ class NewStorages:
         """Drop the dead and return the living."""
         with self._lock:
             self.by_id = {key: made for key, made in self.by_id.items() if made.alive}
+            self.in_place = {key: change for key, change in self.in_place.items() if change.ref() is not None}
             return list(self.by_id.values())
+
+
+def with_line_of_change(made: NewStorage, in_place: Mapping[int, InPlaceChange]) -> NewStorage:
+    """Return a storage with the line at which its graph grew: of the last change in place, if it came later."""
+    storage = made.ref()
+    change = in_place.get(id(storage))
+    if change is None or change.ref() is not storage or (made.site is not None and change.run <= made.run):
+        return made
+    return replace(made, site=change.site, caller=change.caller)
 
 
 class YoungWatch:
@@ -288,6 +317,16 @@ class NewStorageMode(UncompiledMode):
         for storage in _storages(result):
             self._book.resized_at[id(storage)] = user_lines()
 
+    def note_changed(self, _func: Any, _result: Any, args: Sequence[Any]) -> None:
+        """Note the line of a change in place that adds to a graph."""
+        if not args or not is_tensor(args[0]) or not torch.is_grad_enabled():
+            return
+        if any(is_tensor(each) and requires_grad(each) for each in args):
+            for storage in _storages(args[0]):
+                self._book.in_place[id(storage)] = InPlaceChange(
+                    weakref.ref(storage), self.run, *user_lines()
+                )
+
     def note_placed(self, _func: Any, _result: Any, args: Sequence[Any]) -> None:
         """Note a storage that was made without an op, as by `copy.deepcopy` and `torch.load`, or that is an old one."""
         if self.on_op is None:
@@ -337,13 +376,16 @@ class NewStorageMode(UncompiledMode):
 
 
 def _look_for(func: Any) -> _Look | None:
-    """Return what to note of an op: the storages that it makes, places in a tensor, or gives another size."""
+    """Return what to note of an op: the storages that it makes, places in a tensor, resizes, or changes in place."""
     schema = schema_of(func)
     if any(ret.alias_info is None for ret in schema.returns):
         return NewStorageMode.note_made
     if schema.name == _PLACES:
         return NewStorageMode.note_placed
-    return NewStorageMode.note_resized if schema.name.startswith(_RESIZES) else None
+    if schema.name.startswith(_RESIZES):
+        return NewStorageMode.note_resized
+    first = schema.arguments[0].alias_info if schema.arguments else None
+    return NewStorageMode.note_changed if first is not None and first.is_write else None
 
 
 def _numbers_for_tensors(func: Any, args: Sequence[Any]) -> list[Any] | None:

@@ -8,7 +8,7 @@ a hook or more nodes of a graph. A holder that keeps a tensor without a graph ma
 does not judge it.
 
 Each thread has rounds of its own, and so has each coroutine that an event loop runs. What others make meanwhile does
-not count for them.
+not count for them. In the thread of a pool, as of `concurrent.futures`, each task is a round.
 
 A backward may need the graphs that a loop collects: unrolled steps, micro-batches whose losses are added up, inner
 steps of meta-learning. So memwatch excuses a graph in two cases. The graph is alive when a backward runs, after the
@@ -24,6 +24,7 @@ import itertools
 import sys
 import threading
 import time
+from array import array
 from bisect import bisect_right
 from dataclasses import dataclass, field, replace
 from inspect import CO_COROUTINE
@@ -42,7 +43,7 @@ from memwatch.heap.frames import FrameMark
 from memwatch.heap.pause import objects_since
 from memwatch.heap.tensors import is_tensor, quiet, storage_of
 from memwatch.kinds.edges import EdgeKind
-from memwatch.kinds.leaks import LeakKind
+from memwatch.kinds.leaks import LeakKind, RoundPlace
 from memwatch.leaks.diagnose import diagnose
 from memwatch.leaks.excuses import Exemptions
 from memwatch.leaks.find import PERIOD
@@ -68,7 +69,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from memwatch.leaks.leak import Leak
-    from memwatch.leaks.new_storages import NewStorage, NewStorages, Site
+    from memwatch.leaks.new_storages import NewStorage, NewStorages
     from memwatch.leaks.survivor import Survivor
 
 # Count the passes of the program's own loops from the call stacks of its ops.
@@ -102,12 +103,13 @@ class _Range(NamedTuple):
 
 @dataclass(eq=False)
 class Loop:
-    """One run of a loop of the program.
+    """One run of a loop of the program, or of the loop of a thread pool that runs the program's tasks.
 
     Attributes:
         code: the function or module with the loop.
         range: its instructions.
         depth: number of running calls around the call with the loop.
+        task: for the loop of a thread pool, the function of the first task.
         passes: number of passes that have begun after the first.
         is_over: True once the call has left it.
     """
@@ -115,13 +117,18 @@ class Loop:
     code: CodeType
     range: _Range
     depth: int
+    task: CodeType | None = None
     passes: int = 0
     is_over: bool = False
 
     @property
-    def place(self) -> tuple[str, int, str]:
-        """The file, the line at which the loop begins, and the function."""
-        return self.code.co_filename, line_at(self.code, self.range.start), self.code.co_name
+    def place(self) -> RoundPlace:
+        """The line at which the loop begins, or the function of the first task."""
+        if self.task is not None:
+            return RoundPlace(
+                self.task.co_filename, self.task.co_firstlineno, self.task.co_name, is_task=True
+            )
+        return RoundPlace(self.code.co_filename, line_at(self.code, self.range.start), self.code.co_name)
 
 
 class LoopPasses:
@@ -132,7 +139,7 @@ class LoopPasses:
         self._op: object = None
         self._running: dict[tuple[int, int], Loop] = {}  # by depth and first instruction
         self._ranges: dict[int, tuple[CodeType, list[_Range]]] = {}  # by the id of a code, which it keeps
-        self._owners: dict[int, bool] = {}
+        self._owners: dict[int, tuple[CodeType, CodeOwner]] = {}  # likewise
 
     def note(self, op: object, stack: list[_Call]) -> Loop | None:
         """Note an op, none of a backward. Return the loop that has begun another pass with it.
@@ -171,12 +178,13 @@ class LoopPasses:
         """
         call = self._stack[depth]
         found = self._range_of(call.code, call.offset, offset_before)
-        if found is None or not self._is_of_program(depth):
+        task = self._task(depth)
+        if found is None or not (task or self._is_of_program(depth)):
             return None
         self._end_left(depth, call.offset)
         loop = self._running.get((depth, found.start))
         if loop is None:
-            loop = self._running[depth, found.start] = Loop(call.code, found, depth)
+            loop = self._running[depth, found.start] = Loop(call.code, found, depth, task)
         loop.passes += 1
         return loop
 
@@ -204,12 +212,29 @@ class LoopPasses:
 
         A forward that goes through its layers is one round of work. It keeps memory of each layer for the backward.
         """
+        is_own = self._owner_at(depth) is CodeOwner.PROGRAM
+        return is_own and not any(each.code is MODULE_CALL_CODE for each in self._stack[:depth])
+
+    def _task(self, depth: int) -> CodeType | None:
+        """Return the function that a loop of a thread pool runs, or None for another loop.
+
+        All calls of such a thread down to the loop are Python's own. The first call of other code is the task. An
+        event loop runs coroutines, and each of them has rounds of its own.
+        """
+        if self._stack[0].code is not _THREAD_CODE:
+            return None
+        for at, call in enumerate(self._stack):
+            if call.code.co_flags & CO_COROUTINE:
+                return None
+            if self._owner_at(at) is not CodeOwner.PYTHON:
+                return call.code if at > depth else None
+        return None
+
+    def _owner_at(self, depth: int) -> CodeOwner:
         code = self._stack[depth].code
         if id(code) not in self._owners:
-            self._owners[id(code)] = code_owner(code.co_filename) is CodeOwner.PROGRAM
-        return self._owners[id(code)] and not any(
-            each.code is MODULE_CALL_CODE for each in self._stack[:depth]
-        )
+            self._owners[id(code)] = code, code_owner(code.co_filename)
+        return self._owners[id(code)][1]
 
 
 def _running_calls() -> list[_Call]:
@@ -255,8 +280,13 @@ _MOST_COUNTING_S: Final = 5.0
 """No more counts of autograd nodes once they took longer."""
 _RUNS_A_THREAD: Final = "_bootstrap_inner"
 """The method of `threading.Thread` that runs for the whole life of a Python thread, whatever its class."""
+_THREAD_CODE: Final = getattr(getattr(threading.Thread, _RUNS_A_THREAD, None), "__code__", None)
 _MOST_RUNS: Final = 2
 """How many runs of one loop are followed. A function that is called again and again is part of a larger round."""
+
+
+_FEWEST_NOTED: Final = 256
+"""Rounds whose strands are noted before memwatch forgets those with no storage left. Guess."""
 
 
 @dataclass(eq=False)
@@ -303,7 +333,7 @@ class Rounds:
     leaks: list[Leak] = field(default_factory=list)
     kept: list[Leak] = field(default_factory=list)
     was_searched: bool = False
-    hook_numbers: list[int] = field(default_factory=list)
+    hook_numbers: array[int] = field(default_factory=lambda: array("q"))
     nodes: list[int] = field(default_factory=list)
     old: NDArray[np.int64] | None = None
     threads: Threads = field(default_factory=Threads)
@@ -313,7 +343,8 @@ class Rounds:
     found: list[weakref.ref[torch.UntypedStorage]] = field(default_factory=list)
     storages: dict[str, list[weakref.ref[torch.UntypedStorage]]] = field(default_factory=dict)
     is_judged: bool = False
-    _starts: list[int] = field(default_factory=list)  # clock at the start of each round after the first
+    # the clock at the start of each round after the first; an array, as there may be millions of rounds
+    _starts: array[int] = field(default_factory=lambda: array("q"))
 
     @property
     def number(self) -> int:
@@ -321,7 +352,7 @@ class Rounds:
         return len(self._starts)
 
     @property
-    def place(self) -> Site | None:
+    def place(self) -> RoundPlace | None:
         """Where the loop begins; None for steps."""
         return None if self.loop is None else self.loop.place
 
@@ -408,6 +439,7 @@ class ProgramGrowth:
         self._threads = {threading.get_ident(): self._main}  # by their identifiers
         self._clock = itertools.count(1)
         self._strand_at: dict[int, _Strand] = {0: self._main}  # by the clock at which they began a round
+        self._most_noted = _FEWEST_NOTED
         self._lock = threading.RLock()
         self._run_thread: Any = None
         self._runs: dict[object, list[Rounds]] = {}  # of each loop, by its code and range
@@ -431,6 +463,7 @@ class ProgramGrowth:
             finally:
                 if follow is not None:
                     follow.mode.stop()
+                    follow.run = None
 
         setattr(threading.Thread, _RUNS_A_THREAD, run)
 
@@ -439,6 +472,7 @@ class ProgramGrowth:
         mode = NewStorageMode(self._book, next(self._clock))
         mode.on_op = self._at_op
         thread = self._threads[threading.get_ident()] = self._strand_at[mode.run] = _Strand(mode, mode.run)
+        self._forget_rounds()
         mode.start()
         return thread
 
@@ -535,6 +569,7 @@ class ProgramGrowth:
         now = next(self._clock)
         strand.run = strand.mode.run = now
         self._strand_at[now] = strand
+        self._forget_rounds()
         rounds.begin_next(now)
         fewest = FEWEST_STEPS if rounds.loop is None else FEWEST_PASSES - 1
         if rounds.old is None:
@@ -548,6 +583,17 @@ class ProgramGrowth:
             start_s = time.monotonic()
             self._search(rounds)
             self._search_s += time.monotonic() - start_s
+
+    def _forget_rounds(self) -> None:
+        """Forget the strands of rounds of which no storage is alive, each time their number has doubled."""
+        if len(self._strand_at) <= self._most_noted:
+            return
+        with self._lock:
+            runs = {each.run for each in self._book.alive()}
+            for run, strand in list(self._strand_at.items()):
+                if run not in runs and strand.run != run:
+                    self._strand_at.pop(run, None)
+            self._most_noted = max(_FEWEST_NOTED, 2 * len(self._strand_at))
 
     def _count_nodes(self, rounds: Rounds) -> None:
         if self._counting_s < _MOST_COUNTING_S:
@@ -599,7 +645,8 @@ class ProgramGrowth:
             ends: list[Any] = [obj for obj in self._young() if is_tensor(obj)]
             ends = [tensor for tensor in ends if not autograd_state(tensor).is_leaf]
         grown = counts[-1] - counts[0]
-        survivor = holder_of_largest_graph(ends, self._book.alive(), least_nodes=grown, old=rounds.old)
+        alive, in_place = self._book.alive(), self._book.in_place
+        survivor = holder_of_largest_graph(ends, alive, in_place=in_place, least_nodes=grown, old=rounds.old)
         del ends
         if survivor is None:
             return []

@@ -28,13 +28,13 @@ from memwatch.leaks.diagnose import diagnose
 from memwatch.leaks.excuses import Exemptions, exempt_edges
 from memwatch.leaks.groups import leak_of
 from memwatch.leaks.leak import Leak
-from memwatch.leaks.new_storages import NODE_BYTES, NewStorages, behind
+from memwatch.leaks.new_storages import NODE_BYTES, NewStorages, behind, with_line_of_change
 from memwatch.own_code import CodeOwner, code_owner
 from memwatch.words.edges import edge_phrase
 from memwatch.words.leaks import advice, holder_phrase, path_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from types import CodeType
 
     import numpy as np
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from memwatch.heap.roots import Held
     from memwatch.kinds.edges import Edge
-    from memwatch.leaks.new_storages import NewStorage
+    from memwatch.leaks.new_storages import InPlaceChange, NewStorage
     from memwatch.leaks.survivor import Survivor
 
 # Hooks that each call registers and nobody removes: each further call runs all of them.
@@ -189,6 +189,7 @@ def holder_of_largest_graph(
     storages: Iterable[NewStorage],
     *,
     held: Sequence[Held] = (),
+    in_place: Mapping[int, InPlaceChange],
     least_nodes: int = 0,
     old: NDArray[np.int64] | None = None,
 ) -> Survivor | None:
@@ -198,6 +199,7 @@ def holder_of_largest_graph(
         ends: tensors with a graph, the latest last.
         storages: the storages that the calls made.
         held: objects that live on after the calls: the function and its arguments.
+        in_place: the last recorded change in place of each storage.
         least_nodes: the smallest number of nodes of the graph.
         old: identities of the objects from before the calls; by default those out of gc's youngest generation.
     """
@@ -211,6 +213,7 @@ def holder_of_largest_graph(
     if storage is not None and not made:  # a tensor from before the calls got its graph in place
         made += _noted([storage])
     del storage
+    made = [with_line_of_change(each, in_place) for each in made]
     found = diagnose(made, Exemptions(state=False), per_call=True, held=held, old=old)
     return next(iter(found.retained), None)
 
@@ -224,7 +227,13 @@ def _noted(storages: Iterable[torch.UntypedStorage]) -> list[NewStorage]:
 
 
 def leaks_of_continued_graphs(
-    ends: Iterable[Any], storages: Iterable[NewStorage], first_nr: int, exempt: Exemptions, end_s: float
+    ends: Iterable[Any],
+    storages: Iterable[NewStorage],
+    first_nr: int,
+    exempt: Exemptions,
+    end_s: float,
+    *,
+    in_place: Mapping[int, InPlaceChange],
 ) -> list[Leak]:
     """Return the values of a block whose graph goes on into older graphs of the same op, as `total = total + loss`.
 
@@ -236,6 +245,7 @@ def leaks_of_continued_graphs(
         first_nr: the number of the block's first autograd node in this thread.
         exempt: references that do not count.
         end_s: clock at the end of the block, in seconds.
+        in_place: the last recorded change in place of each storage.
     """
     with quiet():
         found = [
@@ -256,7 +266,8 @@ def leaks_of_continued_graphs(
         *diagnose(older, without_names, per_call=False).retained,
     ]:
         count = nodes[id(survivor.storage.ref())]
-        leaks.append(leak_of_graph(survivor, count, end_s, per_call=False))
+        named = replace(survivor, storage=with_line_of_change(survivor.storage, in_place))
+        leaks.append(leak_of_graph(named, count, end_s, per_call=False))
     return leaks
 
 

@@ -7,7 +7,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Final, Protocol
 
 from memwatch.device_names import is_host
-from memwatch.kinds.leaks import LeakKind
+from memwatch.kinds.leaks import LeakKind, RoundPlace
 from memwatch.kinds.remedies import Remedy
 from memwatch.sizes import format_bytes
 from memwatch.words.edges import edge_line, edge_phrase
@@ -102,8 +102,10 @@ WITH_EACH: Final = "{amounts} with each {round}"
 WITH_ONE_IN: Final = "{amounts} with one {round} in {every}"
 OF_STEPS: Final = "step"
 OF_LOOP: Final = "pass"
+OF_POOL: Final = "task"
 ROUND_OF_STEPS: Final = "optimizer step"
 ROUND_OF_LOOP: Final = "pass of the loop at {place}"
+ROUND_OF_POOL: Final = "task of the thread pool that runs {place}"
 LEFT_NOTHING: Final = "{verdict}. The tensors that remain belong to global variables, models and optimizers"
 NO_LEAKS_IN: Final = ". No {rounds} left a graph or a hook behind"
 OR_OF_EACH: Final = " and no "
@@ -172,12 +174,15 @@ def _counted(kind: LeakKind, count: int) -> str:
     return f"{count} {kind.row.one if count == 1 else kind.row.many}"
 
 
-def round_phrase(place: tuple[str, int, str] | None) -> str:
-    """Return the name of a step of the optimizer, or of a pass of the loop that begins at a place."""
-    return ROUND_OF_STEPS if place is None else ROUND_OF_LOOP.format(place=site_phrase(*place))
+def round_phrase(place: RoundPlace | None) -> str:
+    """Return the name of a step of the optimizer, a pass of a loop, or a task of a thread pool."""
+    if place is None:
+        return ROUND_OF_STEPS
+    template = ROUND_OF_POOL if place.is_task else ROUND_OF_LOOP
+    return template.format(place=site_phrase(place.file, place.line, place.function))
 
 
-def grow_line(place: tuple[str, int, str] | None, leaks: Sequence[Leaked]) -> str:
+def grow_line(place: RoundPlace | None, leaks: Sequence[Leaked]) -> str:
     """Return the line above leaks that grow with each round: how much each round adds."""
     of_period: dict[int, list[Leaked]] = {}
     for leak in leaks:
@@ -221,12 +226,14 @@ def amounts_phrase(leaks: Sequence[Leaked]) -> str:
     )
 
 
-def repeat_name(place: tuple[str, int, str] | None) -> str:
+def repeat_name(place: RoundPlace | None) -> str:
     """Return the short name of such a round, for the lines of its leaks."""
-    return OF_STEPS if place is None else OF_LOOP
+    if place is None:
+        return OF_STEPS
+    return OF_POOL if place.is_task else OF_LOOP
 
 
-def searched_line(places: Sequence[tuple[str, int, str] | None], *, is_certain: bool) -> str:
+def searched_line(places: Sequence[RoundPlace | None], *, is_certain: bool) -> str:
     """Return the verdict on a program without leaks.
 
     Args:
@@ -234,7 +241,7 @@ def searched_line(places: Sequence[tuple[str, int, str] | None], *, is_certain: 
         is_certain: False if each round added to something that may be a result.
     """
     # a comprehension is a loop too, and seldom the loop that a reader thinks of
-    places = [place for place in places if place is None or place[2] not in _COMPREHENSIONS] or places
+    places = [place for place in places if place is None or place.function not in _COMPREHENSIONS] or places
     rounds = OR_OF_EACH.join(list(dict.fromkeys(map(round_phrase, places)))[:_MOST_ROUNDS])
     verdict = VERDICT if is_certain else VERDICT_BESIDE_KEPT
     left = LEFT_NOTHING.format(verdict=verdict if places else VERDICT_AT_END)

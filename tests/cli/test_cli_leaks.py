@@ -465,6 +465,89 @@ def test_loops_of_threads_and_coroutines_are_followed(keep, leaks, shell_memwatc
         assert "graph" in done.stdout
 
 
+POOLS = """
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.pool import ThreadPool
+model = nn.Linear(8, 8)
+x = torch.ones(2, 8)
+class Server:
+    def __init__(self):
+        self.scores = []
+    def answer(self, number):
+        self.scores.append(KEEP(model(x).sum()))
+def in_a_pool_of_futures(server):
+    with ThreadPoolExecutor(1) as pool:
+        for number in range(14):
+            pool.submit(server.answer, number).result()
+def in_a_pool_of_processes(server):
+    with ThreadPool(1) as pool:
+        pool.map(server.answer, range(14), chunksize=1)
+def beside_an_event_loop(server):
+    async def serve():
+        for number in range(14):
+            await asyncio.to_thread(server.answer, number)
+    async def with_one_thread():
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        await serve()
+    asyncio.run(with_one_thread())
+"""
+
+
+@pytest.mark.parametrize("pool", ["in_a_pool_of_futures", "in_a_pool_of_processes", "beside_an_event_loop"])
+@pytest.mark.parametrize(("keep", "leaks"), [("lambda loss: loss", 1), ("torch.Tensor.detach", 0)])
+def test_each_task_of_a_thread_pool_is_a_round(keep, leaks, pool, shell_memwatch, tmp_path):
+    (tmp_path / "program.py").write_text(f"{IMPORTS}KEEP = {keep}\n{POOLS}\n{pool}(Server())\n")
+    done = shell_memwatch("leaks", "program.py")
+    assert (done.returncode, done.stdout.count("retained:")) == (leaks, leaks)
+    said = " ".join((done.stdout + done.stderr).split())
+    assert "task of the thread pool that runs program.py:" in said
+    assert " in answer" in said
+    assert ".scores of Server" in said
+
+
+def test_graphs_of_a_thread_pool_that_a_backward_needs_are_no_leak(shell_memwatch, tmp_path):
+    program = """
+with ThreadPoolExecutor(1) as pool:
+    futures = [pool.submit(lambda: model(x).sum()) for _ in range(14)]
+    sum(future.result() for future in futures).backward()
+"""
+    (tmp_path / "program.py").write_text(f"{IMPORTS}KEEP = None\n{POOLS}{program}")
+    done = shell_memwatch("leaks", "program.py")
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+MANY_ROUNDS = """
+import tracemalloc
+import memwatch.leaks.program_growth
+weight = torch.zeros(1, requires_grad=True)
+optimizer = torch.optim.SGD([weight], lr=0.1)
+def bytes_of_memwatch():
+    held = tracemalloc.take_snapshot().statistics("filename")
+    return sum(each.size for each in held if each.traceback[0].filename.endswith("program_growth.py"))
+def steps(number):
+    for _ in range(number):
+        weight.grad = torch.ones(1)
+        optimizer.step()
+def main():
+    steps(300)
+    tracemalloc.start()
+    steps(3000)
+    before = bytes_of_memwatch()
+    steps(3000)
+    print((bytes_of_memwatch() - before) / 3000)
+main()
+"""
+
+
+def test_a_round_takes_a_few_bytes_once_its_tensors_are_gone(shell_memwatch, tmp_path):
+    """Arrays have two numbers of 8 bytes for it, and room to grow. A number in a list takes 40 bytes."""
+    (tmp_path / "program.py").write_text(IMPORTS + MANY_ROUNDS)
+    done = shell_memwatch("leaks", "program.py")
+    assert done.returncode == 0
+    assert float(done.stdout) < 30
+
+
 COPIES = """
 import copy
 copies = []

@@ -5,7 +5,9 @@ from __future__ import annotations
 import builtins
 import collections
 import functools
+import io
 import itertools
+import pickle
 import queue
 import sys
 import threading
@@ -331,6 +333,94 @@ def test_of_a_function_that_each_call_keeps_the_captured_variable_is_named():
 
     [leak] = find_leaks(keeps_a_function)
     assert leak.advice == advice(Remedy.CLOSURE_CELL)
+
+
+class Channel:
+    """Sends objects with one pickler, whose memo keeps each of them."""
+
+    def __init__(self):
+        self.stream = io.BytesIO()
+        self.pickler = pickle.Pickler(self.stream)
+
+    def send(self, message):
+        self.pickler.dump(message)
+        self.stream.seek(0)
+
+
+class Message:
+    def __init__(self):
+        self.payload = data()
+
+    def __getstate__(self):
+        return {"length": 64}
+
+
+def test_of_an_object_of_a_c_type_that_collects_the_object_is_dropped():
+    """The attribute of what it collects is one of many."""
+    channel = Channel()
+    [leak] = find_leaks(lambda: channel.send(Message()))
+    assert leak.advice == advice(Remedy.ITERATOR)
+
+    def send_alone():
+        channel.send(Message())
+        channel.pickler.clear_memo()
+
+    assert find_leaks(send_alone) == []
+
+
+class Noted:
+    """Keeps values in a tuple, which each call replaces, as `torch.nn.utils.prune` keeps its masks."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def __call__(self, *args):
+        return None
+
+
+class Pruned:
+    def __init__(self):
+        self.layer = torch.nn.Linear(4, 4)
+        self.hook(())
+
+    def hook(self, values):
+        self.layer._forward_pre_hooks.clear()
+        self.layer.register_forward_pre_hook(Noted(values))
+
+    def values(self):
+        [noted] = self.layer._forward_pre_hooks.values()
+        return noted.values
+
+
+def test_of_a_hook_that_each_call_replaces_it_is_the_tuple_behind_it_that_grows():
+    """The table has one hook, so none was forgotten."""
+    grows, has_one = Pruned(), Pruned()
+
+    [leak] = find_leaks(lambda: grows.hook((*grows.values(), data())))
+    assert leak.advice == advice(Remedy.ITEM)
+    assert find_leaks(lambda: has_one.hook((data(),))) == []
+
+
+def save(table, key, _module, _args, out):
+    table[key(table)] = out.detach()
+
+
+def test_of_a_partial_that_got_a_table_before_the_calls_it_is_the_table_that_grows():
+    """To drop the partial, or to remove the hook, would end the program's work."""
+    layer = torch.nn.Linear(4, 64)
+
+    def step(key):
+        if not layer._forward_hooks:
+            layer.register_forward_hook(functools.partial(save, {}, key))
+        layer(torch.ones(1, 4))
+
+    [leak] = find_leaks(step, len)
+    assert leak.advice == advice(Remedy.VALUE)
+    with pytest.raises(TensorLeakError) as caught, check_leaks():
+        step(len)
+    assert [leak.advice for leak in caught.value.leaks] == [advice(Remedy.VALUE)]
+    layer._forward_hooks.clear()
+    assert find_leaks(step, lambda table: "last") == []
 
 
 def test_of_a_thread_that_runs_on_it_is_the_list_that_grows():

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import copy
+import ctypes
 import gc
 import pickle
 import threading
 import traceback
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -371,6 +374,21 @@ def test_a_copy_has_the_line_that_asked_for_it():
     (leak,) = find_leaks(keep)
     assert leak.site.endswith(f"py:{keep.__code__.co_firstlineno + 1} in {keep.__code__.co_name}")
     assert leak.caller is None
+
+
+def test_one_pass_shows_the_arguments_of_a_function_that_runs_at_exit():
+    """Until Python 3.14 only C keeps them. What else C alone keeps may be a cache, so it is not reported."""
+    try:
+        [leak] = leaks_of(lambda: atexit.register(len, torch.ones(8)))
+        assert "atexit" in leak.advice
+        with check_leaks():
+            atexit.register(len, weakref.ref(torch.ones(8)))
+        with check_leaks():
+            made = torch.ones(8), None
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(made))
+            del made
+    finally:
+        atexit.unregister(len)
 
 
 def test_one_pass_says_that_a_container_may_be_filling():

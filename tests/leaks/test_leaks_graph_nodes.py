@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import deque
 
 import pytest
@@ -55,6 +56,11 @@ def adds_to_an_older_total():
 
 def adds_a_detached_loss_to_an_older_total():
     METER.older += trained_loss().detach()
+
+
+def assigns_to_a_part():
+    """The sum with its graph goes into an older tensor, which an op changes in place."""
+    METER.older[...] = METER.older + trained_loss()
 
 
 def is_call(number):
@@ -125,6 +131,38 @@ def test_a_total_from_before_the_calls_leaks_the_nodes_of_each_loss():
     (leak,) = find_leaks(adds_to_an_older_total)
     assert (leak.kind, leak.count, leak.every) == (LeakKind.GRAPH, nodes_of_a_loss() + 1, 1)
     assert "attribute .older of Meter" in leak.holder
+
+
+def line_of(step):
+    """Return the last line of a function, as a leak names it."""
+    lines, first = inspect.getsourcelines(step)
+    return f"test_leaks_graph_nodes.py:{first + len(lines) - 1} in {step.__name__}"
+
+
+@pytest.mark.parametrize(
+    "step", [adds_to_a_new_total, adds_in_place, adds_to_an_older_total, assigns_to_a_part]
+)
+def test_the_line_that_adds_to_a_graph_is_named(step):
+    """A change in place makes no storage. The line that made the storage may be far away, or unknown."""
+    (leak,) = find_leaks(step)
+    assert leak.kind is LeakKind.GRAPH
+    assert leak.site.endswith(line_of(step))
+    with pytest.raises(TensorLeakError) as caught, check_leaks():
+        step()
+    [leak] = caught.value.leaks
+    assert leak.site.endswith(line_of(step))
+
+
+def test_only_the_last_recorded_change_counts():
+    """A change without a graph, as of a running mean, is not where the graph grew."""
+
+    def step():
+        adds_to_an_older_total()
+        with torch.no_grad():
+            METER.older.mul_(0.5)
+
+    (leak,) = find_leaks(step)
+    assert leak.site.endswith(line_of(adds_to_an_older_total))
 
 
 @pytest.mark.parametrize(
