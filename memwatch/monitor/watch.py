@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from memwatch.errors import OptionError
+from memwatch.monitor import malloc_sampler
 from memwatch.monitor.forks import LEAST_COPIED_BYTES
 from memwatch.monitor.history import History, Sample, SampleFile, causes_first, growth_of
 from memwatch.monitor.main_thread import MainThread
@@ -78,6 +79,7 @@ class Monitor:
         self._thread = OwnThread(target=self._run, name="memwatch-monitor", daemon=True)
         _alive.add(self)
         self._sample(is_first=True)
+        malloc_sampler.start(self)  # if the dynamic linker loaded it with the program
         self._thread.start()
 
     def __enter__(self) -> Monitor:
@@ -136,6 +138,7 @@ class Monitor:
         if self._thread is not threading.current_thread():
             self._thread.join(timeout=_WAIT_TENSORS_S)
         self._sample()
+        malloc_sampler.stop(self)
 
     def metrics(self) -> dict[str, float]:
         """Return the latest figures by name: bytes of each row, of RSS, PSS and USS, and the growth per hour."""
@@ -338,6 +341,7 @@ def _may_be_python(rows: ProcessRows) -> int:
 
 
 def _after_fork() -> None:
+    malloc_sampler.after_fork()
     for each in list(_alive):
         each._forked()
 

@@ -38,6 +38,7 @@ def test_the_row_and_the_holder_of_a_growing_program_are_named(name, tmp_path):
     assert rows[0] == program.row, report
     assert program.holder in report
     assert coverage >= (0.85 if program.row == "native" else 0.95)
+    assert ("native=1 names the library" in report) == (program.row == "native")  # malloc is not sampled here
     assert "per 1,000 steps" in report
 
 
