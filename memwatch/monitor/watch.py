@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from memwatch.errors import OptionError
 from memwatch.monitor import malloc_sampler
 from memwatch.monitor.forks import LEAST_COPIED_BYTES
-from memwatch.monitor.history import History, Sample, SampleFile, causes_first, growth_of
+from memwatch.monitor.history import FEWEST_IN_ALL, History, Sample, SampleFile, causes_first, growth_of
 from memwatch.monitor.main_thread import MainThread
 from memwatch.monitor.objects import (
     PythonMemory,
@@ -27,6 +27,7 @@ from memwatch.monitor.rows import FREE_ROWS, NATIVE, OTHER, OWN_ROWS, PYTHON, TE
 from memwatch.own_code import OwnThread
 from memwatch.signal_handlers import pass_on
 from memwatch.text import visible
+from memwatch.words.processes import counted
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -171,10 +172,16 @@ class Monitor:
         growing = self.growth
         lines += [
             text.of_growth(growth, self._examined.get(growth.row, (0, ""))[1]) for growth in growing
-        ] or ["no row grows\n"]
+        ] or [self._without_growth()]
         lines += [f"finding: {visible(finding)}\n" for finding in self.findings]
         lines += [f"note: {note}\n" for note in self.notes]
         return "".join(lines)
+
+    def _without_growth(self) -> str:
+        number = len(self._history.samples)
+        if number >= FEWEST_IN_ALL:
+            return "no row grows\n"
+        return f"not known whether a row grows: {counted(number, 'sample')} of the {FEWEST_IN_ALL} that are needed\n"
 
     def _run(self) -> None:
         before_s = self._cpu_s

@@ -209,8 +209,8 @@ def python(tmp_path_factory):
     return folder / "bin" / "python"
 
 
-def run_program(python, folder, **variables):
-    (folder / "program.py").write_text(PROGRAM)
+def run_program(python, folder, code=PROGRAM, **variables):
+    (folder / "program.py").write_text(code)
     environment = {
         name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "LD_PRELOAD")
     }
@@ -233,6 +233,25 @@ def test_the_program_starts_once_more_with_the_sampler(before, python, tmp_path)
     assert done.stdout == f"typed ['a b', ''] {before} False\n0\nTrue\n"
     assert "memwatch: process" in done.stderr  # the report
     assert "does not name" not in done.stderr
+
+
+SPAWNS = """
+import multiprocessing, os, torch
+def work(rows):
+    with open("/proc/self/maps") as maps:
+        return torch.ones(rows, 64).sum().item(), "malloc_sampler" in maps.read(), os.environ.get("LD_PRELOAD")
+if __name__ == "__main__":
+    for kind in ("spawn", "forkserver"):
+        with multiprocessing.get_context(kind).Pool(1) as pool:
+            print(pool.map(work, [1, 2]))
+"""
+
+
+def test_processes_of_multiprocessing_start_once_more_too(python, tmp_path):
+    """They have open pipes by now, which the second start keeps."""
+    done = run_program(python, tmp_path, code=SPAWNS, MEMWATCH="monitor,native=1,quiet=1")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "[(64.0, True, None), (128.0, True, None)]\n" * 2
 
 
 def test_without_the_option_the_program_starts_once(python, tmp_path):

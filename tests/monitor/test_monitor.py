@@ -10,6 +10,7 @@ import threading
 import time
 
 import growing_programs
+import numpy as np
 import pytest
 
 import memwatch
@@ -90,6 +91,19 @@ def test_what_does_not_grow_steadily_is_not_accused(values):
 
 def sample(number):
     return Sample(float(number), number, 1, 1, 1, 1.0, {"tensors": number}, {})
+
+
+@pytest.mark.parametrize("number", range(10, 20))
+def test_growth_is_known_from_the_fewest_samples_on(number):
+    assert (grows(np.arange(number) * MIB) is not None) == (number >= history.FEWEST_IN_ALL)
+
+
+def test_a_report_with_too_few_samples_does_not_say_that_nothing_grows(monitor):
+    sample = monitor._history.samples[0]
+    monitor._history.samples = [sample] * (history.FEWEST_IN_ALL - 1)
+    assert "not known whether a row grows: 14 samples of the 15 that are needed" in monitor.report()
+    monitor._history.samples.append(sample)
+    assert "no row grows" in monitor.report()
 
 
 def test_the_history_stays_bounded_and_covers_the_whole_run():
