@@ -56,6 +56,21 @@ GROWING = {
     ),
     "a numpy array": ("Python objects", "kept.append(np.ones(3 << 20))"),
     "a dictionary of texts": ("Python objects", "kept.append({i: 'x' * 2000 + str(i) for i in range(12_000)})"),
+    "blocks in variables of running calls": (
+        "Python objects",
+        """
+        ready = threading.Semaphore(0)
+        def call():
+            block = bytearray(2 << 20)
+            block[:] = b"x" * len(block)
+            array = np.ones(1 << 17)
+            ready.release()
+            threading.Event().wait()
+        for _ in range(8):
+            threading.Thread(target=call, daemon=True).start()
+            ready.acquire()
+        """,
+    ),
     "small objects": ("Python objects", "kept += [[i] for i in range(280_000)]"),
     "native, small blocks": ("native", "kept += [malloc(2000) for _ in range(12_000)]"),
     "native, a large block": ("native", "kept.append(malloc(24 << 20))"),
