@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Final
 from memwatch.errors import OptionError
 from memwatch.monitor import malloc_sampler
 from memwatch.monitor.forks import LEAST_COPIED_BYTES
-from memwatch.monitor.history import FEWEST_IN_ALL, History, Sample, SampleFile, causes_first, growth_of
+from memwatch.monitor.history import (
+    FEWEST_IN_ALL,
+    LEAST_BYTES,
+    History,
+    Sample,
+    SampleFile,
+    causes_first,
+    growth_of,
+)
 from memwatch.monitor.main_thread import MainThread
 from memwatch.monitor.objects import (
     PythonMemory,
@@ -26,6 +34,7 @@ from memwatch.monitor.objects import (
 from memwatch.monitor.rows import FREE_ROWS, NATIVE, OTHER, OWN_ROWS, PYTHON, TENSORS, Known, rows_of
 from memwatch.own_code import OwnThread
 from memwatch.signal_handlers import pass_on
+from memwatch.sizes import format_bytes
 from memwatch.text import visible
 from memwatch.words.processes import counted
 
@@ -41,6 +50,7 @@ _MOST_CPU_RATIO: Final = 0.005
 """The thread waits so long between samples that these take at most this share of one processor, and searches of the
 Python objects as much again: 1 % together."""
 _MOST_NOTES: Final = 20
+_MOST_ROWS: Final = 3  # in the line about a history that is too short
 _SEARCH_AGAIN_BYTES: Final = 1 << 20
 """Memory that no row explains grows by this before the Python objects are searched again."""
 CHILDREN: Final = "child processes"
@@ -181,7 +191,14 @@ class Monitor:
         number = len(self._history.samples)
         if number >= FEWEST_IN_ALL:
             return "no row grows\n"
-        return f"not known whether a row grows: {counted(number, 'sample')} of the {FEWEST_IN_ALL} that are needed\n"
+        missing = f"{counted(number, 'sample')} of the {FEWEST_IN_ALL} that are needed"
+        first, last = self._history.samples[0].rows, self._history.samples[-1].rows
+        more = {row: nbytes - first.get(row, 0) for row, nbytes in last.items()}
+        largest = sorted((row for row in more if more[row] >= LEAST_BYTES), key=lambda row: -more[row])[
+            :_MOST_ROWS
+        ]
+        grown = ", ".join(f"{row} +{format_bytes(more[row])}" for row in largest)
+        return f"not known whether a row grows: {missing}{grown and f'; since the first, {grown}'}\n"
 
     def _run(self) -> None:
         before_s = self._cpu_s

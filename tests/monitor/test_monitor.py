@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import itertools
 import json
@@ -101,7 +102,10 @@ def test_growth_is_known_from_the_fewest_samples_on(number):
 def test_a_report_with_too_few_samples_does_not_say_that_nothing_grows(monitor):
     sample = monitor._history.samples[0]
     monitor._history.samples = [sample] * (history.FEWEST_IN_ALL - 1)
-    assert "not known whether a row grows: 14 samples of the 15 that are needed" in monitor.report()
+    assert "not known whether a row grows: 14 samples of the 15 that are needed\n" in monitor.report()
+    monitor._history.samples[-1] = dataclasses.replace(sample, rows={**sample.rows, TENSORS: 5 << 30})
+    assert "14 samples of the 15 that are needed; since the first, tensors +" in monitor.report()
+    monitor._history.samples[-1] = sample
     monitor._history.samples.append(sample)
     assert "no row grows" in monitor.report()
 
