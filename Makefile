@@ -35,7 +35,7 @@ test: $(VENV)/.installed-test programs lint  ## what must hold, with a sample of
 lint: $(VENV)/.installed-test  ## style, types and the direction of imports
 	$(RUN) ruff check
 	$(RUN) ruff format --check
-	$(VENV)/bin/clang-format --dry-run -Werror memwatch/record/native/src/* memwatch/planner/native/src/* memwatch/devices/cuda_allocator/src/* tests/accelerator/pretend/src/* tests/ranks/src/*
+	$(VENV)/bin/clang-format --dry-run -Werror memwatch/record/native/src/* memwatch/planner/native/src/* memwatch/devices/cuda_allocator/src/* memwatch/monitor/src/* tests/accelerator/pretend/src/* tests/ranks/src/*
 	$(RUN) mypy
 	$(VENV)/bin/lint-imports
 

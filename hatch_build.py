@@ -14,6 +14,7 @@ COMPILED, TAG = "MEMWATCH_COMPILED", "MEMWATCH_WHEEL_TAG"
 """The libraries that `wheels/build.py` compiled, and the tag of the wheel."""
 FOLDERS = {
     "_cuda_driver": "memwatch/devices/cuda_allocator/built",
+    "_malloc_sampler": "memwatch/monitor/built",
     "_planner": "memwatch/planner/native/built",
     "_recorder": "memwatch/record/native/built",
 }
@@ -21,7 +22,7 @@ FOLDERS = {
 
 
 class NativeRecorder(BuildHookInterface):
-    """Compile the planner's kernels, the stand-in driver, and the recorder for the torch of the build's environment.
+    """Compile the recorder for the torch of the build's environment, and the libraries that need no torch.
 
     Without the variable the wheel is pure Python. The recorder serves that torch and that Python alone: with others
     the recorder in Python is used.
@@ -51,11 +52,12 @@ class NativeRecorder(BuildHookInterface):
         """Compile for the torch that is installed here; return the libraries, and their names in the wheel."""
         sys.path.insert(0, self.root)
         from memwatch.devices.cuda_allocator.library import build_driver
+        from memwatch.monitor.malloc_sampler import build_sampler
         from memwatch.planner.native.library import build as build_kernels
         from memwatch.record.native import library
         from memwatch.record.native.library import build_recorder
 
-        recorder, others = build_recorder()[0], [build_kernels()[0], build_driver()[0]]
+        recorder, others = build_recorder()[0], [build_kernels()[0], build_driver()[0], build_sampler()[0]]
         return [recorder, *others], [library.wheel_name(), *(file.name for file in others)]
 
     def _is_wanted(self) -> bool:

@@ -7,6 +7,8 @@ from typing import Final
 CPU: Final = "cpu"
 META: Final = "meta"
 """The device of tensors that never have memory: they count on no device."""
+PINNED: Final = "pinned"
+"""Pinned host memory in a snapshot of torch's. It is memory of the host, but an allocator keeps it as on a device."""
 
 
 def is_host(name: str) -> bool:

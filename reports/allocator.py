@@ -1,6 +1,7 @@
 """Compare memwatch's model of the CUDA caching allocator with torch's own allocator on random traces.
 
     python reports/allocator.py LIBC10_CUDA... [--traces 600]       # compare, and write allocator.md
+    python reports/allocator.py LIBC10_CUDA --traces 10000 --first 1000 --settings-each 1  # others
     python reports/allocator.py LIBC10_CUDA --record                # write the sample that the tests read
 
 LIBC10_CUDA is `torch/lib/libc10_cuda.so` of a CUDA build of torch, with `torch/include` beside it. No GPU is needed.
@@ -9,6 +10,7 @@ LIBC10_CUDA is `torch/lib/libc10_cuda.so` of a CUDA build of torch, with `torch/
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import pathlib
@@ -94,17 +96,22 @@ def figures_of(outcome: Outcome) -> dict[str, object]:
     }
 
 
-def compare(seed: int) -> tuple[list[Difference], Counter[tuple[str, str]]]:
+def settings_of(seed: int, most: int) -> list[str]:
+    """Return the settings that run a trace: some, which differ from trace to trace, or all of them."""
+    return [SETTINGS[(seed + at) % len(SETTINGS)] for at in range(min(most, len(SETTINGS)))]
+
+
+def compare(seed: int, most_settings: int) -> tuple[list[Difference], Counter[tuple[str, str]]]:
     """Return where the allocators differ in one trace, and what happened in it by settings."""
+    chosen = settings_of(seed, most_settings)
     trace, device_bytes = random_trace(seed)
     differences: list[Difference] = []
     happened: Counter[tuple[str, str]] = Counter()
-    for settings, real in zip(
-        SETTINGS, find_torchs_own().run_many(trace, SETTINGS, device_bytes), strict=True
-    ):
+    for settings, real in zip(chosen, find_torchs_own().run_many(trace, chosen, device_bytes), strict=True):
         if isinstance(real, SettingsError):
             happened[settings, "rejected"] += 1
             continue
+        happened[settings, "traces"] += 1
         happened[settings, "retries"] += real.retries > 0
         happened[settings, "full"] += not real.fits
         happened[settings, "events"] += len(trace)
@@ -115,14 +122,15 @@ def compare(seed: int) -> tuple[list[Difference], Counter[tuple[str, str]]]:
     return differences, happened
 
 
-def table(library: str, traces: int, jobs: int) -> tuple[list[str], list[Difference]]:
+def table(library: str, seeds: range, most_settings: int, jobs: int) -> tuple[list[str], list[Difference]]:
     """Return the section of a torch, and the differences."""
     os.environ[VARIABLE] = library
     name = find_torchs_own().version
     found: list[Difference] = []
     happened: Counter[tuple[str, str]] = Counter()
     with ProcessPoolExecutor(jobs) as pool:
-        for differences, counts in pool.map(compare, range(traces), chunksize=8):
+        run = functools.partial(compare, most_settings=most_settings)
+        for differences, counts in pool.map(run, seeds, chunksize=8):
             found += differences
             happened.update(counts)
     lines = [
@@ -137,7 +145,7 @@ def table(library: str, traces: int, jobs: int) -> tuple[list[str], list[Differe
             continue
         different = len({each.seed for each in found if each.settings == settings})
         cells = (
-            f"{traces:,}",
+            f"{happened[settings, 'traces']:,}",
             f"{happened[settings, 'events']:,}",
             f"{happened[settings, 'retries']:,}",
             f"{happened[settings, 'full']:,}",
@@ -179,6 +187,13 @@ def main() -> int:
     )
     parser.add_argument("libraries", nargs="+", metavar="LIBC10_CUDA")
     parser.add_argument("--traces", type=int, default=600)
+    parser.add_argument("--first", type=int, default=0, help="seed of the first trace")
+    parser.add_argument(
+        "--settings-each",
+        type=int,
+        default=len(SETTINGS),
+        help="settings that run each trace; all by default",
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--record", action="store_true", help="write the sample of the tests")
     options = parser.parse_args()
@@ -189,7 +204,8 @@ def main() -> int:
     sections: list[str] = []
     differences: list[Difference] = []
     for library in options.libraries:
-        lines, found = table(library, options.traces, options.jobs)
+        seeds = range(options.first, options.first + options.traces)
+        lines, found = table(library, seeds, options.settings_each, options.jobs)
         sections += lines
         differences += found
     for each in differences:

@@ -15,7 +15,7 @@ from memwatch.analysis.facts.devices import devices_of
 from memwatch.analysis.facts.facts import Facts
 from memwatch.analysis.holders import Holders
 from memwatch.analysis.saved_tensors import SavedTensors, find_saved_tensors
-from memwatch.device_names import CPU, kind_of
+from memwatch.device_names import CPU, PINNED, kind_of
 from memwatch.errors import MemwatchError
 
 if TYPE_CHECKING:
@@ -188,9 +188,9 @@ class ByDevice:
 
         A device whose tensors only existed while the block ran does not count as used.
         """
-        accelerators = [name for name in self.names if name != CPU]
+        accelerators = [name for name in self.names if name not in (CPU, PINNED)]
         if CPU not in self.names:
-            return next(iter(accelerators), CPU)
+            return next(iter([*accelerators, *self.names]), CPU)
         return next((name for name in accelerators if self._is_used(name)), CPU)
 
     def _is_used(self, name: str) -> bool:

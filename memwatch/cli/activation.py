@@ -27,6 +27,8 @@ _activated: Final[list[int]] = []
 def activate() -> None:
     """Do what the variable names once this process imports torch. A wrong word ends it before the program starts.
 
+    `MEMWATCH=monitor,native=1` starts the process once more here, with the sampler of malloc.
+
     Three kinds of processes are left out: commands of memwatch itself, torch's launcher of ranks, and what
     `memwatch run --children` records already.
     """
@@ -39,6 +41,11 @@ def activate() -> None:
         _refuse(str(error))
     if not wanted:
         return
+    if wanted.get("monitor", {}).get("native"):
+        from memwatch.monitor.malloc_sampler import restart_with_sampler
+
+        if reason := restart_with_sampler():
+            sys.stderr.write(f"memwatch: {reason}\n")
     from memwatch.children.torch_import import when_torch_is_imported
 
     started_as = os.getpid()
@@ -155,7 +162,7 @@ _MODES: Final = {
     "monitor": _Mode(
         "memwatch.cli.monitored",
         "monitor_this_process",
-        {"out": _output, "interval": _seconds, "quiet": _switch("quiet")},
+        {"out": _output, "interval": _seconds, "native": _switch("native"), "quiet": _switch("quiet")},
     ),
     "oom": _Mode("memwatch.cli.monitored", "report_when_memory_runs_out", {"out": _output}),
 }

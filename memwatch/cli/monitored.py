@@ -24,6 +24,7 @@ def monitor_this_process(options: Mapping[str, Any]) -> None:
 
     Args:
         options: what MEMWATCH sets: `output`, a file for the samples, `interval_s` and `quiet`.
+            `native` has done its work by now.
     """
     output = options.get("output")
     try:

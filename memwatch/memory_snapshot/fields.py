@@ -80,6 +80,11 @@ MOST: Final = (1 << 62) - 1
 DEVICE_NAMES: Final = "memwatch_device_names"
 """A key of ours in a snapshot: a list of the names of its devices, in the order of their numbers.
 torch itself writes numbers alone, which mean CUDA devices."""
+HOST_SEGMENTS: Final = "host_segments"
+HOST_TRACES: Final = "host_traces"
+"""Keys with the pinned memory of the host, as `_record_memory_history(record_pinned_host_memory=True)` records it."""
+PINNED_FORM: Final = "pinned_form"
+"""The key of a capture's meta data with the keys above that the snapshot had, and whether its traces were nested."""
 _LONGEST_SEQUENCE: Final = 16
 _LONGEST_TEXT: Final = 4096
 _as_json: Final = json.JSONEncoder(sort_keys=True).encode

@@ -16,13 +16,16 @@ import numpy as np
 from memwatch._version import __version__
 from memwatch.capture.capture import NOT_RECORDED, Capture, Note
 from memwatch.capture.schema import NONE, ORIGINS, RECORDED_BY_NAME
-from memwatch.device_names import is_host
+from memwatch.device_names import PINNED, is_host
 from memwatch.devices.reserved import Reserved
 from memwatch.memory_snapshot.fields import (
     DEVICE_NAMES,
+    HOST_SEGMENTS,
+    HOST_TRACES,
     LATEST_US,
     MOST,
     NS_PER_US,
+    PINNED_FORM,
     TIME,
     SnapshotError,
     Times,
@@ -307,6 +310,11 @@ def notes_of(
 def _of_device(device: str, told: Told) -> Iterator[tuple[str, str]]:
     if told.reserved.segments and not is_host(device):
         yield "reserved", f"{device}: at the end {reserved_text(told.reserved)}"
+    if device == PINNED:
+        yield (
+            "sizes",
+            f"{PINNED}: pinned host memory; its sizes are those of whole blocks, which torch rounds up",
+        )
     if told.out_of_memory:
         asked, free = (format_bytes(nbytes) for nbytes in told.out_of_memory[0])
         times = counted(len(told.out_of_memory), "time")
@@ -347,7 +355,10 @@ _SEGMENT: Final = frozenset(
 _BLOCK: Final = frozenset({"address", "addr", "size", "requested_size", "state", "frames", "history"})
 _TOP: Final = frozenset(
     {"segments", "device_traces", "allocator_settings", "external_annotations", DEVICE_NAMES}
+    | {HOST_SEGMENTS, HOST_TRACES}
 )
+_PINNED_INDEX: Final = MOST_DEVICES
+"""The number of the pinned memory in this module: no device of a snapshot has it."""
 _DEVICE_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,30}(:\d{1,4})?")
 
 
@@ -384,7 +395,9 @@ class _Import:
     def __init__(self, snapshot: Any, device_type: str) -> None:
         if isinstance(snapshot, list):  # what memory_snapshot() returns
             snapshot = {"segments": snapshot, "device_traces": []}
-        if not isinstance(snapshot, dict) or not snapshot.keys() & {"segments", "device_traces"}:
+        if not isinstance(snapshot, dict) or not snapshot.keys() & {
+            "segments", "device_traces", HOST_SEGMENTS, HOST_TRACES,
+        }:  # fmt: skip
             raise SnapshotError("it is not a memory snapshot: it lacks segments and device_traces")
         self._snapshot: dict[str, Any] = snapshot
         self._device_type = device_type
@@ -393,10 +406,18 @@ class _Import:
         self._entries = 0
         traces = lists(snapshot.get("device_traces", []), "device_traces", most=MOST_DEVICES)
         self._traces = [list(self._counted(dicts(trace, "entries"))) for trace in traces]
-        self.times: Times = times_of(self._traces)
+        self._pinned_form: dict[str, Any] = {}
+        pinned = self._pinned_trace()
+        self.times: Times = times_of([*self._traces, *([pinned] if pinned else [])])
+        self._history_of = {index: trace for index, trace in enumerate(self._traces) if trace}
+        self._times_of = dict(enumerate(self.times.of_device[: len(self._traces)]))
+        if pinned:
+            self._history_of[_PINNED_INDEX] = pinned
+            self._times_of[_PINNED_INDEX] = self.times.of_device[-1]
         self._lives: dict[int, Lives] = {}
         self._told: dict[int, Told] = {}
         self._left_out: set[str] = set()
+        self._segment_count = 0
 
     def _counted(self, entries: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """Yield entries until there are too many: a small file can name one list a thousand times."""
@@ -408,16 +429,28 @@ class _Import:
                 )
             yield entry
 
+    def _pinned_trace(self) -> list[dict[str, Any]]:
+        """Return the history of the pinned memory: one list of entries, or a list of such lists."""
+        if HOST_TRACES not in self._snapshot:
+            return []
+        found = self._snapshot[HOST_TRACES]
+        is_nested = isinstance(found, (list, tuple)) and any(
+            isinstance(each, (list, tuple)) for each in found
+        )
+        self._pinned_form[HOST_TRACES] = "nested" if is_nested else "flat"
+        traces = lists(found, HOST_TRACES, most=MOST_DEVICES) if is_nested else [found]
+        return [entry for trace in traces for entry in self._counted(dicts(trace, HOST_TRACES))]
+
     def capture(self, name: str) -> Capture:
         """Return the capture.
 
         Args:
             name: the file's name, for the notes.
         """
-        for index, trace in enumerate(self._traces):
-            if trace:
-                self._history(index, trace)
+        for index, trace in self._history_of.items():
+            self._history(index, trace)
         self._segments()
+        self._pinned_segments()
         self._annotations()
         self._left_out |= self._snapshot.keys() - _TOP
         for index, lives in self._lives.items():
@@ -444,7 +477,11 @@ class _Import:
         meta[NOT_RECORDED] = [*UNKNOWN] if times.are_known else [*UNKNOWN, "times"]
         if times.are_known:
             meta |= {"end_ns": times.end_ns, "started_s": times.start_ns / 1e9}
-        most = max(self._lives, key=lambda index: sum(self._lives[index].sizes.values()), default=0)
+        if self._pinned_form:
+            meta[PINNED_FORM] = self._pinned_form
+        accelerators = [index for index in self._lives if index != _PINNED_INDEX]
+        candidates = accelerators or list(self._lives)
+        most = max(candidates, key=lambda index: sum(self._lives[index].sizes.values()), default=0)
         meta["device"] = self._device(most)
         reserved = {index: told.reserved.reserved_bytes for index, told in sorted(self._told.items())}
         meta["reserved_bytes"] = {
@@ -463,6 +500,8 @@ class _Import:
         return kept
 
     def _device(self, index: int) -> str:
+        if index == _PINNED_INDEX:
+            return PINNED
         if index < len(self._device_names) and self._device_names[index]:
             return self._device_names[index]
         return (
@@ -480,7 +519,7 @@ class _Import:
     def _history(self, index: int, trace: list[dict[str, Any]]) -> None:
         requests = any(entry.get("action") == FREE_REQUESTED for entry in trace)
         lives, rows = self._lives_of(index, requests=requests), self.rows
-        for entry, time_ns in zip(trace, self.times.of_device[index].tolist(), strict=True):
+        for entry, time_ns in zip(trace, self._times_of[index].tolist(), strict=True):
             action, nbytes = text(entry, "action"), integer(entry, "size", otherwise=0)
             is_oom = action == "oom"
             is_life = action in (ALLOC, FREE_REQUESTED, FREE_COMPLETED)
@@ -506,28 +545,59 @@ class _Import:
             )
 
     def _segments(self) -> None:
-        rows = self.rows
-        segments = self._counted(dicts(self._snapshot.get("segments", []), "segments"))
-        for number, segment in enumerate(segments):
+        for segment in self._counted(dicts(self._snapshot.get("segments", []), "segments")):
             index = integer(segment, "device", most=MOST_DEVICES - 1, otherwise=0)
-            lives, reserved = self._lives_of(index), self._told[index].reserved
-            nbytes = integer(segment, "total_size")
-            reserved.add_segment(nbytes)
-            rows.add(
-                "segments",
-                number,
-                lives.device,
-                integer(segment, "address"),
-                nbytes,
-                *(
-                    integer(segment, f"{kind}_size", otherwise=NONE)
-                    for kind in ("allocated", "active", "requested")
-                ),
-                integer(segment, "stream", least=-MOST, otherwise=NONE),
-                rows.stack(segment.get("frames")),
-                rows.optional_text(plain(segment, _SEGMENT, self._left_out)),
-            )
-            self._blocks(number, segment, lives, reserved)
+            self._segment(index, segment, plain(segment, _SEGMENT, self._left_out))
+
+    def _pinned_segments(self) -> None:
+        """Add the segments of pinned memory. torch never divides one, so it may have sizes and flags but no blocks."""
+        if HOST_SEGMENTS not in self._snapshot:
+            return
+        self._pinned_form[HOST_SEGMENTS] = True
+        for segment in self._counted(dicts(self._snapshot[HOST_SEGMENTS], HOST_SEGMENTS)):
+            if "blocks" in segment:
+                extra = plain(segment, _SEGMENT - {"device"}, self._left_out)
+                self._segment(_PINNED_INDEX, segment, extra)
+                continue
+            nbytes = integer(segment, "total_size" if "total_size" in segment else "size")
+            is_allocated, is_active = (_is_set(segment, name) for name in ("allocated", "active"))
+            state = _ALLOCATED if is_allocated else _WAITING[0] if is_active else "inactive"
+            frames = segment.get("frames")
+            block = {"size": nbytes, "state": state, "frames": frames}
+            whole = {
+                "address": integer(segment, "address"), "total_size": nbytes, "frames": frames, "blocks": [block],
+            }  # fmt: skip
+            extra = plain(segment, ("address", "frames"), self._left_out)
+            self._segment(_PINNED_INDEX, whole, extra)
+
+    def _segment(self, index: int, segment: dict[str, Any], extra: str) -> None:
+        """Add a segment and its blocks.
+
+        Args:
+            index: number of the device.
+            segment: the segment.
+            extra: the fields without a column, as JSON.
+        """
+        rows, number = self.rows, self._segment_count
+        self._segment_count += 1
+        lives, reserved = self._lives_of(index), self._told[index].reserved
+        nbytes = integer(segment, "total_size")
+        reserved.add_segment(nbytes)
+        rows.add(
+            "segments",
+            number,
+            lives.device,
+            integer(segment, "address"),
+            nbytes,
+            *(
+                integer(segment, f"{kind}_size", otherwise=NONE)
+                for kind in ("allocated", "active", "requested")
+            ),
+            integer(segment, "stream", least=-MOST, otherwise=NONE),
+            rows.stack(segment.get("frames")),
+            rows.optional_text(extra),
+        )
+        self._blocks(number, segment, lives, reserved)
 
     def _blocks(self, number: int, segment: dict[str, Any], lives: Lives, reserved: Reserved) -> None:
         address, rows = integer(segment, "address"), self.rows
@@ -557,6 +627,12 @@ class _Import:
             )
             extra = plain(annotation, ("device", TIME), self._left_out)
             self.rows.add("annotations", time_ns, device, self.rows.optional_text(extra))
+
+
+def _is_set(segment: dict[str, Any], name: str) -> bool:
+    """Return whether a segment is allocated or active: by the flag of this name, or by a size that is not 0."""
+    flag = segment.get(name)
+    return bool(integer(segment, name if flag is not None else f"{name}_size", otherwise=0))
 
 
 def _asked_for(block: dict[str, Any]) -> tuple[int, object]:

@@ -6,7 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 from memwatch.capture.capture import NOT_RECORDED
 from memwatch.capture.schema import NONE
-from memwatch.memory_snapshot.fields import DEVICE_NAMES, NS_PER_US, TIME, from_plain
+from memwatch.device_names import PINNED
+from memwatch.memory_snapshot.fields import (
+    DEVICE_NAMES,
+    HOST_SEGMENTS,
+    HOST_TRACES,
+    NS_PER_US,
+    PINNED_FORM,
+    TIME,
+    from_plain,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,9 +53,17 @@ class _Snapshot:
         self._frames = _frames_of_stacks(capture)
 
     def whole(self) -> Snapshot:
-        segments = list(self._segments())
+        segments: list[dict[str, Any]] = []
+        pinned_segments: list[dict[str, Any]] = []
+        for name, segment in self._segments():
+            (pinned_segments if name == PINNED else segments).append(segment)
         traces: list[list[dict[str, Any]]] = []
-        for device, entry in self._entries():
+        pinned_trace: list[dict[str, Any]] = []
+        for name, entry in self._entries():
+            if name == PINNED:
+                pinned_trace.append(entry)
+                continue
+            device = device_index(name)
             traces += ([] for _ in range(device + 1 - len(traces)))
             traces[device].append(entry)
         devices = max((segment["device"] + 1 for segment in segments), default=0)
@@ -57,6 +74,12 @@ class _Snapshot:
         names = self._capture.meta.get(DEVICE_NAMES)
         if isinstance(names, list):
             found[DEVICE_NAMES] = names
+        form = self._capture.meta.get(PINNED_FORM)
+        if isinstance(form, dict):
+            if HOST_SEGMENTS in form:
+                found[HOST_SEGMENTS] = pinned_segments
+            if HOST_TRACES in form:
+                found[HOST_TRACES] = [pinned_trace] if form[HOST_TRACES] == "nested" else pinned_trace
         return {**found, "external_annotations": list(self._annotations())}
 
     def _rows(self, table: str) -> Iterator[tuple[int, ...]]:
@@ -66,7 +89,7 @@ class _Snapshot:
     def _device(self, name: int) -> int:
         return device_index(self._strings[name])
 
-    def _entries(self) -> Iterator[tuple[int, dict[str, Any]]]:
+    def _entries(self) -> Iterator[tuple[str, dict[str, Any]]]:
         for device, action, address, nbytes, stream, stack, time_ns, _, extra in self._rows("history"):
             name = self._strings[action]
             entry = {"action": name, "device_free" if name == "oom" else "addr": address, "size": nbytes}
@@ -76,24 +99,34 @@ class _Snapshot:
                 entry[TIME] = time_ns // NS_PER_US
             if stack != NONE:
                 entry["frames"] = self._frames[stack]
-            yield self._device(device), {**entry, **from_plain(self._strings[extra])}
+            yield self._strings[device], {**entry, **from_plain(self._strings[extra])}
 
-    def _segments(self) -> Iterator[dict[str, Any]]:
+    def _segments(self) -> Iterator[tuple[str, dict[str, Any]]]:
         blocks: dict[int, list[dict[str, Any]]] = {}
         for segment, block in self._blocks():
             blocks.setdefault(segment, []).append(block)
         for number, device, address, nbytes, *sums, stream, stack, extra in self._rows("segments"):
-            inside = blocks.get(number, [])
-            yield {
-                "device": self._device(device),
-                "address": address,
-                "total_size": nbytes,
-                **_sums(inside, sums),
-                "stream": 0 if stream == NONE else stream,
-                "frames": self._frames.get(stack, []),
-                "blocks": inside,
-                **from_plain(self._strings[extra]),
-            }
+            inside, others = blocks.get(number, []), from_plain(self._strings[extra])
+            frames = self._frames.get(stack, [])
+            name = self._strings[device]
+            if name == PINNED and others.keys() & {"size", "total_size"}:  # it had no blocks
+                yield name, {"address": address, "frames": frames, **others}
+                continue
+            streams = {} if name == PINNED and stream == NONE else {"stream": 0 if stream == NONE else stream}
+            numbers = {} if name == PINNED else {"device": device_index(name)}
+            yield (
+                name,
+                {
+                    **numbers,
+                    "address": address,
+                    "total_size": nbytes,
+                    **_sums(inside, sums),
+                    **streams,
+                    "frames": frames,
+                    "blocks": inside,
+                    **others,
+                },
+            )
 
     def _blocks(self) -> Iterator[tuple[int, dict[str, Any]]]:
         for segment, address, nbytes, requested, state, stack, _ in self._rows("blocks"):

@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
+from memwatch.monitor import malloc_sampler
 from memwatch.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -106,11 +107,6 @@ def paths(before: Mapping[str, int], now: Mapping[str, int], row: str) -> str:
     """Return the files whose mappings grew, as a sentence."""
     from memwatch.monitor.rows import NATIVE
 
-    if row == NATIVE:
-        return (
-            "blocks of malloc that belong to no tensor and no Python object that memwatch finds: a native library, or "
-            "objects that gc does not show"
-        )
     prefix = f"{row}: "
     grown = {
         name.removeprefix(prefix): nbytes - before.get(name, 0)
@@ -118,7 +114,17 @@ def paths(before: Mapping[str, int], now: Mapping[str, int], row: str) -> str:
         if name.startswith(prefix) and nbytes > before.get(name, 0)
     }
     largest = sorted(grown, key=lambda name: -grown[name])[:_NAMED]
-    return ", ".join(f"{name or 'without a name'} ({format_bytes(grown[name])} more)" for name in largest)
+    named = ", ".join(f"{name or 'without a name'} ({format_bytes(grown[name])} more)" for name in largest)
+    if row != NATIVE:
+        return named
+    blocks = "blocks of malloc that belong to no tensor and no Python object that memwatch finds"
+    if named:
+        return f"{blocks}; allocated by {named}"
+    unnamed = "a native library, or objects that gc does not show"
+    return f"{blocks}: {unnamed}" if malloc_sampler.is_on() else f"{blocks}: {unnamed} ({_HOW_TO_NAME})"
+
+
+_HOW_TO_NAME: Final = "MEMWATCH=monitor,native=1 names the library"
 
 
 def children(processes: Sequence[Child]) -> str:

@@ -16,8 +16,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FEWEST_SAMPLES: Final = 12
+"""Samples after the first quarter of the history."""
+FEWEST_IN_ALL: Final = FEWEST_SAMPLES * 5 // 4
+"""With fewer samples, no row is known to grow or to stay: 15 of them have 12 after their first quarter."""
 _PARTS: Final = 4
-_LEAST_BYTES: Final = 1 << 20
+LEAST_BYTES: Final = 1 << 20
 _LEAST_SHARE_OF_RSS: Final = 0.005
 _PINNED_RATIO: Final = 8
 """Free memory that grows by at most this ratio of a row in use is held apart by the blocks of that row. An autograd
@@ -75,7 +78,7 @@ def growth_of(
         steps = np.diff(values[lowest])
         total = int(steps.sum())
         if (
-            total >= max(_LEAST_BYTES, _LEAST_SHARE_OF_RSS * rss_bytes)
+            total >= max(LEAST_BYTES, _LEAST_SHARE_OF_RSS * rss_bytes)
             and steps.min() >= _STEADY * steps.mean()
         ):
             since, until = lowest[0], lowest[-1]

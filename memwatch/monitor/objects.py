@@ -338,6 +338,7 @@ def _levels_of_objects() -> Iterator[list[Any]]:
     level = gc.get_objects()
     if gc.get_freeze_count():  # gc lists no frozen objects: they are found from the modules
         level += sys.modules.values()
+    level += _untracked_values_of_calls()
     known = _KnownObjects(level)
     # a generator that calls a function shows gc its variables: these lists and ids are not the program's
     own = (at for at, obj in enumerate(level) if type(obj) is types.GeneratorType and obj.gi_code is _LEVELS)
@@ -353,6 +354,25 @@ def _levels_of_objects() -> Iterator[list[Any]]:
 
 
 _LEVELS: Final = _levels_of_objects.__code__
+_MOST_CALLS: Final = 20_000
+"""Running calls whose variables are read; they take about 0.1 s. A guess."""
+
+
+def _untracked_values_of_calls() -> list[Any]:
+    """Return the objects in variables of running calls that gc does not list, such as text, bytes and arrays.
+
+    gc shows no variables of a running call, so an object that only a variable holds is the referent of nothing.
+    """
+    if "torch" not in sys.modules:  # the module below imports it, and the program may not want it
+        return []
+    from memwatch.heap.frames import read_locals, running_frames
+
+    found: dict[int, Any] = {}
+    for frame, _, _ in itertools.islice(running_frames(), _MOST_CALLS):
+        for value in read_locals(frame).values():
+            if not gc.is_tracked(value):
+                found[id(value)] = value
+    return list(found.values())
 
 
 class _KnownObjects:

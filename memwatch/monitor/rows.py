@@ -11,6 +11,7 @@ import psutil
 
 from memwatch.errors import OptionError
 from memwatch.host_allocators import MallocFigures, PythonFigures, malloc_figures, python_figures
+from memwatch.monitor import malloc_sampler
 from memwatch.monitor.malloc import is_heap_of_arena, mmapped_blocks
 from memwatch.monitor.mappings import (
     Residency,
@@ -41,8 +42,9 @@ OTHER: Final = "other mappings"
 ANONYMOUS: Final = "malloc and anonymous memory"
 FREE_ROWS: Final = frozenset({PYTHON_FREE, MALLOC_FREE})
 """Rows of memory that an allocator keeps and nobody uses."""
+_NAMED: Final = 3  # libraries
 UNEXPLAINED: Final = frozenset({NATIVE, OTHER, ANONYMOUS})
-"""Rows that name no cause: coverage leaves them out."""
+"""Rows that name no cause: coverage leaves them out, but for blocks of malloc whose library is known."""
 _BY_MAPPING: Final = {
     Use.SHARED: ("shared memory", "smaps: /dev/shm, memfd, System V and shared anonymous memory"),
     Use.STACK: ("thread stacks", "smaps: [stack], and memory right above a guard page"),
@@ -103,6 +105,7 @@ class ProcessRows:
         by_type: Python objects by type, with their number and bytes; empty for other processes.
         by_path: bytes of mappings by row and file, as `file mappings: /data/x.bin`.
         trimmable_bytes: about what `malloc_trim(0)` would return to the system.
+        by_library: bytes of the row "native" by the library that allocated them, as far as malloc is sampled.
     """
 
     pid: int
@@ -116,11 +119,13 @@ class ProcessRows:
     by_type: dict[str, tuple[int, int]] = field(default_factory=dict)
     by_path: dict[str, int] = field(default_factory=dict)
     trimmable_bytes: int = 0
+    by_library: dict[str, int] = field(default_factory=dict)
 
     @property
     def coverage(self) -> float:
         """The share of RSS in rows that name a cause."""
         explained = sum(row.nbytes for row in self.rows if row.row not in UNEXPLAINED)
+        explained += sum(self.by_library.values())
         return explained / self.rss_bytes if self.rss_bytes else 1.0
 
     def nbytes(self, row: str) -> int:
@@ -164,16 +169,19 @@ def rows_of(
         raise OptionError(f"{pid!r} is no process; give its number, as `ps` lists it")
     is_own = pid is None or pid == os.getpid()
     number = os.getpid() if pid is None else pid
+    samples = malloc_sampler.samples() if is_own else None  # before memwatch allocates anything itself
     mappings = read_mappings(number, is_heap_of_arena=is_heap_of_arena if is_own else None)
     mappings = cut_joined(mappings, Residency(mappings, number))
     notes: list[str] = []
     rows = _rows_by_mapping(mappings)
     by_type: dict[str, tuple[int, int]] = {}
     trimmable_bytes = 0
-    if is_own:
-        own = _OwnProcess(mappings, known or Known())
+    by_library: dict[str, int] = {}
+    if samples is not None:
+        own = _OwnProcess(mappings, samples, known or Known())
         rows = own.rows()
         by_type, trimmable_bytes, notes = own.python.by_type, own.trimmable_bytes, own.notes
+        by_library = own.by_library
     else:
         anonymous = [each for each in mappings if each.use in (Use.ARENA, Use.ANONYMOUS)]
         rows.append(
@@ -195,8 +203,12 @@ def rows_of(
         children=_children_of(number, notes) if children else [],
         notes=notes,
         by_type=by_type,
-        by_path=_by_path(mappings),
+        by_path={
+            **_by_path(mappings),
+            **{f"{NATIVE}: {name}": nbytes for name, nbytes in by_library.items()},
+        },
         trimmable_bytes=trimmable_bytes,
+        by_library=by_library,
     )
 
 
@@ -246,16 +258,18 @@ class _Left:
 class _OwnProcess:
     """Splits the memory of this process: the kernel's figures first, then the allocators', then the objects'."""
 
-    def __init__(self, mappings: list[Mapping], known: Known) -> None:
+    def __init__(self, mappings: list[Mapping], samples: NDArray[np.int64], known: Known) -> None:
         # the allocators first: what memwatch allocates below shall not count
         self._malloc: MallocFigures | None = malloc_figures()
         self._python: PythonFigures | None = python_figures()
         self._known = known
+        self._samples = samples
         self._mappings = mappings
         self._residency = Residency(mappings, os.getpid())
         self._tensors: TensorMemory = known.tensors or tensor_memory()
         self.python: PythonMemory = known.python or python_memory()
         self.notes: list[str] = []
+        self.by_library: dict[str, int] = {}
         self.trimmable_bytes = 0 if self._malloc is None else self._malloc.trimmable_bytes
 
     def rows(self) -> list[Row]:
@@ -350,7 +364,41 @@ class _OwnProcess:
         if at_start_bytes is not None:
             at_start = malloc.take(at_start_bytes)
             rows.append(Row(NATIVE_AT_START, *at_start, "as much as there was when the monitor began"))
-        return [*rows, Row(NATIVE, *malloc.take_all(), how)]
+        native = malloc.take_all()
+        self.by_library = self._libraries(native[0])
+        largest = sorted(self.by_library.items(), key=lambda each: -each[1])[:_NAMED]
+        if largest:
+            how += "; samples of malloc: " + ", ".join(
+                f"{name} {format_bytes(size)}" for name, size in largest
+            )
+        return [*rows, Row(NATIVE, *native, how)]
+
+    def _libraries(self, native_bytes: int) -> dict[str, int]:
+        """Return the bytes of the row "native" by library; if the estimates exceed the row, they shrink alike."""
+        if not len(self._samples):
+            return {}
+        tensors = np.concatenate([self._tensors.ranges, self._tensors.pinned])
+        known = union_of(map(tuple, tensors.tolist()))
+
+        def is_tensor(addresses: NDArray[np.int64]) -> NDArray[np.bool_]:
+            return _covers(known, addresses) if len(known) else np.zeros(len(addresses), dtype=bool)
+
+        found, note = malloc_sampler.bytes_by_library(
+            self._samples, self._mappings, self._each_in_memory, is_tensor
+        )
+        if note:
+            self.notes.append(note)
+        share = min(native_bytes / max(sum(found.values()), 1), 1.0)
+        return {name: int(nbytes * share) for name, nbytes in found.items() if nbytes * share >= 1}
+
+    def _each_in_memory(self, ranges: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the bytes in memory of each of some ranges, which are sorted and do not overlap."""
+        pieces, numbers = self._residency.split(ranges)
+        resident, _ = self._residency.of_ranges(pieces, numbers)
+        found = np.zeros(len(ranges), dtype=np.int64)
+        if len(pieces):
+            np.add.at(found, np.searchsorted(ranges[:, 0], pieces[:, 0], side="right") - 1, resident)
+        return found
 
 
 def _common(first: NDArray[np.int64], second: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -12,8 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from memwatch.errors import OptionError
+from memwatch.monitor import malloc_sampler
 from memwatch.monitor.forks import LEAST_COPIED_BYTES
-from memwatch.monitor.history import History, Sample, SampleFile, causes_first, growth_of
+from memwatch.monitor.history import (
+    FEWEST_IN_ALL,
+    LEAST_BYTES,
+    History,
+    Sample,
+    SampleFile,
+    causes_first,
+    growth_of,
+)
 from memwatch.monitor.main_thread import MainThread
 from memwatch.monitor.objects import (
     PythonMemory,
@@ -25,7 +34,9 @@ from memwatch.monitor.objects import (
 from memwatch.monitor.rows import FREE_ROWS, NATIVE, OTHER, OWN_ROWS, PYTHON, TENSORS, Known, rows_of
 from memwatch.own_code import OwnThread
 from memwatch.signal_handlers import pass_on
+from memwatch.sizes import format_bytes
 from memwatch.text import visible
+from memwatch.words.processes import counted
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -39,6 +50,7 @@ _MOST_CPU_RATIO: Final = 0.005
 """The thread waits so long between samples that these take at most this share of one processor, and searches of the
 Python objects as much again: 1 % together."""
 _MOST_NOTES: Final = 20
+_MOST_ROWS: Final = 3  # in the line about a history that is too short
 _SEARCH_AGAIN_BYTES: Final = 1 << 20
 """Memory that no row explains grows by this before the Python objects are searched again."""
 CHILDREN: Final = "child processes"
@@ -78,6 +90,7 @@ class Monitor:
         self._thread = OwnThread(target=self._run, name="memwatch-monitor", daemon=True)
         _alive.add(self)
         self._sample(is_first=True)
+        malloc_sampler.start(self)  # if the dynamic linker loaded it with the program
         self._thread.start()
 
     def __enter__(self) -> Monitor:
@@ -136,6 +149,7 @@ class Monitor:
         if self._thread is not threading.current_thread():
             self._thread.join(timeout=_WAIT_TENSORS_S)
         self._sample()
+        malloc_sampler.stop(self)
 
     def metrics(self) -> dict[str, float]:
         """Return the latest figures by name: bytes of each row, of RSS, PSS and USS, and the growth per hour."""
@@ -168,10 +182,23 @@ class Monitor:
         growing = self.growth
         lines += [
             text.of_growth(growth, self._examined.get(growth.row, (0, ""))[1]) for growth in growing
-        ] or ["no row grows\n"]
+        ] or [self._without_growth()]
         lines += [f"finding: {visible(finding)}\n" for finding in self.findings]
         lines += [f"note: {note}\n" for note in self.notes]
         return "".join(lines)
+
+    def _without_growth(self) -> str:
+        number = len(self._history.samples)
+        if number >= FEWEST_IN_ALL:
+            return "no row grows\n"
+        missing = f"{counted(number, 'sample')} of the {FEWEST_IN_ALL} that are needed"
+        first, last = self._history.samples[0].rows, self._history.samples[-1].rows
+        more = {row: nbytes - first.get(row, 0) for row, nbytes in last.items()}
+        largest = sorted((row for row in more if more[row] >= LEAST_BYTES), key=lambda row: -more[row])[
+            :_MOST_ROWS
+        ]
+        grown = ", ".join(f"{row} +{format_bytes(more[row])}" for row in largest)
+        return f"not known whether a row grows: {missing}{grown and f'; since the first, {grown}'}\n"
 
     def _run(self) -> None:
         before_s = self._cpu_s
@@ -338,6 +365,7 @@ def _may_be_python(rows: ProcessRows) -> int:
 
 
 def _after_fork() -> None:
+    malloc_sampler.after_fork()
     for each in list(_alive):
         each._forked()
 

@@ -13,8 +13,10 @@ from mcp import Client
 import memwatch
 from memwatch.cli.main import main
 from memwatch.cli.mcp_tools import server
+from memwatch.reading import Reading
 from memwatch.report.records import schema
 from memwatch.report.records.docs import json_page
+from memwatch.words.processes import PARTS
 
 
 def printed(capsys, *words):
@@ -53,6 +55,22 @@ def test_a_summary_as_json_has_the_figures_of_the_reading(narrow, capsys):
         assert_fields(each, schema.HeldStorageRecord)
     for finding in record["findings"]:
         assert_fields(finding, schema.FindingRecord)
+
+
+def test_a_summary_as_json_has_the_whole_process(narrow, capsys):
+    process, record = memwatch.load(narrow).process, printed(capsys, "summary", "--json", narrow)["process"]
+    assert_fields(record, schema.ReadingsRecord)
+    assert record["readings"] == len(process) >= 2
+    assert record["largest"]["rss_bytes"] == process["rss_bytes"].max()
+    assert record["entry"]["time_ns"] <= record["largest"]["time_ns"] <= record["last"]["time_ns"]
+    for each in (record["entry"], record["largest"], record["last"]):
+        assert_fields(each, schema.ProcessPartsRecord)
+        assert sum(each[name] for name in PARTS) == each["rss_bytes"] > 0
+
+
+def test_a_summary_as_json_of_a_process_that_was_not_read_says_so(narrow, capsys, monkeypatch):
+    monkeypatch.setattr(Reading, "process", memwatch.load(narrow).process.head(0))
+    assert printed(capsys, "summary", "--json", narrow)["process"] is None
 
 
 def test_totals_as_json_have_the_fields_that_are_promised(narrow, capsys):

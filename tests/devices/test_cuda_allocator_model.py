@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from memwatch.devices.cuda_allocator import FREE, Model, Trace
 from memwatch.devices.cuda_allocator.model import CachingAllocator
 
 MIB = 1 << 20
@@ -42,6 +43,15 @@ def test_what_is_free_is_taken_again_and_joined():
     assert allocator.reserved_bytes == 20 * MIB
     allocator.allocate(5, 5 * MIB)  # 4 MiB are left
     assert allocator.reserved_bytes == 40 * MIB
+
+
+@pytest.mark.parametrize(
+    "settings", ["", "expandable_segments:True", "expandable_segments:True,large_segment_size_mb:40"]
+)
+def test_a_device_without_memory_refuses_the_first_block(settings):
+    """As torch 2.14 does: it counts no retry."""
+    outcome = Model().run(Trace.of_events([(0, 286, 0), (0, FREE, 0)]), settings, 0)
+    assert (outcome.refused_event, outcome.retries, outcome.most_reserved_bytes) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("seed", range(5))

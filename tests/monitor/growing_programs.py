@@ -1,16 +1,20 @@
 """Programs that grow, and their twins that do not: the zoo of the monitor.
 
 Each has a row that must be named, words of the holder (empty where nobody can know it), the code before the loop, the
-body of the loop, which makes about 1 MiB, and the body of the twin, which makes as much and drops it.
+body of the loop, which makes about 1 MiB, and the body of the twin, which makes as much and drops it. A program whose
+memory a native library allocates has the library's name too: the monitor knows it if malloc is sampled.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import textwrap
 from dataclasses import dataclass
+
+from memwatch.monitor.malloc_sampler import build_sampler
 
 ROUNDS = 24
 PROGRAM = """
@@ -47,6 +51,7 @@ class Program:
     setup: str
     grows: str
     twin: str
+    library: str = ""
 
 
 REQUESTS = "{'number': turn * 2500 + each, 'text': f'{turn} {each} ' + 'x' * 200}"
@@ -70,6 +75,40 @@ class Data(torch.utils.data.Dataset):
         del self.kept[: -self.most]
         return torch.ones(1)
 loader = torch.utils.data.DataLoader(Data({most}), num_workers=1, persistent_workers=True)
+"""
+COMPILED = """
+import subprocess
+source = r'''
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+static std::vector<char*> blocks;
+static std::vector<std::string> texts;
+extern "C" void keep(int number) {
+  for (int at = 0; at < number; ++at) {
+    char* block = static_cast<char*>(std::malloc(1000));
+    std::memset(block, 1, 1000);
+    blocks.push_back(block);
+  }
+}
+extern "C" void keep_texts(int number) {
+  std::string text = "x";
+  for (int at = 0; at < number; ++at) {
+    text.assign(1000, 'x');
+    texts.push_back(text);
+  }
+}
+extern "C" void drop() {
+  for (char* block : blocks) std::free(block);
+  std::vector<char*>().swap(blocks);
+  std::vector<std::string>().swap(texts);
+}
+'''
+with open('keeper.cpp', 'w') as file:
+    file.write(source)
+subprocess.run(['c++', '-shared', '-fPIC', '-o', 'libkeeper.so', 'keeper.cpp'], check=True)
+library = ctypes.CDLL('./libkeeper.so')
 """
 PROGRAMS = {
     "a dictionary of requests": Program(
@@ -132,6 +171,7 @@ PROGRAMS = {
         "kept = []",
         "kept.extend(malloc(1000) for _ in range(1024))",
         "for block in [malloc(1000) for _ in range(1024)]:\n    libc.free(block)",
+        "libffi",  # it makes the calls of ctypes
     ),
     "numpy arrays": Program(
         "Python objects",
@@ -199,6 +239,7 @@ PROGRAMS = {
         # one block of twelve stays
         "for at, block in enumerate(blocks(turn)):\n    if at % 12:\n        libc.free(block)",
         "for block in blocks(turn):\n    libc.free(block)",
+        "libffi",
     ),
     "a database in memory": Program(
         "native",
@@ -207,6 +248,7 @@ PROGRAMS = {
         "database.executemany('INSERT INTO answers VALUES (?)', [('x' * 1000,)] * 1000)",
         "database.execute('DELETE FROM answers')\n"
         "database.executemany('INSERT INTO answers VALUES (?)', [('x' * 1000,)] * 1000)",
+        "sqlite3",
     ),
     "a tokenizer's vocabulary": Program(
         "native",
@@ -215,6 +257,7 @@ PROGRAMS = {
         "def tokens(turn):\n    return [f'token {turn} {each} ' + 'x' * 100 for each in range(2000)]",
         "tokenizer.add_tokens(tokens(turn))",
         "tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())\ntokenizer.add_tokens(tokens(turn))",
+        "tokenizers",
     ),
     "compiled patterns": Program(
         "Python objects",
@@ -264,6 +307,23 @@ PROGRAMS = {
         "kept = []",
         "kept.append(malloc(1 << 20))",
         "libc.free(malloc(1 << 20))",
+        "libffi",
+    ),
+    "a compiled library": Program(
+        "native",
+        "no tensor",
+        COMPILED,
+        "library.keep(1000)",
+        "library.keep(1000)\nlibrary.drop()",
+        "libkeeper.so",
+    ),
+    "strings of a C++ library": Program(
+        "native",
+        "no tensor",
+        COMPILED,
+        "library.keep_texts(1000)",
+        "library.keep_texts(1000)\nlibrary.drop()",
+        "libkeeper.so",  # not libstdc++, which allocates them
     ),
     "segments of shared memory": Program(
         "shared memory",
@@ -293,14 +353,29 @@ PROGRAMS = {
 TWIN_SETUPS = {"workers of a DataLoader": DATA.format(most=4)}
 
 
-def run(name: str, *, twin: bool, folder: str) -> tuple[list[str], float, str]:
-    """Run a program; return the rows that the monitor says grow, the coverage and the report."""
+def run(name: str, *, twin: bool, folder: str, sampled: bool = False) -> tuple[list[str], float, str]:
+    """Run a program; return the rows that the monitor says grow, the coverage and the report.
+
+    Args:
+        name: of the program.
+        twin: whether to run its twin.
+        folder: where to run it.
+        sampled: whether to sample malloc.
+    """
     program = PROGRAMS[name]
     setup = TWIN_SETUPS.get(name, program.setup) if twin else program.setup
     body = program.twin or program.grows if twin else program.grows
     code = PROGRAM.format(setup=setup, body=textwrap.indent(body, "    "), rounds=ROUNDS)
+    environment = dict(os.environ)
+    if sampled:
+        environment["LD_PRELOAD"] = str(build_sampler()[0])
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=folder, check=False
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env=environment,
+        check=False,
     )
     if done.returncode:
         raise RuntimeError(done.stderr)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import itertools
 import json
@@ -10,6 +11,7 @@ import threading
 import time
 
 import growing_programs
+import numpy as np
 import pytest
 
 import memwatch
@@ -38,6 +40,7 @@ def test_the_row_and_the_holder_of_a_growing_program_are_named(name, tmp_path):
     assert rows[0] == program.row, report
     assert program.holder in report
     assert coverage >= (0.85 if program.row == "native" else 0.95)
+    assert ("native=1 names the library" in report) == (program.row == "native")  # malloc is not sampled here
     assert "per 1,000 steps" in report
 
 
@@ -89,6 +92,22 @@ def test_what_does_not_grow_steadily_is_not_accused(values):
 
 def sample(number):
     return Sample(float(number), number, 1, 1, 1, 1.0, {"tensors": number}, {})
+
+
+@pytest.mark.parametrize("number", range(10, 20))
+def test_growth_is_known_from_the_fewest_samples_on(number):
+    assert (grows(np.arange(number) * MIB) is not None) == (number >= history.FEWEST_IN_ALL)
+
+
+def test_a_report_with_too_few_samples_does_not_say_that_nothing_grows(monitor):
+    sample = monitor._history.samples[0]
+    monitor._history.samples = [sample] * (history.FEWEST_IN_ALL - 1)
+    assert "not known whether a row grows: 14 samples of the 15 that are needed\n" in monitor.report()
+    monitor._history.samples[-1] = dataclasses.replace(sample, rows={**sample.rows, TENSORS: 5 << 30})
+    assert "14 samples of the 15 that are needed; since the first, tensors +" in monitor.report()
+    monitor._history.samples[-1] = sample
+    monitor._history.samples.append(sample)
+    assert "no row grows" in monitor.report()
 
 
 def test_the_history_stays_bounded_and_covers_the_whole_run():

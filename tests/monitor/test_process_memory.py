@@ -14,7 +14,7 @@ import pytest
 import memwatch
 from memwatch.errors import OptionError
 from memwatch.host_allocators import malloc_figures
-from memwatch.monitor import malloc, mappings, rows
+from memwatch.monitor import malloc, mappings, rows, text
 from memwatch.monitor.mappings import ProcessError, Use
 
 MIB = 1 << 20
@@ -56,6 +56,21 @@ GROWING = {
     ),
     "a numpy array": ("Python objects", "kept.append(np.ones(3 << 20))"),
     "a dictionary of texts": ("Python objects", "kept.append({i: 'x' * 2000 + str(i) for i in range(12_000)})"),
+    "blocks in variables of running calls": (
+        "Python objects",
+        """
+        ready = threading.Semaphore(0)
+        def call():
+            block = bytearray(2 << 20)
+            block[:] = b"x" * len(block)
+            array = np.ones(1 << 17)
+            ready.release()
+            threading.Event().wait()
+        for _ in range(8):
+            threading.Thread(target=call, daemon=True).start()
+            ready.acquire()
+        """,
+    ),
     "small objects": ("Python objects", "kept += [[i] for i in range(280_000)]"),
     "native, small blocks": ("native", "kept += [malloc(2000) for _ in range(12_000)]"),
     "native, a large block": ("native", "kept.append(malloc(24 << 20))"),
@@ -224,11 +239,72 @@ def test_ps_prints_the_rows(other_process, shell_memwatch):
     assert other_process.pid in [each["pid"] for each in json.loads(shell_memwatch("ps", "--json").stdout)]
 
 
+@pytest.fixture(params=[True, False], ids=["grows", "stays"])
+def living_process(request):
+    """Return a process that makes 2 MiB in each tenth of a second, or drops as much, and whether it grows."""
+    drop = "" if request.param else "kept.clear()"
+    code = f"""
+import time
+kept = []
+while True:
+    kept.append(bytes([1]) * (2 << 20))
+    print("ready", flush=True)
+    time.sleep(0.1)
+    {drop}
+"""
+    with subprocess.Popen([sys.executable, "-S", "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        for _ in range(3):
+            process.stdout.readline()
+        yield process, request.param
+        process.kill()
+
+
+def test_ps_shows_the_growth_between_two_readings(living_process, shell_memwatch):
+    process, grows = living_process
+    words = ["ps", "--seconds", "2", "--json"]
+    record = json.loads(shell_memwatch(*words, str(process.pid)).stdout)
+    grown = {row["row"]: row["growth_bytes"] for row in record["rows"]}
+    assert sum(row["nbytes"] for row in record["rows"]) == record["rss_bytes"]
+    assert record["growth_s"] >= 2
+    assert (grown.pop("malloc and anonymous memory") > 3 * MIB) == grows
+    assert all(abs(nbytes) < MIB for nbytes in grown.values())
+    (listed,) = [each for each in json.loads(shell_memwatch(*words).stdout) if each["pid"] == process.pid]
+    assert (listed["growth_bytes"] > 3 * MIB) == grows
+
+
+def test_ps_prints_the_growth(other_process, shell_memwatch):
+    pid = str(other_process.pid)
+    done = shell_memwatch("ps", "--seconds", "0.1", pid)
+    assert "; growth in " in done.stdout
+    assert done.stdout.splitlines()[1].split() == ["bytes", "private", "growth", "how", "it", "is", "known"]
+    assert "USS growth" in shell_memwatch("ps", "--seconds", "0.1").stdout
+    record = json.loads(shell_memwatch("ps", "--json", pid).stdout)
+    assert record["growth_s"] is None
+    assert {row["growth_bytes"] for row in record["rows"]} == {None}
+
+
+def test_the_growth_of_rows_and_processes_that_come_and_go():
+    row, child = rows.Row("tensors", 5, 5, "x"), rows.Child(7, "worker", 1, 1, 1, 0)
+    found = rows.ProcessRows(1, "python", 5, 5, 5, [row], children=[child])
+    earlier = text.Earlier(1.0, {"file mappings": 3}, {8: 1})
+    grown = [
+        (each["row"], each["nbytes"], each["growth_bytes"]) for each in text.record_of(found, earlier)["rows"]
+    ]
+    assert grown == [("tensors", 5, 5), ("file mappings", 0, -3)]
+    assert text.record_of(found, earlier)["children"][0]["growth_bytes"] is None
+    printed = text.of_process(found, earlier=earlier)
+    assert "there is none any more" in printed
+    (line,) = [line for line in printed.splitlines() if line.endswith("worker")]
+    assert " new " in line
+
+
 def test_ps_says_what_is_wrong(shell_memwatch):
     for words, message in (
         (["ps", "4194303"], "there is no process 4194303"),
         (["ps", "train.py"], "'train.py' is no process"),
         (["ps", "0"], "'0' is no process"),
+        (["ps", "--seconds", "nan"], "'nan' is not a number of seconds above 0"),
+        (["ps", "--seconds", "-1"], "'-1' is not a number of seconds above 0"),
     ):
         done = shell_memwatch(*words)
         assert done.returncode in (1, 2)

@@ -126,5 +126,42 @@ def two_devices():
     )
 
 
+PINNED_PEAK_BYTES = 8 * MIB + 1024
+PINNED_END_BYTES = 4 * MIB + 1024
+
+
+def with_pinned_memory(*, nested=False, blocks=False):
+    """Return the snapshot of two devices with pinned memory of the host.
+
+    1024 bytes were allocated before the history. Then two blocks of 4 MiB are allocated, one is freed, and the
+    allocator keeps it.
+
+    Args:
+        nested: whether the history is in a list of lists, as that of devices is.
+        blocks: whether segments have blocks and sums, as those of devices have.
+    """
+    old, first, second = (BASE * 3 + at * 4 * MIB for at in range(3))
+    trace = Trace(START_US + 1)
+    for address in (first, second):
+        trace.add("segment_alloc", address, 4 * MIB, LOAD).add("alloc", address, 4 * MIB, LOAD)
+    trace.free(first, 4 * MIB, LOAD)
+    found = []
+    for address, nbytes, allocated in ((old, 1024, True), (first, 4 * MIB, False), (second, 4 * MIB, True)):
+        if blocks:
+            state = "active_allocated" if allocated else "inactive"
+            whole = segment(0, [block(address, nbytes, nbytes, state, LOAD)])
+            del whole["device"], whole["stream"]
+            found.append(whole)
+        else:
+            found.append(
+                {
+                    "address": address, "size": nbytes, "allocated": allocated, "active": allocated,
+                    "segment_pool_id": (0, 0), "frames": copy.deepcopy(LOAD),
+                }
+            )  # fmt: skip
+    traces = [trace.entries] if nested else trace.entries
+    return copy.deepcopy({**two_devices(), "host_segments": found, "host_traces": traces})
+
+
 PEAK_BYTES = {"cuda:0": 9600, "cuda:1": 2 * MIB + 100}
 END_BYTES = {"cuda:0": 6400, "cuda:1": 100}

@@ -7,7 +7,21 @@ import pickle
 
 import numpy as np
 import pytest
-from snapshot_dicts import BASE, END_BYTES, LOAD, MIB, PEAK_BYTES, STEP, Trace, block, segment, two_devices
+from snapshot_dicts import (
+    BASE,
+    END_BYTES,
+    LOAD,
+    MIB,
+    PEAK_BYTES,
+    PINNED_END_BYTES,
+    PINNED_PEAK_BYTES,
+    STEP,
+    Trace,
+    block,
+    segment,
+    two_devices,
+    with_pinned_memory,
+)
 
 import memwatch
 from memwatch.capture.schema import NONE
@@ -242,7 +256,71 @@ def test_an_existing_capture_is_kept_and_a_missing_file_is_named(imported, tmp_p
     assert "none.pickle is not a file" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("blocks", [False, True])
+def test_pinned_memory_of_the_host_is_a_device_of_its_own(nested, blocks, imported, tmp_path, capsys):
+    reading = imported(with_pinned_memory(nested=nested, blocks=blocks))
+    capture = reading.capture
+    assert curve(capture, "pinned").max() == PINNED_PEAK_BYTES
+    assert curve(capture, "pinned")[-1] == PINNED_END_BYTES
+    for device, nbytes in PEAK_BYTES.items():  # the others keep their figures
+        assert curve(capture, device).max() == nbytes
+    assert reading.device.startswith("cuda")
+    pinned = reading.on("pinned")
+    assert pinned.peak_bytes == PINNED_PEAK_BYTES
+    assert pinned.at_peak["line"].str.contains("train.py:12").all()
+    capsys.readouterr()
+    assert main(["summary", "--device", "pinned", str(tmp_path / "dump.memwatch")]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "pinned: at the end 8.00 MiB were reserved in 3 segments" in shown
+    assert "which torch rounds up" in shown
+
+
+def test_a_snapshot_of_pinned_memory_alone_is_a_capture(imported):
+    whole = with_pinned_memory()
+    reading = imported(
+        {"segments": [], "device_traces": [], **{name: whole[name] for name in whole if "host" in name}}
+    )
+    assert (reading.device, reading.peak_bytes) == ("pinned", PINNED_PEAK_BYTES)
+
+
+def test_empty_lists_of_pinned_memory_add_nothing(imported):
+    """As a new torch writes them that did not record pinned memory."""
+    with_lists, without = (
+        imported({**two_devices(), **lists}) for lists in ({"host_segments": [], "host_traces": []}, {})
+    )
+    assert list(with_lists.devices) == list(without.devices)
+    assert with_lists.notes == without.notes
+
+
+def test_a_pinned_block_that_a_stream_still_uses_is_no_live_tensor(imported):
+    snapshot = with_pinned_memory()
+    snapshot["host_segments"][1]["active"] = True
+    reading = imported(snapshot)
+    blocks = reading.capture.tables["blocks"]
+    states = reading.capture.text(blocks["state"])
+    assert "active_pending_free" in list(states)
+    assert curve(reading.capture, "pinned")[-1] == PINNED_END_BYTES
+
+
 ODD = {
+    "host segments are text": {"host_segments": "x"},
+    "a host segment is a number": {"host_segments": [7]},
+    "a host segment without a size": {"host_segments": [{"address": BASE, "allocated": True}]},
+    "a host segment without an address": {"host_segments": [{"size": 1, "allocated": True}]},
+    "a host segment of negative size": {"host_segments": [{"address": BASE, "size": -1}]},
+    "a host segment is allocated by a text": {
+        "host_segments": [{"address": BASE, "size": 1, "allocated": "yes"}]
+    },
+    "a host segment of more than all machines": {
+        "host_segments": [{"address": BASE + at, "size": 1 << 61, "allocated": True} for at in range(9)]
+    },
+    "host traces are a number": {"host_traces": 7},
+    "host traces are a dict": {"host_traces": {"action": "alloc"}},
+    "host traces are lists and entries": {"host_traces": [[], {"action": "alloc", "addr": BASE, "size": 1}]},
+    "a host entry is text": {"host_traces": ["alloc"]},
+    "a host entry without a size of bytes": {"host_traces": [{"action": "alloc", "addr": BASE, "size": "1"}]},
+    "a thousand host traces": {"host_traces": [[]] * 1000},
     "segments are a number": {"segments": 7, "device_traces": []},
     "entries are numbers": {"device_traces": [[1, 2]]},
     "a trace is text": {"device_traces": ["alloc"]},
@@ -282,7 +360,12 @@ def test_one_list_named_many_times_does_not_multiply(tmp_path, monkeypatch):
     monkeypatch.setattr("memwatch.memory_snapshot.read.MOST_ENTRIES", 1000)
     trace = Trace().add("alloc", BASE, 1).entries * 20
     blocks = segment(0, [block(BASE + at * 512, 512, 9) for at in range(20)])
-    for snapshot in ({"device_traces": [trace] * 100}, {"segments": [blocks] * 100}):
+    for snapshot in (
+        {"device_traces": [trace] * 100},
+        {"segments": [blocks] * 100},
+        {"host_traces": trace * 60},
+        {"host_segments": [{"address": BASE, "size": 512, "allocated": True}] * 1001},
+    ):
         (tmp_path / "many.pickle").write_bytes(pickle.dumps(snapshot))
         with pytest.raises(SnapshotError, match="more than 1,000"):
             read_snapshot(tmp_path / "many.pickle")

@@ -8,7 +8,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from snapshot_dicts import PEAK_BYTES, two_devices
+from snapshot_dicts import PEAK_BYTES, two_devices, with_pinned_memory
 from torch.cuda import _memory_viz as viewer
 
 import memwatch
@@ -105,6 +105,13 @@ def test_an_imported_snapshot_comes_back_equal(tmp_path):
     drawn, expected = views(written), views(snapshot)
     for name in ("segsum", "trace", "segments", "memory", "compare"):  # the plots hold the pickle itself
         assert drawn[name] == expected[name]
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("blocks", [False, True])
+def test_pinned_memory_of_the_host_comes_back_equal(nested, blocks, tmp_path):
+    snapshot = with_pinned_memory(nested=nested, blocks=blocks)
+    assert round_trip(snapshot, tmp_path) == snapshot
 
 
 def test_another_round_changes_nothing(tmp_path):

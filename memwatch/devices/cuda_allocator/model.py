@@ -354,7 +354,8 @@ class CachingAllocator:
             return None
         while block.nbytes < size:
             following = block.after
-            assert following is not None
+            if following is None:  # the block is larger than all addresses that a segment has
+                return None
             if not self._map(following, min(size - block.nbytes, following.nbytes)):
                 return None
             block = following

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         LiveRecord,
         PeakRecord,
         PlanRecord,
+        ReadingsRecord,
         ReplayRecord,
         StorageRecord,
         SummaryRecord,
@@ -57,7 +58,17 @@ def summary_record(reading: Reading, *, rows: int = 8) -> SummaryRecord:
         "findings": findings_record(reading, rows=rows),
         "ways": ways_record(reading, rows=rows),
         "notes": [{"kind": kind, "text": text} for kind, text in reading.notes],
+        "process": _readings(reading),
     }
+
+
+def _readings(reading: Reading) -> ReadingsRecord | None:
+    process = reading.process
+    if process.empty:
+        return None
+    rows: list[Any] = process.to_dict("records")
+    largest = max(rows, key=lambda row: row["rss_bytes"])
+    return {"entry": rows[0], "largest": largest, "last": rows[-1], "readings": len(rows)}
 
 
 def holders_record(reading: Reading, *, rows: int = 20, matching: str = "") -> list[HeldStorageRecord]:

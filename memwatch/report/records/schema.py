@@ -93,6 +93,30 @@ class NoteRecord(TypedDict):
     text: Annotated[str, "a sentence"]
 
 
+class ProcessPartsRecord(TypedDict):
+    """The parts of a process's RSS at one time, as in the table `process` (tables.md)."""
+
+    time_ns: Annotated[int, "time since the block was entered, nanoseconds"]
+    rss_bytes: Annotated[int, "the memory of the process in RAM; the figures below sum to it"]
+    tensor_bytes: Annotated[int, "live bytes on the host, as far as they fit"]
+    file_bytes: Annotated[int, "code, libraries and mapped files"]
+    python_bytes: Annotated[int, "Python's objects of up to 512 bytes"]
+    python_free_bytes: Annotated[int, "free memory that Python's own allocator keeps"]
+    malloc_free_bytes: Annotated[int, "free memory that malloc keeps"]
+    entry_bytes: Annotated[int, "the remaining memory, as far as it was there when the block was entered"]
+    other_bytes: Annotated[int, "memory that came later and has no known cause"]
+    coverage_ratio: Annotated[float, "the share of RSS outside `other_bytes`"]
+
+
+class ReadingsRecord(TypedDict):
+    """The whole process while the block ran."""
+
+    entry: Annotated[ProcessPartsRecord, "the first reading"]
+    largest: Annotated[ProcessPartsRecord, "the reading with the highest RSS"]
+    last: Annotated[ProcessPartsRecord, "the last reading"]
+    readings: Annotated[int, "how many there are"]
+
+
 class SummaryRecord(TypedDict):
     """The parts of the peak: `memwatch summary --json`."""
 
@@ -108,6 +132,9 @@ class SummaryRecord(TypedDict):
     findings: Annotated[list[FindingRecord], "memory that the program could free or not make, largest first"]
     ways: Annotated[list[WayRecord], "changes of the program that were simulated, the lowest peak first"]
     notes: Annotated[list[NoteRecord], "limits of the recording"]
+    process: Annotated[
+        ReadingsRecord | None, "the whole process; null where it was not read, as on other systems than Linux"
+    ]
 
 
 class DevicePeakRecord(TypedDict):
@@ -313,6 +340,7 @@ class RowRecord(TypedDict):
     nbytes: Annotated[int, "bytes in RAM"]
     private_nbytes: Annotated[int, "bytes of them that no other process has"]
     how: Annotated[str, "how it is known"]
+    growth_bytes: Annotated[int | None, "growth of `nbytes` in `growth_s`; null without `--seconds`"]
 
 
 class ChildRecord(TypedDict):
@@ -324,6 +352,10 @@ class ChildRecord(TypedDict):
     pss_bytes: Annotated[int, "the same, with each shared page divided by the number of its processes"]
     uss_bytes: Annotated[int, "bytes that no other process has"]
     shared_bytes: Annotated[int, "bytes that others have too"]
+    growth_bytes: Annotated[
+        int | None,
+        "growth of `uss_bytes` in the time of `--seconds`; null without it, or if the process is new",
+    ]
 
 
 class ProcessRecord(TypedDict):
@@ -337,6 +369,7 @@ class ProcessRecord(TypedDict):
     coverage: Annotated[float, "share of `rss_bytes` in rows that name a cause"]
     rows: Annotated[list[RowRecord], "parts that sum to `rss_bytes`, largest first"]
     children: Annotated[list[ChildRecord], "the processes that it started"]
+    growth_s: Annotated[float | None, "seconds between two readings of `memwatch ps --seconds`; else null"]
     notes: Annotated[list[str], "sentences about data that could not be read"]
 
 
@@ -420,7 +453,8 @@ class OutOfMemoryRecord(TypedDict):
 
 
 RECORDS: tuple[type, ...] = (
-    SummaryRecord, PeakRecord, GroupRecord, StorageRecord, HeldStorageRecord, FindingRecord, NoteRecord,
+    SummaryRecord, ReadingsRecord, ProcessPartsRecord,
+    PeakRecord, GroupRecord, StorageRecord, HeldStorageRecord, FindingRecord, NoteRecord,
     LiveRecord, TreeRecord, StatsRecord, DevicePeakRecord, AllocatedRecord, DifferenceRecord, SiteRecord, PlanRecord,
     ReplayRecord, EstimateRecord, SettingRecord, EarlierLineRecord, TuneRecord,
     ProcessRecord, RowRecord, ChildRecord, OutOfMemoryRecord, LimitRecord, HeldGroupRecord, ContainerRecord,

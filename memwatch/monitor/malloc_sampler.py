@@ -1,0 +1,312 @@
+"""Name the libraries whose blocks of malloc are alive, from samples: see `src/malloc_sampler.cpp`.
+
+A program has the sampler if the dynamic linker loaded it: because the user named it in `LD_PRELOAD`, or because
+`MEMWATCH=monitor,native=1` starts the program once more with it. The monitor switches it on, so it names only blocks
+from after that moment.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import pathlib
+import platform
+import subprocess
+import sys
+import tempfile
+import threading
+from typing import TYPE_CHECKING, Any, Final
+
+from memwatch import build_cache
+from memwatch.errors import MemwatchError
+from memwatch.signal_handlers import pass_on
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from memwatch.monitor.mappings import Mapping
+
+BUILT: Final = pathlib.Path(__file__).parent / "built"
+"""The folder of the package where a wheel has the library; a checkout has none."""
+SOURCE: Final = pathlib.Path(__file__).parent / "src" / "malloc_sampler.cpp"
+FLAGS: Final = (
+    "-O2", "-g0", "-std=c++17", "-shared", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti",
+    "-Wl,--as-needed",
+)  # fmt: skip
+"""`--as-needed`: the library must not load the C++ library, because the program may bring a newer one."""
+_WHAT: Final = "the sampler of malloc"
+_FALLBACK: Final = "the monitor does not name native libraries"
+_LINE_CHARS: Final = 200
+"""Characters of the compiler's first error line that a message shows. A guess."""
+INTERVAL_BYTES: Final = 128 << 10
+"""One sample for so many bytes on average. `reports/monitor.md` has its cost."""
+PRELOAD: Final = "LD_PRELOAD"
+_RESTARTED: Final = "MEMWATCH_RESTARTED"
+"""The process that was started once more, and the value that `LD_PRELOAD` had before: `4242:`."""
+_CALLERS: Final = 6  # kCallers in the source
+_RUNTIME: Final = (
+    "libc.so",
+    "libstdc++.so",
+    "libc++.so",
+    "libc++abi.so",
+    "libgcc_s.so",
+    "ld-linux",
+    "ld64.so",
+)
+"""Beginnings of the names of libraries that allocate for their callers: `strdup`, `operator new`, `std::string`."""
+
+
+def path() -> pathlib.Path:
+    """Return the file that holds, or would hold, the library."""
+    digest = hashlib.sha256(repr(FLAGS).encode() + SOURCE.read_bytes()).hexdigest()[:16]
+    name = f"_malloc_sampler-{platform.machine()}-{digest}.so"
+    return BUILT / name if (BUILT / name).exists() else build_cache.folder() / name
+
+
+def build_sampler() -> tuple[pathlib.Path, bool]:
+    """Compile the library if it does not exist yet. Return it, and whether it was compiled now.
+
+    Raises:
+        MemwatchError: a compiler or a place to write is missing, the compiler refused the source, or the program uses
+            another malloc than glibc's.
+    """
+    if reason := _refusal():
+        raise MemwatchError(f"{_WHAT} was not built: {reason}; {_FALLBACK}")
+    file = path()
+    if file.parent == BUILT or build_cache.is_usable(file):
+        return file, False
+    compiler = build_cache.compiler(_WHAT, _FALLBACK)
+    build_cache.require_writable(_WHAT, _FALLBACK)
+    with tempfile.TemporaryDirectory() as folder:
+        made = pathlib.Path(folder, file.name)
+        child = subprocess.run(  # noqa: S603  # our own command
+            [compiler, *FLAGS, str(SOURCE), "-o", str(made)],
+            capture_output=True, text=True, errors="replace", check=False,
+        )  # fmt: skip
+        if child.returncode:
+            lines = (line for line in child.stderr.splitlines() if "error:" in line)
+            said = next(lines, str(child.returncode))[:_LINE_CHARS]
+            raise MemwatchError(f"{_WHAT} was not built: {said}; {_FALLBACK}")
+        build_cache.put(made, file)
+    return file, True
+
+
+def _refusal() -> str:
+    """Return the reason why this process cannot have the sampler, which calls glibc's malloc. Empty if it can."""
+    try:
+        glibc: Any = ctypes.CDLL("libc.so.6")
+        own, used = _address_of(glibc.malloc), _address_of(ctypes.CDLL(None).malloc)
+        _address_of(glibc.__libc_memalign)
+    except (OSError, AttributeError, TypeError) as error:
+        pass_on(error)
+        return "this system has no glibc"
+    if own != used and _library() is None:
+        return "the program uses another malloc than glibc's"
+    return ""
+
+
+def restart_with_sampler() -> str:
+    """Start this program once more with the sampler, before its code runs. Return only if this is not possible or done.
+
+    The process keeps its number, its arguments and its open files. Its own children do not get the sampler.
+
+    Returns:
+        The reason why the program has no sampler; empty if it has it.
+    """
+    restarted, _, before = os.environ.pop(_RESTARTED, "").partition(":")
+    if restarted == str(os.getpid()):
+        if before:
+            os.environ[PRELOAD] = before
+        else:
+            os.environ.pop(PRELOAD, None)
+    if _library() is not None:
+        return ""
+    if restarted == str(os.getpid()):
+        return f"{_FALLBACK}, because the dynamic linker did not load {_WHAT}"
+    try:
+        executable = os.readlink("/proc/self/exe")
+        is_alone = len(os.listdir("/proc/self/task")) == 1
+        with open("/proc/self/cmdline", "rb") as file:
+            arguments = file.read().split(b"\0")[:-1]
+    except OSError as error:
+        pass_on(error)
+        return f"{_FALLBACK}: {error}"
+    # A server that embeds Python has opened its sockets by now: it must not begin again.
+    if not arguments or not is_alone or os.path.realpath(sys.executable) != executable:
+        return f"{_FALLBACK}, because this process did not start as Python"
+    try:
+        library = build_sampler()[0]
+    except MemwatchError as error:
+        return str(error)
+    before = os.environ.get(PRELOAD, "")
+    environment = {
+        **os.environ,
+        PRELOAD: f"{library}:{before}" if before else str(library),
+        _RESTARTED: f"{os.getpid()}:{before}",
+    }
+    try:
+        os.execve(executable, arguments, environment)  # noqa: S606  # this very program
+    except OSError as error:
+        return f"{_FALLBACK}: {error}"
+
+
+@functools.cache
+def _library() -> Any:
+    """Return the sampler if the dynamic linker loaded it with the program, else None."""
+    try:
+        library: Any = ctypes.CDLL(None)
+        library.memwatch_malloc_samples.restype = ctypes.c_size_t
+        library.memwatch_malloc_samples.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+        library.memwatch_malloc_start.argtypes = [ctypes.c_uint64]
+        library.memwatch_malloc_start.restype = library.memwatch_malloc_stop.restype = None
+        library.memwatch_malloc_lost.restype = ctypes.c_uint64
+    except (OSError, AttributeError, TypeError) as error:
+        pass_on(error)
+        return None
+    return library
+
+
+_lock = threading.Lock()
+_users: Final[set[int]] = set()
+"""The ids of the monitors that need samples."""
+
+
+def start(user: object) -> bool:
+    """Begin to sample for a monitor; return False if the program has no sampler."""
+    library = _library()
+    if library is None:
+        return False
+    with _lock:
+        if not _users:
+            library.memwatch_malloc_start(INTERVAL_BYTES)
+        _users.add(id(user))
+    return True
+
+
+def stop(user: object) -> None:
+    """Sample no more for a monitor."""
+    with _lock:
+        _users.discard(id(user))
+        if not _users and (library := _library()) is not None:
+            library.memwatch_malloc_stop()
+
+
+def after_fork() -> None:
+    """Stop in a child, where no monitor runs."""
+    global _lock  # noqa: PLW0603  # another thread of the parent may have held it
+    _lock = threading.Lock()
+    if _users:
+        _users.clear()
+        _library().memwatch_malloc_stop()
+
+
+def is_on() -> bool:
+    """Return whether malloc is being sampled."""
+    return bool(_users)
+
+
+_MOST_SAMPLES: Final = 1 << 15  # the slots of the table in the source
+
+
+def samples() -> NDArray[np.int64]:
+    """Return the samples of the blocks that are alive: rows of address, bytes and the addresses of the callers."""
+    import numpy as np
+
+    library = _library()
+    if library is None or not is_on():
+        return np.empty((0, 2 + _CALLERS), dtype=np.int64)
+    found = np.empty((_MOST_SAMPLES, 2 + _CALLERS), dtype=np.int64)
+    return found[: library.memwatch_malloc_samples(found.ctypes.data, len(found))]
+
+
+def bytes_by_library(
+    samples: NDArray[np.int64],
+    mappings: Sequence[Mapping],
+    in_memory: Callable[[NDArray[np.int64]], NDArray[np.int64]],
+    is_tensor: Callable[[NDArray[np.int64]], NDArray[np.bool_]],
+) -> tuple[dict[str, int], str]:
+    """Estimate the bytes in memory of each library's blocks that are alive.
+
+    The interpreter, numpy and torch's c10 allocate Python objects, arrays and tensors, which have rows of their own. A
+    sample does not show whether its object was counted there, so these libraries get no bytes here.
+
+    Args:
+        samples: from :func:`samples`.
+        mappings: those of this process, by address.
+        in_memory: returns how many bytes of each range of addresses are in memory.
+        is_tensor: returns whether the blocks at some addresses belong to tensors.
+
+    Returns:
+        The bytes by the name of the library, and a note if the table of samples was full.
+    """
+    import numpy as np
+
+    if not len(samples):
+        return {}, ""
+    samples = samples[~is_tensor(samples[:, 0])]
+    nbytes = samples[:, 1]
+    resident = nbytes.astype(np.float64)
+    # the pages of large blocks may be untouched; small blocks share theirs
+    large = np.flatnonzero(nbytes >= _LARGE_BYTES)
+    large = large[np.argsort(samples[large, 0])]
+    resident[large] = in_memory(np.stack([samples[large, 0], samples[large, 0] + nbytes[large]], axis=1))
+    chunk = np.maximum((nbytes + 8 + 15) // 16 * 16, 32)  # malloc's header and rounding
+    resident[nbytes < _LARGE_BYTES] = chunk[nbytes < _LARGE_BYTES]
+    chance = -np.expm1(-np.maximum(nbytes, 1) / INTERVAL_BYTES)
+    found: dict[str, float] = {}
+    for name, estimate in zip(_names(samples[:, 2:], mappings), (resident / chance).tolist(), strict=True):
+        if name:
+            found[name] = found.get(name, 0.0) + estimate
+    lost = int(_library().memwatch_malloc_lost())
+    note = f"{lost} samples of malloc found no room, so less memory has the name of a library" if lost else ""
+    return {name: round(estimate) for name, estimate in sorted(found.items())}, note
+
+
+_LARGE_BYTES: Final = 64 << 10
+
+
+def _names(callers: NDArray[np.int64], mappings: Sequence[Mapping]) -> list[str]:
+    """Return the library that asked for each block: the first caller that does not allocate for its own callers.
+
+    It is empty for a library whose blocks have other rows, and for code that no file has.
+    """
+    import numpy as np
+
+    starts = np.array([mapping.start for mapping in mappings], dtype=np.int64)
+    sampler = _path_at(_address_of(_library().memwatch_malloc_samples), mappings)
+    with_other_rows = {
+        _path_at(_address_of(ctypes.pythonapi.PyMem_RawMalloc), mappings),
+        _path_at(id(np.ndarray), mappings),  # numpy's library has its classes in its data
+    }
+    at = np.searchsorted(starts, callers, side="right") - 1
+    names = []
+    for row, addresses in zip(at.tolist(), callers.tolist(), strict=True):
+        name = ""
+        for place, address in zip(row, addresses, strict=True):
+            mapping = mappings[place] if place >= 0 and address else None
+            if mapping is None or address >= mapping.end or not mapping.path.startswith("/"):
+                break  # code that was compiled at run time, or the end of the stack
+            file = os.path.basename(mapping.path)
+            if mapping.path in with_other_rows or file.startswith(_ALLOCATES_TENSORS):
+                break
+            if mapping.path != sampler and not file.startswith(_RUNTIME):
+                name = file
+                break
+        names.append(name)
+    return names
+
+
+_ALLOCATES_TENSORS: Final = "libc10.so"
+
+
+def _address_of(function: Any) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+def _path_at(address: int, mappings: Sequence[Mapping]) -> str:
+    return next((each.path for each in mappings if each.start <= address < each.end), "")
