@@ -136,6 +136,17 @@ def fake_mode_with_zero_reads(
     return mode
 
 
+def copy_fake(tensor: Any, memo: dict[int, Any]) -> Any:
+    """Return the deep copy of a fake tensor, as `FakeTensor.__deepcopy__`.
+
+    torch's own copies the attributes of the tensor too. The copy would belong to a copy of the mode, and an op refuses
+    tensors of two modes. The real tensor in which a fake one keeps a known value cannot be copied under the mode.
+    """
+    for kept in (tensor.fake_mode, tensor.constant):
+        memo[id(kept)] = kept
+    return torch.Tensor.__deepcopy__(tensor, memo)  # type: ignore[no-untyped-call]
+
+
 def is_raised_by_fakes(error: BaseException) -> bool:
     """Return True for an error that only fake tensors raise."""
     return type(error).__module__.startswith("torch._subclasses.")

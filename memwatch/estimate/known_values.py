@@ -150,6 +150,8 @@ _SAME_FOR_ALL: Final = frozenset(
     {"ones_like", "zeros_like", "full_like", "new_ones", "new_zeros", "new_full"}
 )
 """Ops that read the size and type of a tensor, and none of its values."""
+_OF_BITS: Final = frozenset({"__and__", "__or__", "bitwise_and", "bitwise_or", "logical_and", "logical_or"})
+"""Ops that compute each bit, or each truth value, from the same bit of their arguments."""
 _COMPUTED_NAMESPACES: Final = frozenset({"aten", "prim", "prims"})
 """The namespaces of ops whose schema names every argument that they write."""
 _CPU: Final = torch.device("cpu")
@@ -210,6 +212,8 @@ class KnownValues:
         if any(each.numel() > _MOST_ELEMENTS for each in inputs):
             return None
         name = op.name().partition("::")[2].partition(".")[0]
+        if name in _OF_BITS:
+            return self._run_bits(op, args, kwargs, inputs)
         value_of = _blank if name in _SAME_FOR_ALL else self._values_of
         if value_of is not _blank and any(
             type(each) is FakeTensor and address_of_storage_of(each) not in self._shadows for each in inputs
@@ -232,6 +236,28 @@ class KnownValues:
             except Exception as error:  # any kernel may refuse; then nothing is known
                 pass_on(error)
                 return None
+
+    def _run_bits(
+        self, op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], inputs: list[torch.Tensor]
+    ) -> Any:
+        """Run an op that computes each bit alone; its result can be known where a value is not.
+
+        `True | x` is true for every `x`. A loop that generates tokens ends so: its sequences are done at the largest
+        length, whether or not they have ended before. The result is known if it is the same with all unknown bits clear
+        and with all of them set.
+        """
+        with real_tensors(), torch.no_grad():
+            known = {id(each): self._values_of(each) for each in inputs}
+            if all(value is None for value in known.values()):
+                return None
+            results = []
+            for bits in (0, -1):
+                values = {
+                    id(each): torch.full(each.shape, bits, dtype=each.dtype) if value is None else value
+                    for each, value in zip(inputs, known.values(), strict=False)
+                }
+                results.append(op(*(_replaced(each, values) for each in args), **kwargs))
+            return results[0] if torch.equal(*results) else None
 
     def _values_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
         shadow = self._shadows.get(address_of_storage_of(tensor))

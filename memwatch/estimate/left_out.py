@@ -1,4 +1,4 @@
-"""Replace actions that an estimated program must not do: write checkpoints, start workers, ask a GPU."""
+"""Replace actions that an estimated program must not do: write checkpoints, start workers, compile, ask a GPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from memwatch._torch.fake import FakeTensor
-from memwatch._torch.fake_job import FOREACH_TYPES
+from memwatch._torch.fake_job import FOREACH_TYPES, copy_fake
 from memwatch.cards import CARDS
 from memwatch.devices.pretended import pretended_cuda
 from memwatch.errors import MemwatchError
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 _SAVED: Final = "torch.save wrote nothing: fake tensors have no values"
 _WORKERS: Final = "a DataLoader made its batches in this process: workers could not send fake tensors"
+_EAGER: Final = (
+    "torch.compile compiled nothing: fake tensors ran the functions eagerly, which can need more memory"
+)
 _NO_WORKERS: Final = {
     "num_workers": 0, "persistent_workers": False, "prefetch_factor": None, "timeout": 0, "pin_memory": False,
     "multiprocessing_context": None, "worker_init_fn": None,
@@ -74,6 +77,8 @@ def left_out(device: str | None, num_ranks: int, on_ask: Callable[[None], None])
         stack.enter_context(patch.object(DataLoader, "__init__", _in_process(DataLoader.__init__, remarks)))
         reason = stack.enter_context(pretended_cuda(num_found=num_found, on_ask=on_ask))
         stack.enter_context(patch.object(torch.utils, "swap_tensors", _swapping(torch.utils.swap_tensors)))
+        stack.enter_context(patch.object(torch, "compile", _eager(torch.compile, remarks, stack)))
+        stack.enter_context(patch.object(FakeTensor, "__deepcopy__", copy_fake))
         FOREACH_TYPES.append(FakeTensor)
         stack.callback(FOREACH_TYPES.remove, FakeTensor)
         yield LeftOut(remarks, reason)
@@ -91,6 +96,20 @@ def _swapping(swap: Callable[..., None]) -> Callable[..., None]:
             swap(*tensors)
 
     return swap_fake
+
+
+def _eager(
+    compile_function: Callable[..., Any], remarks: dict[str, None], stack: ExitStack
+) -> Callable[..., Any]:
+    """Return a `torch.compile` whose functions run as they are, until the stack is closed."""
+
+    def compile_nothing(*args: Any, **kwargs: Any) -> Any:
+        if _EAGER not in remarks:
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+            remarks[_EAGER] = None
+        return compile_function(*args, **kwargs)
+
+    return compile_nothing
 
 
 def _in_process(initialize: Callable[..., None], remarks: dict[str, None]) -> Callable[..., None]:

@@ -45,6 +45,49 @@ VALUES = """
 """
 
 
+COPIES = """
+    import copy
+    import torch
+    from torch import nn
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    teacher = copy.deepcopy(model)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(2):
+        x = torch.randn(8, 4)
+        (model(x) - teacher(x).detach()).square().mean().backward()
+        optimizer.step()
+    state = copy.deepcopy(optimizer.state_dict())
+    number = torch.tensor(5)
+    assert copy.deepcopy(number).item() == 5
+    assert copy.deepcopy([number, number])[1] is not number
+"""
+COMPILED = """
+    import torch
+    from torch import nn
+    @torch.compile(fullgraph=True)
+    def double(x):
+        return x * 2
+    model = nn.Linear(4, 4)
+    model.compile()
+    torch.compile(nn.Linear(4, 4))(double(model(torch.randn(2, 4)))).sum().backward()
+"""
+
+
+GENERATES = """
+    import torch
+    from torch import nn
+    embed, head = nn.Embedding(10, 8), nn.Linear(8, 10)
+    tokens, unfinished = torch.zeros(2, 1, dtype=torch.long), torch.ones(2, dtype=torch.long)
+    while unfinished.max() != 0:
+        assert tokens.shape[1] < 6
+        logits = head(embed(tokens))[:, -1]
+        tokens = torch.cat([tokens, logits.argmax(1, keepdim=True)], 1)
+        ends = torch.isin(tokens[:, -1], torch.tensor([3]))
+        is_long = torch.full((2,), tokens.shape[1] >= 6)
+        unfinished = unfinished & ~(ends | is_long)
+"""
+
+
 def estimate(source):
     """Return the estimate of a program."""
     gc.collect()  # fake tensors of an earlier program would be there at entry
@@ -54,6 +97,17 @@ def estimate(source):
 
 def test_a_check_for_fake_tensors_answers_as_in_a_real_run():
     assert estimate(BRANCHES).remarks == ()
+
+
+def test_modules_and_states_are_copied_as_in_a_real_run():
+    """A copy belongs to the same mode: ops take the model's tensors and those of its copy."""
+    assert estimate(COPIES).remarks == ()
+
+
+def test_compiled_functions_run_eagerly_and_the_estimate_says_so():
+    (remark,) = estimate(COMPILED).remarks
+    assert remark.startswith("torch.compile compiled nothing")
+    assert torch._dynamo.eval_frame._stance.stance == "default"
 
 
 def test_a_name_that_was_imported_before_gives_the_same_answer_and_is_restored():
@@ -105,6 +159,10 @@ def test_values_that_follow_from_the_program_choose_its_branches(change, has_bra
     found = estimate(VALUES.format(change=change))
     assert found.reads == ()
     assert (found.tensor_bytes >= 4000) == has_branch
+
+
+def test_a_loop_ends_where_each_value_of_an_unknown_tensor_would_end_it():
+    estimate(GENERATES)
 
 
 @pytest.mark.parametrize(
