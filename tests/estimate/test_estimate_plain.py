@@ -78,13 +78,16 @@ GENERATES = """
     from torch import nn
     embed, head = nn.Embedding(10, 8), nn.Linear(8, 10)
     tokens, unfinished = torch.zeros(2, 1, dtype=torch.long), torch.ones(2, dtype=torch.long)
-    while unfinished.max() != 0:
+    is_over = False
+    while not is_over:
         assert tokens.shape[1] < 6
         logits = head(embed(tokens))[:, -1]
         tokens = torch.cat([tokens, logits.argmax(1, keepdim=True)], 1)
         ends = torch.isin(tokens[:, -1], torch.tensor([3]))
         is_long = torch.full((2,), tokens.shape[1] >= 6)
         unfinished = unfinished & ~(ends | is_long)
+        is_over = unfinished.max() == 0
+    assert tokens.shape[1] == 6
 """
 
 
