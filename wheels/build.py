@@ -78,7 +78,8 @@ def main() -> int:
     compiled_folder = options.work.resolve() / "compiled"
     compiled_folder.mkdir(parents=True, exist_ok=True)
     hatch("-t", "sdist", "-t", "wheel", dist=options.dist)
-    naming = ("memwatch/planner/native/naming.py", "memwatch/devices/cuda_allocator/naming.py")
+    folders = ("planner/native", "devices/cuda_allocator", "monitor")
+    naming = [f"memwatch/{folder}/naming.py" for folder in folders]
     shared = [compile_shared(module_of(path), compiled_folder) for path in naming]
     with tempfile.TemporaryDirectory() as folder:
         stubs = make_stubs(pathlib.Path(folder, "stubs"))

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
 import os
 import pathlib
-import platform
 import subprocess
 import sys
 import tempfile
@@ -21,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from memwatch import build_cache
 from memwatch.errors import MemwatchError
+from memwatch.monitor.naming import FLAGS, SOURCES, file_name
 from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
@@ -33,12 +32,6 @@ if TYPE_CHECKING:
 
 BUILT: Final = pathlib.Path(__file__).parent / "built"
 """The folder of the package where a wheel has the library; a checkout has none."""
-SOURCE: Final = pathlib.Path(__file__).parent / "src" / "malloc_sampler.cpp"
-FLAGS: Final = (
-    "-O2", "-g0", "-std=c++17", "-shared", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti",
-    "-Wl,--as-needed",
-)  # fmt: skip
-"""`--as-needed`: the library must not load the C++ library, because the program may bring a newer one."""
 _WHAT: Final = "the sampler of malloc"
 _FALLBACK: Final = "the monitor does not name native libraries"
 _LINE_CHARS: Final = 200
@@ -63,8 +56,7 @@ _RUNTIME: Final = (
 
 def path() -> pathlib.Path:
     """Return the file that holds, or would hold, the library."""
-    digest = hashlib.sha256(repr(FLAGS).encode() + SOURCE.read_bytes()).hexdigest()[:16]
-    name = f"_malloc_sampler-{platform.machine()}-{digest}.so"
+    name = file_name()
     return BUILT / name if (BUILT / name).exists() else build_cache.folder() / name
 
 
@@ -85,7 +77,7 @@ def build_sampler() -> tuple[pathlib.Path, bool]:
     with tempfile.TemporaryDirectory() as folder:
         made = pathlib.Path(folder, file.name)
         child = subprocess.run(  # noqa: S603  # our own command
-            [compiler, *FLAGS, str(SOURCE), "-o", str(made)],
+            [compiler, *FLAGS, str(SOURCES / "malloc_sampler.cpp"), "-o", str(made)],
             capture_output=True, text=True, errors="replace", check=False,
         )  # fmt: skip
         if child.returncode:
