@@ -6,10 +6,11 @@ import torch as a whole: `import torch` in a function would hide the module from
 
 from __future__ import annotations
 
+import textwrap
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 LINES: Final[dict[str, str]] = {
     "foreach": """\
@@ -229,6 +230,23 @@ plan = load_plan({path!r}){comment}
 """Lines that come before those of a way that applies a plan."""
 UNSAVED: Final = '  # the file that fit.plan.save("step.plan") writes'
 """The comment where you have to save the plan to a file first."""
+
+
+def of_blocks(key: str, model: str, names: Sequence[str], told: str = "") -> str:
+    """Return the lines of a change to blocks of a model. A single block needs no loop.
+
+    Args:
+        key: the change.
+        model: the program's expression for the model.
+        names: the names of the blocks within it; "" is the model itself.
+        told: an expression for the names, by default a tuple of them.
+    """
+    template = LINES[key]
+    if len(names) == 1:
+        before, _, body = template.partition("for name in {names}:\n")
+        template = before + textwrap.dedent(body).replace("{model}.get_submodule(name)", "{block}")
+    block = f"{model}.get_submodule({names[0]!r})" if names[0] else model
+    return template.format(model=model, names=told or tuple(names), block=block)
 
 
 def joined(parts: Iterable[str]) -> str:

@@ -82,6 +82,7 @@ _IDENTIFIERS: Final = {
     "register_prehook": "a method of autograd's nodes",
     "memory": "a controller of control groups, as the kernel writes it",
     "empty": "a part of the names of torch's ops",
+    "blocks": "a key of a memory snapshot of torch",
 }
 """Words of templates that are names of Python or torch, each with the name to look up."""
 _DATA: Final = {*CATEGORIES, *ROLES}  # values of columns: they are in tables, and in sentences too

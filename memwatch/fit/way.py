@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from memwatch._torch.tensors import gradient_hooks
 from memwatch.errors import OptionError
 from memwatch.sizes import format_bytes
-from memwatch.way_lines import LINES, joined
+from memwatch.way_lines import LINES, joined, of_blocks
 from memwatch.words import fit as words
 
 if TYPE_CHECKING:
@@ -95,11 +95,12 @@ class Change:
         template = LINES[key]
         if self.kind.is_of_optimizers:
             return "".join(template.format(optimizer=optimizer) for optimizer in program.optimizers)
+        if "{names}" in template:
+            return of_blocks(key, program.model, self.names)
         options = {"budget": self.budget_bytes}
         return template.format(
-            model=program.model, names=self.names, name="".join(self.names[:1]), segments=self.segments,
-            options=options,
-        )  # fmt: skip
+            model=program.model, name="".join(self.names[:1]), segments=self.segments, options=options
+        )
 
     def text(self, templates: dict[str, str]) -> str:
         """Return the words for this change."""

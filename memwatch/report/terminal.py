@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from memwatch.analysis.findings.finding import LEAST_RATIO
+from memwatch.kinds.roles import CATEGORY_OF
 from memwatch.report.console import bar, category_style, clip, head, line_width, middle, name, tail, to_text
 from memwatch.report.facts import (
     bytes_by,
@@ -53,6 +54,8 @@ SCREEN_LINES: Final = 60
 ROWS: Final = 8
 FEWEST_ROWS: Final = 2
 INDENT: Final = 4
+_EXPLAINED_RATIO: Final = 0.05
+"""A guess: the name of a category with a smaller share of the peak is not explained."""
 
 
 def summary(
@@ -138,7 +141,7 @@ def _parts(reading: Reading, content: _Content, line: int) -> list[RenderableTyp
 
 def _made_of(reading: Reading, content: _Content, line: int) -> list[RenderableType]:
     rows = content.rows
-    parts: list[RenderableType] = [_categories(reading, line), ""]
+    parts: list[RenderableType] = [_categories(reading, line), *_meanings(reading), ""]
     if content.with_storages:
         parts += [words.STORAGES, _storages(reading, rows, line), ""]
     if content.with_modules and (reading.modules["inclusive_bytes"] > 0).any():
@@ -239,6 +242,14 @@ def _categories(reading: Reading, line: int) -> Table:
         cells = (format_bytes(row["nbytes"]), _share(row["nbytes"], reading), filled, f"{row['count']:,}")
         table.add_row(name(str(category), style), *cells)
     return table
+
+
+def _meanings(reading: Reading) -> list[Text]:
+    """Explain the larger categories. The headline has explained the largest."""
+    groups = bytes_by(reading.at_peak, "category")["nbytes"].iloc[1:]
+    large = groups.index[groups >= reading.peak_bytes * _EXPLAINED_RATIO]
+    told = [row for category in large if (row := CATEGORY_OF.get(str(category))) and row.meaning]
+    return [Text("; ".join(f"{row.name}: {row.meaning}" for row in told), style="dim")] if told else []
 
 
 def _storages(reading: Reading, rows: int, line: int) -> Table:

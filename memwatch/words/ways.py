@@ -32,9 +32,8 @@ NO_WHOLE_GRADIENT: Final = (
     "it excludes gradient accumulation, clipping by the norm of all gradients, and GradScaler"
 )
 NO_LOGITS: Final = "the loss rounds a little differently"
-INDEPENDENT_SAMPLES: Final = (
-    "the loss must be a mean over independent samples; batch norm computes its statistics for each part alone"
-)
+INDEPENDENT_SAMPLES: Final = "the loss must be a mean over independent samples"
+BATCH_STATISTICS: Final = "; batch norm computes its statistics for each part alone"
 NO_GRADIENTS: Final = (
     "its results then have no gradients; torch.inference_mode does as well if autograd reads none of them"
 )

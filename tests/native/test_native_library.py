@@ -14,6 +14,7 @@ import memwatch
 from memwatch import build_cache
 from memwatch.devices.cuda_allocator import library as driver
 from memwatch.errors import MemwatchError
+from memwatch.monitor import malloc_sampler
 from memwatch.planner.native import library as kernels
 from memwatch.record.native import library
 
@@ -52,7 +53,10 @@ def test_building_again_says_where_it_is(shell_memwatch):
     done = shell_memwatch("build")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines == [f"already built: {file}" for file in (driver.path(), kernels.path(), library.path())]
+    assert lines == [
+        f"already built: {file}"
+        for file in (driver.path(), kernels.path(), malloc_sampler.path(), library.path())
+    ]
 
 
 @pytest.fixture

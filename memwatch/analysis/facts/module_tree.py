@@ -61,6 +61,7 @@ def read_modules(capture: Capture, op: int) -> ModuleTree:
     only = _only_model(capture, parents, roots)
     wrapped = _wrapped(local, classes, parents, former)
     names, prefixes, used = [""] * count, [""] * count, {""}
+    last: dict[str, int] = {}
     # first the children of the only model: torch names them, and a variable may have a child's name, such as `model`
     for number in sorted(order, key=lambda number: number == only or roots[number] != only):
         if number in wrapped:
@@ -73,7 +74,7 @@ def read_modules(capture: Capture, op: int) -> ModuleTree:
             name = f"{prefixes[above]}.{name}"
         if name in used and above == NONE:
             name = classes[number]
-        names[number] = name = _unused(name, used)
+        names[number] = name = _unused(name, used, last)
         used.add(name)
         prefixes[number] = "" if number == only else name
     for number in (number for number in order if number in wrapped):
@@ -151,10 +152,12 @@ def _only_model(capture: Capture, parents: list[int], roots: list[int]) -> int:
     return models.pop() if len(models) == 1 else NONE
 
 
-def _unused(name: str, used: set[str]) -> str:
+def _unused(name: str, used: set[str], last: dict[str, int]) -> str:
+    """Return a name that is not used yet; `last` has the last number that was appended to each name."""
     if name not in used:
         return name
-    again = 2
+    again = last.get(name, 1) + 1
     while f"{name}#{again}" in used:
         again += 1
+    last[name] = again
     return f"{name}#{again}"

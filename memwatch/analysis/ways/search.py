@@ -19,7 +19,7 @@ from memwatch.analysis.ways.timeline import ChangedBytes, Timeline
 from memwatch.analysis.ways.way import Way
 from memwatch.capture.schema import NONE
 from memwatch.device_names import is_host
-from memwatch.way_lines import LINES, joined
+from memwatch.way_lines import LINES, joined, of_blocks
 from memwatch.words import ways as words
 from memwatch.words.places import FORMER_MODULE
 
@@ -186,7 +186,7 @@ class _Search:
             root, name = self._place(module)
             by_root.setdefault(root, []).append(name)
         for root, names in by_root.items():
-            yield LINES[key].format(model=self._model_name(root), names=_as_expression(names))
+            yield of_blocks(key, self._model_name(root), names, _as_expression(names))
 
     def _optimizer_lines(self, kind: str) -> str:
         """Return the lines of a kind for each optimizer of the program."""
@@ -280,6 +280,8 @@ class _Search:
         ]
 
     def _micro_batches(self) -> list[_Change]:
+        names = np.unique(self._facts.capture.tables["ops"]["name"]).tolist()
+        has_batch_norm = any("batch_norm" in self._facts.strings[name] for name in names)
         return [
             _Change(
                 kind="micro_batches",
@@ -287,7 +289,7 @@ class _Search:
                 bytes=found.bytes,
                 time_ratio=math.nan,
                 basis="simulated" if found.is_exact else "estimated",
-                decision=words.INDEPENDENT_SAMPLES,
+                decision=words.INDEPENDENT_SAMPLES + (words.BATCH_STATISTICS if has_batch_norm else ""),
                 lines=LINES["micro_batches"].format(parts=found.parts),
                 is_alone=True,
             )
