@@ -10,16 +10,22 @@ import os
 import pathlib
 import shutil
 import stat
+import subprocess
 import sys
 import tempfile
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from memwatch.errors import MemwatchError
 from memwatch.output_files import whole_file
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 _COMPILERS: Final = ("c++", "g++", "clang++")
 VARIABLE: Final = "MEMWATCH_CACHE"
 """The environment variable with another folder, for a read-only home or a build that many users share."""
+_LINE_CHARS: Final = 200
+"""Characters of the compiler's first error line that a message shows. A guess."""
 _ADVICE_LATER: Final = f"set {VARIABLE} to a folder of your own"
 _ADVICE: Final = f"remove it, or {_ADVICE_LATER}"
 
@@ -164,3 +170,33 @@ def require_writable(what: str, until_then: str) -> None:
             f"{what} was not built: {folder()} cannot be written ({error.strerror or error}). "
             f"Set {VARIABLE} to a folder that can; {until_then}"
         ) from error
+
+
+def compile_to(file: pathlib.Path, arguments: Sequence[str], what: str, until_then: str) -> None:
+    """Compile a library that needs neither torch nor Python, and put it in its place.
+
+    Args:
+        file: where it belongs.
+        arguments: the compiler's flags and sources.
+        what: the library, in words.
+        until_then: how memwatch goes on without it.
+
+    Raises:
+        MemwatchError: a compiler or a place to write is missing, or the compiler refused the source.
+    """
+    command = compiler(what, until_then)
+    require_writable(what, until_then)
+    with tempfile.TemporaryDirectory() as folder:
+        made = pathlib.Path(folder, file.name)
+        child = subprocess.run(  # noqa: S603  # our own command
+            [command, *arguments, "-o", str(made)],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+        if child.returncode:
+            lines = (line for line in child.stderr.splitlines() if "error:" in line)
+            said = next(lines, str(child.returncode))[:_LINE_CHARS]
+            raise MemwatchError(f"{what} was not built: {said}; {until_then}")
+        put(made, file)

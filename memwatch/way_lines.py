@@ -241,11 +241,11 @@ def of_blocks(key: str, model: str, names: Sequence[str], told: str = "") -> str
         names: the names of the blocks within it; "" is the model itself.
         told: an expression for the names, by default a tuple of them.
     """
-    template = LINES[key]
+    template, block = LINES[key], ""
     if len(names) == 1:
+        block = f"{model}.get_submodule({names[0]!r})" if names[0] else model
         before, _, body = template.partition("for name in {names}:\n")
         template = before + textwrap.dedent(body).replace("{model}.get_submodule(name)", "{block}")
-    block = f"{model}.get_submodule({names[0]!r})" if names[0] else model
     return template.format(model=model, names=told or tuple(names), block=block)
 
 

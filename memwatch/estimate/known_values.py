@@ -212,7 +212,7 @@ class KnownValues:
         if any(each.numel() > _MOST_ELEMENTS for each in inputs):
             return None
         name = op.name().partition("::")[2].partition(".")[0]
-        if name in _OF_BITS:
+        if name in _OF_BITS and not _writes(op):
             return self._run_bits(op, args, kwargs, inputs)
         value_of = _blank if name in _SAME_FOR_ALL else self._values_of
         if value_of is not _blank and any(

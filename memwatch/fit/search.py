@@ -103,9 +103,8 @@ class Search:
         self._changing: set[str] = set()  # names of the buffers that a step writes
         self._baseline_bytes = 0  # live bytes when a step begins
         self._reasons: dict[Kind, str] = {}  # why a kind of way does not suit the program
-        self._changed_arguments: dict[
-            str, str
-        ] = {}  # classes of objects that modules change, by the module's name
+        # the class of the object that a module changes, by the module's name
+        self._changed_arguments: dict[str, str] = {}
         self._trial, self._limit_bytes, self._kinds, self._say = trial, limit_bytes, kinds, say
 
     def run(self) -> Measurement | None:

@@ -158,7 +158,8 @@ class NewStorages:
         """Drop the dead and return the living."""
         with self._lock:
             self.by_id = {key: made for key, made in self.by_id.items() if made.alive}
-            self.in_place = {key: change for key, change in self.in_place.items() if change.ref() is not None}
+            changes = list(self.in_place.items())  # in one step: other threads note changes meanwhile
+            self.in_place = {key: change for key, change in changes if change.ref() is not None}
             return list(self.by_id.values())
 
 

@@ -11,9 +11,7 @@ import ctypes
 import functools
 import os
 import pathlib
-import subprocess
 import sys
-import tempfile
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
@@ -34,8 +32,6 @@ BUILT: Final = pathlib.Path(__file__).parent / "built"
 """The folder of the package where a wheel has the library; a checkout has none."""
 _WHAT: Final = "the sampler of malloc"
 _FALLBACK: Final = "the monitor does not name native libraries"
-_LINE_CHARS: Final = 200
-"""Characters of the compiler's first error line that a message shows. A guess."""
 INTERVAL_BYTES: Final = 128 << 10
 """One sample for so many bytes on average. `reports/monitor.md` has its cost."""
 PRELOAD: Final = "LD_PRELOAD"
@@ -72,19 +68,7 @@ def build_sampler() -> tuple[pathlib.Path, bool]:
     file = path()
     if file.parent == BUILT or build_cache.is_usable(file):
         return file, False
-    compiler = build_cache.compiler(_WHAT, _FALLBACK)
-    build_cache.require_writable(_WHAT, _FALLBACK)
-    with tempfile.TemporaryDirectory() as folder:
-        made = pathlib.Path(folder, file.name)
-        child = subprocess.run(  # noqa: S603  # our own command
-            [compiler, *FLAGS, str(SOURCES / "malloc_sampler.cpp"), "-o", str(made)],
-            capture_output=True, text=True, errors="replace", check=False,
-        )  # fmt: skip
-        if child.returncode:
-            lines = (line for line in child.stderr.splitlines() if "error:" in line)
-            said = next(lines, str(child.returncode))[:_LINE_CHARS]
-            raise MemwatchError(f"{_WHAT} was not built: {said}; {_FALLBACK}")
-        build_cache.put(made, file)
+    build_cache.compile_to(file, [*FLAGS, str(SOURCES / "malloc_sampler.cpp")], _WHAT, _FALLBACK)
     return file, True
 
 

@@ -86,6 +86,7 @@ GENERATES = """
         ends = torch.isin(tokens[:, -1], torch.tensor([3]))
         is_long = torch.full((2,), tokens.shape[1] >= 6)
         unfinished = unfinished & ~(ends | is_long)
+        torch.logical_or(ends, is_long, out=torch.empty(2, dtype=torch.bool))
         is_over = unfinished.max() == 0
     assert tokens.shape[1] == 6
 """

@@ -234,8 +234,7 @@ def test_a_module_that_was_replaced_is_not_named():
         exec(lines, {"net": net, "model": net})
 
 
-def test_the_summary_has_the_lines_of_the_first_way_that_needs_no_decision():
-    """The way with the lowest peak needs one: it also updates each parameter in the backward."""
+def five_blocks_that_train():
     net = nn.Sequential(*(nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)) for _ in range(5)))
     optimizer, x = torch.optim.SGD(net.parameters(), lr=0.1), torch.randn(256, 64)
 
@@ -247,6 +246,12 @@ def test_the_summary_has_the_lines_of_the_first_way_that_needs_no_decision():
     step()
     with memwatch.profile(holders=False) as prof:
         step()
+    return prof
+
+
+def test_the_summary_has_the_lines_of_the_first_way_that_needs_no_decision():
+    """The way with the lowest peak needs one: it also updates each parameter in the backward."""
+    prof = five_blocks_that_train()
     assert prof.ways["kind"][0] == "checkpoint + step_in_backward"
     text = prof.summary(width=120)
     assert "Code for the first of them that needs no decision" in text
@@ -384,17 +389,7 @@ def test_a_module_that_puts_tensors_into_an_object_is_not_checkpointed(kind):
 
 def test_lines_of_two_changes_import_each_name_once():
     """Both changes need `partial`."""
-    net = nn.Sequential(*(nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)) for _ in range(5)))
-    optimizer, x = torch.optim.SGD(net.parameters(), lr=0.1), torch.randn(256, 64)
-
-    def step():
-        optimizer.zero_grad()
-        net(x).square().mean().backward()
-        optimizer.step()
-
-    step()
-    with memwatch.profile(holders=False) as prof:
-        step()
+    prof = five_blocks_that_train()
     lines = _of_kind(prof, "checkpoint + step_in_backward")["lines"].iloc[0].splitlines()
     assert "from functools import partial" in lines
     imports = [line for line in lines if line.startswith(("from ", "import "))]

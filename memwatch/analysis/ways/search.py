@@ -136,7 +136,7 @@ class _Search:
         )
 
     def _blocks(self) -> list[int]:
-        """Return the best set of blocks, without those that bring nothing.
+        """Return the set of blocks that lowers the peak most. A block whose checkpoint brings nothing is left out.
 
         Another set replaces the repeated blocks only if it lowers the peak by enough: the lines for repeated blocks
         are the shortest.
