@@ -55,7 +55,8 @@ def test_a_script_is_fitted(fit):
     """
     done = fit("--ways", "checkpoint", "train.py", "--limit", "550KiB", "--epochs", "1")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "block = net.get_submodule('0')\n" in done.stdout
+    # how many blocks depends on the times that were measured
+    assert re.search(r"block = net\.get_submodule\((name|'\d')\)\n", done.stdout)
     assert "step 0" not in done.stdout
     assert "arguments" not in done.stdout
 
