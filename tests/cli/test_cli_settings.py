@@ -175,6 +175,7 @@ def test_memwatch_in_the_environment_uses_the_table(project, command):
     assert set(memwatch.load(folder / "b.memwatch").ops["line"]) != {""}
 
 
+@pytest.mark.whole
 def test_pytest_reads_the_table(project, command):
     """Rules and limits of the table judge the tests; without the table the same tests end otherwise."""
     project("", test_it=TESTS)
