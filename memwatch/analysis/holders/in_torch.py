@@ -11,10 +11,16 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from memwatch.analysis.facts.compiled_calls import COMPILED, compiled_backward_at, compiled_call_at
-from memwatch.analysis.facts.forward_ops import crosses_to_backward, maker_of_node, saved_by_autograd
-from memwatch.analysis.holders.calls import common_call
+from memwatch.analysis.facts.forward_ops import (
+    COMPILED,
+    compiled_backward_at,
+    compiled_call_at,
+    crosses_to_backward,
+    maker_of_node,
+    saved_by_autograd,
+)
 from memwatch.analysis.holders.holder import Holder
+from memwatch.analysis.holders.running import common_call
 from memwatch.capture.schema import ACCESSES, BACKWARD, IN_BACKWARD, NONE, OPTIMIZER
 from memwatch.kinds.holders import HolderEvidence, HolderKind, Inference
 from memwatch.words import holders as words
@@ -23,7 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from memwatch.analysis.facts.facts import Facts
-    from memwatch.analysis.holders.calls import StackCall
+    from memwatch.analysis.holders.running import StackCall
     from memwatch.analysis.holders.samples import HolderSamples
     from memwatch.capture.columns import IntArray
 
