@@ -11,8 +11,13 @@ from typing import TYPE_CHECKING, Any, Final
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from memwatch._torch.fake import FakeTensor
-from memwatch._torch.fake_checks import plain_to_programs
-from memwatch._torch.fake_job import UNANSWERABLE, fake_mode_with_zero_reads, is_raised_by_fakes, require_jobs
+from memwatch._torch.fake_job import (
+    UNANSWERABLE,
+    fake_mode_with_zero_reads,
+    is_raised_by_fakes,
+    plain_to_programs,
+    require_jobs,
+)
 from memwatch._torch.versions import require_known_torch
 from memwatch.errors import MemwatchError
 from memwatch.estimate.calls import Calls
