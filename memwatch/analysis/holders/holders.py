@@ -12,8 +12,7 @@ import numpy as np
 from memwatch.analysis.facts.allocations import BASELINE, WORKSPACE
 from memwatch.analysis.facts.coded import different_rows
 from memwatch.analysis.holders.holder import Holder
-from memwatch.analysis.holders.in_torch import Awaited, PassedOn
-from memwatch.analysis.holders.regions import Regions
+from memwatch.analysis.holders.in_torch import Awaited, PassedOn, Regions
 from memwatch.analysis.holders.rules import (
     NAMING_ROLES,
     Case,

@@ -8,12 +8,11 @@ so a loop around a call and a loop inside it look alike where the function is re
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
 from memwatch.analysis.facts.places import CALLS_ENGINE, Call
-from memwatch.analysis.holders.regions import CHECKPOINT_FILE
 from memwatch.capture.schema import NONE
 from memwatch.own_code import CodeOwner
 
@@ -22,6 +21,8 @@ if TYPE_CHECKING:
     from memwatch.capture.columns import IntArray
     from memwatch.kinds.edges import Vertex
 
+CHECKPOINT_FILE: Final = "torch/utils/checkpoint.py"
+"""Where the calls are that run a region."""
 COMPREHENSIONS = ("comp>", "genexpr>")
 """The ends of the names that Python gives to comprehensions and to generator expressions."""
 
