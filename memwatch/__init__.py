@@ -56,7 +56,7 @@ _HOMES = {
     "fit": "memwatch.fit.api",
     "largest_batch_size": "memwatch.estimate.api",
     "load": "memwatch.reading",
-    "merge": "memwatch.ranks.gathering",
+    "merge": "memwatch.ranks.ranks",
     "Monitor": "memwatch.monitor.watch",
     "monitor": "memwatch.monitor.watch",
     "plan": "memwatch.replay.api",

@@ -20,7 +20,7 @@ from memwatch.record.native import remark as unbuilt_remark
 from memwatch.record.native.library import build_recorder
 from memwatch.record.options import Options, read_limits
 from memwatch.record.session import Session, is_recording
-from memwatch.record.steps.schedule import Sampled, Schedule, schedule
+from memwatch.record.steps.steps import Sampled, Schedule, schedule
 from memwatch.report.out_of_memory import breakdown
 from memwatch.reserve import Reserve, small_pools
 from memwatch.signal_handlers import pass_on, suppress

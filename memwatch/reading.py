@@ -11,8 +11,13 @@ from memwatch.analysis.live_now import Iteration, LiveNow, StepsPeak, last_secon
 from memwatch.analysis.live_now import latest_iterations as iterations_of
 from memwatch.analysis.live_now import live_now as live_now_of
 from memwatch.analysis.live_now import peak_of_steps as peak_of_steps_of
-from memwatch.analysis.observer import not_memory, observer_effects, unrecorded, unrecorded_steps
-from memwatch.analysis.other_threads import other_threads
+from memwatch.analysis.observer import (
+    not_memory,
+    observer_effects,
+    other_threads,
+    unrecorded,
+    unrecorded_steps,
+)
 from memwatch.capture import Capture
 from memwatch.capture import load as load_capture
 from memwatch.capture import save as save_capture

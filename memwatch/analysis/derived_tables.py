@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from memwatch.analysis.findings.finding import Finding
-    from memwatch.analysis.ways.way import Way
+    from memwatch.analysis.ways.search import Way
     from memwatch.capture import Capture
     from memwatch.capture.columns import IntArray
 

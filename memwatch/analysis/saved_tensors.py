@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from memwatch.analysis.facts.coded import Coded
-from memwatch.analysis.facts.compiled_calls import COMPILED, compiled_call_at
-from memwatch.analysis.facts.forward_ops import op_of_node
+from memwatch.analysis.facts.forward_ops import COMPILED, compiled_call_at, op_of_node
 from memwatch.analysis.facts.places import with_empty_end
 from memwatch.capture.schema import BACKWARD, IN_BACKWARD, NONE
 

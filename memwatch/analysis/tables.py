@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from memwatch.analysis.facts.facts import Facts
     from memwatch.analysis.holders import Holders
     from memwatch.analysis.saved_tensors import SavedTensors
-    from memwatch.analysis.ways.way import Way
+    from memwatch.analysis.ways.search import Way
     from memwatch.capture.columns import IntArray
     from memwatch.capture.schema import Kind
 

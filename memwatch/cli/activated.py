@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from memwatch.children.asking import ask_children, files_of_children
 from memwatch.children.termination import WriteBeforeTermination
-from memwatch.cli.child import reach_forks
 from memwatch.cli.common import command_line, make_room, say
-from memwatch.cli.recording import fill_options, leave_summary, plain_options, recording_of
+from memwatch.cli.recording import fill_options, leave_summary, plain_options, reach_forks, recording_of
 from memwatch.errors import MemwatchError
 from memwatch.job import JobPlace, named_for, program_name
 from memwatch.output_files import OutputError

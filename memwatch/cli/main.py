@@ -9,21 +9,30 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from memwatch._version import __version__
 from memwatch.cli.program import parse
 from memwatch.errors import MemwatchError, OptionError
 from memwatch.text import visible
 
-if TYPE_CHECKING:
-    from types import ModuleType
-
 VERBS: Final = (
     "run", "attach", "report", "summary", "stats", "tree", "diff", "merge", "leaks", "plan", "replay", "fit",
     "estimate", "tune", "transform", "import", "live", "ps", "mcp", "skill", "build",
 )  # fmt: skip
 """The verbs in the order of the help; each is a module of this package with `add_arguments` and `execute`."""
+
+_IN_MODULES: Final = {
+    "report": "captures.Report",
+    "stats": "captures.Stats",
+    "tree": "captures.Tree",
+    "merge": "captures.Merge",
+    "replay": "captures.Replay",
+    "import": "captures.Import",
+    "mcp": "assistants.Mcp",
+    "skill": "assistants.Skill",
+}
+"""The short verbs, which share modules: each is a class with these two functions."""
 
 _FIRST_HELP: Final = """\
 memwatch: find the memory peak of a PyTorch program, who holds it, and how low
@@ -122,14 +131,16 @@ def _parser(first: str) -> argparse.ArgumentParser:
     parser.add_argument("-V", "--version", action="version", version=f"memwatch {__version__}")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
     for verb in [first] if first in VERBS else VERBS:
-        _add_verb(verbs, verb, importlib.import_module(f"memwatch.cli.{verb}"))
+        _add_verb(verbs, verb)
     return parser
 
 
-def _add_verb(
-    verbs: argparse._SubParsersAction[argparse.ArgumentParser], verb: str, module: ModuleType
-) -> None:
-    text = inspect.getdoc(module) or ""
+def _add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser], verb: str) -> None:
+    module, _, name = _IN_MODULES.get(verb, verb).partition(".")
+    home: Any = importlib.import_module(f"memwatch.cli.{module}")
+    if name:
+        home = getattr(home, name)
+    text = inspect.getdoc(home) or ""
     parser = verbs.add_parser(
         verb,
         help=text.splitlines()[0],
@@ -137,5 +148,5 @@ def _add_verb(
         formatter_class=_Help,
         allow_abbrev=False,
     )
-    module.add_arguments(parser)
-    parser.set_defaults(execute=module.execute, usage_error=parser.error)
+    home.add_arguments(parser)
+    parser.set_defaults(execute=home.execute, usage_error=parser.error)

@@ -111,7 +111,7 @@ def execute(options: argparse.Namespace) -> int | BaseException:
     recording = recording_of(options, capture.absolute())
     recording.replaces_file = options.force
     if options.children:
-        from memwatch.cli.child import reach_forks
+        from memwatch.cli.recording import reach_forks
 
         ask_children(capture, plain_options(options))
         reach_forks()

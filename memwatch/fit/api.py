@@ -14,12 +14,11 @@ from memwatch._torch.versions import require_known_torch
 from memwatch.device_names import is_host
 from memwatch.fit.live_bytes import device_of
 from memwatch.fit.live_trial import LiveTrial
-from memwatch.fit.names import expressions_of, variables_of
 from memwatch.fit.program_trial import ProgramTrial
 from memwatch.fit.result import Fit, ways_table
 from memwatch.fit.search import Search
 from memwatch.fit.trial import EstimatedTrial, is_estimate
-from memwatch.fit.way import Kind
+from memwatch.fit.way import Kind, expressions_of, variables_of
 from memwatch.planner.errors import BudgetError
 from memwatch.progress import working
 from memwatch.report.facts import bytes_by, peak_instant

@@ -15,8 +15,7 @@ from memwatch.errors import MemwatchError
 from memwatch.fit.blocks import SavedScan, leaves_of
 from memwatch.fit.kept_tensors import fingerprint
 from memwatch.fit.live_bytes import count_live_bytes
-from memwatch.fit.recorded_plan import plan_of
-from memwatch.fit.trial import EstimatedTrial, Measurement, ModelTrial
+from memwatch.fit.trial import EstimatedTrial, Measurement, ModelTrial, plan_of
 from memwatch.fit.way import Way
 from memwatch.profile import profile
 

@@ -20,11 +20,9 @@ from memwatch.fit.blocks import SavedScan
 from memwatch.fit.kept_tensors import fingerprint
 from memwatch.fit.live_bytes import LiveBytes, LivingStorages, count_live_bytes, device_of
 from memwatch.fit.live_trial import LEARNING_STEPS, OUT_OF_MEMORY, trained
-from memwatch.fit.names import expressions_of
-from memwatch.fit.recorded_plan import plan_of
 from memwatch.fit.state import optimizers_of, random_states
-from memwatch.fit.trial import Measurement
-from memwatch.fit.way import Applied, Expressions, Way
+from memwatch.fit.trial import Measurement, plan_of
+from memwatch.fit.way import Applied, Expressions, Way, expressions_of
 from memwatch.own_code import is_program_code
 from memwatch.profile import profile
 from memwatch.replay.measure import can_measure

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from memwatch.device_names import is_host
 from memwatch.errors import MemwatchError
 from memwatch.fit.blocks import chains, partitions
-from memwatch.fit.recorded_plan import within_budget
-from memwatch.fit.trial import Measurement
+from memwatch.fit.trial import Measurement, within_budget
 from memwatch.fit.way import Change, Kind, Way, first_and_last
 from memwatch.signal_handlers import pass_on
 from memwatch.words import fit as words

@@ -1,8 +1,11 @@
-"""Trials of a way: what one measured, and the common part of trials of a model."""
+"""Trials of a way: what one measured, and the common parts of trials, such as the plan of a recorded step."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import os
+import tempfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +17,9 @@ from memwatch.fit.blocks import SavedScan
 from memwatch.fit.live_bytes import alive_bytes
 from memwatch.fit.state import State, optimizers_of
 from memwatch.fit.way import Applied, Way
-from memwatch.profile import profile
+from memwatch.planner.plan import Plan, load_plan
+from memwatch.profile import Profile, profile
+from memwatch.replay.api import plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -22,7 +27,6 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from memwatch.planner.plan import Plan
     from memwatch.reading import Reading
 
 
@@ -141,3 +145,20 @@ class EstimatedTrial(ModelTrial):
                 self._step()
         reading = recording.on(self.device) if self.device in recording.devices else recording
         return reading, int(counter.get_total_flops())
+
+
+def plan_of(recording: Profile) -> Plan:
+    """Return a plan with the content of a recorded step, read back from a file, because the recording holds tensors.
+
+    Checkpoints are chosen when the plan is applied, so no order is searched here.
+    """
+    found = plan(recording, order="program", recompute=False)
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "step.plan")
+        found.save(path)
+        return load_plan(path)
+
+
+def within_budget(found: Plan, budget_bytes: int) -> Plan:
+    """Return a plan with another budget (bytes of peak increase)."""
+    return dataclasses.replace(found, budget_bytes=budget_bytes)

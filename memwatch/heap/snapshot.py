@@ -18,13 +18,12 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 
-from memwatch.heap.autograd import NativeEdge, autograd_edges
-from memwatch.heap.c_held import Unlisted, c_held_edges, keeps_in_c, untracked
+from memwatch.heap.autograd import NativeEdge, autograd_edges, seen_through
+from memwatch.heap.c_held import Unlisted, c_held_edges, keeps_in_c, shared_memory_edges, untracked
 from memwatch.heap.capsules import Capsule
 from memwatch.heap.class_checks import derives
 from memwatch.heap.classes import Classes, are_all_among, identities, ids_of, of_classes
 from memwatch.heap.frames import is_own_code, is_test_runner_code, without_empty_dictionaries
-from memwatch.heap.packs import seen_through
 from memwatch.heap.pause import pause_gc, resume_gc
 from memwatch.heap.roots import (
     SHOWS_CALLBACKS_AT_EXIT,
@@ -37,7 +36,6 @@ from memwatch.heap.roots import (
     is_tool_module,
     may_answer,
 )
-from memwatch.heap.shared_memory import shared_memory_edges
 from memwatch.heap.tensors import TypeFilter, is_node_type, is_storage, quiet
 
 if TYPE_CHECKING:

@@ -1,20 +1,24 @@
 """The bounded search through the variables of the running calls: their objects, and the expression for each.
 
-The searches for modules and for tensors use it.
+The searches for modules and for tensors use it. A module has no name of its own. Its author's name for it is the
+variable or attribute that leads the program to it. The search also finds parents that the program never calls, and
+copies that never run.
 """
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections import deque
 from itertools import islice
-from types import FunctionType, GetSetDescriptorType, MemberDescriptorType
+from types import FrameType, FunctionType, GetSetDescriptorType, MemberDescriptorType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 from memwatch._torch.modules import BUFFERS, MODULES, PARAMETERS
 from memwatch.heap.class_checks import ByClass, class_ids, derives, is_a
+from memwatch.heap.classes import of_classes
 from memwatch.heap.frames import is_test_runner_code, read_locals
 from memwatch.heap.names import attributes, instance_dict
 from memwatch.heap.references import DEFINITIONS, copied_items, exception_step, step_of, tensor_step
@@ -25,9 +29,6 @@ from memwatch.signal_handlers import suppress
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
-    from types import FrameType
-
-    from torch import Tensor
 
 _MAX_HOPS: Final = 3
 """References from a variable to a module that are followed. A guess."""
@@ -285,3 +286,44 @@ def names_of_tensors(
     if len(names) < len(wanted):
         followed = note(islice(ways_from_calls(frame, CodeOwner.PROGRAM), max(most_ways, 0)))
     return {key: name for key, (_, name) in names.items()}, followed
+
+
+_NAMES_NOBODY: Final = ("self", "cls")
+"""Variables that name whatever a method is called on."""
+
+
+class Sighting(NamedTuple):
+    """One path from a variable of the program to a module.
+
+    Attributes:
+        module: the module.
+        name: the expression: `generator`, `self.gen`, `nets['g']`; relative to `holder` if there is one.
+        holder: the last module on the path; one of its attributes, lists or dictionaries leads on.
+    """
+
+    module: nn.Module
+    name: str
+    holder: nn.Module | None = None
+
+
+def find_modules(frame: FrameType | None, owner: CodeOwner) -> list[Sighting]:
+    """Return how the running calls of some code refer to modules, the best names first. Drop the list soon.
+
+    Short paths come before long paths. A caller's variables come before its callees' variables: `generator` in the
+    training script says more than `net`, an argument of a function.
+
+    Args:
+        frame: the innermost call.
+        owner: whose calls are searched: the program's, or installed packages'.
+    """
+    found = [
+        (way.hops, Sighting(way.value, way.name.removeprefix("."), way.holder))
+        for way in ways_from_calls(frame, owner)
+        if is_a(way.value, nn.Module) and (way.name not in _NAMES_NOBODY or way.hops)
+    ]
+    return [sighting for _, sighting in sorted(found, key=lambda each: each[0])]
+
+
+def living_modules() -> list[nn.Module]:
+    """Return every module of the process: one pass over gc's objects, tens of milliseconds; drop the list soon."""
+    return of_classes(gc.get_objects(), lambda cls: derives(cls, nn.Module))

@@ -20,13 +20,13 @@ import torch
 
 from memwatch._torch.autograd import next_sequence_nr
 from memwatch._torch.tensors import use_count_of
+from memwatch.heap.c_held import borrowed_memories
 from memwatch.heap.class_checks import derives
 from memwatch.heap.classes import ids_of, of_classes
 from memwatch.heap.frames import is_own_code
 from memwatch.heap.pause import collect
 from memwatch.heap.roots import count_hidden_callbacks_at_exit
 from memwatch.heap.search import search
-from memwatch.heap.shared_memory import borrowed_memories
 from memwatch.heap.snapshot import Snapshot
 from memwatch.heap.tensors import quiet, storage_of
 from memwatch.leaks.cause import series_of

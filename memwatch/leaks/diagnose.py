@@ -17,12 +17,12 @@ import torch
 
 from memwatch._torch.tensors import device_of
 from memwatch.heap.autograd import is_sparse, sparse_parts
+from memwatch.heap.c_held import borrowed_memories
 from memwatch.heap.frames import is_own_code
 from memwatch.heap.paths import Step, steps_of
 from memwatch.heap.pause import HAS_THREE_GENERATIONS, collect
 from memwatch.heap.roots import Root
 from memwatch.heap.search import search
-from memwatch.heap.shared_memory import borrowed_memories
 from memwatch.heap.snapshot import Snapshot
 from memwatch.heap.tensors import is_tensor, nbytes_of, quiet, storage_bytes, storage_of
 from memwatch.heap.vertices import describe

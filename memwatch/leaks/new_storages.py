@@ -23,11 +23,10 @@ from memwatch._torch.dispatch import schema_of
 from memwatch._torch.dynamo import skip_frames_of
 from memwatch._torch.modes import UncompiledMode, mode_stack, pop_mode, push_mode
 from memwatch._torch.tensors import device_of
-from memwatch.heap.autograd import autograd_edges, is_sparse, sparse_parts
+from memwatch.heap.autograd import autograd_edges, is_sparse, seen_through, sparse_parts
 from memwatch.heap.class_checks import class_ids, is_a
 from memwatch.heap.classes import of_classes
 from memwatch.heap.frames import is_test_runner_code
-from memwatch.heap.packs import seen_through
 from memwatch.heap.pause import GcPause, age_everything, pause_gc, resume_gc, stop_calling
 from memwatch.heap.tensors import (
     TypeFilter,

@@ -79,15 +79,14 @@ def tensor_memory(*, with_graphs: bool = True) -> TensorMemory:
 
 
 def _memory_on_host(tensor: Any) -> range:
-    from memwatch.heap.shared_memory import memory_of
+    from memwatch.heap.c_held import memory_of
 
     return memory_of(tensor)
 
 
 def _all_tensors(*, with_graphs: bool) -> list[Any]:
-    from memwatch.heap.autograd import autograd_edges
+    from memwatch.heap.autograd import autograd_edges, seen_through
     from memwatch.heap.classes import of_classes
-    from memwatch.heap.packs import seen_through
     from memwatch.heap.tensors import TypeFilter, is_storage, quiet
 
     wanted = TypeFilter()

@@ -12,11 +12,12 @@ import psutil
 from memwatch.errors import OptionError
 from memwatch.host_allocators import MallocFigures, PythonFigures, malloc_figures, python_figures
 from memwatch.monitor import malloc_sampler
-from memwatch.monitor.malloc import is_heap_of_arena, mmapped_blocks
 from memwatch.monitor.mappings import (
     Residency,
     Use,
     cut_joined,
+    is_heap_of_arena,
+    mmapped_blocks,
     read_mappings,
     union_of,
 )

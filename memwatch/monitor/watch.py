@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from memwatch.errors import OptionError
 from memwatch.monitor import malloc_sampler
-from memwatch.monitor.forks import LEAST_COPIED_BYTES
+from memwatch.monitor.examine import LEAST_COPIED_BYTES
 from memwatch.monitor.history import (
     FEWEST_IN_ALL,
     LEAST_BYTES,

@@ -5,10 +5,9 @@ from memwatch.planner.errors import BudgetError, GraphError, OrderError
 from memwatch.planner.graph import Effect, Graph, OpSpec, cuda_block_sizes
 from memwatch.planner.order.bounds import lower_bound
 from memwatch.planner.order.portfolio import OrderResult, custom_order
-from memwatch.planner.peak import PeakResult, check_schedule, program_peak, simulate
+from memwatch.planner.peak import PeakResult, Schedule, Step, StepKind, check_schedule, program_peak, simulate
 from memwatch.planner.plan import Plan, PlanFileError, load_plan
 from memwatch.planner.plan_search import best_order, plan_graph
-from memwatch.planner.schedule import Schedule, Step, StepKind
 
 __all__ = [
     "BudgetError",

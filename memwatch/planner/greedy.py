@@ -18,10 +18,9 @@ from memwatch.planner.errors import OrderError
 from memwatch.planner.order.bounds import lower_bound
 from memwatch.planner.order.portfolio import OrderResult
 from memwatch.planner.order.problem import live_at_start, order_problem
-from memwatch.planner.peak import Allocations, allocations, simulate
+from memwatch.planner.peak import Allocations, Schedule, allocations, simulate
 from memwatch.planner.recompute.model import schedule_of
 from memwatch.planner.recompute.search import PricedSchedule
-from memwatch.planner.schedule import Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -14,7 +14,7 @@ from memwatch.errors import MemwatchError
 from memwatch.output_files import write_whole
 from memwatch.plain_json import JsonError, read_json
 from memwatch.plan_training import Turns, turns_of
-from memwatch.planner.schedule import Schedule
+from memwatch.planner.peak import Schedule
 from memwatch.sizes import format_bytes
 from memwatch.text import ShownAsText
 

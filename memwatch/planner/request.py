@@ -11,14 +11,14 @@ import numpy as np
 
 from memwatch.errors import OptionError
 from memwatch.planner.errors import OrderError
-from memwatch.planner.schedule import StepKind
+from memwatch.planner.peak import StepKind
 from memwatch.sizes import SizeError, format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from memwatch.planner.graph import Graph, Name
-    from memwatch.planner.schedule import Schedule
+    from memwatch.planner.peak import Schedule
 
 
 OrderChoice: TypeAlias = "str | Callable[[Graph], Sequence[int]]"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from memwatch.ranks.gathering import gather, merge
-from memwatch.ranks.ranks import Ranks
+from memwatch.ranks.ranks import Ranks, gather, merge
 
 __all__ = ["Ranks", "gather", "merge"]

@@ -15,8 +15,7 @@ from memwatch.ranks.figures import category_spreads, headline, totals
 from memwatch.ranks.summary import told_what
 from memwatch.report.page.model import files_of, findings_model
 from memwatch.report.page.privacy import PathHider, file_of
-from memwatch.report.page.render import render
-from memwatch.report.page.write import refuse_existing, write_whole
+from memwatch.report.page.write import refuse_existing, render, write_whole
 from memwatch.text import visible
 from memwatch.words.places import short_place
 from memwatch.words.storages import short_op

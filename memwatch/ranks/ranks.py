@@ -1,31 +1,104 @@
-"""The reading of a job: the peaks of its processes side by side, and notes on missing or incomplete captures."""
+"""The reading of a job: the peaks of its processes side by side, and notes on missing or incomplete captures.
+
+`merge()` makes it of files. `gather()` sends summaries to rank 0 with torch.distributed.
+"""
 
 from __future__ import annotations
 
 import collections
-from dataclasses import replace
+import os
+from dataclasses import asdict, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pandas as pd
+import torch
 
 from memwatch.device_names import kind_of
-from memwatch.errors import CaptureError
+from memwatch.errors import CaptureError, MemwatchError
+from memwatch.job import JobPlace
 from memwatch.kinds.roles import CATEGORIES
-from memwatch.reading import load
+from memwatch.ranks.summary import Member, read_member, summarise
+from memwatch.reading import Reading, load
 from memwatch.report.meta import format_duration
 from memwatch.words import ranks as words
 from memwatch.words.ranks import MORE_ON, ONLY_ON, TWIN, listed, rank_names
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from memwatch.analysis.findings.finding import Finding
-    from memwatch.ranks.summary import Member
-    from memwatch.reading import Reading
+    from memwatch.capture import Capture
+
+
+class MergeError(MemwatchError):
+    """There is nothing to merge."""
+
+
+def merge(paths: Iterable[str | os.PathLike[str]]) -> Ranks:
+    """Return many captures of one job as one reading: ranks, and the processes that they started.
+
+    The capture of a killed rank counts up to its last flush. `notes` says which ranks are missing, cut, unreadable or
+    of another version. A file that has its summary is read in a moment, and one capture at a time is in memory.
+
+    Args:
+        paths: the captures.
+
+    Raises:
+        MergeError: no file is given, or none can be read.
+    """
+    # one file named twice, as by two patterns of a shell, is one process
+    files = list(dict.fromkeys(os.path.realpath(path) for path in _listed(paths)))
+    if not files:
+        raise MergeError("name the captures to merge, as `memwatch merge run.*.memwatch`")
+    members = [read_member(path) for path in files]
+    if all(member.problem for member in members):
+        raise MergeError(f"no capture can be read: {members[0].problem}")
+    return Ranks(members)
+
+
+def _listed(paths: Iterable[str | os.PathLike[str]]) -> Iterable[str | os.PathLike[str]]:
+    return [paths] if isinstance(paths, (str, os.PathLike)) else paths
+
+
+class GatherError(MemwatchError):
+    """The ranks could not be gathered."""
+
+
+def gather(capture: Capture) -> Ranks | None:
+    """Return the readings of all ranks on rank 0, None on the others; summaries travel, not whole captures.
+
+    Every rank must call it. Without a process group it returns this process alone.
+
+    Raises:
+        GatherError: a rank died or did not answer in the time of the process group.
+    """
+    member = _own(capture)
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
+        return Ranks([member])
+    rank, world_size = distributed.get_rank(), distributed.get_world_size()
+    found: list[Any] | None = [None] * world_size if rank == 0 else None
+    try:
+        distributed.gather_object(asdict(member), found)
+    except (RuntimeError, ValueError) as error:
+        raise GatherError(
+            f"rank {rank} of {world_size} could not gather: {str(error).splitlines()[0]}; record to files with "
+            "profile('run.{rank}.memwatch') and merge those that are there with `memwatch merge`"
+        ) from error
+    return None if found is None else Ranks([Member(**each) for each in found])
+
+
+def _own(capture: Capture) -> Member:
+    """Return this process. An error is a problem of this rank only. The other ranks wait for its message."""
+    meta = {**capture.meta, **JobPlace.here().meta}
+    try:
+        return Member(meta, summarise(capture))
+    except Exception as error:
+        return Member(meta, None, problem=f"{type(error).__name__}: {error}")
+
 
 _OF_META: Final = ("rank", "world_size", "local_rank", "host", "pid", "parent_pid")
 _OF_SUMMARY: Final = (

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from memwatch.analysis import ByDevice
-from memwatch.analysis.facts.collectives import COMMUNICATION, for_collectives
+from memwatch.analysis.facts.categories import COMMUNICATION, for_collectives
 from memwatch.analysis.facts.iterations import boundaries
 from memwatch.capture import load
 from memwatch.capture.rank_summary import Head, read_head

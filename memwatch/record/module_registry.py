@@ -15,17 +15,17 @@ from torch import nn
 from memwatch._torch.modules import BUFFERS, MODULES, PARAMETERS
 from memwatch.capture.schema import NONE, PLACES_OF_MODULES
 from memwatch.heap.class_checks import is_a
-from memwatch.heap.module_search import find_modules, living_modules
 from memwatch.heap.module_tables import module_dict, table_entries
 from memwatch.heap.names import class_name
 from memwatch.heap.pause import pause_gc, resume_gc
+from memwatch.heap.variable_search import find_modules, living_modules
 from memwatch.own_code import CodeOwner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from types import FrameType
 
-    from memwatch.heap.module_search import Sighting
+    from memwatch.heap.variable_search import Sighting
     from memwatch.record.tables.rows import OpCounter, Rows, Strings
 
 _MAX_SEARCHES: Final = 64

@@ -21,9 +21,9 @@ from memwatch.report.facts import (
     peak_instant,
     process_text,
     recomputed,
+    repeated_layers,
     saved_for_backward,
 )
-from memwatch.report.layers import repeated_layers
 from memwatch.report.meta import format_duration
 from memwatch.report.plan.moves import Places
 from memwatch.report.plan.terminal import plan_parts

@@ -31,7 +31,7 @@ from memwatch.heap.frames import read_locals
 from memwatch.heap.inner_tensors import inner_tensors
 from memwatch.heap.roots import SHOWS_CALLBACKS_AT_EXIT, RootKind
 from memwatch.heap.snapshot import Snapshot
-from memwatch.monitor.forks import copied_lists
+from memwatch.monitor.examine import copied_lists
 from memwatch.monitor.live_memory import live_memory
 from memwatch.monitor.objects import grown_containers, python_memory, tensor_memory
 

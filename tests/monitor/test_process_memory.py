@@ -14,7 +14,7 @@ import pytest
 import memwatch
 from memwatch.errors import OptionError
 from memwatch.host_allocators import malloc_figures
-from memwatch.monitor import malloc, mappings, rows, text
+from memwatch.monitor import mappings, rows, text
 from memwatch.monitor.mappings import ProcessError, Use
 
 MIB = 1 << 20
@@ -166,12 +166,12 @@ def test_the_sums_are_those_of_the_system():
 
 def test_the_blocks_that_are_found_are_those_of_malloc():
     """The search for large blocks finds what malloc says that it gave, to the byte."""
-    found = mappings.read_mappings(os.getpid(), is_heap_of_arena=malloc.is_heap_of_arena)
+    found = mappings.read_mappings(os.getpid(), is_heap_of_arena=mappings.is_heap_of_arena)
     figures = malloc_figures()
     residency = mappings.Residency(found, os.getpid())
     found = mappings.cut_joined(found, residency)
     residency = mappings.Residency(found, os.getpid())
-    blocks = malloc.mmapped_blocks([each for each in found if each.use is Use.ANONYMOUS], residency)
+    blocks = mappings.mmapped_blocks([each for each in found if each.use is Use.ANONYMOUS], residency)
     assert (blocks[:, 1] - blocks[:, 0]).sum() == pytest.approx(figures.mmapped_bytes, rel=0.02)
     assert figures.mmapped_bytes > 0
 

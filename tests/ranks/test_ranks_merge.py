@@ -16,7 +16,7 @@ from memwatch.capture.rank_summary import add_summary
 from memwatch.cli.main import main
 from memwatch.ranks.ranks import differences
 from memwatch.ranks.summary import Member, summarise
-from memwatch.report.page.render import json_for_script
+from memwatch.report.page.write import json_for_script
 from memwatch.sizes import format_bytes
 
 WIDTHS = (16, 64, 32)

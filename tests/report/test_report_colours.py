@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import memwatch.report.page
-from memwatch.report.page.render import category_styles
+from memwatch.report.page.write import category_styles
 
 ASSETS = Path(memwatch.report.page.__file__).parent / "assets"
 STYLE = (ASSETS / "page.css").read_text(encoding="utf-8") + category_styles()

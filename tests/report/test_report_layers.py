@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 import memwatch
-from memwatch.report.facts import saved_for_backward
-from memwatch.report.layers import repeated_layers
+from memwatch.report.facts import repeated_layers, saved_for_backward
 
 
 class Block(nn.Module):

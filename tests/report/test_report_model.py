@@ -17,13 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memwatch.kinds.roles import CATEGORIES
-from memwatch.report.page.code import CodeReader
 from memwatch.report.page.columns import Words, pack_frame, pack_ints
 from memwatch.report.page.curve import clearer_axis, live_by_category, peak_keeping_events
 from memwatch.report.page.events import pack_detail, thin
 from memwatch.report.page.model import page_model
+from memwatch.report.page.parts import CodeReader
 from memwatch.report.page.privacy import PathHider
-from memwatch.report.page.render import json_for_script
+from memwatch.report.page.write import json_for_script
 from memwatch.text import visible
 
 INT64 = st.integers(-(2**52), 2**52)

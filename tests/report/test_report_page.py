@@ -7,7 +7,7 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 
 from memwatch.report import html
-from memwatch.report.layers import repeated_layers
+from memwatch.report.facts import repeated_layers
 from memwatch.sizes import format_bytes
 
 

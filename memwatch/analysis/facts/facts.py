@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memwatch.analysis.facts.allocations import BASELINE, UNRECORDED, Allocations, in_order, join_allocations
-from memwatch.analysis.facts.autocast import autocast_copies
 from memwatch.analysis.facts.biographies import Biographies, UseBounds, use_bounds, write_biographies
 from memwatch.analysis.facts.categories import Categories, categorise
 from memwatch.analysis.facts.devices import narrowed
@@ -27,6 +26,7 @@ from memwatch.analysis.facts.names import (
     MadeBy,
     Names,
     Purposes,
+    autocast_copies,
     made_by,
     owning_modules,
     purposes,

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from memwatch.analysis.facts.allocations import BASELINE
+from memwatch.analysis.facts.allocations import BASELINE, Allocations
 from memwatch.analysis.facts.coded import Coded, different_rows
-from memwatch.analysis.facts.compiled_calls import COMPILED, compiled_backward_at, compiled_call_at
-from memwatch.analysis.facts.forward_ops import op_of_node
-from memwatch.analysis.facts.places import OF_DATA, lifts, with_empty_end
+from memwatch.analysis.facts.forward_ops import COMPILED, compiled_backward_at, compiled_call_at, op_of_node
+from memwatch.analysis.facts.places import OF_DATA, Places, Texts, lifts, with_empty_end
 from memwatch.capture.schema import ACCESSES, FORWARD, GRADIENT_PREFIX, NONE
-from memwatch.kinds.roles import OWNED_BY_MODULES
+from memwatch.kinds.roles import OWNED_BY_MODULES, ROLES
 from memwatch.words.places import own_place_in_file
 from memwatch.words.storages import made_name, output_name, role_name, saved_name, unmade_name
 
@@ -22,10 +21,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from memwatch.analysis.facts.allocations import Allocations
     from memwatch.analysis.facts.categories import Categories
     from memwatch.analysis.facts.module_tree import ModuleTree
-    from memwatch.analysis.facts.places import Places, Texts
     from memwatch.capture import Capture
     from memwatch.capture.columns import IntArray
 
@@ -297,3 +294,29 @@ def recorded_names(roles: Categories, tree: ModuleTree) -> Coded:
     kinds = zip(roles.role_name.values.tolist(), roles.role_module.values.tolist(), strict=True)
     names = np.array([*(qualified(name, module, tree) for name, module in kinds), None], dtype=object)[:-1]
     return Coded(names, roles.role_name.codes)
+
+
+CONVERSION: Final = "aten._to_copy"
+
+
+def autocast_copies(capture: Capture, names: dict[int, str]) -> dict[int, str]:
+    """Return the name of the parameter by the storage of its copy.
+
+    Args:
+        capture: the recorded tables.
+        names: the names of parameters by their storages.
+    """
+    roles, uses, births = (capture.tables[name] for name in ("roles", "uses", "births"))
+    copies = np.unique(roles["storage"][roles["role"] == ROLES.index("autocast copy")])
+    if not len(copies):
+        return {}
+    name_of_op = capture.tables["ops"]["name"]
+    made = np.isin(births["storage"], copies) & (births["op"] != NONE) & (births["op"] < len(name_of_op))
+    copy_of_op = {
+        op: storage
+        for op, storage in zip(births["op"][made].tolist(), births["storage"][made].tolist(), strict=True)
+        if capture.strings[name_of_op[op]].startswith(CONVERSION)
+    }
+    reads = np.isin(uses["op"], list(copy_of_op)) & (uses["access"] == ACCESSES.index("read"))
+    rows = zip(uses["op"][reads].tolist(), uses["storage"][reads].tolist(), strict=True)
+    return {copy_of_op[op]: names[storage] for op, storage in rows if storage in names}

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from memwatch.analysis.facts.compiled_calls import compiled_call_of_node
-from memwatch.analysis.facts.forward_ops import Makers, forward_makers
+from memwatch.analysis.facts.forward_ops import Makers, compiled_call_of_node, forward_makers
 from memwatch.analysis.facts.module_tree import ModuleTree, read_modules
 from memwatch.capture.schema import ACCESSES, BACKWARD, NONE, RECOMPUTE
 from memwatch.own_code import CodeOwner

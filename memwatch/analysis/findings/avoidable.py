@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from memwatch.analysis.facts.allocations import WORKSPACE
-from memwatch.analysis.facts.autocast import CONVERSION
 from memwatch.analysis.facts.biographies import sources_of
-from memwatch.analysis.findings.candidate import Candidate
+from memwatch.analysis.facts.names import CONVERSION
+from memwatch.analysis.findings.finding import Candidate
 from memwatch.analysis.findings.smaller_regions import SmallerRegions
 from memwatch.analysis.holders import Holder, HolderEvidence, HolderKind
 from memwatch.capture.schema import NONE, PHASES

@@ -1,16 +1,145 @@
-"""A finding: one change, and the peak after it."""
+"""Candidates and findings: memory that one holder keeps for one reason, and a change that lowers the peak.
+
+A rule returns candidates. A candidate becomes a finding if the peak is lower without its bytes.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
+from memwatch.analysis.holders import Holder, HolderKey, HolderKind
+from memwatch.analysis.holders.holder import of_any_item
+from memwatch.capture.schema import NONE
+from memwatch.kinds.findings import FindingKind
+from memwatch.own_code import CodeOwner
 from memwatch.text import ShownAsText
 from memwatch.words import findings as words
 from memwatch.words.places import short_place
 
 if TYPE_CHECKING:
-    from memwatch.kinds.findings import FindingKind
+    from collections.abc import Container, Iterable
+
+    from memwatch.analysis.facts.allocations import Allocations
+    from memwatch.analysis.facts.facts import Facts
+    from memwatch.capture.columns import IntArray
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """The result of a rule. It becomes a finding if the peak is lower without its bytes."""
+
+    kind: FindingKind
+    holder: Holder
+    others: tuple[Holder, ...]  # who else holds the first of the allocations
+    allocations: list[int]
+    nbytes: int  # most of them at one event
+    spares: IntArray | None = field(default=None, repr=False, compare=False)
+    """Bytes per event that would not be live, where they are not those of the allocations' own lives."""
+    spans: tuple[tuple[int, int, int], ...] = ()
+    """Allocation, first event and the event after the last, where it would not be live; empty if `kind` tells."""
+
+    def joined(self, other: Candidate) -> Candidate:
+        """Return this candidate with the allocations of another one, found at another event."""
+        allocations = self.allocations + other.allocations
+        nbytes, spans = max(self.nbytes, other.nbytes), (*self.spans, *other.spans)
+        return dataclasses.replace(self, allocations=allocations, nbytes=nbytes, spans=spans)
+
+    def without(self, taken: Container[int]) -> Candidate:
+        """Return this candidate without some allocations."""
+        return dataclasses.replace(self, allocations=[row for row in self.allocations if row not in taken])
+
+
+def by_holder(
+    kind: FindingKind, claims: Iterable[tuple[int, list[Holder]]], allocations: Allocations
+) -> list[Candidate]:
+    """Group claims by the first holder of each; items of one list or dictionary count as one holder.
+
+    Args:
+        kind: the kind of all of them.
+        claims: an allocation and its holders, the one to name first.
+        allocations: every piece of memory.
+    """
+    groups: dict[HolderKey, list[tuple[int, list[Holder]]]] = {}
+    for claim in claims:
+        groups.setdefault(claim[1][0].key_of_items, []).append(claim)
+    return [_candidate(kind, group, allocations) for group in groups.values()]
+
+
+def as_one(
+    kind: FindingKind, claims: Iterable[tuple[int, list[Holder]]], allocations: Allocations
+) -> list[Candidate]:
+    """Return one candidate for all claims, named by the first holder that is a variable and no autograd node."""
+    group = list(claims)
+    if not group:
+        return []
+    candidate = _candidate(kind, group, allocations)
+    variables = (holders[0] for _, holders in group if holders[0].kind is not HolderKind.AUTOGRAD_NODE)
+    return [dataclasses.replace(candidate, holder=next(variables, candidate.holder))]
+
+
+def _candidate(
+    kind: FindingKind, group: list[tuple[int, list[Holder]]], allocations: Allocations
+) -> Candidate:
+    _, (holder, *others) = min(group, key=lambda claim: not claim[1][0].is_likely)
+    held = [allocation for allocation, _ in group]
+    if len({holders[0].key for _, holders in group}) > 1:
+        holder = of_any_item(holder)
+    return Candidate(kind, holder, tuple(others), held, int(allocations.nbytes[held].sum()))
+
+
+def in_own_code(candidate: Candidate, facts: Facts) -> Candidate | None:
+    """Return a candidate with a line of the program; None if only torch's or a package's author could follow it.
+
+    Where no code is the program's own, as when a package's own command runs, all lines count.
+    """
+    holder = candidate.holder
+    file = holder.site.rpartition(":")[0]
+    owner = facts.call_stacks.owner_of_file.get(file, CodeOwner.PROGRAM)
+    if not facts.call_stacks.has_program_code or (owner == CodeOwner.PROGRAM and not holder.foreign):
+        return candidate
+    own_lines = facts.made_by.own_line[candidate.allocations]
+    line = next((str(line) for line in own_lines if line), "")
+    if not candidate.kind.row.is_mended_by_callers or not line:
+        return None
+    return dataclasses.replace(candidate, holder=dataclasses.replace(holder, site=line, is_own=True))
+
+
+def spared_bytes(candidate: Candidate, facts: Facts) -> IntArray:
+    """Return, per event, the bytes that would not be live if the program followed the finding's advice.
+
+    A candidate may give the stretch of time itself. Otherwise the kind decides. Most kinds are freed right after
+    their last use, and gradients right after they are copied into a bucket. A waiting result is made right before its
+    first use. All others are not made at all.
+    """
+    if candidate.spares is not None:
+        return candidate.spares
+    allocations, life = facts.allocations, facts.biographies
+    change = np.zeros(len(facts.curve.live_bytes) + 1, dtype=np.int64)
+    if candidate.spans:
+        rows, starts, ends = np.array(candidate.spans, dtype=np.int64).T
+        np.add.at(change, starts, allocations.nbytes[rows])
+        np.subtract.at(change, ends, allocations.nbytes[rows])
+    for row in () if candidate.spans else candidate.allocations:
+        start, death = int(allocations.birth_event[row]), int(allocations.death_event[row])
+        end = death if death != NONE else len(change) - 1
+        if candidate.kind.row.is_freed_after_last_use:
+            start = max(start, life.last_event(row))
+        elif candidate.kind is FindingKind.BUCKETS:
+            start = max(start, life.first_event(row))
+        elif candidate.kind is FindingKind.LAG:
+            end = min(end, life.first_event(row))
+        nbytes = int(allocations.nbytes[row])
+        if candidate.kind is FindingKind.FLOAT32:
+            nbytes //= 2  # the tensor in the lower precision is saved in its place
+        if start < end:
+            change[start] += nbytes
+            change[end] -= nbytes
+    return np.cumsum(change, out=change)[:-1]
+
 
 LEAST_RATIO: Final = 0.05
 """A finding lowers the peak by at least this share of the peak increase. A guess."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from memwatch.analysis.facts.allocations import Allocations
     from memwatch.analysis.facts.facts import Facts
     from memwatch.analysis.facts.step_curve import StepCurve
-    from memwatch.analysis.findings.candidate import Candidate
+    from memwatch.analysis.findings.finding import Candidate
     from memwatch.analysis.holders import Holders
     from memwatch.capture.columns import IntArray
 

@@ -6,9 +6,9 @@ import dataclasses
 from typing import TYPE_CHECKING, Final
 
 from memwatch.analysis.facts.biographies import DRAG, LAG, VOID
-from memwatch.analysis.findings.candidate import Candidate, as_one, by_holder
+from memwatch.analysis.findings.finding import Candidate, as_one, by_holder
 from memwatch.analysis.holders import Holder, HolderEvidence, HolderKind
-from memwatch.analysis.other_threads import unrecorded_code_ran, unrecorded_code_ran_while_idle
+from memwatch.analysis.observer import unrecorded_code_ran, unrecorded_code_ran_while_idle
 from memwatch.capture.schema import NONE, PHASES
 from memwatch.kinds.findings import FindingKind
 from memwatch.words.findings import GRADIENTS, GRAPH_AFTER_BACKWARD, GRAPH_WITHOUT_BACKWARD

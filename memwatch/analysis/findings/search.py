@@ -1,35 +1,38 @@
-"""Search for findings: apply the rules at the highest event, then at the next.
+"""Search for findings: apply the rules at the highest event, then at the next, and rank the candidates.
 
 At the highest event every rule names its candidates. Without their bytes another event is the highest. This repeats
-until the rules find nothing more.
+until the rules find nothing more. `rank` keeps the candidates that lower the peak, alone or with the others.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections import Counter
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from memwatch.analysis.facts.forward_ops import op_of_node
 from memwatch.analysis.findings.avoidable import AVOIDABLE
-from memwatch.analysis.findings.candidate import in_own_code, spared_bytes
-from memwatch.analysis.findings.finding import LEAST_RATIO, Finding
-from memwatch.analysis.findings.growth import find_growth
-from memwatch.analysis.findings.held import HELD
-from memwatch.analysis.findings.idle_gradients import IdleGradients
+from memwatch.analysis.findings.finding import LEAST_RATIO, Candidate, Finding, in_own_code, spared_bytes
+from memwatch.analysis.findings.growth import as_growth, find_growth, rate_bytes
+from memwatch.analysis.findings.held import HELD, without_gathered
 from memwatch.analysis.findings.loops import Loops
-from memwatch.analysis.findings.moment import Evidence, Moment
-from memwatch.analysis.findings.ranking import rank
+from memwatch.analysis.findings.moment import Evidence, IdleGradients, Moment
 from memwatch.analysis.findings.stale import find_stale
-from memwatch.analysis.saved_tensors import SavedTensorOutcomes
+from memwatch.analysis.holders import Holder, HolderKey, HolderKind, Holders
+from memwatch.analysis.saved_tensors import SavedTensorOutcomes, SavedTensors
+from memwatch.capture.schema import NONE
+from memwatch.kinds.edges import EdgeKind
 from memwatch.kinds.findings import FindingKind
+from memwatch.sizes import format_bytes
+from memwatch.words import findings as words
+from memwatch.words.places import short_own_place, short_place
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from memwatch.analysis.facts.facts import Facts
-    from memwatch.analysis.findings.candidate import Candidate
-    from memwatch.analysis.holders import HolderKey, Holders
-    from memwatch.analysis.saved_tensors import SavedTensors
+    from memwatch.capture.columns import IntArray
 
 _MAX_ROUNDS: Final = 64  # moments that are searched, the highest first; a guess
 _LEAST_PART: Final = (
@@ -92,3 +95,264 @@ def _avoidable(evidence: Evidence, taken: set[int]) -> list[Candidate]:
 
 def _that_users_can_mend(candidates: Iterable[Candidate], facts: Facts) -> list[Candidate]:
     return [mine for candidate in candidates if (mine := in_own_code(candidate, facts)) is not None]
+
+
+class _Spared(NamedTuple):
+    """A candidate, and the live bytes that would go with it, per stretch of events."""
+
+    candidate: Candidate
+    bytes_of_stretch: IntArray
+
+
+def rank(candidates: list[Candidate], facts: Facts, least_bytes: int) -> list[Finding]:
+    """Return the candidates that lower the peak as findings, largest first.
+
+    Args:
+        candidates: the candidates of all rules.
+        facts: the facts of the capture.
+        least_bytes: how far a finding has to lower the peak, alone or once all others are mended.
+    """
+    kept = filter(None, (without_gathered(candidate, facts) for candidate in candidates))
+    live, spared = _stretches(list(kept), facts)
+    reported, mended = _that_matter(spared, live, least_bytes)
+    together_bytes = int((live - _sum(mended)).max())
+    found = [
+        _finding(as_growth(candidate, facts), facts, int((live - spared).max()), together_bytes)
+        for candidate, spared in _merged(reported)
+    ]
+    return sorted(found, key=lambda finding: -finding.nbytes)
+
+
+def _stretches(candidates: list[Candidate], facts: Facts) -> tuple[IntArray, list[_Spared]]:
+    """Split the events into stretches that leave the candidates' bytes the same. Return the most live bytes of each.
+
+    There are few such stretches in millions of events, and only the highest event of each can be a peak.
+    """
+    changes = []
+    for candidate in candidates:
+        spared = spared_bytes(candidate, facts)
+        starts = np.append(0, np.flatnonzero(np.diff(spared)) + 1)
+        changes.append((starts, spared[starts]))
+    bounds = np.unique(np.concatenate([[0], *(starts for starts, _ in changes)]))
+    found = [
+        _Spared(candidate, values[np.searchsorted(starts, bounds, side="right") - 1])
+        for candidate, (starts, values) in zip(candidates, changes, strict=True)
+    ]
+    return np.maximum.reduceat(facts.curve.live_bytes, bounds), found
+
+
+def _sum(spared: list[_Spared]) -> IntArray | int:
+    return sum(each.bytes_of_stretch for each in spared)
+
+
+def _that_matter(
+    spared: list[_Spared], live: IntArray, least_bytes: int
+) -> tuple[list[_Spared], list[_Spared]]:
+    """Return the candidates worth reporting, and the candidates that end with them.
+
+    If a candidate matters only together with another, and the other is dropped, it is dropped too. This repeats until
+    nothing is dropped. A user who cuts a reference also frees the memory that the same variable holds for another
+    reason.
+    """
+    reported, mended, count = spared, spared, -1
+    while len(reported) != count:
+        count = len(reported)
+        together = live - _sum(mended)
+        reported = [
+            each
+            for each in reported
+            if _is_stale(each) or _matters(live, together, each.bytes_of_stretch, least_bytes)
+        ]
+        cut = {holder.key for each in reported for holder in (each.candidate.holder, *each.candidate.others)}
+        mended = [each for each in mended if each.candidate.holder.key in cut]
+    return reported, mended
+
+
+def _is_stale(spared: _Spared) -> bool:
+    """Return True for memory that matters between two iterations, whatever the peak is; it was measured there."""
+    return spared.candidate.kind is FindingKind.STALE
+
+
+def _matters(live: IntArray, together: IntArray, spared: IntArray, least_bytes: int) -> bool:
+    """Return True if some bytes lower the peak by enough, alone or once all others are gone."""
+    alone = int(live.max()) - int((live - spared).max())
+    last = int((together + spared).max()) - int(together.max())
+    return max(alone, last) >= least_bytes
+
+
+def _merged(reported: list[_Spared]) -> list[_Spared]:
+    """Join the memory of a variable from this pass of a loop with that from the last pass: one `del` frees both.
+
+    The joined candidate gets the kind whose advice frees the most.
+    """
+    groups: dict[object, list[_Spared]] = {}
+    for each in reported:
+        alone = each.candidate.kind.row.del_order is None
+        groups.setdefault(id(each) if alone else each.candidate.holder.key, []).append(each)
+    merged = []
+    for group in groups.values():
+        kinds = [each.candidate.kind for each in group]
+        first = (
+            group[kinds.index(min(kinds, key=lambda kind: kind.row.del_order or 0))]
+            if len(group) > 1
+            else group[0]
+        )
+        rest = [each for each in group if each is not first]
+        for each in rest:
+            first = _Spared(
+                first.candidate.joined(each.candidate), first.bytes_of_stretch + each.bytes_of_stretch
+            )
+        merged.append(first)
+    return merged
+
+
+def _last_used(candidate: Candidate, facts: Facts) -> str:
+    op = int(facts.use_bounds.last_op[candidate.allocations[-1]])
+    return "" if op == NONE else short_own_place(facts.op_line(op), facts.own_line(op))
+
+
+def _is_trained(candidate: Candidate, facts: Facts) -> bool:
+    """Return True if some backward reads memory that one of the forward's lines made: `no_grad` would end the training.
+
+    Only ops with an autograd node count. A batch that another forward also reads does not make them one forward.
+    """
+    tables, allocations = facts.capture.tables, facts.allocations
+    packs, unpacks = tables["packs"], tables["unpacks"]
+    read = np.isin(packs["pack"], unpacks["pack"][unpacks["released"] == 0])
+    rows = np.flatnonzero(np.isin(allocations.storage, packs["storage"][read]) & (allocations.op != NONE))
+    stacks = facts.made_by.stack
+    kept_rows = np.array(candidate.allocations, dtype=np.int64)
+    of_nodes = op_of_node(facts.capture, packs["sequence"][packs["sequence"] != NONE])
+    kept = stacks[kept_rows[np.isin(allocations.op[kept_rows], of_nodes)]]
+    return bool(np.isin(stacks[rows], kept[kept != NONE]).any())
+
+
+def _made_at(candidate: Candidate, facts: Facts) -> str:
+    """Return the line that made most of the bytes."""
+    rows = candidate.allocations
+    lines = [short_own_place(line, own) for line, own in zip(
+        facts.made_by.line[rows], facts.made_by.own_line[rows], strict=True
+    )]  # fmt: skip
+    sums: Counter[str] = Counter()
+    for line, nbytes in zip(lines, facts.allocations.nbytes[rows].tolist(), strict=True):
+        sums[line] += nbytes
+    return sums.most_common(1)[0][0]
+
+
+def _others_told(candidate: Candidate) -> list[str]:
+    """Return the other holders, each once. Leave out references behind the holder, because they go with it."""
+    holder = candidate.holder
+    told = {holder.words: ""}
+    for each in candidate.others:
+        if not each.foreign and not each.is_through(holder):
+            told.setdefault(each.words, each.told)
+    return list(told.values())[1:]
+
+
+def _finding(candidate: Candidate, facts: Facts, alone_bytes: int, together_bytes: int) -> Finding:
+    holder = candidate.holder
+    others = _others_told(candidate)
+    also = words.ALSO_HELD.format(holder=holder.told, others=", ".join(others))
+    told = also if others else holder.told
+    change = change_of(
+        candidate.kind,
+        candidate.nbytes,
+        holder,
+        _last_used(candidate, facts),
+        _made_at(candidate, facts),
+        is_trained=candidate.kind is FindingKind.GRAPH and _is_trained(candidate, facts),
+        rate_bytes=rate_bytes(candidate, facts),
+    )
+    advice = with_peaks(
+        candidate.kind,
+        change,
+        peak_bytes=facts.curve.peak_bytes,
+        alone_bytes=alone_bytes,
+        together_bytes=together_bytes,
+    )
+    return Finding(
+        kind=candidate.kind,
+        nbytes=candidate.nbytes,
+        holder=told,
+        site=holder.site,
+        advice=advice,
+        path=holder.path,
+        predicted_peak_bytes=alone_bytes,
+        together_peak_bytes=together_bytes,
+        storages=tuple(candidate.allocations),
+        remark=told.removeprefix(holder.words),
+        change=change,
+    )
+
+
+def change_of(
+    kind: FindingKind,
+    nbytes: int,
+    holder: Holder,
+    last_used: str,
+    made_at: str,
+    *,
+    is_trained: bool,
+    rate_bytes: int,
+) -> str:
+    """Return the memory that a finding is about, and the change that frees it.
+
+    Args:
+        kind: the kind of finding.
+        nbytes: its bytes.
+        holder: the holder of these bytes.
+        last_used: `file:line` of their last use; "" if unknown.
+        made_at: `file:line` that made most of them; "" if unknown.
+        is_trained: whether a backward reads tensors that the same lines saved at another time.
+        rate_bytes: bytes that each pass of a loop adds; 0 without a series.
+    """
+    is_needed = kind is FindingKind.GRAPH and is_trained
+    advice = words.GRAPH_OF_TRAINED_FORWARD if is_needed else _what_to_do(kind, holder)
+    if (
+        kind in (FindingKind.DRAG, FindingKind.OUTPUT, FindingKind.GROWTH)
+        and last_used
+        and not holder.foreign
+    ):
+        advice = words.LAST_USED.format(advice=advice, site=last_used)
+    if kind is FindingKind.GRAPH and made_at not in ("", short_place(holder.site)):
+        advice = words.FORWARD_AT.format(advice=advice, site=made_at)
+    headline = kind.row.headline.format(nbytes=format_bytes(nbytes))
+    if rate_bytes:
+        headline = words.PER_ROUND.format(headline=headline, rate=format_bytes(rate_bytes))
+    return words.CHANGE.format(headline=headline, advice=advice)
+
+
+def with_peaks(
+    kind: FindingKind, change: str, *, peak_bytes: int, alone_bytes: int, together_bytes: int
+) -> str:
+    """Return a change with the peak after it.
+
+    Args:
+        kind: the kind of finding.
+        change: its change, from `change_of`.
+        peak_bytes: the peak.
+        alone_bytes: the peak after this change alone.
+        together_bytes: the peak after all changes.
+    """
+    alone, together = format_bytes(alone_bytes), format_bytes(together_bytes)
+    if kind.row.is_estimated:
+        alone, together = words.ABOUT.format(nbytes=alone), words.ABOUT.format(nbytes=together)
+    if alone_bytes < peak_bytes:
+        template = words.ALONE if together == alone else words.ALONE_AND_TOGETHER
+    elif together == alone:
+        return change
+    else:
+        template = words.TOGETHER
+    return template.format(change=change, alone=alone, together=together)
+
+
+def _what_to_do(kind: FindingKind, holder: Holder) -> str:
+    drop = holder.kind.row.drop or words.DROP_ANY
+    if kind is FindingKind.STALE:
+        of_interpreter = any(edge.kind is EdgeKind.LAST_EXCEPTION for edge in holder.edges)
+        return words.LAST_EXCEPTION if of_interpreter else holder.kind.row.stale or drop
+    if kind is FindingKind.LAG and holder.kind is HolderKind.EVALUATION_STACK:
+        return words.LAG_IN_CALL
+    if kind is FindingKind.VOID and not holder.kind.row.has_own_name:
+        return drop
+    return kind.row.advice or drop

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from memwatch.analysis.findings.candidate import Candidate, by_holder
+from memwatch.analysis.findings.finding import Candidate, by_holder
 from memwatch.analysis.holders import HolderKind
-from memwatch.analysis.other_threads import unrecorded_code_ran_while_idle
+from memwatch.analysis.observer import unrecorded_code_ran_while_idle
 from memwatch.capture.schema import ACCESSES, NONE
 from memwatch.kinds.edges import EdgeKind
 from memwatch.kinds.findings import FindingKind

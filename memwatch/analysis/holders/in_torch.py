@@ -1,7 +1,9 @@
-"""Memory that torch's C++ code, or a running call, has for a moment. Most of it is inferred.
+"""Memory that torch's code, or a running call, has for a moment. Most of it is inferred.
 
 `PassedOn` explains what backward, an optimizer's step, a call into C++ or compiled code has for a moment. `Awaited`
-explains what autograd's graph keeps where the program's own hooks, or a wrapper, took the pack.
+explains what autograd's graph keeps where the program's own hooks, or a wrapper, took the pack. `Regions` explains what
+torch's own calls hold around a checkpointed region: its inputs, results and received gradients. The variables of these
+calls (`*args`, `t_outputs`) mean nothing to a reader. The region does; torch's own records have it.
 """
 
 from __future__ import annotations
@@ -11,21 +13,29 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from memwatch.analysis.facts.compiled_calls import COMPILED, compiled_backward_at, compiled_call_at
-from memwatch.analysis.facts.forward_ops import crosses_to_backward, maker_of_node, saved_by_autograd
-from memwatch.analysis.holders.calls import common_call
+from memwatch.analysis.facts.forward_ops import (
+    COMPILED,
+    compiled_backward_at,
+    compiled_call_at,
+    crosses_to_backward,
+    maker_of_node,
+    saved_by_autograd,
+)
 from memwatch.analysis.holders.holder import Holder
+from memwatch.analysis.holders.running import CHECKPOINT_FILE, StackCall, common_call
 from memwatch.capture.schema import ACCESSES, BACKWARD, IN_BACKWARD, NONE, OPTIMIZER
 from memwatch.kinds.holders import HolderEvidence, HolderKind, Inference
 from memwatch.words import holders as words
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from memwatch.analysis.facts.facts import Facts
-    from memwatch.analysis.holders.calls import StackCall
     from memwatch.analysis.holders.samples import HolderSamples
     from memwatch.capture.columns import IntArray
+
 
 _OUTPUT = ACCESSES.index("output")
 _LONGEST_PASS_OPS: Final = 32
@@ -253,3 +263,40 @@ class Awaited:
     @cached_property
     def _maker_of_node(self) -> IntArray:
         return maker_of_node(self._facts.capture)
+
+
+class Regions:
+    """Explains what the calls of torch around a checkpointed region hold."""
+
+    def __init__(self, facts: Facts) -> None:
+        self._facts = facts
+
+    def holder(self, allocation: int, op: int, seen: Sequence[Holder]) -> Holder | None:
+        """Return the region for which torch's calls hold an allocation while an op runs, or None.
+
+        Args:
+            allocation: the piece of memory.
+            op: the op.
+            seen: the holders that a sample saw; empty without a sample.
+        """
+        if seen and not all(holder.is_of_torch for holder in seen):
+            return None
+        facts = self._facts
+        run, made = facts.recomputes.reentrant_run_at(op), int(facts.allocations.op[allocation])
+        template = ""
+        if run != NONE and facts.recomputes.run_of(made) == run:
+            template = words.REGION_RESULT if facts.recomputes.is_over(run, op) else ""
+        elif run != NONE and seen and facts.op_phase(made) == BACKWARD:
+            template = words.REGION_GRADIENT
+        elif any(CHECKPOINT_FILE in holder.site for holder in seen):
+            template = words.REGION_GIVEN
+        if not template:
+            return None
+        line = str(facts.made_by.line[allocation])
+        found = Holder(
+            HolderKind.CHECKPOINT, template, line, subject=(template, line), evidence=HolderEvidence.STRUCTURE
+        )
+        if not seen:
+            return found.inferred(Inference.WITHIN_REGION)
+        rule = seen[0].inference
+        return found if rule is None else found.inferred(rule)

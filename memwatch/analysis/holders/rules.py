@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from memwatch.analysis.facts.facts import Facts
-    from memwatch.analysis.holders.in_torch import Awaited, PassedOn
-    from memwatch.analysis.holders.regions import Regions
+    from memwatch.analysis.holders.in_torch import Awaited, PassedOn, Regions
     from memwatch.analysis.holders.samples import HolderSamples
     from memwatch.analysis.saved_tensors import SavedTensors
     from memwatch.capture.columns import IntArray

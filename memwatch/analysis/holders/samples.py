@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from memwatch.analysis.holders.births import Births
 from memwatch.analysis.holders.holder import object_holder
-from memwatch.analysis.holders.lasting import LastingReferences
+from memwatch.analysis.holders.lasting import Births, LastingReferences
 from memwatch.analysis.holders.sample_rows import SampleRows
 from memwatch.analysis.holders.twins import Twins, is_in_object
 from memwatch.capture.schema import NONE

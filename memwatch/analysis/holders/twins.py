@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from memwatch.analysis.facts.facts import Facts
-    from memwatch.analysis.holders.births import Births
     from memwatch.analysis.holders.holder import Holder
-    from memwatch.analysis.holders.lasting import LastingReferences
+    from memwatch.analysis.holders.lasting import Births, LastingReferences
     from memwatch.analysis.holders.sample_rows import SampleRows
     from memwatch.capture.columns import IntArray
 

@@ -1,22 +1,25 @@
-"""Search for ways: changes that are simulated on one recording, those that lower the peak most first."""
+"""Search for ways: changes that are simulated on one recording, those that lower the peak most first.
+
+A way is a change of the program, with the peak that it would have.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import numpy as np
 
 from memwatch.analysis.findings.avoidable import foreach_temporaries, loop_temporaries
 from memwatch.analysis.findings.finding import LEAST_RATIO
-from memwatch.analysis.ways.checkpointing import Checkpointing, SavingModules
+from memwatch.analysis.ways.checkpointing import CheckpointedCall, Checkpointing, SavingModules
 from memwatch.analysis.ways.loss_in_parts import loss_in_parts
 from memwatch.analysis.ways.micro_batches import micro_batches
 from memwatch.analysis.ways.modules import in_place, offloaded, without_graph
 from memwatch.analysis.ways.other_optimizer import other_optimizers
 from memwatch.analysis.ways.step_in_backward import step_in_backward
 from memwatch.analysis.ways.timeline import ChangedBytes, Timeline
-from memwatch.analysis.ways.way import Way
 from memwatch.capture.schema import NONE
 from memwatch.device_names import is_host
 from memwatch.way_lines import LINES, joined, of_blocks
@@ -28,8 +31,35 @@ if TYPE_CHECKING:
 
     from memwatch.analysis.facts.facts import Facts
     from memwatch.analysis.saved_tensors import SavedTensors
-    from memwatch.analysis.ways.checkpointing import CheckpointedCall
-    from memwatch.analysis.ways.way import Basis
+
+Basis = Literal["simulated", "estimated"]
+
+
+@dataclass(frozen=True)
+class Way:
+    """A change of the program, with its peak.
+
+    Attributes:
+        kind: the kind of change, such as `checkpoint` or `foreach`; two kinds are joined by ` + `.
+        text: the change in a few words.
+        peak_bytes: the most live bytes with it.
+        time_ratio: duration of the ops with it, relative to that without; NaN if unknown.
+        basis: `simulated` (the recorded allocations and frees, with the change) or `estimated` (the recording does
+            not show the allocations that the changed program makes instead).
+        decision: the decision that you have to make; "" if the results stay the same in every bit.
+        lines: the lines of Python that make the change.
+        modules: the names of the modules that it changes in their model, joined by `, `.
+    """
+
+    kind: str
+    text: str
+    peak_bytes: int
+    time_ratio: float
+    basis: Basis
+    decision: str
+    lines: str
+    modules: str
+
 
 _NO_GAIN_RATIO: Final = 0.01
 """A block whose checkpoint lowers the peak by less than this share of the whole fall is not worth its time. A guess."""

@@ -22,7 +22,7 @@ def _wait_for_torch() -> None:
     started_as = os.getpid()
 
     def record() -> None:
-        from memwatch.cli.child import torch_was_imported
+        from memwatch.cli.recording import torch_was_imported
 
         torch_was_imported(started_as)
 

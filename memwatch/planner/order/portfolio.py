@@ -14,8 +14,7 @@ from memwatch.planner.order.bounds import lower_bound
 from memwatch.planner.order.exact import beat_or_prove, search_orders
 from memwatch.planner.order.lists import beam_orders, list_orders, tree_order
 from memwatch.planner.order.problem import Problem, order_problem, peak_of
-from memwatch.planner.peak import simulate
-from memwatch.planner.schedule import Schedule
+from memwatch.planner.peak import Schedule, simulate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

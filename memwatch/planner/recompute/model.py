@@ -12,7 +12,7 @@ import numpy as np
 
 from memwatch.planner.errors import GraphError
 from memwatch.planner.graph import Effect
-from memwatch.planner.schedule import Schedule, StepKind
+from memwatch.planner.peak import Schedule, StepKind
 
 if TYPE_CHECKING:
     from collections.abc import Collection

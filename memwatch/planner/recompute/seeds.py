@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from memwatch.planner.native.library import call
-from memwatch.planner.peak import allocations, live_curve
-from memwatch.planner.schedule import Schedule
+from memwatch.planner.peak import Schedule, allocations, live_curve
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,6 +10,7 @@ import gc
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
+from memwatch.heap.c_held import memory_of
 from memwatch.heap.capsules import capsule_address
 from memwatch.heap.paths import name_chain
 from memwatch.heap.referrer_search import (
@@ -20,7 +21,6 @@ from memwatch.heap.referrer_search import (
     young_objects,
 )
 from memwatch.heap.search_roots import running
-from memwatch.heap.shared_memory import memory_of
 from memwatch.heap.vertices import vertex_of
 from memwatch.kinds.edges import Edge, EdgeKind
 from memwatch.record.clock import ticks

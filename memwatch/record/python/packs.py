@@ -28,7 +28,7 @@ from memwatch._torch.autograd_state import autograd_state
 from memwatch._torch.modes import current_mode, disable_torch_dispatch, disable_torch_function
 from memwatch._torch.tensors import version_of
 from memwatch.capture.schema import NONE
-from memwatch.heap.packs import look_through
+from memwatch.heap.autograd import look_through
 from memwatch.record.clock import ticks
 from memwatch.record.saved_tensors import DETACHED, MODIFYING, HiddenHooks, inplace_error, saved_storage
 from memwatch.record.tables.rows import Rows

@@ -17,16 +17,16 @@ from memwatch.report.facts import (
     is_recorded,
     peak_instant,
     process_text,
+    repeated_layers,
     saved_for_backward,
 )
-from memwatch.report.layers import repeated_layers
 from memwatch.report.meta import describe_meta, format_duration
-from memwatch.report.page.code import CodeReader
 from memwatch.report.page.columns import Words, pack_frame, pack_ints
 from memwatch.report.page.curve import BINS, clearer_axis, live_by_category, peak_keeping_events
 from memwatch.report.page.events import pack_detail
 from memwatch.report.page.leaks import leak_files, leak_model
 from memwatch.report.page.parts import (
+    CodeReader,
     module_parents,
     own_lines,
     pack_phases,

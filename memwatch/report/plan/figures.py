@@ -10,8 +10,7 @@ import pandas as pd
 
 from memwatch.analysis.texts import TEXT
 from memwatch.errors import MemwatchError
-from memwatch.planner.peak import program_peak, simulate
-from memwatch.planner.schedule import StepKind
+from memwatch.planner.peak import StepKind, program_peak, simulate
 from memwatch.sizes import format_bytes
 
 if TYPE_CHECKING:

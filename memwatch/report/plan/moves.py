@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from memwatch.planner.schedule import StepKind
+from memwatch.planner.peak import StepKind
 from memwatch.sizes import format_bytes
 from memwatch.words.places import short_place
 from memwatch.words.storages import short_op

@@ -10,9 +10,9 @@ from rich.text import Text
 
 from memwatch.planner.clock import Clock
 from memwatch.planner.errors import BudgetError
+from memwatch.planner.peak import StepKind
 from memwatch.planner.plan import Plan
 from memwatch.planner.plan_search import plan_graph
-from memwatch.planner.schedule import StepKind
 from memwatch.report.console import bar, clip, head, line_width, name, to_text
 from memwatch.report.plan.figures import PlanFigures, check_belongs, check_words, peak_words
 from memwatch.report.plan.moves import Places, checkpoints_apply, compile_call, moves_by_module
