@@ -91,7 +91,14 @@ files = [build_driver()[0], build_sampler()[0], build()[0]]
 package = Path(memwatch.__file__).parent
 print("from the wheel:", all(file.is_relative_to(package) for file in files))
 """
-PROGRAMS = {"test_suite.py": SUITE, "cycle.py": CYCLE, "sampled.py": SAMPLED, "compiled.py": COMPILED}
+MOVED = """
+import torch
+
+torch.ones(1 << 20).cuda()
+"""
+PROGRAMS = {
+    "test_suite.py": SUITE, "cycle.py": CYCLE, "sampled.py": SAMPLED, "compiled.py": COMPILED, "moved.py": MOVED,
+}  # fmt: skip
 """Files that lie beside `train.py`."""
 NEEDED_BY_TESTS = (
     "pytest>=9", "pytest-asyncio>=0.24", "pytest-timeout>=2.3", "expecttest>=0.2", "hypothesis>=6.100",
@@ -119,7 +126,7 @@ class Use(NamedTuple):
             allocator whose figures `tune` prints, and `...` any text.
         status: its exit code.
         setting: the value of the variable MEMWATCH.
-        needs_wheel: whether the plain wheel and the sdist lack what it needs, because there is no compiler.
+        packages: those that have what it needs; there is no compiler.
     """
 
     name: str
@@ -127,13 +134,17 @@ class Use(NamedTuple):
     said: str
     status: int = 0
     setting: str | None = None
-    needs_wheel: bool = False
+    packages: tuple[str, ...] = tuple(PACKAGES)
 
 
 USES = (
     Use("leaks, none", "memwatch leaks train.py", "memwatch: no leaks"),
     Use("leaks, a cycle", "memwatch leaks cycle.py", "through attribute .itself of Node", 1),
     Use("estimate", "memwatch estimate train.py", "Estimated peak 24.0"),
+    Use(
+        "estimate for CUDA", "memwatch estimate --device cuda moved.py",
+        "Estimated peak 4.00 MiB on cuda", packages=("wheel", "unknown"),
+    ),
     Use("run --replay", "memwatch run --replay -o plan.memwatch train.py", "wrote plan.memwatch"),
     Use("plan", "memwatch plan plan.memwatch --budget 80% -o train.plan", "lower bound"),
     Use("replay", "memwatch replay plan.memwatch --plan train.plan", "as planned, to the byte"),
@@ -142,9 +153,10 @@ USES = (
     Use("MEMWATCH=monitor", "python train.py", "memwatch: process", setting="monitor"),
     Use(
         "MEMWATCH=monitor,native=1", "python sampled.py",
-        "the sampler is {environment}", setting="monitor,native=1", needs_wheel=True,
+        "the sampler is {environment}", setting="monitor,native=1", packages=("wheel", "unknown"),
     ),
-    Use("compiled libraries", "python compiled.py", "from the wheel: True", needs_wheel=True),
+    Use("compiled libraries", "python compiled.py", "from the wheel: True", packages=("wheel", "unknown")),
+    Use("build", "memwatch build", "already built: {environment}", packages=("wheel",)),
     Use("pytest", "python -m pytest test_suite.py", "kept alive by global `kept` ... 1 failed, 1 passed", 1),
 )  # fmt: skip
 """These run in each environment, beside `train.py` and `PROGRAMS`."""
@@ -233,7 +245,7 @@ def check(row: Row, dist: pathlib.Path, folder: pathlib.Path, with_tests: bool) 
     result["remarks"] = [line for line in recorded.stderr.splitlines() if "recorder" in line]
     result["packages"] = sorted(packages(folder, python) - before)
     run(folder, [*pip, *NEEDED_BY_TESTS])
-    result["uses"] = use(folder, row.package in ("wheel", "unknown"))
+    result["uses"] = use(folder, row.package)
     if (
         with_tests and row.package == "wheel"
     ):  # the others have no native recorder, and some of the tests need it
@@ -241,13 +253,13 @@ def check(row: Row, dist: pathlib.Path, folder: pathlib.Path, with_tests: bool) 
     return result
 
 
-def use(folder: pathlib.Path, has_libraries: bool) -> dict[str, Any]:
+def use(folder: pathlib.Path, package: str) -> dict[str, Any]:
     """Run the commands of `USES` in the environment; return how many ran, and which ended otherwise than expected."""
     environment = folder / "environment"
     allocator = "the allocator of torch" if is_cuda_build(folder) else "memwatch's model of torch's allocator"
     for name, text in PROGRAMS.items():
         (folder / name).write_text(text)
-    wanted = [each for each in USES if has_libraries or not each.needs_wheel]
+    wanted = [each for each in USES if package in each.packages]
     failed = []
     for each in wanted:
         program, *arguments = each.words.split()
