@@ -41,6 +41,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from memwatch._torch.fake import FakeTensor
+from memwatch._torch.jit import tracing_state
 from memwatch._torch.lookup import ABSENT, NoSuchClass, Part, find
 
 if TYPE_CHECKING:
@@ -132,12 +133,14 @@ def fake_mode_with_zero_reads(
             if func.name().partition(".")[0] == _ORDER and not _is_elsewhere(kwargs):
                 with real_tensors():
                     return func(*args, **(kwargs or {}))
-            if not self.depth:
+            # while torch.jit traces, a read of a shape becomes part of the trace
+            is_noted = not self.depth and tracing_state() is None
+            if is_noted:
                 on_op(func, args, kwargs or {})
             self.depth += 1
             try:
                 found = super().__torch_dispatch__(func, types, args, kwargs)
-                return found if self.depth > 1 else complete(func, args, kwargs or {}, found)
+                return complete(func, args, kwargs or {}, found) if is_noted else found
             except UNANSWERABLE as error:
                 known = answer(func, args, kwargs or {})
                 if known is not None:

@@ -93,7 +93,7 @@ def _say_what_was_searched(
     kept_by_place = {rounds.place: rounds.kept for rounds in growth.rounds if rounds.kept}
     collections_at_end = [leak for leak in at_end if leak.count > 1]
     if not told:
-        places = [rounds.place for rounds in growth.rounds]
+        places = [rounds.place for rounds in growth.rounds if not rounds.kept_a_while]
         say(words.searched_line(places, is_certain=not (kept_by_place or collections_at_end)))
     if not growth.rounds:
         say(
@@ -101,6 +101,12 @@ def _say_what_was_searched(
                 growth.steps.number, fewest_steps=FEWEST_STEPS, fewest_passes=FEWEST_PASSES
             )
         )
+    if growth.skipped_places:
+        say(words.skipped_line(list(growth.skipped_places)))
+    freed_by_place = {rounds.place: rounds.freed[0] for rounds in growth.rounds if rounds.freed}
+    freed = {leak.cause: (place, leak) for place, leak in freed_by_place.items() if leak.cause not in told}
+    for place, leak in freed.values():
+        say(words.freed_line(place, leak, leak.holder))
     for place, leaks in kept_by_place.items():
         rows = _rows(leaks, told)
         if rows:

@@ -15,6 +15,7 @@ from memwatch.heap.paths import steps_of
 from memwatch.heap.search import search
 from memwatch.kinds.edges import EdgeKind
 from memwatch.leaks.cut import cycle_key, edge_to_cut, edit_of, edit_rank
+from memwatch.leaks.excuses import is_import
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Container, Hashable, Iterable, Iterator, Sequence
@@ -451,7 +452,10 @@ class Loops:
         return tuple(cuts.values())
 
     def _components_above(self, places: Iterable[int]) -> list[Component]:
-        """Return the components that lead to some objects, nearest first, as far as the search may still go."""
+        """Return the components that lead to some objects, nearest first, as far as the search may still go.
+
+        A loop behind a call of the import system is excused, so the search goes no further there.
+        """
         found: dict[Component, None] = {}
         todo = deque(places)
         seen = set(todo)
@@ -463,6 +467,8 @@ class Loops:
                 if component not in found:
                     found[component] = None
                     found.update(dict.fromkeys(self._above_component(component)))
+                continue
+            if is_import(self._snapshot.objects[node]):
                 continue
             fresh = [above for above in self._above(node) if above not in seen]
             seen.update(fresh)

@@ -275,9 +275,10 @@ state, and variables still hold the tensors of the last one. Two are left, as fe
 FEWEST_PASSES: Final = 6
 """Likewise for a loop, whose passes are less certain to be rounds: three passes are left. Guess."""
 _MOST_S: Final = 30.0
-"""No more searches once they took longer: the last one of each loop decides."""
+"""No more searches once they took longer: the last one of each loop decides. This is processor time of their thread, so
+that a busy machine finds the same leaks."""
 _MOST_COUNTING_S: Final = 5.0
-"""No more counts of autograd nodes once they took longer."""
+"""Likewise for counts of autograd nodes."""
 _RUNS_A_THREAD: Final = "_bootstrap_inner"
 """The method of `threading.Thread` that runs for the whole life of a Python thread, whatever its class."""
 _THREAD_CODE: Final = getattr(getattr(threading.Thread, _RUNS_A_THREAD, None), "__code__", None)
@@ -314,7 +315,9 @@ class Rounds:
         loop: the loop; None for steps.
         leaks: memory of each round that no backward needs, per round, from the last search.
         kept: holders that got a tensor without a graph in each round.
+        freed: such leaks of an earlier search whose memory is gone.
         was_searched: True once the heap was searched for memory of the rounds.
+        kept_a_while: True once the rounds left memory that a later backward needed, or that is gone.
         hook_numbers: the number of the next hook, at the end of each round.
         nodes: the number of autograd nodes at the end of each counted round.
         old: identities of the objects from before the second round.
@@ -332,7 +335,9 @@ class Rounds:
     strand: _Strand | None = None
     leaks: list[Leak] = field(default_factory=list)
     kept: list[Leak] = field(default_factory=list)
+    freed: list[Leak] = field(default_factory=list)
     was_searched: bool = False
+    kept_a_while: bool = False
     hook_numbers: array[int] = field(default_factory=lambda: array("q"))
     nodes: list[int] = field(default_factory=list)
     old: NDArray[np.int64] | None = None
@@ -404,6 +409,7 @@ class Rounds:
 
     def acquit(self) -> None:
         """Drop the leaks of memory, and search no more. Hooks that are still registered stay a leak."""
+        self.kept_a_while |= bool(self.leaks)
         hooks = [leak for leak in self.leaks if leak.kind is LeakKind.HOOKS]
         is_left = bool(hooks) and are_registered(range(self.hook_numbers[0], self.hook_numbers[-1]))
         self.leaks = hooks if is_left else []
@@ -446,6 +452,7 @@ class ProgramGrowth:
         self._handle: Any = None
         self._optimizer: int | None = None
         self._search_s = self._counting_s = 0.0
+        self.skipped_places: dict[RoundPlace | None, None] = {}  # where a search was due after too much time
 
     def start(self) -> None:
         """Have torch call after each optimizer step, and a mode of each thread at each op."""
@@ -541,7 +548,9 @@ class ProgramGrowth:
         """Follow a run of a loop, unless runs before it have shown what there is to see."""
         runs = self._runs.setdefault((id(loop.code), loop.range), [])
         if runs and (runs[-1].leaks or runs[-1].kept) and not runs[-1].is_alive():
-            runs[-1].acquit()  # the memory that a call of the function collects is gone before the next call
+            # the memory that a call of the function collects is gone before the next call
+            runs[-1].freed = [leak for leak in runs[-1].leaks if leak.kind is not LeakKind.HOOKS]
+            runs[-1].acquit()
             runs[-1].kept = []
         if len(runs) == _MOST_RUNS or any(each.is_judged for each in runs):
             return None
@@ -580,9 +589,11 @@ class ProgramGrowth:
         if rounds.number <= fewest or is_due:
             self._count_nodes(rounds)
         if is_due and self._search_s < _MOST_S:
-            start_s = time.monotonic()
+            start_s = time.thread_time()
             self._search(rounds)
-            self._search_s += time.monotonic() - start_s
+            self._search_s += time.thread_time() - start_s
+        elif is_due:
+            self.skipped_places[rounds.place] = None
 
     def _forget_rounds(self) -> None:
         """Forget the strands of rounds of which no storage is alive, each time their number has doubled."""
@@ -597,9 +608,9 @@ class ProgramGrowth:
 
     def _count_nodes(self, rounds: Rounds) -> None:
         if self._counting_s < _MOST_COUNTING_S:
-            start_s = time.monotonic()
+            start_s = time.thread_time()
             rounds.nodes.append(behind(self._young())[1])
-            self._counting_s += time.monotonic() - start_s
+            self._counting_s += time.thread_time() - start_s
 
     def _search(self, rounds: Rounds) -> None:
         """Find the holders to which each period of rounds added, graphs that grow, and hooks.
@@ -616,6 +627,7 @@ class ProgramGrowth:
             and (number := rounds.round_of(each)) in measured
         ]
         leaks: list[Leak] = []
+        was_alive = rounds.is_alive()
         rounds.was_searched, rounds.kept, rounds.found, rounds.storages = True, [], [], {}
         rounds_with_memory = {each.run for each in made}
         if not any(rounds_with_memory.isdisjoint(period) for period in periods_of(measured)):
@@ -629,29 +641,43 @@ class ProgramGrowth:
                 if not _keeps_graph(each, with_graph) and not _is_of_module(each)
             ]
             leaks = [replace(each, keeps_graph=True) for each in rounds.leaks_within(keeping, measured)]
+            if leaks and leaks[0].every == 1:
+                leaks[0] = replace(leaks[0], graph_nodes=_nodes_of_each(rounds))
             rounds.kept = rounds.leaks_within(others, measured)
             rounds.found = [each.storage.ref for each in (keeping if leaks else others)]
         if not leaks:
             leaks = self._growing_graph(rounds)
         leaks += leaks_of_hooks(rounds.hook_numbers, (), leaks)
+        if rounds.leaks and not leaks:
+            rounds.kept_a_while = True
+            if not was_alive:
+                rounds.freed = rounds.leaks
         rounds.leaks = [replace(leak, repeat=repeat_name(rounds.place)) for leak in leaks]
 
     def _growing_graph(self, rounds: Rounds) -> list[Leak]:
         """Return the value to whose graph each round adds, though backward has freed its tensors."""
-        counts = rounds.nodes
-        if len(counts) < FEWEST_STEPS or any(before >= after for before, after in pairwise(counts)):
+        nodes = _nodes_of_each(rounds)
+        if not nodes:
             return []
         with quiet():
             ends: list[Any] = [obj for obj in self._young() if is_tensor(obj)]
             ends = [tensor for tensor in ends if not autograd_state(tensor).is_leaf]
-        grown = counts[-1] - counts[0]
+        grown = rounds.nodes[-1] - rounds.nodes[0]
         alive, in_place = self._book.alive(), self._book.in_place
         survivor = holder_of_largest_graph(ends, alive, in_place=in_place, least_nodes=grown, old=rounds.old)
         del ends
         if survivor is None:
             return []
         rounds.found = [survivor.storage.ref]
-        return [leak_of_graph(survivor, grown // (rounds.number - 1))]
+        return [leak_of_graph(survivor, nodes)]
+
+
+def _nodes_of_each(rounds: Rounds) -> int:
+    """Return how many autograd nodes each round added, 0 if some counts did not grow."""
+    counts = rounds.nodes
+    if len(counts) < FEWEST_STEPS or any(before >= after for before, after in pairwise(counts)):
+        return 0
+    return (counts[-1] - counts[0]) // (rounds.number - 1)
 
 
 def _keeps_graph(survivor: Survivor, with_graph: set[int]) -> bool:

@@ -109,6 +109,7 @@ ROUND_OF_POOL: Final = "task of the thread pool that runs {place}"
 LEFT_NOTHING: Final = "{verdict}. The tensors that remain belong to global variables, models and optimizers"
 NO_LEAKS_IN: Final = ". No {rounds} left a graph or a hook behind"
 OR_OF_EACH: Final = " and no "
+OR_EACH: Final = " and each "
 VERDICT: Final = "no leaks"
 VERDICT_AT_END: Final = "no leaks at the end"
 VERDICT_BESIDE_KEPT: Final = "no certain leaks"
@@ -120,6 +121,13 @@ COUNT_OF_STEPS: Final = "{count} optimizer steps"
 COUNT_OF_STEP: Final = "1 optimizer step"
 NO_STEPS: Final = "no optimizer step"
 KEPT_BY_ROUND: Final = "each {round} added to {held}. If these are not results, delete them in the loop"
+FREED_LATER: Final = (
+    "each {round} kept {amounts} alive by {holder}, and the program freed this later. "
+    "It is no leak, but memory grows until then"
+)
+SEARCHES_SKIPPED: Final = (
+    "the searches took too long, so memwatch stopped them: it may have missed growth with each {rounds}"
+)
 HELD_AT_END: Final = (
     "not judged, because a name at the top level holds it: {held}. If it is not a result, delete it"
 )
@@ -246,6 +254,16 @@ def searched_line(places: Sequence[RoundPlace | None], *, is_certain: bool) -> s
     verdict = VERDICT if is_certain else VERDICT_BESIDE_KEPT
     left = LEFT_NOTHING.format(verdict=verdict if places else VERDICT_AT_END)
     return left + (NO_LEAKS_IN.format(rounds=rounds) if places else "")
+
+
+def skipped_line(places: Sequence[RoundPlace | None]) -> str:
+    """Return that memwatch stopped searching, and the steps and loops that had further rounds."""
+    return SEARCHES_SKIPPED.format(rounds=OR_EACH.join(map(round_phrase, places[:_MOST_ROUNDS])))
+
+
+def freed_line(place: RoundPlace | None, leak: Leaked, holder: str) -> str:
+    """Return what each round kept alive for a while."""
+    return FREED_LATER.format(round=round_phrase(place), amounts=amounts_phrase([leak]), holder=holder)
 
 
 def not_searched_line(steps: int, *, fewest_steps: int, fewest_passes: int) -> str:

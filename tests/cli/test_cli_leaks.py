@@ -279,6 +279,55 @@ def test_graphs_kept_by_steps_and_passes_are_found(name, shell_memwatch, tmp_pat
     assert holder in done.stdout
 
 
+AUXILIARY_LOSS = """
+def main():
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    kept = []
+    for step in range(6):
+        loss = net(xs[step]).mean()
+        kept.append(loss * 0.01)
+        optimizer.zero_grad()
+        (loss + kept[-1]%s).backward()
+        optimizer.step()
+main()
+"""
+
+
+def test_the_nodes_beside_kept_tensors_are_counted(shell_memwatch, tmp_path):
+    """Backward frees what a graph has saved. Its nodes can be most of what stays."""
+    (tmp_path / "program.py").write_text(IMPORTS + AUXILIARY_LOSS % "")
+    done = shell_memwatch("leaks", "program.py")
+    assert done.returncode == 1
+    assert "\nretained: 4 B in 1 tensor on each step" in done.stdout
+    assert "  and 7 autograd nodes on each step, about 3.50 KiB" in done.stdout
+
+
+BUSY_MACHINE = """
+import time
+from memwatch.leaks import program_growth
+program_growth._MOST_S = %s
+search = program_growth.ProgramGrowth._search
+def search_late(growth, rounds):
+    search(growth, rounds)
+    if rounds.number < 8:
+        rounds.leaks = []
+    program_growth.time.monotonic = lambda now=time.monotonic(): now + 1000 * rounds.number
+program_growth.ProgramGrowth._search = search_late
+"""
+
+
+@pytest.mark.parametrize(("limit_s", "code"), [(30, 1), (0, 0)])
+def test_a_busy_machine_finds_the_same_and_skipped_searches_are_named(
+    limit_s, code, shell_memwatch, tmp_path
+):
+    """The searches have a limit of processor time. The verdict does not hide that they reached it."""
+    program = IMPORTS + BUSY_MACHINE % limit_s + FOUR_STEPS.replace("range(5)", "range(9)") % ""
+    (tmp_path / "program.py").write_text(program)
+    done = shell_memwatch("leaks", "program.py")
+    assert done.returncode == code
+    assert ("the searches took too long" in done.stderr) is (code == 0)
+
+
 DETACHED_PROGRAMS = {
     "four_steps": FOUR_STEPS,
     "running_sum": RUNNING_SUM,
@@ -372,6 +421,39 @@ def test_graphs_that_a_loop_collects_for_a_while_are_no_leak(program, shell_memw
     (tmp_path / "program.py").write_text(IMPORTS + program)
     done = shell_memwatch("leaks", "program.py")
     assert (done.returncode, done.stdout) == (0, "")
+
+
+METER = """
+class Meter:
+    def __init__(self):
+        self.sum = 0
+    def update(self, value):
+        self.sum += value * 4
+def train():
+    meter = Meter()
+    for x in xs[:7]:
+        optimizer.zero_grad()
+        loss = net(x).mean()
+        loss.backward()
+        optimizer.step()
+        meter.update(loss%s)
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for _ in range(3):
+    train()
+"""
+EVALUATE_WITH_GRAPH = GONE_WITH_THE_CALL.replace("append(net(x))", "append(net(x)%s)")
+
+
+@pytest.mark.parametrize("program", [METER, EVALUATE_WITH_GRAPH], ids=["meter", "evaluate"])
+@pytest.mark.parametrize("detached", ["", ".detach()"], ids=["graph", "detached"])
+def test_graphs_that_an_epoch_keeps_and_frees_are_named(program, detached, shell_memwatch, tmp_path):
+    """They are no leak, but the verdict must not deny them."""
+    (tmp_path / "program.py").write_text(IMPORTS + program % detached)
+    done = shell_memwatch("leaks", "program.py")
+    assert (done.returncode, done.stdout) == (0, "")
+    function = "train" if program is METER else "evaluate"
+    assert ("and the program freed this later" in done.stderr) is not bool(detached)
+    assert (f"in {function} left a graph or a hook behind" in done.stderr) is bool(detached)
 
 
 def test_what_each_pass_adds_without_a_graph_is_named_and_not_judged(shell_memwatch, tmp_path):

@@ -9,6 +9,7 @@ import types
 
 import pytest
 import torch
+from torch import nn
 from torch._subclasses import fake_tensor
 
 import memwatch
@@ -220,3 +221,20 @@ def test_a_llama_takes_the_bytes_of_a_real_run(is_padded):
     gc.collect()
     found = estimate_program(lambda: train, steps=1)
     assert (found.tensor_bytes, found.reads) == (prof.peak_bytes, ())
+
+
+def test_a_model_that_torch_jit_traces_takes_the_bytes_of_a_real_run():
+    """While it traces, a read of a shape makes a tensor."""
+
+    def train():
+        model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+        optimizer = torch.optim.SGD(model.parameters(), foreach=False)
+        traced = torch.jit.trace(model, torch.ones(2, 8), check_trace=False)
+        traced(torch.ones(32, 8)).sum().backward()
+        optimizer.step()
+
+    gc.collect()
+    with memwatch.profile(allocator=False, holders=False) as prof:
+        train()
+    gc.collect()
+    assert estimate_program(lambda: train, steps=1).tensor_bytes == prof.peak_bytes

@@ -109,3 +109,40 @@ def test_no_grad_is_advised_only_where_no_backward_needs_the_forward(program, ha
     (finding,) = (each for each in prof.findings if each.kind == "graph")
     assert ("torch.no_grad()" in str(finding)) is has_no_grad, str(finding)
     assert ".detach()" in str(finding)
+
+
+class Sampler:
+    """Keeps the steps of every sample, and returns the last one."""
+
+    def __init__(self):
+        self.trajectories = []
+
+    def sample(self, net):
+        x, frames = torch.randn(ROWS, 64), []
+        for _ in range(3):
+            x = x - 0.1 * net(x)
+            frames.append(x)
+        self.trajectories.append(frames)
+        return x.clamp(-1, 1)
+
+
+def sample_while_training(prof, *, grad):
+    net, sampler = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 64)), Sampler()
+    with prof:
+        for _ in range(6):
+            net(torch.randn(ROWS, 64)).square().mean().backward()
+            with torch.set_grad_enabled(grad):
+                image = sampler.sample(net)
+        torch.zeros(8 * ROWS, 512)  # the peak
+    return image
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_the_list_that_keeps_most_graphs_is_named(grad):
+    """`image` has the graph of the last sample only. The last searches before the peak ran inside `sample`."""
+    prof = memwatch.profile()
+    sample_while_training(prof, grad=grad)
+    names = [
+        finding.holder.split("`")[1].split(".")[-1] for finding in prof.findings if finding.kind == "graph"
+    ]
+    assert names == ["trajectories"] * grad

@@ -443,3 +443,39 @@ def test_methods_by_number_are_no_hooks_of_torch():
     """They have no handle to remove."""
     [leak] = find_leaks(lambda: Numbered() and None)
     assert leak.advice == advice(Remedy.BOUND_METHOD)
+
+
+KEEPS_ITS_FRAME = """
+import sys
+
+def register():
+    frame = sys._getframe()
+
+register()
+"""
+
+
+class Stage:
+    """The first one loads a module, whose frame is in a cycle and keeps the frames of its importers."""
+
+    def __init__(self, given):
+        self.weights = torch.ones(64)
+        self.me = given(self)
+        import keeps_its_frame  # noqa: F401
+
+
+@pytest.mark.parametrize("given", [lambda stage: stage, weakref.ref], ids=["cycle", "twin"])
+def test_the_frames_of_an_import_are_no_further_cycle(given, tmp_path, monkeypatch):
+    """Torch does this when the first optimizer of a program loads torch._dynamo. The user cannot edit it."""
+    (tmp_path / "keeps_its_frame.py").write_text(KEEPS_ITS_FRAME)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "keeps_its_frame", raising=False)
+    leaks = []
+    try:
+        with check_leaks():
+            for _ in range(2):
+                Stage(given)
+    except TensorLeakError as error:
+        leaks = error.leaks
+    monkeypatch.delitem(sys.modules, "keeps_its_frame")
+    assert [(leak.count, len(leak.cuts)) for leak in leaks] == ([(2, 1)] if given(Part) is Part else [])

@@ -6,6 +6,7 @@ A rule returns candidates. A candidate becomes a finding if the peak is lower wi
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -72,13 +73,25 @@ def by_holder(
 def as_one(
     kind: FindingKind, claims: Iterable[tuple[int, list[Holder]]], allocations: Allocations
 ) -> list[Candidate]:
-    """Return one candidate for all claims, named by the first holder that is a variable and no autograd node."""
+    """Return one candidate for all claims, named by the variable with the most bytes; an autograd node is none.
+
+    A variable that each pass of a loop binds anew has one graph of many that a list keeps.
+    """
     group = list(claims)
     if not group:
         return []
     candidate = _candidate(kind, group, allocations)
-    variables = (holders[0] for _, holders in group if holders[0].kind is not HolderKind.AUTOGRAD_NODE)
-    return [dataclasses.replace(candidate, holder=next(variables, candidate.holder))]
+    variables: dict[HolderKey, Holder] = {}
+    nbytes: Counter[HolderKey] = Counter()
+    for row, holders in group:
+        for holder in holders:
+            if holder.kind is not HolderKind.AUTOGRAD_NODE:
+                variables.setdefault(holder.key_of_items, holder)
+                nbytes[holder.key_of_items] += int(allocations.nbytes[row])
+    largest = max(variables, key=lambda key: nbytes[key], default=None)
+    if largest is None:
+        return [candidate]
+    return [dataclasses.replace(candidate, holder=variables[largest])]
 
 
 def _candidate(

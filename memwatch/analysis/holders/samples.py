@@ -75,17 +75,23 @@ class HolderSamples:
         return bool(alive.any())
 
     def graph_roots(self, allocation: int, op: int) -> list[Holder]:
-        """Return the variables whose autograd graph kept an allocation, in the nearest sample that saw one.
+        """Return the variables whose autograd graph kept an allocation, in the nearest sample whose variables last.
 
-        Where no sample was taken while it was saved, the graph of a twin tells.
+        The argument of a call that has ended since holds nothing any more, but a sample outside the call may have seen
+        the variable that does. Where no sample was taken while it was saved, the graph of a twin tells.
         """
         for rows, is_own in (
             (self._rows.of(allocation), True),
             (self._twins.of_same_size(allocation), False),
         ):
             graphs = rows[self._rows.is_graph[rows]]
-            if len(graphs):
-                nearest = int(graphs[np.argmin(np.abs(self._table["op"][graphs] - op))])
+            nearest_first = graphs[np.argsort(np.abs(self._table["op"][graphs] - op), kind="stable")]
+            seen: set[tuple[int, int]] = set()
+            for nearest in nearest_first.tolist():
+                sample = int(self._table["sample"][nearest]), int(self._table["storage"][nearest])
+                if sample in seen:
+                    continue
+                seen.add(sample)
                 seen_op = int(self._table["op"][nearest]) - 1
                 found = self._rows.seen_in(self._rows.same_sample(graphs, nearest))
                 placed = (
@@ -95,7 +101,10 @@ class HolderSamples:
                     for root in found
                 )
                 kept = [root for root in placed if root is not None]
-                return sorted(kept, key=lambda root: root.foreign)
+                if kept or not is_own:
+                    return sorted(kept, key=lambda root: root.foreign)
+            if seen:
+                return []
         return []
 
     def _holders(self, allocation: int, op: int) -> list[Holder]:
