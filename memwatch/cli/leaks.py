@@ -92,13 +92,21 @@ def _say_what_was_searched(
 
     kept_by_place = {rounds.place: rounds.kept for rounds in growth.rounds if rounds.kept}
     collections_at_end = [leak for leak in at_end if leak.count > 1]
+    has_unsearched_steps = 0 < growth.steps.number < FEWEST_STEPS
+    places = words.searched_places(
+        [rounds.place for rounds in growth.rounds], has_unsearched_steps=has_unsearched_steps
+    )
     if not told:
-        places = [rounds.place for rounds in growth.rounds if not rounds.kept_a_while]
-        say(words.searched_line(places, is_certain=not (kept_by_place or collections_at_end)))
-    if not growth.rounds:
+        kept_a_while = {rounds.place for rounds in growth.rounds if rounds.kept_a_while}
+        clean = [place for place in places if place not in kept_a_while]
+        say(words.searched_line(clean, is_certain=not (kept_by_place or collections_at_end)))
+    if not places or has_unsearched_steps:
         say(
             words.not_searched_line(
-                growth.steps.number, fewest_steps=FEWEST_STEPS, fewest_passes=FEWEST_PASSES
+                growth.steps.number,
+                fewest_steps=FEWEST_STEPS,
+                fewest_passes=FEWEST_PASSES,
+                has_loops=bool(places),
             )
         )
     if growth.skipped_places:

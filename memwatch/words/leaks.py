@@ -117,6 +117,7 @@ NOT_SEARCHED: Final = (
     "memwatch did not look for growth: the program made {steps}, and none of its own loops had {passes} passes. "
     "Run at least {fewest} steps or {passes} passes, or call memwatch.find_leaks(step)"
 )
+STEPS_NOT_SEARCHED: Final = "memwatch did not look for what each optimizer step leaves behind: the program made {steps}. Run at least {fewest}"
 COUNT_OF_STEPS: Final = "{count} optimizer steps"
 COUNT_OF_STEP: Final = "1 optimizer step"
 NO_STEPS: Final = "no optimizer step"
@@ -241,6 +242,22 @@ def repeat_name(place: RoundPlace | None) -> str:
     return OF_POOL if place.is_task else OF_LOOP
 
 
+def searched_places(
+    places: Sequence[RoundPlace | None], *, has_unsearched_steps: bool
+) -> list[RoundPlace | None]:
+    """Return the places that the verdict mentions.
+
+    A comprehension is a loop too, and seldom the loop that a reader thinks of. It is mentioned only if nothing else
+    was searched, and if the program has no training loop whose steps were too few.
+
+    Args:
+        places: where the loops begin that were searched; None for the steps of the optimizer.
+        has_unsearched_steps: True if the optimizer made steps, but too few to search.
+    """
+    loops = [place for place in places if place is None or place.function not in _COMPREHENSIONS]
+    return loops if loops or has_unsearched_steps else list(places)
+
+
 def searched_line(places: Sequence[RoundPlace | None], *, is_certain: bool) -> str:
     """Return the verdict on a program without leaks.
 
@@ -248,8 +265,6 @@ def searched_line(places: Sequence[RoundPlace | None], *, is_certain: bool) -> s
         places: where the loops begin that were searched; None for the steps of the optimizer.
         is_certain: False if each round added to something that may be a result.
     """
-    # a comprehension is a loop too, and seldom the loop that a reader thinks of
-    places = [place for place in places if place is None or place.function not in _COMPREHENSIONS] or places
     rounds = OR_OF_EACH.join(list(dict.fromkeys(map(round_phrase, places)))[:_MOST_ROUNDS])
     verdict = VERDICT if is_certain else VERDICT_BESIDE_KEPT
     left = LEFT_NOTHING.format(verdict=verdict if places else VERDICT_AT_END)
@@ -266,9 +281,11 @@ def freed_line(place: RoundPlace | None, leak: Leaked, holder: str) -> str:
     return FREED_LATER.format(round=round_phrase(place), amounts=amounts_phrase([leak]), holder=holder)
 
 
-def not_searched_line(steps: int, *, fewest_steps: int, fewest_passes: int) -> str:
-    """Return why memwatch did not look for growth."""
+def not_searched_line(steps: int, *, fewest_steps: int, fewest_passes: int, has_loops: bool) -> str:
+    """Return why memwatch did not look for growth, or not for growth with each step if it searched loops."""
     counted = COUNT_OF_STEP if steps == 1 else COUNT_OF_STEPS.format(count=steps)
+    if has_loops:
+        return STEPS_NOT_SEARCHED.format(steps=counted, fewest=fewest_steps)
     return NOT_SEARCHED.format(
         steps=counted if steps else NO_STEPS, fewest=fewest_steps, passes=fewest_passes
     )

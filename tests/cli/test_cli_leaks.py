@@ -344,6 +344,31 @@ def test_detached_values_keep_no_graph(name, shell_memwatch, tmp_path):
     assert "left a graph or a hook behind" in done.stderr
 
 
+FEW_STEPS = """
+layers = [torch.nn.Linear(8, 8) for _ in range(6)]
+optimizer = torch.optim.SGD(layers[0].parameters(), lr=0.1)
+for epoch in range(%d):
+    for _ in range(%d):
+        layers[0](torch.ones(8)).sum().backward()
+    optimizer.step()
+"""
+FEW_STEPS_LINES = {
+    (3, 1): "did not look for growth: the program made 3 optimizer steps",
+    (3, 6): "did not look for what each optimizer step leaves behind: the program made 3 optimizer steps",
+    (4, 1): "No optimizer step left a graph or a hook behind",
+}
+
+
+@pytest.mark.parametrize(("steps", "passes"), FEW_STEPS_LINES)
+def test_steps_that_are_too_few_to_search_are_not_called_clean(steps, passes, shell_memwatch, tmp_path):
+    """The six layers are made by a comprehension, which was named as the loop that leaks nothing."""
+    (tmp_path / "program.py").write_text(IMPORTS + FEW_STEPS % (steps, passes))
+    done = shell_memwatch("leaks", "program.py")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert FEW_STEPS_LINES[steps, passes] in done.stderr
+    assert "comp>" not in done.stderr
+
+
 HOOK_PER_CALL = """
 def main():
     with torch.no_grad():
