@@ -3,8 +3,8 @@
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python -m
-# how many cases of each parametrized test `make test` runs; 0: all of them
-CASES ?= 2
+# how many cases of each parametrized test `make test` runs; 0: all of them, and the tests that take long
+CASES ?= 1
 PYTEST = $(RUN) pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart=0 -q --cases=$(CASES)
 # These search the whole heap, many times: in a process that has not imported what the other tests import.
 HEAP_TESTS := tests/leaks tests/heap tests/plugin tests/known_leaks

@@ -14,6 +14,7 @@ COMPILED, TAG = "MEMWATCH_COMPILED", "MEMWATCH_WHEEL_TAG"
 """The libraries that `wheels/build.py` compiled, and the tag of the wheel."""
 FOLDERS = {
     "_cuda_driver": "memwatch/devices/cuda_allocator/built",
+    "_device": "memwatch/devices/pretended/built",
     "_malloc_sampler": "memwatch/monitor/built",
     "_planner": "memwatch/planner/native/built",
     "_recorder": "memwatch/record/native/built",
@@ -52,13 +53,18 @@ class NativeRecorder(BuildHookInterface):
         """Compile for the torch that is installed here; return the libraries, and their names in the wheel."""
         sys.path.insert(0, self.root)
         from memwatch.devices.cuda_allocator.library import build_driver
+        from memwatch.devices.pretended import library as pretended
         from memwatch.monitor.malloc_sampler import build_sampler
         from memwatch.planner.native.library import build as build_kernels
         from memwatch.record.native import library
         from memwatch.record.native.library import build_recorder
 
-        recorder, others = build_recorder()[0], [build_kernels()[0], build_driver()[0], build_sampler()[0]]
-        return [recorder, *others], [library.wheel_name(), *(file.name for file in others)]
+        torchs = {
+            library.wheel_name(): build_recorder()[0],
+            pretended.wheel_name(): pretended.build_device()[0],
+        }
+        others = [build_kernels()[0], build_driver()[0], build_sampler()[0]]
+        return [*torchs.values(), *others], [*torchs, *(file.name for file in others)]
 
     def _is_wanted(self) -> bool:
         return os.environ.get(VARIABLE) == "1"

@@ -36,6 +36,15 @@ def folder() -> pathlib.Path:
     return pathlib.Path(chosen).absolute() if chosen else _cache_of_user() / "memwatch"
 
 
+def release_of(torch: str) -> str:
+    """Return the release of a torch. A wheel names its libraries by it, and one serves CPU and CUDA builds.
+
+    Both builds come from one commit, which is part of a library's digest. The libraries only use functions that both
+    have.
+    """
+    return torch.split("+", maxsplit=1)[0]
+
+
 def distrust(path: pathlib.Path) -> str:
     """Return the reason why another user may have written code in a file or folder. Empty if it is safe.
 

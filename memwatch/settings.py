@@ -11,6 +11,7 @@ import functools
 import glob
 import importlib
 import os
+import re
 import sys
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 FILE: Final = "pyproject.toml"
 TABLE: Final = "tool.memwatch"
+_TABLE: Final = re.compile(rb"""\btool["']?\s*(?:\.\s*["']?memwatch|\]|=)""")
+"""Each way in TOML to begin the table: `[tool.memwatch]`, `tool.memwatch.limits = ...`, `[tool]`, `tool = {...}`."""
 
 
 class SettingsError(OptionError):
@@ -179,7 +182,8 @@ def _table_in(file: str) -> object:
     except OSError as error:
         pass_on(error)
         return None
-    if b"memwatch" not in content:  # saves the import of the parser in most projects
+    # saves the import of the parser in most projects, and Python 3.10 needs none there
+    if b"memwatch" not in content or not _TABLE.search(content):
         return None
     try:
         parser: Any = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")

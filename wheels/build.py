@@ -86,11 +86,12 @@ def main() -> int:
         pythons = [describe_python(version) for version in options.pythons]
         pairs = [(python, torch) for python in pythons for torch in torches]
         with ThreadPoolExecutor(options.jobs) as pool:
+            devices = list(pool.map(lambda torch: compile_device(torch, stubs, compiled_folder), torches))
             recorders = list(pool.map(lambda pair: compile_recorder(*pair, stubs, compiled_folder), pairs))
         made = []
         for python in pythons:
             compiled = [file for pair, file in zip(pairs, recorders, strict=True) if pair[0] is python]
-            made.append(build_wheel(python, [*shared, *compiled], options.dist))
+            made.append(build_wheel(python, [*shared, *devices, *compiled], options.dist))
     too_large = [file for file in made if file.stat().st_size > MOST_BYTES]
     for file in sorted(options.dist.iterdir()):
         print(f"{file.stat().st_size / 1e6:6.2f} MB  {file}")
@@ -184,6 +185,22 @@ def compile_shared(names: ModuleType, folder: pathlib.Path) -> pathlib.Path:
         part = file.with_suffix(".part")
         link = ["-Wl,--strip-all", "-Wl,--as-needed", "-ldl", "-o", part]
         command = [compiler(), *names.FLAGS, *sorted(names.SOURCES.glob("*.cpp")), *link]
+        subprocess.run(command, check=True)
+        part.rename(file)
+    return file
+
+
+def compile_device(torch: Torch, stubs: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
+    """Compile the pretended CUDA device of one torch, unless it is in the folder; return it."""
+    names = module_of("memwatch/devices/pretended/naming.py")
+    file: pathlib.Path = folder / names.file_name(torch.release, torch.git_version)
+    if not file.exists():
+        part = file.with_suffix(".part")
+        link = [f"-L{stubs}", "-Wl,--strip-all", *(f"-l{library}" for library in names.LIBRARIES), "-o", part]
+        # torch's checks contain the names of their files: the folders of this machine do not belong into a wheel
+        places = (f"-isystem{torch.include}", f"-fmacro-prefix-map={torch.include}=torch/include")
+        defines = ("-DNDEBUG", "-D_GLIBCXX_USE_CXX11_ABI=1")
+        command = [compiler(), *names.FLAGS, *defines, *places, *sorted(names.SOURCES.glob("*.cpp")), *link]
         subprocess.run(command, check=True)
         part.rename(file)
     return file

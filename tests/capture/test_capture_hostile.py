@@ -98,6 +98,7 @@ def test_one_hostile_file_does_not_end_a_merge(hostile, good, tmp_path, capsys):
     assert "1.memwatch" in "".join(capsys.readouterr().out.split())  # a long path is broken between lines
 
 
+@pytest.mark.whole
 def test_many_equal_rows_are_read_if_memwatch_saved_them(tmp_path):
     """In the file of an imported snapshot all rows of a column may be equal. It is made as long as its rows claim."""
     rows = 3 << 20

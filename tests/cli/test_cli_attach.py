@@ -116,6 +116,7 @@ def test_a_client_that_leaves_ends_the_recording(training, tmp_path):
     pytest.fail("the process is still taken")
 
 
+@pytest.mark.whole
 def test_a_loop_that_stays_in_c_plus_plus_is_recorded_when_it_returns(tmp_path, capsys):
     with target_of("scripted") as target:
         assert attach(target, "--seconds", "1", "-o", str(tmp_path / "a.memwatch")) == 0

@@ -142,6 +142,7 @@ epoch([], lambda _, loss: model[0].register_forward_hook(lambda *_: None), 13)
 """
 
 
+@pytest.mark.whole
 def test_a_hook_of_each_step_grows(shell_memwatch, tmp_path):
     (tmp_path / "program.py").write_text(LOOP + HOOK_PER_STEP)
     done = shell_memwatch("leaks", "program.py")
@@ -540,6 +541,7 @@ main()
 """
 
 
+@pytest.mark.whole
 def test_a_round_takes_a_few_bytes_once_its_tensors_are_gone(shell_memwatch, tmp_path):
     """Arrays have two numbers of 8 bytes for it, and room to grow. A number in a list takes 40 bytes."""
     (tmp_path / "program.py").write_text(IMPORTS + MANY_ROUNDS)
@@ -561,6 +563,7 @@ epoch(last, lambda last, loss: last.__setitem__(slice(None), [loss]), 13)
 """
 
 
+@pytest.mark.whole
 def test_copies_of_a_model_that_each_step_keeps_are_counted_in_full(shell_memwatch, tmp_path):
     """`copy.deepcopy` makes storages without an op. A later copy may get the address of an older, dead tensor."""
     (tmp_path / "program.py").write_text(LOOP + COPIES % ALL_COPIES)
@@ -622,6 +625,7 @@ main()
 DETACHED = ONE_TABLE.replace("(loss)", "(loss.item())").replace("(out)", "(float(out.sum()))")
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(("program", "holders"), [(ONE_TABLE, 1), (TWO_TABLES, 2), (DETACHED, 0)])
 def test_a_holder_is_listed_once_though_steps_and_passes_add_to_it(shell_memwatch, program, holders):
     """The search after steps and the search after passes may enter a table at different references."""

@@ -175,6 +175,7 @@ def test_memwatch_in_the_environment_uses_the_table(project, command):
     assert set(memwatch.load(folder / "b.memwatch").ops["line"]) != {""}
 
 
+@pytest.mark.whole
 def test_pytest_reads_the_table(project, command):
     """Rules and limits of the table judge the tests; without the table the same tests end otherwise."""
     project("", test_it=TESTS)
@@ -248,16 +249,35 @@ def test_a_program_with_a_profile_runs_on_without_a_wrong_table(project, command
     )
 
 
-def test_a_python_without_a_parser_says_what_to_install(project, monkeypatch):
-    """Python 3.10 has none of its own; only a project that has settings needs it."""
+@pytest.fixture
+def _no_parser(monkeypatch):
     for parser in ("tomllib", "tomli"):
         monkeypatch.setitem(sys.modules, parser, None)
-    monkeypatch.chdir(project("[project]\nname = 'x'\n"))
+
+
+@pytest.mark.usefixtures("_no_parser")
+def test_a_project_without_settings_needs_no_parser(project, monkeypatch):
+    """Python 3.10 has none of its own."""
+    monkeypatch.chdir(
+        project("[project]\nname = 'x'\n[dependency-groups]\ntest = ['memwatch']\n[tool.ruff]\n")
+    )
     assert project_settings() == Settings(None, {})
-    inner = Path("inner")
-    inner.mkdir()
-    (inner / "pyproject.toml").write_text("[tool.memwatch]\n")
-    monkeypatch.chdir(inner)
+
+
+TABLES = {
+    "a table": "[tool.memwatch]",
+    "a table inside": "[tool.memwatch.limits]",
+    "quoted names": "[ 'tool' . \"memwatch\" ]",
+    "dotted names": "tool.memwatch.own_code = []",
+    "the table of tools": "[tool]\nmemwatch.own_code = []",
+    "an inline table": "tool = {memwatch = {own_code = []}}",
+}
+
+
+@pytest.mark.usefixtures("_no_parser")
+@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
+def test_a_python_without_a_parser_says_what_to_install(project, monkeypatch, table):
+    monkeypatch.chdir(project(table + "\n"))
     with pytest.raises(SettingsError, match=r"Python 3\.10 needs tomli for it; pip install tomli"):
         project_settings()
 

@@ -71,6 +71,7 @@ def shell(shell_memwatch, tmp_path):
     return run
 
 
+@pytest.mark.whole
 def test_every_command_of_the_guide_works_on_a_program_that_leaks(shell, tmp_path):
     """Before the fix the leak is found, after it the exit codes are 0; each command prints the guide's words."""
     assert MENDED != TRAIN

@@ -7,6 +7,8 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
+
 RANKS = pathlib.Path(__file__).with_name("compat_ranks.py")
 
 
@@ -25,6 +27,7 @@ def test_fake_process_group():
     assert rank.returncode == 0, output[-3000:]
 
 
+@pytest.mark.whole
 def test_two_gloo_ranks(tmp_path):
     """Two real ranks: DTensor, tensor parallel, FSDP2, DDP, collectives, GPipe and 1F1B schedules."""
     ranks = _start("gloo", "2", str(tmp_path / "rendezvous"))

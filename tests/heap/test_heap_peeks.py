@@ -175,6 +175,7 @@ print("alive")
 """
 
 
+@pytest.mark.whole
 def test_a_long_graph_that_was_walked_is_freed_without_recursion(fresh_python):
     """For a node that was read in Python torch keeps an object, and it frees such nodes by recursion."""
     done = fresh_python(DEEP)

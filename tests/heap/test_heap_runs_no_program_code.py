@@ -197,6 +197,7 @@ def test_why_alive_calls_no_method():
         del held, tensor
 
 
+@pytest.mark.whole
 def test_the_searches_of_a_monitor_call_no_method():
     """The monitor goes through all objects, and so does its search for lists that forked processes copy."""
     names = list(SHAPES)

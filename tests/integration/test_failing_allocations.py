@@ -54,6 +54,7 @@ def failing(*arguments, every, library=None):
     return json.loads(run.stdout.splitlines()[-1])
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(("recorder", "intercept"), [("native", "key"), ("python", "key")])
 def test_a_failing_block_of_the_allocator_is_the_programs_own_error(shim, recorder, intercept):
     found = failing("torch", recorder, intercept, every=41, library=shim)

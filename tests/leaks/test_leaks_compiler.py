@@ -80,6 +80,7 @@ def test_compiled_functions_stay_compiled_and_are_no_leak():
     torch._dynamo.reset()
 
 
+@pytest.mark.whole
 @pytest.mark.filterwarnings("ignore")
 def test_the_references_to_cut_of_a_trainer_of_lightning_free_its_model():
     """Its parts have it in many ways; all that is named is needed, and one leak."""

@@ -55,6 +55,7 @@ def test_windows_and_buffers_of_any_make_are_innocent():
     assert [str(leak) for leak in find_leaks(call_all, objects.PARKS_ONCE)] == []
 
 
+@pytest.mark.whole
 def test_what_is_emptied_now_and_then_is_no_leak():
     """It has less than it would have if it had grown like this all the time."""
     assert [str(leak) for leak in find_leaks(recipes.emptied_on_every(9))] == []

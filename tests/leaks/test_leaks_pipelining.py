@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import pytest
 import torch
 from torch import nn
 
@@ -90,6 +91,7 @@ def full_backward(module):
     return run
 
 
+@pytest.mark.whole
 def test_the_recursive_closure_is_a_cycle(tmp_path):
     """The holder names the inner function's own cell; gc would free it."""
     leaks = find_leaks(full_backward(recursive_closure(tmp_path)))
@@ -98,6 +100,7 @@ def test_the_recursive_closure_is_a_cycle(tmp_path):
     assert "leaky_backward.py" in str(leaks[0])
 
 
+@pytest.mark.whole
 def test_param_groups_that_keep_their_intermediates_are_found(tmp_path):
     """Hook, cell, param_group, intermediates, hook: the words a person needs to write `del`."""
     leaks = find_leaks(split_backward(hooks_stay(tmp_path)))
@@ -108,6 +111,7 @@ def test_param_groups_that_keep_their_intermediates_are_found(tmp_path):
     assert leaks[0].kind in {"cycle", "uncollectable"}
 
 
+@pytest.mark.whole
 def test_a_group_that_also_holds_the_root_node_is_uncollectable(tmp_path):
     """With the root of the graph in the group gc cannot free the loop."""
     kept = 'param_group["intermediates"] = intermediates\n'

@@ -69,6 +69,7 @@ def test_nothing_that_only_moves_on_is_accused():
     assert [str(leak) for leak in find_leaks(innocent_shapes)] == []
 
 
+@pytest.mark.whole
 def test_one_pass_accuses_what_further_calls_accuse():
     """Once windows are full, check_leaks reports for a pass what find_leaks reports for calls."""
     for shape in [*programs.LEAKS, *programs.INNOCENT]:

@@ -55,6 +55,7 @@ def test_what_grows_from_mark_to_mark_is_told_by_its_holder():
     assert str(leak) in watch.report()
 
 
+@pytest.mark.whole
 def test_marks_are_set_every_so_many_calls_and_gc_goes_on():
     """A decorated function is counted. Between marks gc runs as usual.
 
@@ -130,6 +131,7 @@ def test_a_class_whose_method_is_watched_is_in_its_own_file():
     assert assignment_place(Service, "last")[:2] == (__file__, code.co_firstlineno + 3)
 
 
+@pytest.mark.whole
 def test_what_goes_up_and_down_is_no_leak():
     """A queue that was longer at one mark and shorter at another does not grow."""
     watch = LeakWatch()

@@ -176,6 +176,7 @@ print("done")
 """
 
 
+@pytest.mark.whole
 def test_forks_of_a_program_whose_threads_allocate_go_on(sampled_python):
     done = sampled_python(FORKS)
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
@@ -247,6 +248,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.whole
 def test_processes_of_multiprocessing_start_once_more_too(python, tmp_path):
     """They have open pipes by now, which the second start keeps."""
     done = run_program(python, tmp_path, code=SPAWNS, MEMWATCH="monitor,native=1,quiet=1")

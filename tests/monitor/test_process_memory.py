@@ -216,6 +216,7 @@ def other_process():
         process.stdin.close()
 
 
+@pytest.mark.whole
 def test_another_process_is_read_from_proc(other_process):
     table = memwatch.process_memory(other_process.pid)
     assert table.nbytes.sum() == pytest.approx(

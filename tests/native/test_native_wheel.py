@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from memwatch.build_cache import release_of
 from memwatch.record.native import library
-from memwatch.record.native.naming import release_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
@@ -80,6 +80,18 @@ def test_it_records_natively_without_a_compiler(site, tmp_path):
     assert (site / "memwatch.pth").read_text().startswith("import os;")  # the files that MEMWATCH=1 needs
     assert Path(module).is_relative_to(site)
     assert rest == ["native"]
+    assert not (tmp_path / "cache").exists()
+
+
+def test_it_estimates_for_cuda_without_a_compiler(site, tmp_path):
+    """A torch for the host alone needs a library of the wheel before a fake tensor can move to CUDA."""
+    (tmp_path / "train.py").write_text("import torch\ntorch.ones(1 << 20).cuda()\n")
+    hidden = {"PATH": "", "CXX": "no-compiler", "MEMWATCH_CACHE": str(tmp_path / "cache")}
+    done = subprocess.run(
+        [site.parents[2] / "bin" / "python", "-I", "-m", "memwatch", "estimate", "--device", "cuda", "train.py"],
+        env={**os.environ, **hidden}, cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert "Estimated peak 4.00 MiB on cuda" in done.stdout, done.stderr
     assert not (tmp_path / "cache").exists()
 
 

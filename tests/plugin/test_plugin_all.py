@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 
 def test_all_checks_every_test_in_one_run(session):
     """Unmarked tests that park tensors fail; bodies run once."""
@@ -64,6 +66,7 @@ def test_kept_by_caches_is_listed(session):
     result.stdout.fnmatch_lines(["Kept by caches*", "*3.91 KiB  global `CACHE` of module*(1 test)"])
 
 
+@pytest.mark.whole
 def test_a_name_with_one_value_is_no_leak_at_first_sight(session):
     """Whatever it had before: a number, nothing, or the value before last. A chain of all values is one, once seen."""
     result = session(

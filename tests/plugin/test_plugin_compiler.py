@@ -158,6 +158,7 @@ INNOCENT = """
 """
 
 
+@pytest.mark.whole
 def test_innocent_suite_raises_no_alarm(session):
     """The tensors of pytest, mock, fixtures, caches and lazily made constants are not leaks."""
     result = session(INNOCENT, "--memwatch-leaks=all", "-v")

@@ -225,6 +225,7 @@ OWN_PROFILES = """
     """
 
 
+@pytest.mark.whole
 def test_the_measurement_steps_aside_for_profiles_of_the_body(session, results):
     """Only one profile can be open: the test's own take the place of the plugin's, and count as parts of it."""
     gc.collect()  # otherwise memory of other tests would be freed during one of these, and hide an increase
@@ -252,6 +253,7 @@ def test_the_measurement_steps_aside_for_profiles_of_the_body(session, results):
     result.stdout.fnmatch_lines(["*::test_block *2 of the test's own profiles)"])
 
 
+@pytest.mark.whole
 def test_without_a_measurement_own_profiles_are_let_alone(session):
     """Without --memwatch nothing is measured. With it, no trace of the pauses stays behind."""
     session(OWN_PROFILES).assert_outcomes(passed=6)

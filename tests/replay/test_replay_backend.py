@@ -238,6 +238,7 @@ def test_sizes_may_be_symbols():
         assert_equal(gradients(model, lambda batch=batch: planned(batch)), wanted)
 
 
+@pytest.mark.whole
 def test_budget_out_of_reach_is_said():
     """The lowest plan is taken with a warning, or, with `strict`, each call raises memwatch's own error."""
     model, loss = gpt()

@@ -90,6 +90,7 @@ def irregular(count: int):
     return reading
 
 
+@pytest.mark.whole
 def test_a_million_events_without_any_pattern_fit_too(quiet, tmp_path):
     """Events that cannot be packed are thinned. The page stays small and reports it, and its maxima stay exact."""
     reading = irregular(1_000_000)

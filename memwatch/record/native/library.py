@@ -22,7 +22,7 @@ from memwatch._torch.autograd_state import use_compiled
 from memwatch.errors import MemwatchError
 from memwatch.output_files import OutputError
 from memwatch.record.native.compile import NO_COMPILER, NO_SETUPTOOLS
-from memwatch.record.native.naming import FLAGS, NAME, SOURCES, file_name, release_of
+from memwatch.record.native.naming import FLAGS, NAME, SOURCES, file_name
 
 COMPILE: Final = pathlib.Path(__file__).parent / "compile.py"
 BUILT: Final = pathlib.Path(__file__).parent / "built"
@@ -47,7 +47,7 @@ def path() -> pathlib.Path:
 
 def wheel_name() -> str:
     """Return the name that the library for this torch and this Python has in a wheel."""
-    return _file_name(release_of(torch.__version__))
+    return _file_name(build_cache.release_of(torch.__version__))
 
 
 def of_wheel() -> list[str]:

@@ -32,11 +32,3 @@ def digest(torch: str, git_version: str, suffix: str, sources: pathlib.Path = SO
 def file_name(torch: str, git_version: str, python: str, suffix: str, sources: pathlib.Path = SOURCES) -> str:
     """Return the name of the library for one torch, one Python (such as cp311) and one state of the sources."""
     return f"{NAME}-torch{torch}-{python}-{digest(torch, git_version, suffix, sources)}{suffix}"
-
-
-def release_of(torch: str) -> str:
-    """Return the release of a torch. A wheel names its libraries by it, and one serves CPU and CUDA builds.
-
-    Both builds come from one commit, which is part of the digest. The recorder only uses functions that both have.
-    """
-    return torch.split("+", maxsplit=1)[0]
