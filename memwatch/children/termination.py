@@ -16,6 +16,7 @@ import signal
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
+from memwatch.own_code import OwnThread
 from memwatch.signal_handlers import suppress
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class WriteBeforeTermination:
         before = signal.set_wakeup_fd(self._ask, warn_on_full_buffer=False)
         if before != _NONE:
             signal.set_wakeup_fd(before)
-        threading.Thread(target=self._wait, name="memwatch-termination", daemon=True).start()
+        OwnThread(target=self._wait, name="memwatch-termination", daemon=True).start()
         _signal.signal(signal.SIGTERM, self._terminated)
         _arranged.append(self)
 
@@ -80,7 +81,7 @@ class WriteBeforeTermination:
     def _wait(self) -> None:
         while arrived := os.read(self._asked, 64):
             if _BY_HANDLER in arrived or (signal.SIGTERM in arrived and self._is_ours()):
-                threading.Thread(target=self._write_and_tell, daemon=True).start()
+                OwnThread(target=self._write_and_tell, name="memwatch-termination-write", daemon=True).start()
                 self._is_written.wait(_LONGEST_S)
                 _die()
         os.close(self._asked)

@@ -53,6 +53,18 @@ def test_the_options_behind_the_program_are_its_own(words, shell_memwatch, tmp_p
     assert memwatch.load(tmp_path / "a.memwatch").peak_bytes >= 8000
 
 
+@pytest.mark.parametrize("native", ["0", "1"])
+def test_the_threads_of_memwatch_are_not_threads_of_the_program(shell_memwatch, tmp_path, native):
+    """Without a native recorder each run listed its own thread as one that it could not observe."""
+    work = "import torch, threading\ntorch.ones(9)\n"
+    (tmp_path / "alone.py").write_text(work)
+    (tmp_path / "threaded.py").write_text(f"{work}threading.Thread(target=torch.ones, args=(9,)).start()\n")
+    for name, unheard in (("alone", 0), ("threaded", int(native == "0"))):
+        done = shell_memwatch("run", "-q", "-o", f"{name}.memwatch", f"{name}.py", MEMWATCH_NATIVE=native)
+        assert done.returncode == 0, done.stderr
+        assert memwatch.load(tmp_path / f"{name}.memwatch").meta["threads_unheard"] == unheard
+
+
 def test_the_last_lines_are_commands_that_work(shell_memwatch, tmp_path):
     """A run ends with the commands to type next, after everything that the program says, and they work."""
     (tmp_path / "my train.py").write_text(
