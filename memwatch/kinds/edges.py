@@ -44,6 +44,7 @@ class EdgeRow:
         is_kept_by_owner: True if the owner keeps the target whatever variable leads to the owner.
         is_silent: True if the words alone would not tell a reader what to edit.
         is_hook_table: True for a table of hooks that a tensor or an autograd node has.
+        is_of_open_context: True for a reference that torch keeps of a context from `__enter__` to `__exit__`.
         is_of_any_code: True if any code may make the reference: the file of the class is the wrong place to edit it.
         is_named_per_object: True if each object of a series may have another name.
         has_one_value: True if one name has one value at a time, as a variable has.
@@ -71,6 +72,7 @@ class EdgeRow:
     is_kept_by_owner: bool = False
     is_silent: bool = False
     is_hook_table: bool = False
+    is_of_open_context: bool = False
     is_of_any_code: bool = False
     is_named_per_object: bool = False
     has_one_value: bool = False
@@ -417,11 +419,11 @@ class EdgeKind(Enum):
     # `_`, `__` or `___` of an interactive shell; name
     SHELL_RESULT = EdgeRow(118, "the interactive shell's {result} `{name}`", mechanism=Remedy.SHELL_RESULT)
     # active TorchDispatchMode
-    DISPATCH_MODE = EdgeRow(119, "active dispatch mode")
+    DISPATCH_MODE = EdgeRow(119, "active dispatch mode", is_of_open_context=True)
     # active TorchFunctionMode
-    FUNCTION_MODE = EdgeRow(120, "active function mode")
+    FUNCTION_MODE = EdgeRow(120, "active function mode", is_of_open_context=True)
     # active saved_tensors_hooks
-    DEFAULT_SAVED_HOOK = EdgeRow(121, "active saved-tensor hook")
+    DEFAULT_SAVED_HOOK = EdgeRow(121, "active saved-tensor hook", is_of_open_context=True)
 
     # tensors, in C++
     STORAGE = EdgeRow(140, "storage")

@@ -15,6 +15,8 @@ class RemedyRow:
         is_of_function: True for advice about a function, or about a hook in a loop. For a hook that a live object
             keeps, the user has to use its handle instead.
         is_of_entry: True for advice about the entries of a container.
+        is_of_container: True for advice about the entries of a list, dictionary or set.
+        is_of_name: True for advice about a name with one value: a variable, an attribute.
         is_of_attribute: True for advice about an attribute, behind which a container may grow.
         is_of_reference_in_cycle: True for advice about a plain reference of a cycle, which its target may rule out.
         detaches: True if the advice already says to detach the tensor.
@@ -24,6 +26,8 @@ class RemedyRow:
     advice: str
     is_of_function: bool = False
     is_of_entry: bool = False
+    is_of_container: bool = False
+    is_of_name: bool = False
     is_of_attribute: bool = False
     is_of_reference_in_cycle: bool = False
     detaches: bool = False
@@ -207,6 +211,7 @@ class Remedy(Enum):
             " the name after use"
         ),
         is_of_function=True,
+        is_of_name=True,
     )
     CLOSURE_CELL_IN_CYCLE = RemedyRow(
         "the inner function captures an object that leads back to it: pass that object as an argument, or "
@@ -248,6 +253,7 @@ class Remedy(Enum):
             "use"
         ),
         is_of_attribute=True,
+        is_of_name=True,
     )
     CLASS_PER_CALL = RemedyRow(
         "each call makes a class, and the container keeps every one: define the class once, outside the "
@@ -263,6 +269,7 @@ class Remedy(Enum):
             "(`deque(maxlen=...)`), or clear it after use"
         ),
         is_of_entry=True,
+        is_of_container=True,
     )
     VALUE = RemedyRow(
         (
@@ -270,9 +277,12 @@ class Remedy(Enum):
             "objects, a `WeakKeyDictionary` drops each entry with its key"
         ),
         is_of_entry=True,
+        is_of_container=True,
     )
     MEMBER = RemedyRow(
-        "the set keeps each entry: discard it after use, or use a `weakref.WeakSet`", is_of_entry=True
+        "the set keeps each entry: discard it after use, or use a `weakref.WeakSet`",
+        is_of_entry=True,
+        is_of_container=True,
     )
     BUFFER = RemedyRow(
         "the buffer keeps the assigned value: assign `value.detach()`", is_of_entry=True, detaches=True
@@ -280,6 +290,7 @@ class Remedy(Enum):
     ATTRIBUTE = RemedyRow(
         ("the object keeps the tensor: delete the attribute after use, or store a number (`.item()`)"),
         is_of_attribute=True,
+        is_of_name=True,
     )
     SUBMODULE = RemedyRow(
         (
@@ -289,11 +300,18 @@ class Remedy(Enum):
         is_of_entry=True,
     )
     ITERATOR = RemedyRow("the iterator or container keeps its items: drop it after use")
-    GLOBAL = RemedyRow("the module keeps the tensor: delete the name after use, or store a number")
-    ARGUMENT = RemedyRow(
-        "the argument of a running call keeps it: delete the name after use, or set it to None"
+    GLOBAL = RemedyRow(
+        "the module keeps the tensor: delete the name after use, or store a number",
+        is_of_name=True,
     )
-    LOCAL = RemedyRow("the local variable keeps it: delete the name after use")
+    ARGUMENT = RemedyRow(
+        "the argument of a running call keeps it: delete the name after use, or set it to None",
+        is_of_name=True,
+    )
+    LOCAL = RemedyRow(
+        "the local variable keeps it: delete the name after use",
+        is_of_name=True,
+    )
     C_CODE = RemedyRow(
         (
             "C code alone holds it: look for an open context (autocast, graph capture), a C++ cache, or an "

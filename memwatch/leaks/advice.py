@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 _STATE: Final = "state"  # of an optimizer
 _VARIABLES: Final = (EdgeKind.LOCAL, EdgeKind.ARGUMENT, EdgeKind.TEMPORARY)
 
-_OPEN: Final = frozenset({EdgeKind.DISPATCH_MODE, EdgeKind.FUNCTION_MODE, EdgeKind.DEFAULT_SAVED_HOOK})
-"""What torch keeps of a context from `__enter__` to `__exit__`."""
 _BY_REFERENCE: Final[Mapping[tuple[EdgeKind, str], Remedy]] = {
     (EdgeKind.REFERENCE, "cycle"): Remedy.ENDLESS_LOOP,  # of itertools, whose list no attribute shows
 }
@@ -177,7 +175,7 @@ def are_arguments_in_c(path: Sequence[Edge]) -> bool:
 
 def _added(cut: Edge, path: Sequence[Edge]) -> Remedy | None:
     """Return what to change if each call registers a hook, opens a mode, or puts a class that it makes somewhere."""
-    if cut.kind in _OPEN:
+    if cut.kind.row.is_of_open_context:
         return Remedy.OPEN_CONTEXT
     if is_registration(cut, path):
         return _behind_only_hook(cut, path) or Remedy.HOOK_PER_CALL

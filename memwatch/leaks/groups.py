@@ -32,17 +32,6 @@ if TYPE_CHECKING:
 _FEW: Final = 3
 """With more periods than these, what all but the newest add to is a leak, wherever the newest one's tensor is."""
 
-_OF_NAMES: Final = (
-    Remedy.GLOBAL,
-    Remedy.LOCAL,
-    Remedy.ARGUMENT,
-    Remedy.ATTRIBUTE,
-    Remedy.CLASS_ATTRIBUTE,
-    Remedy.CLOSURE_CELL,
-)
-"""Of a name whose graph alone grows, its value need only be detached; so of a container that has no more entries."""
-_OF_CONTAINERS: Final = (Remedy.ITEM, Remedy.VALUE, Remedy.MEMBER)
-
 
 def leaks_of(
     survivors: Iterable[Survivor],
@@ -340,12 +329,13 @@ def _remedy_of_group(
     if shown.kind is LeakKind.GRAPH:
         return Remedy.GRAPH
     values = set(map(id, _values(group)))
-    is_of_values = remedy in _OF_NAMES or remedy in _OF_CONTAINERS
+    # if only the graph of a name's value, or of a container's entries, grows, to detach the value is enough
+    is_of_values = remedy.row.is_of_name or remedy.row.is_of_container
     if is_of_values and all(each.through_graph for each in group if id(each) not in values):
         return Remedy.GRAPH
     if remedy is Remedy.BUFFER and not keeps_graph:
         return Remedy.SUBMODULE  # one more of them: to detach it changes nothing
-    if remedy in _OF_CONTAINERS and shown.registers_itself:
+    if remedy.row.is_of_container and shown.registers_itself:
         return Remedy.REGISTRY
     if shown.kind is LeakKind.RETAINED and _mostly_views(group):
         return Remedy.VIEW_WITH_GRAPH if keeps_graph else Remedy.VIEW

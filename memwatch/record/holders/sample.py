@@ -20,8 +20,9 @@ from memwatch._torch.tensors import is_wrapped, unwrapped
 from memwatch.capture.schema import NONE
 from memwatch.heap.autograd import gradient_of
 from memwatch.heap.class_checks import class_ids
+from memwatch.heap.graph_walk import GraphWalk
 from memwatch.heap.paths import name_chain
-from memwatch.heap.reference_search import GraphWalk, ReferenceSearch
+from memwatch.heap.reference_search import ReferenceSearch
 from memwatch.heap.references import position_in
 from memwatch.heap.roots import RootKind
 from memwatch.heap.search_roots import (
