@@ -238,3 +238,23 @@ def test_a_model_that_torch_jit_traces_takes_the_bytes_of_a_real_run():
         train()
     gc.collect()
     assert estimate_program(lambda: train, steps=1).tensor_bytes == prof.peak_bytes
+
+
+def test_checks_of_a_distribution_pass_and_take_the_bytes_of_a_real_run():
+    """torch checks the parameters and the values of each distribution, and a fake tensor has no value to check."""
+    from torch.distributions import Categorical, Normal, kl_divergence
+
+    def train():
+        layer = nn.Linear(8, 6)
+        out = layer(torch.randn(64, 8))
+        choice = Categorical(logits=out[:, :4])
+        place = Normal(out[:, 4], out[:, 5].exp())
+        score = choice.log_prob(choice.sample()) + place.log_prob(place.rsample()) + choice.entropy()
+        (score + kl_divergence(place, Normal(torch.zeros(64), torch.ones(64)))).sum().backward()
+
+    gc.collect()
+    with memwatch.profile(allocator=False, holders=False) as prof:
+        train()
+    gc.collect()
+    found = estimate_program(lambda: train, steps=1)
+    assert (found.tensor_bytes, found.reads) == (prof.peak_bytes, ())
