@@ -24,6 +24,7 @@ from memwatch.words import summary as words
 from memwatch.words.places import own_place, short_own_place
 from memwatch.words.processes import PARTS, parts_text
 from memwatch.words.storages import short_op
+from memwatch.words.ways import OTHER_OPTIMIZERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -145,6 +146,17 @@ def evidence_bytes(reading: Reading) -> dict[str, int]:
     return {evidence: int(sums[evidence]) for evidence in EVIDENCE if evidence in sums}
 
 
+def listed_ways(reading: Reading) -> pd.DataFrame:
+    """Return `reading.ways` in the order for people: first the changes after which the program trains as before.
+
+    Another optimizer often has the lowest peak of all, and it is the change that costs a user most.
+    """
+    found = reading.ways
+    is_other = found["kind"].isin(tuple(OTHER_OPTIMIZERS))
+    listed: pd.DataFrame = pd.concat([found[~is_other], found[is_other]])
+    return listed
+
+
 def headline(reading: Reading) -> str:
     """Return sentences about the largest part of the peak, its main line and the first change; "" for an empty peak."""
     at_peak = reading.at_peak
@@ -160,7 +172,7 @@ def headline(reading: Reading) -> str:
         line=visible(lines.index[0]),
     )
     finding_bytes = reading.findings[0].predicted_peak_bytes if reading.findings else None
-    way_bytes = int(reading.ways["peak_bytes"].iloc[0]) if len(reading.ways) else None
+    way_bytes = int(listed_ways(reading)["peak_bytes"].iloc[0]) if len(reading.ways) else None
     if finding_bytes is None:
         return text if way_bytes is None else text + words.HEADLINE_WAY.format(peak=format_bytes(way_bytes))
     peak = format_bytes(finding_bytes)
@@ -177,12 +189,15 @@ def evidence_text(nbytes: Mapping[str, int]) -> str:
         return ""
     guessed, unknown = round(100 * inferred / total), round(100 * unseen / total)
     known = 100 - guessed - unknown if seen + structure else 0
-    shares = (_percent(known, seen + structure), _percent(guessed, inferred), _percent(unknown, unseen))
+    parts = ((known, seen + structure), (guessed, inferred), (unknown, unseen))
+    shares = (_percent(rounded, part, total) for rounded, part in parts)
     return "{} % seen or read from torch's records, {} % inferred, {} % not known".format(*shares)
 
 
-def _percent(rounded: int, nbytes: int) -> str:
-    return "<1" if nbytes and not rounded else str(rounded)
+def _percent(rounded: int, nbytes: int, total: int) -> str:
+    if nbytes and not rounded:
+        return "<1"
+    return ">99" if rounded == 100 and nbytes < total else str(rounded)
 
 
 def peak_instant(reading: Reading) -> PeakInstant:

@@ -18,6 +18,7 @@ from memwatch.report.facts import (
     evidence_text,
     headline,
     is_recorded,
+    listed_ways,
     peak_instant,
     process_text,
     recomputed,
@@ -133,7 +134,7 @@ def _parts(reading: Reading, content: _Content, line: int) -> list[RenderableTyp
     if reading.findings:
         parts += ["", words.FINDINGS, *finding_parts(reading.findings, rows)]
     if len(reading.ways):
-        parts += ["", *(_ways(reading, max(rows // 2, 2)) if content.with_code else _lowest_way(reading))]
+        parts += ["", *(_ways(reading, max(rows // 2, 2)) if content.with_code else _first_way(reading))]
     elif not reading.findings and (reading.at_peak["holder"] != "").any():
         parts += ["", ways.NO_WAY.format(share=f"{LEAST_RATIO * 100:.0f} %")]
     return parts
@@ -373,9 +374,9 @@ def finding_parts(findings: Sequence[Finding], rows: int) -> list[RenderableType
     return parts
 
 
-def _lowest_way(reading: Reading) -> list[RenderableType]:
-    """Return the change with the lowest peak, without its code: for a screen on which nothing else fits."""
-    way = reading.ways.iloc[0]
+def _first_way(reading: Reading) -> list[RenderableType]:
+    """Return the first change, without its code: for a screen on which nothing else fits."""
+    way = listed_ways(reading).iloc[0]
     peak = _lowered(reading, int(way["peak_bytes"]))
     return [
         ways.HEADING_SHORT.format(count=len(reading.ways)),
@@ -390,7 +391,7 @@ def _lowered(reading: Reading, peak_bytes: int) -> str:
 
 def _ways(reading: Reading, most: int) -> list[RenderableType]:
     """Return a row for each change that would lower the peak, and the lines of the first that needs no decision."""
-    found = reading.ways
+    found = listed_ways(reading).reset_index(drop=True)
     rows_of = Table.grid(padding=(0, GAP, 0, 0))
     for way in found.head(most).itertuples():
         told = [str(way.way), ways.time_text(float(way.time_ratio)), str(way.basis), str(way.decision)]

@@ -117,7 +117,10 @@ NOT_SEARCHED: Final = (
     "memwatch did not look for growth: the program made {steps}, and none of its own loops had {passes} passes. "
     "Run at least {fewest} steps or {passes} passes, or call memwatch.find_leaks(step)"
 )
-STEPS_NOT_SEARCHED: Final = "memwatch did not look for what each optimizer step leaves behind: the program made {steps}. Run at least {fewest}"
+STEPS_NOT_SEARCHED: Final = (
+    "memwatch did not look for what each optimizer step leaves behind: the program made {steps}. "
+    "Run at least {fewest}"
+)
 COUNT_OF_STEPS: Final = "{count} optimizer steps"
 COUNT_OF_STEP: Final = "1 optimizer step"
 NO_STEPS: Final = "no optimizer step"

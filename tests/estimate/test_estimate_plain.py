@@ -241,7 +241,7 @@ def test_a_model_that_torch_jit_traces_takes_the_bytes_of_a_real_run():
 
 
 def test_checks_of_a_distribution_pass_and_take_the_bytes_of_a_real_run():
-    """torch checks the parameters and the values of each distribution, and a fake tensor has no value to check."""
+    """Each distribution checks its parameters and its values, and a fake tensor has no value to check."""
     from torch.distributions import Categorical, Normal, kl_divergence
 
     def train():

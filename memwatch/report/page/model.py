@@ -15,6 +15,7 @@ from memwatch.report.facts import (
     evidence_text,
     headline,
     is_recorded,
+    listed_ways,
     peak_instant,
     process_text,
     repeated_layers,
@@ -323,7 +324,7 @@ def _finding(
 
 def _ways(reading: Reading, hide: Callable[[str], str]) -> list[dict[str, Any]]:
     """Return the changes that would lower the peak; `lines` are code, and stay as they are."""
-    found: list[Any] = reading.ways.to_dict("records")
+    found: list[Any] = listed_ways(reading).to_dict("records")
     return [
         {
             **{name: hide(way[name]) for name in ("kind", "way", "basis", "decision")},
