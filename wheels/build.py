@@ -196,7 +196,8 @@ def compile_device(torch: Torch, stubs: pathlib.Path, folder: pathlib.Path) -> p
     file: pathlib.Path = folder / names.file_name(torch.release, torch.git_version)
     if not file.exists():
         part = file.with_suffix(".part")
-        link = [f"-L{stubs}", "-Wl,--strip-all", *(f"-l{library}" for library in names.LIBRARIES), "-o", part]
+        needed = ["-Wl,--no-as-needed", *(f"-l{library}" for library in names.LIBRARIES)]
+        link = [f"-L{stubs}", "-Wl,--strip-all", *needed, "-o", part]
         # torch's checks contain the names of their files: the folders of this machine do not belong into a wheel
         places = (f"-isystem{torch.include}", f"-fmacro-prefix-map={torch.include}=torch/include")
         defines = ("-DNDEBUG", "-D_GLIBCXX_USE_CXX11_ABI=1")

@@ -268,7 +268,8 @@ def use(folder: pathlib.Path, package: str) -> dict[str, Any]:
         said = each.said.format(environment=environment, allocator=allocator).split(" ... ")
         is_as_said = re.search(".*".join(map(re.escape, said)), output)
         if done.returncode != each.status or not is_as_said:
-            failed.append(f"{each.name}: exit code {done.returncode}, {output[-500:]}")
+            print(f"{each.name} ended with {done.returncode}: {output[-2000:]}", flush=True)
+            failed.append(each.name)
     return {"run": len(wanted), "failed": failed}
 
 

@@ -38,6 +38,9 @@ PRELOAD: Final = "LD_PRELOAD"
 _RESTARTED: Final = "MEMWATCH_RESTARTED"
 """The process that was started once more, and the value that `LD_PRELOAD` had before: `4242:`."""
 _CALLERS: Final = 6  # kCallers in the source
+_REPLACED: Final = ("malloc", "calloc", "realloc", "free")
+"""The functions that another malloc always replaces together."""
+_WITH_SYMBOL: Final = 1  # RTLD_DL_SYMENT of dlfcn.h
 _RUNTIME: Final = (
     "libc.so",
     "libstdc++.so",
@@ -75,15 +78,49 @@ def build_sampler() -> tuple[pathlib.Path, bool]:
 def _refusal() -> str:
     """Return the reason why this process cannot have the sampler, which calls glibc's malloc. Empty if it can."""
     try:
-        glibc: Any = ctypes.CDLL("libc.so.6")
-        own, used = _address_of(glibc.malloc), _address_of(ctypes.CDLL(None).malloc)
+        glibc, program = ctypes.CDLL("libc.so.6"), ctypes.CDLL(None)
         _address_of(glibc.__libc_memalign)
+        found = {name: _address_of(getattr(program, name)) for name in _REPLACED}
+        known = [name for name, address in found.items() if not _is_stub(address)]
+        is_glibcs = bool(known) and all(found[name] == _address_of(getattr(glibc, name)) for name in known)
     except (OSError, AttributeError, TypeError) as error:
         pass_on(error)
         return "this system has no glibc"
-    if own != used and _library() is None:
+    if not is_glibcs and _library() is None:
         return "the program uses another malloc than glibc's"
     return ""
+
+
+class _Place(ctypes.Structure):
+    """`Dl_info` of glibc."""
+
+    _fields_ = [(name, ctypes.c_void_p) for name in ("file", "base", "name", "address")]
+
+
+class _Symbol(ctypes.Structure):
+    """`Elf64_Sym`."""
+
+    _fields_ = [
+        ("name", ctypes.c_uint32),
+        ("info", ctypes.c_uint8),
+        ("other", ctypes.c_uint8),
+        ("section", ctypes.c_uint16),
+        ("value", ctypes.c_uint64),
+        ("size", ctypes.c_uint64),
+    ]
+
+
+def _is_stub(address: int) -> bool:
+    """Return whether a function's address is a stub in the executable, which jumps to the library that has it.
+
+    An executable that is linked for a fixed address, as Debian's Python is, has stubs for the functions whose addresses
+    its code uses. The dynamic linker then returns the stub as the function's address. Its symbol is in no section.
+    """
+    place, symbol = _Place(), ctypes.POINTER(_Symbol)()
+    found = ctypes.CDLL(None).dladdr1(
+        ctypes.c_void_p(address), ctypes.byref(place), ctypes.byref(symbol), _WITH_SYMBOL
+    )
+    return bool(found and symbol and symbol.contents.section == 0)
 
 
 def restart_with_sampler() -> str:

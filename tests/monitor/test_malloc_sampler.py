@@ -58,6 +58,60 @@ def test_a_library_that_frees_its_blocks_is_not_accused(tmp_path):
     assert coverage >= 0.95
 
 
+EXECUTABLE = """
+#include <stdlib.h>
+int Py_BytesMain(int count, char** arguments);
+int main(int count, char** arguments) {
+    void* (*volatile allocate)(size_t) = malloc;
+    free(allocate(1));
+    return Py_BytesMain(count, arguments);
+}
+"""
+OTHER_MALLOC = """
+#include <stddef.h>
+void* __libc_malloc(size_t);
+void* __libc_calloc(size_t, size_t);
+void* __libc_realloc(void*, size_t);
+void __libc_free(void*);
+void* malloc(size_t nbytes) { return __libc_malloc(nbytes); }
+void* calloc(size_t count, size_t nbytes) { return __libc_calloc(count, nbytes); }
+void* realloc(void* block, size_t nbytes) { return __libc_realloc(block, nbytes); }
+void free(void* block) { __libc_free(block); }
+"""
+REFUSAL = "from memwatch.monitor import malloc_sampler; print(malloc_sampler._refusal())"
+
+
+@pytest.fixture(scope="module")
+def python_at_a_fixed_address(tmp_path_factory):
+    """Link a Python as Debian does: the address of malloc is a stub in its executable."""
+    folder = tmp_path_factory.mktemp("fixed")
+    (folder / "main.c").write_text(EXECUTABLE)
+    place = sysconfig.get_config_var("LIBDIR")
+    library = Path(place, sysconfig.get_config_var("LDLIBRARY") or "")
+    if not library.name.endswith(".so") or not library.exists():
+        pytest.skip("this Python has no shared library to link with")
+    command = ["cc", "-no-pie", "-fno-pie", "-o", "python", "main.c", str(library), f"-Wl,-rpath,{place}"]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True)
+    return folder / "python"
+
+
+@pytest.mark.parametrize("preloaded", ["nothing", "another malloc"])
+@pytest.mark.parametrize("linked", ["at a fixed address", "as usual"])
+def test_only_another_malloc_is_refused(python_at_a_fixed_address, tmp_path, linked, preloaded):
+    python = python_at_a_fixed_address if linked == "at a fixed address" else sys.executable
+    environment = os.environ | {"PYTHONHOME": sys.base_prefix, "PYTHONPATH": os.pathsep.join(sys.path)}
+    if preloaded == "another malloc":
+        (tmp_path / "other.c").write_text(OTHER_MALLOC)
+        command = ["cc", "-shared", "-fPIC", "-fno-builtin", "-o", "other.so", "other.c"]
+        subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+        environment["LD_PRELOAD"] = str(tmp_path / "other.so")
+    done = subprocess.run(
+        [python, "-c", REFUSAL], env=environment, cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    expected = "" if preloaded == "nothing" else "the program uses another malloc than glibc's"
+    assert done.stdout.strip() == expected
+
+
 ESTIMATE = """
 import ctypes, json
 from memwatch.monitor import malloc_sampler

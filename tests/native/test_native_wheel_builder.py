@@ -103,3 +103,22 @@ def test_a_recorder_does_not_contain_the_folders_of_the_machine(compile_for, tmp
     content = compile_for("2.12.0", "constant").read_bytes()
     assert b"src/b.cpp" in content  # the name that __FILE__ had
     assert str(tmp_path).encode() not in content
+
+
+def test_the_pretended_device_of_a_release_contains_no_folder_of_the_machine(build, tmp_path, monkeypatch):
+    names = build.module_of("memwatch/devices/pretended/naming.py")
+    sources, include = tmp_path / "sources", tmp_path / "torch" / "include"
+    sources.mkdir()
+    include.mkdir(parents=True)
+    (include / "a.h").write_text("inline const char* header() { return __FILE__; }\n")
+    (sources / "device.cpp").write_text(
+        '#include <a.h>\nextern "C" __attribute__((visibility("default"))) const char* a() { return header(); }\n'
+    )
+    monkeypatch.setattr(names, "SOURCES", sources)
+    stubs = build.make_stubs(tmp_path / "stubs")
+    file = build.compile_device(build.Torch("2.12.0", "abc", include), stubs, tmp_path)
+    content = file.read_bytes()
+    assert file.name == names.file_name("2.12.0", "abc")
+    assert b"torch/include/a.h" in content
+    assert str(tmp_path).encode() not in content
+    assert b"libc10.so" in content  # a torch that has it must be loaded first
