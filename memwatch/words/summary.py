@@ -11,13 +11,15 @@ INCREASE_ELSEWHERE: Final = (
 )
 """Where memory from before the block is freed inside it, the peak and the peak increase are of two instants."""
 
-HEADLINE: Final = "{share} of the peak is {category}. {line_share} of the peak comes from {line}."
-HEADLINE_FINDING: Final = " Mending the first finding below would lower it to {peak}."
-HEADLINE_BOTH: Final = (
-    " Mending the first finding below would lower it to {peak}, and the first change under"
-    ' "What would lower the peak" to {way_peak}.'
+HEADLINE: Final = (
+    "By kind, the largest part of the peak is {category} ({share}). By line, it comes from {line} ({line_share})."
 )
-HEADLINE_WAY: Final = " The first change below would lower it to {peak}."
+HEADLINE_FINDING: Final = " Without the first finding below, the peak would be {peak}."
+HEADLINE_BOTH: Final = (
+    " Without the first finding below, the peak would be {peak}. With the first change under"
+    ' "What would lower the peak" instead, it would be {way_peak}.'
+)
+HEADLINE_WAY: Final = " With the first change below, the peak would be {peak}."
 """The first sentences of the page and of the summary."""
 
 PROCESS: Final = "The process when it was largest: {parts}"
