@@ -98,6 +98,23 @@ def test_a_graph_that_each_micro_batch_keeps_tells_what_one_adds():
     assert "per pass" not in " ".join(map(str, profiled(micro_batches, False).findings))
 
 
+def frames_with_their_graphs(keep):
+    """The two linear layers have one call stack. GELU keeps the result of the first."""
+    net, frames = nn.Sequential(nn.Linear(WIDE, WIDE), nn.GELU(), nn.Linear(WIDE, WIDE)), []
+    for _ in range(PASSES):
+        noise = torch.randn(ROWS, WIDE)
+        frame = noise - 0.1 * net(noise)
+        frames.append(frame if keep else frame.detach().mean())
+    return len(frames)
+
+
+def test_a_layer_that_keeps_nothing_hides_no_other_layer_of_its_line():
+    """Each pass keeps the input of both linear layers and that of GELU."""
+    (finding,) = [each for each in profiled(frames_with_their_graphs, True).findings if each.kind == "graph"]
+    assert "+3.00 MiB per pass" in finding.advice
+    assert "per pass" not in " ".join(map(str, profiled(frames_with_their_graphs, False).findings))
+
+
 @torch.no_grad()
 def list_as_cache():
     """Each token reads the keys of all tokens before it."""

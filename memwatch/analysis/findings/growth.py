@@ -80,19 +80,41 @@ def _by_stack(rows: IntArray, facts: Facts) -> list[IntArray]:
     every = np.append(numbers, NONE)[np.minimum(allocations.op, len(numbers))]
     every[(allocations.op == NONE) | (allocations.storage == NONE)] = NONE  # the workspace of a kernel
     places_of = every[rows]
+    # the layers of an `nn.Sequential` have one call stack too; one of them may drop what another one keeps
+    modules = np.append(ops["module"], NONE)[np.minimum(allocations.op, len(numbers))]
     found, counts = np.unique(places_of[places_of != NONE], return_counts=True)
-    series = []
+    series: list[IntArray] = []
     for place in found[counts >= _FEWEST_PASSES].tolist():
-        members = np.flatnonzero(places_of == place)
-        last = int(allocations.birth_event[rows[members]].max())
-        together = members[_ends(allocations, rows[members]) > last]
-        if len(together) < _FEWEST_PASSES:
-            continue
-        first = int(allocations.birth_event[rows[together]].min())
-        ends = _ends(allocations, np.flatnonzero(every == place))
-        if not ((ends > first) & (ends <= last)).any():
-            series.append(together)
+        members, made_there = np.flatnonzero(places_of == place), np.flatnonzero(every == place)
+        whole = _kept(members, rows, made_there, allocations)
+        parts = [whole]
+        if whole is None:
+            parts = [
+                _kept(
+                    members[modules[rows[members]] == module],
+                    rows,
+                    made_there[modules[made_there] == module],
+                    allocations,
+                )
+                for module in np.unique(modules[rows[members]]).tolist()
+            ]
+        series += [part for part in parts if part is not None]
     return series
+
+
+def _kept(
+    members: IntArray, rows: IntArray, made_there: IntArray, allocations: Allocations
+) -> IntArray | None:
+    """Return the results of one place that are alive together, or None if fewer passes or if some died meanwhile."""
+    if not len(members):
+        return None
+    last = int(allocations.birth_event[rows[members]].max())
+    together = members[_ends(allocations, rows[members]) > last]
+    if len(together) < _FEWEST_PASSES:
+        return None
+    first = int(allocations.birth_event[rows[together]].min())
+    ends = _ends(allocations, made_there)
+    return None if ((ends > first) & (ends <= last)).any() else together
 
 
 def _ends(allocations: Allocations, rows: IntArray) -> IntArray:
