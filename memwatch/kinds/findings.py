@@ -109,7 +109,7 @@ class FindingKind(str, Enum):
     # temporaries that an optimizer's step makes for each parameter
     FUSED = FindingRow(
         "fused",
-        "makes {nbytes} of temporaries, for one parameter after the other",
+        "makes temporaries for one parameter after the other, {nbytes} of them at the peak",
         advice=(
             "make the optimizer with fused=True, whose kernel needs no temporaries and rounds a little "
             "differently"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rich.padding import Padding
 from rich.table import Table
@@ -380,8 +380,13 @@ def _first_way(reading: Reading) -> list[RenderableType]:
     peak = _lowered(reading, int(way["peak_bytes"]))
     return [
         ways.HEADING_SHORT.format(count=len(reading.ways)),
-        Text(f"{peak}  {way['way']}", overflow="fold"),
+        Text(f"{peak}  {_told(way)}", overflow="fold"),
     ]
+
+
+def _told(way: Any) -> str:
+    """Return a change with its time, its basis and the decision that it needs."""
+    return "; ".join(filter(None, (way.way, ways.time_text(float(way.time_ratio)), way.basis, way.decision)))
 
 
 def _lowered(reading: Reading, peak_bytes: int) -> str:
@@ -394,16 +399,17 @@ def _ways(reading: Reading, most: int) -> list[RenderableType]:
     found = listed_ways(reading).reset_index(drop=True)
     rows_of = Table.grid(padding=(0, GAP, 0, 0))
     for way in found.head(most).itertuples():
-        told = [str(way.way), ways.time_text(float(way.time_ratio)), str(way.basis), str(way.decision)]
         peak = Text(_lowered(reading, int(way.peak_bytes)), no_wrap=True)
-        rows_of.add_row(peak, Text("; ".join(filter(None, told)), overflow="fold"))
-    parts: list[RenderableType] = [ways.HEADING, rows_of]
+        rows_of.add_row(peak, Text(_told(way), overflow="fold"))
+    heading = ways.HEADING_BESIDE_FINDINGS if reading.findings else ways.HEADING
+    parts: list[RenderableType] = [heading, rows_of]
     if len(found) > most:
         parts.append(Text(ways.MORE_WAYS.format(count=len(found) - most), style="dim"))
     ready = found.index[found["decision"] == ""]
     chosen = ready[0] if len(ready) else found.index[0]
     code = Text(str(found["lines"][chosen]).rstrip(), overflow="fold")
-    parts += [Text(ways.code_heading(int(chosen))), Padding(code, (0, 0, 0, INDENT))]
+    peak_of_code = format_bytes(int(found["peak_bytes"][chosen]))
+    parts += [Text(ways.code_heading(int(chosen), peak_of_code)), Padding(code, (0, 0, 0, INDENT))]
     if len(found) > 1:
         parts.append(Text(ways.MORE_LINES, style="dim"))
     return parts

@@ -43,13 +43,14 @@ BUFFERS: Final = "the lines keep the modules' buffers, such as running statistic
 """What you have to decide or to know before you take a way."""
 
 HEADING: Final = "What would lower the peak"
+HEADING_BESIDE_FINDINGS: Final = "What would lower the peak, while the findings are as they are"
 NO_WAY: Final = "memwatch knows no change that would lower the peak by {share} or more"
 TIME: Final = "ops take {ratio:.2f} x the time"
 TIME_UNKNOWN: Final = "duration not known"
 FALL: Final = "to {peak} ({share} less)"
 SHARE_LESS: Final = "{share} less"
-LINES_OF_FIRST: Final = "Code for the first of them:"
-LINES_OF: Final = "Code for the first of them that needs no decision:"
+LINES_OF_FIRST: Final = "Code for the change to {peak}:"
+LINES_OF: Final = "Code for the change to {peak}, the first that needs no decision:"
 PLACE: Final = "# before the training loop"
 PLACE_IN: Final = "# in {function}, before the training loop"
 STANDS_FOR: Final = "# {word} stands for your {word}"
@@ -72,9 +73,9 @@ def changed_arguments(modules: list[str], objects: list[str]) -> str:
     return CHANGED_ARGUMENTS.format(count=len(modules), classes=classes, objects=kinds)
 
 
-def code_heading(number: int) -> str:
-    """Return the line above the code of a way, given its place in the list."""
-    return LINES_OF_FIRST if number == 0 else LINES_OF
+def code_heading(number: int, peak: str) -> str:
+    """Return the line above the code of a way, given its place in the list and the peak with it."""
+    return (LINES_OF_FIRST if number == 0 else LINES_OF).format(peak=peak)
 
 
 def time_text(ratio: float) -> str:

@@ -426,6 +426,7 @@ def _as_expression(names: list[str]) -> str:
         step = second - first
         if step > 0 and [int(number) for number in numbers] == list(range(first, last + 1, step)):
             stem = stems.pop()
-            through = f"range({first}, {last + 1}" + (f", {step})" if step > 1 else ")")
-            return f'[f"{stem + "." if stem else ""}{{number}}" for number in {through}]'
+            bounds = [last + 1] if first == 0 and step == 1 else [first, last + 1, *[step] * (step > 1)]
+            through = f"range({', '.join(map(str, bounds))})"
+            return f'[f"{stem}.{{number}}" for number in {through}]' if stem else f"map(str, {through})"
     return repr(tuple(names))
