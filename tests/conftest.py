@@ -45,6 +45,10 @@ _LAST = (
 """Files, and a folder, whose tests come last, in this order; of those alike the longest first, for two workers."""
 
 
+_PAGES = "tests/docs/"
+"""The pages of the documentation always run all: a page shows outputs that any change of words may make wrong."""
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--cases",
@@ -61,11 +65,15 @@ def _sample(items: list[pytest.Item], most: int) -> set[pytest.Item]:
     The checksum of its parameters chooses a case. So the choice is the same in every run and every worker. Tests of a
     file that share their parameters choose the same cases, and a program that they share runs once for all of them.
     """
-    cases = defaultdict(list)
+    cases: dict[str, list] = defaultdict(list)
     for item in (item for item in items if not item.get_closest_marker("whole")):
         name, _, parameters = item.nodeid.partition("[")
         cases[name].append((zlib.crc32(parameters.encode()), item))
-    return {item for each in cases.values() for _, item in sorted(each, key=lambda case: case[0])[:most]}
+    return {
+        item
+        for name, each in cases.items()
+        for _, item in sorted(each, key=lambda case: case[0])[: None if name.startswith(_PAGES) else most]
+    }
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
