@@ -23,7 +23,7 @@ pytest_plugins = ["pytester"]
 if scrambled_words.VARIABLE in os.environ:  # see test_words_are_last.py
     scrambled_words.scramble()
 
-_SEARCH_WHOLE_HEAP = ("leaks", "heap", "plugin", "known_leaks")
+_SEARCH_WHOLE_HEAP = ("leaks", "heap", "plugin", "known_leaks", "monitor")
 _FIRST = ("leaks", "heap", "monitor")
 _LAST = (
     # these import pandas
