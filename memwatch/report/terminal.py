@@ -97,6 +97,7 @@ def summary(
             contents.append(_Content(FEWEST_ROWS, with_modules=False, with_storages=False))
             contents.append(_Content(FEWEST_ROWS, with_modules=False, with_storages=False, with_lines=False))
         contents.append(_Content(FEWEST_ROWS, with_modules=False, with_code=False))
+        contents.append(_Content(FEWEST_ROWS, with_modules=False, with_storages=False, with_code=False))
     text = ""
     for content in contents:
         count = content.rows
