@@ -151,9 +151,8 @@ def listed_ways(reading: Reading) -> pd.DataFrame:
 
     Another optimizer often has the lowest peak of all, and it is the change that costs a user most.
     """
-    found = reading.ways
-    is_other = found["kind"].isin(tuple(OTHER_OPTIMIZERS))
-    listed: pd.DataFrame = pd.concat([found[~is_other], found[is_other]])
+    is_other = reading.ways["kind"].isin(tuple(OTHER_OPTIMIZERS))
+    listed: pd.DataFrame = reading.ways.loc[is_other.sort_values(kind="stable").index]
     return listed
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-FINDINGS: Final = "Findings in {process}: what to change, and how far its peak would fall"
+FINDINGS: Final = "Findings in {process}: memory that is alive without need, and its peak without it"
 HEADLINE: Final = "{worst} has the highest peak, {highest}: {share} above the mean of {count} ranks."
 HEADLINE_EQUAL: Final = "All {count} ranks have the same peak, {highest}."
 HEADLINE_PROCESS: Final = "{worst} has the highest peak, {highest}."

@@ -100,6 +100,17 @@ def estimate(source):
     return estimate_program(lambda: lambda: exec(code, {"__name__": "__main__"}))
 
 
+def estimated_as_in_a_real_run(train):
+    """Run a program, estimate it, and check that both have the same peak; return the estimate."""
+    gc.collect()
+    with memwatch.profile(allocator=False, holders=False) as prof:
+        train()
+    gc.collect()
+    found = estimate_program(lambda: train, steps=1)
+    assert found.tensor_bytes == prof.peak_bytes
+    return found
+
+
 def test_a_check_for_fake_tensors_answers_as_in_a_real_run():
     assert estimate(BRANCHES).remarks == ()
 
@@ -215,12 +226,7 @@ def test_a_llama_takes_the_bytes_of_a_real_run(is_padded):
         model(input_ids=ids, attention_mask=mask, labels=ids).loss.backward()
         optimizer.step()
 
-    gc.collect()
-    with memwatch.profile(allocator=False, holders=False) as prof:
-        train()
-    gc.collect()
-    found = estimate_program(lambda: train, steps=1)
-    assert (found.tensor_bytes, found.reads) == (prof.peak_bytes, ())
+    assert estimated_as_in_a_real_run(train).reads == ()
 
 
 def test_a_model_that_torch_jit_traces_takes_the_bytes_of_a_real_run():
@@ -233,11 +239,7 @@ def test_a_model_that_torch_jit_traces_takes_the_bytes_of_a_real_run():
         traced(torch.ones(32, 8)).sum().backward()
         optimizer.step()
 
-    gc.collect()
-    with memwatch.profile(allocator=False, holders=False) as prof:
-        train()
-    gc.collect()
-    assert estimate_program(lambda: train, steps=1).tensor_bytes == prof.peak_bytes
+    estimated_as_in_a_real_run(train)
 
 
 def test_checks_of_a_distribution_pass_and_take_the_bytes_of_a_real_run():
@@ -252,9 +254,4 @@ def test_checks_of_a_distribution_pass_and_take_the_bytes_of_a_real_run():
         score = choice.log_prob(choice.sample()) + place.log_prob(place.rsample()) + choice.entropy()
         (score + kl_divergence(place, Normal(torch.zeros(64), torch.ones(64)))).sum().backward()
 
-    gc.collect()
-    with memwatch.profile(allocator=False, holders=False) as prof:
-        train()
-    gc.collect()
-    found = estimate_program(lambda: train, steps=1)
-    assert (found.tensor_bytes, found.reads) == (prof.peak_bytes, ())
+    assert estimated_as_in_a_real_run(train).reads == ()
