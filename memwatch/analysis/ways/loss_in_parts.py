@@ -44,7 +44,9 @@ _LOSS: Final = "aten.nll_loss_forward.default"
 _LOG_SOFTMAX: Final = "aten._log_softmax.default"
 _VIEW: Final = "aten._unsafe_view.default"
 _COPIES: Final = ("aten.clone.default", "aten._to_copy.default")
-_DISTRIBUTED_ROLES: Final = tuple(ROLES.index(role) for role in ("unsharded parameter", "bucket", "reducer memory"))
+_DISTRIBUTED_ROLES: Final = tuple(
+    ROLES.index(role) for role in ("unsharded parameter", "bucket", "reducer memory")
+)
 """Roles that only DDP and FSDP give. There the code would call the head without its wrapper, so it is not offered."""
 
 
@@ -257,9 +259,13 @@ class _Change:
         # with each part the gradient of the head's input grows, and the part's random state is dropped
         growth_bytes = max(0, (PARTS - 1) * (hidden_bytes // PARTS - self._rng_bytes))
         in_a_part = max(forward_bytes, backward_bytes) + parameter_bytes + growth_bytes
-        at_the_sum = logits_bytes // PARTS + 2 * parameter_bytes + growth_bytes  # of the earlier parts and this one
+        at_the_sum = (
+            logits_bytes // PARTS + 2 * parameter_bytes + growth_bytes
+        )  # of the earlier parts and this one
         at_the_first_sum = 3 * parameter_bytes
-        at_the_joining = parameter_bytes + 2 * hidden_bytes - PARTS * self._rng_bytes  # of the input's gradient
+        at_the_joining = (
+            parameter_bytes + 2 * hidden_bytes - PARTS * self._rng_bytes
+        )  # of the input's gradient
         most_bytes = max(in_a_part, at_the_sum, at_the_first_sum, at_the_joining)
         self._spikes.append(Spike(backward_event, most_bytes))
 
