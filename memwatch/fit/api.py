@@ -53,9 +53,10 @@ def fit(
     """Find, measure and keep the fastest way to train a model within a limit of memory.
 
     The limit covers all tensors that are alive on the model's device at once: parameters, gradients, optimizer state,
-    activations, workspace, and all other tensors of the process on that device. Each way runs some steps from the same state,
-    and the allocator's own events measure them. Afterwards parameters, buffers, gradients, optimizers, schedulers,
-    random generators, and the lists, dictionaries and variables that `step` can reach are restored, bit for bit.
+    activations, workspace, and all other tensors of the process on that device. Each way runs some steps from the same
+    state, and the allocator's own events measure them. Afterwards parameters, buffers, gradients, optimizers,
+    schedulers, random generators, and the lists, dictionaries and variables that `step` can reach are restored, bit
+    for bit.
 
     Under a FakeTensorMode, or if every way runs out of memory, nothing can be measured. Then peaks are estimated, and
     ways are compared by their operations.
