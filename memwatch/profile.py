@@ -14,13 +14,12 @@ from memwatch.device_names import CPU
 from memwatch.devices import Failure, is_of_host, is_out_of_memory
 from memwatch.errors import MemoryLimitError, MemwatchError, add_note
 from memwatch.reading import Reading
-from memwatch.record.allocator_only import allocator_only
 from memwatch.record.harmless import uninterrupted, unlink_own_frames
 from memwatch.record.native import remark as unbuilt_remark
 from memwatch.record.native.library import build_recorder
 from memwatch.record.options import Options, read_limits
-from memwatch.record.session import Session, is_recording
-from memwatch.record.steps.steps import Sampled, Schedule, schedule
+from memwatch.record.session import Session, allocator_only, is_recording
+from memwatch.record.steps import Sampled, Schedule, schedule
 from memwatch.report.out_of_memory import breakdown
 from memwatch.reserve import Reserve, small_pools
 from memwatch.signal_handlers import pass_on, suppress

@@ -24,8 +24,7 @@ from memwatch.record.roles import BUCKET, GRADIENT, UNSHARDED
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from memwatch.record.owners import KnownParameter, Owners
-    from memwatch.record.roles import InRole, Roles
+    from memwatch.record.roles import InRole, KnownParameter, Owners, Roles
 
 _grad_of: Final[Callable[[Tensor], Tensor | None]] = getattr_static(Tensor, "grad").__get__
 """Read `.grad` past a property of the same name in the program's own class of parameters."""

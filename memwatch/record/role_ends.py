@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 
     from memwatch.record.gradients import Gradients
     from memwatch.record.harmless import Harmless
-    from memwatch.record.owners import Owners
-    from memwatch.record.roles import Roles
+    from memwatch.record.roles import Owners, Roles
 
 _PLAIN: Final = class_ids(Tensor, Parameter)
 _OF_MODULES: Final = (PARAMETER, BUFFER, STEPPED)
