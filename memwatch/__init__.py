@@ -63,7 +63,7 @@ _HOMES = {
     "process_memory": "memwatch.monitor.process",
     "profile": "memwatch.profile",
     "schedule": "memwatch.profile",
-    "tune": "memwatch.tune.api",
+    "tune": "memwatch.tune",
     "verify": "memwatch.verification",
     "why_alive": "memwatch.leaks",
 }

@@ -9,7 +9,7 @@ import pathlib
 import warnings
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
-from memwatch._torch.versions import require_known_torch
+from memwatch._torch.lookup import require_known_torch
 from memwatch.device_names import CPU
 from memwatch.devices import Failure, is_of_host, is_out_of_memory
 from memwatch.errors import MemoryLimitError, MemwatchError, add_note

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from memwatch.capture.capture import Capture, Note
+from memwatch.capture.columns import Capture, Note
 from memwatch.capture.schema import NONE, RECORDED_BY_NAME
 
 if TYPE_CHECKING:

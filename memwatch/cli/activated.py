@@ -11,12 +11,11 @@ import threading
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from memwatch.children.asking import ask_children, files_of_children
 from memwatch.children.termination import WriteBeforeTermination
 from memwatch.cli.common import command_line, make_room, say
 from memwatch.cli.recording import fill_options, leave_summary, plain_options, reach_forks, recording_of
 from memwatch.errors import MemwatchError
-from memwatch.job import JobPlace, named_for, program_name
+from memwatch.job import JobPlace, ask_children, files_of_children, named_for, program_name
 from memwatch.output_files import OutputError
 from memwatch.settings import project_settings
 

@@ -14,11 +14,10 @@ import threading
 import warnings
 from typing import TYPE_CHECKING, Any, Final
 
-from memwatch.children.asking import file_of_child
 from memwatch.children.termination import WriteBeforeTermination
 from memwatch.cli.common import say
 from memwatch.errors import MemwatchError
-from memwatch.job import children_told
+from memwatch.job import children_told, file_of_child
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -90,7 +89,7 @@ def leave_summary(recording: Profile, capture: Path) -> None:
     """
     if recording.failure is not None:
         return
-    from memwatch.capture.rank_summary import add_summary, read_head
+    from memwatch.capture.file import add_summary, read_head
     from memwatch.ranks.summary import summarise
 
     meta = read_head(capture).meta

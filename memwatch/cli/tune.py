@@ -49,8 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Print the settings; return 1 if none fits the device."""
-    from memwatch.tune.api import tune
-    from memwatch.tune.result import tune_record, tune_text
+    from memwatch.tune import tune, tune_record, tune_text
 
     with working("memwatch tune"):
         tuning = tune(

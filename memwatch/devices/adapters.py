@@ -1,11 +1,13 @@
 """One adapter for each kind of device: the host, CUDA, and any other accelerator of torch.
 
-An adapter reads the statistics of the device's allocator, and it saves and restores random states.
+An adapter reads the statistics of the device's allocator, and it saves and restores random states. `Reserved` has the
+memory that a caching allocator holds on a device: segments, and in them used and free blocks.
 """
 
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -15,7 +17,16 @@ from memwatch.device_names import CPU, kind_of
 from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Mapping
+
+_FIELDS = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()  # noqa: SIM905
+_ROUNDING_BYTES: Final = 512
+"""Bytes to which an accelerator's caching allocator rounds a block up, from torch's own sources."""
+namespace: Final[Any] = torch.cuda
+"""torch's module for CUDA, where a device is pretended in it."""
+ALLOCATED: Final = "active_allocated"
+WAITING: Final = ("active_pending_free", "active_awaiting_free")
+"""Freed by the program, while a stream may still use them: torch has had both names."""
 
 
 class Adapter(Protocol):
@@ -56,9 +67,6 @@ class Adapter(Protocol):
 
     def synchronize(self, name: str) -> None:
         """Wait until a device has done all its work."""
-
-
-_FIELDS = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()  # noqa: SIM905
 
 
 class _MallInfo2(ctypes.Structure):
@@ -128,10 +136,6 @@ class Cpu:
 
     def synchronize(self, name: str) -> None:
         """Return at once: the host runs ops as they are called."""
-
-
-_ROUNDING_BYTES: Final = 512
-"""Bytes to which an accelerator's caching allocator rounds a block up, from torch's own sources."""
 
 
 class Accelerator:
@@ -225,10 +229,6 @@ class Accelerator:
         torch.accelerator.synchronize(torch.device(name))
 
 
-namespace: Final[Any] = torch.cuda
-"""torch's module for CUDA, where a device is pretended in it."""
-
-
 class Cuda(Accelerator):
     """The adapter of CUDA devices. It has only the differences to other accelerators."""
 
@@ -283,3 +283,56 @@ def devices_in_use() -> list[str]:
     accelerator = torch.accelerator.current_accelerator()
     kinds = [CPU] if accelerator is None else [CPU, accelerator.type]
     return [name for kind in kinds for name in adapter_of(kind).names]
+
+
+@dataclass
+class Reserved:
+    """The memory that an allocator holds on a device, in bytes.
+
+    Attributes:
+        segments: number of segments, which are stretches of device memory.
+        reserved_bytes: bytes of all segments.
+        allocated_bytes: bytes of the blocks in use.
+        requested_bytes: bytes that the program requested for these blocks.
+        waiting_bytes: bytes of freed blocks that a stream may still use.
+        largest_free_bytes: bytes of the largest free block.
+    """
+
+    segments: int = 0
+    reserved_bytes: int = 0
+    allocated_bytes: int = 0
+    requested_bytes: int = 0
+    waiting_bytes: int = 0
+    largest_free_bytes: int = 0
+
+    @property
+    def free_bytes(self) -> int:
+        """The blocks that it could hand out."""
+        return self.reserved_bytes - self.allocated_bytes - self.waiting_bytes
+
+    def add_segment(self, nbytes: int) -> None:
+        """Count a segment."""
+        self.segments += 1
+        self.reserved_bytes += nbytes
+
+    def add_block(self, nbytes: int, requested: int, *, allocated: bool, waiting: bool) -> None:
+        """Count a block of a segment."""
+        if allocated:
+            self.allocated_bytes += nbytes
+            self.requested_bytes += requested
+        elif waiting:
+            self.waiting_bytes += nbytes
+        else:
+            self.largest_free_bytes = max(self.largest_free_bytes, nbytes)
+
+
+def reserved_in(segments: Iterable[Mapping[str, Any]]) -> Reserved:
+    """Return the figures of some segments, as `memory_snapshot()` of torch's modules lists them."""
+    held = Reserved()
+    for segment in segments:
+        held.add_segment(segment["total_size"])
+        for block in segment["blocks"]:
+            state = block["state"]
+            requested = block.get("requested_size", block["size"])
+            held.add_block(block["size"], requested, allocated=state == ALLOCATED, waiting=state in WAITING)
+    return held

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from memwatch._torch.fake import FakeTensor
 from memwatch.errors import MemwatchError
-from memwatch.plain_json import read_json
+from memwatch.text import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.device_names import CPU
 from memwatch.devices import Failure, adapter_of, devices_in_use
-from memwatch.devices.reserved import reserved_in
+from memwatch.devices.adapters import reserved_in
 from memwatch.job import program_name
 from memwatch.monitor import text
 from memwatch.monitor.live_memory import ARRAY, GRADIENT, NOBODY, OTHER, PARAMETER, SAVED, STATE, LiveMemory
@@ -23,7 +23,7 @@ from memwatch.words.processes import reserved_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from memwatch.devices.reserved import Reserved
+    from memwatch.devices.adapters import Reserved
     from memwatch.monitor.limits import Limit
     from memwatch.monitor.live_memory import Group
     from memwatch.monitor.rows import ProcessRows

@@ -21,7 +21,7 @@ import torch
 from memwatch._torch import missing
 from memwatch._torch.modes import disable_torch_function
 from memwatch._version import __version__
-from memwatch.capture.capture import Note
+from memwatch.capture.columns import Note
 from memwatch.capture.file import CaptureWriter
 from memwatch.capture.recording import Recording
 from memwatch.encoding.host_copies import ReplayInputs

@@ -26,7 +26,7 @@ from memwatch.record.kept_rows import KeptRows, LiveEvents, MeasuredEvents, toge
 if TYPE_CHECKING:
     from weakref import WeakMethod
 
-    from memwatch.capture.capture import Note
+    from memwatch.capture.columns import Note
     from memwatch.record.context import Context
     from memwatch.record.interception.kinds import Handler, Interceptor
     from memwatch.record.saved_tensors import SavedTensorHooks

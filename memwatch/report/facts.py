@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pandas as pd
 
 from memwatch.analysis.texts import TEXT
-from memwatch.capture.capture import NOT_RECORDED
+from memwatch.capture.columns import NOT_RECORDED
 from memwatch.capture.schema import EVIDENCE
 from memwatch.kinds.roles import CATEGORY_OF, KEPT_ON_PURPOSE
 from memwatch.sizes import format_bytes

@@ -12,7 +12,7 @@ import torch
 
 import memwatch
 from memwatch import build_cache
-from memwatch.devices.cuda_allocator import library as driver
+from memwatch.devices.cuda_allocator import torchs_own as driver
 from memwatch.errors import MemwatchError
 from memwatch.monitor import malloc_sampler
 from memwatch.planner.native import library as kernels
