@@ -55,7 +55,7 @@ def test_building_again_says_where_it_is(shell_memwatch):
     lines = done.stdout.splitlines()
     assert lines == [
         f"already built: {file}"
-        for file in (driver.path(), kernels.path(), malloc_sampler.path(), library.path())
+        for file in (driver.driver_path(), kernels.path(), malloc_sampler.path(), library.path())
     ]
 
 
