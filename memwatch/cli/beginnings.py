@@ -120,8 +120,8 @@ class Fit:
             make_room(plan_target, force=options.force)
         outside = None if options.in_place else FilesOutside()
         files = private_files(options, "fit", "the script several times")
-        # imported before the program's folder comes first in sys.path, for it may hold modules of the same name; and after
-        # the files are private, for torch starts threads
+        # imported before the program's folder comes first in sys.path, for it may hold modules of the same name; and
+        # after the files are private, for torch starts threads
         from memwatch.fit.api import fit_program
 
         try:
@@ -200,7 +200,8 @@ class Estimate:
         parser.add_argument(
             "--largest-batch",
             action="store_true",
-            help="find the largest batch size that fits: memwatch runs the program with several sizes in place of {batch}",
+            help="find the largest batch size that fits: memwatch runs the program with several sizes in place of "
+            "{batch}",
         )
         parser.add_argument(
             "-o", "--output", metavar="FILE", help="write the capture, which all other verbs read"
@@ -244,8 +245,8 @@ class Estimate:
         make_room(capture, page if options.html else None, inputs=program.files(), force=options.force)
         outside = None if options.in_place or not (capture or options.html) else FilesOutside()
         files = private_files(options, "estimate", "the script")
-        # imported before the program's folder comes first in sys.path, for it may hold modules of the same name; and after
-        # the files are private, for torch starts threads
+        # imported before the program's folder comes first in sys.path, for it may hold modules of the same name; and
+        # after the files are private, for torch starts threads
         from memwatch.cards import Room
         from memwatch.estimate.api import find_largest
         from memwatch.estimate.job import Job

@@ -328,9 +328,9 @@ def _device_type(text: str) -> str:
 class Diff:
     """Compare the peaks of two captures, site by site.
 
-    A site is a place in the program that made memory alive at the peak. If the peak grew by more than `--fail-above`, the
-    exit code is 1. With `-o`, memwatch writes a page and prints its path. `--format github` is for a workflow of GitHub: a
-    table for a comment, and annotations of the lines that grew.
+    A site is a place in the program that made memory alive at the peak. If the peak grew by more than `--fail-above`,
+    the exit code is 1. With `-o`, memwatch writes a page and prints its path. `--format github` is for a workflow of
+    GitHub: a table for a comment, and annotations of the lines that grew.
 
         memwatch diff before.memwatch after.memwatch
         memwatch diff -o diff.html before.memwatch after.memwatch
@@ -454,9 +454,9 @@ class Transform:
 
     `speedscope` is for https://www.speedscope.app. `chrome` is for chrome://tracing and https://ui.perfetto.dev; with
     `--into` it adds memory counters and findings to a trace of torch.profiler. `memory_viz` is a pickle for torch's own
-    viewer, https://pytorch.org/memory_viz. `pprof` has the heap at the peak and all allocations by call stack, for `go tool
-    pprof` and dashboards. Without -o, memwatch writes these two beside the capture. `parquet` adds all tables to a dataset,
-    a folder with parts by host and rank, which Dask, DuckDB and pandas read.
+    viewer, https://pytorch.org/memory_viz. `pprof` has the heap at the peak and all allocations by call stack, for `go
+    tool pprof` and dashboards. Without -o, memwatch writes these two beside the capture. `parquet` adds all tables to a
+    dataset, a folder with parts by host and rank, which Dask, DuckDB and pandas read.
 
         memwatch transform train.4242.memwatch csv --table storages -o storages.csv
         memwatch transform train.4242.memwatch speedscope > peak.json
@@ -570,10 +570,10 @@ def _write_dataset(options: argparse.Namespace) -> int:
 class Live:
     """Show a capture while it is being written, from another terminal.
 
-    The screen shows the curve of live bytes, the memory that is alive now by category, the largest storages, and the latest
-    iterations with their peaks. The view only reads the file and never touches the program. It takes at most 1 % of the
-    processors' time. `q` quits. The screen needs the package textual: pip install "memwatch[live]". If standard output is
-    not a terminal, memwatch prints a line of text whenever the file has grown.
+    The screen shows the curve of live bytes, the memory that is alive now by category, the largest storages, and the
+    latest iterations with their peaks. The view only reads the file and never touches the program. It takes at most 1 %
+    of the processors' time. `q` quits. The screen needs the package textual: pip install "memwatch[live]". If standard
+    output is not a terminal, memwatch prints a line of text whenever the file has grown.
 
         memwatch live train.4242.memwatch
     """

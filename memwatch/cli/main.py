@@ -20,7 +20,7 @@ VERBS: Final = (
     "run", "attach", "report", "summary", "stats", "tree", "diff", "merge", "leaks", "plan", "replay", "fit",
     "estimate", "tune", "transform", "import", "live", "ps", "mcp", "skill", "build",
 )  # fmt: skip
-"""The verbs in the order of the help; each is a module or a class of this package with `add_arguments` and `execute`."""
+"""The verbs in the order of the help; each is a module or a class here with `add_arguments` and `execute`."""
 
 _CLASSES: Final = {
     "attach": "processes.Attach",

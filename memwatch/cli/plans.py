@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 class Plan:
     """Find how low the peak of a recorded program can be: reorder, recompute, offload.
 
-    Record the program with `memwatch run --replay` first. Without a budget, the plan only changes the order of the ops and
-    makes the peak as low as it can. If no plan reaches the budget, memwatch prints the lowest plan and the exit code is 1.
+    Record the program with `memwatch run --replay` first. Without a budget, the plan only changes the order of the ops
+    and makes the peak as low as it can. If no plan reaches the budget, memwatch prints the lowest plan and the exit
+    code is 1.
 
         memwatch plan train.4242.memwatch --budget 60% -o train.plan
         memwatch plan train.4242.memwatch --budget "512 MiB" --offload
@@ -44,8 +45,8 @@ class Plan:
             "--budget",
             type=budget,
             metavar="SIZE",
-            help="the most that the program may add to the memory alive at its start: a size such as `512 MiB`, or a share "
-            "of the present figure, such as 60%%",
+            help="the most that the program may add to the memory alive at its start: a size such as `512 MiB`, or a "
+            "share of the present figure, such as 60%%",
         )
         parser.add_argument("--no-recompute", action="store_true", help="compute nothing twice")
         parser.add_argument(
@@ -142,10 +143,10 @@ class Replay:
 class Tune:
     """Find the setting of torch's CUDA allocator that reserves least for a recorded program.
 
-    The allocations of the program run through torch's own allocator, without a GPU, under about 35 settings. The source is
-    a capture, recorded on a CPU, a GPU or fake tensors, or a memory snapshot that torch wrote. If torch is not a CUDA
-    build, memwatch's model of the allocator runs instead, and the output says so. The last line is the variable to set. A
-    retry means that the allocator had to empty its cache before an allocation succeeded.
+    The allocations of the program run through torch's own allocator, without a GPU, under about 35 settings. The source
+    is a capture, recorded on a CPU, a GPU or fake tensors, or a memory snapshot that torch wrote. If torch is not a
+    CUDA build, memwatch's model of the allocator runs instead, and the output says so. The last line is the variable to
+    set. A retry means that the allocator had to empty its cache before an allocation succeeded.
 
         memwatch tune train.4242.memwatch
         memwatch tune dump_snapshot.pickle --device-memory 80GiB
