@@ -11,8 +11,7 @@ import pytest
 
 from memwatch.output_files import write_whole
 from memwatch.text import read_json
-from pytest_memwatch.markers import FIXTURE_ASKED
-from pytest_memwatch.options import SETTINGS
+from pytest_memwatch.options import FIXTURE_ASKED, SETTINGS
 from pytest_memwatch.outcome import FixtureError
 
 if TYPE_CHECKING:
