@@ -263,9 +263,9 @@ class Reading:
 
     def _repr_html_(self) -> str:
         """Show the summary in a notebook."""
-        from memwatch.report.notebook import WIDTH, fragment
+        from memwatch.report.console import NOTEBOOK_WIDTH, fragment
 
-        return fragment(self.summary(width=WIDTH, color=True))
+        return fragment(self.summary(width=NOTEBOOK_WIDTH, color=True))
 
     @property
     def plot(self) -> Plot:

@@ -306,22 +306,22 @@ class Ps:
     def execute(options: argparse.Namespace) -> int:
         """Print the rows; return 0."""
         from memwatch.errors import OptionError
-        from memwatch.monitor import text
+        from memwatch.monitor.process import Earlier, of_process, of_processes, record_of, record_of_processes
         from memwatch.monitor.rows import python_processes, rows_of
 
         seconds = options.seconds
-        earlier: text.Earlier | None = None
+        earlier: Earlier | None = None
         if options.pid is None:
             processes = python_processes()
             if seconds is not None:
                 begun_s = _wait(seconds)
                 before = {process.pid: process.uss_bytes for process in processes}
                 processes = python_processes()
-                earlier = text.Earlier(round(time.monotonic() - begun_s, 3), {}, before)
+                earlier = Earlier(round(time.monotonic() - begun_s, 3), {}, before)
             if options.json:
-                emit_json(text.record_of_processes(processes, earlier))
+                emit_json(record_of_processes(processes, earlier))
             else:
-                emit(text.of_processes(processes, earlier))
+                emit(of_processes(processes, earlier))
             return 0
         if not options.pid.isdecimal() or not int(options.pid):
             raise OptionError(f"{options.pid!r} is no process; give its number, as `memwatch ps` lists it")
@@ -331,11 +331,11 @@ class Ps:
             before = {child.pid: child.uss_bytes for child in found.children}
             rows = {row.row: row.nbytes for row in found.rows}
             found = rows_of(int(options.pid))
-            earlier = text.Earlier(round(time.monotonic() - begun_s, 3), rows, before)
+            earlier = Earlier(round(time.monotonic() - begun_s, 3), rows, before)
         if options.json:
-            emit_json(text.record_of(found, earlier))
+            emit_json(record_of(found, earlier))
         else:
-            emit(text.of_process(found, earlier=earlier))
+            emit(of_process(found, earlier=earlier))
         return 0
 
 

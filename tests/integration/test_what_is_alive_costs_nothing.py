@@ -13,7 +13,7 @@ from torch import nn
 
 import memwatch
 from memwatch.record import gradients
-from memwatch.record.holders import schedule
+from memwatch.record.holders import state
 from memwatch.record.holders.sample import Sample
 
 BOTH = pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_samples_beside_much_that_is_idle_make_at_most_twice_the_calls(
     kind, calls_beside_nothing, monkeypatch
 ):
     """The first steps of a block have nearly all samples: idle objects are passed over many at a time."""
-    monkeypatch.setattr(schedule, "_ROLE_LOOKS_RATIO", 0)  # a look that there is time for hangs on the clock
+    monkeypatch.setattr(state, "_ROLE_LOOKS_RATIO", 0)  # a look that there is time for hangs on the clock
     assert calls_in_first_steps(MANY[kind]()) < 2 * calls_beside_nothing
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from memwatch.planner.order.cpsat import is_available
+from memwatch.planner.order.exact import is_available
 from memwatch.planner.recompute.reorder import augmented_graph
 
 if TYPE_CHECKING:
