@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from memwatch.capture.check import checked, split_by_validity
+from memwatch.capture.check import checked, length_of, opened, require_tables, rows_within, split_by_validity
 from memwatch.capture.columns import (
     INTEGER_TABLES,
     MOST_ROWS,
@@ -36,7 +36,6 @@ from memwatch.capture.columns import (
     empty_tables,
     encoded,
 )
-from memwatch.capture.database import length_of, opened, require_tables, rows_within
 from memwatch.capture.schema import FORMAT_VERSION, OLDEST_FORMAT, RECORDED_BY_NAME
 from memwatch.errors import CaptureError, DamagedCaptureError
 from memwatch.output_files import OutputError, check_outputs, create, remove_if_same, whole_file

@@ -22,8 +22,8 @@ from hostile_files import ESCAPE, HOSTILE, database
 
 import memwatch
 from memwatch.capture import CaptureError, load, save
+from memwatch.capture.check import check_is_database
 from memwatch.capture.columns import INTEGER_TABLES, Capture
-from memwatch.capture.database import check_is_database
 from memwatch.capture.file import add_summary, read_head
 from memwatch.cli.common import command_line
 from memwatch.cli.main import main
