@@ -1,4 +1,4 @@
-"""profile(): the front door; starts and stops the recorders around a block. verify(): the peak without them, and with."""
+"""profile(): the front door; starts and stops the recorders around a block. verify(): the peak with and without it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from memwatch.ranks import Ranks
 
 __all__ = [
-    "Profile", "Sampled", "allocator_only", "build_recorder", "is_recording", "profile", "schedule", "unbuilt_remark",
+    "Profile", "Sampled", "build_recorder", "is_recording", "profile", "schedule", "unbuilt_remark",
+    "verify",
 ]  # fmt: skip
 P = ParamSpec("P")
 R = TypeVar("R")

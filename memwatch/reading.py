@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from memwatch.analysis.derived_tables import DerivedTables
     from memwatch.analysis.facts.reserved import ReservedBytes
     from memwatch.analysis.findings.finding import Finding
-    from memwatch.encoding.host_copies import ReplayInputs
+    from memwatch.encoding import ReplayInputs
     from memwatch.own_code import CodeOwner
     from memwatch.report.plot import Plot
 

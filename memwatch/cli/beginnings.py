@@ -97,7 +97,7 @@ class Fit:
             help="the file for the plan that the lines of a `policy` load; default SCRIPT.plan, or a name that is free",
         )
         parser.add_argument("-f", "--force", action="store_true", help="replace the plan's file if it exists")
-        add_in_place(parser)
+        _add_in_place(parser)
         add_program(parser)
 
     @staticmethod
@@ -119,7 +119,7 @@ class Fit:
         if options.save_plan is not None:
             make_room(plan_target, force=options.force)
         outside = None if options.in_place else FilesOutside()
-        files = private_files(options, "fit", "the script several times")
+        files = _private_files(options, "fit", "the script several times")
         # imported before the program's folder comes first in sys.path, for it may hold modules of the same name; and
         # after the files are private, for torch starts threads
         from memwatch.fit.api import fit_program
@@ -132,7 +132,7 @@ class Fit:
         except MemwatchError:
             raise
         except BaseException as error:
-            return failed(error, files)
+            return _failed(error, files)
         emit(found.summary())
         if found.plan is not None:
             written = plan_target if files is None else files.folder / plan_target.name
@@ -212,7 +212,7 @@ class Estimate:
             action="store_true",
             help="write the page too, to PATH with --html=PATH; default CAPTURE.html",
         )
-        add_in_place(parser)
+        _add_in_place(parser)
         add_json(parser)
         add_program(parser)
 
@@ -244,7 +244,7 @@ class Estimate:
         ).absolute()
         make_room(capture, page if options.html else None, inputs=program.files(), force=options.force)
         outside = None if options.in_place or not (capture or options.html) else FilesOutside()
-        files = private_files(options, "estimate", "the script")
+        files = _private_files(options, "estimate", "the script")
         # imported before the program's folder comes first in sys.path, for it may hold modules of the same name; and
         # after the files are private, for torch starts threads
         from memwatch.cards import Room
@@ -276,7 +276,7 @@ class Estimate:
         except MemwatchError:
             raise
         except BaseException as error:
-            return failed(error, files)
+            return _failed(error, files)
         if options.html:
             found.reading.report(written(page), force=options.force)
         if outside is not None:
@@ -327,7 +327,7 @@ def _sentence(text: str) -> str:
     return f"{text[0].upper()}{text[1:]}."
 
 
-def add_in_place(parser: argparse.ArgumentParser) -> None:
+def _add_in_place(parser: argparse.ArgumentParser) -> None:
     """Add the option `--in-place`."""
     parser.add_argument(
         "--in-place",
@@ -336,7 +336,7 @@ def add_in_place(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def private_files(options: argparse.Namespace, verb: str, what: str) -> PrivateFiles | None:
+def _private_files(options: argparse.Namespace, verb: str, what: str) -> PrivateFiles | None:
     """Give this process a private view of the user's files; return None with `--in-place`.
 
     Call it before torch is imported, which starts threads.
@@ -357,7 +357,7 @@ def private_files(options: argparse.Namespace, verb: str, what: str) -> PrivateF
         raise MemwatchError(_NOT_PRIVATE.format(verb=verb, what=what, error=error)) from error
 
 
-def failed(error: BaseException, files: PrivateFiles | None) -> BaseException:
+def _failed(error: BaseException, files: PrivateFiles | None) -> BaseException:
     """Return the error of a program. If a refused change of a file may be the cause, print what to do."""
     may_be_refused = not any(isinstance(each, _NO_REFUSALS) for each in linked_errors(error))
     if files is not None and files.refuses and may_be_refused:

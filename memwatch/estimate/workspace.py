@@ -29,7 +29,7 @@ from memwatch._torch.dispatch import OpOverload, base_name_of
 from memwatch._torch.fake import fake_mode
 from memwatch._torch.profiler import EVENTS_WORK
 from memwatch.device_names import is_host
-from memwatch.encoding.values import ONLY_ALLOCATE
+from memwatch.encoding import ONLY_ALLOCATE
 from memwatch.replay.measure import measure_workspaces, tensors_in
 from memwatch.signal_handlers import pass_on, suppress
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from memwatch.capture.columns import IntArray
-    from memwatch.encoding.values import Value
+    from memwatch.encoding import Value
     from memwatch.estimate.calls import Call, Calls, Shape
     from memwatch.reading import Reading
 

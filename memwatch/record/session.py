@@ -24,7 +24,7 @@ from memwatch._version import __version__
 from memwatch.capture.columns import Note
 from memwatch.capture.file import CaptureWriter
 from memwatch.capture.recording import Recording
-from memwatch.encoding.host_copies import ReplayInputs
+from memwatch.encoding import ReplayInputs
 from memwatch.errors import MemwatchError
 from memwatch.heap.pause import pause_gc, resume_gc
 from memwatch.record import context, native, python
@@ -82,7 +82,7 @@ class Session:
         self._recording = Recording(self._writer)
         self._clock = Clock()
         self.op_counter = counter = new_op_counter()
-        self._notes = notes = Notes(counter, choice.remarks)
+        self._notes = notes = _Notes(counter, choice.remarks)
         self._accelerators = AcceleratorMemory(notes.note)
         self.strings = strings = Strings()
         block = Block(strings, counter, self._clock, choice.is_estimate, notes.note, thread_names=[])
@@ -453,7 +453,7 @@ os.register_at_fork(after_in_child=_forget_in_child)
 atexit.register(_end_at_exit)
 
 
-class Notes:
+class _Notes:
     """The notes of one block.
 
     Args:

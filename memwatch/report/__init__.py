@@ -1,6 +1,6 @@
 """Reports of a reading: the HTML page, the terminal summary, exports.
 
-Figures are computed in `facts`, `layers`, `stats`, `plan/figures` and the page model. Views only lay them out.
+Figures are computed in `facts`, `stats`, `plan` and the page model. Views only lay them out.
 """
 
 from __future__ import annotations

@@ -255,7 +255,7 @@ class Examination:
         __tracebackhide__ = True
         if self.measurement is not None:
             self._note_figures(self.measurement)
-            self.leaks = with_lines(self.leaks, self.measurement.readings)
+            self.leaks = _with_lines(self.leaks, self.measurement.readings)
         real = self._sort_leaks()
         if self.data.get("check") == "single pass":
             _line_search().learn(real, noted_ops=self._noted_ops, may_have_grown=self._may_have_grown)
@@ -482,7 +482,7 @@ class LineSearch:
         return True
 
 
-def with_lines(leaks: Iterable[Leak], readings: Sequence[Reading]) -> list[Leak]:
+def _with_lines(leaks: Iterable[Leak], readings: Sequence[Reading]) -> list[Leak]:
     """Return leaks with their lines, of those where one line made every storage of the size that the test left."""
     return [leak if leak.site or leak.grows else _with_line(leak, readings) for leak in leaks]
 

@@ -111,8 +111,8 @@ def summary_lines(
         _peaks(results, settings) if settings.measure else [],
         _comparison(results, baseline) if baseline is not None else [],
         _failures(results),
-        cause_lines(results, freed, verbose=verbose),
-        avoidable_lines(results, verbose=verbose),
+        _cause_lines(results, freed, verbose=verbose),
+        _avoidable_lines(results, verbose=verbose),
         _small(results, settings),
         _noted(
             results,
@@ -277,7 +277,7 @@ def _cause(name: str, leaks: list[tuple[str, dict[str, Any]]]) -> dict[str, Any]
     }
 
 
-def cause_lines(results: Results, freed: Freed, *, verbose: bool) -> list[str]:
+def _cause_lines(results: Results, freed: Freed, *, verbose: bool) -> list[str]:
     """Return the causes as lines of the summary, each once; the list is empty if no test leaked."""
     causes = causes_of(results, freed)
     if not causes:
@@ -292,7 +292,7 @@ def cause_lines(results: Results, freed: Freed, *, verbose: bool) -> list[str]:
     return lines
 
 
-def avoidable_lines(results: Results, *, verbose: bool) -> list[str]:
+def _avoidable_lines(results: Results, *, verbose: bool) -> list[str]:
     """Return the causes of avoidable memory as lines of the summary, each once; none if no test failed for it."""
     found: dict[str, list[tuple[str, dict[str, Any]]]] = {}
     for node, row in results.items():

@@ -27,7 +27,7 @@ from memwatch.capture.columns import INTEGER_TABLES, Capture
 from memwatch.capture.file import add_summary, read_head
 from memwatch.cli.common import command_line
 from memwatch.cli.main import main
-from memwatch.encoding.values import decode
+from memwatch.encoding import decode
 from memwatch.ranks.summary import is_summary, summarise
 from memwatch.text import JsonError, read_json
 

@@ -234,7 +234,7 @@ def needs_matrix(problem: Problem, before: NDArray[np.bool_]) -> Needs:
     return needs
 
 
-def is_available() -> bool:
+def is_cpsat_available() -> bool:
     """Return True if OR-tools is installed."""
     return find_spec("ortools") is not None
 

@@ -122,7 +122,7 @@ def _improve(best: _Best, seed: int, clock: Clock) -> None:
     if (
         problem.num_ops <= _LARGEST_CPSAT
         and not best.is_proven
-        and exact.is_available()
+        and exact.is_cpsat_available()
         and clock.left_s() > _CPSAT_START_S
     ):
         found, best.bound_bytes = exact.cpsat_order(

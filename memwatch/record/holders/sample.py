@@ -85,10 +85,7 @@ _MAX_KNOWN: Final = 4096
 _LONGEST: Final = 32
 _SELDOM_ON_STACK: Final = ("list", "deque", "dict", "set")
 """Types of objects that seldom stay on an evaluation stack: an argument of a call is gone by the next sample."""
-# Name the holder of a DLPack capsule that owns memory of a tensor, such as numpy's `from_dlpack` makes.
-#
-# The capsule refers to the tensor in C++. The address of its memory shows which tensor it is.
-C_CODE = (Edge(EdgeKind.C_CODE),)
+_C_CODE = (Edge(EdgeKind.C_CODE),)
 """The path to a tensor that only C++ holds."""
 
 
@@ -133,7 +130,7 @@ class Sample:
         if fresh or state.is_time_to_search_again(device) or state.is_much_unnamed_again(device):
             self._search_further(fresh, frame, spaces)
         if self._is_much(self._in_containers):
-            ask_again_who_refers(state, self._in_containers, frame)
+            _ask_again_who_refers(state, self._in_containers, frame)
         for number, path in self._of_views:
             state.append(number, path)
 
@@ -164,10 +161,10 @@ class Sample:
         self, fresh: dict[int, WatchedStorage], frame: FrameType | None, spaces: dict[int, dict[str, Any]]
     ) -> None:
         """Search deep. Then ask gc for the referrers of the storages that remain without a holder."""
-        capsules = Capsules(self._search_deep(frame, spaces))
-        look_at_capsules(self._state, capsules)
+        capsules = _Capsules(self._search_deep(frame, spaces))
+        _look_at_capsules(self._state, capsules)
         if fresh:
-            ask_who_refers(self._state, fresh, capsules, frame)
+            _ask_who_refers(self._state, fresh, capsules, frame)
 
     def _search_deep(self, frame: FrameType | None, spaces: dict[int, dict[str, Any]]) -> list[Chain]:
         """Append the holders that a deep search finds; return the ways to the capsules that it met."""
@@ -517,8 +514,8 @@ def _parts(tensor: Tensor) -> Sequence[tuple[Tensor, int]]:
         return _parts(unwrapped(tensor)) if is_wrapped(tensor) else ()
 
 
-def ask_who_refers(
-    state: SamplingState, fresh: dict[int, WatchedStorage], capsules: Capsules, frame: FrameType | None
+def _ask_who_refers(
+    state: SamplingState, fresh: dict[int, WatchedStorage], capsules: _Capsules, frame: FrameType | None
 ) -> None:
     """Search for the referrers of storages that the deep search did not find. Search young objects first.
 
@@ -549,7 +546,7 @@ def ask_who_refers(
         state.costs.heap_scanned(ticks() - start)
 
 
-def ask_again_who_refers(state: SamplingState, again: dict[int, int], frame: FrameType | None) -> None:
+def _ask_again_who_refers(state: SamplingState, again: dict[int, int], frame: FrameType | None) -> None:
     """Search again for the owner of a list that holds an unnamed storage: it may be a suspended call.
 
     Args:
@@ -562,21 +559,21 @@ def ask_again_who_refers(state: SamplingState, again: dict[int, int], frame: Fra
     start = ticks()
     for number in again.values():
         state.told[number] = [told._replace(in_container=False) for told in state.told[number]]
-    variables = in_variables(running(frame))  # first: see `ask_who_refers`
+    variables = in_variables(running(frame))  # first: see `_ask_who_refers`
     objects = young_objects()
     tensors = living_tensors(again, address_of, objects)
     found = referrer_paths(tensors, variables, objects + suspended_calls())
-    _tell_paths(state, found, tensors, Capsules(()), is_last=True)
+    _tell_paths(state, found, tensors, _Capsules(()), is_last=True)
     state.costs.heap_scanned(ticks() - start)
 
 
 def _tell_paths(
-    state: SamplingState, found: dict[int, Path], tensors: dict[int, list[Any]], capsules: Capsules,
+    state: SamplingState, found: dict[int, Path], tensors: dict[int, list[Any]], capsules: _Capsules,
     *, is_last: bool = False,
 ) -> None:  # fmt: skip
     for number, edges in found.items():
         on_stack = edges[0].kind is EdgeKind.EVALUATION_STACK
-        if edges == C_CODE:
+        if edges == _C_CODE:
             state.shared[number] = memory_of(tensors[number][0])
             state.told[number] = capsules.told_of(state.shared[number], state)
         else:
@@ -586,8 +583,11 @@ def _tell_paths(
             state.append(number, told.path)
 
 
-class Capsules:
-    """The capsules that a deep search met. Each is read when its memory is needed, and named if it owns the memory.
+class _Capsules:
+    """The DLPack capsules that a deep search met, such as numpy's `from_dlpack` makes.
+
+    A capsule refers to its tensor in C++. The address of its memory shows which tensor it is. Each is read when its
+    memory is needed, and named if it owns the memory.
 
     Args:
         chains: the paths to them. They are the program's objects, so a query to gc must know them as memwatch's.
@@ -618,14 +618,14 @@ class Capsules:
             if address is not None and address in memory
         ]
         if not owners:
-            return [Told(state.paths(C_CODE), None, True)]
+            return [Told(state.paths(_C_CODE), None, True)]
         shared = (Edge(EdgeKind.SHARED_MEMORY, owner=vertex_of(owners[0][-1])),)
         return [
             Told(state.paths((*name_chain(chain), *shared)), function_of(chain[0]), True) for chain in owners
         ]
 
 
-def look_at_capsules(state: SamplingState, capsules: Capsules) -> None:
+def _look_at_capsules(state: SamplingState, capsules: _Capsules) -> None:
     """Search again for holders of storages that only C++ held at an earlier sample.
 
     An array may have been dropped or moved since.

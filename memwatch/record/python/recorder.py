@@ -122,7 +122,7 @@ class PythonBackend:
 
     def allocator_events(self, block: Block) -> AllocatorEvents | None:
         """Return the receiver of the allocator's events, or None if this torch provides none."""
-        return KinetoEvents(block) if EVENTS_WORK else None
+        return _KinetoEvents(block) if EVENTS_WORK else None
 
     def recorder(self, block: Block, stacks: Stacks) -> PythonRecorder:
         """Return a recorder of one block."""
@@ -150,7 +150,7 @@ class PythonRecorder:
 BACKEND: Final[Backend] = PythonBackend()
 
 
-class KinetoEvents:
+class _KinetoEvents:
     """Receive the allocator's events of this thread by starting and stopping torch's profiler."""
 
     has_log_per_thread: Final = False
