@@ -18,7 +18,7 @@ from memwatch.capture.schema import NONE
 from memwatch.errors import MemwatchError
 from memwatch.kinds.roles import CATEGORIES
 from memwatch.output_files import whole_file
-from memwatch.report.page.curve import live_by_category
+from memwatch.report.page.events import live_by_category
 from memwatch.report.stats import stats
 from memwatch.report.tree import peak_tree
 from memwatch.sizes import format_bytes

@@ -24,7 +24,7 @@ from memwatch.report.facts import (
     saved_for_backward,
 )
 from memwatch.report.page.columns import Words, pack_frame, pack_ints
-from memwatch.report.page.curve import BINS, clearer_axis, live_by_category, pack_detail, peak_keeping_events
+from memwatch.report.page.events import BINS, clearer_axis, live_by_category, pack_detail, peak_keeping_events
 from memwatch.report.page.parts import (
     CodeReader,
     module_parents,

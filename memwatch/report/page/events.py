@@ -1,8 +1,10 @@
-"""The curve of the page: live bytes by category in bins, and every allocation and free for when a user zooms.
+"""The events of the page: every allocation and free for when a user zooms or clicks, and before that a curve of them.
 
-Each bin has its maximum. Storages are numbered by birth; storages that were alive at entry come first. Each event is
-then one small number: 0 is the birth of the next storage. k is the death of the storage born k births earlier. -1 is a
-change of bytes without a known storage. An event's size is written only if it differs from its storage's size.
+The curve has live bytes by category in bins, each bin at its maximum.
+
+Storages are numbered by birth; storages that were alive at entry come first. Each event is then one small number: 0 is
+the birth of the next storage. k is the death of the storage born k births earlier. -1 is a change of bytes without a
+known storage. An event's size is written only if it differs from its storage's size.
 """
 
 from __future__ import annotations
