@@ -51,7 +51,7 @@ site: $(VENV)/.installed  ## the documentation as a site: out/site/index.html
 	$(RUN) mkdocs build --strict --quiet
 
 schema: $(VENV)/.installed  ## write the C++ header of the tables from the schema again
-	$(RUN) memwatch.capture.header > memwatch/record/native/src/schema.h
+	$(RUN) memwatch.capture.docs header > memwatch/record/native/src/schema.h
 
 opinfo: $(VENV)/.installed-test  ## the whole op database of torch, plainly and observed (long)
 	$(VENV)/bin/python reports/opinfo.py

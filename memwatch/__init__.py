@@ -25,13 +25,12 @@ if TYPE_CHECKING:
     from memwatch.plan_training import Turns
     from memwatch.planner.errors import BudgetError
     from memwatch.planner.plan import Plan
-    from memwatch.profile import Profile, profile, schedule
+    from memwatch.profile import Profile, profile, schedule, verify
     from memwatch.ranks import Ranks, merge
     from memwatch.reading import Reading, load
     from memwatch.replay.api import apply_plan, plan
     from memwatch.replay.run import ReplayResult
     from memwatch.tune import tune
-    from memwatch.verification import verify
 
 _HOMES = {
     "BudgetError": "memwatch.planner.errors",
@@ -63,8 +62,8 @@ _HOMES = {
     "process_memory": "memwatch.monitor.process",
     "profile": "memwatch.profile",
     "schedule": "memwatch.profile",
-    "tune": "memwatch.tune.api",
-    "verify": "memwatch.verification",
+    "tune": "memwatch.tune",
+    "verify": "memwatch.profile",
     "why_alive": "memwatch.leaks",
 }
 """Where each public name lives; it is imported when it is first used, so that `import memwatch` stays cheap."""

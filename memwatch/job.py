@@ -1,4 +1,8 @@
-"""The place of this process in a job of many: rank, host and parent, and the file names that are made of them."""
+"""The place of this process in a job of many: rank, host and parent, and the file names that are made of them.
+
+`memwatch run --children` asks the processes that this one starts to record too (`ask_children`): by the environment,
+which they inherit.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,10 @@ import socket
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 CHILDREN: Final = "MEMWATCH_CHILDREN"
 """The environment variable that carries `memwatch run --children` to the processes that the program starts."""
@@ -20,6 +27,11 @@ _TOLD_BY: Final = (
 _RESTART: Final = "TORCHELASTIC_RESTART_COUNT"
 _PLACEHOLDERS: Final = ("{rank}", "{pid}")
 """The placeholders that make a file name different in each rank. `{host}` alone does not."""
+_group_at_fork: Final[list[int | None]] = [None]
+"""Identity of the process group that this process got by a fork: the process that it was forked from is the rank."""
+_SITE: Final = Path(__file__).parent / "children" / "site"
+_HOME: Final = Path(__file__).parents[1]
+_PATH: Final = "PYTHONPATH"
 
 
 @dataclass(frozen=True)
@@ -78,10 +90,6 @@ class JobPlace:
             "restart": self.restart or None,
         }
         return {name: value for name, value in told.items() if value is not None}
-
-
-_group_at_fork: Final[list[int | None]] = [None]
-"""Identity of the process group that this process got by a fork: the process that it was forked from is the rank."""
 
 
 def _initialised() -> Any:
@@ -169,3 +177,41 @@ def _rank_of_parent() -> int | None:
 def rank_in_environment() -> int | None:
     """Return the rank from the environment, or None."""
     return _from_environment()[0]
+
+
+def ask_children(capture: Path, options: Mapping[str, Any]) -> None:
+    """Have children record beside this capture.
+
+    Args:
+        capture: the file of this process; children add their numbers to its name.
+        options: how they shall record, as plain JSON values.
+    """
+    told = {
+        "beside": str(capture.absolute()),
+        "options": dict(options),
+        "pid": os.getpid(),
+        "rank": rank_in_environment(),
+        "home": str(_HOME),
+        "python": [sys.prefix, *sys.version_info[:2]],  # another Python has other packages
+    }
+    os.environ[CHILDREN] = json.dumps(told)
+    others = [path for path in os.environ.get(_PATH, "").split(os.pathsep) if path and path != str(_SITE)]
+    os.environ[_PATH] = os.pathsep.join([str(_SITE), *others])
+
+
+def file_of_child() -> Path:
+    """Return where this process records that another asked to: beside the capture of that, by its own number."""
+    told = children_told()
+    beside, rank = Path(told["beside"]), rank_in_environment()
+    own_rank = f".rank{rank}" if rank is not None and rank != told["rank"] else ""
+    return beside.with_name(f"{beside.stem}{own_rank}.{os.getpid()}{beside.suffix}")
+
+
+def files_of_children(capture: Path) -> list[Path]:
+    """Return the captures of children that lie beside this one."""
+    stem = f"{capture.stem}."
+    return sorted(
+        path
+        for path in capture.absolute().parent.iterdir()
+        if path.name.startswith(stem) and path.suffix == capture.suffix and path.name != capture.name
+    )

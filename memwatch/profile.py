@@ -1,4 +1,4 @@
-"""profile(): the front door; starts and stops the recorders around a block."""
+"""profile(): the front door; starts and stops the recorders around a block. verify(): the peak with and without it."""
 
 from __future__ import annotations
 
@@ -7,23 +7,26 @@ import functools
 import inspect
 import pathlib
 import warnings
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
-from memwatch._torch.versions import require_known_torch
+from memwatch._torch.lookup import require_known_torch
+from memwatch.analysis.facts.facts import Facts
+from memwatch.analysis.observer import observer_effects
 from memwatch.device_names import CPU
 from memwatch.devices import Failure, is_of_host, is_out_of_memory
 from memwatch.errors import MemoryLimitError, MemwatchError, add_note
 from memwatch.reading import Reading
-from memwatch.record.allocator_only import allocator_only
 from memwatch.record.harmless import uninterrupted, unlink_own_frames
 from memwatch.record.native import remark as unbuilt_remark
 from memwatch.record.native.library import build_recorder
 from memwatch.record.options import Options, read_limits
-from memwatch.record.session import Session, is_recording
-from memwatch.record.steps.steps import Sampled, Schedule, schedule
+from memwatch.record.session import Session, allocator_only, is_recording
+from memwatch.record.steps import Sampled, Schedule, schedule
 from memwatch.report.out_of_memory import breakdown
 from memwatch.reserve import Reserve, small_pools
 from memwatch.signal_handlers import pass_on, suppress
+from memwatch.sizes import format_bytes
 from memwatch.words import processes as words
 
 if TYPE_CHECKING:
@@ -36,9 +39,9 @@ if TYPE_CHECKING:
     from memwatch.ranks import Ranks
 
 __all__ = [
-    "Profile", "Sampled", "allocator_only", "build_recorder", "is_recording", "profile", "schedule", "unbuilt_remark",
+    "Profile", "Sampled", "build_recorder", "is_recording", "profile", "schedule", "unbuilt_remark",
+    "verify",
 ]  # fmt: skip
-
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -312,3 +315,55 @@ def profile(
 
 def _told(error: Exception) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The peak of a function, as the allocator reports it, without and with observation."""
+
+    plain_peak_increase_bytes: int
+    observed_peak_increase_bytes: int
+    effects: tuple[str, ...]
+
+    @property
+    def difference_bytes(self) -> int:
+        """How much the observed peak lies above the plain one."""
+        return self.observed_peak_increase_bytes - self.plain_peak_increase_bytes
+
+    def __str__(self) -> str:
+        """Return both peaks, and the effects of observing that explain a difference, as text."""
+        plain, observed = self.plain_peak_increase_bytes, self.observed_peak_increase_bytes
+        lines = [
+            f"peak increase without observation: {format_bytes(plain)} ({plain} bytes)",
+            f"peak increase under memwatch:      {format_bytes(observed)} ({observed} bytes)",
+            "no difference" if not self.difference_bytes else f"difference: {self.difference_bytes:+d} bytes",
+        ]
+        return "\n".join([*lines, *(f"- {text}" for text in self.effects)])
+
+
+def verify(function: Callable[..., Any], *args: Any, intercept: str = "auto", **kwargs: Any) -> Verification:
+    """Run a function with the allocator's events alone, then under `profile()`, and compare the peaks.
+
+    In the first run memwatch changes nothing in torch, so the program runs as it is. The function runs twice, so it
+    must do the same work both times.
+
+    Args:
+        function: the function to measure.
+        *args: its positional arguments.
+        intercept: as in `profile()`.
+        **kwargs: its keyword arguments.
+
+    Returns:
+        Both peaks in bytes; `str()` of the result is a sentence.
+
+    Raises:
+        MemwatchError: a torch profiler is already running, so that the allocator's events are not available.
+    """
+    capture = allocator_only(lambda: function(*args, **kwargs))
+    prof = profile(intercept=intercept)
+    with prof:
+        result = function(*args, **kwargs)
+    del result
+    plain = Facts(capture, prof.device).curve.peak_increase_bytes
+    effects = tuple(effect.text for effect in observer_effects(prof._tables.facts))
+    return Verification(plain, prof.peak_increase_bytes, effects)

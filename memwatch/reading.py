@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from memwatch.analysis.derived_tables import DerivedTables
     from memwatch.analysis.facts.reserved import ReservedBytes
     from memwatch.analysis.findings.finding import Finding
-    from memwatch.encoding.host_copies import ReplayInputs
+    from memwatch.encoding import ReplayInputs
     from memwatch.own_code import CodeOwner
     from memwatch.report.plot import Plot
 
@@ -263,9 +263,9 @@ class Reading:
 
     def _repr_html_(self) -> str:
         """Show the summary in a notebook."""
-        from memwatch.report.notebook import WIDTH, fragment
+        from memwatch.report.console import NOTEBOOK_WIDTH, fragment
 
-        return fragment(self.summary(width=WIDTH, color=True))
+        return fragment(self.summary(width=NOTEBOOK_WIDTH, color=True))
 
     @property
     def plot(self) -> Plot:

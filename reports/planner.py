@@ -21,7 +21,7 @@ import planner_graphs as graphs
 
 from memwatch.planner import best_order, program_peak
 from memwatch.planner.clock import Clock
-from memwatch.planner.order.cpsat import cpsat_order
+from memwatch.planner.order.exact import cpsat_order
 from memwatch.planner.order.lists import inductor_orders
 from memwatch.planner.order.problem import order_problem, peak_of
 

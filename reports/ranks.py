@@ -26,7 +26,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 import memwatch
-from memwatch.capture.rank_summary import add_summary
+from memwatch.capture.file import add_summary
 from memwatch.ranks.summary import summarise
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from typing import Any
 from unittest import mock
 
 from memwatch.record.flush import FlushPace
-from memwatch.record.holders.schedule import SamplingCosts
-from memwatch.record.holders.state import SamplingState
+from memwatch.record.holders.state import SamplingCosts, SamplingState
 from memwatch.record.session import Session
 from memwatch.record.tables.storages import NEVER
 

@@ -78,9 +78,8 @@ def main() -> int:
     compiled_folder = options.work.resolve() / "compiled"
     compiled_folder.mkdir(parents=True, exist_ok=True)
     hatch("-t", "sdist", "-t", "wheel", dist=options.dist)
-    folders = ("planner/native", "devices/cuda_allocator", "monitor")
-    naming = [f"memwatch/{folder}/naming.py" for folder in folders]
-    shared = [compile_shared(module_of(path), compiled_folder) for path in naming]
+    names = libraries()
+    shared = [compile_shared(each, compiled_folder) for each in (names.KERNELS, names.DRIVER, names.SAMPLER)]
     with tempfile.TemporaryDirectory() as folder:
         stubs = make_stubs(pathlib.Path(folder, "stubs"))
         pythons = [describe_python(version) for version in options.pythons]
@@ -153,9 +152,9 @@ def describe_python(version: str) -> Python:
 
 
 @functools.cache
-def module_of(path: str) -> ModuleType:
-    """Import a file of memwatch by its path: it needs neither torch nor the rest of memwatch."""
-    spec = importlib.util.spec_from_file_location(pathlib.Path(path).stem, ROOT / path)
+def libraries() -> ModuleType:
+    """Import the names of memwatch's libraries by their path: they need neither torch nor the rest of memwatch."""
+    spec = importlib.util.spec_from_file_location("libraries", ROOT / "memwatch" / "libraries.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -178,13 +177,13 @@ def make_stubs(folder: pathlib.Path) -> pathlib.Path:
     return folder
 
 
-def compile_shared(names: ModuleType, folder: pathlib.Path) -> pathlib.Path:
+def compile_shared(library: Any, folder: pathlib.Path) -> pathlib.Path:
     """Compile a library that serves all Pythons and torches, unless it is in the folder; return it."""
-    file: pathlib.Path = folder / names.file_name()
+    file: pathlib.Path = folder / library.file_name()
     if not file.exists():
         part = file.with_suffix(".part")
         link = ["-Wl,--strip-all", "-Wl,--as-needed", "-ldl", "-o", part]
-        command = [compiler(), *names.FLAGS, *sorted(names.SOURCES.glob("*.cpp")), *link]
+        command = [compiler(), *library.flags, *sorted(library.sources.glob("*.cpp")), *link]
         subprocess.run(command, check=True)
         part.rename(file)
     return file
@@ -192,16 +191,16 @@ def compile_shared(names: ModuleType, folder: pathlib.Path) -> pathlib.Path:
 
 def compile_device(torch: Torch, stubs: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
     """Compile the pretended CUDA device of one torch, unless it is in the folder; return it."""
-    names = module_of("memwatch/devices/pretended/naming.py")
-    file: pathlib.Path = folder / names.file_name(torch.release, torch.git_version)
+    device = libraries().DEVICE
+    file: pathlib.Path = folder / libraries().device_file_name(torch.release, torch.git_version)
     if not file.exists():
         part = file.with_suffix(".part")
-        needed = ["-Wl,--no-as-needed", *(f"-l{library}" for library in names.LIBRARIES)]
+        needed = ["-Wl,--no-as-needed", *(f"-l{library}" for library in device.linked)]
         link = [f"-L{stubs}", "-Wl,--strip-all", *needed, "-o", part]
         # torch's checks contain the names of their files: the folders of this machine do not belong into a wheel
         places = (f"-isystem{torch.include}", f"-fmacro-prefix-map={torch.include}=torch/include")
         defines = ("-DNDEBUG", "-D_GLIBCXX_USE_CXX11_ABI=1")
-        command = [compiler(), *names.FLAGS, *defines, *places, *sorted(names.SOURCES.glob("*.cpp")), *link]
+        command = [compiler(), *device.flags, *defines, *places, *sorted(device.sources.glob("*.cpp")), *link]
         subprocess.run(command, check=True)
         part.rename(file)
     return file
@@ -209,24 +208,30 @@ def compile_device(torch: Torch, stubs: pathlib.Path, folder: pathlib.Path) -> p
 
 def compile_recorder(python: Python, torch: Torch, stubs: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
     """Compile the recorder of one Python and one torch, unless it is in the folder; return it."""
-    names = module_of("memwatch/record/native/naming.py")
-    file = folder / names.file_name(torch.release, torch.git_version, python.tag, python.suffix)
+    recorder = libraries().RECORDER
+    file = folder / libraries().recorder_file_name(
+        torch.release, torch.git_version, python.tag, python.suffix
+    )
     if file.exists():
         return file
-    defines = ("-DTORCH_API_INCLUDE_EXTENSION_H", f"-DTORCH_EXTENSION_NAME={names.NAME}")
+    defines = ("-DTORCH_API_INCLUDE_EXTENSION_H", f"-DTORCH_EXTENSION_NAME={recorder.stem}")
     includes = (torch.include, torch.include / "torch/csrc/api/include", python.include)
     command = [
-        compiler(), *names.FLAGS, *COMMON_FLAGS, *defines, *(f"-isystem{folder}" for folder in includes),
+        compiler(), *recorder.flags, *COMMON_FLAGS, *defines, *(f"-isystem{folder}" for folder in includes),
     ]  # fmt: skip
     # The compiler spends most of its time in torch's headers. It reads them once if all sources are one file:
     # with GCC 12 that takes 41 s instead of 72 s.
-    sources = "".join(f'#include "{file}"\n' for file in sorted(names.SOURCES.glob("*.cpp")))
+    sources = "".join(f'#include "{file}"\n' for file in sorted(recorder.sources.glob("*.cpp")))
     read = [*command, "-E", "-x", "c++", "-"]
     code = subprocess.run(read, input=sources.encode(), stdout=subprocess.PIPE, check=True).stdout
     # torch's checks contain the names of their files: the folders of this machine do not belong into a wheel
-    for place, name in ((torch.include, "torch/include"), (names.SOURCES, "src"), (python.include, "python")):
+    for place, name in (
+        (torch.include, "torch/include"),
+        (recorder.sources, "src"),
+        (python.include, "python"),
+    ):
         code = code.replace(os.fsencode(place), name.encode())
-    flags = repr((names.FLAGS, COMMON_FLAGS)).encode()
+    flags = repr((recorder.flags, COMMON_FLAGS)).encode()
     # two releases of torch often differ only in headers that the recorder does not read: they share a compilation
     compiled = folder / f"{hashlib.sha256(flags + code).hexdigest()[:16]}{python.suffix}"
     if not compiled.exists():

@@ -83,7 +83,7 @@ COMPILED = """
 from pathlib import Path
 
 import memwatch
-from memwatch.devices.cuda_allocator.library import build_driver
+from memwatch.devices.cuda_allocator.torchs_own import build_driver
 from memwatch.monitor.malloc_sampler import build_sampler
 from memwatch.planner.native.library import build
 

@@ -33,8 +33,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch.autograd import forward_ad
 
-from memwatch._torch.lookup import NoSuchClass, Part
-from memwatch._torch.versions import is_older_than
+from memwatch._torch.lookup import NoSuchClass, Part, is_older_than
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -1,23 +1,35 @@
-"""Look up private names of torch. If this torch lacks a name, use a fallback and remember the ability that suffers."""
+"""Look up private names of torch. If this torch lacks a name, use a fallback and remember the ability that suffers.
+
+Also the versions of torch that memwatch supports. `reports/torches.md` has the results of the test runs.
+
+| torch | here |
+| --- | --- |
+| torch.__version__ | require_known_torch(), is_older_than(major, minor) |
+"""
 
 from __future__ import annotations
 
 import importlib
 import operator
+import re
 from types import GetSetDescriptorType, MemberDescriptorType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import torch
 
+from memwatch.errors import MemwatchError
 from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 T = TypeVar("T")
-
 ABSENT: Final = object()
 _parts: Final[list[Part]] = []
+FIRST: Final = (2, 11)
+"""The oldest torch, as (major, minor), that the matrix of versions tests."""
+LAST: Final = (2, 15)
+"""The newest such torch."""
 
 
 class NoSuchClass:
@@ -119,3 +131,28 @@ def asked() -> list[str]:
 def missing() -> list[str]:
     """Return one sentence for each ability that suffers from a missing name."""
     return [part.sentence for part in _parts if part.lacking and part.lost]
+
+
+def is_older_than(major: int, minor: int) -> bool:
+    """Return True for a torch before that version. Use it only if nothing but the version can decide."""
+    return _version() < (major, minor)
+
+
+def require_known_torch() -> None:
+    """Raise MemwatchError if memwatch does not support this version of torch.
+
+    The private names and the C++ that memwatch uses change from version to version. A wrong figure without a warning is
+    worse than an error.
+    """
+    if not FIRST <= _version() <= LAST:
+        first, last = (".".join(map(str, version)) for version in (FIRST, LAST))
+        raise MemwatchError(
+            f"memwatch knows torch {first} to {last}, and this is torch {torch.__version__}: "
+            "install a torch of these, or a memwatch that knows yours"
+        )
+
+
+def _version() -> tuple[int, int]:
+    """Return major and minor version. Zeros if the text has none."""
+    found = re.match(r"(\d+)\.(\d+)", torch.__version__)
+    return (0, 0) if found is None else (int(found[1]), int(found[2]))

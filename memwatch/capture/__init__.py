@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memwatch.capture.capture import Capture
+from memwatch.capture.columns import Capture
 from memwatch.capture.file import load, save
 from memwatch.errors import CaptureError
 

@@ -1,4 +1,4 @@
-"""The columns of one table, compressed into chunks and decoded when a reader first needs them.
+"""A capture: the recorded tables as columns, compressed into chunks and decoded when a reader first needs them.
 
 A chunk holds some rows of one integer column in few bytes. Values that follow each other lie close together: numbers
 count up, times follow each other, ids are few. So a chunk stores either the differences of neighbours or the offsets
@@ -15,11 +15,13 @@ import struct
 import weakref
 import zlib
 from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from memwatch.capture.schema import RECORDED, RECORDED_BY_NAME
 from memwatch.errors import DamagedCaptureError
 
 if TYPE_CHECKING:
@@ -31,20 +33,25 @@ IntArray = NDArray[np.signedinteger[Any]]
 """Integers with a sign, mostly of 64 bits; narrower where there are many and none is large."""
 Columns = Mapping[str, IntArray]
 """The columns of a table by name. Columns of a file have the narrowest integers that can hold their values."""
+MOST_ROWS: Final = 1 << 20
+"""Rows of the largest chunk. A chunk of equal values has a few bytes, however many rows a file claims. A guess."""
+# whether deflated, whether differences, bytes of a value; first value, base
+_HEAD: Final = struct.Struct("<??Bxqq")
+_WIDTHS: Final = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+_LEVEL: Final = 1  # the fastest level: a higher level saves little
+_NARROW: Final = (np.int8, np.int32)
+_READ_ONCE: Final = ("allocator", "births", "deaths")
+"""Tables that are needed only until they are joined to others. Their columns are freed after their last use."""
+INTEGER_TABLES = tuple(
+    table.name for table in RECORDED if all(column.kind == "int" for column in table.columns)
+)
+NOT_RECORDED: Final = "not_recorded"
+"""The key of `meta` with the data that the source of a capture lacks: `ops`, `uses`, `times`, ..."""
 
 
 def as_rows(flat: Sequence[int] | IntArray, width: int) -> IntArray:
     """Return a flat list of integers, row after row, as an int64 array of shape (n, width)."""
     return np.asarray(flat, dtype=np.int64).reshape(-1, width)
-
-
-MOST_ROWS: Final = 1 << 20
-"""Rows of the largest chunk. A chunk of equal values has a few bytes, however many rows a file claims. A guess."""
-
-# whether deflated, whether differences, bytes of a value; first value, base
-_HEAD: Final = struct.Struct("<??Bxqq")
-_WIDTHS: Final = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
-_LEVEL: Final = 1  # the fastest level: a higher level saves little
 
 
 class Chunk(NamedTuple):
@@ -165,11 +172,6 @@ def _width(span: int) -> int:
     return next(width for width in _WIDTHS if span >> (8 * width) == 0)
 
 
-_NARROW: Final = (np.int8, np.int32)
-_READ_ONCE: Final = ("allocator", "births", "deaths")
-"""Tables that are needed only until they are joined to others. Their columns are freed after their last use."""
-
-
 class ChunkedTable(Mapping[str, "IntArray"]):
     """An append-only table of integer columns in little memory. It is read as a mapping from names to arrays."""
 
@@ -278,3 +280,60 @@ def _dtype(column: Column, bounds: tuple[int, int]) -> type[np.signedinteger[Any
         if np.iinfo(dtype).min <= bounds[0] and bounds[1] <= np.iinfo(dtype).max:
             return dtype
     return np.int64
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something that memwatch could not see or did differently: its first op, its kind, and a sentence."""
+
+    op: int
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Capture:
+    """Recorded tables: `tables[name][column]` is an array of integers; text is interned in `strings`."""
+
+    tables: dict[str, Columns]
+    strings: list[str]
+    meta: dict[str, Any]
+    notes: list[Note] = field(default_factory=list)
+
+    @classmethod
+    def from_columns(
+        cls, columns: dict[str, list[IntArray]], strings: list[str], meta: dict[str, Any], notes: list[Note]
+    ) -> Capture:
+        """Build a capture from the columns of each integer table, in schema order; missing tables are empty."""
+        tables: dict[str, Columns] = {}
+        for name in INTEGER_TABLES:
+            names = RECORDED_BY_NAME[name].names
+            values = columns.get(name) or [np.empty(0, dtype=np.int64)] * len(names)
+            tables[name] = dict(zip(names, values, strict=True))
+        return cls(tables, strings, meta, notes)
+
+    def rows(self, name: str) -> int:
+        """Count the rows of a table."""
+        table = self.tables[name]
+        return table.rows if isinstance(table, ChunkedTable) else len(next(iter(table.values())))
+
+    def is_zero(self, name: str, column: str) -> bool:
+        """Return whether a column is 0 in all rows. This does not decode chunks."""
+        table = self.tables[name]
+        if isinstance(table, ChunkedTable):
+            return table.bounds(column) == (0, 0)
+        return not table[column].any()
+
+    def lacks(self, what: str) -> bool:
+        """Return True for data that the source cannot have, such as `ops` in an imported memory snapshot."""
+        return what in self.meta.get(NOT_RECORDED, ())
+
+    def text(self, ids: IntArray) -> list[str]:
+        """Return the texts of string ids. -1 is empty text."""
+        strings = self.strings
+        return [strings[number] if 0 <= number < len(strings) else "" for number in ids.tolist()]
+
+
+def empty_tables() -> dict[str, ChunkedTable]:
+    """Return the integer tables, each without rows."""
+    return {name: ChunkedTable(RECORDED_BY_NAME[name]) for name in INTEGER_TABLES}

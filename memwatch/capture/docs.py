@@ -1,4 +1,12 @@
-"""Write the page of documentation that lists every table and column: `python -m memwatch.capture.docs`."""
+"""Write what is generated from the schema.
+
+`python -m memwatch.capture.docs` prints the page of documentation that lists every table and column, and `python -m
+memwatch.capture.docs header` the C++ header of the tables that C++ appends to.
+
+The native recorder fills these structs by the names of their fields. So a column that is renamed, moved or removed in
+the schema stops C++ from compiling. A new column is 0 in every row until C++ fills it. The test that compares both
+recorders (`tests/native/test_native_twins.py`) notices.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +14,17 @@ import sys
 from typing import TYPE_CHECKING, Final
 
 from memwatch.capture.derived import DERIVED, PANDAS_DTYPE
-from memwatch.capture.schema import ACCESSES, EVIDENCE, FORMAT_VERSION, ORIGINS, OWNERS, PHASES, RECORDED
+from memwatch.capture.schema import (
+    ACCESSES,
+    EVIDENCE,
+    FORMAT_VERSION,
+    NONE,
+    ORIGINS,
+    OWNERS,
+    PHASES,
+    RECORDED,
+    RECORDED_BY_NAME,
+)
 from memwatch.kinds.roles import CATEGORIES, ROLES
 
 if TYPE_CHECKING:
@@ -21,7 +39,6 @@ _UNITS: Final = {
     "_s": "seconds",
     "_ratio": "ratio, 0 to 1",
 }
-
 _HEAD: Final = """# Tables
 
 Generated from `memwatch/capture/schema.py` and `memwatch/capture/derived.py` by
@@ -29,14 +46,12 @@ Generated from `memwatch/capture/schema.py` and `memwatch/capture/derived.py` by
 
 `-1` in an integer column means "there is none". A column's name ends with its unit.
 """
-
 _DERIVED_HEAD: Final = """
 ## What you read
 
 DataFrames of a profile: `prof.ops`, `prof.storages` and so on, also after `memwatch.load`, and the tables of
 `memwatch transform CAPTURE csv --table NAME`.
 """
-
 _RECORDED_HEAD: Final = f"""
 ## What the file holds
 
@@ -45,6 +60,29 @@ other tables contain only integers, and the file stores them in its table `chunk
 column for a range of rows, as compressed differences (`memwatch/capture/columns.py`).
 `memwatch.load(path).capture.tables` has them as arrays. Times are unix time.
 """
+_ENUMS: Final = (
+    ("Phase", PHASES, "What the program was doing when an op ran."),
+    ("Access", ACCESSES, "How an op used a storage."),
+    ("Origin", ORIGINS, "How a storage came to be known."),
+)
+TABLES_OF_CPP: Final = ("ops", "nodes", "views", "lifts", "uses", "births", "deaths", "packs", "unpacks")
+"""The tables whose rows C++ appends."""
+_HEADER_HEAD: Final = f"""\
+// Generated from memwatch/capture/schema.py by `make schema`: change the schema, not this file.
+//
+// A row is a struct of 64-bit integers, in the order of its table's columns; docs/tables.md says what each means.
+// Times are ticks of the recorder's clock: the flush turns a field `start_ticks` into the column `start_ns`.
+#pragma once
+
+#include <cstdint>
+
+// clang-format off
+namespace memwatch {{
+
+/// "There is none" in any column: no module, no stack.
+constexpr int64_t kNone = {NONE};
+"""
+_HEADER_TAIL: Final = "\n}  // namespace memwatch\n"
 
 
 def tables_page() -> str:
@@ -78,5 +116,30 @@ def unit(column: Column) -> str:
     return next((text for ending, text in _UNITS.items() if column.name.endswith(ending)), "")
 
 
+def schema_header() -> str:
+    """Return the header as text."""
+    enums = "".join(_enum(*each) for each in _ENUMS)
+    rows = "".join(_row(RECORDED_BY_NAME[name]) for name in TABLES_OF_CPP)
+    return f"{_HEADER_HEAD}{enums}{rows}{_HEADER_TAIL}"
+
+
+def _enum(name: str, words: tuple[str, ...], doc: str) -> str:
+    members = ", ".join(f"k{name}{_camel(word)}" for word in words)
+    return f"\n/// {doc}\nenum {name} : int64_t {{ {members} }};\n"
+
+
+def _row(table: Table) -> str:
+    fields = "".join(f"  int64_t {_field(column)};\n" for column in table.columns)
+    return f"\n/// A row of the table `{table.name}`.\nstruct {_camel(table.name)}Row {{\n{fields}}};\n"
+
+
+def _field(column: Column) -> str:
+    return f"{column.name.removesuffix('_ns')}_ticks" if column.name.endswith("_ns") else column.name
+
+
+def _camel(words: str) -> str:
+    return "".join(word.capitalize() for word in words.split())
+
+
 if __name__ == "__main__":
-    sys.stdout.write(tables_page())
+    sys.stdout.write(schema_header() if sys.argv[1:] == ["header"] else tables_page())

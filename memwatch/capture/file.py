@@ -4,6 +4,10 @@ The rows of integer tables are stored in the table `chunks`. Each of its rows ho
 (`columns.py`). One SQLite row per row would take ten times the space and the time. Each flush is one commit, with a
 rollback journal and without fsync. A killed process loses only the rows since its last commit. A reader may open the
 file at any time.
+
+A job of thousands of ranks reads only the metadata and the summary of each file (`read_head`). They can be read from
+files of any format, because `meta` is a table of keys and JSON in all formats, and summaries have a version of their
+own.
 """
 
 from __future__ import annotations
@@ -17,19 +21,25 @@ import sqlite3
 import tempfile
 import threading
 import zlib
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from memwatch.capture.capture import INTEGER_TABLES, Capture, Note, empty_tables
-from memwatch.capture.check import checked
-from memwatch.capture.columns import MOST_ROWS, Chunk, deflated, encoded
-from memwatch.capture.database import length_of, opened, require_tables, rows_within
+from memwatch.capture.check import checked, length_of, opened, require_tables, rows_within, split_by_validity
+from memwatch.capture.columns import (
+    INTEGER_TABLES,
+    MOST_ROWS,
+    Capture,
+    Chunk,
+    Note,
+    deflated,
+    empty_tables,
+    encoded,
+)
 from memwatch.capture.schema import FORMAT_VERSION, OLDEST_FORMAT, RECORDED_BY_NAME
 from memwatch.errors import CaptureError, DamagedCaptureError
 from memwatch.output_files import OutputError, check_outputs, create, remove_if_same, whole_file
-from memwatch.plain_json import read_json
-from memwatch.text import visible
+from memwatch.text import read_json, visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -64,7 +74,7 @@ _CHUNK: Final = ('"table"', '"column"', "rows", "low", "high", "checksum", "data
 _STARTED: Final = "started_s"
 """The key of `meta` that tells two recordings apart."""
 SUMMARY: Final = "summary"
-"""The key of `meta` for the summary of a rank (`rank_summary.py`): the tables that it is made of say the same."""
+"""The key of `meta` for the summary of a rank: the tables that it is made of say the same."""
 
 
 class CaptureWriter:
@@ -482,3 +492,62 @@ def _tables_of(recorded: Iterable[Sequence[Any]], left: int) -> dict[str, Chunke
     if waiting:
         raise ValueError(f"columns of its tables {', '.join(waiting)} are missing")
     return tables
+
+
+class Head(NamedTuple):
+    """The data of a file without its tables.
+
+    Attributes:
+        meta: the metadata.
+        summary: the summary, or None for a file without a summary.
+        format_version: the format of the file.
+    """
+
+    meta: dict[str, Any]
+    summary: dict[str, Any] | None
+    format_version: int
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether this memwatch can read the tables."""
+        return OLDEST_FORMAT <= self.format_version <= FORMAT_VERSION
+
+
+def read_head(path: str | os.PathLike[str]) -> Head:
+    """Return the content of a capture of any format without its tables.
+
+    Raises:
+        CaptureError: the file is missing or is not a capture, or this part of it is damaged.
+    """
+    source = pathlib.Path(path)
+    try:
+        with opened(source, busy_s=_BUSY_S) as database:
+            (application,) = database.execute("PRAGMA application_id").fetchone()
+            (version,) = database.execute("PRAGMA user_version").fetchone()
+            if application != APPLICATION_ID:
+                raise CaptureError(f"{source} is not a memwatch capture")
+            require_tables(database, {"meta": TABLES["meta"]}, others=True)
+            query = database.execute("SELECT key, value FROM meta")
+            rows = list(rows_within(query, length_of(database)))
+        meta = {text_of(key): read_json(text_of(value)) for key, value in rows}
+    except (DamagedCaptureError, sqlite3.Error, ValueError, TypeError) as error:
+        raise CaptureError(f"{source} cannot be read as a capture: {visible(str(error))}") from error
+    summary = meta.pop(SUMMARY, None)
+    return Head(split_by_validity(meta)[0], summary if isinstance(summary, dict) else None, int(version))
+
+
+def add_summary(path: str | os.PathLike[str], summary: dict[str, Any]) -> None:
+    """Write the summary into a capture that is finished.
+
+    Raises:
+        CaptureError: the file cannot be written.
+    """
+    try:
+        with contextlib.closing(sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None)) as database:
+            database.execute("PRAGMA synchronous = OFF")
+            database.execute("BEGIN IMMEDIATE")
+            database.execute("DELETE FROM meta WHERE key = ?", (SUMMARY,))
+            database.execute("INSERT INTO meta VALUES (?, ?)", (SUMMARY, json.dumps(summary)))
+            database.execute("COMMIT")
+    except sqlite3.Error as error:
+        raise CaptureError(f"cannot write the summary into {path}: {error}") from error

@@ -17,7 +17,7 @@ from memwatch.own_code import CodeOwner, code_owner
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from memwatch.capture.capture import Capture
+    from memwatch.capture.columns import Capture
 
 Path = tuple[Edge, ...]
 """References from a root to an object that it keeps alive, the root's first."""

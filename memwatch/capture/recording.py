@@ -11,8 +11,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
-from memwatch.capture.capture import Capture, Note, empty_tables
-from memwatch.capture.columns import as_rows, deflated, encoded
+from memwatch.capture.columns import Capture, Note, as_rows, deflated, empty_tables, encoded
 from memwatch.capture.file import CaptureWriter, load
 from memwatch.capture.schema import RECORDED_BY_NAME
 from memwatch.errors import CaptureError

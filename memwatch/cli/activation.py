@@ -144,7 +144,7 @@ class _Mode(NamedTuple):
 _NOTHING, _RECORD = "0", "1"
 _MODES: Final = {
     _RECORD: _Mode(
-        "memwatch.cli.activated",
+        "memwatch.cli.recording",
         "record_this_process",
         {
             "out": _output,

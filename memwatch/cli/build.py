@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Compile what is not there yet, and print where the libraries lie; return 0."""
-    from memwatch.devices.cuda_allocator.library import build_driver
+    from memwatch.devices.cuda_allocator.torchs_own import build_driver
     from memwatch.monitor.malloc_sampler import build_sampler
     from memwatch.planner.native.library import build as build_kernels
     from memwatch.profile import build_recorder

@@ -1,9 +1,13 @@
-"""Short verbs of captures. Each is a class: its docstring is the help of the verb."""
+"""Verbs of captures. Each is a class: its docstring is the help of the verb."""
 
 from __future__ import annotations
 
 import argparse
+import math
+import sys
+import time
 from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 from memwatch.capture.derived import DERIVED_BY_NAME
 from memwatch.cli.common import (
@@ -18,9 +22,101 @@ from memwatch.cli.common import (
     positive,
     read,
     say,
+    share,
 )
+from memwatch.device_names import is_host
 from memwatch.errors import MemwatchError
+from memwatch.output_files import write_whole
 from memwatch.progress import working
+from memwatch.settings import project_settings
+from memwatch.sizes import format_bytes
+from memwatch.words.storages import short_site
+from memwatch.words.summary import FIT_COMMAND, NEXT_COMMAND
+
+if TYPE_CHECKING:
+    from memwatch.analysis.compare import Comparison
+    from memwatch.live.beside import ProgramOutput
+    from memwatch.live.watch import Watch
+    from memwatch.reading import Reading
+
+_LEAST_FALL_RATIO: Final = 0.1
+"""A change that lowers the peak by less is not worth the minutes that `memwatch fit` takes: a guess."""
+MEMORY_VIZ = "memory_viz"
+PARQUET = "parquet"
+PPROF = "pprof"
+CHROME = "chrome"
+FORMATS = ("csv", "json", "speedscope", CHROME, PPROF, MEMORY_VIZ, PARQUET)
+
+
+class Summary:
+    """Print the peak by category, storage, module, line and holder.
+
+    The first lines name the peak and its main parts. The findings and changes at the end would lower it.
+
+        memwatch summary train.4242.memwatch
+        memwatch summary --json train.4242.memwatch
+    """
+
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        """Add the arguments of this verb."""
+        parser.add_argument("capture", type=Path, help="a file that `memwatch run` wrote")
+        parser.add_argument(
+            "-n",
+            "--rows",
+            type=positive,
+            help="most rows in each table (default: what fits 60 lines, 8 at most)",
+        )
+        add_json(parser)
+        add_device(parser)
+
+    @staticmethod
+    def execute(options: argparse.Namespace) -> int:
+        """Print the summary; return 0."""
+        from memwatch.report.records import summary_record
+
+        with working("memwatch summary"):
+            reading = read(options.capture, options.device)
+            made = (
+                summary_record(reading, **_rows(options)) if options.json else _summary_text(reading, options)
+            )
+        if isinstance(made, str):
+            emit(made)
+        else:
+            emit_json(made)
+        return 0
+
+
+def _rows(options: argparse.Namespace) -> dict[str, int]:
+    return {} if options.rows is None else {"rows": options.rows}
+
+
+def _summary_text(reading: Reading, options: argparse.Namespace) -> str:
+    """Return the summary, with the command that shows the most about it last."""
+    verb = "plan" if reading.capture.rows("arguments") else "report"
+    device = () if options.device is None else ("--device", options.device)
+    command = command_line(*memwatch_command(), verb, *device, options.capture)
+    following = "\n".join([NEXT_COMMAND.format(command=command), *_to_measure(reading)])
+    return reading.summary(following=following, **_rows(options))
+
+
+def _to_measure(reading: Reading) -> list[str]:
+    """Return a line with the command that measures changes of the recorded script, if one would help."""
+    argv = [str(word) for word in reading.meta.get("argv", ())]
+    if not argv or not argv[0].endswith(".py"):
+        return []
+    from memwatch.fit.way import Kind
+
+    measured = {kind.value for kind in Kind}  # `fit` does not split the batch or take another optimizer
+    is_measured = [measured.issuperset(kind.split(" + ")) for kind in reading.ways["kind"]]
+    lowest_bytes = (
+        int(reading.ways["peak_bytes"][is_measured].min()) if any(is_measured) else reading.peak_bytes
+    )
+    if lowest_bytes > (1 - _LEAST_FALL_RATIO) * reading.peak_bytes:
+        return []
+    lowest_mib = lowest_bytes / 2**20
+    limit = f"{math.ceil(lowest_mib) if lowest_mib >= 10 else math.ceil(lowest_mib * 10) / 10:g}MiB"
+    return [FIT_COMMAND.format(command=command_line(*memwatch_command(), "fit", "--limit", limit, *argv))]
 
 
 class Report:
@@ -175,44 +271,6 @@ class Merge:
         return 0
 
 
-class Replay:
-    """Execute a plan on made-up inputs and measure its peak.
-
-    A capture holds the shapes of a program's inputs, but not their values, so memwatch makes up values. If the measured
-    peak is above the plan's, the exit code is 1.
-
-        memwatch plan train.4242.memwatch --budget 60% -o train.plan
-        memwatch replay train.4242.memwatch --plan train.plan
-    """
-
-    @staticmethod
-    def add_arguments(parser: argparse.ArgumentParser) -> None:
-        """Add the arguments of this verb."""
-        parser.add_argument("capture", type=Path, help="a file that `memwatch run --replay` wrote")
-        parser.add_argument(
-            "--plan", type=Path, required=True, metavar="FILE", help="a plan that `memwatch plan -o` wrote"
-        )
-        add_json(parser)
-        add_device(parser)
-
-    @staticmethod
-    def execute(options: argparse.Namespace) -> int:
-        """Print the result of the replay; return 1 if the peak is above the plan's."""
-        from memwatch.planner.plan import load_plan
-        from memwatch.replay.api import replay
-        from memwatch.report import plan_summary
-        from memwatch.report.records import plan_record
-
-        plan = load_plan(options.plan)
-        reading = read(options.capture, options.device)
-        result = replay(plan, reading)
-        if options.json:
-            emit_json(plan_record(plan, result))
-        else:
-            emit(plan_summary(plan, result, reading=reading))
-        return int(result.peak_increase_bytes > result.planned_bytes)
-
-
 class Import:
     """Make a capture of a memory snapshot that torch wrote (`_dump_snapshot()`).
 
@@ -265,3 +323,324 @@ def _device_type(text: str) -> str:
     if not text.isidentifier():
         raise argparse.ArgumentTypeError(f"{text!r} is not a type of device; give a type such as cuda or xpu")
     return text
+
+
+class Diff:
+    """Compare the peaks of two captures, site by site.
+
+    A site is a place in the program that made memory alive at the peak. If the peak grew by more than `--fail-above`,
+    the exit code is 1. With `-o`, memwatch writes a page and prints its path. `--format github` is for a workflow of
+    GitHub: a table for a comment, and annotations of the lines that grew.
+
+        memwatch diff before.memwatch after.memwatch
+        memwatch diff -o diff.html before.memwatch after.memwatch
+        memwatch diff --fail-above 5% main.memwatch branch.memwatch
+        memwatch diff --format github main.memwatch branch.memwatch > comment.md
+    """
+
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        """Add the arguments of this verb."""
+        parser.add_argument("old", type=Path, help="the capture to compare with")
+        parser.add_argument("new", type=Path, help="the capture that you want to check")
+        parser.add_argument(
+            "--fail-above", type=share, metavar="SHARE", help="largest growth to allow, such as 5%%"
+        )
+        parser.add_argument(
+            "-o", "--output", type=Path, metavar="PATH", help="write the page of the comparison here"
+        )
+        parser.add_argument("-f", "--force", action="store_true", help="replace the page if it exists")
+        formats = parser.add_mutually_exclusive_group()
+        add_json(formats)
+        formats.add_argument(
+            "--format",
+            choices=("text", "github"),
+            default="text",
+            help="github: Markdown on standard output, and on standard error an annotation of each line that grew, "
+            "if the peak grew by more than allowed",
+        )
+        parser.add_argument(
+            "-n", "--rows", type=positive, default=15, help="sites to list (default %(default)s)"
+        )
+        add_device(parser)
+
+    @staticmethod
+    def execute(options: argparse.Namespace) -> int:
+        """Print the comparison; return 1 if the peak grew by more than allowed."""
+        from memwatch.reading import compare_peaks, sites_at_peak
+        from memwatch.report.records import difference_record
+
+        growth = project_settings().get("limits.growth")
+        allowed = growth if options.fail_above is None else options.fail_above
+        make_room(options.output, inputs=[options.old, options.new], force=options.force)
+        with working("memwatch diff"):
+            # the one is gone when the other is read: long runs need gigabytes
+            old = sites_at_peak(read(options.old, options.device))
+            compared = compare_peaks(old, sites_at_peak(read(options.new, options.device)))
+        if options.output is not None:
+            _write_page(compared, options)
+        if options.json:
+            emit_json(difference_record(compared))
+        elif options.format == "github":
+            _print_for_github(compared, options.rows, allowed)
+        elif options.output is not None:
+            emit_path(options.output)
+        else:
+            emit(_differences_as_text(compared, options.rows))
+        return int(allowed is not None and compared.growth_ratio > allowed)
+
+
+def _write_page(compared: Comparison, options: argparse.Namespace) -> None:
+    from memwatch.report import diff_page
+
+    names = [path.name for path in (options.old, options.new)]
+    old, new = names if names[0] != names[1] else map(str, (options.old, options.new))
+    diff_page(compared, options.output, old=old, new=new, force=options.force)
+
+
+def _print_for_github(compared: Comparison, rows: int, allowed: float | None) -> None:
+    """Print Markdown for a comment, and workflow commands where redirected output does not swallow them."""
+    from memwatch.report.github import error_annotations, markdown, repository_root
+
+    root = repository_root()
+    emit(markdown(compared, rows=rows, root=root, allowed_ratio=allowed))
+    for line in error_annotations(compared, root=root, allowed_ratio=allowed):
+        sys.stderr.write(f"{line}\n")
+
+
+def _differences_as_text(compared: Comparison, rows: int) -> str:
+    from rich.table import Table
+    from rich.text import Text
+
+    from memwatch.report.console import head, line_width, name, tail, to_text
+
+    grown = compared.new_peak_bytes - compared.old_peak_bytes
+    share = f" ({100 * compared.growth_ratio:+.1f} %)" if compared.old_peak_bytes else ""
+    sizes = f"{format_bytes(compared.old_peak_bytes)} -> {format_bytes(compared.new_peak_bytes)}"
+    where = f" on {compared.device}" if not is_host(compared.device) else ""
+    headline = Text(f"Peak{where} {sizes}, {_signed(grown)}{share}", style="bold")
+    changed = compared.sites[compared.sites["delta_bytes"] != 0]
+    if changed.empty:
+        return to_text(headline, "No site changed.")
+    shown = changed.head(rows)
+    figures = {
+        "Change": [_signed(nbytes) for nbytes in shown["delta_bytes"]],
+        "Old": [format_bytes(nbytes) for nbytes in shown["old_bytes"]],
+        "New": [format_bytes(nbytes) for nbytes in shown["new_bytes"]],
+    }
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for heading, cells in figures.items():  # where the line is short, words give way and not figures
+        table.add_column(heading, justify="right", no_wrap=True, min_width=max(map(len, cells)))
+    room = line_width(None) - sum(2 + max(map(len, (heading, *cells))) for heading, cells in figures.items())
+    categories, modules, _ = (list(texts) for texts in zip(*shown.index, strict=True))
+    room -= max(map(len, (*categories, "Category"))) + 4
+    for_module = min(max(map(len, (*modules, "Module"))), room // 2)
+    for heading in ("Category", "Module", "Site"):
+        table.add_column(heading, no_wrap=True, overflow="ellipsis")
+    for (category, module, site), *cells in zip(shown.index, *figures.values(), strict=True):
+        told = head(short_site(site), room - for_module)
+        table.add_row(*cells, name(category), tail(module, for_module), told)
+    rest = changed["delta_bytes"].iloc[rows:]
+    more = [Text(f"{len(rest):,} more sites: {_signed(rest.sum())}", style="dim")] if len(rest) else []
+    return to_text(headline, "", table, *more)
+
+
+def _signed(nbytes: int) -> str:
+    return f"{'+' if nbytes > 0 else ''}{format_bytes(nbytes)}"
+
+
+class Transform:
+    """Write a capture in another program's format: csv, json, speedscope, chrome, pprof, memory_viz or parquet.
+
+    `speedscope` is for https://www.speedscope.app. `chrome` is for chrome://tracing and https://ui.perfetto.dev; with
+    `--into` it adds memory counters and findings to a trace of torch.profiler. `memory_viz` is a pickle for torch's own
+    viewer, https://pytorch.org/memory_viz. `pprof` has the heap at the peak and all allocations by call stack, for `go
+    tool pprof` and dashboards. Without -o, memwatch writes these two beside the capture. `parquet` adds all tables to a
+    dataset, a folder with parts by host and rank, which Dask, DuckDB and pandas read.
+
+        memwatch transform train.4242.memwatch csv --table storages -o storages.csv
+        memwatch transform train.4242.memwatch speedscope > peak.json
+        memwatch transform train.4242.memwatch chrome --into trace.json.gz -o both.json.gz
+        memwatch transform train.4242.memwatch pprof && go tool pprof -http : train.4242.pb.gz
+        memwatch transform train.rank0.4242.memwatch parquet -o dataset
+    """
+
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        """Add the arguments of this verb."""
+        parser.add_argument("capture", type=Path, help="a file that `memwatch run` wrote")
+        parser.add_argument("format", choices=FORMATS, help="the format to write")
+        parser.add_argument(
+            "--table",
+            choices=sorted(DERIVED_BY_NAME),
+            default="at_peak",
+            metavar="TABLE",
+            help=f"the table of the csv: {', '.join(sorted(DERIVED_BY_NAME))} (default %(default)s)",
+        )
+        parser.add_argument(
+            "--into",
+            type=Path,
+            metavar="TRACE",
+            help="chrome: add counters and findings to a trace that torch.profiler wrote in the same run",
+        )
+        parser.add_argument(
+            "-o",
+            "--output",
+            type=Path,
+            metavar="FILE",
+            help="the file; default standard output, or with --into and -f the trace itself",
+        )
+        parser.add_argument("-f", "--force", action="store_true", help="replace the file if it exists")
+        add_device(parser)
+
+    @staticmethod
+    def execute(options: argparse.Namespace) -> int:
+        """Write the file, or print it; return 0."""
+        if options.into is not None:
+            return _add_to_trace(options)
+        if options.format == MEMORY_VIZ:
+            return _write_snapshot(options)
+        if options.format == PPROF:
+            return _write_pprof(options)
+        if options.format == PARQUET:
+            return _write_dataset(options)
+        from memwatch.report.export import export
+
+        make_room(options.output, inputs=[options.capture], force=options.force)
+        text = export(read(options.capture, options.device), options.format, table=options.table)
+        if options.output is None:
+            emit(text)
+        else:
+            write_whole(options.output, text, force=options.force)
+        return 0
+
+
+def _add_to_trace(options: argparse.Namespace) -> int:
+    """Write the trace with the capture's counters and findings, and print its path; return 0."""
+    from memwatch.report.export import into_trace, read_trace, trace_bytes
+
+    if options.format != CHROME:
+        options.usage_error(f"--into is for chrome, not for {options.format}")
+    trace, target = options.into, options.output or options.into
+    replaces_trace = options.force and target.exists() and trace.exists() and target.samefile(trace)
+    make_room(target, inputs=[options.capture, *([] if replaces_trace else [trace])], force=options.force)
+    merged = into_trace(read(options.capture, options.device), read_trace(trace), trace)
+    write_whole(target, trace_bytes(merged, compressed=target.suffix == ".gz"), force=options.force)
+    emit_path(target)
+    return 0
+
+
+def _write_snapshot(options: argparse.Namespace) -> int:
+    """Write the memory snapshot and print its path; return 0."""
+    import pickle
+
+    from memwatch.reading import load
+    from memwatch.report.memory_viz import memory_viz
+
+    target = options.output or options.capture.with_suffix(".pickle")
+    make_room(target, inputs=[options.capture], force=options.force)
+    reading = load(options.capture)
+    snapshot = memory_viz(reading.capture, [reading.on(device) for device in reading.devices])
+    write_whole(target, pickle.dumps(snapshot), force=options.force)
+    emit_path(target)
+    return 0
+
+
+def _write_pprof(options: argparse.Namespace) -> int:
+    """Write the profile for pprof and print its path; return 0."""
+    from memwatch.report.pprof import pprof
+
+    target = options.output or options.capture.with_suffix(".pb.gz")
+    make_room(target, inputs=[options.capture], force=options.force)
+    write_whole(target, pprof(read(options.capture, options.device)), force=options.force)
+    emit_path(target)
+    return 0
+
+
+def _write_dataset(options: argparse.Namespace) -> int:
+    """Add the capture to the dataset and print its path; return 0."""
+    from memwatch.report.export import write_dataset
+
+    folder = options.output or options.capture.with_suffix(".parquet")
+    write_dataset(read(options.capture, options.device), folder, force=options.force)
+    emit_path(folder)
+    return 0
+
+
+class Live:
+    """Show a capture while it is being written, from another terminal.
+
+    The screen shows the curve of live bytes, the memory that is alive now by category, the largest storages, and the
+    latest iterations with their peaks. The view only reads the file and never touches the program. It takes at most 1 %
+    of the processors' time. `q` quits. The screen needs the package textual: pip install "memwatch[live]". If standard
+    output is not a terminal, memwatch prints a line of text whenever the file has grown.
+
+        memwatch live train.4242.memwatch
+    """
+
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        """Add the arguments of this verb."""
+        parser.add_argument("capture", type=Path, help="a file that `memwatch run` writes")
+        parser.add_argument("--program-output", type=Path, help=argparse.SUPPRESS)  # started by `run --live`
+        add_device(parser)
+
+    @staticmethod
+    def execute(options: argparse.Namespace) -> int:
+        """Show the capture until the user quits or, as plain text, until the recording ends; return 0."""
+        from memwatch.live.beside import ProgramOutput
+        from memwatch.live.watch import lower_priority
+
+        path = options.program_output
+        output = None if path is None else ProgramOutput(path)
+        lower_priority()
+        try:
+            return _watch(options, output)
+        finally:
+            if output is not None:
+                output.print_to_the_end()
+
+
+def _watch(options: argparse.Namespace, output: ProgramOutput | None) -> int:
+    from memwatch.live.watch import Watch
+
+    watch = Watch(options.capture, options.device, may_be_missing=output is not None)
+    if not _is_terminal():
+        return _print_lines(watch)
+    _show(watch, output)
+    return 0
+
+
+def _is_terminal() -> bool:
+    return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
+
+
+def _show(watch: Watch, output: ProgramOutput | None) -> None:
+    from memwatch.live.beside import require_textual
+
+    require_textual()
+    watch.look()  # report a file that is not a capture before the screen is taken
+    from memwatch.live.app import LiveApp
+
+    app = LiveApp(watch) if output is None else LiveApp(
+        watch, interrupt=output.interrupt, has_ended=lambda: output.has_ended
+    )  # fmt: skip
+    app.run()
+    if app.failure is not None:
+        raise app.failure
+
+
+def _print_lines(watch: Watch) -> int:
+    """Print a line whenever there is something new, until the recording ends."""
+    from memwatch.live.watch import Pace, line_of
+
+    pace, printed = Pace(), ""
+    while True:
+        view = watch.look()
+        line = line_of(view)
+        if line != printed:
+            emit(f"{line}\n")
+        if view.state.is_last:
+            return 0
+        printed = line
+        time.sleep(pace.wait_s(watch.cpu_s))

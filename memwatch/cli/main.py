@@ -20,19 +20,29 @@ VERBS: Final = (
     "run", "attach", "report", "summary", "stats", "tree", "diff", "merge", "leaks", "plan", "replay", "fit",
     "estimate", "tune", "transform", "import", "live", "ps", "mcp", "skill", "build",
 )  # fmt: skip
-"""The verbs in the order of the help; each is a module of this package with `add_arguments` and `execute`."""
+"""The verbs in the order of the help; each is a module or a class here with `add_arguments` and `execute`."""
 
-_IN_MODULES: Final = {
-    "report": "captures.Report",
-    "stats": "captures.Stats",
-    "tree": "captures.Tree",
-    "merge": "captures.Merge",
-    "replay": "captures.Replay",
+_CLASSES: Final = {
+    "attach": "processes.Attach",
+    "diff": "captures.Diff",
+    "estimate": "beginnings.Estimate",
+    "fit": "beginnings.Fit",
     "import": "captures.Import",
+    "live": "captures.Live",
     "mcp": "assistants.Mcp",
+    "merge": "captures.Merge",
+    "plan": "plans.Plan",
+    "ps": "processes.Ps",
+    "replay": "plans.Replay",
+    "report": "captures.Report",
     "skill": "assistants.Skill",
+    "stats": "captures.Stats",
+    "summary": "captures.Summary",
+    "transform": "captures.Transform",
+    "tree": "captures.Tree",
+    "tune": "plans.Tune",
 }
-"""The short verbs, which share modules: each is a class with these two functions."""
+"""The verbs that share modules: each is a class with these two functions."""
 
 _FIRST_HELP: Final = """\
 memwatch: find the memory peak of a PyTorch program, who holds it, and how low
@@ -136,7 +146,7 @@ def _parser(first: str) -> argparse.ArgumentParser:
 
 
 def _add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser], verb: str) -> None:
-    module, _, name = _IN_MODULES.get(verb, verb).partition(".")
+    module, _, name = _CLASSES.get(verb, verb).partition(".")
     home: Any = importlib.import_module(f"memwatch.cli.{module}")
     if name:
         home = getattr(home, name)

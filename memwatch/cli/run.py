@@ -22,13 +22,12 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from memwatch.children.asking import ask_children, files_of_children
 from memwatch.children.termination import WriteBeforeTermination
 from memwatch.cli.common import command_line, make_room, memwatch_command, positive, say, size_of_device
 from memwatch.cli.program import PROGRAM_USAGE, add_program, chosen_program, hide_own_frames
 from memwatch.cli.recording import fill_options, leave_summary, plain_options, recording_of
 from memwatch.errors import CaptureError, MemwatchError
-from memwatch.job import JobPlace, named_for
+from memwatch.job import JobPlace, ask_children, files_of_children, named_for
 from memwatch.settings import project_settings
 
 if TYPE_CHECKING:

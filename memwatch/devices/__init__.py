@@ -5,8 +5,16 @@ An adapter calls torch's module of a device only after the program has used the 
 
 from __future__ import annotations
 
-from memwatch.devices.adapters import Adapter, adapter_of, devices_in_use
-from memwatch.devices.failure import NOTE_KIND, Failure, asked_bytes, is_of_host, is_out_of_memory
+from memwatch.devices.adapters import (
+    NOTE_KIND,
+    Adapter,
+    Failure,
+    adapter_of,
+    asked_bytes,
+    devices_in_use,
+    is_of_host,
+    is_out_of_memory,
+)
 
 __all__ = [
     "NOTE_KIND",

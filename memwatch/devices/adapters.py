@@ -1,21 +1,48 @@
 """One adapter for each kind of device: the host, CUDA, and any other accelerator of torch.
 
-An adapter reads the statistics of the device's allocator, and it saves and restores random states.
+An adapter reads the statistics of the device's allocator, and it saves and restores random states. `Reserved` has the
+memory that a caching allocator holds on a device: segments, and in them used and free blocks. `Failure` recognises an
+out-of-memory error of each allocator, and reads from its text where memory ran out.
 """
 
 from __future__ import annotations
 
 import ctypes
+import re
+import traceback
+from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import torch
 
+from memwatch._torch.workers import is_raised_again
 from memwatch.device_names import CPU, kind_of
+from memwatch.errors import MemoryLimitError
 from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+_FIELDS = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()  # noqa: SIM905
+_ROUNDING_BYTES: Final = 512
+"""Bytes to which an accelerator's caching allocator rounds a block up, from torch's own sources."""
+namespace: Final[Any] = torch.cuda
+"""torch's module for CUDA, where a device is pretended in it."""
+ALLOCATED: Final = "active_allocated"
+WAITING: Final = ("active_pending_free", "active_awaiting_free")
+"""Freed by the program, while a stream may still use them: torch has had both names."""
+NOTE_KIND: Final = "out of memory"
+"""The kind of the notes about an allocator that had no memory left: the bytes that it held then."""
+_UNITS: Final = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_WORDS: Final = "allocate memory"
+"""The message of c10's allocator of the host, in a plain RuntimeError."""
+_ASKED: Final = re.compile(r"[Tt]ried to allocate ([\d.]+) ?([KMGT]?i?B|bytes)")
+"""The requested size in the messages of allocators: the host's, CUDA's, other accelerators'."""
+_RAISED_ELSEWHERE: Final = frozenset(
+    {("multiprocessing.pool", "RemoteTraceback"), ("concurrent.futures.process", "_RemoteTraceback")}
+)
+"""Causes of an error that a pool brings from another process, by module and name of their class."""
 
 
 class Adapter(Protocol):
@@ -56,9 +83,6 @@ class Adapter(Protocol):
 
     def synchronize(self, name: str) -> None:
         """Wait until a device has done all its work."""
-
-
-_FIELDS = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()  # noqa: SIM905
 
 
 class _MallInfo2(ctypes.Structure):
@@ -128,10 +152,6 @@ class Cpu:
 
     def synchronize(self, name: str) -> None:
         """Return at once: the host runs ops as they are called."""
-
-
-_ROUNDING_BYTES: Final = 512
-"""Bytes to which an accelerator's caching allocator rounds a block up, from torch's own sources."""
 
 
 class Accelerator:
@@ -225,10 +245,6 @@ class Accelerator:
         torch.accelerator.synchronize(torch.device(name))
 
 
-namespace: Final[Any] = torch.cuda
-"""torch's module for CUDA, where a device is pretended in it."""
-
-
 class Cuda(Accelerator):
     """The adapter of CUDA devices. It has only the differences to other accelerators."""
 
@@ -283,3 +299,117 @@ def devices_in_use() -> list[str]:
     accelerator = torch.accelerator.current_accelerator()
     kinds = [CPU] if accelerator is None else [CPU, accelerator.type]
     return [name for kind in kinds for name in adapter_of(kind).names]
+
+
+@dataclass
+class Reserved:
+    """The memory that an allocator holds on a device, in bytes.
+
+    Attributes:
+        segments: number of segments, which are stretches of device memory.
+        reserved_bytes: bytes of all segments.
+        allocated_bytes: bytes of the blocks in use.
+        requested_bytes: bytes that the program requested for these blocks.
+        waiting_bytes: bytes of freed blocks that a stream may still use.
+        largest_free_bytes: bytes of the largest free block.
+    """
+
+    segments: int = 0
+    reserved_bytes: int = 0
+    allocated_bytes: int = 0
+    requested_bytes: int = 0
+    waiting_bytes: int = 0
+    largest_free_bytes: int = 0
+
+    @property
+    def free_bytes(self) -> int:
+        """The blocks that it could hand out."""
+        return self.reserved_bytes - self.allocated_bytes - self.waiting_bytes
+
+    def add_segment(self, nbytes: int) -> None:
+        """Count a segment."""
+        self.segments += 1
+        self.reserved_bytes += nbytes
+
+    def add_block(self, nbytes: int, requested: int, *, allocated: bool, waiting: bool) -> None:
+        """Count a block of a segment."""
+        if allocated:
+            self.allocated_bytes += nbytes
+            self.requested_bytes += requested
+        elif waiting:
+            self.waiting_bytes += nbytes
+        else:
+            self.largest_free_bytes = max(self.largest_free_bytes, nbytes)
+
+
+def reserved_in(segments: Iterable[Mapping[str, Any]]) -> Reserved:
+    """Return the figures of some segments, as `memory_snapshot()` of torch's modules lists them."""
+    held = Reserved()
+    for segment in segments:
+        held.add_segment(segment["total_size"])
+        for block in segment["blocks"]:
+            state = block["state"]
+            requested = block.get("requested_size", block["size"])
+            held.add_block(block["size"], requested, allocated=state == ALLOCATED, waiting=state in WAITING)
+    return held
+
+
+def asked_bytes(error: BaseException) -> int | None:
+    """Return the requested bytes from an allocator's error message, as it rounds them, or None."""
+    found = _ASKED.search(str(error))
+    if found is None:
+        return None
+    count, unit = found.groups()
+    return int(float(count) * _UNITS.get(unit, 1))
+
+
+def is_of_host(error: BaseException) -> bool:
+    """Return True where the memory of the host ran out."""
+    return not isinstance(error, torch.OutOfMemoryError)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return True for the error of an allocator that had no memory left, on any device."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and _WORDS in str(error)
+
+
+class Failure(NamedTuple):
+    """The facts in an out-of-memory error.
+
+    Attributes:
+        asked_bytes: the requested bytes, if the allocator's message has them.
+        lines: `file:line` of the calls in its traceback.
+        by_limit: whether it comes from the program's own limit. Then no allocator failed.
+        in_worker: whether a worker process or thread raised it first.
+    """
+
+    asked_bytes: int | None
+    lines: frozenset[str]
+    by_limit: bool
+    in_worker: bool
+
+    @classmethod
+    def of(cls, error: BaseException) -> Failure:
+        """Return the facts in an error."""
+        by_limit = isinstance(error, MemoryLimitError)
+        calls = list(traceback.walk_tb(error.__traceback__))
+        return cls(
+            None if by_limit else asked_bytes(error),
+            frozenset(f"{frame.f_code.co_filename}:{line}" for frame, line in calls),
+            by_limit,
+            (bool(calls) and is_raised_again(calls[-1][0].f_code)) or any(map(_is_elsewhere, _causes(error))),
+        )
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    cause, seen = error.__cause__, set[int]()
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        yield cause
+        cause = cause.__cause__
+
+
+def _is_elsewhere(error: BaseException) -> bool:
+    return (type(error).__module__, type(error).__name__) in _RAISED_ELSEWHERE

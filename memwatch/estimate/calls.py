@@ -11,7 +11,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from memwatch.encoding.values import Value
+    from memwatch.encoding import Value
 
 
 @dataclass(frozen=True, slots=True)

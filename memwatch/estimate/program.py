@@ -29,7 +29,7 @@ from memwatch._torch.fake_job import (
     plain_to_programs,
     require_jobs,
 )
-from memwatch._torch.versions import require_known_torch
+from memwatch._torch.lookup import require_known_torch
 from memwatch.cards import CARDS
 from memwatch.devices.pretended import pretended_cuda
 from memwatch.errors import MemwatchError

@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from memwatch._torch.fake import fake_mode, reads_values
-from memwatch._torch.versions import require_known_torch
+from memwatch._torch.lookup import require_known_torch
 from memwatch.device_names import is_host
 from memwatch.fit.live_bytes import device_of
 from memwatch.fit.live_trial import LiveTrial

@@ -12,7 +12,7 @@ import torch
 from memwatch._torch.autograd_state import autograd_state
 from memwatch._torch.modes import disable_torch_dispatch
 from memwatch._torch.tensors import address_of
-from memwatch.encoding.host_copies import HostBytes, copy_in, copy_out, new_storage
+from memwatch.encoding import HostBytes, copy_in, copy_out, new_storage
 from memwatch.heap.tensors import is_simulated, quiet, storage_of
 
 if TYPE_CHECKING:

@@ -77,9 +77,9 @@ class Fit:
 
     def _repr_html_(self) -> str:
         """Show the ways in a notebook."""
-        from memwatch.report.notebook import WIDTH, fragment
+        from memwatch.report.console import NOTEBOOK_WIDTH, fragment
 
-        return fragment(self.summary(width=WIDTH, color=True))
+        return fragment(self.summary(width=NOTEBOOK_WIDTH, color=True))
 
     def __str__(self) -> str:
         """Return the summary without colours."""

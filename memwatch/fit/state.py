@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from memwatch._torch.autograd_state import autograd_state
 from memwatch._torch.modes import disable_torch_dispatch
 from memwatch.devices import devices_in_use
-from memwatch.encoding.host_copies import read_states, restore_states
+from memwatch.encoding import read_states, restore_states
 from memwatch.fit.kept_tensors import KeptTensor, KeptTensors
 from memwatch.heap.class_checks import derives, is_a
 from memwatch.heap.classes import of_classes

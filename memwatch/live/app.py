@@ -15,7 +15,7 @@ from textual.widgets import Footer, Sparkline, Static
 from memwatch.errors import MemwatchError
 from memwatch.live.watch import LEAST_S, Pace
 from memwatch.report.console import bar, category_style, name, tail
-from memwatch.report.meta import format_duration
+from memwatch.report.facts import format_duration
 from memwatch.sizes import format_bytes
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import psutil
 from memwatch.analysis import UnknownDeviceError
 from memwatch.capture.file import GrowingCapture
 from memwatch.reading import Reading, latest_iterations, live_now
-from memwatch.report.meta import format_duration
+from memwatch.report.facts import format_duration
 from memwatch.sizes import format_bytes
 from memwatch.words.places import own_place
 

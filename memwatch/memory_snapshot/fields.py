@@ -12,7 +12,7 @@ import numpy as np
 
 from memwatch.capture.schema import NONE
 from memwatch.errors import MemwatchError
-from memwatch.plain_json import read_json
+from memwatch.text import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

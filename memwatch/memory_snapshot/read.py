@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from memwatch._version import __version__
-from memwatch.capture.capture import NOT_RECORDED, Capture, Note
+from memwatch.capture.columns import NOT_RECORDED, Capture, Note
 from memwatch.capture.schema import NONE, ORIGINS, RECORDED_BY_NAME
 from memwatch.device_names import PINNED, is_host
-from memwatch.devices.reserved import Reserved
+from memwatch.devices.adapters import Reserved
 from memwatch.memory_snapshot.fields import (
     DEVICE_NAMES,
     HOST_SEGMENTS,

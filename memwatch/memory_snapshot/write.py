@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from memwatch.capture.capture import NOT_RECORDED
+from memwatch.capture.columns import NOT_RECORDED
 from memwatch.capture.schema import NONE
 from memwatch.device_names import PINNED
 from memwatch.memory_snapshot.fields import (

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from memwatch import build_cache
 from memwatch.errors import MemwatchError
-from memwatch.monitor.naming import FLAGS, SOURCES, file_name
+from memwatch.libraries import SAMPLER
 from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ _RUNTIME: Final = (
 
 def path() -> pathlib.Path:
     """Return the file that holds, or would hold, the library."""
-    name = file_name()
+    name = SAMPLER.file_name()
     return BUILT / name if (BUILT / name).exists() else build_cache.folder() / name
 
 
@@ -71,7 +71,9 @@ def build_sampler() -> tuple[pathlib.Path, bool]:
     file = path()
     if file.parent == BUILT or build_cache.is_usable(file):
         return file, False
-    build_cache.compile_to(file, [*FLAGS, str(SOURCES / "malloc_sampler.cpp")], _WHAT, _FALLBACK)
+    build_cache.compile_to(
+        file, [*SAMPLER.flags, str(SAMPLER.sources / "malloc_sampler.cpp")], _WHAT, _FALLBACK
+    )
     return file, True
 
 

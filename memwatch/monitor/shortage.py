@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.device_names import CPU
 from memwatch.devices import Failure, adapter_of, devices_in_use
-from memwatch.devices.reserved import reserved_in
+from memwatch.devices.adapters import reserved_in
 from memwatch.job import program_name
-from memwatch.monitor import text
 from memwatch.monitor.live_memory import ARRAY, GRADIENT, NOBODY, OTHER, PARAMETER, SAVED, STATE, LiveMemory
+from memwatch.monitor.process import of_process
+from memwatch.monitor.process import record_of as record_of_process
 from memwatch.sizes import format_bytes
 from memwatch.text import visible
 from memwatch.words.processes import reserved_text
@@ -23,7 +24,7 @@ from memwatch.words.processes import reserved_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from memwatch.devices.reserved import Reserved
+    from memwatch.devices.adapters import Reserved
     from memwatch.monitor.limits import Limit
     from memwatch.monitor.live_memory import Group
     from memwatch.monitor.rows import ProcessRows
@@ -277,7 +278,7 @@ def report_of(found: Shortage) -> str:
             for time_s, nbytes in found.recent[-_LONG:]
         ]
     if found.rows is not None:
-        lines += ["", text.of_process(found.rows).rstrip("\n")]
+        lines += ["", of_process(found.rows).rstrip("\n")]
     lines += [f"note: {visible(note)}" for note in found.notes]
     return "\n".join(lines) + "\n"
 
@@ -350,7 +351,7 @@ def record_of(found: Shortage) -> dict[str, Any]:
             }
             for device, held in found.reserved.items()
         ],
-        "process": None if found.rows is None else text.record_of(found.rows),
+        "process": None if found.rows is None else record_of_process(found.rows),
         "recent": [{"time_s": time_s, "rss_bytes": nbytes} for time_s, nbytes in found.recent],
         "notes": [*found.notes, *([found.live.why_unknown] if found.live.why_unknown else [])],
     }

@@ -173,16 +173,16 @@ class Monitor:
 
     def report(self) -> str:
         """Return the latest rows and the rows that grow, as text."""
-        from memwatch.monitor import text
+        from memwatch.monitor.process import of_growth, of_process
 
         latest = self._latest
         if latest is None:
             return "\n".join(["the monitor has no sample", *map("note: {}".format, self.notes)]) + "\n"
-        lines = [text.of_process(latest, self._children_uss_at_first)]
+        lines = [of_process(latest, self._children_uss_at_first)]
         growing = self.growth
-        lines += [
-            text.of_growth(growth, self._examined.get(growth.row, (0, ""))[1]) for growth in growing
-        ] or [self._without_growth()]
+        lines += [of_growth(growth, self._examined.get(growth.row, (0, ""))[1]) for growth in growing] or [
+            self._without_growth()
+        ]
         lines += [f"finding: {visible(finding)}\n" for finding in self.findings]
         lines += [f"note: {note}\n" for note in self.notes]
         return "".join(lines)

@@ -12,11 +12,10 @@ import numpy as np
 
 from memwatch.errors import MemwatchError
 from memwatch.output_files import write_whole
-from memwatch.plain_json import JsonError, read_json
 from memwatch.plan_training import Turns, turns_of
 from memwatch.planner.peak import Schedule
 from memwatch.sizes import format_bytes
-from memwatch.text import ShownAsText
+from memwatch.text import JsonError, ShownAsText, read_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -12,7 +12,7 @@ from memwatch.analysis import ByDevice
 from memwatch.analysis.facts.categories import COMMUNICATION, for_collectives
 from memwatch.analysis.facts.iterations import boundaries
 from memwatch.capture import load
-from memwatch.capture.rank_summary import Head, read_head
+from memwatch.capture.file import Head, read_head
 from memwatch.errors import CaptureError
 from memwatch.kinds.roles import OF_TRAINING
 from memwatch.words.places import own_place

@@ -18,8 +18,19 @@ from memwatch._torch.dispatch import base_name_of, schema_of
 from memwatch._torch.modes import disable_torch_dispatch, disable_torch_function
 from memwatch.capture.schema import NONE
 from memwatch.devices import devices_in_use
-from memwatch.encoding.host_copies import OWN, ReplayInputs, RngStates, checksum, copy_out, crc32, read_states
-from memwatch.encoding.values import ONLY_ALLOCATE, encode, leaves, unsupported_tensor
+from memwatch.encoding import (
+    ONLY_ALLOCATE,
+    OWN,
+    ReplayInputs,
+    RngStates,
+    checksum,
+    copy_out,
+    crc32,
+    encode,
+    leaves,
+    read_states,
+    unsupported_tensor,
+)
 from memwatch.record.tables.rows import Rows
 from memwatch.record.tables.storages import BASELINE
 from memwatch.signal_handlers import pass_on, raised_by_handler

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
     from memwatch.capture.columns import IntArray
     from memwatch.record.clock import Clock
-    from memwatch.record.interception.interceptor import Interceptor
-    from memwatch.record.interception.kinds import OpKind
+    from memwatch.record.interception.kinds import Interceptor, OpKind
     from memwatch.record.saved_tensors import Packer
     from memwatch.record.tables.rows import OpCounter, Stacks, Strings, Table
     from memwatch.record.tables.storages import Storages

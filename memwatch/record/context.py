@@ -13,41 +13,41 @@ from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, Modul
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.optim import optimizer as torch_optimizer
 
 from memwatch._torch.autograd import NO_TASK, current_graph_task_id
-from memwatch._torch.modules import module_call, set_module_call
+from memwatch._torch.modes import disable_torch_dispatch, disable_torch_function
+from memwatch._torch.modules import PARAMETERS, module_call, set_module_call
 from memwatch.capture.schema import NONE
 from memwatch.errors import MemwatchError
 from memwatch.heap.class_checks import class_ids, derives, is_a
+from memwatch.heap.classes import Classes
+from memwatch.heap.module_tables import is_whole, module_dict
 from memwatch.heap.names import class_name
 from memwatch.record.clock import ticks
-from memwatch.record.gradients import Gradients
 from memwatch.record.harmless import Harmless, weak_callback
 from memwatch.record.interception.compilers import is_tracing
-from memwatch.record.owners import REFERENCES_OF_OTHERS, Owners
 from memwatch.record.patches import Patches
 from memwatch.record.recompute import NOTHING, Recomputes, recomputes_by_hand
-from memwatch.record.role_ends import RoleEnds
-from memwatch.record.roles import INPUT, STEPPED, Roles
-from memwatch.record.tables.parts import tensors_in
+from memwatch.record.role_changes import Gradients, RoleEnds
+from memwatch.record.roles import INPUT, REFERENCES_OF_OTHERS, STEPPED, Owners, Roles
+from memwatch.record.tables.parts import plain_parts, tensors_in
 from memwatch.record.tables.rows import Rows
-from memwatch.signal_handlers import pass_on
+from memwatch.record.tables.storages import BASELINE, Storages
+from memwatch.signal_handlers import pass_on, suppress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from types import FrameType
 
     from memwatch.record.backend import CaptureStack
     from memwatch.record.tables.rows import OpCounter, Strings
-    from memwatch.record.tables.storages import Storages
 
 _OUTSIDE: Final = (NONE, NONE)
 _thread: Final = threading.get_ident
 _active: list[Context] = []
-
-
 _PLAIN: Final = class_ids(
     torch.Tensor,
     nn.Parameter,
@@ -438,3 +438,41 @@ class Context:
     def _note_inputs(self, module: nn.Module, values: tuple[Any, ...]) -> None:
         for tensor in tensors_in(values):
             self.roles.note(tensor, INPUT, f"input of {class_name(type(module))}")
+
+
+def scan_existing(storages: Storages, context: Context) -> None:
+    """Number every storage that Python can see. Name every root module and every state of an optimizer."""
+    tensors, modules, optimizers = _instances_of(gc.get_objects(), (Tensor, nn.Module, Optimizer))
+    # reading the device of a fake tensor must not call the program's modes either
+    with disable_torch_function(), disable_torch_dispatch():
+        for tensor in tensors:
+            _number(storages, tensor)
+    context.owners.learn_modules(
+        (module for module in modules if PARAMETERS in module_dict(module)), sys._getframe()
+    )
+    for optimizer in optimizers:
+        if is_whole(optimizer):
+            with suppress(AttributeError, KeyError, TypeError):  # a half-made optimizer
+                context.owners.learn_parameters(optimizer)
+            context.owners.learn_state(optimizer)
+    context.look_at_gradients()
+
+
+def _instances_of(objects: Sequence[Any], bases: Sequence[type]) -> list[list[Any]]:
+    """Return the objects of each base class. An object of several bases appears under the first one only."""
+    classes = Classes(objects)
+    of_base: dict[type, list[int]] = {base: [] for base in bases}
+    for number, cls in classes.by_id.items():
+        base = next((base for base in bases if derives(cls, base)), None)
+        if base is not None:
+            of_base[base].append(number)
+    return [[objects[place] for place in classes.places(ids).tolist()] for ids in of_base.values()]
+
+
+def _number(storages: Storages, tensor: Tensor) -> None:
+    try:
+        for part in plain_parts(tensor):
+            storages.number_of(part, NONE, BASELINE)
+    except (RuntimeError, NotImplementedError, AttributeError, ValueError) as error:
+        pass_on(error)
+        return  # a half-made or foreign wrapper: it gets its number when an op uses it

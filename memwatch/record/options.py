@@ -15,7 +15,7 @@ from memwatch._torch.tensors import IDENTITY_IS_ADDRESS
 from memwatch.device_names import kind_of
 from memwatch.errors import MemwatchError, OptionError
 from memwatch.record import native, python
-from memwatch.record.steps.steps import KEEPS
+from memwatch.record.steps import KEEPS
 from memwatch.signal_handlers import pass_on
 from memwatch.sizes import parse_bytes
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import os
 
     from memwatch.record.backend import Backend
-    from memwatch.record.steps.steps import Schedule
+    from memwatch.record.steps import Schedule
 
 NO_LIMIT: Final = 1 << 62
 """Bytes that no device can have."""

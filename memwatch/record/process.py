@@ -18,7 +18,7 @@ import torch
 from memwatch.capture.schema import NONE
 from memwatch.device_names import is_host
 from memwatch.devices import NOTE_KIND, adapter_of, devices_in_use
-from memwatch.devices.reserved import reserved_in
+from memwatch.devices.adapters import reserved_in
 from memwatch.host_allocators import malloc_figures, python_figures
 from memwatch.job import CHILDREN, JobPlace, has_process_group
 from memwatch.record.clock import ticks

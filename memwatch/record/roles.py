@@ -1,20 +1,41 @@
-"""The roles of storages: parameter, gradient, buffer of a collective and so on, each with a name."""
+"""The roles of storages: parameter, gradient, buffer of a collective and so on, each with a name.
+
+`Owners` knows which modules own which parameters and buffers, and which tensors optimizers step and keep. It holds
+objects of the user by weak references only.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import sys
+import weakref
+from collections import deque
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any, Final
 
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import Parameter
 
 from memwatch._torch.modes import disable_torch_function
+from memwatch._torch.modules import BUFFERS, PARAMETERS
 from memwatch.capture.schema import GRADIENT_PREFIX, NONE
+from memwatch.heap.class_checks import is_a
+from memwatch.heap.module_tables import is_whole, module_dict, optimizer_parts, table_entries
+from memwatch.heap.names import class_name
+from memwatch.heap.variable_search import names_in_one_call, names_of_tensors
+from memwatch.heap.vertices import key_text
 from memwatch.kinds.roles import ROLES
+from memwatch.own_code import CodeOwner
+from memwatch.record.module_registry import ModuleRegistry, SearchBudget
 from memwatch.record.tables.parts import plain_parts
 from memwatch.record.tables.rows import Rows
-from memwatch.record.tables.storages import BASELINE, Storages
+from memwatch.record.tables.storages import BASELINE, Storages, address_of
 from memwatch.signal_handlers import pass_on, suppress
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, KeysView
+    from types import FrameType
+
+    from memwatch.record.harmless import Harmless
     from memwatch.record.tables.rows import OpCounter, Strings
 
 (
@@ -29,6 +50,21 @@ NAMES: Final = {
 """Templates for the names of storages, by role."""
 InRole = tuple[int, Tensor, tuple[str, ...], int]
 """A tensor in a role: the role, the tensor, the words of its name, and the number of its module or -1."""
+_PLAIN: Final = frozenset((id(Tensor), id(Parameter)))
+_MAX_NAMED_OPTIMIZERS: Final = 8
+"""A program with more of them has no line of its own for each. A guess."""
+_AT_ONCE: Final = 64
+"""Modules whose tables are read together. A guess."""
+_MAX_SEARCHES_FOR_NAMES: Final = 512
+"""Searches for the names of leaves in a block. Adversarial training makes new leaves in every step. A guess."""
+_WAYS_AT_FIRST: Final = 200_000
+_WAYS_PER_OP: Final = 20
+"""References that all searches for names together may follow, at first and more with each op. Following a reference
+takes about 10 us, and an op takes at least as long.
+
+Without this limit, one of PyTorch's tests took 700 times as long as without memwatch. Its variables lead to 30,000
+references, and each of its small backwards has new leaves.
+"""
 
 
 class Roles:
@@ -118,3 +154,375 @@ class Roles:
         if lives:
             self._known[storage] = self._known.get(storage, 0) | 1 << role
         self.rows += (storage, role, self._strings(name), self.op_counter[0] if op == NONE else op, module)
+
+
+class KnownParameter(weakref.ref[Tensor]):
+    """A weak reference to a parameter object. torch may swap the content of the object.
+
+    Attributes:
+        key: its `id`.
+        name: its name in its module, or in its optimizer.
+        module: number of its module, -1 if none is known to own it.
+        number: how many parameters were known before it.
+    """
+
+    __slots__ = ("key", "module", "name", "number")
+    key: int
+    name: str
+    module: int
+    number: int
+
+
+class _ReferencesOfOthers:
+    """The module `weakref` for torch's `swap_tensors`, without memwatch's weak references.
+
+    `swap_tensors` refuses a tensor that has weak references. The function itself is not replaced, because the program
+    may already hold it.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(weakref, name)
+
+    def getweakrefs(self, tensor: object) -> list[Any]:
+        """Return the weak references to a tensor that are not memwatch's."""
+        return [found for found in weakref.getweakrefs(tensor) if type(found) is not KnownParameter]
+
+
+REFERENCES_OF_OTHERS: Final = _ReferencesOfOthers()
+
+
+class Parameters:
+    """A table of parameters by `id`. An entry lives as long as its parameter.
+
+    The callback of a death is the `append` of a deque, not a Python function. The reason is in
+    `memwatch.record.tables.storages`.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, KnownParameter] = {}
+        self._gone: deque[weakref.ref[Tensor]] = deque()
+        self._count = 0
+
+    def __iter__(self) -> Iterator[KnownParameter]:
+        """Iterate over the known parameters, oldest entry first."""
+        self._forget_gone()
+        return iter(list(self._known.values()))
+
+    def find(self, tensor: Tensor) -> KnownParameter | None:
+        """Return the entry of a parameter, or None."""
+        known = self._known.get(id(tensor))
+        return known if known is not None and known() is tensor else None
+
+    def add(self, tensor: Tensor, name: str, module: int) -> None:
+        """Add a parameter with its name, or rename it."""
+        self._forget_gone()
+        before = self.find(tensor)
+        known = KnownParameter(tensor, self._gone.append)
+        known.key, known.name, known.module = id(tensor), name, module
+        known.number = self._count if before is None else before.number
+        self._count += before is None
+        self._known[known.key] = known
+
+    def keys_of(self, tensors: Iterable[Tensor]) -> list[int]:
+        """Return the keys of the tensors that are known parameters."""
+        self._forget_gone()  # otherwise an `id` may belong to a dead parameter
+        known = self._known
+        return [key for key in map(id, tensors) if key in known]
+
+    def are_known(self, tensors: list[Tensor]) -> bool:
+        """Return True if all of some tensors are known."""
+        self._forget_gone()
+        return self._known.keys() >= set(map(id, tensors))
+
+    def of_keys(self, keys: Iterable[int]) -> list[KnownParameter]:
+        """Return the entries of some parameters, oldest entry first."""
+        self._forget_gone()
+        known = self._known
+        return sorted((known[key] for key in keys if key in known), key=_number)
+
+    def clear(self) -> None:
+        """Remove all parameters."""
+        self._known.clear()
+
+    def _forget_gone(self) -> None:
+        gone, known = self._gone, self._known
+        while gone:
+            dead = gone.popleft()
+            if isinstance(dead, KnownParameter) and known.get(dead.key) is dead:
+                del known[dead.key]
+
+
+def _number(known: KnownParameter) -> int:
+    return known.number
+
+
+class Owners:
+    """Note the roles of the tensors that modules and optimizers own.
+
+    Args:
+        storages: the storages that are alive.
+        strings: numbers for texts.
+        roles: the table of roles.
+        harmless: wraps code that runs inside the program's calls.
+
+    Attributes:
+        parameters: the known parameters.
+        modules: rows of `modules`.
+        registry: the known modules.
+        expressions: the program's expressions for its optimizers and models; see the check of `expressions` in
+            `memwatch.capture.check`.
+        all_state_is_seen: whether every optimizer keeps its state in itself. Reading the state of a wrapper would run
+            its code.
+    """
+
+    def __init__(self, storages: Storages, strings: Strings, roles: Roles, harmless: Harmless) -> None:
+        self._storages = storages
+        self._roles = roles
+        self._harmless = harmless
+        self._budget = SearchBudget()
+        self._budget_of_names = SearchBudget(_MAX_SEARCHES_FOR_NAMES)
+        self._ways_followed = 0
+        self._op_counter = roles.op_counter
+        self.modules = Rows()
+        self.registry = ModuleRegistry(self.modules, strings, self._own, self._budget, roles.op_counter)
+        self.parameters = Parameters()
+        self._stepped: dict[int, weakref.ref[Any]] = {}
+        self._optimizers: dict[int, weakref.ref[Any]] = {}
+        self.expressions: dict[str, Any] = {}
+        self.all_state_is_seen = True
+        self._ends = False
+
+    def close(self) -> None:
+        """Drop all weak references, because torch refuses to swap a tensor that has one."""
+        self.parameters.clear()
+        self._stepped.clear()
+
+    def learn_modules(self, modules: Iterable[nn.Module], frame: FrameType | None) -> None:
+        """Number and name the trees of modules, and note the roles of their parameters and buffers.
+
+        Args:
+            modules: modules that are alive.
+            frame: the innermost call whose variables may name them.
+        """
+        self.registry.learn(modules, frame)
+
+    def own(self, parameter: Tensor, name: str) -> None:
+        """Note that a tensor is a parameter. Its gradient and its optimizer state then get its name."""
+        if self.parameters.find(parameter) is None:
+            self.parameters.add(parameter, name, NONE)
+        self._roles.note(parameter, PARAMETER, *self.name_of(parameter))
+
+    def name_of(self, parameter: Tensor) -> tuple[str, int]:
+        """Return the name of a parameter and the number of its module. Empty and -1 if they are not known."""
+        known = self.parameters.find(parameter)
+        return ("", NONE) if known is None else (known.name, known.module)
+
+    def look_again(self) -> None:
+        """Search for modules that were never called, at the end of the block.
+
+        A storage that is still unknown was not made by an op. It gets no number, or it would count as alive at the
+        beginning.
+        """
+        self._ends = True
+        with self._harmless:
+            self.registry.learn((), sys._getframe())
+
+    def in_roles(self, among: KeysView[int] | None = None) -> Iterator[InRole]:
+        """Yield the present parameters, buffers and optimizer states. Tensors that an optimizer steps come last.
+
+        If the module of a tensor is unknown, its row has neither a module nor words for a name.
+
+        Args:
+            among: addresses of storages. Modules with tensors at other addresses may be skipped.
+        """
+        modules = self.registry.alive_and_below()
+        while together := list(islice(modules, _AT_ONCE)):
+            tables = [module_dict(each) for each, _ in together]
+            if among is None or _may_lie_in(tables, among):
+                for attributes, (_, number) in zip(tables, together, strict=True):
+                    yield from _in_tables(attributes, number)
+        for reference in list(self._optimizers.values()):
+            optimizer = reference()
+            if optimizer is not None:
+                for tensor in _stepped_by(optimizer):
+                    name, owner = self.name_of(tensor)
+                    yield STEPPED, tensor, (name,), owner
+                yield from self._state_of(optimizer)
+
+    def _own(self, module: nn.Module, number: int) -> None:
+        """Note the roles of a module's own parameters and buffers."""
+        if self._ends:
+            return
+        attributes = module_dict(module)
+        for key, tensor in _tensors_of(attributes, PARAMETERS):
+            self._roles.note(tensor, PARAMETER, key, number)
+            known = self.parameters.find(tensor)
+            if known is None or known.module == NONE:
+                self.parameters.add(tensor, key, number)
+        for key, tensor in _tensors_of(attributes, BUFFERS):
+            self._roles.note(tensor, BUFFER, key, number)
+
+    def learn_parameters(self, optimizer: Any, frame: FrameType | None = None) -> list[Tensor]:
+        """Note the tensors that an optimizer steps, and return them.
+
+        Args:
+            optimizer: the optimizer.
+            frame: the call of its step. Variables there may lead to unknown modules.
+        """
+        tensors = list(_stepped_by(optimizer))
+        if self._has_stepped(optimizer) and self.parameters.are_known(tensors):
+            return tensors
+        if is_whole(optimizer):
+            self._optimizers[id(optimizer)] = weakref.ref(optimizer)
+        else:
+            self.all_state_is_seen = False
+        if frame is not None:
+            self._stepped[id(optimizer)] = weakref.ref(optimizer)
+            with self._harmless:
+                self._search(type(optimizer), tensors, frame)
+            with self._harmless:
+                self._note_expressions(frame)
+        unknown = [tensor for tensor in tensors if self.parameters.find(tensor) is None]
+        names = self._names_of(unknown, type(optimizer))
+        for group, stepped in enumerate(_groups_of(optimizer)):
+            for index, tensor in enumerate(stepped):
+                # known parameters too: their memory may be new, for example after `module.half()`
+                self.own(tensor, names.get(id(tensor), f"group{group}.param{index}"))
+        return tensors
+
+    def name_leaves(self, leaves: list[Tensor]) -> None:
+        """Learn the names of autograd leaves that are not parameters, so that their `.grad` gets a role and a name.
+
+        A program may train a plain tensor, by hand or with an optimizer. A leaf without a variable belongs to a
+        library, such as an input of a checkpointed region.
+
+        Args:
+            leaves: the leaves that a backward reaches.
+        """
+        unknown = {
+            id(leaf): leaf for leaf in leaves if type(leaf) is Tensor and self.parameters.find(leaf) is None
+        }
+        for key, name in self._names_of(list(unknown.values()), Tensor).items():
+            self.parameters.add(unknown[key], name, NONE)
+
+    def _names_of(self, tensors: list[Tensor], asked_for: type) -> dict[int, str]:
+        """Return the program's names of some tensors, by `id`. Empty if no search is worth its time any more.
+
+        Args:
+            tensors: the tensors.
+            asked_for: the class of the optimizer that steps them, or of the tensors. Each class has a budget of its
+                own.
+        """
+        names: dict[int, str] = {}
+        if tensors and self._budget_of_names.spend(asked_for):
+            with self._harmless:
+                most_ways = _WAYS_AT_FIRST + _WAYS_PER_OP * self._op_counter[0] - self._ways_followed
+                names, followed = names_of_tensors(tensors, sys._getframe(), most_ways)
+                self._ways_followed += followed
+        if names:
+            self._budget_of_names.found(asked_for)
+        return names
+
+    def _note_expressions(self, frame: FrameType) -> None:
+        """Note the program's expressions for its models and optimizers, where an optimizer steps for the first time."""
+        optimizers = [each for each in (known() for known in self._stepped.values()) if each is not None]
+        roots = self.registry.roots()
+        if len(optimizers) > _MAX_NAMED_OPTIMIZERS:
+            return
+        function, names = names_in_one_call([*optimizers, *roots.values()], frame)
+        self.expressions = {
+            "function": function,
+            "optimizers": [names.get(id(each), "") for each in optimizers],
+            "models": {str(number): names[id(root)] for number, root in roots.items() if id(root) in names},
+        }
+
+    def _search(self, cls: type, tensors: list[Tensor], frame: FrameType) -> None:
+        """Search for the modules that own the tensors of an optimizer, if this may still help."""
+        find = self.parameters.find
+        unknown = sum(find(tensor) is None for tensor in tensors)
+        if not unknown or not self._budget.spend(cls):
+            return
+        for owner in (CodeOwner.PROGRAM, CodeOwner.INSTALLED):
+            if not self.parameters.are_known(tensors):
+                self.registry.learn((), frame, owner)
+        if not self.parameters.are_known(tensors):
+            self.registry.learn_from_heap()
+        if sum(find(tensor) is None for tensor in tensors) == unknown:
+            self._budget.found_nothing(cls)
+
+    def _has_stepped(self, optimizer: Any) -> bool:
+        known = self._stepped.get(id(optimizer))
+        return known is not None and known() is optimizer
+
+    def learn_state(self, optimizer: Any) -> None:
+        """Note the role of every tensor in the optimizer's state, named as ``adamw.exp_avg[layers.0.weight]``."""
+        self._storages.record_deaths()
+        for role, tensor, words, module in self._state_of(optimizer):
+            self._roles.note_watched(tensor, role, module, *words)
+
+    def _state_of(self, optimizer: Any) -> Iterator[InRole]:
+        """Yield the tensors of an optimizer's own state."""
+        kind = class_name(type(optimizer)).lower()
+        _, states = optimizer_parts(optimizer)
+        for parameter, state in () if states is None else list(dict.items(states)):
+            known = self.parameters.find(parameter)
+            owner, module = ("?", NONE) if known is None else (known.name, known.module)
+            for slot, value in list(dict.items(state)) if is_a(state, dict) else ():
+                text = slot if type(slot) is str else key_text(slot)
+                for tensor in _items_or_itself(value):
+                    if is_a(tensor, Tensor):
+                        yield STATE, tensor, (kind, text, owner), module
+
+
+def _items_or_itself(value: Any) -> Iterable[Any]:
+    """Return the items of a list or tuple, or else the object alone."""
+    for kind in (list, tuple):
+        if is_a(value, kind):
+            return list(kind.__iter__(value))
+    return (value,)
+
+
+def _tensors_of(attributes: dict[str, Any], table: str) -> list[tuple[str, Tensor]]:
+    """Return the tensors in a table of a module, given by its attributes, each with its name."""
+    return [
+        (key, value)
+        for key, value in table_entries(attributes, table)
+        if id(type(value)) in _PLAIN or is_a(value, Tensor)
+    ]
+
+
+def _in_tables(attributes: dict[str, Any], number: int) -> list[InRole]:
+    """Return the parameters and buffers in the tables of a module, given by its attributes."""
+    return [
+        (role, tensor, () if number == NONE else (key,), number)
+        for role, name in ((PARAMETER, PARAMETERS), (BUFFER, BUFFERS))
+        for key, tensor in _tensors_of(attributes, name)
+    ]
+
+
+def _may_lie_in(modules: list[dict[str, Any]], addresses: KeysView[int]) -> bool:
+    """Return False if all tensors of some modules are plain and lie at none of some addresses.
+
+    A program may have tens of thousands of idle modules, so this checks many in few calls.
+    """
+    found: list[Any] = [table for each in modules for table in (each.get(PARAMETERS), each.get(BUFFERS))]
+    tables: list[dict[str, Any]] = [each for each in found if type(each) is dict or is_a(each, dict)]
+    try:
+        tensors = [each for each in chain.from_iterable(map(dict.values, tables)) if each is not None]
+        are_plain = _PLAIN.issuperset(map(id, map(type, tensors)))
+        return not (are_plain and addresses.isdisjoint(map(address_of, tensors)))
+    except (RuntimeError, NotImplementedError, TypeError) as error:  # sparse, or changed meanwhile
+        pass_on(error)
+        return True
+
+
+def _stepped_by(optimizer: Any) -> Iterator[Tensor]:
+    for stepped in _groups_of(optimizer):
+        yield from stepped
+
+
+def _groups_of(optimizer: Any) -> Iterator[list[Tensor]]:
+    groups, _ = optimizer_parts(optimizer)
+    for group in groups or ():
+        params: Any = dict.get(group, "params")
+        yield [each for each in list.__iter__(params) if is_a(each, Tensor)] if is_a(params, list) else []

@@ -1,4 +1,7 @@
-"""One recording: connect its parts, switch them on and off, flush their rows, and leave torch as it was."""
+"""One recording: connect its parts, switch them on and off, flush their rows, and leave torch as it was.
+
+`Session` records everything, `allocator_only` the allocator's events of one call.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from memwatch._torch import missing
 from memwatch._torch.modes import disable_torch_function
 from memwatch._version import __version__
+from memwatch.capture.columns import Note
 from memwatch.capture.file import CaptureWriter
 from memwatch.capture.recording import Recording
-from memwatch.encoding.host_copies import ReplayInputs
+from memwatch.encoding import ReplayInputs
 from memwatch.errors import MemwatchError
 from memwatch.heap.pause import pause_gc, resume_gc
-from memwatch.record import baseline, context
+from memwatch.record import context, native, python
 from memwatch.record.allocator import AllocatorChannel, WaitingEvents
 from memwatch.record.arguments import ArgumentRecorder
 from memwatch.record.backend import Block
@@ -30,30 +35,39 @@ from memwatch.record.clock import Clock, ticks
 from memwatch.record.flush import FLUSH_S, FlushPace, TakenRows, tables_in_order
 from memwatch.record.holders.sampler import HolderSampler
 from memwatch.record.interception.compilers import CompiledCalls, JitTracing
-from memwatch.record.notes import Notes
 from memwatch.record.options import Choice
 from memwatch.record.patches import PatchedResize
 from memwatch.record.process import AcceleratorMemory, ProcessSampler
 from memwatch.record.saved_tensors import SavedTensorHooks
-from memwatch.record.steps.steps import Sleeper, Steps, entry_bytes
+from memwatch.record.steps import Sleeper, Steps, entry_bytes
 from memwatch.record.tables.rows import Stacks, Strings, new_op_counter
 from memwatch.record.threads import StartedThreads, Timer
 from memwatch.record.torch_records import TorchRecords
+from memwatch.signal_handlers import suppress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from torch import Tensor
 
     from memwatch.capture import Capture
     from memwatch.capture.columns import IntArray
     from memwatch.record.options import Options
+    from memwatch.record.tables.rows import OpCounter
 
 _running: list[Session] = []
 _entering: Final = threading.RLock()  # a signal handler may enter a block too
 _ALREADY_OPEN: Final = (
     "a memwatch.profile() block is already open; leave it before opening another (`memwatch run` opens one around the "
     "whole program: start a program that has blocks of its own with `python`)"
+)
+_LOST_EVENTS: Final = (
+    "memory ran out, and {count} events of the allocator are lost. From the first one until the next write, live "
+    "bytes and the peak come from tensors only. Workspace from before may count for too long"
+)
+_LOST_ROWS: Final = (
+    "memory ran out, and the recorder could not write {count} rows. Tensors may be missing from the report or count as "
+    "live for too long. Live bytes and the peak are not exact from there on"
 )
 
 
@@ -68,7 +82,7 @@ class Session:
         self._recording = Recording(self._writer)
         self._clock = Clock()
         self.op_counter = counter = new_op_counter()
-        self._notes = notes = Notes(counter, choice.remarks)
+        self._notes = notes = _Notes(counter, choice.remarks)
         self._accelerators = AcceleratorMemory(notes.note)
         self.strings = strings = Strings()
         block = Block(strings, counter, self._clock, choice.is_estimate, notes.note, thread_names=[])
@@ -130,7 +144,7 @@ class Session:
             # soon follow. In a large program it takes hundreds of milliseconds, in the middle of a step.
             pause = pause_gc()
             try:
-                baseline.scan(self.storages, self.context)
+                context.scan_existing(self.storages, self.context)
             finally:
                 resume_gc(pause)
             self._start_ticks = ticks()
@@ -434,4 +448,107 @@ def _end_at_exit() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_in_child)
+
+
 atexit.register(_end_at_exit)
+
+
+class _Notes:
+    """The notes of one block.
+
+    Args:
+        op_counter: how many ops have started.
+        remarks: kinds and texts of notes about the choice of the recorder.
+    """
+
+    def __init__(self, op_counter: OpCounter, remarks: Sequence[tuple[str, str]]) -> None:
+        self._op_counter = op_counter
+        self._remarks = remarks
+        self._notes: list[Note] = []
+        self._written = 0
+        self._not_recorded: set[str] = set()
+        self.losses = 0
+
+    def note(self, kind: str, text: str) -> None:
+        """Keep a sentence for the report."""
+        self._notes.append(Note(self._op_counter[0], kind, text))
+
+    def note_missing(self) -> None:
+        """Note each name that torch lacks, once. Some names are looked up inside the block, when dynamo is loaded."""
+        noted = {note.text for note in self._notes}
+        for kind, sentence in [*(("torch", each) for each in missing()), *self._remarks]:
+            if sentence not in noted:
+                self.note(kind, sentence)
+
+    def could_not_record(self, op: str, error: Exception) -> None:
+        """Note once per op that its tensors could not be recorded. Without memory, count a loss."""
+        if op in self._not_recorded:
+            return
+        try:
+            self._not_recorded.add(op)
+            with suppress(Exception):  # the text of the error may fail
+                self.note("recorder", f"{op} is not recorded whole: {type(error).__name__}: {error}")
+        except MemoryError:
+            self.losses += 1
+
+    def note_losses(self, lost_events: int, losses: int) -> None:
+        """Note the records that were lost because memory had run out, and the figures that this affects.
+
+        Args:
+            lost_events: number of lost allocator events.
+            losses: number of other lost records.
+        """
+        if lost_events:
+            self.note("allocator", _LOST_EVENTS.format(count=lost_events))
+        if losses + self.losses:
+            self.note("recorder", _LOST_ROWS.format(count=losses + self.losses))
+
+    def put_back(self, notes: Sequence[Note]) -> None:
+        """Mark notes as unwritten again, because memory was too short to write them."""
+        self._written -= len(notes)
+
+    def unwritten(self) -> list[Note]:
+        """Return the notes since the last call."""
+        notes = self._notes[self._written :]
+        self._written += len(notes)
+        return notes
+
+
+def allocator_only(function: Callable[[], Any]) -> Capture:
+    """Call a function and return a capture of its allocator events. torch runs as without memwatch.
+
+    Raises:
+        MemwatchError: this torch provides no events, or a profiler of the program receives them.
+    """
+    recording, clock = Recording(None), Clock()
+    block = Block(
+        Strings(), new_op_counter(), clock, is_estimate=False, note=lambda kind, text: None, thread_names=[]
+    )
+    events = (native.backend() or python.BACKEND).allocator_events(block)
+    if events is None:
+        raise MemwatchError(
+            "this torch does not hand out the allocator's events, so there is nothing to compare with"
+        )
+    channel = AllocatorChannel(events, block.op_counter, block.note)
+    start_ns = clock.to_ns(ticks())
+    started_s = time.time()
+    channel.start(lambda rows: recording.add({"allocator": rows}, [], []))
+    if channel.stepped_aside:
+        raise MemwatchError(
+            "a torch profiler is running and holds the allocator's events; call verify() outside it"
+        )
+    threads = StartedThreads(block.thread_names, events)
+    threads.start()
+    try:
+        result = function()
+    finally:
+        threads.stop()
+        channel.stop()
+    del result
+    recording.add({}, block.strings.texts, [])
+    recording.meta = {
+        "start_ns": start_ns,
+        "end_ns": clock.to_ns(ticks()),
+        "started_s": started_s,
+    }
+    return recording.capture()

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from memwatch.encoding.host_copies import ReplayInputs
+    from memwatch.encoding import ReplayInputs
     from memwatch.planner.request import OrderChoice
     from memwatch.replay.run import ReplayResult
 

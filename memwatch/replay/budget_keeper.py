@@ -29,7 +29,7 @@ from memwatch.sizes import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from memwatch.encoding.values import Value
+    from memwatch.encoding import Value
     from memwatch.replay.options import BackendOptions
     from memwatch.replay.rewrite import Move
     from memwatch.replay.traced_graph import TracedGraph

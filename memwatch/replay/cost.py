@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
 from memwatch._torch.dispatch import base_name_of
-from memwatch.encoding.values import ONLY_ALLOCATE, GeneratorNumber, Value, Window, leaves, replace
+from memwatch.encoding import ONLY_ALLOCATE, GeneratorNumber, Value, Window, leaves, replace
 from memwatch.replay.program import overload_of
 from memwatch.signal_handlers import suppress
 

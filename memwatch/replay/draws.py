@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from memwatch._torch.dispatch import OpOverload, schema_of
-from memwatch.encoding.values import leaves
+from memwatch.encoding import leaves
 
 if TYPE_CHECKING:
     from collections.abc import Callable

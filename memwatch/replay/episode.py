@@ -20,7 +20,7 @@ from torch.autograd.function import BackwardCFunction
 from memwatch._torch.autograd import node_of_result
 from memwatch._torch.engine import call_after_backwards, keeps_graph, metadata_of
 from memwatch._torch.tensors import address_of, version_of
-from memwatch.encoding.values import Value, leaves
+from memwatch.encoding import Value, leaves
 from memwatch.replay.measure import AllocatorWindow, Stretch
 
 if TYPE_CHECKING:

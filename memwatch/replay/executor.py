@@ -24,8 +24,19 @@ from memwatch._torch.dispatch import base_name_of, call_of
 from memwatch._torch.modes import disable_torch_function, without_modes
 from memwatch._torch.tensors import address_of, set_conj, set_neg
 from memwatch.devices import adapter_of
-from memwatch.encoding.host_copies import HostBytes, as_bytes, copy_in, new_storage, restore_states
-from memwatch.encoding.values import ONLY_ALLOCATE, GeneratorNumber, Value, Window, leaves, replace
+from memwatch.encoding import (
+    ONLY_ALLOCATE,
+    GeneratorNumber,
+    HostBytes,
+    Value,
+    Window,
+    as_bytes,
+    copy_in,
+    leaves,
+    new_storage,
+    replace,
+    restore_states,
+)
 from memwatch.errors import ReplayError
 from memwatch.planner import Graph, Schedule, StepKind
 from memwatch.planner.peak import allocations
@@ -35,7 +46,7 @@ from memwatch.signal_handlers import pass_on
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from memwatch.encoding.host_copies import ReplayInputs
+    from memwatch.encoding import ReplayInputs
     from memwatch.replay.graph import Recorded
     from memwatch.replay.program import Call
 

@@ -19,7 +19,7 @@ from memwatch._torch.dispatch import (
 )
 from memwatch._torch.tensors import address_of
 from memwatch._torch.traced_graphs import InputMutation, PlainOutput, size_hint
-from memwatch.encoding.values import Value, leaves
+from memwatch.encoding import Value, leaves
 from memwatch.errors import UnsupportedOpError
 from memwatch.planner import Effect, Graph, OpSpec, cuda_block_sizes
 from memwatch.replay.batch_norms import written_once

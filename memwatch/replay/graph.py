@@ -15,7 +15,7 @@ import torch
 from memwatch._torch.dispatch import COLLECTIVE_NAMESPACES
 from memwatch.analysis.facts.blocks import block_at, pair_events
 from memwatch.capture.schema import NONE
-from memwatch.encoding.values import GeneratorNumber, leaves
+from memwatch.encoding import GeneratorNumber, leaves
 from memwatch.planner import Effect, Graph, OpSpec
 from memwatch.replay.cost import cost
 from memwatch.replay.program import Call, Program, overload_of, pinned, read_program

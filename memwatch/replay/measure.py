@@ -21,7 +21,7 @@ from memwatch._torch.dispatch import OpOverload, base_name_of
 from memwatch._torch.profiler import without_kineto_lines
 from memwatch._torch.tensors import address_of
 from memwatch.device_names import is_host
-from memwatch.encoding.values import ONLY_ALLOCATE, Value, leaves
+from memwatch.encoding import ONLY_ALLOCATE, Value, leaves
 from memwatch.errors import MemwatchError
 from memwatch.replay.draws import kernel_of
 from memwatch.replay.executor import below_autograd

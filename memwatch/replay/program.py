@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from memwatch.capture.schema import NONE, OPERANDS
-from memwatch.encoding.values import FAKE, META, ONLY_ALLOCATE, Unsupported, Value, Window, decode, leaves
+from memwatch.encoding import FAKE, META, ONLY_ALLOCATE, Unsupported, Value, Window, decode, leaves
 from memwatch.errors import MemwatchError, UnsupportedOpError
 from memwatch.own_code import CodeOwner
 from memwatch.signal_handlers import pass_on

@@ -22,8 +22,7 @@ from torch import fx
 
 from memwatch._torch.traced_graphs import keep_in_forward
 from memwatch.devices import adapter_of
-from memwatch.encoding.host_copies import as_bytes, new_storage
-from memwatch.encoding.values import Value, leaves
+from memwatch.encoding import Value, as_bytes, leaves, new_storage
 from memwatch.planner.peak import StepKind
 from memwatch.replay.batch_norms import remove_statistics
 from memwatch.replay.draws import draw_again, random_node_of, saves_state, state_before

@@ -17,7 +17,7 @@ import torch
 
 from memwatch.capture.schema import NONE
 from memwatch.devices import adapter_of, devices_in_use
-from memwatch.encoding.host_copies import (
+from memwatch.encoding import (
     HostBytes,
     checksum,
     copy_in,
@@ -38,7 +38,7 @@ from memwatch.text import ShownAsText
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from memwatch.encoding.host_copies import ReplayInputs
+    from memwatch.encoding import ReplayInputs
     from memwatch.replay.graph import Recorded
 
 

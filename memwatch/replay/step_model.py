@@ -23,7 +23,7 @@ from torch import fx
 
 from memwatch._torch.dispatch import OpOverload, base_name_of
 from memwatch._torch.traced_graphs import size_at
-from memwatch.encoding.values import Value, leaves
+from memwatch.encoding import Value, leaves
 from memwatch.planner import Effect, Graph, OpSpec, OrderError, Schedule, Step, StepKind, simulate
 from memwatch.planner.request import op_text
 from memwatch.replay.fx import (

@@ -1,6 +1,6 @@
 """Reports of a reading: the HTML page, the terminal summary, exports.
 
-Figures are computed in `facts`, `layers`, `stats`, `plan/figures` and the page model. Views only lay them out.
+Figures are computed in `facts`, `stats`, `plan` and the page model. Views only lay them out.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from memwatch.progress import import_rich
 
 if TYPE_CHECKING:
     from memwatch.report.page.write import ReportError, diff_page, html, leak_page
-    from memwatch.report.plan.figures import PlanMismatchError
-    from memwatch.report.plan.terminal import plan_summary, trade_off
+    from memwatch.report.plan import PlanMismatchError
+    from memwatch.report.plan_terminal import plan_summary, trade_off
 
 import_rich()  # before any module of this package
 
 _HOMES = {
-    "PlanMismatchError": "memwatch.report.plan.figures",
+    "PlanMismatchError": "memwatch.report.plan",
     "ReportError": "memwatch.report.page.write",
     "diff_page": "memwatch.report.page.write",
     "html": "memwatch.report.page.write",
     "leak_page": "memwatch.report.page.write",
-    "plan_summary": "memwatch.report.plan.terminal",
-    "trade_off": "memwatch.report.plan.terminal",
+    "plan_summary": "memwatch.report.plan_terminal",
+    "trade_off": "memwatch.report.plan_terminal",
 }
 """Where each public name lives; who needs a figure or a colour does not import the page and the planner."""
 

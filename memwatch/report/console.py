@@ -1,4 +1,7 @@
-"""Text for a terminal: as wide as the terminal, coloured only where it can be, ASCII where Unicode cannot be."""
+"""Text for a terminal: as wide as the terminal, coloured only where it can be, ASCII where Unicode cannot be.
+
+`fragment` turns it into HTML with its colours, for notebooks.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
+from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
 from memwatch.kinds.roles import CATEGORY_OF
@@ -26,6 +30,25 @@ ELLIPSIS: Final = "…"
 _ASCII: Final = str.maketrans(
     {BLOCK: "#", ELLIPSIS: "~", "─": "-", "━": "-", "│": "|", "├": "|", "└": "`", SLIVER: "."}
 )
+NOTEBOOK_WIDTH: Final = 110
+"""Characters in a line: what a cell of a notebook shows without breaking."""
+_FORMAT: Final = (
+    '<pre class="memwatch" style="overflow-x: auto; line-height: 1.3; '
+    "font-family: Menlo, 'DejaVu Sans Mono', Consolas, monospace\">{code}</pre>"
+)
+# These middle tones are readable on white and on black. The other colours are those of the page.
+_THEME: Final = TerminalTheme(
+    (255, 255, 255),
+    (0, 0, 0),
+    [
+        (110, 110, 110), (200, 60, 60), (45, 140, 60), (165, 125, 0),
+        (60, 110, 210), (165, 80, 190), (0, 140, 150), (125, 125, 125),
+    ],
+    [
+        (130, 130, 130), (225, 90, 80), (70, 160, 85), (190, 145, 20),
+        (85, 135, 230), (190, 105, 215), (30, 160, 170), (140, 140, 140),
+    ],
+)  # fmt: skip
 
 
 def category_style(category: str) -> str:
@@ -123,3 +146,18 @@ def bar(ratio: float, width: int, style: str = "") -> Text:
     filled = round(max(0.0, min(1.0, ratio)) * width)
     blocks = SLIVER if ratio > 0 and not filled else BLOCK * filled
     return Text(blocks, style=style, no_wrap=True, overflow="crop")
+
+
+def fragment(text: str) -> str:
+    """Return text with colour codes of a terminal as HTML: one element, without scripts or frames."""
+    console = Console(
+        record=True,
+        file=io.StringIO(),
+        width=10 * NOTEBOOK_WIDTH,
+        force_terminal=True,
+        force_jupyter=False,
+        color_system="standard",
+        highlight=False,
+    )
+    console.print(Text.from_ansi(text), soft_wrap=True)
+    return console.export_html(theme=_THEME, code_format=_FORMAT, inline_styles=True)

@@ -18,11 +18,11 @@ from memwatch.capture.schema import NONE
 from memwatch.errors import MemwatchError
 from memwatch.kinds.roles import CATEGORIES
 from memwatch.output_files import whole_file
-from memwatch.plain_json import JsonError, read_json
-from memwatch.report.page.curve import live_by_category
+from memwatch.report.page.events import live_by_category
 from memwatch.report.stats import stats
 from memwatch.report.tree import peak_tree
 from memwatch.sizes import format_bytes
+from memwatch.text import JsonError, read_json
 from memwatch.words.places import short_place
 
 if TYPE_CHECKING:

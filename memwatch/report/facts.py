@@ -1,21 +1,25 @@
 """The figures that every view shows: where the peak is, what is in it, how much was saved for backward.
 
 `repeated_layers` answers how memory saved for backward grows with the number of layers (the question of
-lightning-thunder #871).
+lightning-thunder #871). `describe_meta` has the metadata of a recording as lines of text: command, date, versions,
+device.
 """
 
 from __future__ import annotations
 
 import re
+import shlex
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
 import pandas as pd
 
 from memwatch.analysis.texts import TEXT
-from memwatch.capture.capture import NOT_RECORDED
+from memwatch.capture.columns import NOT_RECORDED
 from memwatch.capture.schema import EVIDENCE
 from memwatch.kinds.roles import CATEGORY_OF, KEPT_ON_PURPOSE
 from memwatch.sizes import format_bytes
@@ -27,13 +31,12 @@ from memwatch.words.storages import short_op
 from memwatch.words.ways import OTHER_OPTIMIZERS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from memwatch.report.source import Reading
 
 HELD_ANYWAY: Final = (*KEPT_ON_PURPOSE, "input", "held")
 """Categories whose storages stay alive with or without backward."""
-
 BLANK: Final = {
     "module": "(top level)",
     "op_name": "(before the block)",
@@ -43,9 +46,36 @@ BLANK: Final = {
     "phase": "(unknown)",
 }
 """Text that a view prints where a column of a storage is empty."""
-
-
 _NO_BYTES: Final = "No tensor memory was recorded"
+_MATTERS_RATIO: Final = 0.1
+_MATTERS_BYTES: Final = 256 << 20
+"""Memory outside tensors that came in the block is worth a line from this share of RSS and this size on. The imports of
+a program that `memwatch run` records take 70 MiB without a library and 160 MiB with transformers. We measured 20 steps
+of three programs: 490 MiB (55 % of RSS) for a GPT and 540 MiB for a convolution, in freed blocks that malloc keeps, and
+2 GiB (85 %) for fragmented blocks."""
+_NUMBERED: Final = re.compile(r"(?:(.*)\.)?\d+")
+VERSIONS: Final = ("memwatch", "torch", "python")
+SHOWN_ELSEWHERE: Final = frozenset(
+    {*VERSIONS, "argv", "start_ns", "started_s", "end_ns", "complete"}
+    | {"entry_allocated_bytes", "entry_reserved_bytes", "rounding_bytes", "segments", "expressions"}
+    | {"changed_arguments"}
+)
+LABELS: Final = {
+    "holder_samples": "searches for holders",
+    "holder_samples_cut": "searches cut short",
+    "holder_samples_ns": "time of searches",
+    "intercept": "ops seen by",
+    "reserved_bytes": "reserved by allocators",
+    "threads_before": "older threads",
+    "threads_at_work_before": "older threads that ran ops",
+    "threads_unheard": "threads not recorded",
+    "stacks": "call stacks",
+    "allocator": "allocator events",
+}
+DURATIONS: Final = ("holder_samples_ns",)
+"""Entries that are nanoseconds."""
+SIZES: Final = ("reserved_bytes",)
+"""Entries that are bytes by device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,14 +136,6 @@ def is_recorded(reading: Reading, what: str) -> bool:
     A memory snapshot has no uses, for example.
     """
     return what not in reading.meta.get(NOT_RECORDED, ())
-
-
-_MATTERS_RATIO: Final = 0.1
-_MATTERS_BYTES: Final = 256 << 20
-"""Memory outside tensors that came in the block is worth a line from this share of RSS and this size on. The imports of
-a program that `memwatch run` records take 70 MiB without a library and 160 MiB with transformers. We measured 20 steps
-of three programs: 490 MiB (55 % of RSS) for a GPT and 540 MiB for a convolution, in freed blocks that malloc keeps, and
-2 GiB (85 %) for fragmented blocks."""
 
 
 def process_text(reading: Reading, *, always: bool = False) -> str:
@@ -299,9 +321,6 @@ def bytes_by(rows: pd.DataFrame, column: str) -> pd.DataFrame:
     return largest_first
 
 
-_NUMBERED: Final = re.compile(r"(?:(.*)\.)?\d+")
-
-
 @dataclass(frozen=True, slots=True)
 class Layers:
     """Equal modules with numbers under one parent, such as the blocks of a transformer.
@@ -391,3 +410,71 @@ def _with_children(modules: Iterable[str], sizes: Iterable[int]) -> Counter[str]
         for count in range(1, len(parts) + 1):
             sums[".".join(parts[:count])] += nbytes
     return sums
+
+
+def format_duration(duration_ns: float) -> str:
+    """Return a duration (nanoseconds) as text, in a unit that fits: ``1.53 s``, ``12.0 ms``, ``3 min 20 s``."""
+    seconds = duration_ns / 1e9
+    if seconds >= 60:
+        return f"{int(seconds // 60)} min {int(seconds % 60)} s"
+    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        if seconds >= scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{duration_ns:.0f} ns"
+
+
+def describe_meta(meta: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the metadata of a reading as (label, text) pairs; entries without a value are left out."""
+    versions = ", ".join(f"{name} {meta[name]}" for name in VERSIONS if name in meta)
+    state = "" if meta.get("complete", True) else "no: the program ended before the block did"
+    lines = [
+        ("command", _command(meta.get("argv"))),
+        ("started", _date_text(meta.get("started_s"))),
+        ("duration", _duration_of(meta)),
+        ("complete", state),
+        ("versions", versions),
+    ]
+    rest = [_described(key, meta[key]) for key in meta if key not in SHOWN_ELSEWHERE]
+    return [(label, text) for label, text in lines + rest if text]
+
+
+def _described(key: str, value: object) -> tuple[str, str]:
+    label = LABELS.get(key, key.replace("_", " "))
+    if key in SIZES:
+        return label, _sizes_text(value)
+    return label, format_duration(value) if key in DURATIONS and isinstance(value, int) else _value_text(
+        value
+    )
+
+
+def _command(argv: object) -> str:
+    if isinstance(argv, (list, tuple)):
+        return shlex.join(map(str, argv))
+    return _value_text(argv)
+
+
+def _date_text(started_s: object) -> str:
+    if not isinstance(started_s, (int, float)):
+        return ""
+    return datetime.fromtimestamp(started_s, tz=timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _duration_of(meta: Mapping[str, Any]) -> str:
+    if "start_ns" not in meta or "end_ns" not in meta:
+        return ""
+    return format_duration(meta["end_ns"] - meta["start_ns"])
+
+
+def _sizes_text(value: object) -> str:
+    sizes = value if isinstance(value, Mapping) else {}
+    return ", ".join(f"{format_bytes(int(nbytes))} on {name}" for name, nbytes in sizes.items())
+
+
+def _value_text(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {text}" for name, text in value.items())
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(str, value))
+    return "" if value is None else str(value)

@@ -10,7 +10,7 @@ import numpy as np
 from memwatch.errors import MemwatchError
 from memwatch.report.console import category_style
 from memwatch.report.facts import bytes_by, peak_instant
-from memwatch.report.page.curve import live_by_category, peak_keeping_events
+from memwatch.report.page.events import live_by_category, peak_keeping_events
 from memwatch.sizes import format_bytes
 from memwatch.text import visible
 

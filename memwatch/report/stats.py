@@ -13,13 +13,13 @@ from memwatch.report.console import bar, clip, line_width, tail, to_text
 from memwatch.report.facts import (
     BLANK,
     bytes_by,
+    describe_meta,
     evidence_bytes,
     evidence_text,
     is_recorded,
     peak_instant,
     saved_for_backward,
 )
-from memwatch.report.meta import describe_meta
 from memwatch.sizes import format_bytes
 from memwatch.words.places import short_place
 from memwatch.words.storages import short_op

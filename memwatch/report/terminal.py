@@ -16,6 +16,7 @@ from memwatch.report.facts import (
     bytes_by_line,
     evidence_bytes,
     evidence_text,
+    format_duration,
     headline,
     is_recorded,
     listed_ways,
@@ -25,9 +26,8 @@ from memwatch.report.facts import (
     repeated_layers,
     saved_for_backward,
 )
-from memwatch.report.meta import format_duration
-from memwatch.report.plan.moves import Places
-from memwatch.report.plan.terminal import plan_parts
+from memwatch.report.plan import Places
+from memwatch.report.plan_terminal import plan_parts
 from memwatch.sizes import format_bytes
 from memwatch.words import summary as words
 from memwatch.words import ways
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from memwatch.planner.plan import Plan
-    from memwatch.report.plan.figures import Replayed
+    from memwatch.report.plan import Replayed
     from memwatch.report.source import Finding, Reading
 
 BAR_WIDTH: Final = 30

@@ -10,7 +10,7 @@ from memwatch.sizes import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from memwatch.devices.reserved import Reserved
+    from memwatch.devices.adapters import Reserved
 
 
 class StartedAs(enum.Enum):

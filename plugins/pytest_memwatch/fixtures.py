@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from memwatch.output_files import write_whole
-from memwatch.plain_json import read_json
-from pytest_memwatch.markers import FIXTURE_ASKED
-from pytest_memwatch.options import SETTINGS
+from memwatch.text import read_json
+from pytest_memwatch.options import FIXTURE_ASKED, SETTINGS
 from pytest_memwatch.outcome import FixtureError
 
 if TYPE_CHECKING:

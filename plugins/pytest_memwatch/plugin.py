@@ -12,19 +12,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from pytest_memwatch.causes import fold_failures
 from pytest_memwatch.examine import examined, examined_doctest, is_doctest, is_unittest
 from pytest_memwatch.fixtures import Baseline, load_baseline, memwatch_fixture, no_tensor_leaks, save_baseline
-from pytest_memwatch.markers import check_marks, checks_for, register
-from pytest_memwatch.options import SETTINGS, add_options, read_settings
-from pytest_memwatch.outcome import EXAMINATION, attach
-from pytest_memwatch.postponed import Postponed, postponed_for
+from pytest_memwatch.options import SETTINGS, add_options, check_marks, checks_for, read_settings, register
+from pytest_memwatch.outcome import EXAMINATION, Postponed, attach, postponed_for
 from pytest_memwatch.summary import (
     FREED,
     RESULTS,
     Status,
     add_freed,
     collect,
+    fold_failures,
     status,
     summary_lines,
     write_json,

@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from memwatch.leaks import Leak
 
 _TYPED: Final = ("edges", "cut", "cuts", "cycle_length", "branch", "known")
-PEAK_SECTION = "memwatch peak memory"
-FINDINGS_SECTION = "memwatch avoidable memory"
+LEAK_SECTION: Final = "memwatch leaked tensors"
+PEAK_SECTION: Final = "memwatch peak memory"
+FINDINGS_SECTION: Final = "memwatch avoidable memory"
+"""The titles of the sections of a report."""
 
 
 def leak_sentence(leaks: Sequence[Leak]) -> str:

@@ -12,7 +12,7 @@ import torch
 
 import memwatch
 from memwatch.devices import adapter_of, is_out_of_memory
-from memwatch.devices.reserved import reserved_in
+from memwatch.devices.adapters import reserved_in
 from memwatch.monitor.guard import start_guard
 from memwatch.words.processes import reserved_text
 

@@ -7,7 +7,7 @@ import torch
 
 import memwatch
 from memwatch.devices import adapter_of
-from memwatch.devices.reserved import reserved_in
+from memwatch.devices.adapters import reserved_in
 
 KIB, MIB = 1024, 1 << 20
 DEVICE = "pretend:0"

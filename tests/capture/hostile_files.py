@@ -9,8 +9,7 @@ import sqlite3
 import struct
 import zlib
 
-from memwatch.capture.capture import INTEGER_TABLES
-from memwatch.capture.columns import MOST_ROWS
+from memwatch.capture.columns import INTEGER_TABLES, MOST_ROWS
 from memwatch.capture.schema import RECORDED_BY_NAME
 
 ESCAPE = "\x1b[31mred\x1b]0;title\x07"

@@ -14,9 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 import memwatch
 from memwatch.capture import load, save
-from memwatch.capture.capture import Capture, empty_tables
 from memwatch.capture.check import _KINDS, checked
-from memwatch.capture.columns import encoded
+from memwatch.capture.columns import Capture, empty_tables, encoded
 from memwatch.capture.file import read_tables
 from memwatch.capture.schema import RECORDED
 from memwatch.errors import CaptureError

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import memwatch
 from memwatch.capture import Capture, CaptureError, load, save
-from memwatch.capture.capture import INTEGER_TABLES, Note
+from memwatch.capture.columns import INTEGER_TABLES, Note
 from memwatch.capture.derived import DERIVED
 from memwatch.capture.schema import FORMAT_VERSION, OLDEST_FORMAT, RECORDED_BY_NAME
 

@@ -22,14 +22,14 @@ from hostile_files import ESCAPE, HOSTILE, database
 
 import memwatch
 from memwatch.capture import CaptureError, load, save
-from memwatch.capture.capture import INTEGER_TABLES, Capture
-from memwatch.capture.database import check_is_database
-from memwatch.capture.rank_summary import add_summary, read_head
+from memwatch.capture.check import check_is_database
+from memwatch.capture.columns import INTEGER_TABLES, Capture
+from memwatch.capture.file import add_summary, read_head
 from memwatch.cli.common import command_line
 from memwatch.cli.main import main
-from memwatch.encoding.values import decode
-from memwatch.plain_json import JsonError, read_json
+from memwatch.encoding import decode
 from memwatch.ranks.summary import is_summary, summarise
+from memwatch.text import JsonError, read_json
 
 MOST_S, MOST_BYTES = 5, 1 << 30
 

@@ -8,8 +8,7 @@ import itertools
 import pytest
 import torch
 
-from memwatch.capture.capture import Capture
-from memwatch.capture.columns import as_rows
+from memwatch.capture.columns import Capture, as_rows
 from memwatch.capture.paths import PathTables, read_paths
 from memwatch.capture.schema import RECORDED_BY_NAME
 from memwatch.kinds.edges import Edge, EdgeKind, Vertex, VertexKind

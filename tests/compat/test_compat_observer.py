@@ -11,7 +11,7 @@ from compat_harness import mode_effects
 
 import memwatch
 from memwatch.analysis.observer import observer_effects
-from memwatch.verification import verify
+from memwatch.profile import verify
 
 
 def _topk() -> None:

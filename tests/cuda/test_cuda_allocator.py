@@ -12,7 +12,7 @@ import torch
 from cuda_events import counted
 
 import memwatch
-from memwatch.report.meta import describe_meta
+from memwatch.report.facts import describe_meta
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20

@@ -11,9 +11,9 @@ import torch
 
 import memwatch
 from memwatch.devices import adapter_of, devices_in_use, is_out_of_memory
-from memwatch.encoding.host_copies import read_states, restore_states
+from memwatch.encoding import read_states, restore_states
 from memwatch.leaks.find import most_growth_bytes
-from memwatch.report.meta import describe_meta
+from memwatch.report.facts import describe_meta
 
 SOURCES = pathlib.Path(memwatch.__file__).parent
 

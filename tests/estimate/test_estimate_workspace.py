@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import memwatch
-from memwatch.estimate import known_values, run_calls, workspace
+from memwatch.estimate import known_values, workspace
 from memwatch.estimate.calls import Call, Shape
 from memwatch.estimate.program import estimate_program
 from memwatch.estimate.words import text_of
@@ -119,6 +119,6 @@ def test_a_process_that_is_not_over_in_time_is_ended(monkeypatch):
     """Nothing is known of its calls then; a kernel that does not return would hold up the estimate."""
     shape = Shape((64, 64), (64, 1), torch.float32, "cpu")
     calls = {"sort": Call(torch.ops.aten.sort.default, (shape,), ())}
-    assert list(run_calls.run_calls(calls, 1.0)) == ["sort"]
-    monkeypatch.setattr(run_calls, "_BEYOND_S", -0.9)  # it takes longer to import torch
-    assert run_calls.run_calls(calls, 1.0) == {}
+    assert list(workspace.run_calls(calls, 1.0)) == ["sort"]
+    monkeypatch.setattr(workspace, "_BEYOND_S", -0.9)  # it takes longer to import torch
+    assert workspace.run_calls(calls, 1.0) == {}

@@ -10,8 +10,8 @@ from torch.nn import functional
 import memwatch
 from memwatch.capture.schema import EVIDENCE
 from memwatch.kinds.holders import HolderEvidence
-from memwatch.record.holders import schedule
-from memwatch.record.holders.schedule import SamplingCosts, SamplingSchedule
+from memwatch.record.holders import state
+from memwatch.record.holders.state import SamplingCosts, SamplingSchedule
 from memwatch.report.stats import format_stats, stats
 
 WIDE = 256
@@ -301,7 +301,7 @@ def test_the_peak_that_comes_again_is_looked_at_whatever_the_looks_before_took(m
     """On a busy machine and on a quiet one, parameters are known at the peak of a training's second step."""
     noted = SamplingCosts.roles_looked_at
     monkeypatch.setattr(SamplingCosts, "roles_looked_at", lambda self, count, _: noted(self, count, 1 << 60))
-    monkeypatch.setattr(schedule, "_FREE_OF_SMALL_PROGRAMS", 0)
+    monkeypatch.setattr(state, "_FREE_OF_SMALL_PROGRAMS", 0)
     model = nn.Sequential(*(nn.Sequential(nn.Linear(WIDE, WIDE), nn.Tanh()) for _ in range(8)))
     optimizer = torch.optim.AdamW(model.parameters())
     with memwatch.profile() as prof:

@@ -8,7 +8,7 @@ from torch import nn
 
 import memwatch
 from memwatch.kinds.holders import HolderKind
-from memwatch.record.holders.schedule import SamplingSchedule
+from memwatch.record.holders.state import SamplingSchedule
 
 WIDE = 64
 

@@ -8,7 +8,7 @@ import torch
 import memwatch
 from memwatch.record.clock import ticks
 from memwatch.record.holders.sampler import HolderSampler
-from memwatch.record.holders.schedule import SamplingCosts
+from memwatch.record.holders.state import SamplingCosts
 
 ROUNDS, CHAIN, LONG_TICKS = 100, 20, 1 << 50
 LOW, HIGH = 1 << 16, 1 << 18

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import memwatch
-from memwatch.record.holders import schedule
+from memwatch.record.holders import state
 
 BOTH = pytest.mark.parametrize(
     "intercept", ["key-native", "mode-native", "key-python", "mode-python"], indirect=True
@@ -147,7 +147,7 @@ def test_a_module_that_is_wrapped_is_told_where_it_is():
 def no_look_in_the_block(monkeypatch):
     """As in a program of very many modules: no sample of the roles is affordable before the block ends."""
     for limit in ("_FREE_ROLE_LOOKS", "_FREE_OF_ROLE_LOOKS", "_FREE_OF_SMALL_PROGRAMS", "_ROLE_LOOKS_RATIO"):
-        monkeypatch.setattr(schedule, limit, 0)
+        monkeypatch.setattr(state, limit, 0)
 
 
 def cleared_state(*, clear):

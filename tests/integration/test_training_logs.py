@@ -12,7 +12,7 @@ from memwatch.capture import CaptureError
 from memwatch.integrations import training
 from memwatch.integrations.training import Training
 from memwatch.profile import Profile
-from memwatch.record.steps import steps
+from memwatch.record import steps
 
 
 def train(logged, count=3, **options):

@@ -12,7 +12,6 @@ from truth_models import MAKERS
 from truth_transformers import TRANSFORMERS
 
 import memwatch
-import memwatch.verification
 from memwatch.analysis.observer import observer_effects
 
 PROGRAMS = {**MAKERS, **TRANSFORMERS}
@@ -114,8 +113,8 @@ def test_verify_finds_the_observer_effect():
         x.clone().requires_grad_().topk(5)[0].sum().backward()
 
     plain = peak_increase_bytes(allocator_events(step))
-    by_key = memwatch.verification.verify(step, intercept="key")
-    by_mode = memwatch.verification.verify(step, intercept="mode")
+    by_key = memwatch.verify(step, intercept="key")
+    by_mode = memwatch.verify(step, intercept="mode")
     assert by_key.plain_peak_increase_bytes == by_mode.plain_peak_increase_bytes == plain
     assert by_key.difference_bytes == 0
     assert by_mode.difference_bytes > 0

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import memwatch
-from memwatch.record import gradients
-from memwatch.record.holders import schedule
+from memwatch.record import role_changes
+from memwatch.record.holders import state
 from memwatch.record.holders.sample import Sample
 
 BOTH = pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_samples_beside_much_that_is_idle_make_at_most_twice_the_calls(
     kind, calls_beside_nothing, monkeypatch
 ):
     """The first steps of a block have nearly all samples: idle objects are passed over many at a time."""
-    monkeypatch.setattr(schedule, "_ROLE_LOOKS_RATIO", 0)  # a look that there is time for hangs on the clock
+    monkeypatch.setattr(state, "_ROLE_LOOKS_RATIO", 0)  # a look that there is time for hangs on the clock
     assert calls_in_first_steps(MANY[kind]()) < 2 * calls_beside_nothing
 
 
@@ -185,9 +185,9 @@ def test_what_lives_at_entry_is_written_before_the_first_step(tmp_path):
 def test_a_backward_looks_at_the_leaves_of_its_own_graph(intercept, monkeypatch):
     """Among all known parameters, only the leaves of this graph are checked for gradients."""
     asked = []
-    grad_of = gradients._grad_of
+    grad_of = role_changes._grad_of
     monkeypatch.setattr(
-        gradients, "_grad_of", lambda parameter: asked.append(parameter) or grad_of(parameter)
+        role_changes, "_grad_of", lambda parameter: asked.append(parameter) or grad_of(parameter)
     )
     used, kept = nn.Linear(4, 4), idle_modules()
     with memwatch.profile(intercept=intercept, holders=False) as prof:

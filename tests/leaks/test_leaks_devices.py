@@ -63,7 +63,7 @@ def test_an_error_names_the_bytes_of_each_device():
 def test_the_page_has_a_total_for_each_device():
     """Totals and kinds are by device."""
     # it imports pandas, which other tests of leaks need not search
-    from memwatch.report.page.leaks import leak_page_model
+    from memwatch.report.page.sections import leak_page_model
 
     model = leak_page_model([leak("cpu", KIB), leak("cuda:0", 2 * KIB)], title="", source=True)
     sizes = [{"device": "cuda:0", "nbytes": 2 * KIB}, {"device": "cpu", "nbytes": KIB}]

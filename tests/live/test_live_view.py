@@ -101,7 +101,7 @@ def test_what_cannot_be_shown_is_said_in_a_sentence(tmp_path, capsys):
 def test_without_textual_the_pip_line_is_printed(trained, monkeypatch, capsys):
     """The view needs textual; without it, the program is not started."""
     monkeypatch.setitem(sys.modules, "textual", None)
-    monkeypatch.setattr("memwatch.cli.live._is_terminal", lambda: True)
+    monkeypatch.setattr("memwatch.cli.captures._is_terminal", lambda: True)
     assert main(["live", str(trained)]) == 1
     assert 'pip install "memwatch[live]"' in capsys.readouterr().err
 

@@ -14,7 +14,7 @@ import pytest
 import memwatch
 from memwatch.errors import OptionError
 from memwatch.host_allocators import malloc_figures
-from memwatch.monitor import mappings, rows, text
+from memwatch.monitor import mappings, process, rows
 from memwatch.monitor.mappings import ProcessError, Use
 
 MIB = 1 << 20
@@ -287,13 +287,14 @@ def test_ps_prints_the_growth(other_process, shell_memwatch):
 def test_the_growth_of_rows_and_processes_that_come_and_go():
     row, child = rows.Row("tensors", 5, 5, "x"), rows.Child(7, "worker", 1, 1, 1, 0)
     found = rows.ProcessRows(1, "python", 5, 5, 5, [row], children=[child])
-    earlier = text.Earlier(1.0, {"file mappings": 3}, {8: 1})
+    earlier = process.Earlier(1.0, {"file mappings": 3}, {8: 1})
     grown = [
-        (each["row"], each["nbytes"], each["growth_bytes"]) for each in text.record_of(found, earlier)["rows"]
+        (each["row"], each["nbytes"], each["growth_bytes"])
+        for each in process.record_of(found, earlier)["rows"]
     ]
     assert grown == [("tensors", 5, 5), ("file mappings", 0, -3)]
-    assert text.record_of(found, earlier)["children"][0]["growth_bytes"] is None
-    printed = text.of_process(found, earlier=earlier)
+    assert process.record_of(found, earlier)["children"][0]["growth_bytes"] is None
+    printed = process.of_process(found, earlier=earlier)
     assert "there is none any more" in printed
     (line,) = [line for line in printed.splitlines() if line.endswith("worker")]
     assert " new " in line

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 import memwatch
 from memwatch.errors import MemoryLimitError
 from memwatch.record import session
-from memwatch.record.python import kineto
+from memwatch.record.python import recorder
 
 INTERCEPTS = pytest.mark.parametrize("intercept", ["key", "mode"])
 
@@ -143,7 +143,7 @@ def test_a_window_that_cannot_begin_keeps_those_before(monkeypatch):
 
     with memwatch.profile() as prof:
         torch.ones(1000)
-        monkeypatch.setattr(kineto, "start_allocator_events", fail)
+        monkeypatch.setattr(recorder, "start_allocator_events", fail)
         assert _session()._allocator.cut()
         torch.ones(1000)
     assert len(prof.ops) == 2

@@ -12,7 +12,7 @@ import torch
 
 import memwatch
 from memwatch import build_cache
-from memwatch.devices.cuda_allocator import library as driver
+from memwatch.devices.cuda_allocator import torchs_own as driver
 from memwatch.errors import MemwatchError
 from memwatch.monitor import malloc_sampler
 from memwatch.planner.native import library as kernels
@@ -55,7 +55,7 @@ def test_building_again_says_where_it_is(shell_memwatch):
     lines = done.stdout.splitlines()
     assert lines == [
         f"already built: {file}"
-        for file in (driver.path(), kernels.path(), malloc_sampler.path(), library.path())
+        for file in (driver.driver_path(), kernels.path(), malloc_sampler.path(), library.path())
     ]
 
 

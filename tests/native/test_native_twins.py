@@ -11,7 +11,7 @@ from native_programs import PROGRAMS, lists_of_lists
 
 import memwatch
 from memwatch.capture.schema import NONE
-from memwatch.verification import verify
+from memwatch.profile import verify
 
 COMPARED = {
     "ops": ("op", "name", "stack", "module", "phase", "sequence", "failed"),

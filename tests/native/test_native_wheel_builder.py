@@ -66,12 +66,11 @@ def test_headers_of_another_release_are_refused(build, tmp_path):
 @pytest.fixture
 def compile_for(build, tmp_path, monkeypatch):
     """Return a function that compiles small sources against the headers of a pretended release of torch."""
-    names = build.module_of("memwatch/record/native/naming.py")
     sources = tmp_path / "sources"
     sources.mkdir()
     (sources / "a.cpp").write_text('#include <a.h>\nextern "C" const char* a() { return A; }\n')
     (sources / "b.cpp").write_text('#include <a.h>\nextern "C" const char* b() { return PLACE; }\n')
-    monkeypatch.setattr(names, "SOURCES", sources)
+    monkeypatch.setattr(build.libraries().RECORDER, "sources", sources)
     python = build.Python("cp311", str(tmp_path / "python"), ".so")
     stubs, recorders = build.make_stubs(tmp_path / "stubs"), tmp_path / "recorders"
     recorders.mkdir()
@@ -106,7 +105,6 @@ def test_a_recorder_does_not_contain_the_folders_of_the_machine(compile_for, tmp
 
 
 def test_the_pretended_device_of_a_release_contains_no_folder_of_the_machine(build, tmp_path, monkeypatch):
-    names = build.module_of("memwatch/devices/pretended/naming.py")
     sources, include = tmp_path / "sources", tmp_path / "torch" / "include"
     sources.mkdir()
     include.mkdir(parents=True)
@@ -114,11 +112,11 @@ def test_the_pretended_device_of_a_release_contains_no_folder_of_the_machine(bui
     (sources / "device.cpp").write_text(
         '#include <a.h>\nextern "C" __attribute__((visibility("default"))) const char* a() { return header(); }\n'
     )
-    monkeypatch.setattr(names, "SOURCES", sources)
+    monkeypatch.setattr(build.libraries().DEVICE, "sources", sources)
     stubs = build.make_stubs(tmp_path / "stubs")
     file = build.compile_device(build.Torch("2.12.0", "abc", include), stubs, tmp_path)
     content = file.read_bytes()
-    assert file.name == names.file_name("2.12.0", "abc")
+    assert file.name == build.libraries().device_file_name("2.12.0", "abc")
     assert b"torch/include/a.h" in content
     assert str(tmp_path).encode() not in content
     assert b"libc10.so" in content  # a torch that has it must be loaded first

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from pytest_memwatch.causes import causes_of
+from pytest_memwatch.summary import causes_of
 
 MODULES = """
     import pytest, torch

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 import torch
-from pytest_memwatch.lines import MOST_OPS, MOST_TESTS, LineSearch
+from pytest_memwatch.examine import MOST_OPS, MOST_TESTS, LineSearch
 
 import memwatch
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import memwatch
-from memwatch.capture.rank_summary import add_summary
+from memwatch.capture.file import add_summary
 from memwatch.cli.main import main
 from memwatch.ranks.ranks import differences
 from memwatch.ranks.summary import Member, summarise

@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 
 from memwatch.kinds.roles import CATEGORIES
 from memwatch.report.page.columns import Words, pack_frame, pack_ints
-from memwatch.report.page.curve import clearer_axis, live_by_category, peak_keeping_events
-from memwatch.report.page.events import pack_detail, thin
+from memwatch.report.page.events import clearer_axis, live_by_category, pack_detail, peak_keeping_events, thin
 from memwatch.report.page.model import page_model
 from memwatch.report.page.parts import CodeReader
 from memwatch.report.page.privacy import PathHider

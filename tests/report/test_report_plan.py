@@ -16,12 +16,10 @@ from memwatch.leaks import Leak
 from memwatch.planner import Graph
 from memwatch.planner.plan import load_plan
 from memwatch.report import PlanMismatchError, html, leak_page, plan_summary, trade_off
-from memwatch.report.page.leaks import leak_page_model
 from memwatch.report.page.parts import module_parents
-from memwatch.report.page.plan import plan_headline, plan_to_do
-from memwatch.report.plan.figures import PlanFigures, plan_curves
-from memwatch.report.plan.moves import Places, _in_place, moves_by_module
-from memwatch.report.plan.terminal import cheapest
+from memwatch.report.page.sections import leak_page_model, plan_headline, plan_to_do
+from memwatch.report.plan import Places, PlanFigures, _in_place, moves_by_module, plan_curves
+from memwatch.report.plan_terminal import cheapest
 from memwatch.sizes import format_bytes
 from memwatch.words.leaks import path_lines
 

@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from memwatch.record.steps.kept_rows import LiveEvents
+from memwatch.record.kept_rows import LiveEvents
 
 CPU = 0
 

@@ -13,7 +13,7 @@ from torch.profiler import ProfilerAction
 
 import memwatch
 from memwatch.errors import MemwatchError
-from memwatch.record.steps.steps import Sampled
+from memwatch.record.steps import Sampled
 
 WAYS = pytest.mark.parametrize("intercept", ["key-native", "mode-native", "key-python"], indirect=True)
 BY_OPS = [

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import memwatch
-from memwatch._torch.versions import FIRST, LAST, require_known_torch
+from memwatch._torch.lookup import FIRST, LAST, require_known_torch
 
 _ROOT = Path(__file__).resolve().parents[2]
 

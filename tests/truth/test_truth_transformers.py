@@ -23,7 +23,7 @@ from truth_facts import PATTERNS
 from truth_score import score
 
 import memwatch
-from memwatch.record.holders.schedule import SamplingCosts
+from memwatch.record.holders.state import SamplingCosts
 
 PROGRAMS = programs_of(patterns_transformers, patterns_transformers_generation)
 

@@ -15,7 +15,7 @@ from memwatch.cli.main import main
 from memwatch.devices.cuda_allocator.torchs_own import VARIABLE
 from memwatch.errors import MemwatchError, OptionError
 from memwatch.report.records.schema import TuneRecord
-from memwatch.tune import api
+from memwatch.tune import SETTINGS
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "snapshot"))
 from snapshot_dicts import BASE, MIB, Trace, block, segment
@@ -226,4 +226,4 @@ def test_a_missing_file_ends_in_one_line(tmp_path, capsys):
 
 
 def test_all_settings_that_are_tried_are_known_and_different():
-    assert len(set(api.SETTINGS)) == len(api.SETTINGS)
+    assert len(set(SETTINGS)) == len(SETTINGS)

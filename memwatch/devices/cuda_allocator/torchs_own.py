@@ -23,10 +23,10 @@ import numpy as np
 import torch
 
 from memwatch import build_cache
-from memwatch.devices.cuda_allocator.library import build_driver
 from memwatch.devices.cuda_allocator.model import Model
 from memwatch.devices.cuda_allocator.trace import Outcome, SettingsError
 from memwatch.errors import MemwatchError
+from memwatch.libraries import DRIVER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -49,6 +49,11 @@ _MESSAGE_CHARS: Final = 300
 """Characters of the child's error that a message shows. A guess."""
 _COMMENT: Final = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _VIRTUAL: Final = re.compile(r"\bvirtual\b[^;{(]*?(~?\w+)\s*\(")
+Allocator: TypeAlias = "TorchAllocator | Model"
+BUILT: Final = pathlib.Path(__file__).parent / "built"
+"""The folder of the package where a wheel has the library; it is not there in a checkout."""
+_WHAT: Final = "the stand-in for CUDA's driver"
+_FALLBACK: Final = "reserved bytes are those of memwatch's model of the allocator"
 
 
 @dataclass(frozen=True)
@@ -238,12 +243,29 @@ def _places(include: pathlib.Path) -> dict[str, int]:
         ) from error
 
 
-Allocator: TypeAlias = "TorchAllocator | Model"
-
-
 def choose_allocator() -> tuple[Allocator, str]:
     """Return torch's own allocator; or the model, and a sentence that says why torch's own is not run."""
     try:
         return find_torchs_own(), ""
     except MemwatchError as error:
         return Model(), str(error)
+
+
+def driver_path() -> pathlib.Path:
+    """Return the file that holds, or would hold, the library."""
+    name = DRIVER.file_name()
+    return BUILT / name if (BUILT / name).exists() else build_cache.folder() / name
+
+
+def build_driver() -> tuple[pathlib.Path, bool]:
+    """Compile the library if it does not exist yet. Return it, and whether it was compiled now.
+
+    Raises:
+        MemwatchError: a compiler or a place to write is missing, or the compiler refused the source.
+    """
+    file = driver_path()
+    if file.parent == BUILT or build_cache.is_usable(file):
+        return file, False
+    sources = map(str, sorted(DRIVER.sources.glob("*.cpp")))
+    build_cache.compile_to(file, [*DRIVER.flags, *sources, "-ldl"], _WHAT, _FALLBACK)
+    return file, True

@@ -1,8 +1,16 @@
-"""Pretend a CUDA device: in torch's C++, where this torch is built for the host alone, and in its Python."""
+"""Pretend a CUDA device: in torch's C++, where this torch is built for the host alone, and in its Python.
+
+A torch without CUDA lacks a few lines of C++: see `src/device.cpp`. Their library serves one torch and one state of its
+source, which its name holds. A wheel has one for each release of torch. Otherwise the first estimate on a machine
+compiles it in some seconds, and it lies in the user's cache.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
+import pathlib
 import warnings
 from collections import defaultdict
 from contextlib import ExitStack, nullcontext
@@ -12,11 +20,13 @@ from unittest.mock import patch
 
 import torch
 
+from memwatch import build_cache
 from memwatch.devices.adapters import namespace
-from memwatch.devices.pretended import library
+from memwatch.errors import MemwatchError
+from memwatch.libraries import DEVICE, device_file_name
+from memwatch.progress import working
 
 if TYPE_CHECKING:
-    import ctypes
     from collections.abc import Callable, Iterator
 
 _ANSWERS: Final[dict[str, Any]] = {
@@ -58,6 +68,18 @@ _STATE_BYTES: Final = 16
 """Bytes of a random state of CUDA: seed and offset."""
 _LIKE_THE_HOST: Final = ("Stream", "Event", "current_stream", "stream")
 """Names that torch.cpu has for programs that know no device; they do nothing."""
+_FALSE_ALARMS: Final = (
+    "PyTorch was compiled without cuDNN",
+    "Attempted to get default timeout for nccl backend",
+    "Accessing the data pointer of FakeTensor",
+)
+"""How warnings begin that are about this torch or about fake tensors, and not about the program."""
+_MARKS: Final = ("range_push", "range_pop", "range_start", "range_end", "mark")
+BUILT: Final = pathlib.Path(__file__).parent / "built"
+"""The folder with the libraries of a wheel. A checkout does not have it."""
+_TORCH: Final = pathlib.Path(torch.__file__).parent
+_WHAT: Final = "the library by which this torch knows CUDA"
+_FALLBACK: Final = "tensors cannot be moved to CUDA without it"
 
 
 class CurrentDevice:
@@ -166,15 +188,6 @@ def _saying(answer: Any) -> Callable[..., Any]:
     return lambda *args, **kwargs: answer
 
 
-_FALSE_ALARMS: Final = (
-    "PyTorch was compiled without cuDNN",
-    "Attempted to get default timeout for nccl backend",
-    "Accessing the data pointer of FakeTensor",
-)
-"""How warnings begin that are about this torch or about fake tensors, and not about the program."""
-_MARKS: Final = ("range_push", "range_pop", "range_start", "range_end", "mark")
-
-
 @contextlib.contextmanager
 def pretended_cuda(*, num_found: int, on_ask: Callable[[None], None]) -> Iterator[str]:
     """Let programs inside put fake tensors on CUDA devices. A real device is used as usual.
@@ -211,7 +224,7 @@ def _device(stack: ExitStack) -> tuple[CurrentDevice, str]:
     """Have torch's C++ know the device until the stack is closed; return it, and why that was not possible."""
     if torch.backends.cuda.is_built() or torch.accelerator.is_available():
         return CurrentDevice(), ""
-    loaded, reason = library.load_or_build()
+    loaded, reason = load_or_build()
     if loaded is None:
         return CurrentDevice(), reason
     # the engine counts the devices at the first backward, and would start a thread for each
@@ -232,3 +245,45 @@ def _choose_by_default(device: torch.device) -> None:
     """Restore the default device. For the host this removes the default, which costs nothing."""
     if torch.get_default_device() != device:
         torch.set_default_device(None if device.type == "cpu" else device)
+
+
+def library_path() -> pathlib.Path:
+    """Return the file that holds, or would hold, the library for this torch."""
+    name = wheel_name()
+    in_cache = device_file_name(torch.__version__, str(torch.version.git_version))
+    return BUILT / name if (BUILT / name).exists() else build_cache.folder() / in_cache
+
+
+def wheel_name() -> str:
+    """Return the name that the library for this torch has in a wheel."""
+    return device_file_name(build_cache.release_of(torch.__version__), str(torch.version.git_version))
+
+
+def build_device() -> tuple[pathlib.Path, bool]:
+    """Compile the library if it does not exist yet. Return it, and whether it was compiled now.
+
+    Raises:
+        MemwatchError: the compiler is missing, the cache cannot be written, or the source does not compile.
+    """
+    file = library_path()
+    if file.parent == BUILT or build_cache.is_usable(file):
+        return file, False
+    torchs = (
+        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
+        f"-I{_TORCH / 'include'}",
+        f"-L{_TORCH / 'lib'}",
+    )
+    sources = map(str, sorted(DEVICE.sources.glob("*.cpp")))
+    libraries = (f"-l{name}" for name in DEVICE.linked)
+    with working("memwatch estimate"):
+        build_cache.compile_to(file, [*DEVICE.flags, *torchs, *sources, *libraries], _WHAT, _FALLBACK)
+    return file, True
+
+
+@functools.cache
+def load_or_build() -> tuple[ctypes.CDLL | None, str]:
+    """Return the library, and compile it first if necessary. Or return None and a sentence with the reason."""
+    try:
+        return ctypes.CDLL(str(build_device()[0])), ""
+    except (MemwatchError, OSError) as error:
+        return None, str(error)

@@ -22,7 +22,7 @@ import numpy as np
 
 from memwatch import build_cache
 from memwatch.errors import MemwatchError
-from memwatch.planner.native.naming import FLAGS, SOURCES, file_name
+from memwatch.libraries import KERNELS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from memwatch.planner.clock import Clock
 
 
+SOURCES: Final = KERNELS.sources
 BUILT: Final = pathlib.Path(__file__).parent / "built"
 """The folder of the package where a wheel has a library; it is not there in a checkout."""
 _COMPILE: Final = pathlib.Path(__file__).parent / "compile.py"
@@ -41,11 +42,12 @@ _SHARE_WAITED: Final = (
     0.7  # of the time limit, to wait for the compiler; the planner in Python gets the rest; a guess
 )
 _lock: Final = threading.Lock()
+_file_name: Final = functools.cache(KERNELS.file_name)
 
 
 def path() -> pathlib.Path:
     """Return the file that holds, or would hold, the library."""
-    name = file_name(SOURCES)
+    name = _file_name(SOURCES)
     return BUILT / name if (BUILT / name).exists() else build_cache.folder() / name
 
 
@@ -82,7 +84,7 @@ class Build:
             str(_COMPILE),
             str(self.file),
             compiler,
-            *FLAGS,
+            *KERNELS.flags,
             str(SOURCES / "kernels.cpp"),
         ]
         self._child = subprocess.Popen(command, stdout=self._said, stderr=self._said)  # noqa: S603  # our own command

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memwatch.planner.errors import OrderError
-from memwatch.planner.order import cpsat
+from memwatch.planner.order import exact
 from memwatch.planner.order.anneal import anneal_order
 from memwatch.planner.order.bounds import lower_bound
 from memwatch.planner.order.exact import beat_or_prove, search_orders
@@ -122,10 +122,10 @@ def _improve(best: _Best, seed: int, clock: Clock) -> None:
     if (
         problem.num_ops <= _LARGEST_CPSAT
         and not best.is_proven
-        and cpsat.is_available()
+        and exact.is_cpsat_available()
         and clock.left_s() > _CPSAT_START_S
     ):
-        found, best.bound_bytes = cpsat.cpsat_order(
+        found, best.bound_bytes = exact.cpsat_order(
             problem, best.order, best.bound_bytes, effort=_CPSAT_EFFORT, seed=seed, clock=clock
         )
         if found is not None:

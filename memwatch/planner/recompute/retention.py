@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from memwatch.planner.order.cpsat import is_available
+from memwatch.planner.order.exact import is_cpsat_available
 from memwatch.planner.recompute.reorder import augmented_graph
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def cheaper_in_order(graph: Graph, tokens: IntArray, budget_bytes: int, clock: C
     Returns:
         The schedule. None if the solver failed, the model does not cover the program, or OR-tools is missing.
     """
-    if not is_available() or not can_model(graph) or tokens.max(initial=0) >= graph.num_ops:
+    if not is_cpsat_available() or not can_model(graph) or tokens.max(initial=0) >= graph.num_ops:
         return None
     order = tokens[np.sort(np.unique(tokens, return_index=True)[1])]
     in_order = augmented_graph(graph, order)

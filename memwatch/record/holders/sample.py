@@ -6,7 +6,9 @@ deep search follows, once for each storage. gc then gives the referrers of stora
 
 from __future__ import annotations
 
+import gc
 from collections import deque
+from functools import cached_property
 from itertools import compress, repeat
 from operator import attrgetter, not_
 from typing import TYPE_CHECKING, Any, Final
@@ -19,11 +21,20 @@ from memwatch._torch.autograd_state import autograd_state, requires_grad
 from memwatch._torch.tensors import is_wrapped, unwrapped
 from memwatch.capture.schema import NONE
 from memwatch.heap.autograd import gradient_of
+from memwatch.heap.c_held import memory_of
+from memwatch.heap.capsules import capsule_address
 from memwatch.heap.class_checks import class_ids
 from memwatch.heap.graph_walk import GraphWalk
 from memwatch.heap.paths import name_chain
 from memwatch.heap.reference_search import ReferenceSearch
 from memwatch.heap.references import position_in
+from memwatch.heap.referrer_search import (
+    in_variables,
+    living_tensors,
+    referrer_paths,
+    suspended_calls,
+    young_objects,
+)
 from memwatch.heap.roots import RootKind
 from memwatch.heap.search_roots import (
     call_roots,
@@ -34,9 +45,10 @@ from memwatch.heap.search_roots import (
     running_functions,
 )
 from memwatch.heap.tensors import is_tensor
+from memwatch.heap.vertices import vertex_of
 from memwatch.kinds.edges import Edge, EdgeKind
 from memwatch.own_code import is_program_code
-from memwatch.record.holders.referrers import Capsules, ask_again_who_refers, ask_who_refers, look_at_capsules
+from memwatch.record.clock import ticks
 from memwatch.record.holders.state import Told, function_of
 from memwatch.record.tables.parts import address_or_zero, plain_parts, tensor_bytes
 from memwatch.record.tables.storages import BASELINE, WatchedStorage, WatchedTensor, address_of
@@ -47,6 +59,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from memwatch.heap.references import Chain
+    from memwatch.heap.referrer_search import Path
     from memwatch.heap.roots import Root
     from memwatch.record.holders.state import SamplingState
 
@@ -70,6 +83,10 @@ _DIRECT: Final = 2  # objects in a chain: a root, and the value of its variable
 _MAX_KNOWN: Final = 4096
 # gradients of gradients that are followed, because a tensor may be its own gradient; a guess
 _LONGEST: Final = 32
+_SELDOM_ON_STACK: Final = ("list", "deque", "dict", "set")
+"""Types of objects that seldom stay on an evaluation stack: an argument of a call is gone by the next sample."""
+_C_CODE = (Edge(EdgeKind.C_CODE),)
+"""The path to a tensor that only C++ holds."""
 
 
 class Sample:
@@ -113,7 +130,7 @@ class Sample:
         if fresh or state.is_time_to_search_again(device) or state.is_much_unnamed_again(device):
             self._search_further(fresh, frame, spaces)
         if self._is_much(self._in_containers):
-            ask_again_who_refers(state, self._in_containers, frame)
+            _ask_again_who_refers(state, self._in_containers, frame)
         for number, path in self._of_views:
             state.append(number, path)
 
@@ -144,10 +161,10 @@ class Sample:
         self, fresh: dict[int, WatchedStorage], frame: FrameType | None, spaces: dict[int, dict[str, Any]]
     ) -> None:
         """Search deep. Then ask gc for the referrers of the storages that remain without a holder."""
-        capsules = Capsules(self._search_deep(frame, spaces))
-        look_at_capsules(self._state, capsules)
+        capsules = _Capsules(self._search_deep(frame, spaces))
+        _look_at_capsules(self._state, capsules)
         if fresh:
-            ask_who_refers(self._state, fresh, capsules, frame)
+            _ask_who_refers(self._state, fresh, capsules, frame)
 
     def _search_deep(self, frame: FrameType | None, spaces: dict[int, dict[str, Any]]) -> list[Chain]:
         """Append the holders that a deep search finds; return the ways to the capsules that it met."""
@@ -495,3 +512,128 @@ def _parts(tensor: Tensor) -> Sequence[tuple[Tensor, int]]:
     except (NotImplementedError, RuntimeError, AttributeError) as error:
         pass_on(error)
         return _parts(unwrapped(tensor)) if is_wrapped(tensor) else ()
+
+
+def _ask_who_refers(
+    state: SamplingState, fresh: dict[int, WatchedStorage], capsules: _Capsules, frame: FrameType | None
+) -> None:
+    """Search for the referrers of storages that the deep search did not find. Search young objects first.
+
+    Args:
+        state: the state that samples share; it gets the results.
+        fresh: the storages, by address.
+        capsules: the capsules that the search met.
+        frame: the innermost call.
+    """
+    left = {key: alive.number for key, alive in fresh.items() if alive.number not in state.told}
+    if not left:
+        return
+    left = dict(sorted(left.items(), key=lambda item: -fresh[item[0]].nbytes))
+    state.told.update((number, []) for number in left.values())
+    variables = in_variables(running(frame))  # first: a list of all objects holds the frames' dictionaries
+    objects = young_objects()
+    tensors = living_tensors(left, address_of, objects)
+    _tell_paths(state, referrer_paths(tensors, variables, objects, ours=capsules.ids), tensors, capsules)
+    old = {key: number for key, number in left.items() if number not in tensors}
+    objects.clear()
+    tensors.clear()
+    if old and state.costs.may_scan_heap():
+        start = ticks()
+        objects = gc.get_objects()
+        tensors = living_tensors(old, address_of, objects)
+        objects.clear()  # it holds every container there is, perhaps one of this call's own
+        _tell_paths(state, referrer_paths(tensors, variables, ours=capsules.ids), tensors, capsules)
+        state.costs.heap_scanned(ticks() - start)
+
+
+def _ask_again_who_refers(state: SamplingState, again: dict[int, int], frame: FrameType | None) -> None:
+    """Search again for the owner of a list that holds an unnamed storage: it may be a suspended call.
+
+    Args:
+        state: the state that samples share.
+        again: the storages' numbers, by address.
+        frame: the innermost call.
+    """
+    if not state.costs.may_scan_heap():
+        return
+    start = ticks()
+    for number in again.values():
+        state.told[number] = [told._replace(in_container=False) for told in state.told[number]]
+    variables = in_variables(running(frame))  # first: see `_ask_who_refers`
+    objects = young_objects()
+    tensors = living_tensors(again, address_of, objects)
+    found = referrer_paths(tensors, variables, objects + suspended_calls())
+    _tell_paths(state, found, tensors, _Capsules(()), is_last=True)
+    state.costs.heap_scanned(ticks() - start)
+
+
+def _tell_paths(
+    state: SamplingState, found: dict[int, Path], tensors: dict[int, list[Any]], capsules: _Capsules,
+    *, is_last: bool = False,
+) -> None:  # fmt: skip
+    for number, edges in found.items():
+        on_stack = edges[0].kind is EdgeKind.EVALUATION_STACK
+        if edges == _C_CODE:
+            state.shared[number] = memory_of(tensors[number][0])
+            state.told[number] = capsules.told_of(state.shared[number], state)
+        else:
+            in_container = on_stack and edges[0].name in _SELDOM_ON_STACK and not is_last
+            state.told[number] = [Told(state.paths(edges), None, on_stack, in_container)]
+        for told in state.told[number]:
+            state.append(number, told.path)
+
+
+class _Capsules:
+    """The DLPack capsules that a deep search met, such as numpy's `from_dlpack` makes.
+
+    A capsule refers to its tensor in C++. The address of its memory shows which tensor it is. Each is read when its
+    memory is needed, and named if it owns the memory.
+
+    Args:
+        chains: the paths to them. They are the program's objects, so a query to gc must know them as memwatch's.
+    """
+
+    def __init__(self, chains: Sequence[Chain]) -> None:
+        self._chains = chains
+
+    @cached_property
+    def _addresses(self) -> list[int | None]:
+        return [capsule_address(chain[-1]) for chain in self._chains]
+
+    @property
+    def ids(self) -> set[int]:
+        """`id` of the objects here that hold the program's objects."""
+        return {id(self._chains), *map(id, self._chains)}
+
+    def told_of(self, memory: range, state: SamplingState) -> list[Told]:
+        """Return the paths to the capsules that own memory at some addresses; where there are none, that C++ has it.
+
+        Args:
+            memory: the addresses.
+            state: numbers the paths.
+        """
+        owners = [
+            chain
+            for chain, address in zip(self._chains, self._addresses, strict=True)
+            if address is not None and address in memory
+        ]
+        if not owners:
+            return [Told(state.paths(_C_CODE), None, True)]
+        shared = (Edge(EdgeKind.SHARED_MEMORY, owner=vertex_of(owners[0][-1])),)
+        return [
+            Told(state.paths((*name_chain(chain), *shared)), function_of(chain[0]), True) for chain in owners
+        ]
+
+
+def _look_at_capsules(state: SamplingState, capsules: _Capsules) -> None:
+    """Search again for holders of storages that only C++ held at an earlier sample.
+
+    An array may have been dropped or moved since.
+    """
+    missing = set().union(*state.unnamed.values())
+    for number, memory in list(state.shared.items()):
+        told = state.told.get(number)
+        if number in missing and told and told[0].on_stack:
+            state.told[number] = capsules.told_of(memory, state)
+        else:
+            del state.shared[number]  # a variable has it again, or it is gone

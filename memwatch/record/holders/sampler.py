@@ -1,7 +1,7 @@
 """Find the holders of memory: take samples of the running program's references.
 
 A *sample* is one search for the holders of everything large that is live at that moment, in the middle of an op.
-`schedule` decides when one is taken, `sample` takes it, `heap` has the searches.
+`SamplingSchedule` decides when one is taken, `sample` takes it, `heap` has the searches.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The state that the samples of one block share: earlier results, and the rows that they append."""
+"""The state that the samples of one block share: when to take one, earlier results, and the rows that they append."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from memwatch.capture.paths import PathTables
 from memwatch.heap.known_ways import KnownWays
 from memwatch.heap.reference_search import KnownClasses
 from memwatch.heap.roots import RootKind
-from memwatch.record.clock import ticks
-from memwatch.record.holders.schedule import SamplingCosts, SamplingSchedule
+from memwatch.record.clock import Clock, ticks
 from memwatch.record.tables.rows import Rows
 from memwatch.record.tables.storages import WatchedStorage
 
@@ -33,6 +32,59 @@ _SAMPLES_BETWEEN_SEARCHES: Final = 4
 """Samples between two deep searches. A guess."""
 _GROWTH_BETWEEN_SEARCHES: Final = 3
 """A factor. A search for unnamed bytes waits until they have grown so much. A guess."""
+_CLIMB_RATIO: Final = 1.4
+"""On the way up, the next sample comes when the increase has grown by this factor. A guess."""
+_LOW_CLIMB_RATIO: Final = 2.0
+"""The same factor while the increase is low, see `_LOW_RATIO`. A guess."""
+_LOW_RATIO: Final = 0.05
+"""A share of the live bytes at entry. A guess: an increase below it is small, and will most likely be exceeded."""
+_NEAR_RATIO: Final = 0.9
+"""A share of the highest increase so far. From there on, newly made bytes are worth a sample. A guess."""
+_FRESH_RATIO: Final = 0.1
+"""A share of the highest increase. The first such sample needs so many newly made bytes. A guess."""
+_FRESH_GROWTH_RATIO: Final = 1.5
+"""Each further sample of this kind needs this factor more. A guess."""
+_MAX_AGAIN: Final = 12
+"""Samples of this kind until the increase climbs again. A guess."""
+_LEAST_RATIO: Final = 0.01
+"""A share of the live bytes at entry. It counts as the highest increase before the first sample. A guess."""
+_LEAST_BYTES: Final = 64 * 1024
+"""Bytes. The same, if it is less. A guess."""
+_SAMPLES_TIME_RATIO: Final = 0.04
+"""The share of the block's time that all samples may take. A guess; reports/overhead.md has the cost."""
+_HEAP_SCANS_TIME_RATIO: Final = 0.02
+"""The share of the block's time that searches through all objects may take. A guess."""
+_FREE_FRESH_SAMPLES: Final = 12
+"""Samples of newly made bytes that are taken whatever they cost. A guess."""
+_FREE_DUE_SAMPLES: Final = 2
+"""Samples at the peak of the last iteration that are taken whatever they cost. A guess."""
+_SAME_BETWEEN_SAMPLES: Final = 16
+"""Iterations with the same peak, as in a steady training, between two samples. A guess."""
+_FREE_HEAP_SCANS: Final = 1
+"""Searches through all objects that are allowed whatever they cost. A guess."""
+_ROLE_LOOKS_RATIO: Final = 0.1
+"""The share of the samples' time that samples of the roles may take. A guess."""
+_FREE_ROLE_LOOKS: Final = 4
+"""Samples of the roles that are allowed whatever they cost. A guess."""
+_FREE_OF_ROLE_LOOKS: Final = 10_000
+"""Storages and modules that all free samples of the roles may visit together, which takes 20 to 30 ms.
+
+Those at the ends of runs of torch's own code may visit as many again.
+
+With more objects, roles are sampled when this is a small share of the time of all samples, and at the end of the
+block. The entry has just noted the roles, so an early sample would find nothing new.
+"""
+_NS_PER_ROLE: Final = 2_000
+"""Nanoseconds per storage or module, until a sample was timed. Measured: 600 for a tensor, 2,600 for a layer's."""
+_FREE_PEEKS: Final = 64
+"""Peeks that are taken whatever they cost: for a pass and 40 tokens of a small model. One takes about 1 ms."""
+_PEEKS_TIME_RATIO: Final = 0.02
+"""The share of the block's time that all other peeks may take. A guess."""
+_FREE_OF_SMALL_PROGRAMS: Final = 1_000
+"""Objects that all samples together may visit at any time, so that a small program's result does not depend on time.
+
+A guess.
+"""
 
 
 class Told(NamedTuple):
@@ -204,4 +256,233 @@ class SamplingState:
         if not is_worth_it or context.in_backward or context.optimizing:
             return False
         self._searched_bytes[device] = nbytes
+        return True
+
+
+class SamplingCosts:
+    """The cost of a block's samples, on all devices.
+
+    Attributes:
+        count: the samples so far.
+        cost_ticks: their time.
+        is_at_end_of_run: whether the running sample is taken at the end of a run of torch's own code.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.cost_ticks = 0
+        self._heap_scan_ticks = 0
+        self._role_look_count = self._role_look_ticks = self._looked_at_count = 0
+        self._heap_scan_count = 0
+        self._peek_count = self._peek_ticks = 0
+        self._refused_at_ticks = -1
+        self._is_role_look_free = self.is_at_end_of_run = False
+        self._at_ends_count = 0
+        self._start_ticks = ticks()
+        self._ticks_per_role = _NS_PER_ROLE / Clock().ns_per_tick
+
+    def is_affordable(self) -> bool:
+        """Return True if the samples so far took a small share of the time."""
+        return self.cost_ticks <= _SAMPLES_TIME_RATIO * (ticks() - self._start_ticks)
+
+    @property
+    def affordable_at_ticks(self) -> int:
+        """When the samples so far will be a small share of the time."""
+        return self._start_ticks + int(self.cost_ticks / _SAMPLES_TIME_RATIO)
+
+    def may_scan_heap(self) -> bool:
+        """Return True if there is time left to go through all objects of the process: tens of milliseconds."""
+        if self._heap_scan_count < _FREE_HEAP_SCANS:
+            return True
+        return self._heap_scan_ticks <= _HEAP_SCANS_TIME_RATIO * (ticks() - self._start_ticks)
+
+    def may_look_at_roles(self, known_count: int) -> bool:
+        """Return True if samples of the roles are a small share of all samples' time, or few and cheap.
+
+        Args:
+            known_count: storages and modules that such a sample examines now.
+        """
+        if self.is_at_end_of_run and self._at_ends_count + known_count <= _FREE_OF_ROLE_LOOKS:
+            self._at_ends_count += known_count
+            return True
+        looked_at_count = self._looked_at_count + known_count
+        is_little = looked_at_count <= _FREE_OF_ROLE_LOOKS
+        if self._role_look_count < _FREE_ROLE_LOOKS and is_little:
+            return True
+        if looked_at_count <= _FREE_OF_SMALL_PROGRAMS or (self._is_role_look_free and is_little):
+            return True
+        per_role = (
+            self._role_look_ticks / self._looked_at_count if self._looked_at_count else self._ticks_per_role
+        )
+        expected_ticks = self._role_look_ticks + known_count * per_role
+        is_affordable = expected_ticks <= _ROLE_LOOKS_RATIO * self.cost_ticks
+        if not is_affordable:
+            self._refused_at_ticks = self.cost_ticks
+        return is_affordable
+
+    @property
+    def may_ask_for_roles(self) -> bool:
+        """Whether roles alone may be sampled. After a refusal, this is False until the next sample."""
+        return self._refused_at_ticks != self.cost_ticks
+
+    def look_at_roles_for_free(self, *, at_end_of_run: bool = False) -> None:
+        """Let the current sample include the roles, if they are not too many.
+
+        Args:
+            at_end_of_run: whether a run of torch's own code ends. Such samples have an allowance of their own.
+        """
+        self._is_role_look_free, self.is_at_end_of_run = True, at_end_of_run
+
+    def roles_looked_at(self, known_count: int, spent_ticks: int) -> None:
+        """Note how many objects a sample of the roles examined, and its time."""
+        self._role_look_count += 1
+        self._looked_at_count += known_count
+        self._role_look_ticks += spent_ticks
+
+    @property
+    def may_peek(self) -> bool:
+        """Whether known places may be read at a new peak: a small share of the time, or few so far."""
+        if self._peek_count < _FREE_PEEKS:
+            return True
+        return self._peek_ticks <= _PEEKS_TIME_RATIO * (ticks() - self._start_ticks)
+
+    def peeked(self, spent_ticks: int) -> None:
+        """Note the time of a peek."""
+        self._peek_count += 1
+        self._peek_ticks += spent_ticks
+
+    def heap_scanned(self, spent_ticks: int) -> None:
+        """Note the time of a search through all objects."""
+        self._heap_scan_count += 1
+        self._heap_scan_ticks += spent_ticks
+
+    def sampled(self, spent_ticks: int) -> None:
+        """Note the time of a sample."""
+        self.count += 1
+        self.cost_ticks += spent_ticks
+        self._is_role_look_free = self.is_at_end_of_run = False
+
+
+class SamplingSchedule:
+    """The peaks of one device so far, and the decision whether a sample is worthwhile.
+
+    Args:
+        base_bytes: live bytes there when the block is entered.
+        costs: the cost of the samples.
+
+    Attributes:
+        peak_op: ops started at the highest of the births that were examined, -1 before the first.
+        is_worth_a_peek: whether the last examined birth made a new peak. After the first iteration, it counts only
+            from the op of the last iteration's peak on.
+        is_new_peak: whether the last examined birth made a new peak in a later iteration than the first.
+        is_too_dear: whether only the time limit of samples prevented one, and none is planned.
+    """
+
+    def __init__(self, base_bytes: int, costs: SamplingCosts) -> None:
+        self.base_bytes = base_bytes
+        self._costs = costs
+        self._due_count = self._free_count = 0
+        self._high_bytes = 0
+        self._climbed_bytes = min(int(base_bytes * _LEAST_RATIO), _LEAST_BYTES)
+        self._born_bytes = 0
+        self._again = 0
+        self._due_op = -1
+        self._peak_bytes, self.peak_op, self.is_new_peak, self.is_too_dear = 0, -1, False, False
+        self.is_worth_a_peek = False
+        self._iteration_start = 0
+        self._iteration_high = (0, -1)
+        self._last_peak, self._same_count = (0, -1), 0
+
+    def iteration_starts(self, op: int, last_from: int | None = None) -> None:
+        """Plan a sample as many ops after `op` as the last iteration's peak came after its start.
+
+        Args:
+            op: ops started so far.
+            last_from: the op with which the last iteration began; None for the last call's `op`.
+        """
+        high_bytes, peak_op = self._iteration_high
+        start = self._iteration_start if last_from is None else last_from
+        peak = high_bytes, max(peak_op - start, 0)
+        self._same_count = self._same_count + 1 if peak == self._last_peak else 0
+        self._last_peak = peak
+        is_needed = self._same_count % _SAME_BETWEEN_SAMPLES == 0 and self._costs.is_affordable()
+        is_wanted = peak_op >= 0 and (self._due_count < _FREE_DUE_SAMPLES or is_needed)
+        self._due_op = op + peak[1] if is_wanted else -1
+        self._iteration_start, self._iteration_high, self.is_too_dear = op, (0, -1), False
+
+    def worth_from_bytes(self) -> int:
+        """Return the live bytes that a birth must reach to be worth a sample."""
+        if self._due_op >= 0:
+            return 0
+        climb = int(self._next_climb_bytes)
+        near = int(self._high_bytes * _NEAR_RATIO) if self._again < _MAX_AGAIN else climb
+        asks = self._iteration_start and self._costs.may_ask_for_roles
+        new_peak = self._peak_bytes if asks or self._costs.may_peek else climb
+        return self.base_bytes + min(near, climb, new_peak)
+
+    def quiet_bytes(self) -> int:
+        """Return the live bytes that a birth or peak must exceed to be worth a sample, until samples are affordable.
+
+        -1 unless only the time limit prevented a sample. This saves a test of the time at every birth.
+        """
+        if not self.is_too_dear:
+            return -1
+        return min(self.base_bytes + int(self._next_climb_bytes), self._iteration_high[0])
+
+    @property
+    def _next_climb_bytes(self) -> float:
+        """The increase that makes the next sample on the way up worthwhile."""
+        is_low = self._climbed_bytes < self.base_bytes * _LOW_RATIO
+        return self._climbed_bytes * (_LOW_CLIMB_RATIO if is_low else _CLIMB_RATIO)
+
+    def is_worth_it(self, born_bytes: int, high_bytes: int, op: int) -> bool:
+        """Return True if a sample should be taken now, at a birth.
+
+        Args:
+            born_bytes: size of the new storage.
+            high_bytes: the most live bytes during the op that made it.
+            op: ops started so far.
+        """
+        self._born_bytes += born_bytes
+        self.is_too_dear = False
+        if high_bytes > self._iteration_high[0]:
+            self._iteration_high = (high_bytes, op)
+        increase, high = high_bytes - self.base_bytes, self._high_bytes
+        self.is_new_peak = increase > self._peak_bytes and self._iteration_start > 0
+        is_due = op >= self._iteration_start + self._last_peak[1]
+        self.is_worth_a_peek = is_due and increase > self._peak_bytes
+        if increase > self._peak_bytes:
+            self._peak_bytes, self.peak_op = increase, op
+        is_due = self._is_due(op)
+        climbs = increase > self._next_climb_bytes
+        if not (is_due or climbs or self._is_fresh(increase)):
+            return False
+        if climbs:
+            self._climbed_bytes, self._again = increase, 0
+        self._high_bytes = max(high, increase)
+        self._born_bytes = 0
+        return True
+
+    def _is_due(self, op: int) -> bool:
+        if self._due_op < 0 or op < self._due_op:
+            return False
+        self._due_op = -1
+        self._due_count += 1
+        # otherwise time would decide which roles are known at the peak
+        if self._due_count <= _FREE_DUE_SAMPLES:
+            self._costs.look_at_roles_for_free()
+        return True
+
+    def _is_fresh(self, increase_bytes: int) -> bool:
+        """Return True if enough was born since the last sample, and the increase is near its highest or above."""
+        high = self._high_bytes
+        enough = self._born_bytes >= high * _FRESH_RATIO * _FRESH_GROWTH_RATIO**self._again
+        if not enough or increase_bytes < high * _NEAR_RATIO or self._again >= _MAX_AGAIN:
+            return False
+        if self._free_count < _FREE_FRESH_SAMPLES:
+            self._free_count += 1
+        elif not self._costs.is_affordable():
+            self.is_too_dear = self._due_op < 0
+            return False
+        self._again += 1
         return True

@@ -30,7 +30,7 @@ from memwatch.signal_handlers import pass_on
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from memwatch.record.interception.interceptor import Handler
+    from memwatch.record.interception.kinds import Handler
 
 _PROFILER: Final = "profiler"
 Libraries: TypeAlias = dict[str, Any]

@@ -1,13 +1,19 @@
-"""The facts that a recorder needs about each overload of ATen, computed once."""
+"""What both interceptors share: the kind of each op that they pass on, their interface, and the probe of the free key.
+
+A kind has the facts that a recorder needs about an overload of ATen, computed once.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 import torch
 
 from memwatch._torch.dispatch import (
+    FREE_KEY,
     OpOverload,
     base_name_of,
     call_of,
@@ -15,11 +21,12 @@ from memwatch._torch.dispatch import (
     schema_of,
     takes_numbers_as_tensors,
 )
-from memwatch._torch.modes import enable_torch_function
+from memwatch._torch.modes import disable_torch_dispatch, disable_torch_function, enable_torch_function
 from memwatch.capture.schema import ACCESSES
+from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator
 
 READ, WRITE = (ACCESSES.index(access) for access in ("read", "write"))
 UNSEEN: Final = frozenset({"detach", "alias"})
@@ -47,6 +54,8 @@ _NUMBERS: Final[dict[type, torch.dtype]] = {
     float: torch.float64,
     complex: torch.complex128,
 }
+_EXPECTED: Final = 6
+"""The sum that the test op must give."""
 
 
 class OpKind:
@@ -164,3 +173,59 @@ def mode_kind(func: Any) -> OpKind | None:
     ):
         return None
     return OpKind(func)
+
+
+Handler: TypeAlias = Callable[[OpKind, tuple[Any, ...], dict[str, Any]], Any]
+"""A function that runs an op and returns its result. It gets the op's kind and arguments."""
+
+
+class Interceptor(Protocol):
+    """Calls the handler for every op of this thread between `start` and `stop`."""
+
+    @property
+    def name(self) -> str:
+        """``key`` or ``mode``."""
+
+    @property
+    def python_functions(self) -> tuple[Callable[..., Any], ...]:
+        """The Python functions that torch may call while dynamo evaluates frames."""
+
+    def start(self, handler: Handler) -> None:
+        """Begin to call `handler` for every op."""
+
+    def stop(self) -> None:
+        """Leave torch as it was before `start`."""
+
+    def sees_this_thread(self) -> bool:
+        """Return True in the block's thread and in autograd threads that run a backward for it."""
+
+    def pause(self) -> bool:
+        """Switch off in this thread until `resume`, for compiled code. Return whether it was on."""
+
+    def resume(self) -> None:
+        """Switch on again."""
+
+
+def passes(start: Callable[[], None], stop: Callable[[], None]) -> bool:
+    """Return True if ops have the right result while an interceptor is on."""
+    if FREE_KEY is None:
+        return False
+    try:
+        with _unseen_by_the_program():
+            start()
+            try:
+                total = (torch.ones(3, requires_grad=True) * 2).sum()
+                total.backward()
+            finally:
+                stop()
+            return total.item() == _EXPECTED
+    except (RuntimeError, AttributeError, TypeError) as error:
+        pass_on(error)
+        return False
+
+
+@contextlib.contextmanager
+def _unseen_by_the_program() -> Iterator[None]:
+    """Run memwatch's own ops below every mode of the program, with autograd as usual."""
+    with disable_torch_function(), disable_torch_dispatch(), torch.inference_mode(False), torch.enable_grad():
+        yield

@@ -25,7 +25,7 @@ from memwatch.signal_handlers import pass_on
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from memwatch.record.interception.interceptor import Handler
+    from memwatch.record.interception.kinds import Handler
 
 _PATIENCE_CALLS: Final = 10_000_000
 """Python calls that a mode, stopped inside an op, waits for the op's return. A guess."""

@@ -7,7 +7,7 @@
 | `recorder` | the backend, and the parts of one block's recorder that `memwatch.record.backend` describes |
 | `binding` | the calls from C++ to Python and from Python to C++ |
 | `library` | finds, builds and loads the library, and says why there is none |
-| `compile`, `naming` | the compilation in a process of its own, and the name of the library |
+| `compile` | the compilation in a process of its own |
 """
 
 from memwatch.record.native.library import remark, remark_once

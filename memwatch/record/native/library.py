@@ -20,10 +20,11 @@ import torch
 from memwatch import build_cache
 from memwatch._torch.autograd_state import use_compiled
 from memwatch.errors import MemwatchError
+from memwatch.libraries import RECORDER, recorder_file_name
 from memwatch.output_files import OutputError
 from memwatch.record.native.compile import NO_COMPILER, NO_SETUPTOOLS
-from memwatch.record.native.naming import FLAGS, NAME, SOURCES, file_name
 
+SOURCES: Final = RECORDER.sources
 COMPILE: Final = pathlib.Path(__file__).parent / "compile.py"
 BUILT: Final = pathlib.Path(__file__).parent / "built"
 """The folder with the libraries of a wheel. A checkout does not have it."""
@@ -52,14 +53,14 @@ def wheel_name() -> str:
 
 def of_wheel() -> list[str]:
     """Return the releases of torch that the wheel's libraries support."""
-    names = (file.name.split("-")[1].removeprefix("torch") for file in BUILT.glob(f"{NAME}-torch*"))
+    names = (file.name.split("-")[1].removeprefix("torch") for file in BUILT.glob(f"{RECORDER.stem}-torch*"))
     return sorted(names, key=lambda release: [int(part) for part in re.findall(r"\d+", release)])
 
 
 @functools.cache
 def _file_name(torch_version: str) -> str:
     python = f"cp{sys.version_info.major}{sys.version_info.minor}"
-    return file_name(torch_version, str(torch.version.git_version), python, _suffix(), SOURCES)
+    return recorder_file_name(torch_version, str(torch.version.git_version), python, _suffix(), SOURCES)
 
 
 def _suffix() -> str:
@@ -90,7 +91,7 @@ def _fails_to_load(file: pathlib.Path) -> bool:
 
 @functools.cache
 def _load(file: pathlib.Path) -> Any:
-    spec = importlib.util.spec_from_file_location(f"{__package__}.{NAME}", file)
+    spec = importlib.util.spec_from_file_location(f"{__package__}.{RECORDER.stem}", file)
     if spec is None or spec.loader is None or not file.exists():
         return None
     try:
@@ -143,7 +144,7 @@ def _compile(folder: str) -> pathlib.Path:
     sources = [str(source) for source in sorted(SOURCES.glob("*.cpp"))]
     # run the copy: beside the original, the child would import memwatch's modules instead of others of the same name
     script = shutil.copyfile(COMPILE, pathlib.Path(folder, "compile.py"))
-    command = [sys.executable, str(script), NAME, folder, *FLAGS, "--", *sources]
+    command = [sys.executable, str(script), RECORDER.stem, folder, *RECORDER.flags, "--", *sources]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     child = subprocess.run(  # noqa: S603  # the command is built here
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -151,7 +152,7 @@ def _compile(folder: str) -> pathlib.Path:
     )  # fmt: skip
     if child.returncode != 0:
         raise MemwatchError(_reason(child.returncode, child.stdout.splitlines()))
-    pattern = f"{NAME}*{sysconfig.get_config_var('SHLIB_SUFFIX') or '.so'}"
+    pattern = f"{RECORDER.stem}*{sysconfig.get_config_var('SHLIB_SUFFIX') or '.so'}"
     for made in pathlib.Path(folder).rglob(pattern):
         return made
     raise FileNotFoundError(f"the compiler left no {pattern}")

@@ -21,8 +21,8 @@ from memwatch.heap.capsules import Capsule
 from memwatch.record.allocator import set_log_level
 from memwatch.record.backend import Window
 from memwatch.record.clock import ticks
-from memwatch.record.interception.interceptor import passes
 from memwatch.record.interception.key import KeyInterceptor, put_kernels
+from memwatch.record.interception.kinds import passes
 from memwatch.record.interception.mode import ModeInterceptor
 from memwatch.record.native import library
 from memwatch.record.native.binding import OpCallbacks
@@ -38,9 +38,8 @@ if TYPE_CHECKING:
 
     from memwatch.capture.columns import IntArray
     from memwatch.record.backend import AllocatorEvents, Backend, Block, CallContext, CaptureStack, Listener
-    from memwatch.record.interception.interceptor import Handler, Interceptor
     from memwatch.record.interception.key import Libraries
-    from memwatch.record.interception.kinds import OpKind
+    from memwatch.record.interception.kinds import Handler, Interceptor, OpKind
     from memwatch.record.native.binding import Extension, OpRunner, StackWalker
     from memwatch.record.saved_tensors import Hooks
     from memwatch.record.tables.rows import OpCounter, Stacks

@@ -31,9 +31,8 @@ from memwatch._torch.modes import disable_torch_function, has_torch_function
 from memwatch.capture.schema import NONE, PHASES, RECORDED_BY_NAME
 from memwatch.errors import MemwatchError
 from memwatch.record.clock import ticks
-from memwatch.record.interception.interceptor import passes
 from memwatch.record.interception.key import KeyInterceptor, put_kernels
-from memwatch.record.interception.kinds import READ, WRITE, OpKind
+from memwatch.record.interception.kinds import READ, WRITE, OpKind, passes
 from memwatch.record.interception.mode import ModeInterceptor
 from memwatch.record.tables.operands import OUTPUT, Operands, lies_in
 from memwatch.record.tables.rows import Rows
@@ -44,8 +43,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from memwatch.record.backend import Block, CallContext, CaptureStack, Listener
-    from memwatch.record.interception.interceptor import Handler, Interceptor
     from memwatch.record.interception.key import Libraries
+    from memwatch.record.interception.kinds import Handler, Interceptor
 
 
 class PythonKernels:

@@ -24,7 +24,7 @@ from torch.utils.checkpoint import (
 )
 
 from memwatch._torch.engine import call_after_backwards, is_in_backward
-from memwatch.encoding.values import leaves
+from memwatch.encoding import leaves
 from memwatch.planner.errors import BudgetError
 from memwatch.replay.measure import AllocatorWindow, can_measure
 from memwatch.replay.program import overload_named

@@ -13,7 +13,7 @@ import numpy as np
 
 from memwatch.capture.schema import BACKWARD, NONE, PLACES_OF_MODULES
 from memwatch.device_names import is_host
-from memwatch.encoding.values import GeneratorNumber, Window, leaves
+from memwatch.encoding import GeneratorNumber, Window, leaves
 from memwatch.planner import Effect
 
 if TYPE_CHECKING:

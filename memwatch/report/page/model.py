@@ -11,8 +11,10 @@ from memwatch.kinds.roles import CATEGORIES
 from memwatch.report.facts import (
     PeakInstant,
     bytes_by,
+    describe_meta,
     evidence_bytes,
     evidence_text,
+    format_duration,
     headline,
     is_recorded,
     listed_ways,
@@ -21,11 +23,8 @@ from memwatch.report.facts import (
     repeated_layers,
     saved_for_backward,
 )
-from memwatch.report.meta import describe_meta, format_duration
 from memwatch.report.page.columns import Words, pack_frame, pack_ints
-from memwatch.report.page.curve import BINS, clearer_axis, live_by_category, peak_keeping_events
-from memwatch.report.page.events import pack_detail
-from memwatch.report.page.leaks import leak_files, leak_model
+from memwatch.report.page.events import BINS, clearer_axis, live_by_category, pack_detail, peak_keeping_events
 from memwatch.report.page.parts import (
     CodeReader,
     module_parents,
@@ -35,8 +34,8 @@ from memwatch.report.page.parts import (
     pack_stacks,
     pack_uses,
 )
-from memwatch.report.page.plan import plan_model
 from memwatch.report.page.privacy import PUBLIC_META, PathHider, file_of
+from memwatch.report.page.sections import leak_files, leak_model, plan_model
 from memwatch.report.source import retention_edges
 from memwatch.text import visible
 from memwatch.words.findings import CHANGE_SENTENCE
@@ -52,7 +51,7 @@ if TYPE_CHECKING:
 
     from memwatch.leaks import Leak
     from memwatch.planner.plan import Plan
-    from memwatch.report.plan.figures import Replayed
+    from memwatch.report.plan import Replayed
     from memwatch.report.source import Finding, Reading
 
 MODEL_VERSION: Final = 1

@@ -24,10 +24,10 @@ from memwatch.analysis.texts import TEXT
 from memwatch.kinds.roles import CATEGORIES, CATEGORY_ROWS
 from memwatch.output_files import OutputError
 from memwatch.progress import working
-from memwatch.report.meta import format_duration
+from memwatch.report.facts import format_duration
 from memwatch.report.page.columns import Words, pack_frame
-from memwatch.report.page.leaks import leak_page_model
 from memwatch.report.page.model import Extras, page_model
+from memwatch.report.page.sections import leak_page_model
 from memwatch.sizes import format_bytes
 from memwatch.text import visible
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from memwatch.analysis.compare import Comparison
     from memwatch.leaks import Leak
     from memwatch.planner.plan import Plan
-    from memwatch.report.plan.figures import Replayed
+    from memwatch.report.plan import Replayed
     from memwatch.report.source import Reading
 
 _BETWEEN_BACKTICKS: Final = re.compile(r"`([^`]+)`")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from memwatch.analysis.compare import Comparison
     from memwatch.planner.plan import Plan
-    from memwatch.report.plan.figures import Replayed
+    from memwatch.report.plan import Replayed
     from memwatch.report.records.schema import (
         DifferenceRecord,
         FindingRecord,

@@ -1,11 +1,4 @@
-"""Record a process that runs already for a while, and print its summary.
-
-The process must have been started with MEMWATCH=attach in its environment, or run Python 3.14 or later. The memory
-that it used before is the baseline of the recording. Without `--seconds` and `--steps` the recording takes 10
-seconds.
-
-    memwatch attach 4242 --steps 3
-"""
+"""Verbs of processes that run already. Each is a class: its docstring is the help of the verb."""
 
 from __future__ import annotations
 
@@ -25,9 +18,8 @@ import psutil
 
 from memwatch._version import __version__
 from memwatch.attach.channel import AttachError, Channel, require_credentials, require_private, socket_path
-from memwatch.cli import summary
 from memwatch.cli.activation import VARIABLE
-from memwatch.cli.common import add_json, make_room, positive, say
+from memwatch.cli.common import add_json, emit, emit_json, make_room, positive, say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +30,6 @@ _SILENT_S: Final = 3.0
 _POLL_S: Final = 0.02
 _MODE: Final = "attach"
 _HOME: Final = Path(__file__).parents[2]
-
 _REMOTE_EXEC: Final = (3, 14)
 """The first Python that lets another process run a script in it."""
 _SCRIPT: Final = """\
@@ -52,41 +43,55 @@ except Exception as error:
     with open({failed!r}, "w") as file:
         file.write(f"{{type(error).__name__}}: {{error}}")
 """
+_MOST_SECONDS: Final = 1e6
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of this verb."""
-    parser.add_argument("pid", metavar="PID", type=positive, help="the number of the process")
-    ends = parser.add_mutually_exclusive_group()
-    ends.add_argument(
-        "--seconds", metavar="N", type=positive, help=f"how long to record (default: {_SECONDS})"
-    )
-    ends.add_argument(
-        "--steps",
-        metavar="N",
-        type=positive,
-        help="record until N more iterations have begun and ended; the optimizer's steps are counted",
-    )
-    parser.add_argument(
-        "-o", "--output", metavar="FILE", type=Path, help="the capture (default: attach.PID.memwatch)"
-    )
-    parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
-    add_json(parser)
+class Attach:
+    """Record a process that runs already for a while, and print its summary.
 
+    The process must have been started with MEMWATCH=attach in its environment, or run Python 3.14 or later. The memory
+    that it used before is the baseline of the recording. Without `--seconds` and `--steps` the recording takes 10
+    seconds.
 
-def execute(options: argparse.Namespace) -> int:
-    """Record, and print the summary; return 0."""
-    require_credentials()
-    capture = (options.output or Path(f"attach.{options.pid}.memwatch")).absolute()
-    make_room(capture, force=options.force)
-    process = _process(options.pid)
-    try:
-        with _connect(process) as connection:
-            _record(options, Channel(connection), process, capture)
-    except psutil.NoSuchProcess:
-        raise AttachError(f"process {options.pid} ended before its recording began") from None
-    say(f"wrote {capture}")
-    return summary.execute(argparse.Namespace(capture=capture, rows=None, json=options.json, device=None))
+        memwatch attach 4242 --steps 3
+    """
+
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        """Add the arguments of this verb."""
+        parser.add_argument("pid", metavar="PID", type=positive, help="the number of the process")
+        ends = parser.add_mutually_exclusive_group()
+        ends.add_argument(
+            "--seconds", metavar="N", type=positive, help=f"how long to record (default: {_SECONDS})"
+        )
+        ends.add_argument(
+            "--steps",
+            metavar="N",
+            type=positive,
+            help="record until N more iterations have begun and ended; the optimizer's steps are counted",
+        )
+        parser.add_argument(
+            "-o", "--output", metavar="FILE", type=Path, help="the capture (default: attach.PID.memwatch)"
+        )
+        parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
+        add_json(parser)
+
+    @staticmethod
+    def execute(options: argparse.Namespace) -> int:
+        """Record, and print the summary; return 0."""
+        from memwatch.cli.captures import Summary  # it imports numpy, and `ps` does without
+
+        require_credentials()
+        capture = (options.output or Path(f"attach.{options.pid}.memwatch")).absolute()
+        make_room(capture, force=options.force)
+        process = _process(options.pid)
+        try:
+            with _connect(process) as connection:
+                _record(options, Channel(connection), process, capture)
+        except psutil.NoSuchProcess:
+            raise AttachError(f"process {options.pid} ended before its recording began") from None
+        say(f"wrote {capture}")
+        return Summary.execute(argparse.Namespace(capture=capture, rows=None, json=options.json, device=None))
 
 
 def _process(pid: int) -> psutil.Process:
@@ -266,3 +271,86 @@ def _messages(channel: Channel, process: psutil.Process) -> Iterator[dict[str, A
             return
         has_answered = True
         yield message
+
+
+class Ps:
+    """Print the memory of a running process in rows: libraries, malloc, stacks, files, shared memory.
+
+    Everything comes from /proc, so the program needs no preparation and does not notice. /proc doesn't distinguish
+    tensors from other memory of malloc: call `memwatch.process_memory()` in the program for these rows. The processes
+    that it started, such as the workers of a DataLoader, are listed below. RSS is all of its memory in RAM, PSS is RSS
+    with shared memory divided among its users, and USS is the memory that no other process shares. Without a PID,
+    `memwatch ps` lists the running Python processes, largest first. With `--seconds`, memwatch reads twice and shows
+    the growth between the readings, of the rows of a process or of each process's USS.
+
+        memwatch ps 4242
+        memwatch ps --seconds 60 4242
+        memwatch ps --json 4242
+    """
+
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        """Add the arguments of this verb."""
+        parser.add_argument(
+            "pid", nargs="?", help="the number of a process; by default all Python processes are listed"
+        )
+        parser.add_argument(
+            "--seconds",
+            type=_seconds,
+            metavar="S",
+            help="read again after so many seconds, and show the growth",
+        )
+        add_json(parser)
+
+    @staticmethod
+    def execute(options: argparse.Namespace) -> int:
+        """Print the rows; return 0."""
+        from memwatch.errors import OptionError
+        from memwatch.monitor.process import Earlier, of_process, of_processes, record_of, record_of_processes
+        from memwatch.monitor.rows import python_processes, rows_of
+
+        seconds = options.seconds
+        earlier: Earlier | None = None
+        if options.pid is None:
+            processes = python_processes()
+            if seconds is not None:
+                begun_s = _wait(seconds)
+                before = {process.pid: process.uss_bytes for process in processes}
+                processes = python_processes()
+                earlier = Earlier(round(time.monotonic() - begun_s, 3), {}, before)
+            if options.json:
+                emit_json(record_of_processes(processes, earlier))
+            else:
+                emit(of_processes(processes, earlier))
+            return 0
+        if not options.pid.isdecimal() or not int(options.pid):
+            raise OptionError(f"{options.pid!r} is no process; give its number, as `memwatch ps` lists it")
+        found = rows_of(int(options.pid))
+        if seconds is not None:
+            begun_s = _wait(seconds)
+            before = {child.pid: child.uss_bytes for child in found.children}
+            rows = {row.row: row.nbytes for row in found.rows}
+            found = rows_of(int(options.pid))
+            earlier = Earlier(round(time.monotonic() - begun_s, 3), rows, before)
+        if options.json:
+            emit_json(record_of(found, earlier))
+        else:
+            emit(of_process(found, earlier=earlier))
+        return 0
+
+
+def _wait(seconds: float) -> float:
+    """Wait, and return when the wait began."""
+    begun_s = time.monotonic()
+    time.sleep(seconds)
+    return begun_s
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= _MOST_SECONDS:  # nan too
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return seconds

@@ -32,6 +32,14 @@ _OF_STORAGES: Final = frozenset({"roles", "role_ends", "resizes", "lifts"})
 _FEW: Final = 1000
 """Storages that the table of new numbers may have before it is first cleaned. A guess."""
 _BASELINE: Final = ORIGINS.index("baseline")
+_COLUMNS: Final = RECORDED_BY_NAME["allocator"].names
+_TIME, _ADDRESS, _BYTES, _DEVICE = map(_COLUMNS.index, ("time_ns", "address", "nbytes", "device"))
+_WRITTEN: Final = -1
+"""The stretch of blocks whose birth is already in the capture."""
+_WAITED: Final = -2
+"""The stretch of waiting rows, if a recorded stretch follows."""
+_NOWHERE: Final = 0
+"""The address of a death at an unknown place. It counts, but gets no row."""
 
 
 class _Numbers:
@@ -194,16 +202,6 @@ def together(first: dict[str, IntArray], then: dict[str, IntArray]) -> dict[str,
     """Return the rows of both, by table."""
     names = {**first, **then}
     return {name: np.concatenate([each[name] for each in (first, then) if name in each]) for name in names}
-
-
-_COLUMNS: Final = RECORDED_BY_NAME["allocator"].names
-_TIME, _ADDRESS, _BYTES, _DEVICE = map(_COLUMNS.index, ("time_ns", "address", "nbytes", "device"))
-_WRITTEN: Final = -1
-"""The stretch of blocks whose birth is already in the capture."""
-_WAITED: Final = -2
-"""The stretch of waiting rows, if a recorded stretch follows."""
-_NOWHERE: Final = 0
-"""The address of a death at an unknown place. It counts, but gets no row."""
 
 
 class MeasuredEvents(NamedTuple):

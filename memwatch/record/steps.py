@@ -21,14 +21,14 @@ from memwatch.capture.columns import IntArray, as_rows
 from memwatch.capture.schema import RECORDED_BY_NAME
 from memwatch.errors import MemwatchError
 from memwatch.record.clock import Clock, ticks
-from memwatch.record.steps.kept_rows import KeptRows, LiveEvents, MeasuredEvents, together
+from memwatch.record.kept_rows import KeptRows, LiveEvents, MeasuredEvents, together
 
 if TYPE_CHECKING:
     from weakref import WeakMethod
 
-    from memwatch.capture.capture import Note
+    from memwatch.capture.columns import Note
     from memwatch.record.context import Context
-    from memwatch.record.interception.interceptor import Handler, Interceptor
+    from memwatch.record.interception.kinds import Handler, Interceptor
     from memwatch.record.saved_tensors import SavedTensorHooks
     from memwatch.record.tables.rows import OpCounter
     from memwatch.record.tables.storages import Storages
@@ -36,6 +36,16 @@ if TYPE_CHECKING:
 Schedule: TypeAlias = Callable[[int], ProfilerAction]
 KEEPS: Final = ("all", "peaks")
 """Which recorded steps are kept: all, or those that set a new peak or fail."""
+_WRITE_S: Final = 0.5
+"""Seconds between two writes of the live curve. A guess."""
+_MOST_MARKS: Final = 2_000
+"""Steps, or rows, that wait at most for a write. A guess."""
+_FREE_PEAKS: Final = 100
+"""Steps with a new peak that are kept, however little the peak rose. A guess."""
+_RISE_RATIO: Final = 1.01
+"""A growing program sets a peak in every step. After `_FREE_PEAKS` steps, only such a rise counts. A guess."""
+_EVENTS: Final = "allocator"
+_CURVE: Final = "step_curve"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,18 +263,6 @@ class StepCurve:
         np.minimum.at(floors, step, live)
         self._peak_bytes[device], self._floor_bytes[device] = int(peaks[-1]), int(floors[-1])
         return peaks[:count], floors[:count], after[np.searchsorted(step, np.arange(count), side="right")]
-
-
-_WRITE_S: Final = 0.5
-"""Seconds between two writes of the live curve. A guess."""
-_MOST_MARKS: Final = 2_000
-"""Steps, or rows, that wait at most for a write. A guess."""
-_FREE_PEAKS: Final = 100
-"""Steps with a new peak that are kept, however little the peak rose. A guess."""
-_RISE_RATIO: Final = 1.01
-"""A growing program sets a peak in every step. After `_FREE_PEAKS` steps, only such a rise counts. A guess."""
-_EVENTS: Final = "allocator"
-_CURVE: Final = "step_curve"
 
 
 class _Mark(NamedTuple):

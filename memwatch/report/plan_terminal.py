@@ -14,8 +14,16 @@ from memwatch.planner.peak import StepKind
 from memwatch.planner.plan import Plan
 from memwatch.planner.plan_search import plan_graph
 from memwatch.report.console import bar, clip, head, line_width, name, to_text
-from memwatch.report.plan.figures import PlanFigures, check_belongs, check_words, peak_words
-from memwatch.report.plan.moves import Places, checkpoints_apply, compile_call, moves_by_module
+from memwatch.report.plan import (
+    Places,
+    PlanFigures,
+    check_belongs,
+    check_words,
+    checkpoints_apply,
+    compile_call,
+    moves_by_module,
+    peak_words,
+)
 from memwatch.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -23,11 +31,12 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from memwatch.report.plan.figures import Replayed
-    from memwatch.report.plan.moves import ModuleMoves
+    from memwatch.report.plan import ModuleMoves, Replayed
     from memwatch.report.source import Reading
 
 BAR_WIDTH: Final = 30
+SHARES_PERCENT: Final = (90, 80, 70, 60, 50, 40, 30)
+TIME_LIMIT_S: Final = 10.0
 
 
 def plan_summary(
@@ -156,10 +165,6 @@ def _tradeoff(plans: Sequence[Plan]) -> Table:
             *(name(cell) for cell in (*cells, cost)), bar(figures.extra_cost_ratio / most, BAR_WIDTH)
         )
     return table
-
-
-SHARES_PERCENT: Final = (90, 80, 70, 60, 50, 40, 30)
-TIME_LIMIT_S: Final = 10.0
 
 
 def trade_off(

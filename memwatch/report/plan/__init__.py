@@ -1,1 +1,0 @@
-"""The figures and words of a plan that the terminal and the page share."""
