@@ -25,9 +25,14 @@ from memwatch.devices import adapter_of
 from memwatch.encoding.host_copies import as_bytes, new_storage
 from memwatch.encoding.values import Value, leaves
 from memwatch.planner.peak import StepKind
-from memwatch.replay.batch_norms import remove_statistics
-from memwatch.replay.draws import draw_again, random_node_of, saves_state, state_before
 from memwatch.replay.fx import BOUNDARY, is_tangent
+from memwatch.replay.traced_ops import (
+    draw_again,
+    random_node_of,
+    remove_statistics,
+    saves_state,
+    state_before,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable
