@@ -1,6 +1,7 @@
 """The compilers behind torch.compile: AOTAutograd and inductor.
 
-Importing this file imports AOTAutograd, which takes a second. Inductor is imported when it compiles the first graph.
+Importing this file imports AOTAutograd, which takes a second. Inductor's compiler is imported by the first call of
+`compiled_by_inductor`.
 
 | torch | here |
 | --- | --- |
@@ -165,18 +166,19 @@ def compiled_by_inductor(module: fx.GraphModule, *, is_backward: bool) -> Callab
     return found
 
 
-_KINDS: Final = (
+_INTERPOLATIONS: Final = (
     "upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d",
     "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d",
     "_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d",
 )  # fmt: skip
+"""Ops for which torch.compile has functions in Python. Without these it uses the ops of eager PyTorch."""
 _part: Final = Part("interpolation under the backend memwatch is close to eager PyTorch, but not equal")
 _KEYS: Final = [
     key
     for name in ("Autograd", "CompositeImplicitAutograd")
     if (key := _part.take(f"torch._C.DispatchKey.{name}", None)) is not None
 ]
-"""The compiler has Python functions for these ops. Without them it uses the ops of eager PyTorch."""
+"""The dispatch keys under which they are registered."""
 
 
 @contextlib.contextmanager
@@ -205,7 +207,7 @@ def eager_interpolation() -> Iterator[None]:
 
 
 def _overloads() -> list[Any]:
-    packets = (getattr(torch.ops.aten, kind, None) for kind in _KINDS)
+    packets = (getattr(torch.ops.aten, kind, None) for kind in _INTERPOLATIONS)
     pairs = itertools.product(packets, ("default", "vec"))
     found = [getattr(packet, name, None) for packet, name in pairs]
     return [each for each in found if hasattr(each, "py_kernels") and hasattr(each, "_dispatch_cache")]

@@ -1,7 +1,7 @@
-"""The side of `memwatch attach` in the recorded process: a thread that waits for a client and serves it.
+"""The side of `memwatch attach` in the recorded process: a thread accepts clients, and a further thread serves each.
 
-The thread records nothing itself. It hands the begin and the end of a recording to the main thread, as a pending call
-of Python's, and tries again until the main thread is at a quiet point. This needs no signal, so system calls of the
+The threads record nothing themselves. They hand the begin and the end of a recording to the main thread, as a pending
+call of Python's, and try again until the main thread is at a quiet point. This needs no signal, so system calls of the
 program are not interrupted. An exception of memwatch reaches the client and never the program.
 """
 
@@ -48,7 +48,7 @@ _served: Final[dict[str, Channel]] = {}
 
 
 def let_in(_: Mapping[str, Any] | None = None) -> None:
-    """Wait for clients in a thread, unless one does; where that is impossible print a line, and the program goes on."""
+    """Start the thread that accepts clients, if it does not run yet. If that is impossible, print one line."""
     if _listening:
         return
     path = socket_path(os.getpid(), os.geteuid())
@@ -90,7 +90,7 @@ def _serve_all(listener: socket.socket) -> None:
 def _serve(connection: socket.socket) -> None:
     with connection:
         channel = Channel(connection)
-        if channel.user not in (0, os.geteuid()):
+        if channel.user not in (0, os.geteuid()):  # only root and the owner of the process may attach
             return
         try:
             request = channel.receive(_GREETING_S)
@@ -98,7 +98,7 @@ def _serve(connection: socket.socket) -> None:
             return
         if request is None:
             return
-        # one operation, so that one of two clients gets it
+        # `setdefault` is atomic: of two clients at once, one is served
         if _served.setdefault("client", channel) is not channel:
             channel.send(event="error", text="another attach records it already; wait for its end")
             return
@@ -139,7 +139,8 @@ class _Stretch:
     def record(self) -> None:
         """Begin, wait for the end, and end. The client gets a message about each."""
         self._channel.send(event="heard")
-        from memwatch.profile import is_recording  # here, so that the main thread does not wait for imports
+        # imported in this thread, so that the main thread does not wait for it
+        from memwatch.profile import is_recording
 
         if is_recording():
             raise AttachError(
@@ -179,7 +180,7 @@ class _Stretch:
         return ""
 
     def _step_ended(self, optimizer: object, *_: object) -> None:
-        """Count the steps of the first optimizer; the first step ends an iteration that began before the recording."""
+        """Count the steps of the optimizer that steps first, without the one that was under way at the beginning."""
         if self._first_optimizer is None:
             self._first_optimizer = weakref.ref(optimizer)
         if self._first_optimizer() is optimizer:
@@ -195,7 +196,7 @@ class _Stretch:
                 self._channel.receive(_TICK_S)
             except TimeoutError:
                 continue
-            return
+            return  # any message is the request to end, and so is a closed connection
 
     def _end(self, frame: FrameType | None, waited_s: float) -> str:
         import torch
@@ -224,43 +225,48 @@ class _Stretch:
         return ""
 
     def _in_main_thread(self, act: Callable[[FrameType | None, float], str]) -> None:
-        """Have the main thread call a function, again and again until it has found nothing in its way.
+        """Have the main thread call a function, again and again until it finds no obstacle.
+
+        Args:
+            act: returns the obstacle in words, or "" if it has acted. It gets the innermost frame of the program, and
+                the seconds since the first try.
 
         Raises:
             _ClientGoneError: the client is gone, and the recording has not begun.
             AttachError: the function raised.
         """
-        began_s = told_s = time.monotonic()
+        began_s = reported_s = time.monotonic()
         while True:
-            now_s = time.monotonic()
-            attempt = _Attempt(act, now_s - began_s)
+            attempt = _Attempt(act, time.monotonic() - began_s)
             call_later(attempt)
             while not attempt.is_tried.wait(_SILENT_S):
                 if attempt.has_begun:
                     continue
-                told_s = time.monotonic()
+                reported_s = time.monotonic()
                 self._tell_of_waiting("has not returned to Python code")
-                self._check_client(attempt)
+                # False: the main thread is running the call now, so wait for its result
+                if self._client_has_left() and attempt.cancel():
+                    raise _ClientGoneError
             if attempt.error:
                 raise AttachError(attempt.error)
             if not attempt.obstacle:
                 return
-            if now_s - told_s > _SILENT_S:
-                told_s = now_s
+            if time.monotonic() - reported_s > _SILENT_S:
+                reported_s = time.monotonic()
                 self._tell_of_waiting(attempt.obstacle)
-            self._check_client(attempt)
+            if self._client_has_left():
+                raise _ClientGoneError
             time.sleep(_RETRY_S)
 
-    def _check_client(self, attempt: _Attempt) -> None:
-        """Give up where the client is gone before the beginning; an end is made in any case."""
+    def _client_has_left(self) -> bool:
+        """Return True if the client is gone and no recording has begun: one that has begun is always ended."""
         if self._profile is not None:
-            return
+            return False
         try:
             self._channel.receive(0)
         except TimeoutError:
-            return
-        if attempt.cancel():
-            raise _ClientGoneError
+            return False
+        return True
 
     def _tell_of_waiting(self, why: str) -> None:
         self._channel.send(event="waiting", why=why, where=_place_of_main_thread())
@@ -278,7 +284,7 @@ class _Attempt:
 
     def __init__(self, act: Callable[[FrameType | None, float], str], waited_s: float) -> None:
         self._act, self._waited_s = act, waited_s
-        self._turn = threading.Lock()
+        self._turn = threading.Lock()  # taken once, by the call or by `cancel`, and never released
         self.has_begun = False
         self.is_tried = threading.Event()
         self.obstacle = ""

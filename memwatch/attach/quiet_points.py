@@ -1,9 +1,9 @@
 """The points of the main thread at which a recording can begin or end without an effect on the program.
 
-A recording pushes hooks on saved tensors, and sometimes a dispatch mode, and includes a dispatch key. The program may
-have an open `with` statement of the same kind. Then its end would remove memwatch's hook instead of its own. torch
-itself restores its state at the end of a backward and of `inference_mode`. A loop of torch over hooks raises if a
-hook is added meanwhile.
+A recording pushes hooks on saved tensors, and sometimes a dispatch mode, and switches on a dispatch key of torch for
+the thread. The program may have an open `with` statement of the same kind. Then its end would remove memwatch's hook
+instead of its own. torch itself restores its state at the end of a backward and of `inference_mode`, so a recording
+that began inside would be switched off there. A loop of torch over hooks raises if a hook is added meanwhile.
 """
 
 from __future__ import annotations
@@ -23,13 +23,19 @@ if TYPE_CHECKING:
     from types import FrameType
 
 _TORCH: Final = os.path.dirname(torch.__file__)
-_MODULE_CALL: Final = os.path.join(_TORCH, "nn", "modules", "module.py")
-_OWN_MODULE_CALL: Final = os.path.join("memwatch", "record", "context.py")
+_MODULE_FILE: Final = os.path.join(_TORCH, "nn", "modules", "module.py")
+_MODULE_CALLS: Final = ("_wrapped_call_impl", "_call_impl")
+_OWN_WRAPPER_FILE: Final = os.path.join("memwatch", "record", "context.py")
 """Our own frame around each call of a module. It may stay, because it checks whether the recording is still on."""
 
 
 class TorchState(NamedTuple):
-    """The state of torch in the main thread that a recording changes."""
+    """The hooks and modes of the main thread, which a recording changes.
+
+    Attributes:
+        hooks: the `id()` of the innermost hook on saved tensors; None if there is none.
+        modes: the `id()` of each dispatch mode, the outermost first.
+    """
 
     hooks: int | None
     modes: tuple[int, ...]
@@ -46,11 +52,12 @@ PLAIN: Final = TorchState(None, ())
 
 
 def obstacle(frame: FrameType | None, expected: TorchState) -> str:
-    """Return why no recording can begin or end in this thread now, or an empty text.
+    """Return why no recording can begin or end in this thread now, as the end of a sentence about it; "" if it can.
 
     Args:
         frame: the innermost frame of the program.
-        expected: the state of torch outside all `with` statements that opened since.
+        expected: the state that the thread must have: `PLAIN` for a beginning, and for an end the state right after
+            the beginning.
     """
     if current_graph_task_id() != NO_TASK:
         return "is in a backward"
@@ -62,20 +69,20 @@ def obstacle(frame: FrameType | None, expected: TorchState) -> str:
         file = frame.f_code.co_filename
         if file.startswith(PLACES_THAT_CHANGE_HOOKS):
             return f"is in {os.path.relpath(file, os.path.dirname(_TORCH))}"
-        if is_memwatch_code(file) and not file.endswith(_OWN_MODULE_CALL):
+        if is_memwatch_code(file) and not file.endswith(_OWN_WRAPPER_FILE):
             return "is in code of memwatch"
         frame = frame.f_back
     return ""
 
 
 def is_between_calls(frame: FrameType | None) -> bool:
-    """Return True where the thread runs no module.
+    """Return True if the thread runs no module.
 
     In a forward, autograd keeps tensors that no object of Python refers to. They are freed by the next backward. A
     recording that begins there does not know them, and shows a lower peak until then.
     """
     while frame is not None:
-        if frame.f_code.co_filename == _MODULE_CALL:
+        if frame.f_code.co_filename == _MODULE_FILE and frame.f_code.co_name in _MODULE_CALLS:
             return False
         frame = frame.f_back
     return True

@@ -64,9 +64,11 @@ _COLUMNS: Final = (
     "meta (key TEXT, value TEXT)",
 )
 TABLES: Final = {columns.partition(" ")[0]: f"CREATE TABLE {columns}" for columns in _COLUMNS}
-"""The tables by name, each as the text that makes it. A file with any other text was written by another program."""
+"""The tables by name, each with its CREATE TABLE statement. A reader refuses a file whose statements differ."""
 _ROWS_PER_BYTE: Final = 2
-"""Rows in a byte of a file, at most. Measured: 0.63 for loops of equal ops with only numbers, 0.43 for training steps.
+"""Rows in a byte of a file, at most: three times the densest file that we measured.
+
+Loops of equal ops with only numbers have 0.63 rows in a byte, training steps 0.43.
 """
 _MOST_ROWS_ALWAYS: Final = 1 << 18
 """Rows that a file may have, however small it is. A guess."""
@@ -74,7 +76,7 @@ _CHUNK: Final = ('"table"', '"column"', "rows", "low", "high", "checksum", "data
 _STARTED: Final = "started_s"
 """The key of `meta` that tells two recordings apart."""
 SUMMARY: Final = "summary"
-"""The key of `meta` for the summary of a rank: the tables that it is made of say the same."""
+"""The key of `meta` for the summary of a rank. A reader of the whole capture skips it: the tables say the same."""
 
 
 class CaptureWriter:
@@ -137,13 +139,15 @@ class CaptureWriter:
         """Append in one transaction.
 
         Args:
-            tables: by the name of a table runs of rows, each as a chunk for every column in order.
+            tables: for each table by its name, a list of runs. A run of rows has one chunk per column, in the order
+                of the schema.
             strings: texts with their numbers.
             notes: remarks, such as events that memwatch could not see.
 
         Raises:
             CaptureError: nothing of it could be written: the disk is full, or the file is gone.
         """
+        # compressed here, before the file is locked
         rows = [row for name, runs in tables.items() for run in runs for row in _rows_of(name, run)]
         with self._transaction() as database:
             database.executemany("INSERT INTO chunks VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
@@ -163,7 +167,7 @@ class CaptureWriter:
             database.executemany("INSERT INTO meta VALUES (?, ?)", map(_storable, rows))
 
     def make_long_enough(self, rows: int) -> None:
-        """Make the file so long that a reader takes this many rows: imported rows may all be equal."""
+        """Add free pages, so that a reader accepts this many rows (`most_rows`): imported rows may all be equal."""
         missing = (rows - most_rows(self._absolute.stat().st_size)) // _ROWS_PER_BYTE
         if missing > 0:
             for change in (
@@ -196,7 +200,7 @@ class CaptureWriter:
                     )
                 yield self._database
                 self._database.execute("COMMIT")
-                with contextlib.suppress(OSError):  # it is missed before the next write
+                with contextlib.suppress(OSError):  # if the file is gone, the next write reports it
                     self._written_bytes = self._absolute.stat().st_size
             except BaseException as error:
                 with contextlib.suppress(sqlite3.Error):
@@ -405,12 +409,13 @@ def _check_format(database: sqlite3.Connection, source: pathlib.Path) -> None:
         raise CaptureError(f"{source} is not a memwatch capture; record one with `memwatch run script.py`")
     if version < OLDEST_FORMAT:
         raise CaptureError(
-            f"{source} has format {version}, which an older memwatch wrote; this memwatch reads format "
-            f"{FORMAT_VERSION}: record it again"
+            f"{source} has format {version}, which an older memwatch wrote; this memwatch reads formats "
+            f"{OLDEST_FORMAT} to {FORMAT_VERSION}: record it again"
         )
     if version > FORMAT_VERSION:
         raise CaptureError(
-            f"{source} has format {version}, this memwatch reads {FORMAT_VERSION}; upgrade memwatch to read it"
+            f"{source} has format {version}, this memwatch reads formats {OLDEST_FORMAT} to {FORMAT_VERSION}; "
+            "upgrade memwatch to read it"
         )
 
 
@@ -439,6 +444,7 @@ class _Recorded:
             (self._notes, "notes.op, notes.kind, notes.text"),
         ):
             table = columns.partition(".")[0]
+            # rowids are 1, 2, ... because nothing deletes rows of these tables
             query = f"SELECT {columns} FROM {table} WHERE rowid > ? ORDER BY rowid"  # noqa: S608  # names written above
             rows.extend(rows_within(database.execute(query, (len(rows),)), length))
         query = "SELECT key, value FROM meta WHERE key != ?"
@@ -451,9 +457,9 @@ class _Recorded:
             ValueError: they do not belong together.
         """
         strings = {int(number): text_of(text) for number, text in self._strings}
-        if max(strings, default=-1) >= len(strings):
+        if sorted(strings) != list(range(len(strings))):
             raise ValueError("its string ids have gaps")
-        texts = [strings.get(number, "") for number in range(max(strings, default=-1) + 1)]
+        texts = [strings[number] for number in range(len(strings))]
         meta = {text_of(key): read_json(text_of(value)) for key, value in self._meta}
         notes = [Note(op, text_of(kind), text_of(text)) for op, kind, text in self._notes]
         return _tables_of(self._chunks, most_rows(self._length_bytes)), texts, meta, notes

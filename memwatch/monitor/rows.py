@@ -43,9 +43,9 @@ OTHER: Final = "other mappings"
 ANONYMOUS: Final = "malloc and anonymous memory"
 FREE_ROWS: Final = frozenset({PYTHON_FREE, MALLOC_FREE})
 """Rows of memory that an allocator keeps and nobody uses."""
-_NAMED: Final = 3  # libraries
+_LIBRARIES_NAMED: Final = 3  # in the text about the row "native"; a guess
 UNEXPLAINED: Final = frozenset({NATIVE, OTHER, ANONYMOUS})
-"""Rows that name no cause: coverage leaves them out, but for blocks of malloc whose library is known."""
+"""Rows without a known cause. They don't count for coverage, except bytes of malloc whose library is known."""
 _BY_MAPPING: Final = {
     Use.SHARED: ("shared memory", "smaps: /dev/shm, memfd, System V and shared anonymous memory"),
     Use.STACK: ("thread stacks", "smaps: [stack], and memory right above a guard page"),
@@ -80,7 +80,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Child:
-    """A process that this one started, in bytes. `shared_bytes` is the memory that it shares with others."""
+    """The totals of a process, in bytes. `shared_bytes` is the memory that it shares with others."""
 
     pid: int
     name: str
@@ -101,10 +101,10 @@ class ProcessRows:
         pss_bytes: the same, with each shared page divided by the number of its processes.
         uss_bytes: memory of this process alone.
         rows: parts that sum to `rss_bytes`, and whose private bytes sum to `uss_bytes`.
-        children: the processes that it started.
+        children: its child processes and their descendants.
         notes: sentences about data that could not be read.
         by_type: Python objects by type, with their number and bytes; empty for other processes.
-        by_path: bytes of mappings by row and file, as `file mappings: /data/x.bin`.
+        by_path: bytes by row and file (`file mappings: /data/x.bin`), and of the row "native" by library.
         trimmable_bytes: about what `malloc_trim(0)` would return to the system.
         by_library: bytes of the row "native" by the library that allocated them, as far as malloc is sampled.
     """
@@ -136,12 +136,12 @@ class ProcessRows:
 
 @dataclass(frozen=True)
 class Known:
-    """Results of an earlier reading of this process.
+    """Figures of this process that the caller has already, so that they are not computed again.
 
     Attributes:
         native_at_start_bytes: the row "native" when the monitor began.
-        python: the Python objects, where they shall not be searched again.
-        tensors: the tensors, where somebody has searched them just now.
+        python: the Python objects. An empty one leaves them out.
+        tensors: the tensors.
     """
 
     native_at_start_bytes: int | None = None
@@ -159,8 +159,8 @@ def rows_of(
 
     Args:
         pid: the process; by default this one.
-        children: whether to list the processes that it started.
-        known: the facts of an earlier reading.
+        children: whether to list its child processes and their descendants.
+        known: figures that the caller has already.
 
     Raises:
         OptionError: `pid` is not the number of a process.
@@ -241,7 +241,7 @@ class _Left:
         self.nbytes, self.private = nbytes, private
 
     def take(self, nbytes: int, private: int | None = None) -> tuple[int, int]:
-        """Take bytes, and the private ones among them; without a figure the same share is private as of the rest."""
+        """Take bytes and the private ones among them. If `private` is None, the private share is that of the rest."""
         taken = min(max(nbytes, 0), self.nbytes)
         if private is None:
             private = self.private * taken // self.nbytes if self.nbytes else 0
@@ -257,7 +257,11 @@ class _Left:
 
 
 class _OwnProcess:
-    """Splits the memory of this process: the kernel's figures first, then the allocators', then the objects'."""
+    """Splits the memory of this process.
+
+    Each row takes its bytes from what the rows before it have left: tensors, free bytes of malloc, Python objects. The
+    rest is native.
+    """
 
     def __init__(self, mappings: list[Mapping], samples: NDArray[np.int64], known: Known) -> None:
         # the allocators first: what memwatch allocates below shall not count
@@ -343,7 +347,8 @@ class _OwnProcess:
         large = in_malloc_blocks[0] + in_mappings[0], in_malloc_blocks[1] + in_mappings[1]
         if self._python is None:
             self.notes.append(
-                "this Python has no _PyObject_DebugMallocStats, so its small objects are not a row of their own"
+                "Python's allocator of small objects gives no figures here, so small objects are not a row of their "
+                "own (with PYTHONMALLOC=malloc, they have no allocator of their own)"
             )
             return [Row(PYTHON, *large, "gc: objects above 512 B and mmap")]
         small = rest.take(self._python.used_bytes)
@@ -367,7 +372,7 @@ class _OwnProcess:
             rows.append(Row(NATIVE_AT_START, *at_start, "as much as there was when the monitor began"))
         native = malloc.take_all()
         self.by_library = self._libraries(native[0])
-        largest = sorted(self.by_library.items(), key=lambda each: -each[1])[:_NAMED]
+        largest = sorted(self.by_library.items(), key=lambda each: -each[1])[:_LIBRARIES_NAMED]
         if largest:
             how += "; samples of malloc: " + ", ".join(
                 f"{name} {format_bytes(size)}" for name, size in largest

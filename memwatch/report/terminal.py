@@ -51,7 +51,7 @@ FIGURES_WIDTH: Final = 20
 GAP: Final = 2
 """Blanks between columns."""
 SCREEN_LINES: Final = 60
-"""Lines of a summary, where nobody asks for a number of rows."""
+"""Lines of a summary, if no number of rows is given: a guess. Output is often piped, so the terminal may have no height."""
 ROWS: Final = 8
 FEWEST_ROWS: Final = 2
 FEWEST_FINDINGS: Final = 3
@@ -71,15 +71,18 @@ def summary(
     rows: int | None = None,
     following: str | None = None,
 ) -> str:
-    """Return a screenful of text: the parts of the peak, and how a plan lowers it.
+    """Return the parts of the peak as text, what would lower it, and how a plan lowers it.
+
+    By default the text has at most 60 lines, where that is possible.
 
     Args:
         reading: a profile, from `memwatch.profile` or `memwatch.load`.
-        plan: a plan of this reading; it comes last.
+        plan: a plan of this profile, shown after the parts of the peak.
         result: result of `memwatch.replay` on the plan.
         width: characters in a line; by default the terminal's, or COLUMNS.
         color: whether to colour; by default only on a terminal, and never with NO_COLOR.
-        rows: most rows in each table; by default as many as fit a screen.
+        rows: most rows of the tables of storages, modules, lines and holders, and most findings and notes; half as
+            many changes, but at least two. All categories are shown. By default as many as fit 60 lines.
         following: the last line, with the next step for the user. By default it is a call in Python; "" leaves it
             out.
 
@@ -200,7 +203,10 @@ def _headline(reading: Reading) -> Text:
 
 
 def _is_entry_and_increase(reading: Reading) -> bool:
-    """Return True if nothing from before the block was freed when its own memory was at its peak, and at the peak."""
+    """Return True if the peak is the bytes at the start plus the peak increase.
+
+    It is not if the block freed memory from before the block, at the peak or when the block's own memory was highest.
+    """
     return reading.baseline_bytes + reading.peak_increase_bytes == reading.peak_bytes
 
 
@@ -320,14 +326,14 @@ def _lines(reading: Reading, rows: int, width: int) -> Table:
 
 
 def _holders(reading: Reading, rows: int, line: int) -> Table:
-    """Return bytes by kind of holder, and of each kind the largest holder with the bytes that it has itself."""
+    """Return the bytes of each kind of holder, its largest holder, and that one's bytes if the kind has several."""
     table = _table("Bytes>", "Share>", "Kind", "Largest of these")
     peak = reading.at_peak
     groups = bytes_by(peak, "holder_kind")
     room = line - FIGURES_WIDTH - _longest(groups.index[:rows]) - GAP
     for kind, row in groups.head(rows).iterrows():
         largest = bytes_by(peak[peak["holder_kind"] == kind], "holder")["nbytes"]
-        told = "".join(map(str, largest.index[:1]))
+        told = "".join(map(str, largest.index[:1]))  # empty where no holder is known
         if len(largest) > 1:
             told = f"{format_bytes(largest.iloc[0])}: {told}"
         cells = (name(str(kind)), head(told, room))
@@ -393,7 +399,7 @@ def finding_parts(findings: Sequence[Finding], rows: int) -> list[RenderableType
 
 
 def _first_way(reading: Reading) -> list[RenderableType]:
-    """Return the first change, without its code: for a screen on which nothing else fits."""
+    """Return the first change without its code, for a summary that would otherwise have too many lines."""
     way = listed_ways(reading).iloc[0]
     peak = _lowered(reading, int(way["peak_bytes"]))
     return [
@@ -413,21 +419,28 @@ def _lowered(reading: Reading, peak_bytes: int) -> str:
 
 
 def _ways(reading: Reading, most: int) -> list[RenderableType]:
-    """Return a row for each change that would lower the peak, and the lines of the first that needs no decision."""
+    """Return a row for each change that would lower the peak, and the code of one of them.
+
+    It is the first change of these rows that needs no decision, or the first of all if each needs one.
+    """
     found = listed_ways(reading).reset_index(drop=True)
-    rows_of = Table.grid(padding=(0, GAP, 0, 0))
-    for way in found.head(most).itertuples():
-        peak = Text(_lowered(reading, int(way.peak_bytes)), no_wrap=True)
-        rows_of.add_row(peak, Text(_told(way), overflow="fold"))
-    heading = ways.HEADING_BESIDE_FINDINGS if reading.findings else ways.HEADING
-    parts: list[RenderableType] = [heading, rows_of]
-    if len(found) > most:
-        parts.append(Text(ways.MORE_WAYS.format(count=len(found) - most), style="dim"))
     ready = found.index[found["decision"] == ""]
-    chosen = ready[0] if len(ready) else found.index[0]
+    chosen = int(ready[0]) if len(ready) else 0
+    shown = list(range(min(most, len(found))))
+    if chosen not in shown:
+        shown[-1] = chosen
+    grid = Table.grid(padding=(0, GAP, 0, 0))
+    for way in found.loc[shown].itertuples():
+        grid.add_row(
+            Text(_lowered(reading, int(way.peak_bytes)), no_wrap=True), Text(_told(way), overflow="fold")
+        )
+    heading = ways.HEADING_BESIDE_FINDINGS if reading.findings else ways.HEADING
+    parts: list[RenderableType] = [heading, grid]
+    if len(found) > len(shown):
+        parts.append(Text(ways.MORE_WAYS.format(count=len(found) - len(shown)), style="dim"))
     code = Text(str(found["lines"][chosen]).rstrip(), overflow="fold")
     peak_of_code = format_bytes(int(found["peak_bytes"][chosen]))
-    parts += [Text(ways.code_heading(int(chosen), peak_of_code)), Padding(code, (0, 0, 0, INDENT))]
+    parts += [Text(ways.code_heading(chosen, peak_of_code)), Padding(code, (0, 0, 0, INDENT))]
     if len(found) > 1:
         parts.append(Text(ways.MORE_LINES, style="dim"))
     return parts

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import memwatch
 from memwatch.attach.channel import Channel, socket_path
+from memwatch.attach.listener import _ClientGoneError, _Stretch
 from memwatch.attach.quiet_points import PLAIN, TorchState, is_between_calls, obstacle
 from memwatch.cli.main import main
 
@@ -318,7 +319,37 @@ def test_a_recording_ends_outside_what_the_program_has_opened_since():
 def test_a_forward_is_no_place_between_calls():
     seen = []
     layer = torch.nn.ReLU()
-    layer.register_forward_hook(lambda *_: seen.append(is_between_calls(sys._getframe())))
+    hook = layer.register_forward_hook(lambda *_: seen.append(is_between_calls(sys._getframe())))
     layer(torch.ones(1))
     assert seen == [False]
+    hook.remove()
+    layer.apply(lambda _: seen.append(is_between_calls(sys._getframe())))  # in the same file of torch
+    assert seen == [False, True]
     assert is_between_calls(sys._getframe())
+
+
+def test_a_client_that_leaves_before_the_recording_begins_gets_none(tmp_path):
+    """Each try to begin finds an obstacle. The thread must not go on trying for a client that is gone."""
+    server, client = socket.socketpair()
+    client.close()
+    request = {"memwatch": memwatch.__version__, "output": str(tmp_path / "never.memwatch")}
+    stretch = _Stretch(Channel(server), request)
+    tried = []
+
+    def refuse(_frame, _waited_s):
+        tried.append(True)
+        return "is in a backward" if len(tried) < 50 else ""
+
+    def serve():
+        with pytest.raises(_ClientGoneError):
+            stretch._in_main_thread(refuse)
+        ended.append(True)
+
+    ended = []
+    thread = threading.Thread(target=serve)
+    thread.start()
+    while thread.is_alive():  # pending calls run between the instructions of the main thread
+        thread.join(0.01)
+    server.close()
+    assert ended
+    assert 0 < len(tried) < 50

@@ -39,7 +39,9 @@ def assert_fields(record, kind):
 
 
 def test_the_page_of_documentation_is_made_of_the_records():
-    """docs/json.md equals the output of `python -m memwatch.report.records.docs`."""
+    """docs/json.md equals the output of `python -m memwatch.report.records.docs`, and has every record."""
+    records = [each for name, each in vars(schema).items() if name.endswith("Record")]
+    assert {each.__name__ for each in schema.RECORDS} == {each.__name__ for each in records}
     assert (Path(__file__).parents[2] / "docs" / "json.md").read_text() == json_page()
 
 

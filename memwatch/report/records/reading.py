@@ -43,7 +43,7 @@ class UnknownEventError(MemwatchError):
 
 
 def summary_record(reading: Reading, *, rows: int = 8) -> SummaryRecord:
-    """Return what the peak is made of; `rows` storages, lines and findings at most, and all categories."""
+    """Return what the peak is made of: all categories and notes, and at most `rows` rows of each other list."""
     peak = reading.at_peak
     return {
         "peak": _peak(reading),
@@ -72,7 +72,10 @@ def _readings(reading: Reading) -> ReadingsRecord | None:
 
 
 def holders_record(reading: Reading, *, rows: int = 20, matching: str = "") -> list[HeldStorageRecord]:
-    """Return the largest storages at the peak with their holders; those alone whose text has `matching` in it."""
+    """Return the largest storages at the peak with their holders.
+
+    If `matching` is given, only storages with this text in a column other than the size. Case does not count.
+    """
     peak = reading.at_peak
     if matching:
         texts = peak[[column for column in _HELD if column != "nbytes"]].agg("\n".join, axis=1)
@@ -82,12 +85,15 @@ def holders_record(reading: Reading, *, rows: int = 20, matching: str = "") -> l
 
 
 def findings_record(reading: Reading, *, rows: int | None = None) -> list[FindingRecord]:
-    """Return what would lower the peak, largest first."""
+    """Return the findings: memory that is alive without need, largest first."""
     return [_finding(finding) for finding in reading.findings[:rows]]
 
 
 def ways_record(reading: Reading, *, rows: int | None = None) -> list[WayRecord]:
-    """Return the changes that would lower the peak, the lowest peak first."""
+    """Return the changes of the program that would lower the peak, the lowest peak first.
+
+    The summary lists them in another order: another optimizer comes last there.
+    """
     found: list[Any] = reading.ways[:rows].to_dict("records")
     for way in found:
         if math.isnan(way["time_ratio"]):

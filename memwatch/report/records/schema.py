@@ -1,6 +1,7 @@
 """The fields of each record and their meaning. `docs/json.md` is generated from them.
 
-A record holds what JSON can: numbers, texts, lists and records. Every size is in bytes, every time in nanoseconds.
+A record holds what JSON can: numbers, texts, lists and records. The end of a field's name is its unit: `_bytes`, `_ns`,
+`_s` or `_ratio`. `nbytes` is in bytes.
 """
 
 from __future__ import annotations
@@ -454,7 +455,7 @@ class OutOfMemoryRecord(TypedDict):
 
 RECORDS: tuple[type, ...] = (
     SummaryRecord, ReadingsRecord, ProcessPartsRecord,
-    PeakRecord, GroupRecord, StorageRecord, HeldStorageRecord, FindingRecord, NoteRecord,
+    PeakRecord, GroupRecord, StorageRecord, HeldStorageRecord, FindingRecord, WayRecord, NoteRecord,
     LiveRecord, TreeRecord, StatsRecord, DevicePeakRecord, AllocatedRecord, DifferenceRecord, SiteRecord, PlanRecord,
     ReplayRecord, EstimateRecord, SettingRecord, EarlierLineRecord, TuneRecord,
     ProcessRecord, RowRecord, ChildRecord, OutOfMemoryRecord, LimitRecord, HeldGroupRecord, ContainerRecord,
