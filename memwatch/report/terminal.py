@@ -51,7 +51,7 @@ FIGURES_WIDTH: Final = 20
 GAP: Final = 2
 """Blanks between columns."""
 SCREEN_LINES: Final = 60
-"""Lines of a summary, if no number of rows is given: a guess. Output is often piped, so the terminal may have no height."""
+"""Lines of a summary, if no number of rows is given: a guess. Output is often piped, to a place without a height."""
 ROWS: Final = 8
 FEWEST_ROWS: Final = 2
 FEWEST_FINDINGS: Final = 3
