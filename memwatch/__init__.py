@@ -129,7 +129,7 @@ def load_ipython_extension(shell: Any) -> None:
 
 def _turns_of(plan: Plan) -> Turns:
     """Import the functions that train with a plan, which need torch, when a plan is first used so."""
-    from memwatch.replay.checkpoints.turns import turns_of
+    from memwatch.replay.checkpoints.contexts import turns_of
 
     return turns_of(plan)
 

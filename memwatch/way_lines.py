@@ -189,6 +189,13 @@ from torch import no_grad
 
 {model}.forward = no_grad()({model}.forward)
 """,
+    "autocast": """\
+from torch import autocast, bfloat16
+
+for name in {names}:
+    block = {model}.get_submodule(name)
+    block.forward = autocast({device!r}, bfloat16)(block.forward)
+""",
     "chain": """\
 from functools import partial
 from torch.utils.checkpoint import checkpoint_sequential
@@ -232,7 +239,7 @@ UNSAVED: Final = '  # the file that fit.plan.save("step.plan") writes'
 """The comment where you have to save the plan to a file first."""
 
 
-def of_blocks(key: str, model: str, names: Sequence[str], told: str = "") -> str:
+def of_blocks(key: str, model: str, names: Sequence[str], told: str = "", device: str = "") -> str:
     """Return the lines of a change to blocks of a model. A single block needs no loop.
 
     Args:
@@ -240,13 +247,14 @@ def of_blocks(key: str, model: str, names: Sequence[str], told: str = "") -> str
         model: the program's expression for the model.
         names: the names of the blocks within it; "" is the model itself.
         told: an expression for the names, by default a tuple of them.
+        device: the kind of device, such as "cuda".
     """
     template, block = LINES[key], ""
     if len(names) == 1:
         block = f"{model}.get_submodule({names[0]!r})" if names[0] else model
         before, _, body = template.partition("for name in {names}:\n")
         template = before + textwrap.dedent(body).replace("{model}.get_submodule(name)", "{block}")
-    return template.format(model=model, names=told or tuple(names), block=block)
+    return template.format(model=model, names=told or tuple(names), block=block, device=device)
 
 
 def joined(parts: Iterable[str]) -> str:

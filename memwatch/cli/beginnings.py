@@ -88,7 +88,7 @@ class Fit:
             "--ways",
             metavar="KIND,...",
             help="kinds of ways to try, of foreach, fused, gradients, step_in_backward, checkpoint, chain, policy, "
-            "backend, offload and loss_in_parts; default all",
+            "backend, offload, loss_in_parts and autocast; default all",
         )
         parser.add_argument(
             "--save-plan",

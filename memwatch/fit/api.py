@@ -1,6 +1,6 @@
-"""fit(): find the fastest way to train within a measured memory limit.
+"""fit(): find the fastest way to train whose measured peak is within a limit.
 
-If no way keeps the limit, the result names the obstacle, as the way with the lowest peak shows it.
+If no way stays within the limit, `BudgetError` names the obstacle, from a recording of the way with the lowest peak.
 """
 
 from __future__ import annotations
@@ -42,38 +42,6 @@ if TYPE_CHECKING:
 _PARTS: Final = 3  # categories that an error of the budget names, the largest first; a guess
 
 
-def obstacle(reading: Reading, lowest: Measurement, limit_bytes: int) -> str:
-    """Return the reason why even the lowest way does not fit: live bytes before the step, the optimizer, a workspace.
-
-    Args:
-        reading: the recording of a step in the lowest way.
-        lowest: the measurement of that way.
-        limit_bytes: the limit.
-    """
-    at = peak_instant(reading)
-    shares = bytes_by(reading.at_peak, "category")["nbytes"]
-    baseline = format_bytes(reading.baseline_bytes)
-    if reading.baseline_bytes > limit_bytes:
-        rows = reading.storages
-        before = rows[rows["counted"] & (rows["birth_event"] < 0)]
-        return words.BASELINE.format(
-            baseline=baseline, parts=_largest(bytes_by(before, "category")["nbytes"])
-        )
-    if at.phase == "optimizer":
-        increase = format_bytes(reading.peak_bytes - reading.baseline_bytes)
-        return words.OPTIMIZER.format(increase=increase, baseline=baseline)
-    workspace = int(shares.get("workspace", 0))
-    if lowest.peak_bytes is not None and lowest.peak_bytes - workspace <= limit_bytes and workspace:
-        return words.WORKSPACE.format(op=short_op(at.op_name), workspace=format_bytes(workspace))
-    return words.ACTIVATIONS.format(op=short_op(at.op_name) or "the step", parts=_largest(shares))
-
-
-def _largest(shares: pd.Series[int]) -> str:
-    return ", ".join(
-        f"{category} {format_bytes(int(nbytes))}" for category, nbytes in shares.head(_PARTS).items()
-    )
-
-
 def fit(
     step: Callable[[], Any],
     model: nn.Module,
@@ -84,13 +52,14 @@ def fit(
 ) -> Fit:
     """Find, measure and keep the fastest way to train a model within a limit of memory.
 
-    The limit covers everything that is alive on the model's device at once: parameters, gradients, optimizer state,
-    activations, workspace, and all other memory of the process there. Each way runs some steps from the same state,
-    and the allocator's own events measure them. Afterwards parameters, buffers, gradients, optimizers, schedulers,
-    random generators, and the lists, dictionaries and variables that `step` can reach are restored, bit for bit.
+    The limit covers all tensors that are alive on the model's device at once: parameters, gradients, optimizer state,
+    activations, workspace, and all other tensors of the process on that device. Each way runs some steps from the same
+    state, and the allocator's own events measure them. Afterwards parameters, buffers, gradients, optimizers,
+    schedulers, random generators, and the lists, dictionaries and variables that `step` can reach are restored, bit
+    for bit.
 
-    Under a FakeTensorMode, and if every way runs out of memory, nothing can be measured. Then peaks are estimated,
-    and ways are compared by their operations.
+    Under a FakeTensorMode, or if every way runs out of memory, nothing can be measured. Then peaks are estimated, and
+    ways are compared by their operations.
 
     Args:
         step: does one whole training step of the model: forward, backward, optimizer. It should do the same work each
@@ -98,24 +67,26 @@ def fit(
         model: the model.
         limit: the limit, in bytes or as text such as ``"8 GiB"``.
         ways: kinds of ways to try: `"foreach"`, `"gradients"`, `"step_in_backward"`, `"checkpoint"`, `"chain"`,
-            `"policy"`, `"backend"`, `"offload"`, `"fused"`, `"loss_in_parts"`; None tries all.
+            `"policy"`, `"backend"`, `"offload"`, `"fused"`, `"loss_in_parts"`, `"autocast"`; None tries
+            all.
         quiet: do not print the table.
 
     Returns:
         The result; the way is active until `undo()`.
 
     Raises:
-        BudgetError: no tried way stays within the limit; the message names the obstacle. Everything is restored, and
-            `.best` has the measurement of the lowest way.
+        BudgetError: no tried way stays within the limit; the message names the obstacle. Everything is restored.
+            `.best` is the measurement of the way with the lowest peak; None if no way could run.
         OptionError: one of `ways` does not exist.
         MemwatchError: the model has no parameters, or another profiler holds the allocator's events.
         SizeError: the limit is not a size.
     """
     require_known_torch()
     limit_bytes, kinds = parse_bytes(limit), Kind.chosen(ways)
-    kind = EstimatedTrial if is_estimate(model) else LiveTrial
-    trial: LiveTrial | EstimatedTrial = kind(step, model, device_of(model))
+    trial_class = EstimatedTrial if is_estimate(model) else LiveTrial
+    trial: LiveTrial | EstimatedTrial = trial_class(step, model, device_of(model))
     search, kept = _searched_or_estimated(trial, step, limit_bytes, kinds)
+    # the caller's variables name the model and the optimizers in the code
     names = expressions_of([sys._getframe(1).f_locals, *variables_of(step)], model, trial.optimizers)
     notes = _notes(search, kept, trial.device)
     if trial.state.moving:
@@ -152,7 +123,7 @@ def fit_program(
         steps: steps of the optimizer after which a run is ended.
         ways: kinds of ways to try; see `fit`.
         files: keeps the script's changes away from the user's files; None lets the script write.
-        plan_path: the file from which the lines of a way with a plan load it; the caller writes it.
+        plan_path: where the caller saves the plan, if the way has one. The lines load it from there.
 
     Returns:
         The result. The process stays unchanged.
@@ -181,18 +152,19 @@ def fit_program(
 def _searched_or_estimated(
     trial: LiveTrial | EstimatedTrial, step: Callable[[], Any], limit_bytes: int, kinds: set[Kind]
 ) -> tuple[Search, Measurement]:
-    """Search by running steps; where none of them has enough memory, with fake tensors."""
+    """Search by running steps. If none of them has enough memory, search with fake tensors."""
     try:
         return _searched(trial, limit_bytes, kinds)
-    except BudgetError as error:
-        if error.best is not None or not isinstance(trial, LiveTrial):
+    except BudgetError as not_reachable:
+        some_way_ran = not_reachable.best is not None
+        if some_way_ran or not isinstance(trial, LiveTrial):
             raise
         try:
             estimated = _estimated(trial, step, limit_bytes, kinds)
         except BudgetError:
             raise
-        except Exception as why:  # show both errors: the run's, and the estimate's as its cause
-            raise error from why
+        except Exception as estimate_error:
+            raise not_reachable from estimate_error  # both errors are shown
         if estimated is None:
             raise
         return estimated
@@ -222,7 +194,7 @@ def _searched(
 ) -> tuple[Search, Measurement]:
     tried = itertools.count(1)
     with working("memwatch fit") as say:
-        say("looking at the step")
+        say("running the program as it is")
         search = Search(trial, limit_bytes, kinds, lambda name: say(f"{next(tried)}: {name}"))
         kept = search.run()
     if kept is None:
@@ -234,25 +206,62 @@ def _not_reachable(
     trial: LiveTrial | EstimatedTrial | ProgramTrial, search: Search, limit_bytes: int
 ) -> BudgetError:
     lowest = search.lowest
+    failures = [each.failure for each in search.tried if each.failure]
+    failed = words.FAILED_WAYS.format(count=len(failures), failures="; ".join(dict.fromkeys(failures)))
     if lowest is None or lowest.peak_bytes is None:
-        return BudgetError(words.OUT_OF_MEMORY.format(tried=len(search.tried), device=trial.device), None, 0)
+        text = words.OUT_OF_MEMORY.format(tried=len(search.tried), device=trial.device)
+        return BudgetError(f"{text}; {failed}" if failures else text, None, 0)
     text = words.TOO_LARGE.format(
         limit=format_bytes(limit_bytes), device=trial.device, tried=len(search.tried),
         lowest=format_bytes(lowest.peak_bytes), way=lowest.way.name,
     )  # fmt: skip
-    failures = [each.failure for each in search.tried if each.failure]
     if failures:
-        told = "; ".join(dict.fromkeys(failures))
-        text = f"{text}; {words.FAILED_WAYS.format(count=len(failures), failures=told)}"
+        text = f"{text}; {failed}"
     if search.left_out:
         text = f"{text}; {search.left_out}"
-    if trial.left_bytes:  # a recording would count them
+    if (
+        trial.left_bytes
+    ):  # memory of earlier runs is still alive, and a recording would count it as this run's
         return BudgetError(text, lowest, lowest.baseline_bytes)
-    why = obstacle(trial.recorded(lowest.way), lowest, limit_bytes)
+    why = _obstacle(trial.recorded(lowest.way), lowest, limit_bytes)
     return BudgetError(f"{text}; {why}", lowest, lowest.baseline_bytes)
 
 
+def _obstacle(reading: Reading, lowest: Measurement, limit_bytes: int) -> str:
+    """Return the reason why even the lowest way does not fit.
+
+    It is the memory from before the step, the optimizer, the workspace of an op, or else what is alive at the peak.
+
+    Args:
+        reading: the recording of a step in the lowest way.
+        lowest: the measurement of that way.
+        limit_bytes: the limit.
+    """
+    at = peak_instant(reading)
+    bytes_by_category = bytes_by(reading.at_peak, "category")["nbytes"]
+    baseline = format_bytes(reading.baseline_bytes)
+    if reading.baseline_bytes > limit_bytes:
+        rows = reading.storages
+        before = rows[rows["counted"] & (rows["birth_event"] < 0)]  # alive when the recording began
+        return words.BASELINE.format(
+            baseline=baseline, parts=_largest(bytes_by(before, "category")["nbytes"])
+        )
+    if at.phase == "optimizer":
+        increase = format_bytes(reading.peak_bytes - reading.baseline_bytes)
+        return words.OPTIMIZER.format(increase=increase, baseline=baseline)
+    workspace = int(bytes_by_category.get("workspace", 0))
+    if lowest.peak_bytes is not None and lowest.peak_bytes - workspace <= limit_bytes and workspace:
+        return words.WORKSPACE.format(op=short_op(at.op_name), workspace=format_bytes(workspace))
+    return words.ACTIVATIONS.format(op=short_op(at.op_name) or "the step", parts=_largest(bytes_by_category))
+
+
+def _largest(bytes_by_category: pd.Series[int]) -> str:
+    largest = bytes_by_category.head(_PARTS)
+    return ", ".join(f"{category} {format_bytes(int(nbytes))}" for category, nbytes in largest.items())
+
+
 def _notes(search: Search, kept: Measurement, device: str) -> list[str]:
+    program_fits = len(search.tried) == 1
     found = [words.ESTIMATED] if kept.is_estimate else []
     if search.is_repeatable is False:
         found.append(words.NOT_COMPARED)
@@ -260,8 +269,8 @@ def _notes(search: Search, kept: Measurement, device: str) -> list[str]:
         found.append(words.NOT_BITWISE)
     if search.is_disturbed:
         found.append(words.DISTURBED)
-    if is_host(device) and len(search.tried) > 1 and not kept.is_estimate:
-        found.append(words.NOT_OFFERED_ON_HOST)
-    if len(search.tried) > 1:
+    if not program_fits:
+        if is_host(device) and not kept.is_estimate:
+            found.append(words.NOT_OFFERED_ON_HOST)
         found += search.untried
     return found

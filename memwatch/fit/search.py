@@ -285,6 +285,19 @@ class Search:
                 others = [change for change in self.lowest.way.changes if not change.kind.is_of_step]
                 yield self._try(Way((*others, Change(Kind.FUSED))))
         yield from self._with_loss_in_parts(base, predicted)
+        if any(measured.fits(self._limit_bytes) for measured in self.tried):
+            self._reason(words.LESS_PRECISION, Kind.AUTOCAST)
+        elif self._may(Kind.AUTOCAST):
+            yield from self._with_autocast()
+
+    def _with_autocast(self) -> Iterator[Measurement]:
+        """Try half precision, the largest change of the results: alone, then with the lowest way so far."""
+        change = Change(Kind.AUTOCAST, ("",), device=self._trial.device.partition(":")[0])
+        alone = self._try(Way((change,)))
+        yield alone
+        if not alone.fits(self._limit_bytes) and self.lowest is not None and not self.lowest.way.is_planned:
+            others = [each for each in self.lowest.way.changes if each.kind is not Kind.AUTOCAST]
+            yield self._try(Way((*others, change)))
 
     def _with_loss_in_parts(
         self, base: Measurement, predicted: dict[str, dict[str, Any]]

@@ -38,6 +38,7 @@ class Kind(Enum):
     BACKEND = "backend"
     OFFLOAD = "offload"
     LOSS_IN_PARTS = "loss_in_parts"
+    AUTOCAST = "autocast"
 
     @classmethod
     def chosen(cls, names: Collection[str] | None) -> set[Kind]:
@@ -83,6 +84,7 @@ class Change:
         keeps_buffers: whether the buffers of a block are put back after it was computed again.
         budget_bytes: peak increase that a plan may have.
         plan: the plan to apply.
+        device: the kind of device that computes in half precision, such as "cuda".
     """
 
     kind: Kind
@@ -92,6 +94,7 @@ class Change:
     keeps_buffers: bool = False
     budget_bytes: int = 0
     plan: Plan | None = field(default=None, compare=False, repr=False)
+    device: str = ""
 
     def lines(self, program: Expressions) -> str:
         """Return the lines that make this change."""
@@ -100,7 +103,7 @@ class Change:
         if self.kind.is_of_optimizers:
             return "".join(template.format(optimizer=optimizer) for optimizer in program.optimizers)
         if "{names}" in template:
-            return of_blocks(key, program.model, self.names)
+            return of_blocks(key, program.model, self.names, device=self.device)
         options = {"budget": self.budget_bytes}
         return template.format(
             model=program.model, name="".join(self.names[:1]), segments=self.segments, options=options

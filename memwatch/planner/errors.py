@@ -22,8 +22,9 @@ class BudgetError(MemwatchError):
     """No plan that fits the budget was found.
 
     Attributes:
-        best: the plan with the lowest peak that was found.
-        bound_bytes: peak increase that no plan can go below (bytes).
+        best: the plan with the lowest peak that was found. From `fit`, the measurement of the way with the lowest
+            peak; None if no way could run.
+        bound_bytes: peak increase that no plan can go below (bytes). From `fit`, the live bytes before the step.
         reason: why no plan fits.
         options: the options that would allow a lower peak. The message advises to use them.
     """

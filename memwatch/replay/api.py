@@ -24,8 +24,8 @@ from memwatch.planner.request import describe_moves, op_text
 from memwatch.progress import working
 from memwatch.reading import Reading, load
 from memwatch.replay.checkpoints.apply import AppliedPlan, apply_step
+from memwatch.replay.checkpoints.contexts import training_step
 from memwatch.replay.checkpoints.step import read_step
-from memwatch.replay.checkpoints.turns import training_step
 from memwatch.replay.graph import Recorded, namer_of, recorded_program, with_readable_names
 from memwatch.replay.run import check_inputs, replay_schedule
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import warnings
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import finalize, ref
 
 import torch
@@ -51,7 +52,43 @@ if TYPE_CHECKING:
 __all__ = ["BackendOptions", "memwatch_backend"]
 
 _undisabled, _LeaveFrame = function_that_enables(), skip_frame_exception()
-_keepers: dict[int, BudgetKeeper] = {}  # by the id of an object of torch's, which cannot be hashed
+
+
+@dataclass(eq=False)
+class CompiledCallable:
+    """What the backend knows about one compiled callable.
+
+    Attributes:
+        keeper: keeps the budget, and holds the states of the steps and plans; None before the first graph is compiled.
+        uncovered: a function that runs uncompiled, until its effect on the budget is known.
+        is_warned: whether the user was warned that such a function is not covered.
+    """
+
+    keeper: BudgetKeeper | None = None
+    uncovered: Uncovered | None = None
+    is_warned: bool = False
+
+    @classmethod
+    def of(cls, owner: Any) -> CompiledCallable:
+        """Return what is known about the callable that torch represents by `owner`; nothing if it is None."""
+        if owner is None:
+            return cls()
+        found = _callables.get(id(owner))
+        if found is None:
+            found = _callables[id(owner)] = cls()
+            finalize(owner, _callables.pop, id(owner), None)
+        return found
+
+
+class Uncovered(NamedTuple):
+    """A function that torch.compile leaves as it is."""
+
+    options: BackendOptions
+    what: str
+    code: CodeType | None
+
+
+_callables: dict[int, CompiledCallable] = {}  # by the id of an object of torch's, which cannot be hashed
 
 
 def memwatch_backend(
@@ -80,7 +117,8 @@ def memwatch_backend(
         # dynamo replaces NumPy's functions by ops of torch, whose results differ in the last bits
         reason = "torch.compile leaves a function that calls NumPy as it is, or the results would differ"
         _leave_uncompiled(read, reason)
-    keeper, owner = _keeper_of(read, inputs), compiling_wrapper()
+    known = CompiledCallable.of(compiling_wrapper())
+    keeper = known.keeper = known.keeper or BudgetKeeper(read, _device_of(inputs))
     is_inductor = read.inner == "inductor"
     graph = TracedGraph(module, inputs, with_inductor if is_inductor else with_kernels)
     compiler = _Compiler(graph, keeper)
@@ -98,8 +136,8 @@ def memwatch_backend(
     graph.run = _undisabled(graph.run)  # dynamo must not trace the function that is returned
 
     def run(*args: Any) -> Any:
-        if _uncovered:
-            _settle_uncovered(owner, args)
+        if known.uncovered is not None:
+            _settle_uncovered(known, args)
         settled = keeper.follow(graph, args)
         if settled is not None:
             try:
@@ -128,18 +166,10 @@ def _nodes_of(module: fx.GraphModule) -> Iterator[fx.Node]:
             yield from part.graph.nodes
 
 
-def _keeper_of(options: BackendOptions, inputs: list[Any]) -> BudgetKeeper:
-    """Return the budget keeper of the callable that is being compiled."""
-    owner = compiling_wrapper()
-    found = None if owner is None else _keepers.get(id(owner))
-    if found is None:
-        devices = [item.device for item in inputs if isinstance(item, torch.Tensor)]
-        device = next((each for each in devices if each.type != "cpu"), torch.device("cpu"))
-        found = BudgetKeeper(options, str(device))
-        if owner is not None:
-            _keepers[id(owner)] = found
-            finalize(owner, _keepers.pop, id(owner), None)
-    return found
+def _device_of(inputs: list[Any]) -> str:
+    """Return the device whose bytes count: the first accelerator among the inputs, or the CPU."""
+    devices = [item.device for item in inputs if isinstance(item, torch.Tensor)]
+    return str(next((each for each in devices if each.type != "cpu"), torch.device("cpu")))
 
 
 class _Compiler:
@@ -209,71 +239,66 @@ def _on_not_compiled(owner: Any, code: CodeType, reason: str) -> None:
     if getattr(owner, "compiler_fn", None) is not memwatch_backend or not torch.is_grad_enabled():
         return
     options = BackendOptions.read(owner.kwargs.get("options"))
-    keeper = _keepers.get(id(owner))
+    known = CompiledCallable.of(owner)
     if (
         options.budget is None
-        or id(owner) in _warned_owners
-        or id(owner) in _uncovered
-        or (keeper is not None and keeper.is_step_running)
+        or known.is_warned
+        or known.uncovered is not None
+        or (known.keeper is not None and known.keeper.is_step_running)
     ):
         return
     place = f"`{code.co_name}` ({code.co_filename}:{code.co_firstlineno})"
-    _note_uncovered(owner, options, f"torch.compile leaves {place} as it is: {reason.rstrip('. ')}", code)
+    what = f"torch.compile leaves {place} as it is: {reason.rstrip('. ')}"
+    _note_uncovered(owner, Uncovered(options, what, code))
 
 
 def _leave_uncompiled(options: BackendOptions, what: str) -> None:
     """Make dynamo run the current function uncompiled; refuse or warn if there is a budget."""
     owner = compiling_wrapper()
-    if options.budget is not None and torch.is_grad_enabled() and id(owner) not in _warned_owners:
-        _note_uncovered(owner, options, what)
+    if options.budget is not None and torch.is_grad_enabled() and not CompiledCallable.of(owner).is_warned:
+        _note_uncovered(owner, Uncovered(options, what, None))
     if _LeaveFrame is not None:
         raise _LeaveFrame(what)
 
 
-def _note_uncovered(owner: Any, options: BackendOptions, what: str, code: CodeType | None = None) -> None:
+def _note_uncovered(owner: Any, uncovered: Uncovered) -> None:
     """Remember that a function runs uncompiled, until its effect on the budget is known.
 
     torch.compile may still compile functions that it calls, such as the layers of a loop with a graph break. If the
     first of their graphs reads only inputs of the model, everything that the model saves for backward comes later and
     is measured. If no graph has run when the first backward begins, the budget covers nothing.
     """
+    known = CompiledCallable.of(owner)
+    known.uncovered = uncovered
     if owner is None:  # there is no call of a compiled callable to wait for
-        _refuse_or_warn_of(None, options, what, code)
+        _refuse_or_warn_uncovered(known)
         return
-    _uncovered[id(owner)] = options, what, code
-    finalize(owner, _uncovered.pop, id(owner), None)
     weak = ref(owner)
-    call_before_next_backward(lambda: _refuse_or_warn_uncovered(weak()))
+    call_before_next_backward(lambda: _refuse_or_warn_uncovered(CompiledCallable.of(weak())))
 
 
-def _settle_uncovered(owner: Any, args: Sequence[Any]) -> None:
+def _settle_uncovered(known: CompiledCallable, args: Sequence[Any]) -> None:
     """Refuse or warn if code before the first graph saved tensors for the backward; otherwise all will be measured."""
     if any(isinstance(item, torch.Tensor) and node_of_result(item) is not None for item in args):
-        _refuse_or_warn_uncovered(owner)
+        _refuse_or_warn_uncovered(known)
     else:
-        _uncovered.pop(id(owner), None)
+        known.uncovered = None
 
 
-def _refuse_or_warn_uncovered(owner: Any) -> None:
-    found = _uncovered.pop(id(owner), None)
-    if found is not None:
-        _refuse_or_warn_of(owner, *found)
-
-
-def _refuse_or_warn_of(owner: Any, options: BackendOptions, what: str, code: CodeType | None) -> None:
-    message = f"{what}; the budget covers no memory that it keeps"
-    if options.strict:
-        if code is not None:
-            forget_code(code)  # otherwise the next attempt would run without an error
+def _refuse_or_warn_uncovered(known: CompiledCallable) -> None:
+    """Raise, with the option `strict`, or warn once, if a function runs uncompiled."""
+    found, known.uncovered = known.uncovered, None
+    if found is None:
+        return
+    message = f"{found.what}; the budget covers no memory that it keeps"
+    if found.options.strict:
+        if found.code is not None:
+            forget_code(found.code)  # otherwise the next attempt would run without an error
         raise BudgetError(message, None, 0, advice=_UNCOMPILED)
-    if owner is not None:
-        _warned_owners.add(id(owner))
-        finalize(owner, _warned_owners.discard, id(owner))
+    known.is_warned = True
     warnings.warn(f"torch.compile, backend memwatch: {message}; {_UNCOMPILED}", stacklevel=2)
 
 
-_uncovered: dict[int, tuple[BackendOptions, str, CodeType | None]] = {}
-_warned_owners: set[int] = set()
 _UNCOMPILED = (
     "compile the parts around it, or use memwatch.apply_plan or memwatch.fit, which need no compiler"
 )

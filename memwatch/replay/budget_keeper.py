@@ -18,12 +18,22 @@ import torch
 from memwatch._torch.autograd import node_of_result
 from memwatch._torch.dynamo import is_resumed
 from memwatch.planner import BudgetError
-from memwatch.replay import episode as mark
-from memwatch.replay.episode import Episode, Run, SettledSequence, addresses
 from memwatch.replay.measure import can_measure
-from memwatch.replay.sequences import KnownSequence, KnownSequences, signature_of
+from memwatch.replay.sequences import (
+    Episode,
+    Event,
+    KnownSequence,
+    KnownSequences,
+    Mark,
+    Run,
+    SequencePlanner,
+    SettledSequence,
+    State,
+    addresses,
+    next_state,
+    signature_of,
+)
 from memwatch.replay.step_budget import StepBudget
-from memwatch.replay.step_planner import SequencePlanner
 from memwatch.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -72,8 +82,7 @@ class BudgetKeeper:
         self._device = device
         self._step_budget = StepBudget(options.budget, device)
         self._planner = SequencePlanner(options, device)
-        self._episode: Episode | None = None
-        self._settled: SettledSequence | None = None
+        self._step: Episode | SettledSequence | None = None
         self._graphs: list[TracedGraph] = []
         self._sequences = KnownSequences()
         self._has_warned = False
@@ -88,8 +97,19 @@ class BudgetKeeper:
     @property
     def is_step_running(self) -> bool:
         """Whether a step has begun and not ended."""
-        running = self._settled or self._episode
-        return running is not None and running.is_pending()
+        return self._step is not None and self._step.is_pending()
+
+    @property
+    def _episode(self) -> Episode | None:
+        return self._step if isinstance(self._step, Episode) else None
+
+    def _enter(
+        self, event: Event, before: Episode | SettledSequence | None, after: Episode | SettledSequence | None
+    ) -> None:
+        """Go from one step to the next one, along a transition of the table."""
+        reached = State.IDLE if after is None else after.state
+        assert reached is next_state(State.IDLE if before is None else before.state, event)
+        self._step = after
 
     def add_graph(self, graph: TracedGraph) -> list[str | Move]:
         """Add a graph that was just traced, and return its first order of ops.
@@ -107,6 +127,7 @@ class BudgetKeeper:
             return self._planner.torch_orders(sequence).of_graphs[0]
         budget = self._budget_of(sequence)
         orders = sequence.orders = self._planner.plan(sequence, budget)
+        sequence.note(Event.PLAN_MADE)
         self._sequences[signature_of([run])] = sequence
         if self._exceeds_budget(sequence):
             orders = sequence.orders = self._planner.plan_for_released_outputs(sequence, budget, orders)
@@ -119,21 +140,22 @@ class BudgetKeeper:
 
     def follow(self, graph: TracedGraph, args: Sequence[Any]) -> SettledSequence | None:
         """Return the settled sequence if this graph is its next one. If not, the caller calls `begin_run`."""
-        settled = self._settled
-        if settled is None:
-            episode = self._episode
-            if episode is None or not episode.is_settled or episode.is_pending():
-                return None
+        step = self._step
+        if isinstance(step, Episode) and step.state is State.LISTED and not step.is_pending():
             self._end_episode()
-            settled = self._settled
-        if settled is not None and settled.accept(graph) and not (graph.hints and graph.is_larger(args)):
-            return settled
-        if settled is not None:
-            if settled.parameters_unchanged():
-                self._step_budget.continue_step()
-            self._episode = settled.as_episode()
-            self._settled = None
+            step = self._step
+        if not isinstance(step, SettledSequence):
+            return None
+        if step.accept(graph) and not (graph.hints and graph.is_larger(args)):
+            return step
+        self._stop_following(step)
         return None
+
+    def _stop_following(self, settled: SettledSequence) -> None:
+        """Go on with an ordinary episode, because the program leaves the settled sequence."""
+        if settled.parameters_unchanged():
+            self._step_budget.continue_step()
+        self._enter(Event.DEVIATED, settled, settled.as_episode())
 
     def begin_run(self, graph: TracedGraph, args: Sequence[Any]) -> Run:
         """Add a run of a graph to the current episode, or begin an episode with it.
@@ -141,54 +163,59 @@ class BudgetKeeper:
         Raises:
             BudgetError: with the option `strict`, the graph, or a larger shape, cannot be run within the budget.
         """
-        if self._episode is None or not self._episode.is_pending():
+        episode = self._episode
+        if episode is None or not episode.is_pending():
             self._end_episode()
+            if isinstance(self._step, SettledSequence):  # the graph was dropped after `follow` looked at it
+                self._stop_following(self._step)
             self._step_budget.note_parameters(args)
-            self._episode = self._open_episode(graph, args)
+            episode = self._begin_episode(graph, args)
         else:
             self._step_budget.note_parameters(args)
-        episode = self._episode
         turn = sum(run.graph is graph for run in episode.runs) if episode.runs else 0
-        run = Run(graph, turn, addresses(args) if episode.is_learning else ())
+        run = Run(graph, turn, addresses(args) if episode.is_recorded else ())
         refused = self._sequences.find_refused([*episode.runs, run])
         if refused is not None and graph.values(args) == graph.largest:
             self.abandon_episode()
             self._refuse_or_warn(refused, None)
         try:
-            if graph.hints and not episode.is_eager:
+            if graph.hints and episode.state is not State.EAGER:
                 self._plan_larger_shapes(graph, args)
         except BudgetError:
             self.abandon_episode()
             raise
         graph.turn = turn
         episode.runs.append(run)
-        episode.mark(mark.FORWARD)
+        episode.mark(Mark.FORWARD)
         return run
 
     def runs_eagerly(self, run: Run) -> bool:
         """Return True for a run that is measured to find the peak of eager PyTorch."""
-        return self._episode is not None and self._episode.is_eager and run in self._episode.runs
+        episode = self._episode
+        return episode is not None and episode.state is State.EAGER and run in episode.runs
 
     def end_run(self, run: Run, args: Sequence[Any], result: Value) -> None:
         """Record the results of a forward, and end the episode if no backward will follow."""
         episode = self._episode
-        is_settled = episode is None or episode.is_settled
-        heads = run.end_forward(args, result, None if is_settled else lambda: self._backward_dropped(episode))
-        if is_settled or episode is None or run not in episode.runs:
+        is_recorded = episode is not None and episode.is_recorded
+        heads = run.end_forward(
+            args, result, (lambda: self._backward_dropped(episode)) if is_recorded else None
+        )
+        if episode is None or not is_recorded or run not in episode.runs:
             return
-        episode.mark(mark.FORWARD_END)
-        if episode.is_learning:
-            run.note_outputs(result)
-        if episode.is_eager:
+        episode.mark(Mark.FORWARD_END)
+        run.note_outputs(result)
+        if episode.state is State.EAGER:
             episode.hook_backward(run, heads)
         if episode.is_measured and not episode.is_pending():
             self._end_episode()
 
     def abandon_episode(self) -> None:
         """Stop the measurement without a result, for instance because a graph raised."""
-        if self._episode is not None and self._episode.is_in_window_thread:
-            self._episode.stop()
-            self._episode = None
+        episode = self._episode
+        if episode is not None and episode.is_in_window_thread:
+            episode.stop()
+            self._enter(Event.ABANDONED, episode, None)
 
     def _backward_dropped(self, episode: Episode | None) -> None:
         """Abandon a measured episode whose backward cannot come any more, for instance after an exception."""
@@ -203,10 +230,10 @@ class BudgetKeeper:
     def _backward_begins(self, graph: TracedGraph) -> None:
         """Mark in the window that the backward of a graph begins."""
         episode = self._episode
-        if episode is None or episode.is_settled:
+        if episode is None or not episode.is_recorded:
             return
-        run = episode.last_waiting(graph) if episode.is_learning else None
-        episode.mark(mark.BACKWARD)
+        run = episode.last_waiting(graph)
+        episode.mark(Mark.BACKWARD)
         if run is not None:
             run.note_released_outputs()
 
@@ -214,44 +241,50 @@ class BudgetKeeper:
         """Mark in the window that the backward of a graph has run."""
         episode = self._episode
         if episode is not None and (run := episode.last_waiting(graph)) is not None:
-            episode.note_backward(run, mark.BACKWARD)
+            episode.note_backward(run, Mark.BACKWARD)
 
     def _backward_returned(self) -> None:
         episode = self._episode
         if episode is None:
             return
         self._step_budget.note_backward_end()
-        episode.mark(mark.BACKWARD_RETURNED)
+        episode.mark(Mark.BACKWARD_RETURNED)
         if not episode.is_pending() and episode.is_in_window_thread:
             self._end_episode()
 
-    def _open_episode(self, graph: TracedGraph, args: Sequence[Any]) -> Episode:
+    def _begin_episode(self, graph: TracedGraph, args: Sequence[Any]) -> Episode:
+        """Begin an episode with this graph, and measure it if its peak is needed."""
+        event = self._missing(graph, args)
+        episode = Episode(next_state(State.IDLE, event))
+        if episode.state in (State.EAGER, State.MEASURED):
+            warn_of_uncovered(args)
+            if graph.is_larger(args):
+                self._step_budget.forget_measurements(graph)
+            if episode.state is State.EAGER:
+                graph.record_sizes(args)
+            episode.measure(self._device, self._backward_returned)
+        self._enter(event, None, episode)
+        return episode
+
+    def _missing(self, graph: TracedGraph, args: Sequence[Any]) -> Event:
+        """Return the event that begins an episode: it names the knowledge that the backend still misses."""
         if self._options.budget is None:
-            return Episode()
+            return Event.NOTHING_MISSING
         kept = self._step_budget.kept_gradients()
         has_more = self._step_budget.note_gradients(graph)
         if has_more and not self._step_budget.is_share:
             self._plan_for_kept_gradients(graph, kept)
         if not graph.hints and not has_more and self._sequences.is_settled(graph):
-            return Episode()
-        is_known = self._sequences.has_run(graph)
-        is_larger = graph.is_larger(args)
-        if is_known and not is_larger and not has_more and not self._sequences.must_measure:
-            return Episode(is_learning=bool(self._sequences.unlearned))
+            return Event.NOTHING_MISSING
+        is_new = has_more or graph.is_larger(args) or not self._sequences.has_run(graph)
+        if not is_new and not self._sequences.must_measure:
+            return Event.RUNS_MISSING if self._sequences.unlearned else Event.NOTHING_MISSING
         if not can_measure():
             if not self._has_warned_unmeasured:
                 self._has_warned_unmeasured = True
                 warnings.warn(_UNMEASURED, stacklevel=2)
-            return Episode(is_learning=True)
-        warn_of_uncovered(args)
-        is_new = has_more or is_larger or not is_known
-        episode = Episode(is_eager=self._step_budget.is_share and is_new, is_learning=True)
-        if is_larger:
-            self._step_budget.forget_measurements(graph)
-        if episode.is_eager:
-            graph.record_sizes(args)
-        episode.measure(self._device, self._backward_returned)
-        return episode
+            return Event.RUNS_MISSING
+        return Event.EAGER_PEAK_MISSING if self._step_budget.is_share and is_new else Event.PEAK_MISSING
 
     def _plan_larger_shapes(self, graph: TracedGraph, args: Sequence[Any]) -> None:
         """Plan again because an input is larger than all inputs before it."""
@@ -293,28 +326,31 @@ class BudgetKeeper:
     def _end_episode(self) -> None:
         """End the episode. Use its measurement, if there is one, to plan or to check the plan."""
         episode = self._episode
-        self._episode = None
-        if episode is None or not episode.is_in_window_thread:
+        if episode is None:
             return
-        stretches = episode.stop() if episode.is_measured else []
         runs = episode.runs
         signature = signature_of(runs)
         known = self._sequences.get(signature)
-        if known is not None and not episode.is_learning:
-            is_settled = all(self._sequences.is_settled(run.graph) for run in runs)
-            self._settled = SettledSequence.of(runs, self._step_budget.probe) if is_settled else None
+        settled = None
+        if not episode.is_recorded and known is not None and self._sequences.all_settled(runs):
+            settled = SettledSequence.of(runs, self._step_budget.probe)
+        self._enter(Event.ENDED if settled is None else Event.ENDED_SETTLED, episode, settled)
+        if not episode.is_in_window_thread:
             return
-        if len(runs) > _MOST_RUNS or not any(run.is_done for run in runs):
+        stretches = episode.stop() if episode.is_measured else []
+        is_whole = len(runs) <= _MOST_RUNS and any(run.is_done for run in runs)
+        if not episode.is_recorded:
+            if known is None and is_whole:
+                self._sequences.learn_next_time(signature)
             return
-        if not episode.is_learning:
-            self._sequences.learn_next_time(signature)
+        if not is_whole:
             return
         sequence = known or self._sequences.setdefault(signature, KnownSequence(runs))
         self._sequences.note_end(signature, is_measured=bool(stretches))
         peak = max((stretch.peak_bytes for stretch in stretches), default=0)
         if stretches:
             sequence.add_measurement(runs, stretches)
-        if episode.is_eager:
+        if episode.state is State.EAGER:
             self._has_trained |= not sequence.is_evaluation
             self._step_budget.note_eager_peak(runs[0].graph, peak)
             self._plan_after_eager(sequence)
@@ -329,7 +365,7 @@ class BudgetKeeper:
             has_changed = sequence.orders is None or sequence.is_lowest or self._exceeds_budget(sequence)
             if sequence is first or has_changed:
                 sequence.num_over_budget = 0
-                sequence.is_refused = False
+                sequence.note(Event.PREMISES_CHANGED)
                 try:
                     self._replan(sequence)
                 except BudgetError:  # another sequence raises when it runs
@@ -359,14 +395,14 @@ class BudgetKeeper:
                 return
         elif planned.extra_cost_ratio and sequence.has_new_measurements and self._plan_cheaper(sequence):
             return
-        sequence.is_settled = True
+        sequence.note(Event.PLAN_ACCEPTED)
         if peak_bytes > budget:
             self._refuse_or_warn(sequence, peak_bytes)
 
     def _replan(self, sequence: KnownSequence) -> None:
         """Plan a sequence again and use the new orders from now on."""
         if any(run.graph.joint is None for run in sequence.runs):
-            sequence.is_settled = True
+            sequence.note(Event.PLAN_ACCEPTED)
             return
         sequence.orders = self._planner.plan(sequence, self._budget_of(sequence))
         self._use_orders(sequence)

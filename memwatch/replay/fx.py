@@ -22,9 +22,8 @@ from memwatch._torch.traced_graphs import InputMutation, PlainOutput, size_hint
 from memwatch.encoding import Value, leaves
 from memwatch.errors import UnsupportedOpError
 from memwatch.planner import Effect, Graph, OpSpec, cuda_block_sizes
-from memwatch.replay.batch_norms import written_once
 from memwatch.replay.cost import price
-from memwatch.replay.draws import STATE_BYTES, saves_state, state_before
+from memwatch.replay.traced_ops import STATE_BYTES, saves_state, state_before, written_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

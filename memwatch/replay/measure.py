@@ -23,8 +23,8 @@ from memwatch._torch.tensors import address_of
 from memwatch.device_names import is_host
 from memwatch.encoding import ONLY_ALLOCATE, Value, leaves
 from memwatch.errors import MemwatchError
-from memwatch.replay.draws import kernel_of
 from memwatch.replay.executor import below_autograd
+from memwatch.replay.traced_ops import kernel_of
 from memwatch.signal_handlers import suppress
 
 if TYPE_CHECKING:

@@ -24,9 +24,14 @@ from memwatch._torch.traced_graphs import keep_in_forward
 from memwatch.devices import adapter_of
 from memwatch.encoding import Value, as_bytes, leaves, new_storage
 from memwatch.planner.peak import StepKind
-from memwatch.replay.batch_norms import remove_statistics
-from memwatch.replay.draws import draw_again, random_node_of, saves_state, state_before
 from memwatch.replay.fx import BOUNDARY, is_tangent
+from memwatch.replay.traced_ops import (
+    draw_again,
+    random_node_of,
+    remove_statistics,
+    saves_state,
+    state_before,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable

@@ -1,4 +1,7 @@
-"""A step as one program for the planner: the graphs of a compiled callable, forward by forward, then backward.
+"""A step as one program for the planner, and its plan within a budget.
+
+`StepModel` is the step: the graphs of a compiled callable, forward by forward, then backward. `plan_step` returns an
+order for each graph. The peak of the orders is never above the peak of torch's own partition.
 
 The tensors that the first graphs save for their backward are alive while the later graphs run, so all graphs share one
 budget. At a graph break one graph passes its output to the next graph. Both then use one name for its storage. torch
@@ -14,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 import re
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -24,7 +28,20 @@ from torch import fx
 from memwatch._torch.dispatch import OpOverload, base_name_of
 from memwatch._torch.traced_graphs import size_at
 from memwatch.encoding import Value, leaves
-from memwatch.planner import Effect, Graph, OpSpec, OrderError, Schedule, Step, StepKind, simulate
+from memwatch.planner import (
+    BudgetError,
+    Effect,
+    Graph,
+    OpSpec,
+    OrderError,
+    Plan,
+    Schedule,
+    Step,
+    StepKind,
+    plan_graph,
+    simulate,
+)
+from memwatch.planner.graph import fingerprint
 from memwatch.planner.request import op_text
 from memwatch.replay.fx import (
     BOUNDARY,
@@ -43,8 +60,8 @@ from memwatch.words.places import place_in_file
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from memwatch.planner import Plan
     from memwatch.planner.graph import Name
+    from memwatch.replay.options import BackendOptions
 
 
 LEAVE: Final = "your code after the forward"
@@ -539,3 +556,119 @@ class _OrderWriter:
             self._need(read)
         self.order.append(spec.name)
         self._there.update(spec.makes)
+
+
+_MOST_TRIES: Final = 3
+"""Plans per budget: cutting a plan into graphs adds some bytes, so the next try aims lower. A guess."""
+
+
+@dataclass(frozen=True)
+class PlannedStep:
+    """The result of planning a step.
+
+    Attributes:
+        orders: the orders of the graphs.
+        is_lowest: whether no orders fit the budget, and these are the lowest ones found.
+        error: the error of the planner that says why no plan fits.
+        uncut_bytes: the peak increase of the plan before it was cut into graphs.
+    """
+
+    orders: Orders
+    is_lowest: bool = False
+    error: BudgetError | None = None
+    uncut_bytes: int = 0
+
+
+def plan_step(
+    model: StepModel,
+    own: Sequence[Name] | None,
+    wanted_bytes: int | None,
+    options: BackendOptions,
+    others: Sequence[Sequence[Name]] = (),
+) -> PlannedStep:
+    """Return orders within a budget, or the lowest ones found.
+
+    Args:
+        model: the step.
+        own: the order of torch's own partition, if it is known. The plan's peak is never above its peak.
+        wanted_bytes: the budget; None for the lowest peak that an order alone can reach.
+        options: the user's options.
+        others: other orders to begin with.
+    """
+    known = [own] if own is not None and options.recompute and options.order == "auto" else []
+    own_peak = model.peak_of(known[0]) if known else None
+    if wanted_bytes is None:
+        found = _plan(model, None, [], options)
+        if own_peak is None or found.orders.peak_increase_bytes <= own_peak:
+            return found
+        return _plan(model, own_peak, known, options)
+    known += [order for order in others if known and not any(isinstance(name, Move) for name in order)]
+    target = wanted_bytes if own_peak is None else min(wanted_bytes, own_peak)
+    best: PlannedStep | None = None
+    for _ in range(_MOST_TRIES):
+        found = _plan(model, target, known, options)
+        over = found.orders.peak_increase_bytes - wanted_bytes
+        if over <= 0:
+            return PlannedStep(found.orders)
+        if best is None or found.orders.peak_increase_bytes < best.orders.peak_increase_bytes:
+            best = found
+        if found.is_lowest:
+            break
+        # Cutting the plan into graphs added `more` bytes. The next plan will need about as many, so aim lower.
+        more = found.orders.peak_increase_bytes - found.uncut_bytes
+        target = max(min(target - over, wanted_bytes - more), 0)
+    assert best is not None, "something was planned"
+    if options.offload:  # after the cut into graphs, a plan with moves can take more than a plan without them
+        other = plan_step(model, own, wanted_bytes, dataclasses.replace(options, offload=False))
+        if other.orders.peak_increase_bytes < best.orders.peak_increase_bytes:
+            return other
+    return PlannedStep(best.orders, is_lowest=True, error=best.error)
+
+
+def _plan(
+    model: StepModel, target: int | None, known: Sequence[Sequence[Name]], options: BackendOptions
+) -> PlannedStep:
+    error = None
+    try:
+        plan = plan_graph(
+            model.graph,
+            budget=target,
+            order=options.order,
+            recompute=options.recompute,
+            offload=options.offload,
+            movable=model.movable if options.offload else None,
+            time_limit_s=options.time_limit_s,
+            seed=options.seed,
+            known=known,
+            name_of=model.text_of,
+        )
+    except BudgetError as raised:
+        if not isinstance(raised.best, Plan):
+            raise
+        plan = raised.best
+        # the traceback would keep the variables of the program's frames alive
+        error = raised.with_traceback(None)
+    orders = model.cut(model.steps_of(plan)) or program_order(model)
+    return PlannedStep(orders, is_lowest=error is not None, error=error, uncut_bytes=plan.peak_increase_bytes)
+
+
+def program_order(model: StepModel) -> Orders:
+    """Return the program's own order, which is always valid."""
+    found = model.cut(model.graph.op_names)
+    assert found is not None, "the program's own order is valid"
+    return found
+
+
+_MOST_GRAPHS: Final = 32
+"""Graphs of the planner that are remembered, the latest ones. A guess."""
+_graphs: Final[OrderedDict[tuple[str, bytes], Graph]] = OrderedDict()
+
+
+def equal_graph(graph: Graph) -> Graph:
+    """Return the equal graph that was planned before, if any. The planner remembers its plans for other budgets."""
+    key = fingerprint(graph), graph.op_workspace_bytes.tobytes()
+    found = _graphs.setdefault(key, graph)
+    _graphs.move_to_end(key)
+    while len(_graphs) > _MOST_GRAPHS:
+        _graphs.popitem(last=False)
+    return found

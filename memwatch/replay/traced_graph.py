@@ -40,11 +40,10 @@ from memwatch._torch.modes import without_modes
 from memwatch._torch.tensors import address_of
 from memwatch._torch.traced_graphs import is_kept_in_forward, symbol_of
 from memwatch.encoding import leaves
-from memwatch.replay.batch_norms import write_statistics
-from memwatch.replay.draws import keep_states, with_dropouts_of_eager
 from memwatch.replay.fx import first_backward_node, is_tangent, plain_outputs, traced_size
 from memwatch.replay.rewrite import rewrite_graph
 from memwatch.replay.step_model import GraphRun
+from memwatch.replay.traced_ops import keep_states, with_dropouts_of_eager, write_statistics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -54,6 +54,8 @@ SCREEN_LINES: Final = 60
 """Lines of a summary, where nobody asks for a number of rows."""
 ROWS: Final = 8
 FEWEST_ROWS: Final = 2
+FEWEST_FINDINGS: Final = 3
+"""A guess: findings say what to change, so more of them are shown than of the rows that only describe the peak."""
 INDENT: Final = 4
 _EXPLAINED_RATIO: Final = 0.05
 """A guess: the name of a category with a smaller share of the peak is not explained."""
@@ -88,29 +90,26 @@ def summary(
         PlanMismatchError: the result belongs to another plan.
     """
     line = line_width(width)
-    contents = [_Content(count) for count in (range(ROWS, FEWEST_ROWS - 1, -1) if rows is None else [rows])]
-    if rows is None:
-        # Two rows of modules are the root and its first child, which say nothing. The code of the first change is worth
-        # more than single storages and lines, because the headline names the largest line.
-        contents.append(_Content(FEWEST_ROWS, with_modules=False))
-        if len(reading.ways):
-            contents.append(_Content(FEWEST_ROWS, with_modules=False, with_storages=False))
-            contents.append(_Content(FEWEST_ROWS, with_modules=False, with_storages=False, with_lines=False))
-        contents.append(_Content(FEWEST_ROWS, with_modules=False, with_code=False))
-        contents.append(_Content(FEWEST_ROWS, with_modules=False, with_storages=False, with_code=False))
-    text = ""
-    for content in contents:
-        count = content.rows
+
+    def text_with(content: _Content) -> str:
         parts = _parts(reading, content, line)
         if plan is not None:
-            parts += ["", *plan_parts(plan, result, Places(reading), count, line)]
+            parts += ["", *plan_parts(plan, result, Places(reading), content.rows, line)]
         if len(reading.notes):
-            parts += ["", words.NOTES, *_notes(reading, count)]
+            parts += ["", words.NOTES, *_notes(reading, content.rows)]
         if following != "":
             parts += ["", Text(following or words.NEXT_CALL, style="dim")]
-        text = to_text(*(_title(part) for part in parts), width=line, color=color)
+        return to_text(*(_title(part) for part in parts), width=line, color=color)
+
+    if rows is not None:
+        return text_with(_Content(rows, rows))
+    text = ""
+    for content in _contents(with_ways=len(reading.ways) > 0):
+        text = text_with(content)
         if text.count("\n") <= SCREEN_LINES:
-            break
+            # These parts fit with the fewest rows. What is left of the screen goes to more rows.
+            fuller = (text_with(content.with_rows(count)) for count in range(ROWS, FEWEST_ROWS, -1))
+            return next((longer for longer in fuller if longer.count("\n") <= SCREEN_LINES), text)
     return text
 
 
@@ -118,10 +117,28 @@ class _Content(NamedTuple):
     """What a summary shows: the most rows of each table, and the parts that need much room."""
 
     rows: int
+    findings: int
     with_modules: bool = True
     with_storages: bool = True
     with_lines: bool = True
     with_code: bool = True
+
+    def with_rows(self, count: int) -> _Content:
+        return self._replace(rows=count, findings=max(count, self.findings))
+
+
+def _contents(*, with_ways: bool) -> list[_Content]:
+    """Return what a screen may show with the fewest rows, the fullest first."""
+    # Two rows of modules are the root and its first child, which say nothing. The code of the first change is worth
+    # more than single storages and lines, because the headline names the largest line.
+    everything = _Content(FEWEST_ROWS, FEWEST_FINDINGS)
+    no_modules = everything._replace(with_modules=False)
+    no_storages = no_modules._replace(with_storages=False)
+    no_lines = no_storages._replace(with_lines=False)
+    contents = [everything, no_modules]
+    if with_ways:
+        contents += [no_storages, no_lines]
+    return contents + [part._replace(with_code=False) for part in (no_modules, no_storages, no_lines)]
 
 
 def _parts(reading: Reading, content: _Content, line: int) -> list[RenderableType]:
@@ -133,7 +150,7 @@ def _parts(reading: Reading, content: _Content, line: int) -> list[RenderableTyp
         parts.append("")
         parts += _made_of(reading, content, line)
     if reading.findings:
-        parts += ["", words.FINDINGS, *finding_parts(reading.findings, rows)]
+        parts += ["", words.FINDINGS, *finding_parts(reading.findings, content.findings)]
     if len(reading.ways):
         parts += ["", *(_ways(reading, max(rows // 2, 2)) if content.with_code else _first_way(reading))]
     elif not reading.findings and (reading.at_peak["holder"] != "").any():

@@ -16,6 +16,7 @@ CHANGES: Final[dict[str, str]] = {
     "chain": "computes `{name}` again in the backward, part by part",
     "offload": "moves what {which} save to the host until the backward",
     "loss_in_parts": "the cross entropy computes the logits of `{name}` part by part",
+    "autocast": "matrix products and convolutions of the model compute in bfloat16",
     "backend": "compiles the model and plans forward and backward",
     "policy": "recomputes the tensors that a plan names in the backward",
 }
@@ -30,6 +31,7 @@ NAMES: Final[dict[str, str]] = {
     "chain": "checkpoint {name} in {segments} segments",
     "offload": "offload {blocks} of {of} blocks",
     "loss_in_parts": "loss in parts",
+    "autocast": "autocast",
     "backend": "compile backend, {budget}",
     "policy": "selective checkpoint, {budget}",
 }
@@ -71,6 +73,7 @@ NO_CHAIN: Final = "no nn.Sequential of small layers saves enough for the backwar
 NO_ROOM: Final = "more than the limit is alive before the step begins"
 NOT_ESTIMATED: Final = "a plan needs a recording of a step with its values"
 ROUNDS: Final = "it rounds differently, and a way with the program's own results fits"
+LESS_PRECISION: Final = "it computes in half precision, and a way with the program's precision fits"
 NO_FUSED: Final = "an optimizer has no fused step, or uses it already"
 NO_LOSS: Final = (
     "a recording shows no cross entropy whose logits nothing else reads and that would lower the peak"

@@ -19,6 +19,7 @@ OFFLOAD: Final = "move to the host what {count} modules save for backward: {name
 MICRO_BATCHES: Final = "split the batch in {parts} parts and add up their gradients"
 WITHOUT_GRAPH: Final = "run {names} without a graph, because no backward needs it"
 IN_PLACE: Final = "let {count} activations write over their input: {names}"
+AUTOCAST: Final = "compute {names} in bfloat16 where autocast does"
 BOTH: Final = "{first}, and {other}"
 
 FIRST_AND_LAST: Final = "{first}, {second} ... {last}"
@@ -38,6 +39,9 @@ NO_GRADIENTS: Final = (
     "its results then have no gradients; torch.inference_mode does as well if autograd reads none of them"
 )
 INPUT_IS_GONE: Final = "code that keeps the input of an activation finds the result in it"
+LESS_PRECISION: Final = (
+    "bfloat16 has 2 to 3 significant digits, and a loss outside the model is computed from such results"
+)
 HOST_MEMORY: Final = "it takes pinned memory of the host, and copies take time"
 BUFFERS: Final = "the lines keep the modules' buffers, such as running statistics, from being updated twice"
 """What you have to decide or to know before you take a way."""

@@ -294,6 +294,37 @@ def test_a_loss_in_parts_is_tried_where_no_other_way_fits(reads):
     assert model(x).shape == (256, 2_000)
 
 
+def test_half_precision_is_tried_where_no_other_way_fits():
+    """It changes the results most. `undo` gives the model its own forward back."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        *(nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64)) for _ in range(4))
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.randn(512, 64)
+    attributes = set(vars(model))
+
+    def step():
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    plain_bytes = fit_programs.peak_of(step)
+    fit = memwatch.fit(step, model, int(plain_bytes * 0.8), ways=("checkpoint", "autocast"), quiet=True)
+    assert not fit.ways["way"].str.contains("autocast").any()
+    fit.undo()
+    with pytest.raises(memwatch.BudgetError) as raised:
+        memwatch.fit(step, model, plain_bytes // 4, ways=("checkpoint",), quiet=True)
+    lowest_bytes = raised.value.best.peak_bytes
+    fit = memwatch.fit(step, model, lowest_bytes - 1, ways=("checkpoint", "autocast"), quiet=True)
+    assert "autocast(" in fit.code
+    assert fit.peak_bytes < lowest_bytes
+    assert fit_words.NOT_BITWISE in fit.notes
+    fit.undo()
+    assert set(vars(model)) == attributes
+    assert model(x).dtype is torch.float32
+
+
 def test_of_ways_that_take_as_long_one_without_memwatch_is_kept():
     """A planned way must be faster by more than the noise."""
     plain = Measurement(Way(), 20, step_time_ns=100)

@@ -326,7 +326,7 @@ def test_a_region_with_a_budget_of_its_own_is_left_to_torch(budget, monkeypatch)
     """Torch 2.15's region_activation_memory_budget decides what to keep. memwatch does not plan this region."""
     backend()
     monkeypatch.setattr(
-        "memwatch.replay.step_planner.plan_graph", lambda *_, **__: pytest.fail("it was planned")
+        "memwatch.replay.step_model.plan_graph", lambda *_, **__: pytest.fail("it was planned")
     )
     # older versions mark the region by hand
     mark = {"_region_activation_memory_budget": budget}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from memwatch._torch.profiler import is_running
 from memwatch.planner import BudgetError
 from memwatch.replay import budget_keeper
 from memwatch.replay.measure import measure_peak
+from memwatch.replay.sequences import TRANSITIONS, Event, State
 
 
 @pytest.fixture(autouse=True)
@@ -434,3 +436,55 @@ def test_inductor_keeps_the_budget():
         found = step(model, lambda: planned(x))
         assert all(torch.allclose(one, other) for one, other in zip(found, wanted, strict=True))
     assert peak_of(model, lambda: planned(x)) <= allowed
+
+
+def test_the_documented_states_are_those_of_the_backend():
+    """docs/planning.md describes each state, and lists every event that changes one."""
+    page = (Path(__file__).parents[2] / "docs" / "planning.md").read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines()]
+    names, events = {state.value for state in State}, {event.value for event in Event}
+    described = [name for row in rows if len(row) == 2 for name in row[0].split(", ") if name in names]
+    assert sorted(described) == sorted(names)
+    documented = [
+        (state, event, after)
+        for states, event, after in (row for row in rows if len(row) == 3)
+        if event in events
+        for state in states.split(", ")
+    ]
+    assert sorted(documented) == sorted(
+        (before.value, event.value, after.value)
+        for before, row in TRANSITIONS.items()
+        for event, after in row.items()
+        if after is not before
+    )
+
+
+def test_every_state_can_be_reached_and_left():
+    """The states of a step and of a plan are two machines, and no transition leads from one to the other."""
+    for first in (State.IDLE, State.UNPLANNED):
+        found = [first]
+        for state in found:
+            found += [after for after in TRANSITIONS[state].values() if after not in found]
+            assert any(after is not state for after in TRANSITIONS[state].values())
+        steps = {State.IDLE, State.EAGER, State.MEASURED, State.RECORDED, State.LISTED, State.FOLLOWED}
+        assert set(found) == (steps if first is State.IDLE else set(State) - steps)
+
+
+def test_a_step_goes_through_the_states_of_the_table(monkeypatch):
+    """A share is measured as eager PyTorch, then as planned; then the order of graphs is noted, and followed."""
+    model, x = layers(4), torch.randn(128, 32)
+    seen = []
+    enter = budget_keeper.BudgetKeeper._enter
+
+    def entered(keeper, event, before, after):
+        enter(keeper, event, before, after)
+        seen.append(State.IDLE if after is None else after.state)
+
+    monkeypatch.setattr(budget_keeper.BudgetKeeper, "_enter", entered)
+    planned = compiled(model, "60%")
+    for _ in range(5):
+        step(model, lambda: planned(x))
+    measured = [state for state in seen if state is not State.IDLE]
+    assert measured[0] is State.EAGER
+    assert State.MEASURED in measured
+    assert measured[-2:] == [State.LISTED, State.FOLLOWED]

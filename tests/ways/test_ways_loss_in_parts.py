@@ -126,6 +126,21 @@ def test_together_with_checkpoints_it_keeps_its_promise():
         assert _recorded(changed).peak_bytes == pytest.approx(way.peak_bytes, rel=0.02)
 
 
+def test_it_is_offered_beside_an_evaluation_without_gradients():
+    """Its loss has no backward, and its logits stay whole."""
+
+    class Evaluated(_Training):
+        def step(self):
+            super().step()
+            with torch.no_grad():
+                self._loss(self.model(self.x[:1]), self.target[: _TOKENS // 4])
+
+    way = _way_of(_recorded(Evaluated(_of_function)))
+    changed = Evaluated(_of_function)
+    applied(way.lines, training=changed)
+    assert _recorded(changed).peak_bytes == pytest.approx(way.peak_bytes, rel=0.02)
+
+
 @pytest.mark.parametrize("loss", [_of_function, _with_accuracy, _with_penalty])
 def test_its_lines_leave_a_program_that_reads_the_logits_correct(loss):
     """Any other use of the logits gets real ones."""

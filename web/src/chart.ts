@@ -102,11 +102,11 @@ export function layerOver({ root, ctx: { canvas }, bbox, valToPos }: uPlot): Sur
   return { ctx: over.getContext("2d")!, bbox, valToPos };
 }
 
-// Draws a line from bottom to top, and returns its place in pixels.
-export function upright(plot: Surface, x: number, line: Line): number {
+// Draws a line from the top to the bottom, or to a value, and returns its place in pixels.
+export function upright(plot: Surface, x: number, line: Line, value?: number): number {
   const { left, top, height, width } = plot.bbox;
   const at = Math.max(left, Math.min(left + width, Math.round(plot.valToPos(x, "x", true)) + 0.5));
-  stroke(plot, line, [at, top], [at, top + height]);
+  stroke(plot, line, [at, top], [at, value === undefined ? top + height : plot.valToPos(value, "y", true)]);
   return at;
 }
 

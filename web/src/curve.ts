@@ -76,7 +76,7 @@ export class Curve {
     const { decoded } = this.#data;
     const x = (event: number, time: number) => (axis === "events" ? event : decoded ? decoded.timeOf(event) : time);
     const lines = steps.length > 1 ? steps.map((step): Mark => ({ x: placeOf(step, axis), label: `step ${step.name}`, kind: "step" })) : [];
-    const marks: Mark[] = [...lines, { x: x(peak.event, peak.time_ns), label: `peak ${bytes(totals.peak_bytes)}`, kind: "peak" }];
+    const marks: Mark[] = [...lines, { x: x(peak.event, peak.time_ns), label: `peak ${bytes(totals.peak_bytes)}`, bytes: totals.peak_bytes, kind: "peak" }];
     const { event, than, isPeak } = this.#instant;
     if (than !== null && than !== peak.event && decoded) marks.push({ x: x(than, 0), label: `compared with event ${whole(than)}`, kind: "than" });
     if (!isPeak && decoded) marks.push({ x: x(event, 0), label: `event ${whole(event)}`, kind: "at" });

@@ -17,6 +17,7 @@ export type Range = [number, number];
 export interface Mark {
   x: number;
   label: string;
+  bytes?: number; // where the line ends, if it shall not cross what lies below
   kind: "step" | "peak" | "than" | "at";
 }
 
@@ -171,12 +172,12 @@ export class Timeline {
     const { min, max } = plot.scales.x;
     const lines: number[] = []; // of the instants: a label of a step would be crossed by them
     const labels: [string, number, Mark["kind"]][] = []; // they lie above all lines
-    for (const { x, label: words, kind } of this.#wishes.marks(this.axis)) {
+    for (const { x, label: words, bytes: ends, kind } of this.#wishes.marks(this.axis)) {
       if (x < min! || x > max!) continue;
       const isStep = kind === "step";
-      if (!isStep) upright(over, x, { width: 4, color: named("panel") }); // an outline: a group may have the colour of the mark
+      if (!isStep) upright(over, x, { width: 4, color: named("panel") }, ends); // an outline: a group may have the colour of the mark
       const color = kind === "peak" ? named("peak-mark") : isStep ? `color-mix(in srgb, ${text} 35%, transparent)` : text;
-      const left = upright(over, x, { width: isStep ? 1 : kind === "at" ? 2 : 1.5, color, dash: isStep ? [2, 3] : kind === "than" ? [6, 3] : [] });
+      const left = upright(over, x, { width: isStep ? 1 : kind === "at" ? 2 : 1.5, color, dash: isStep ? [2, 3] : kind === "than" ? [6, 3] : [] }, ends);
       if (words) labels.push([words, left, kind]);
       if (!isStep) lines.push(left);
     }

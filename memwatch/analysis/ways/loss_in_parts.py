@@ -1,14 +1,16 @@
 """Simulate a cross entropy that computes the logits part by part, each part in a checkpoint.
 
 A language model's logits have a row for each token and a column for each word of the vocabulary. The cross entropy
-saves their logarithms, and its backward makes their gradient. If the last layer, the head, runs within the loss for
-one part of the tokens at a time, a recording changes at three places:
+saves the logarithms of the probabilities, a tensor of the same size, and its backward makes the gradient of the logits.
+If the last layer, the head, runs within the loss for one part of the tokens at a time, the live bytes change in three
+ways:
 
-1. The logits and all tensors of their size are not alive. The forward has those of one part.
+1. The logits and all tensors of their size are never whole. At any time the forward has those of one part.
 2. The backward computes those of one part again, and their gradient.
-3. The gradient of the head's weight is alive from the first part on. A part adds its own to it.
+3. The gradient of the head's weight is alive from the first part on. Each part adds its gradient.
 
-The lines replace the head's forward and `torch.nn.functional.cross_entropy`. So `loss_in_parts` looks for a linear
+The code of the way (`memwatch.way_lines`) gives the head a forward that returns a stand-in for the logits. For a
+stand-in, `torch.nn.functional.cross_entropy` computes the logits part by part. So `loss_in_parts` looks for a linear
 layer whose result goes to that function, called by the program's own code, and to nothing else.
 """
 
@@ -33,25 +35,28 @@ if TYPE_CHECKING:
     from memwatch.capture.columns import IntArray
 
 PARTS: Final = 8
-"""Parts of the tokens; the lines of `memwatch.way_lines` have the same number."""
+"""Parts of the tokens: a guess. The code in `memwatch.way_lines` has the same number."""
 _LEAST_SHARE: Final = 1 / 4
-"""Smaller tensors than this share of the logarithms are not of the logits' size; half-precision logits are 1/2."""
+"""An allocation below this share of the largest in the forward is not of the logits' size. A guess: logits in half
+precision are 1/2 of it."""
 _READ, _OUTPUT = ACCESSES.index("read"), ACCESSES.index("output")
 _LOSS: Final = "aten.nll_loss_forward.default"
-_LOGARITHMS: Final = "aten._log_softmax.default"
+_LOG_SOFTMAX: Final = "aten._log_softmax.default"
 _VIEW: Final = "aten._unsafe_view.default"
 _COPIES: Final = ("aten.clone.default", "aten._to_copy.default")
-_OF_JOBS: Final = tuple(ROLES.index(role) for role in ("unsharded parameter", "bucket", "reducer memory"))
-"""Roles in a job of many processes, where a module must not be called past its wrapper."""
+_DISTRIBUTED_ROLES: Final = tuple(
+    ROLES.index(role) for role in ("unsharded parameter", "bucket", "reducer memory")
+)
+"""Roles that only DDP and FSDP give. There the code would call the head without its wrapper, so it is not offered."""
 
 
 class LossInParts(NamedTuple):
-    """A loss in parts.
+    """What changes with a loss in parts.
 
     Attributes:
-        head: the module that makes the logits.
-        bytes: what changes.
-        again_ns: the time of the ops that run again.
+        head: the number of the module that makes the logits, in the module tree.
+        bytes: the change of the live bytes.
+        again_ns: the duration of the ops that run again.
     """
 
     head: int
@@ -73,22 +78,24 @@ class _Loss(NamedTuple):
 def loss_in_parts(
     facts: Facts, saved: SavedTensors, timeline: Timeline, window: range, rng_bytes: int
 ) -> LossInParts | None:
-    """Return the changes of a loss in parts; None without a head whose result only a loss reads.
+    """Return the change with a loss in parts.
+
+    It is None if there is no such loss, if something else reads the logits of one of them, and in distributed jobs.
 
     Args:
-        facts: the facts of the capture.
+        facts: what the recording shows.
         saved: the tensors that autograd saved.
-        timeline: the ops and events of the capture.
+        timeline: the ops and events of the recording.
         window: the ops that are simulated.
         rng_bytes: the state of random numbers that each checkpoint keeps.
     """
-    if np.isin(facts.capture.tables["roles"]["role"], _OF_JOBS).any():
+    if np.isin(facts.capture.tables["roles"]["role"], _DISTRIBUTED_ROLES).any():
         return None
-    losses = _Losses(facts).found(window)
+    losses = _Losses(facts).calls(window)
     if not losses:
         return None
     largest = max(losses, key=lambda loss: int(facts.allocations.nbytes[loss.logits]))
-    losses = [loss for loss in losses if loss.head == largest.head]
+    losses = [loss for loss in losses if loss.head == largest.head]  # the code changes one head
     ops = facts.capture.tables["ops"]
     durations_ns = ops["end_ns"] - ops["start_ns"]
     change = _Change(facts, saved, timeline, rng_bytes)
@@ -110,8 +117,11 @@ class _Losses:
         )
         self._names = facts.capture.strings
 
-    def found(self, window: range) -> list[_Loss]:
-        """Return the calls in some ops. The list is empty if one of them does not fit the lines."""
+    def calls(self, window: range) -> list[_Loss]:
+        """Return the losses in a window of ops that have a backward.
+
+        The list is empty if the code of the way would be wrong for one of them.
+        """
         phase = self._ops["phase"]
         of_loss = [number for number, name in enumerate(self._names) if name == _LOSS]
         calls = np.flatnonzero(np.isin(self._ops["name"], of_loss) & (phase == FORWARD))
@@ -120,33 +130,48 @@ class _Losses:
         return known if len(known) == len(losses) else []
 
     def _of(self, loss_op: int) -> _Loss | None:
-        logarithms_op = self._maker(self._largest_read(loss_op))
-        if logarithms_op == NONE or self._name(logarithms_op) != _LOGARITHMS:
+        """Return the loss that an op computes, if a linear layer made its logits and nothing else reads them."""
+        log_softmax_op = self._maker(self._largest_read(loss_op))
+        if log_softmax_op == NONE or self._name(log_softmax_op) != _LOG_SOFTMAX:
             return None
-        if not self._is_called_by_program(logarithms_op):
+        if not self._is_called_by_program(log_softmax_op):
             return None
-        chain = [loss_op, logarithms_op]
-        storage = self._largest_read(logarithms_op)
-        read = [storage]
-        while (maker := self._maker(storage)) != NONE and self._name(maker) in _COPIES:
-            chain.append(maker)
-            storage = self._largest_read(maker)
-            read.append(storage)
-        module = NONE if maker == NONE else int(self._ops["module"][maker])
-        if module == NONE or self._facts.places.module_tree.classes[module] != "Linear":
+        # go back over copies to the op of the head; views are not in the way, because they share the storage
+        ops = {loss_op, log_softmax_op}
+        logits = self._largest_read(log_softmax_op)
+        storages = [logits]
+        head_op = self._maker(logits)
+        while head_op != NONE and self._name(head_op) in _COPIES:
+            ops.add(head_op)
+            logits = self._largest_read(head_op)
+            storages.append(logits)
+            head_op = self._maker(logits)
+        head = NONE if head_op == NONE else int(self._ops["module"][head_op])
+        if head == NONE or self._facts.places.module_tree.classes[head] != "Linear":
             return None
-        if any(self._forward_readers(each) - set(chain) for each in read):
+        if any(self._forward_readers(storage) - ops for storage in storages):
             return None  # the program computes something else with the logits, such as an accuracy
-        backward = self._backward_of(loss_op)
-        nodes = self._ops["sequence"]
-        last = self._backward_by_node.within(int(nodes[maker]), int(nodes[maker]) + 1).max(initial=NONE)
-        of_backward = np.arange(int(backward.min()), int(last) + 1)
-        node = nodes[of_backward]
-        of_backward = of_backward[(node >= nodes[maker]) & (node <= nodes[loss_op])]
-        return _Loss(module, maker, loss_op, of_backward, storage, self._hidden_of(maker))
+        of_backward = self._backward_between(head_op, loss_op)
+        if not len(of_backward):
+            return None
+        return _Loss(head, head_op, loss_op, of_backward, logits, self._hidden_of(head_op))
+
+    def _backward_between(self, first_op: int, last_op: int) -> IntArray:
+        """Return the backward ops of all ops from one to another; empty if one of the two has no backward."""
+        first, last = self._backward_of(first_op), self._backward_of(last_op)
+        if not len(first) or not len(last):
+            return np.empty(0, dtype=np.int64)
+        # the backward of the last op runs first; nodes have numbers in the order of the forward
+        of_backward = np.arange(int(last.min()), int(first.max()) + 1)
+        node = self._ops["sequence"][of_backward]
+        is_between = (node >= self._ops["sequence"][first_op]) & (node <= self._ops["sequence"][last_op])
+        between: IntArray = of_backward[is_between]
+        return between
 
     def _backward_of(self, op: int) -> IntArray:
         node = int(self._ops["sequence"][op])
+        if node == NONE:  # it ran under no_grad
+            return np.empty(0, dtype=np.int64)
         return self._backward_by_node.within(node, node + 1)
 
     def _reads(self, op: int) -> IntArray:
@@ -159,6 +184,7 @@ class _Losses:
         return int(storages[np.argmax(self._facts.allocations.nbytes[storages])]) if len(storages) else NONE
 
     def _hidden_of(self, head_op: int) -> int:
+        """Return the input of the head. Parameters are left out: the weight may be larger than the input."""
         storages = self._reads(head_op)
         lasting = self._facts.categories.category.isin(["parameter", "buffer"])
         storages = storages[~lasting[storages]]
@@ -186,6 +212,14 @@ class _Losses:
         return frames[0].function == "cross_entropy" and bool(callers) and callers[0] is CodeOwner.PROGRAM
 
 
+class _Kept(NamedTuple):
+    """Bytes that are alive with the change alone, from one event up to another."""
+
+    nbytes: int
+    start_event: int
+    end_event: int
+
+
 class _Change:
     """Adds up what changes at each call of the loss."""
 
@@ -194,7 +228,7 @@ class _Change:
         self._saved = saved.storage
         self._made_by = Grouped(facts.allocations.op)
         self._gone: list[IntArray] = []
-        self._kept: list[tuple[int, int, int]] = []
+        self._kept: list[_Kept] = []
         self._spikes: list[Spike] = []
 
     def add(self, loss: _Loss) -> None:
@@ -202,47 +236,44 @@ class _Change:
         allocations, nodes = self._facts.allocations, self._facts.capture.tables["ops"]["sequence"]
         logits_bytes, hidden_bytes = (int(allocations.nbytes[each]) for each in (loss.logits, loss.hidden))
         in_forward = self._made(range(loss.head_op, loss.loss_op + 1))
-        of_head = nodes[loss.backward_ops] == nodes[loss.head_op]
-        in_backward = self._made(loss.backward_ops[~of_head].tolist())
+        is_of_head = nodes[loss.backward_ops] == nodes[loss.head_op]
+        in_backward = self._made(loss.backward_ops[~is_of_head].tolist())
         least_bytes = _LEAST_SHARE * allocations.nbytes[in_forward].max(initial=0)
         in_forward = in_forward[allocations.nbytes[in_forward] >= least_bytes]
         in_backward = in_backward[allocations.nbytes[in_backward] >= least_bytes]
         self._gone += [in_forward, in_backward]
-        start, begin = (
-            self._timeline.event_of(loss.head_op),
-            self._timeline.event_of(int(loss.backward_ops[0])),
-        )
-        over = self._timeline.event_of(int(loss.backward_ops[-1]) + 1)
-        self._kept.append((PARTS * self._rng_bytes, start, over))
-        part_forward = self._most_bytes(in_forward, self._timeline.event_of(loss.loss_op + 1)) // PARTS
+
+        forward_event = self._timeline.event_of(loss.head_op)
+        backward_event = self._timeline.event_of(int(loss.backward_ops[0]))
+        end_event = self._timeline.event_of(int(loss.backward_ops[-1]) + 1)
+        self._kept.append(_Kept(PARTS * self._rng_bytes, forward_event, end_event))
+        forward_bytes = self._most_bytes(in_forward, self._timeline.event_of(loss.loss_op + 1)) // PARTS
         waiting = in_forward[np.isin(allocations.storage[in_forward], self._saved)]
-        part_backward = self._most_bytes(np.concatenate([waiting, in_backward]), over) // PARTS
-        # the head's backward makes the gradients of its input and of its parameters
-        gradients = allocations.nbytes[self._made(loss.backward_ops[of_head].tolist())]
+        backward_bytes = self._most_bytes(np.concatenate([waiting, in_backward]), end_event) // PARTS
+        self._spikes.append(Spike(forward_event, forward_bytes))
+
+        # The head's backward makes the gradients of its input and of its parameters. The input's is known by its
+        # size, so a weight of the same size would be taken for it.
+        gradients = allocations.nbytes[self._made(loss.backward_ops[is_of_head].tolist())]
         parameter_bytes = int(gradients.sum()) - (hidden_bytes if hidden_bytes in gradients else 0)
-        self._spikes.append(Spike(start, part_forward))
         # with each part the gradient of the head's input grows, and the part's random state is dropped
         growth_bytes = max(0, (PARTS - 1) * (hidden_bytes // PARTS - self._rng_bytes))
-        self._spikes.append(
-            Spike(
-                begin,
-                max(
-                    max(part_forward, part_backward) + parameter_bytes + growth_bytes,
-                    logits_bytes // PARTS + 2 * parameter_bytes + growth_bytes,
-                    3 * parameter_bytes,  # the sum of the first two parts' gradients
-                    parameter_bytes
-                    + 2 * hidden_bytes
-                    - PARTS * self._rng_bytes,  # the parts are put together
-                ),
-            )
-        )
+        in_a_part = max(forward_bytes, backward_bytes) + parameter_bytes + growth_bytes
+        at_the_sum = (
+            logits_bytes // PARTS + 2 * parameter_bytes + growth_bytes
+        )  # of the earlier parts and this one
+        at_the_first_sum = 3 * parameter_bytes
+        at_the_joining = (
+            parameter_bytes + 2 * hidden_bytes - PARTS * self._rng_bytes
+        )  # of the input's gradient
+        most_bytes = max(in_a_part, at_the_sum, at_the_first_sum, at_the_joining)
+        self._spikes.append(Spike(backward_event, most_bytes))
 
     def bytes(self) -> ChangedBytes:
         """Return what changes at all calls."""
         spared = self._timeline.bytes_of(np.concatenate(self._gone))
-        return ChangedBytes(
-            spared - self._timeline.bytes_within(*np.array(self._kept).T), tuple(self._spikes)
-        )
+        kept = self._timeline.bytes_within(*np.array(self._kept).T)
+        return ChangedBytes(spared - kept, tuple(self._spikes))
 
     def _made(self, ops: Sequence[int] | range) -> IntArray:
         rows = [self._made_by.within(op, op + 1) for op in ops]
@@ -254,6 +285,7 @@ class _Change:
         allocations = self._facts.allocations
         nbytes = allocations.nbytes[rows].astype(np.int64)
         death = np.where(allocations.death_event[rows] == NONE, end, allocations.death_event[rows])
+        # a stable sort: at one event, births count before deaths
         events = np.concatenate([allocations.birth_event[rows], death])
         change = np.concatenate([nbytes, -nbytes])[np.argsort(events, kind="stable")]
         return int(np.cumsum(change)[np.sort(events) < end].max(initial=0))

@@ -13,6 +13,7 @@ import numpy as np
 
 from memwatch.analysis.findings.avoidable import foreach_temporaries, loop_temporaries
 from memwatch.analysis.findings.finding import LEAST_RATIO
+from memwatch.analysis.ways.autocast import autocast
 from memwatch.analysis.ways.checkpointing import CheckpointedCall, Checkpointing, SavingModules
 from memwatch.analysis.ways.loss_in_parts import loss_in_parts
 from memwatch.analysis.ways.micro_batches import micro_batches
@@ -131,6 +132,7 @@ class _Search:
             *self._micro_batches(),
             *self._without_graph(),
             *self._in_place(),
+            *self._autocast(),
         ]
         most_bytes = self._facts.curve.peak_bytes - self._least_bytes
         joined = [change for change in changes if not change.is_alone]
@@ -216,7 +218,8 @@ class _Search:
             root, name = self._place(module)
             by_root.setdefault(root, []).append(name)
         for root, names in by_root.items():
-            yield of_blocks(key, self._model_name(root), names, _as_expression(names))
+            device = self._facts.device.partition(":")[0]
+            yield of_blocks(key, self._model_name(root), names, _as_expression(names), device)
 
     def _optimizer_lines(self, kind: str) -> str:
         """Return the lines of a kind for each optimizer of the program."""
@@ -363,6 +366,25 @@ class _Search:
             )
         ]
 
+    def _autocast(self) -> list[_Change]:
+        found = autocast(self._facts, self._saved, self._timeline, self._checkpointing.window)
+        if found is None or any(_FORMER in self._tree.names[module] for module in found.modules):
+            return []
+        names = [self._tree.names[module] or self._model_name(module) for module in found.modules]
+        return [
+            _Change(
+                kind="autocast",
+                text=words.AUTOCAST.format(names=_told(names)),
+                bytes=found.bytes,
+                time_ratio=math.nan,
+                basis="estimated",
+                decision=words.LESS_PRECISION,
+                lines="\n".join(self._lines("autocast", list(found.modules))),
+                modules=found.modules,
+                is_alone=True,
+            )
+        ]
+
     def _is_around(self, modules: Collection[int], inner: Collection[int]) -> bool:
         """Return True if one of some modules is one of others, or holds it."""
         return any(each in modules for module in inner for each in self._with_ancestors(module))
@@ -373,8 +395,10 @@ class _Search:
             module = self._tree.parents[module]
 
     def _place(self, module: int) -> tuple[int, str]:
-        """Return the model that holds a module, and the module's name in it."""
+        """Return the model that holds a module, and the module's name in it; "" is the model itself."""
         *_, root = self._with_ancestors(module)
+        if module == root:
+            return root, ""
         return root, self._tree.names[module].removeprefix(self._tree.prefixes[root]).removeprefix(".")
 
     def _has_name(self, root: int) -> bool:

@@ -15,9 +15,8 @@ from torch.utils.checkpoint import checkpoint
 from memwatch.errors import MemwatchError
 from memwatch.planner.errors import BudgetError
 from memwatch.replay.checkpoints.choose import choose_regions
-from memwatch.replay.checkpoints.contexts import FirstPass, contexts_of, sizes_by_region
+from memwatch.replay.checkpoints.contexts import FirstPass, contexts_of, sizes_by_region, warn_if_above
 from memwatch.replay.checkpoints.regions import module_regions, outer_writers
-from memwatch.replay.checkpoints.turns import warn_if_above
 from memwatch.replay.measure import measure_peak
 from memwatch.signal_handlers import pass_on
 from memwatch.sizes import format_bytes

@@ -1,13 +1,21 @@
-"""Choose the tensors that checkpointed regions save, so that a step stays within a budget at the least extra cost."""
+"""Choose the tensors that checkpointed regions save, so that a step stays within a budget at the least extra cost.
+
+`simulate` computes the live bytes of eager PyTorch at every moment of a step with checkpointed regions. The step was
+recorded without checkpoints. With checkpoints, a region keeps its inputs, and drops the tensors that autograd would
+save in it. When the backward first reads one of these saved tensors, the region runs again, up to the call that makes
+the last of them. Python's variables do not change while a backward runs. So only autograd held the buffers that were
+freed during the backward.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeAlias
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import numpy as np
+import torch
 
-from memwatch.replay.checkpoints.timeline import Timeline, simulate
+from memwatch.capture.schema import IN_BACKWARD, NONE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,7 +23,363 @@ if TYPE_CHECKING:
     from memwatch.capture.columns import IntArray
     from memwatch.replay.checkpoints.regions import Region
     from memwatch.replay.checkpoints.step import TrainingStep
-    from memwatch.replay.checkpoints.timeline import Item
+
+
+RANDOM_STATE_BYTES: Final = int(torch.get_rng_state().nbytes)
+"""Bytes of the generator's state, which a checkpoint on the host saves for each region."""
+_MODE_PRICE: Final = 1_000_000
+"""Price (FLOPs) of torch's Python code around each call in a region that saves results, the views beside it included:
+about 20 microseconds of a core of 50 GFLOP/s."""
+_NUMBER_BYTES: Final = 8
+"""Bytes per call for a number among its arguments. torch wraps it in a tensor, which autograd may keep, and which the
+recorder does not see."""
+
+
+class Hold(NamedTuple):
+    """Bytes that are live from one moment to another, both included."""
+
+    start: int
+    end: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """The results of one call of a region, which may be saved.
+
+    Attributes:
+        key: the region, the overload, and how many calls of this overload in the region came before.
+        step: the moment at which the call runs again if it is not saved.
+        price: cost of running it again.
+        nbytes: bytes of its results.
+        holds: bytes that live longer if it is saved.
+    """
+
+    key: tuple[int, str, int]
+    step: int
+    price: int
+    nbytes: int
+    holds: tuple[Hold, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """A step with plain checkpoints, moment by moment.
+
+    Attributes:
+        live_bytes: live bytes at each moment, without workspace.
+        workspace_bytes: workspace of the call that runs at each moment.
+        mode_bytes: additional bytes of this call if a region saves results.
+        again_price: cost of running regions again.
+        items: the results that can be saved.
+        mode_price: region -> cost of calling the policy for each of its ops, if it saves anything.
+        before_bytes: the part of `live_bytes` that was made before the first region.
+        first: the moment at which the first region begins.
+        last: the moment at which the last backward ends.
+    """
+
+    live_bytes: IntArray
+    workspace_bytes: IntArray
+    mode_bytes: IntArray
+    again_price: int
+    items: list[Item] = field(default_factory=list)
+    mode_price: dict[int, int] = field(default_factory=dict)
+    before_bytes: IntArray = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
+    first: int = 0
+    last: int = 0
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes held at once."""
+        return int((self.live_bytes + self.workspace_bytes).max(initial=0))
+
+    def of_pass(self, held_bytes: IntArray) -> int:
+        """Return the most live bytes, among buffers made from the first region to the end of the backward."""
+        between = slice(self.first, self.last + 1)
+        return int((held_bytes - self.before_bytes)[between].max(initial=0))
+
+
+@dataclass(slots=True)
+class _Run:
+    """A region that runs again: its calls, the call before which it runs, and the call after which it is dropped."""
+
+    region: Region
+    packs: IntArray
+    stop: int
+    before: int
+    released: int
+    shift: int = 0  # from a call to the moment at which it runs again
+
+
+def simulate(step: TrainingStep, regions: Sequence[Region]) -> Timeline:
+    """Return the timeline of the step with plain checkpoints of these regions."""
+    return _Simulation(step, regions).run()
+
+
+def own_timeline(step: TrainingStep, own: Sequence[tuple[Region, int, int]]) -> Timeline:
+    """Return the timeline of a step that was recorded with checkpoints of its own.
+
+    Args:
+        step: the recorded step.
+        own: its regions, with the calls that ran each of them again.
+    """
+    count = step.num_calls
+    made = np.flatnonzero(step.buffer_maker != NONE)
+    change = np.zeros(count + 1, dtype=np.int64)
+    end = np.minimum(step.buffer_death, count - 1)
+    mode_bytes = np.zeros(count, dtype=np.int64)
+    np.add.at(change, step.buffer_maker[made], step.buffer_nbytes[made])
+    np.subtract.at(change, end[made] + 1, step.buffer_nbytes[made])
+    first = min((region.start for region, _, _ in own), default=0)
+    early = made[step.buffer_maker[made] < first]
+    before = np.zeros(count + 1, dtype=np.int64)
+    np.add.at(before, step.buffer_maker[early], step.buffer_nbytes[early])
+    np.subtract.at(before, end[early] + 1, step.buffer_nbytes[early])
+    price, items = 0, []
+    mode_price: dict[int, int] = {}
+    for region, start, stop in own:
+        mode_price[region.key] = mode_price.get(region.key, 0) + _MODE_PRICE * 2 * (stop - start)
+        price += int(step.call_price[start:stop].sum())
+        items += _items(step, region, region.start + stop - start, start - region.start, end)
+        for calls in (slice(region.start, region.end), slice(start, stop)):
+            mode_bytes[calls] = step.call_mode_bytes[calls]
+        if step.is_on_host:
+            left = min(_last_call_of_region(step, region, start, stop), count - 1)
+            np.add.at(change, [region.start, start], RANDOM_STATE_BYTES)
+            np.subtract.at(change, [left + 1, stop], RANDOM_STATE_BYTES)
+    live = np.cumsum(change)[:-1] + _number_bytes(step)
+    return Timeline(
+        live,
+        step.call_workspace_bytes,
+        mode_bytes,
+        price,
+        items,
+        mode_price,
+        np.cumsum(before)[:-1],
+        first,
+        _last_backward(step),
+    )
+
+
+def _last_backward(step: TrainingStep) -> int:
+    return int(np.flatnonzero(np.isin(step.call_phase, IN_BACKWARD)).max(initial=0))
+
+
+def _number_bytes(step: TrainingStep) -> int:
+    return _NUMBER_BYTES * int((~np.isin(step.call_phase, IN_BACKWARD)).sum())
+
+
+def _last_call_of_region(step: TrainingStep, region: Region, start: int, stop: int) -> int:
+    """Return the last call at which torch keeps the objects of a region that ran again.
+
+    torch drops them together with the last of the region's inputs and results. Inputs and results that the program
+    holds do not count.
+    """
+    inside = (step.use_call >= start) & (step.use_call < stop)
+    given = np.unique(step.use_buffer[inside])
+    given = given[(step.buffer_maker[given] >= 0) & (step.buffer_maker[given] < region.start)]
+    made = np.flatnonzero((step.buffer_maker >= start) & (step.buffer_maker < stop))
+    deaths = step.buffer_death[np.concatenate([given, made])]
+    return int(deaths[deaths < step.num_calls].max(initial=stop))
+
+
+class _Simulation:
+    def __init__(self, step: TrainingStep, regions: Sequence[Region]) -> None:
+        self.step = step
+        self.runs = self._runs(regions)
+        self.run_of_call = np.full(step.num_calls + 1, NONE, dtype=np.int64)
+        lengths = np.zeros(step.num_calls + 1, dtype=np.int64)
+        for number, run in enumerate(self.runs):
+            self.run_of_call[run.region.start : run.region.end] = number
+            lengths[run.before] += run.stop - run.region.start
+        self.moment = np.arange(step.num_calls + 1) + np.cumsum(lengths)
+        self.count = int(self.moment[-1])
+        start: dict[int, int] = {}
+        for run in self.runs:
+            length = run.stop - run.region.start
+            place = start.get(run.before, int(self.moment[run.before]) - int(lengths[run.before]))
+            run.shift = place - run.region.start
+            start[run.before] = place + length
+        self.first = int(self.moment[min((run.region.start for run in self.runs), default=0)])
+        # the change of live bytes at each moment: of all buffers, and of buffers made before the first region
+        self.change = np.zeros((2, self.count + 1), dtype=np.int64)
+        backward = np.isin(step.call_phase, IN_BACKWARD)
+        before = np.concatenate(([-1], np.flatnonzero(~backward)))
+        # for each call: the last call before the backward that contains it
+        self.before_backward = before[np.searchsorted(before, np.arange(step.num_calls), side="right") - 1]
+        self.in_backward = backward
+
+    def _runs(self, regions: Sequence[Region]) -> list[_Run]:
+        step, found = self.step, []
+        for region in regions:
+            inside = (step.pack_call >= region.start) & (step.pack_call < region.end)
+            packs = np.flatnonzero(inside)
+            read = step.pack_read[packs]
+            if not len(packs) or (read == NONE).all():
+                continue  # no backward comes here
+            stop = min(int(step.pack_saved[packs[-1]]), region.end)
+            before = int(read[read != NONE].min())
+            released = min(int(step.pack_released[packs].max()), step.num_calls - 1)
+            found.append(_Run(region, packs, max(stop, region.start), before, max(released, before)))
+        return found
+
+    def run(self) -> Timeline:
+        step = self.step
+        forward_end = self._add_forward_buffers()
+        self._add_recomputed_buffers()
+        workspace, mode_bytes = np.zeros((2, self.count), dtype=np.int64)
+        workspace[self.moment[:-1]] = step.call_workspace_bytes
+        price = 0
+        items: list[Item] = []
+        mode_price: dict[int, int] = {}
+        for run in self.runs:
+            key = run.region.key
+            count = run.region.end + run.stop - 2 * run.region.start
+            mode_price[key] = mode_price.get(key, 0) + _MODE_PRICE * count
+            calls = slice(run.region.start, run.stop)
+            again = slice(run.region.start + run.shift, run.stop + run.shift)
+            workspace[again] = step.call_workspace_bytes[calls]
+            mode_bytes[again] = step.call_mode_bytes[calls]
+            every = slice(run.region.start, run.region.end)
+            mode_bytes[self.moment[every]] = step.call_mode_bytes[every]
+            price += int(step.call_price[calls].sum())
+            items += _items(step, run.region, run.stop, run.shift, forward_end)
+        live, made_before = np.cumsum(self.change, axis=1)[:, :-1]
+        if self.runs:
+            live = live + _number_bytes(step)
+        return Timeline(
+            live,
+            workspace,
+            mode_bytes,
+            price,
+            items,
+            mode_price,
+            made_before,
+            self.first,
+            int(self.moment[_last_backward(step)]),
+        )
+
+    def _hold(self, start: int, end: int, nbytes: int) -> None:
+        if end >= start:
+            kinds = slice(2 if start < self.first else 1)
+            self.change[kinds, start] += nbytes
+            self.change[kinds, min(end, self.count - 1) + 1] -= nbytes
+
+    def _add_forward_buffers(self) -> IntArray:
+        """Add the buffers that the recorded calls made; return the moment at which each buffer is freed."""
+        step, moment = self.step, self.moment
+        dies = np.minimum(step.buffer_death, step.num_calls - 1)
+        end = moment[dies]
+        end[step.buffer_death >= step.num_calls] = self.count
+        for buffer, call in self._last_other_holders().items():
+            end[buffer] = moment[call] if call != NONE else -1
+        for run in self.runs:
+            frame_end = int(moment[run.released])
+            inside = (step.use_call >= run.region.start) & (step.use_call < run.region.end)
+            given = np.unique(step.use_buffer[inside])
+            given = given[(step.buffer_maker[given] != NONE) & (step.buffer_maker[given] < run.region.start)]
+            end[given] = np.maximum(end[given], frame_end)
+            if step.is_on_host:
+                self._hold(int(moment[run.region.start]), frame_end, RANDOM_STATE_BYTES)
+        made = np.flatnonzero(step.buffer_maker != NONE)
+        for buffer in made.tolist():
+            self._hold(
+                int(moment[step.buffer_maker[buffer]]), int(end[buffer]), int(step.buffer_nbytes[buffer])
+            )
+        return end
+
+    def _last_other_holders(self) -> dict[int, int]:
+        """Return buffers that autograd saved in regions -> the last call at which something else may hold them."""
+        step = self.step
+        released = np.full(len(step.buffer_nbytes) + 1, NONE, dtype=np.int64)
+        np.maximum.at(released, step.pack_buffer, step.pack_released)
+        last: dict[int, int] = {}
+        for run in self.runs:
+            saved = np.unique(step.pack_buffer[run.packs])
+            for buffer in saved[saved != NONE].tolist():
+                death = int(step.buffer_death[buffer])
+                if death >= step.num_calls or not self.in_backward[death] or death > released[buffer]:
+                    continue  # a variable or something else held it longest
+                if buffer not in last:
+                    last[buffer] = self._last_python_holder(buffer, death)
+        if not last:
+            return last
+        loosened = np.concatenate([run.packs for run in self.runs])
+        others = np.setdiff1d(np.arange(len(step.pack_buffer)), loosened)
+        for pack in others.tolist():
+            buffer = int(step.pack_buffer[pack])
+            if buffer in last:
+                last[buffer] = max(last[buffer], int(step.pack_released[pack]))
+        return last
+
+    def _last_python_holder(self, buffer: int, death: int) -> int:
+        """Return the last call before the backward at which a variable may hold a buffer.
+
+        If no call after the region that made the buffer uses it, this is the last call of the region.
+        """
+        step, maker = self.step, int(self.step.buffer_maker[buffer])
+        run = self.run_of_call[maker] if maker != NONE else NONE
+        uses = step.use_call[(step.use_buffer == buffer) & (step.use_call < death)]
+        uses = uses[~self.in_backward[uses]]
+        if run != NONE and (not len(uses) or uses.max() < self.runs[run].region.end):
+            return self.runs[run].region.end - 1
+        return int(self.before_backward[death])
+
+    def _add_recomputed_buffers(self) -> None:
+        """Add the buffers that are made when regions run again."""
+        step, moment = self.step, self.moment
+        for run in self.runs:
+            stop = run.stop + run.shift - 1
+            if step.is_on_host:  # while the forward's random state is set, the backward's state is saved
+                self._hold(run.region.start + run.shift, stop, RANDOM_STATE_BYTES)
+            released: dict[int, int] = {}
+            for pack in run.packs.tolist():
+                buffer = int(step.pack_buffer[pack])
+                released[buffer] = max(released.get(buffer, NONE), int(step.pack_released[pack]))
+            inside = (step.buffer_maker >= run.region.start) & (step.buffer_maker < run.stop)
+            for buffer in np.flatnonzero(inside).tolist():
+                start = int(step.buffer_maker[buffer]) + run.shift
+                nbytes = int(step.buffer_nbytes[buffer])
+                if buffer in released:
+                    end = int(moment[min(released[buffer], step.num_calls - 1)])
+                else:
+                    end = min(int(step.buffer_death[buffer]), run.stop - 1) + run.shift
+                self._hold(start, max(end, start), nbytes)
+
+
+def _items(step: TrainingStep, region: Region, stop: int, shift: int, forward_end: IntArray) -> list[Item]:
+    """Return the results of a region that can be saved.
+
+    Args:
+        step: the recorded step.
+        region: the region.
+        stop: the call before which the region stops when it runs again.
+        shift: distance from a call to the moment at which it runs again.
+        forward_end: the moment at which each buffer is freed if it is not saved.
+    """
+    found: list[Item] = []
+    counts: dict[str, int] = {}
+    names = region.overloads(step)
+    makes: dict[int, list[int]] = {}
+    inside = (step.buffer_maker >= region.start) & (step.buffer_maker < stop)
+    for buffer in np.flatnonzero(inside).tolist():
+        makes.setdefault(int(step.buffer_maker[buffer]), []).append(buffer)
+    for call in range(region.start, stop):
+        overload = names[call - region.start]
+        number = counts.get(overload, 0)
+        counts[overload] = number + 1
+        if not step.call_savable[call]:
+            continue
+        again, made = call + shift, makes.get(call, [])
+        holds = tuple(
+            Hold(int(forward_end[buffer]) + 1, again - 1, int(step.buffer_nbytes[buffer]))
+            for buffer in made
+            if forward_end[buffer] + 1 < again
+        )
+        nbytes = int(step.buffer_nbytes[made].sum())
+        found.append(Item((region.key, overload, number), again, int(step.call_price[call]), nbytes, holds))
+    return found
+
 
 _TRIALS: Final = 6
 """Numbers of unchanged modules that are tried. A guess."""

@@ -1,0 +1,130 @@
+"""Half precision: the peak under autocast follows from a recording in float32, and is measured again."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from ways import applied
+
+import memwatch
+
+_LARGEST_ERROR_RATIO = 0.02
+
+
+class _Normed(nn.Module):
+    """Norms, residual sums and a converted input of both precisions."""
+
+    def __init__(self):
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(64) for _ in range(3))
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Dropout(0.1), nn.Linear(256, 64))
+            for _ in range(3)
+        )
+
+    def forward(self, x):
+        for norm, layer in zip(self.norms, self.layers, strict=True):
+            x = x + layer(norm(x))
+        return x
+
+
+class _Attention(nn.Module):
+    """Attention with a bias that learns, which torch computes step by step, in float32; and a wide layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(128, 384), nn.Linear(128, 128)
+        self.bias = nn.Parameter(torch.zeros(1, 4, 32, 32))
+        self.wide = nn.Sequential(nn.Linear(128, 1024), nn.GELU(), nn.Linear(1024, 128))
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).view(*x.shape[:2], 3, 4, 32).permute(2, 0, 3, 1, 4)
+        mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=self.bias)
+        return self.wide(self.out(mixed.transpose(1, 2).reshape(x.shape)))
+
+
+class _Tied(nn.Module):
+    """One weight for three layers: autocast converts it once."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(256, 256) / 16)
+
+    def forward(self, x):
+        for _ in range(3):
+            x = functional.linear(x, self.weight).relu()
+        return x
+
+
+def _recorded(model, x, lines=""):
+    """Return the profile of two steps after a first one, of a model that is changed by some lines."""
+    gc.collect()  # what an earlier program left would be alive at the start
+    applied(lines, model=model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def step():
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    step()
+    with memwatch.profile(holders=False) as prof:
+        step()
+        step()
+    return prof
+
+
+def _autocast_of(prof):
+    return prof.ways[prof.ways["kind"] == "autocast"]
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [(_Normed, (512, 64)), (_Attention, (16, 32, 128)), (_Tied, (512, 256))],
+    ids=["sums", "attention", "tied"],
+)
+def test_the_peak_under_autocast_is_the_estimated_one(make, shape):
+    x = torch.randn(shape)
+    torch.manual_seed(0)
+    (way,) = _autocast_of(_recorded(make(), x)).itertuples()
+    assert way.basis == "estimated"
+    assert "significant digits" in way.decision
+    measured_bytes = _recorded(make(), x, way.lines).peak_bytes
+    assert abs(way.peak_bytes / measured_bytes - 1) <= _LARGEST_ERROR_RATIO
+
+
+def test_a_program_in_half_precision_gets_no_such_advice():
+    x = torch.randn(512, 64)
+    prof = _recorded(_Normed(), x, "model.forward = __import__('torch').autocast('cpu')(model.forward)")
+    assert _autocast_of(prof).empty
+
+
+def test_a_program_that_autocast_would_end_with_an_error_gets_no_such_advice():
+    """`index_add` takes tensors of one precision only."""
+    index = torch.arange(512) % 100
+    model = nn.Linear(64, 64)
+
+    class Gathered(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def forward(self, x):
+            return torch.zeros(100, 64).index_add(0, index, self.model(x).relu())
+
+    with pytest.raises(RuntimeError, match="same scalar type"), torch.autocast("cpu"):
+        Gathered()(torch.randn(512, 64))
+    assert _autocast_of(_recorded(Gathered(), torch.randn(512, 64))).empty
+
+
+def test_kernels_of_the_host_that_need_workspace_are_not_estimated():
+    """A convolution in half precision may need another amount."""
+    model = nn.Sequential(nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 8, 3, padding=1))
+    prof = _recorded(model, torch.randn(8, 8, 32, 32))
+    workspace = prof.at_peak[prof.at_peak["category"] == "workspace"]["nbytes"].max()
+    assert workspace > 0.01 * prof.peak_increase_bytes
+    assert _autocast_of(prof).empty
