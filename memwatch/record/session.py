@@ -447,12 +447,6 @@ def _end_at_exit() -> None:
             session.stop()
 
 
-os.register_at_fork(after_in_child=_forget_in_child)
-
-
-atexit.register(_end_at_exit)
-
-
 class _Notes:
     """The notes of one block.
 
@@ -552,3 +546,7 @@ def allocator_only(function: Callable[[], Any]) -> Capture:
         "started_s": started_s,
     }
     return recording.capture()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+atexit.register(_end_at_exit)

@@ -37,7 +37,7 @@ for turn in range(1, {rounds}):
     body(turn)
     watch.tick()
     watch.sample()
-from memwatch.monitor import text
+from memwatch.monitor import process
 print(json.dumps([[growth.row for growth in watch.growth], watch.metrics()["memwatch_coverage_ratio"], watch.report()]))
 sys.stdout.flush()
 os._exit(0)  # threads may be waiting
