@@ -45,7 +45,7 @@ from memwatch.leaks.known_causes import KnownCauses, is_optimizer
 from memwatch.leaks.leak import TensorLeakError
 from memwatch.leaks.ledger import Ledger, Threads
 from memwatch.leaks.loops import Loops, is_unseen
-from memwatch.leaks.new_storages import NewStorageMode, NewStorages
+from memwatch.leaks.new_storages import NewStorageMode, NewStorages, OtherThreads
 from memwatch.leaks.program_growth import ProgramGrowth
 from memwatch.leaks.without_tensors import leaks_of_continued_graphs, leaks_of_new_hooks, next_hook_number
 
@@ -288,6 +288,9 @@ class check_leaks:  # noqa: N801 - used like a function
         """Search the heap after some rounds of the block's work too; the caller ends this with `stop()`."""
         block = self._blocks[-1]
         assert block.watch is not None
+        assert block.other_threads is not None
+        block.other_threads.stop()  # it follows threads itself, each with the clock of its own rounds
+        block.watch.is_over = False
         growth = ProgramGrowth(block.made, block.watch, block.young)
         growth.start()
         return growth
@@ -340,6 +343,7 @@ class _Block:
         self._ledger = Ledger()
         self.made = NewStorages()
         self.watch = NewStorageMode(self.made, 0) if sites else None
+        self.other_threads = None if self.watch is None else OtherThreads(self.watch)
         self._autocast_depth = autocast_depth()
         self._callbacks_at_exit = count_hidden_callbacks_at_exit()
         self._threads = Threads()
@@ -352,7 +356,8 @@ class _Block:
 
     def start(self) -> None:
         self._ledger.start()
-        if self.watch is not None:
+        if self.watch is not None and self.other_threads is not None:
+            self.other_threads.start()
             self.watch.start()
 
     def finish(self, error: BaseException | None) -> list[Leak]:
@@ -361,6 +366,8 @@ class _Block:
             self.watch.stop()
         end_s = time.monotonic()
         self._threads.settle()
+        if self.other_threads is not None:
+            self.other_threads.stop()
         change = self._ledger.end_run(0, self.made)
         if error is not None:
             self.exempt.objects.add(id(error))
@@ -423,4 +430,6 @@ class _Block:
         """Take the mode off and resume garbage collection."""
         if self.watch is not None:
             self.watch.stop()
+        if self.other_threads is not None:
+            self.other_threads.stop()
         self._ledger.stop()

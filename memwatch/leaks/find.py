@@ -26,7 +26,7 @@ from memwatch.leaks.excuses import Exemptions, unbalanced
 from memwatch.leaks.groups import growth, largest_first, leak_of, leaks_of
 from memwatch.leaks.leak import Leaks
 from memwatch.leaks.ledger import Change, Ledger, Threads
-from memwatch.leaks.new_storages import NewStorageMode, NewStorages
+from memwatch.leaks.new_storages import NewStorageMode, NewStorages, OtherThreads
 from memwatch.leaks.without_tensors import (
     are_registered,
     holder_of_largest_graph,
@@ -251,15 +251,21 @@ class _GrowthSearch:
             self.ledger.skip(time.monotonic() - self._end_s)
         made = NewStorages()
         watch = NewStorageMode(made, run) if self._suspicious else None
-        if watch is not None:
+        others = OtherThreads(watch) if watch is not None else None
+        if watch is not None and others is not None:
+            others.start()
             watch.start()
         try:
-            self._fn(*self._args, **self._kwargs)
+            try:
+                self._fn(*self._args, **self._kwargs)
+            finally:
+                self._end_s = time.monotonic()
+                if watch is not None:
+                    watch.stop()
+            self._threads.settle()
         finally:
-            self._end_s = time.monotonic()
-            if watch is not None:
-                watch.stop()
-        self._threads.settle()
+            if others is not None:
+                others.stop()
         change = self.ledger.end_run(run, made)
         self._changes.append(change)
         self._hook_numbers.append(next_hook_number())

@@ -7,6 +7,7 @@ interceptor or a scan of the heap. Storages that only C++ holds are found from t
 
 from __future__ import annotations
 
+import concurrent.futures.thread
 import functools
 import gc
 import sys
@@ -27,6 +28,7 @@ from memwatch.heap.autograd import autograd_edges, is_sparse, seen_through, spar
 from memwatch.heap.class_checks import class_ids, is_a
 from memwatch.heap.classes import of_classes
 from memwatch.heap.frames import is_test_runner_code
+from memwatch.heap.names import instance_dict
 from memwatch.heap.pause import GcPause, age_everything, pause_gc, resume_gc, stop_calling
 from memwatch.heap.tensors import (
     TypeFilter,
@@ -37,8 +39,8 @@ from memwatch.heap.tensors import (
     storage_bytes,
     storage_of,
 )
-from memwatch.own_code import CodeOwner, code_owner, hands_on
-from memwatch.signal_handlers import pass_on, raises_later
+from memwatch.own_code import CodeOwner, OwnThread, code_owner, hands_on
+from memwatch.signal_handlers import pass_on, raises_later, suppress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -283,6 +285,7 @@ class NewStorageMode(UncompiledMode):
         run: index of the run, which may change while the mode is on.
         ops: how many ops came by.
         on_op: called with each op that may make a storage, before its storages are noted.
+        is_over: True once nothing is to be noted any more, in a thread that only itself can switch a mode off.
     """
 
     def __init__(self, book: NewStorages, run: int) -> None:
@@ -290,6 +293,7 @@ class NewStorageMode(UncompiledMode):
         self._book = book
         self.run = run
         self.ops = 0
+        self.is_over = False
         self.on_op: Callable[[object], None] | None = None
         self._looks: dict[Any, _Look | None] = {}
 
@@ -307,7 +311,7 @@ class NewStorageMode(UncompiledMode):
         if func not in self._looks:
             self._looks[func] = _look_for(func)
         look = self._looks[func]
-        if look is not None:
+        if look is not None and not self.is_over:
             with quiet():
                 look(self, func, result, args)
         return result
@@ -445,6 +449,81 @@ def user_lines() -> tuple[Site | None, Site | None]:
                 found = line
         frame = frame.f_back
     return found or within_python, None
+
+
+# A mode sees the ops of one thread. The calls below switch modes on for the work that other threads do meanwhile.
+
+_RUNS_A_THREAD: Final = "_bootstrap_inner"
+"""The method of `threading.Thread` that runs for the whole life of a Python thread, whatever its class."""
+_RUNS_A_TASK: Final = "run"
+_Task: Final = getattr(concurrent.futures.thread, "_WorkItem", None)
+"""What a worker of `ThreadPoolExecutor` runs: one call."""
+_worker: Final = getattr(concurrent.futures.thread, "_worker", None)
+_watches: list[OtherThreads] = []
+_of_watches: Final = threading.RLock()
+_replaced: list[tuple[type, str, Any]] = []
+
+
+class OtherThreads:
+    """Switches a mode on in threads that start meanwhile, and for the tasks of thread pools.
+
+    The workers of a `ThreadPoolExecutor` may be older. Another thread that runs already gets no mode, so the lines of
+    its storages are not known.
+    """
+
+    def __init__(self, mode: NewStorageMode) -> None:
+        self.mode = mode
+
+    def start(self) -> None:
+        """Begin to follow threads and tasks that start."""
+        with _of_watches:
+            if not _watches:
+                _follow(threading.Thread, _RUNS_A_THREAD, _starts_work)
+                _follow(_Task, _RUNS_A_TASK, lambda _task: True)
+            _watches.append(self)
+
+    def stop(self) -> None:
+        """Let the mode note nothing more; does nothing if already off. A thread that runs on keeps the idle mode."""
+        with _of_watches:
+            if self not in _watches:
+                return
+            _watches.remove(self)
+            self.mode.is_over = True
+            if not _watches:
+                for cls, name, original in _replaced:
+                    setattr(cls, name, original)
+                _replaced.clear()
+
+
+def _starts_work(thread: threading.Thread) -> bool:
+    """Return True unless a thread is memwatch's own, or runs tasks, which are followed one by one."""
+    return not is_a(thread, OwnThread) and (instance_dict(thread) or {}).get("_target") is not _worker
+
+
+def _follow(cls: Any, name: str, is_followed: Callable[[Any], bool]) -> None:
+    """Have the open watches see what a method of Python's own does, in the thread that calls it."""
+    original = getattr(cls, name, None)
+    if original is None:
+        return
+
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        modes: list[NewStorageMode] = []
+        with suppress(
+            Exception
+        ):  # whoever started the thread waits until it runs, so an error must not stop it
+            if is_followed(self):
+                for watch in _watches:
+                    watch.mode.start()
+                    modes.append(watch.mode)
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            for mode in reversed(modes):
+                mode.stop()
+
+    _replaced.append((cls, name, original))
+    setattr(cls, name, call)
 
 
 skip_frames_of(NewStorageMode.__torch_dispatch__.__code__)

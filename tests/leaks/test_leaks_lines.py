@@ -5,12 +5,16 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import queue
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import thread as futures_thread
 
 import pytest
 import torch
 from torch import nn
 
-from memwatch.leaks import find_leaks
+from memwatch._torch.modes import mode_stack
+from memwatch.leaks import TensorLeakError, check_leaks, find_leaks
 
 BATCHES: queue.Queue[torch.Tensor] = queue.Queue()
 
@@ -115,3 +119,76 @@ def test_a_queue_of_the_program_has_the_line_that_binds_its_name():
     text = inspect.getsource(inspect.getmodule(line_of)).splitlines()
     assert text[root.line - 1].startswith("BATCHES: ")
     assert f"test_leaks_lines.py:{root.line}" in leak.path[0]
+
+
+def make_for(results):
+    results.append(torch.ones(256))
+
+
+def in_new_thread(results):
+    thread = threading.Thread(target=make_for, args=(results,))
+    thread.start()
+    thread.join()
+
+
+def in_own_pool(results):
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(make_for, results).result()
+
+
+@pytest.mark.parametrize("work", [in_new_thread, in_own_pool], ids=["thread", "pool"])
+def test_a_tensor_that_another_thread_makes_has_its_line(work):
+    results = []
+    [leak] = find_leaks(work, results)
+    assert leak.site.endswith(f"test_leaks_lines.py:{line_of(make_for, 'torch.ones')} in make_for")
+    with (
+        pytest.raises(
+            TensorLeakError, match=f"test_leaks_lines.py:{line_of(make_for, 'torch.ones')} in make_for"
+        ),
+        check_leaks(),
+    ):
+        work(results)
+
+
+def test_a_task_of_a_pool_that_is_older_than_the_search_has_its_line():
+    results = []
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(make_for, []).result()
+        [leak] = find_leaks(lambda: pool.submit(make_for, results).result())
+        assert leak.site.endswith(f"test_leaks_lines.py:{line_of(make_for, 'torch.ones')} in make_for")
+
+
+@pytest.mark.parametrize("work", [in_new_thread, in_own_pool], ids=["thread", "pool"])
+def test_threads_that_leave_nothing_are_no_leak_and_run_as_before(work):
+    before = threading.Thread._bootstrap_inner, futures_thread._WorkItem.run
+    assert find_leaks(lambda: work([])) == []
+    with check_leaks():
+        work([])
+    assert (threading.Thread._bootstrap_inner, futures_thread._WorkItem.run) == before
+
+
+def test_a_thread_that_runs_on_notes_nothing_after_the_search():
+    """It keeps the mode, which only the thread itself could switch off."""
+    jobs, answers, kept = queue.Queue(), queue.Queue(), []
+
+    def work():
+        for job in iter(jobs.get, None):
+            answers.put(job())
+
+    def step():
+        if not threads:
+            threads.append(threading.Thread(target=work))
+            threads[0].start()
+        kept.append(torch.ones(64))
+
+    threads = []
+    with pytest.raises(TensorLeakError), check_leaks():
+        step()
+    jobs.put(mode_stack)
+    [mode] = answers.get()
+    jobs.put(lambda: torch.ones(64).sum().item())
+    assert answers.get() == 64
+    assert mode.is_over
+    assert not mode._book.alive()[1:]
+    jobs.put(None)
+    threads[0].join()
