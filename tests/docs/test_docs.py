@@ -49,3 +49,39 @@ def test_every_page_is_in_the_contents_of_the_site():
 def test_the_site_shows_a_program_with_a_title_as_code():
     """Plain Markdown knows no titles: without this extension such a program is a paragraph of text."""
     assert "pymdownx.superfences" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+
+
+_PLACEHOLDER = re.compile("RULE|NAME|STRATEGY|SECTION|VERB|^_peak")
+"""Parts of words that stand for a name that you choose."""
+
+
+def test_the_page_on_the_architecture_names_only_what_exists():
+    """A change of the code that renames a module or a function shall mend the page too."""
+    files = [
+        str(path.relative_to(ROOT))
+        for folder in ("memwatch", "plugins", "tests", "reports", "docs", "web/src", "examples", "wheels")
+        for path in (ROOT / folder).rglob("*")
+        if "__pycache__" not in path.parts
+    ]
+    files += [path.name for path in ROOT.iterdir()] + ["web/src"]
+    source = "\n".join(
+        (ROOT / file).read_text(encoding="utf-8")
+        for file in files
+        if file.endswith((".py", ".h", ".cpp", ".ts", ".j2", ".toml", "Makefile"))
+    )
+    words = set(re.findall(r"\w+", source))
+    missing = []
+    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    for told in sorted(set(re.findall(r"`([^`\n]+)`", text))):
+        if _PLACEHOLDER.search(told) or "*" in told:
+            continue
+        if re.fullmatch(r"[\w./-]+(/|\.(py|h|cpp|ts|j2|md|txt|toml|css))", told):
+            wanted = f"/{told.rstrip('/')}"
+            exists = any(f"/{file}".endswith(wanted) for file in files)
+        elif re.fullmatch(r"[A-Za-z_][\w.]*(\(\))?", told):
+            exists = told.removesuffix("()").rpartition(".")[2] in words
+        else:
+            continue  # a command, or a piece of code
+        if not exists:
+            missing.append(told)
+    assert missing == []
