@@ -62,6 +62,7 @@ def execute(options: argparse.Namespace) -> int | BaseException:
             finally:
                 growth.stop()
             at_end = growth.held_at_end()
+            check.set_aside(growth.state_in_use())
             names = vars(sys.modules["__main__"])
             check._blocks[-1].exempt.globals |= {(id(names), name) for name in names}
     except TensorLeakError as error:

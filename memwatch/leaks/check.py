@@ -45,7 +45,7 @@ from memwatch.leaks.known_causes import KnownCauses, is_optimizer
 from memwatch.leaks.leak import TensorLeakError
 from memwatch.leaks.ledger import Ledger, Threads
 from memwatch.leaks.loops import Loops, is_unseen
-from memwatch.leaks.new_storages import NewStorageMode, NewStorages, OtherThreads
+from memwatch.leaks.new_storages import NewStorageMode, NewStorages, OtherThreads, storages_behind
 from memwatch.leaks.program_growth import ProgramGrowth
 from memwatch.leaks.without_tensors import leaks_of_continued_graphs, leaks_of_new_hooks, next_hook_number
 
@@ -303,6 +303,10 @@ class check_leaks:  # noqa: N801 - used like a function
         """Exempt what the caller of the block holds: its arguments and its result."""
         self._blocks[-1].exempt.objects.update(map(id, objects))
 
+    def set_aside(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Report none of these tensors, whatever keeps them."""
+        self._blocks[-1].aside |= set(map(id, storages_behind(tensors)))
+
     def __call__(self, fn: F) -> F:
         """Check every call of a function, plain or ``async``."""
         if inspect.iscoroutinefunction(fn):
@@ -349,6 +353,7 @@ class _Block:
         self._threads = Threads()
         self._first_hook, self._first_node = next_hook_number(), next_sequence_nr()
         self.may_have_grown = False
+        self.aside: set[int] = set()  # ids of storages that are not reported
 
     def young(self) -> list[object]:
         """Return the tensors and nodes that the block made; drop the list soon."""
@@ -391,7 +396,9 @@ class _Block:
     def _leaks_of_storages(self, change: Change, end_s: float) -> list[Leak]:
         """Return the leaks of tensors."""
         self.may_have_grown = self.watch is None and change.may_hide_growth()
-        diagnosis = self._explain(self._ledger.alive(0))
+        diagnosis = self._explain(
+            [made for made in self._ledger.alive(0) if id(made.ref()) not in self.aside]
+        )
         # `old = model.head; model.head = new`: the name's end will free what was replaced
         change.died += [made for made in self._ledger.older() if id(made.ref()) in diagnosis.released]
         left = unbalanced(diagnosis.retained, diagnosis.unreachable, change)

@@ -24,6 +24,7 @@ import itertools
 import sys
 import threading
 import time
+import weakref
 from array import array
 from bisect import bisect_right
 from dataclasses import dataclass, field, replace
@@ -36,12 +37,14 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from memwatch._torch.autograd import NO_TASK, current_graph_task_id
 from memwatch._torch.autograd_state import autograd_state
-from memwatch._torch.modules import MODULE_CALL_CODE
+from memwatch._torch.modules import BUFFERS, MODULE_CALL_CODE, MODULES, PARAMETERS
 from memwatch.heap.class_checks import is_a
 from memwatch.heap.classes import identities
 from memwatch.heap.frames import FrameMark
+from memwatch.heap.module_tables import module_dicts, optimizer_parts, table_entries
 from memwatch.heap.pause import objects_since
 from memwatch.heap.tensors import is_tensor, quiet, storage_of
+from memwatch.heap.variable_search import living_modules
 from memwatch.kinds.edges import EdgeKind
 from memwatch.kinds.leaks import LeakKind, RoundPlace
 from memwatch.leaks.diagnose import diagnose
@@ -61,12 +64,12 @@ from memwatch.own_code import CodeOwner, OwnThread, code_owner, is_memwatch_code
 from memwatch.words.leaks import repeat_name
 
 if TYPE_CHECKING:
-    import weakref
     from collections.abc import Callable, Sequence
     from types import CodeType, FrameType
 
     import torch
     from numpy.typing import NDArray
+    from torch import nn
 
     from memwatch.leaks.leak import Leak
     from memwatch.leaks.new_storages import NewStorage, NewStorages
@@ -427,6 +430,23 @@ def periods_of(measured: range) -> list[range]:
     return [measured[first : first + length] for first in range(len(measured) - whole, len(measured), length)]
 
 
+@dataclass
+class _Update:
+    """The steps of one optimizer.
+
+    Attributes:
+        optimizer: the optimizer.
+        before_last: the number of its step before the last one, among the steps of all optimizers; 0 for none.
+        last: the number of its last step.
+        parameters: the parameters that it updates.
+    """
+
+    optimizer: weakref.ref[Any]
+    before_last: int
+    last: int
+    parameters: list[weakref.ref[torch.Tensor]]
+
+
 class ProgramGrowth:
     """Follows the rounds of a program, and searches for memory that each round left.
 
@@ -451,6 +471,8 @@ class ProgramGrowth:
         self._runs: dict[object, list[Rounds]] = {}  # of each loop, by its code and range
         self._handle: Any = None
         self._optimizer: int | None = None
+        self._update_numbers = itertools.count(1)
+        self._updates: dict[int, _Update] = {}  # by the id of the optimizer
         self._search_s = self._counting_s = 0.0
         self.skipped_places: dict[RoundPlace | None, None] = {}  # where a search was due after too much time
 
@@ -506,7 +528,73 @@ class ProgramGrowth:
         found = diagnose(self._book.alive(), Exemptions(shared_state=True), per_call=False)
         return leaks_of(found.retained, [0], per_call=False)
 
+    def state_in_use(self) -> list[torch.Tensor]:
+        """Return the tensors of the models that the last steps updated, and of their optimizers; drop the list soon.
+
+        They were in use until the program ended. A model may be part of a reference cycle, for example if an attribute
+        `forward` of a module wraps the module's own method. Then it is garbage when the program's function has
+        returned, but it never took memory that something else needed.
+        """
+        if not self._updates:
+            return []
+        newest = max(self._updates.values(), key=lambda each: each.last)
+        # in one round of a GAN several optimizers step; the optimizer of an earlier trial stepped before that
+        recent = [each for each in self._updates.values() if each.last > newest.before_last]
+        updated = {id(parameter()) for each in recent for parameter in each.parameters}
+        modules = living_modules()
+        tables = module_dicts(modules)
+
+        def holding(name: str, values: set[int]) -> set[int]:
+            return {
+                place
+                for place, attributes in enumerate(tables)
+                if any(id(value) in values for _, value in table_entries(attributes, name))
+            }
+
+        used = holding(PARAMETERS, updated)
+        while not (around := holding(MODULES, {id(modules[place]) for place in used})) <= used:
+            used |= around
+        used = self._with_children(used, modules, tables)
+        of_modules = [
+            value
+            for place in used
+            for name in (PARAMETERS, BUFFERS)
+            for _, value in table_entries(tables[place], name)
+        ]
+        of_optimizers: list[object] = []
+        for each in recent:
+            _, state = optimizer_parts(each.optimizer())
+            for values in dict.values(state) if state is not None else ():
+                of_optimizers += dict.values(values) if is_a(values, dict) else []
+        return [each for each in [*of_modules, *of_optimizers] if is_tensor(each)]
+
+    @staticmethod
+    def _with_children(used: set[int], modules: list[nn.Module], tables: list[dict[str, Any]]) -> set[int]:
+        """Return the places of some modules and of all modules inside them."""
+        place_of = {id(module): place for place, module in enumerate(modules)}
+        found, left = set(used), list(used)
+        while left:
+            for _, child in table_entries(tables[left.pop()], MODULES):
+                place = place_of.get(id(child))
+                if place is not None and place not in found:
+                    found.add(place)
+                    left.append(place)
+        return found
+
+    def _note_update(self, optimizer: object) -> None:
+        number = next(self._update_numbers)
+        known = self._updates.get(id(optimizer))
+        groups, _ = optimizer_parts(optimizer)
+        parameters = [each for group in groups or [] for each in dict.get(group, "params", ())]
+        if known is None or len(known.parameters) != len(parameters):
+            references = [weakref.ref(each) for each in parameters if is_tensor(each)]
+            before_last = known.last if known else 0
+            self._updates[id(optimizer)] = _Update(weakref.ref(optimizer), before_last, number, references)
+        else:
+            known.before_last, known.last = known.last, number
+
     def _after_step(self, optimizer: object, _args: Any, _kwargs: Any) -> None:
+        self._note_update(optimizer)
         if self._optimizer is None:  # one optimizer marks the steps; others, as of a GAN, step within them
             self._optimizer = id(optimizer)
         thread = self._threads.get(threading.get_ident())

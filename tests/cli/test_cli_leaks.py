@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 
 import pytest
 
 from memwatch.sizes import format_bytes
+from memwatch.way_lines import of_blocks
 
 TRAINING = """
 import sys, torch
@@ -739,3 +741,32 @@ def test_a_holder_is_listed_once_though_steps_and_passes_add_to_it(shell_memwatc
     done = shell_memwatch("leaks", "-c", ROUNDS + program)
     assert done.stdout.count("retained:") == holders
     assert done.returncode == (holders > 0)
+
+
+REPLACED_FORWARD = """
+import torch
+def train():
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 8))
+    optimizer = torch.optim.AdamW(model.parameters())
+{lines}
+    for _ in range(5):
+        optimizer.zero_grad()
+        model(torch.ones(4, 8)).square().mean().backward()
+        optimizer.step()
+for _ in range({models}):
+    train()
+"""
+
+
+@pytest.mark.parametrize("models", [1, 3])
+def test_a_model_in_a_cycle_that_is_used_until_the_end_is_no_leak(models, shell_memwatch, tmp_path):
+    """The lines that `prof.ways` prints make such a cycle. Models of earlier trials in cycles are leaks."""
+    lines = of_blocks("checkpoint", "model", ["0", "2"])
+    program = REPLACED_FORWARD.format(lines=textwrap.indent(lines, "    "), models=models)
+    (tmp_path / "program.py").write_text(program)
+    done = shell_memwatch("leaks", "program.py")
+    if models == 1:
+        assert (done.returncode, done.stdout) == (0, "")
+    else:
+        assert done.returncode == 1
+        assert "attribute .forward of" in done.stdout
