@@ -91,3 +91,26 @@ def test_no_grad_is_no_advice_for_the_forward_of_the_loss():
     (finding,) = [finding for finding in prof.findings if finding.kind == "graph"]
     assert "run it under torch.no_grad()" not in finding.advice
     assert "keep `.item()` or `.detach()` of its result" in finding.advice
+
+
+def test_no_grad_is_advice_for_a_teacher_whose_detached_result_the_loss_reads():
+    """The backward of the student reads the teacher's result, and runs none of the teacher's nodes."""
+
+    def distill():
+        torch.manual_seed(0)
+        teacher, student = (
+            nn.Sequential(nn.Linear(64, 512), nn.GELU(), nn.Linear(512, 64)) for _ in range(2)
+        )
+        optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
+        for _ in range(4):
+            batch = torch.randn(256, 64)
+            target = teacher(batch)
+            optimizer.zero_grad()
+            nn.functional.mse_loss(student(batch), target.detach()).backward()
+            optimizer.step()
+
+    with memwatch.profile() as prof:
+        distill()
+    (finding,) = [finding for finding in prof.findings if finding.kind == "graph"]
+    assert "`target`" in finding.holder
+    assert "run it under torch.no_grad()" in finding.advice

@@ -212,19 +212,18 @@ def _last_used(candidate: Candidate, facts: Facts) -> str:
 
 
 def _is_trained(candidate: Candidate, facts: Facts) -> bool:
-    """Return True if some backward reads memory that one of the forward's lines made: `no_grad` would end the training.
+    """Return True if a backward has run nodes that the same calls of ops made: `no_grad` would end the training.
 
-    Only ops with an autograd node count. A batch that another forward also reads does not make them one forward.
+    It is not enough that a backward reads the memory. In a distillation, the backward of the student's loss reads the
+    detached result of the teacher, whose own nodes never run.
     """
-    tables, allocations = facts.capture.tables, facts.allocations
-    packs, unpacks = tables["packs"], tables["unpacks"]
-    read = np.isin(packs["pack"], unpacks["pack"][unpacks["released"] == 0])
-    rows = np.flatnonzero(np.isin(allocations.storage, packs["storage"][read]) & (allocations.op != NONE))
-    stacks = facts.made_by.stack
-    kept_rows = np.array(candidate.allocations, dtype=np.int64)
-    of_nodes = op_of_node(facts.capture, packs["sequence"][packs["sequence"] != NONE])
-    kept = stacks[kept_rows[np.isin(allocations.op[kept_rows], of_nodes)]]
-    return bool(np.isin(stacks[rows], kept[kept != NONE]).any())
+    packs, unpacks = facts.capture.tables["packs"], facts.capture.tables["unpacks"]
+    saving_op = op_of_node(facts.capture, packs["sequence"])
+    is_read = np.isin(packs["pack"], unpacks["pack"][unpacks["released"] == 0])
+    run = facts.places.stack_of_op[saving_op[is_read & (saving_op != NONE)]]
+    made_by = facts.allocations.op[candidate.allocations]
+    kept = facts.made_by.stack[candidate.allocations][np.isin(made_by, saving_op[saving_op != NONE])]
+    return bool(np.isin(run, kept[kept != NONE]).any())
 
 
 def _made_at(candidate: Candidate, facts: Facts) -> str:
