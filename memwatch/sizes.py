@@ -1,4 +1,4 @@
-"""Parse and print byte counts: `MB` is 10**6, `MiB` is 2**20, and only binary units are printed."""
+"""Parse and print byte counts: `MB` is 10**6, `MiB` is 2**20, and only binary units are printed. Print durations."""
 
 from __future__ import annotations
 
@@ -69,3 +69,14 @@ def format_bytes(nbytes: float) -> str:
         if round(magnitude / scale, 2) < 1024:
             return f"{nbytes / scale:.2f} {unit}"
     return f"{nbytes / 2**40:.2f} TiB"
+
+
+def format_duration(duration_ns: float) -> str:
+    """Return a duration (nanoseconds) as text, in a unit that fits: ``1.53 s``, ``12.0 ms``, ``3 min 20 s``."""
+    seconds = duration_ns / 1e9
+    if seconds >= 60:
+        return f"{int(seconds // 60)} min {int(seconds % 60)} s"
+    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        if seconds >= scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{duration_ns:.0f} ns"

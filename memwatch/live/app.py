@@ -15,8 +15,7 @@ from textual.widgets import Footer, Sparkline, Static
 from memwatch.errors import MemwatchError
 from memwatch.live.watch import LEAST_S, Pace
 from memwatch.report.console import bar, category_style, name, tail
-from memwatch.report.facts import format_duration
-from memwatch.sizes import format_bytes
+from memwatch.sizes import format_bytes, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable

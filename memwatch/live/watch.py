@@ -16,8 +16,7 @@ import psutil
 from memwatch.analysis import UnknownDeviceError
 from memwatch.capture.file import GrowingCapture
 from memwatch.reading import Reading, latest_iterations, live_now
-from memwatch.report.facts import format_duration
-from memwatch.sizes import format_bytes
+from memwatch.sizes import format_bytes, format_duration
 from memwatch.words.places import own_place
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from memwatch.job import JobPlace
 from memwatch.kinds.roles import CATEGORIES
 from memwatch.ranks.summary import Member, read_member, summarise
 from memwatch.reading import Reading, load
-from memwatch.report.facts import format_duration
+from memwatch.sizes import format_duration
 from memwatch.words import ranks as words
 from memwatch.words.ranks import MORE_ON, ONLY_ON, TWIN, listed, rank_names
 

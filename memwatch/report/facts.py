@@ -22,7 +22,7 @@ from memwatch.analysis.texts import TEXT
 from memwatch.capture.columns import NOT_RECORDED
 from memwatch.capture.schema import EVIDENCE
 from memwatch.kinds.roles import CATEGORY_OF, KEPT_ON_PURPOSE
-from memwatch.sizes import format_bytes
+from memwatch.sizes import format_bytes, format_duration
 from memwatch.text import visible
 from memwatch.words import summary as words
 from memwatch.words.places import own_place, short_own_place
@@ -410,17 +410,6 @@ def _with_children(modules: Iterable[str], sizes: Iterable[int]) -> Counter[str]
         for count in range(1, len(parts) + 1):
             sums[".".join(parts[:count])] += nbytes
     return sums
-
-
-def format_duration(duration_ns: float) -> str:
-    """Return a duration (nanoseconds) as text, in a unit that fits: ``1.53 s``, ``12.0 ms``, ``3 min 20 s``."""
-    seconds = duration_ns / 1e9
-    if seconds >= 60:
-        return f"{int(seconds // 60)} min {int(seconds % 60)} s"
-    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
-        if seconds >= scale:
-            return f"{seconds / scale:.3g} {unit}"
-    return f"{duration_ns:.0f} ns"
 
 
 def describe_meta(meta: Mapping[str, Any]) -> list[tuple[str, str]]:

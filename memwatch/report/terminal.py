@@ -16,7 +16,6 @@ from memwatch.report.facts import (
     bytes_by_line,
     evidence_bytes,
     evidence_text,
-    format_duration,
     headline,
     is_recorded,
     listed_ways,
@@ -28,7 +27,7 @@ from memwatch.report.facts import (
 )
 from memwatch.report.plan import Places
 from memwatch.report.plan_terminal import plan_parts
-from memwatch.sizes import format_bytes
+from memwatch.sizes import format_bytes, format_duration
 from memwatch.words import summary as words
 from memwatch.words import ways
 from memwatch.words.findings import holder_at

@@ -1,4 +1,4 @@
-// Sizes and durations in the same words as memwatch.sizes and memwatch.report.facts use.
+// Sizes and durations in the same words as memwatch.sizes uses.
 
 const UNITS: [string, number][] = [["KiB", 2 ** 10], ["MiB", 2 ** 20], ["GiB", 2 ** 30]];
 const PARTS_OF_A_SECOND: [string, number][] = [["s", 1e9], ["ms", 1e6], ["µs", 1e3]];

@@ -14,7 +14,6 @@ from memwatch.report.facts import (
     describe_meta,
     evidence_bytes,
     evidence_text,
-    format_duration,
     headline,
     is_recorded,
     listed_ways,
@@ -37,6 +36,7 @@ from memwatch.report.page.parts import (
 from memwatch.report.page.privacy import PUBLIC_META, PathHider, file_of
 from memwatch.report.page.sections import leak_files, leak_model, plan_model
 from memwatch.report.source import retention_edges
+from memwatch.sizes import format_duration
 from memwatch.text import visible
 from memwatch.words.findings import CHANGE_SENTENCE
 from memwatch.words.places import cell_name, short_place, short_places

@@ -7,7 +7,6 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.kinds.leaks import LeakKind
-from memwatch.report.facts import format_duration
 from memwatch.report.page.columns import pack_frame
 from memwatch.report.page.privacy import PathHider
 from memwatch.report.plan import (
@@ -22,7 +21,7 @@ from memwatch.report.plan import (
     plan_curves,
 )
 from memwatch.report.plan_terminal import cheapest, trade_off
-from memwatch.sizes import format_bytes
+from memwatch.sizes import format_bytes, format_duration
 from memwatch.text import visible
 from memwatch.words.leaks import (
     CYCLE,

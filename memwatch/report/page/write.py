@@ -24,11 +24,10 @@ from memwatch.analysis.texts import TEXT
 from memwatch.kinds.roles import CATEGORIES, CATEGORY_ROWS
 from memwatch.output_files import OutputError
 from memwatch.progress import working
-from memwatch.report.facts import format_duration
 from memwatch.report.page.columns import Words, pack_frame
 from memwatch.report.page.model import Extras, page_model
 from memwatch.report.page.sections import leak_page_model
-from memwatch.sizes import format_bytes
+from memwatch.sizes import format_bytes, format_duration
 from memwatch.text import visible
 
 if TYPE_CHECKING:
