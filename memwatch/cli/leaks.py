@@ -97,10 +97,18 @@ def _say_what_was_searched(
     places = words.searched_places(
         [rounds.place for rounds in growth.rounds], has_unsearched_steps=has_unsearched_steps
     )
-    if not told:
+    is_clean = not told
+    has_grown = False
+    for place, leaks in kept_by_place.items():
+        rows = _rows(leaks, told)
+        if rows:
+            has_grown = True
+            held = words.held_phrase(rows)
+            say(words.KEPT_BY_ROUND.format(round=words.round_phrase(place), held=held))
+    if is_clean:
         kept_a_while = {rounds.place for rounds in growth.rounds if rounds.kept_a_while}
         clean = [place for place in places if place not in kept_a_while]
-        say(words.searched_line(clean, is_certain=not (kept_by_place or collections_at_end)))
+        say(words.searched_line(clean, has_grown=has_grown, is_certain=not collections_at_end))
     if not places or has_unsearched_steps:
         say(
             words.not_searched_line(
@@ -116,11 +124,6 @@ def _say_what_was_searched(
     freed = {leak.cause: (place, leak) for place, leak in freed_by_place.items() if leak.cause not in told}
     for place, leak in freed.values():
         say(words.freed_line(place, leak, leak.holder))
-    for place, leaks in kept_by_place.items():
-        rows = _rows(leaks, told)
-        if rows:
-            held = words.held_phrase(rows)
-            say(words.KEPT_BY_ROUND.format(round=words.round_phrase(place), held=held))
     held_at_end = _rows(collections_at_end, told)
     if held_at_end:
         say(words.HELD_AT_END.format(held=words.held_phrase(held_at_end)))

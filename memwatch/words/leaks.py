@@ -113,6 +113,7 @@ OR_EACH: Final = " and each "
 VERDICT: Final = "no leaks"
 VERDICT_AT_END: Final = "no leaks at the end"
 VERDICT_BESIDE_KEPT: Final = "no certain leaks"
+VERDICT_BESIDE_GROWTH: Final = "no other leaks"
 NOT_SEARCHED: Final = (
     "memwatch did not look for growth: the program made {steps}, and none of its own loops had {passes} passes. "
     "Run at least {fewest} steps or {passes} passes, or call memwatch.find_leaks(step)"
@@ -124,7 +125,10 @@ STEPS_NOT_SEARCHED: Final = (
 COUNT_OF_STEPS: Final = "{count} optimizer steps"
 COUNT_OF_STEP: Final = "1 optimizer step"
 NO_STEPS: Final = "no optimizer step"
-KEPT_BY_ROUND: Final = "each {round} added to {held}. If these are not results, delete them in the loop"
+KEPT_BY_ROUND: Final = (
+    "memory grew: each {round} added to {held}. It is a leak unless the program needs these tensors later. If it does "
+    "not, delete them in the loop"
+)
 FREED_LATER: Final = (
     "each {round} kept {amounts} alive by {holder}, and the program freed this later. "
     "It is no leak, but memory grows until then"
@@ -261,15 +265,16 @@ def searched_places(
     return loops if loops or has_unsearched_steps else list(places)
 
 
-def searched_line(places: Sequence[RoundPlace | None], *, is_certain: bool) -> str:
+def searched_line(places: Sequence[RoundPlace | None], *, has_grown: bool, is_certain: bool) -> str:
     """Return the verdict on a program without leaks.
 
     Args:
         places: where the loops begin that were searched; None for the steps of the optimizer.
-        is_certain: False if each round added to something that may be a result.
+        has_grown: whether each round added to something that may be a result. The line before says so.
+        is_certain: False if something may be a result that is alive at the end.
     """
     rounds = OR_OF_EACH.join(list(dict.fromkeys(map(round_phrase, places)))[:_MOST_ROUNDS])
-    verdict = VERDICT if is_certain else VERDICT_BESIDE_KEPT
+    verdict = VERDICT_BESIDE_GROWTH if has_grown else VERDICT if is_certain else VERDICT_BESIDE_KEPT
     left = LEFT_NOTHING.format(verdict=verdict if places else VERDICT_AT_END)
     return left + (NO_LEAKS_IN.format(rounds=rounds) if places else "")
 

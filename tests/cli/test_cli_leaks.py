@@ -488,8 +488,9 @@ def test_what_each_pass_adds_without_a_graph_is_named_and_not_judged(shell_memwa
     (tmp_path / "program.py").write_text(IMPORTS + INFERENCE % ".detach()")
     done = shell_memwatch("leaks", "program.py")
     assert (done.returncode, done.stdout) == (0, "")
-    verdict, kept = done.stderr.splitlines()
-    assert verdict.startswith("memwatch: no certain leaks. ")
+    kept, verdict = done.stderr.splitlines()
+    assert kept.startswith("memwatch: memory grew: each pass")
+    assert verdict.startswith("memwatch: no other leaks. ")
     assert "program.py:9 in predict added to local `outputs` of predict" in kept
 
 
