@@ -17,10 +17,9 @@ import memwatch
 from memwatch.heap.known_ways import KnownWays
 from memwatch.heap.paths import name_chain
 from memwatch.heap.reference_search import ReferenceSearch
-from memwatch.heap.references import step_of
 from memwatch.heap.referrer_search import living_tensors, referrer_paths
-from memwatch.heap.roots import Held, Root, RootKind
-from memwatch.heap.search_roots import call_roots, namespace_roots
+from memwatch.heap.roots import Held, Root, RootKind, call_roots, namespace_roots
+from memwatch.heap.shapes import step_of
 from memwatch.heap.variable_search import names_of_tensors
 from memwatch.kinds.edges import Edge, EdgeKind, Vertex, VertexKind
 

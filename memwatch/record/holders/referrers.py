@@ -20,7 +20,7 @@ from memwatch.heap.referrer_search import (
     suspended_calls,
     young_objects,
 )
-from memwatch.heap.search_roots import running
+from memwatch.heap.roots import running
 from memwatch.heap.vertices import vertex_of
 from memwatch.kinds.edges import Edge, EdgeKind
 from memwatch.record.clock import ticks
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import FrameType
 
-    from memwatch.heap.references import Chain
     from memwatch.heap.referrer_search import Path
+    from memwatch.heap.shapes import Chain
     from memwatch.record.holders.state import SamplingState
     from memwatch.record.tables.storages import WatchedStorage
 

@@ -20,12 +20,10 @@ from memwatch._torch.tensors import is_wrapped, unwrapped
 from memwatch.capture.schema import NONE
 from memwatch.heap.autograd import gradient_of
 from memwatch.heap.class_checks import class_ids
-from memwatch.heap.graph_walk import GraphWalk
 from memwatch.heap.paths import name_chain
-from memwatch.heap.reference_search import ReferenceSearch
-from memwatch.heap.references import position_in
-from memwatch.heap.roots import RootKind
-from memwatch.heap.search_roots import (
+from memwatch.heap.reference_search import GraphWalk, ReferenceSearch
+from memwatch.heap.roots import (
+    RootKind,
     call_roots,
     context_root,
     last_exceptions_root,
@@ -33,6 +31,7 @@ from memwatch.heap.search_roots import (
     running,
     running_functions,
 )
+from memwatch.heap.shapes import position_in
 from memwatch.heap.tensors import is_tensor
 from memwatch.kinds.edges import Edge, EdgeKind
 from memwatch.own_code import is_program_code
@@ -46,8 +45,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from types import FrameType
 
-    from memwatch.heap.references import Chain
     from memwatch.heap.roots import Root
+    from memwatch.heap.shapes import Chain
     from memwatch.record.holders.state import SamplingState
 
 _MAX_HOLDERS: Final = 6
