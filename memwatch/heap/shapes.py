@@ -1,4 +1,4 @@
-"""What an object refers to, by its type: one table, which searches, names of references and expressions use.
+"""The references of an object, by its type: one table, which searches, names of references and expressions use.
 
 A row of `_SHAPES` says how a bounded search goes on from an object, how a reference of it is named as a typed edge,
 and how Python writes the way to the objects in it. The objects that CPython puts between a name and its value, such as
@@ -770,7 +770,7 @@ def _object_expressions(value: Any, _: int) -> Iterator[tuple[str, Any]]:
 
 
 class Shape(NamedTuple):
-    """What an object of a class refers to.
+    """The references of the objects of one class.
 
     Attributes:
         base: the class. A row is for the classes that derive from it, too.
