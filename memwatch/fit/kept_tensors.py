@@ -13,7 +13,9 @@ from memwatch._torch.autograd_state import autograd_state
 from memwatch._torch.modes import disable_torch_dispatch
 from memwatch._torch.tensors import address_of
 from memwatch.encoding import HostBytes, copy_in, copy_out, new_storage
-from memwatch.heap.tensors import is_simulated, quiet, storage_of
+from memwatch.heap.c_held import memory_of
+from memwatch.heap.tensors import is_simulated, quiet, storage_bytes, storage_of
+from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -105,13 +107,13 @@ class KeptTensors:
             kept.is_restored = False
 
     def keep(self, tensor: torch.Tensor) -> KeptTensor | None:
-        """Return a copy of the tensor; None for fake, sparse and composed tensors, which own no bytes."""
+        """Return a copy of the tensor; None for fake, sparse and composed tensors and wrappers, which own no bytes."""
         known = self._tensors.get(id(tensor))
         if known is not None and known.tensor() is tensor:
             return known
         with quiet(), torch.no_grad():
             storage = None if is_simulated(tensor) else storage_of(tensor)
-            if storage is None:
+            if storage is None or not _has_memory(tensor, storage):
                 return None
             kept = self._storages.get(address_of(storage))
             if kept is None or not kept.is_of(storage):
@@ -125,6 +127,17 @@ class KeptTensors:
             )  # fmt: skip
             self._tensors[id(tensor)] = found
             return found
+
+
+def _has_memory(tensor: torch.Tensor, storage: torch.UntypedStorage) -> bool:
+    """Return False for a storage with a size and no memory, as of a wrapper: to read it ends the process."""
+    if not storage_bytes(storage) or memory_of(tensor):
+        return True
+    try:
+        return bool(torch.UntypedStorage.data_ptr(storage))  # asked last, because it copies a lazy clone
+    except RuntimeError as error:  # it never had memory
+        pass_on(error)
+        return False
 
 
 def fingerprint(tensors: Iterable[torch.Tensor]) -> bytes:

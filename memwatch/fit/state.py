@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import gc
 import random
-import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from types import CellType, CodeType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Final
@@ -21,9 +20,11 @@ from memwatch._torch.modes import disable_torch_dispatch
 from memwatch.devices import devices_in_use
 from memwatch.encoding import read_states, restore_states
 from memwatch.fit.kept_tensors import KeptTensor, KeptTensors
-from memwatch.heap.class_checks import derives, is_a
+from memwatch.heap.class_checks import class_ids, derives, is_a
 from memwatch.heap.classes import of_classes
-from memwatch.heap.tensors import mro_of
+from memwatch.heap.names import class_name, instance_dict
+from memwatch.heap.shapes import is_program_class
+from memwatch.heap.tensors import mro_of, type_dict
 from memwatch.own_code import is_program_code
 
 if TYPE_CHECKING:
@@ -35,10 +36,10 @@ _MOST_DATA_BYTES: Final = 256 * 2**20
 """Bytes of tensors and arrays, beside model and optimizers, that are copied. A guess: a step seldom writes its data."""
 _OF_TORCH: Final = (nn.Module, Optimizer, LRScheduler, torch.amp.GradScaler)
 """Objects of torch whose attributes are their state."""
-_LISTS: Final = (list, deque)
-_DICTS: Final = (dict, OrderedDict, defaultdict, Counter)
-_FIXED: Final = (tuple, frozenset)
-_ITERATORS: Final[tuple[type, ...]] = (type(iter([])), type(iter(())))
+_LISTS: Final = class_ids(list, deque)
+_DICTS: Final = class_ids(dict, OrderedDict, defaultdict, Counter)
+_FIXED: Final = class_ids(tuple, frozenset, functools.partial, MethodType)
+_ITERATORS: Final = class_ids(type(iter([])), type(iter(())))
 """Iterators that can be set back in place."""
 
 
@@ -94,14 +95,16 @@ class State:
             elif autograd_state(value).is_leaf:  # it has no bytes, or is data
                 self._undo.append(functools.partial(setattr, value, "grad", value.grad))
             return ()
-        if cls in _LISTS:
+        if id(cls) in _LISTS:
             return self._keep_list(value)
-        if cls in _DICTS:
+        if id(cls) in _DICTS:
             return self._keep_dict(value)
-        if cls in _FIXED or cls in (functools.partial, MethodType):
+        if id(cls) in _FIXED:
             return _parts(value)
-        if cls in (FunctionType, CellType):
-            return self._keep_function(value) if cls is FunctionType else self._keep_cell(value)
+        if cls is FunctionType:
+            return self._keep_function(value)
+        if cls is CellType:
+            return self._keep_cell(value)
         return self._keep_special(value) or self._keep_object(value)
 
     def _keep_list(self, items: Any) -> Iterable[Any]:
@@ -115,8 +118,8 @@ class State:
 
     def _keep_dict(self, entries: MutableMapping[Any, Any]) -> Iterable[Any]:
         is_small = len(entries) <= _MOST_ITEMS
-        frozen = {key: self._frozen(value) if is_small else value for key, value in entries.items()}
-        self._undo.append(lambda: _reset(entries, {key: _thawed(value) for key, value in frozen.items()}))
+        frozen = [(key, self._frozen(value) if is_small else value) for key, value in entries.items()]
+        self._undo.append(lambda: _reset(entries, [(key, _thawed(value)) for key, value in frozen]))
         return list(entries.values()) if is_small else ()
 
     def _keep_cell(self, cell: CellType) -> Iterable[Any]:
@@ -136,7 +139,8 @@ class State:
         if not is_program_code(function.__code__.co_filename):
             return ()
         names, space = sorted(_names_in(function.__code__)), function.__globals__
-        frozen = {name: self._frozen(space[name]) for name in names if name in space}
+        values = {name: dict.__getitem__(space, name) for name in names if dict.__contains__(space, name)}
+        frozen = {name: self._frozen(value) for name, value in values.items()}
 
         def undo() -> None:
             for name in names:
@@ -146,38 +150,42 @@ class State:
                     space.pop(name, None)
 
         self._undo.append(undo)
-        return [*(function.__closure__ or ()), *(space[name] for name in frozen)]
+        return [*(function.__closure__ or ()), *values.values()]
 
     def _keep_special(self, value: Any) -> tuple[Any, ...]:
         """Copy the state of a random generator, an array or an iterator; return the objects that it refers to."""
         cls = type(value)
-        if isinstance(value, torch.Generator):
+        if is_a(value, torch.Generator):
             state = value.get_state().numpy().copy()
             self._undo.append(lambda: value.set_state(torch.from_numpy(state)))
-        elif isinstance(value, random.Random):
+        elif is_a(value, random.Random):
             self._undo.append(functools.partial(value.setstate, value.getstate()))
-        elif isinstance(value, np.random.Generator):
+        elif is_a(value, np.random.Generator):
             self._undo.append(functools.partial(_set_bits, value.bit_generator, value.bit_generator.state))
-        elif isinstance(value, np.random.RandomState):
+        elif is_a(value, np.random.RandomState):
             self._undo.append(functools.partial(value.set_state, value.get_state()))
-        elif isinstance(value, np.ndarray):
-            if value.flags.writeable and self._may_copy(value.nbytes):
-                self._undo.append(functools.partial(np.copyto, value, value.copy()))
-        elif cls in _ITERATORS:
+        elif is_a(value, np.ndarray):
+            array = np.ndarray.view(value, np.ndarray)  # a subclass would be asked
+            if array.flags.writeable and self._may_copy(array.nbytes):
+                self._undo.append(functools.partial(np.copyto, array, array.copy()))
+        elif id(cls) in _ITERATORS:
             made = value.__reduce__()
             if len(made) > 2:  # an iterator that has ended has no position any more
                 self._undo.append(functools.partial(value.__setstate__, made[2]))
             return tuple(made[1])
-        elif hasattr(cls, "__next__") and not _is_programs(cls):
-            self.moving.append(cls.__name__)
+        elif any("__next__" in type_dict(base) for base in mro_of(cls)) and not is_program_class(cls):
+            self.moving.append(class_name(cls))
         return ()
 
     def _keep_object(self, value: Any) -> Iterable[Any]:
         cls = type(value)
-        attributes = getattr(value, "__dict__", None)
-        if type(attributes) is not dict or not (issubclass(cls, _OF_TORCH) or _is_programs(cls)):
+        attributes = instance_dict(value)
+        is_of_torch = any(derives(cls, base) for base in _OF_TORCH)
+        if attributes is None or not (is_of_torch or is_program_class(cls)):
             return ()
-        methods = [each for base in mro_of(cls) if _is_programs(base) for each in vars(base).values()]
+        methods = [
+            each for base in mro_of(cls) if is_program_class(base) for each in type_dict(base).values()
+        ]
         return [attributes, *(each for each in methods if type(each) is FunctionType)]
 
     def _frozen(self, value: Any) -> Any:
@@ -240,9 +248,9 @@ def _thawed(value: Any) -> Any:
 
 
 def _parts(value: Any) -> Iterator[Any]:
-    if isinstance(value, functools.partial):
+    if type(value) is functools.partial:
         yield from (value.func, *value.args, *value.keywords.values())
-    elif isinstance(value, MethodType):
+    elif type(value) is MethodType:
         yield from (value.__func__, value.__self__)
     else:
         yield from value
@@ -253,11 +261,11 @@ def _refill(items: Any, whole: list[Any]) -> None:
     items.extend(whole)
 
 
-def _reset(entries: MutableMapping[Any, Any], whole: dict[Any, Any]) -> None:
+def _reset(entries: MutableMapping[Any, Any], whole: list[tuple[Any, Any]]) -> None:
     """Put the entries of a dictionary back, in their order; keys may be tensors, which do not compare."""
-    if [id(key) for key in entries] != [id(key) for key in whole]:
+    if [id(key) for key in entries] != [id(key) for key, _ in whole]:
         entries.clear()
-    for key, value in whole.items():
+    for key, value in whole:
         if key not in entries or entries[key] is not value:
             entries[key] = value
 
@@ -273,10 +281,3 @@ def _names_in(code: CodeType) -> set[str]:
         if isinstance(constant, CodeType):
             names |= _names_in(constant)
     return names
-
-
-def _is_programs(cls: type) -> bool:
-    if cls.__module__ == "__main__":
-        return True
-    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
-    return file is not None and is_program_code(file)

@@ -7,24 +7,22 @@ object is kept.
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import replace
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.heap.class_checks import class_ids, is_a
 from memwatch.heap.names import instance_dict
 from memwatch.heap.paths import name_chain
-from memwatch.heap.references import copied_items, position_in
 from memwatch.heap.roots import RootKind
+from memwatch.heap.shapes import copied_items, key_of, ordered_kind, position_in
 from memwatch.heap.tensors import is_tensor
 from memwatch.kinds.edges import EdgeKind
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from memwatch.heap.references import Chain
     from memwatch.heap.roots import Root
+    from memwatch.heap.shapes import Chain
     from memwatch.kinds.edges import Edge
 
 _MAX_WAYS: Final = 256
@@ -32,7 +30,6 @@ _MAX_WAYS: Final = 256
 _MAX_ITEMS: Final = 128
 """Items of a list or dictionary that are read. A guess: a cache has one for each layer."""
 _PLAIN_KEYS: Final = class_ids(str, int)
-_SEQUENCES: Final = (tuple, list, deque)
 _ATTRIBUTE, _KEY, _PLACE, _EACH = range(4)
 _Step = tuple[int, Any]
 _Steps = tuple[_Step, ...]
@@ -147,10 +144,8 @@ def _items_of(value: Any) -> list[tuple[int, Any]]:
     if is_a(value, dict):
         pairs = copied_items(value, dict.items, _MAX_ITEMS)
         return [(key, held) for key, held in pairs if type(key) is int]
-    for kind in _SEQUENCES:
-        if is_a(value, kind):
-            return list(enumerate(islice(kind.__iter__(value), _MAX_ITEMS)))
-    return []
+    kind = ordered_kind(value)
+    return [] if kind is None else list(enumerate(copied_items(value, kind.__iter__, _MAX_ITEMS)))
 
 
 def _start_of(root: Root) -> _Start | None:
@@ -184,18 +179,14 @@ def _step(chain: Chain, at: int) -> tuple[_Step, int] | None:
         return _keyed(_ATTRIBUTE, child, chain[at + 2], 2) if at + 2 < len(chain) else None
     if is_a(parent, dict):
         return _keyed(_KEY, parent, child, 1)
-    for kind in _SEQUENCES:
-        if is_a(parent, kind):
-            place = position_in(parent, kind, child)
-            return None if place is None else ((_PLACE, place), 1)
-    return None
+    kind = ordered_kind(parent)
+    place = None if kind is None else position_in(parent, kind, child)
+    return None if place is None else ((_PLACE, place), 1)
 
 
 def _keyed(how: int, table: Any, value: Any, covered: int) -> tuple[_Step, int] | None:
-    for key, held in copied_items(table, dict.items):
-        if held is value:
-            return ((how, key), covered) if id(type(key)) in _PLAIN_KEYS else None
-    return None
+    found, key = key_of(table, value)
+    return ((how, key), covered) if found and id(type(key)) in _PLAIN_KEYS else None
 
 
 def _after(value: Any, how: int, key: Any) -> Any:
@@ -204,10 +195,8 @@ def _after(value: Any, how: int, key: Any) -> Any:
         return _looked_up(instance_dict(value) or {}, key)
     if how == _KEY:
         return _looked_up(value, key) if is_a(value, dict) else None
-    for kind in _SEQUENCES:
-        if is_a(value, kind):
-            return kind.__getitem__(value, key) if key < kind.__len__(value) else None
-    return None
+    kind = ordered_kind(value)
+    return kind.__getitem__(value, key) if kind is not None and key < kind.__len__(value) else None
 
 
 def _looked_up(table: Any, key: Any) -> Any:

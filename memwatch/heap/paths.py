@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from memwatch.heap.class_checks import is_a
-from memwatch.heap.edges_of import Named, name_edge
+from memwatch.heap.shapes import Named, name_edge
 from memwatch.heap.vertices import key_text, vertex_of
 from memwatch.words.edges import edge_line, edge_phrase
 

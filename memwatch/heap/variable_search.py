@@ -8,24 +8,26 @@ copies that never run.
 from __future__ import annotations
 
 import gc
-import sys
 from collections import deque
 from itertools import islice
-from types import FrameType, FunctionType, GetSetDescriptorType, MemberDescriptorType
+from types import FrameType, FunctionType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from torch import Tensor, nn
 
-from memwatch._torch.modules import BUFFERS, MODULES, PARAMETERS
-from memwatch.heap.class_checks import ByClass, class_ids, derives, is_a
+from memwatch.heap.class_checks import ByClass, derives, is_a
 from memwatch.heap.classes import of_classes
 from memwatch.heap.frames import is_test_runner_code, read_locals
-from memwatch.heap.names import attributes, instance_dict
-from memwatch.heap.references import DEFINITIONS, copied_items, exception_step, step_of, tensor_step
-from memwatch.heap.search_roots import running
-from memwatch.heap.tensors import type_dict
+from memwatch.heap.roots import running
+from memwatch.heap.shapes import (
+    DEFINITIONS,
+    exception_step,
+    expressions_of,
+    is_program_class,
+    step_of,
+    tensor_step,
+)
 from memwatch.own_code import CodeOwner, code_owner
-from memwatch.signal_handlers import suppress
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
@@ -38,11 +40,6 @@ _MAX_OBJECTS: Final = 300
 """Objects that one call's search visits. A guess: a program keeps its models near its variables."""
 _MAX_OBJECTS_OF_LIBRARIES: Final = 60
 """The same for a call of an installed package. A guess."""
-_TABLES: Final = (PARAMETERS, BUFFERS, MODULES)
-_OF_CLASSES: Final = class_ids(
-    FunctionType, property, classmethod, staticmethod, MemberDescriptorType, GetSetDescriptorType,
-)  # fmt: skip
-"""Kinds of class attributes that hold no module."""
 
 
 class Way(NamedTuple):
@@ -152,7 +149,9 @@ def _names_among(wanted: Collection[int], variables: dict[str, Any]) -> dict[int
         if steps < _MAX_STEPS and id(value) not in seen and is_open(type(value)):
             budget -= 1
             seen.add(id(value))
-            waiting.extend((steps + 1, f"{name}{step}", held) for step, held in _held_by(value))
+            waiting.extend(
+                (steps + 1, f"{name}{step}", held) for step, held in expressions_of(value, _MAX_ITEMS)
+            )
     return found
 
 
@@ -189,68 +188,21 @@ class _Search:
                 holder = value
             if is_module or cls is FunctionType:
                 name = ""
-            waiting.extend((hops + 1, f"{name}{step}", held, holder) for step, held in _held_by(value))
+            waiting.extend(
+                (hops + 1, f"{name}{step}", held, holder) for step, held in expressions_of(value, _MAX_ITEMS)
+            )
 
     def _may_open(self, value: Any) -> bool:
         """Return True for an object that holds others under names that a program can write."""
         cls = type(value)
         if cls is FunctionType:
             return value.__closure__ is not None
-        return _is_of_program(value) if derives(cls, type) else self._is_open(cls)
+        return is_program_class(value) if derives(cls, type) else self._is_open(cls)
 
 
 def _is_open(cls: type) -> bool:
     step = step_of(cls, deep=True)
     return step is not None and step not in (tensor_step, exception_step, *DEFINITIONS)
-
-
-def _is_of_program(cls: type) -> bool:
-    """Return True for a class that the program defines, which may be in `__main__` or a notebook."""
-    name = type_dict(cls).get("__module__")
-    if name == "__main__":
-        return True
-    module = sys.modules.get(name) if type(name) is str else None
-    file = (instance_dict(module) or {}).get("__file__")
-    return type(file) is str and code_owner(file) is CodeOwner.PROGRAM
-
-
-def _class_attributes(cls: type) -> Iterator[tuple[str, Any]]:
-    """Yield the attributes of a class that hold values. Skip its methods, properties and special names."""
-    for name, held in list(type_dict(cls).items()):
-        if type(name) is str and not name.startswith("__") and id(type(held)) not in _OF_CLASSES:
-            yield f".{name}", held
-
-
-def _held_by(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the objects in an object, each with its step as Python writes it. No code of the program runs."""
-    if is_a(value, nn.Module):
-        # objects in its tables are its own, and need no search
-        yield from (
-            (f".{name}", held)
-            for name, held in attributes(value)
-            if type(name) is str and name not in _TABLES
-        )
-    elif type(value) is FunctionType:
-        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=False)
-        for name, cell in cells:
-            with suppress(ValueError):  # it has no value yet
-                yield name, cell.cell_contents
-    elif is_a(value, type):
-        yield from _class_attributes(value)
-    elif is_a(value, dict):
-        items = copied_items(value, dict.items, _MAX_ITEMS)
-        yield from ((f"[{key!r}]", held) for key, held in items if type(key) is str or type(key) is int)
-    elif is_a(value, list) or is_a(value, tuple):
-        kind = list if is_a(value, list) else tuple
-        yield from (
-            (f"[{at}]", held) for at, held in enumerate(copied_items(value, kind.__iter__, _MAX_ITEMS))
-        )
-    else:
-        yield from (
-            (f".{name}", held)
-            for name, held in attributes(value)
-            if type(name) is str and not name.startswith("__")
-        )
 
 
 def names_of_tensors(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
-from memwatch.heap.assignments import with_line
+from memwatch.heap.names import with_line
 from memwatch.kinds.edges import VertexKind
 from memwatch.kinds.leaks import LeakKind
 from memwatch.kinds.remedies import Remedy

@@ -29,7 +29,7 @@ from memwatch._torch.modules import BUFFERS, FUNCTIONAL_CALL_CODE, PARAMETERS
 from memwatch.capture.schema import NONE
 from memwatch.heap.class_checks import class_ids
 from memwatch.heap.module_tables import module_dicts
-from memwatch.heap.search_roots import running
+from memwatch.heap.roots import running
 from memwatch.record.clock import ticks
 from memwatch.record.harmless import Harmless
 from memwatch.record.roles import BUCKET, BUFFER, GRADIENT, NAMES, PARAMETER, STATE, STEPPED, UNSHARDED

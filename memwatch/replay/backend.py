@@ -56,7 +56,7 @@ _undisabled, _LeaveFrame = function_that_enables(), skip_frame_exception()
 
 @dataclass(eq=False)
 class CompiledCallable:
-    """What the backend knows about one compiled callable.
+    """The knowledge of the backend about one compiled callable.
 
     Attributes:
         keeper: keeps the budget, and holds the states of the steps and plans; None before the first graph is compiled.

@@ -166,7 +166,7 @@ class BudgetKeeper:
         episode = self._episode
         if episode is None or not episode.is_pending():
             self._end_episode()
-            if isinstance(self._step, SettledSequence):  # the graph was dropped after `follow` looked at it
+            if isinstance(self._step, SettledSequence):  # its backward was dropped since `follow`
                 self._stop_following(self._step)
             self._step_budget.note_parameters(args)
             episode = self._begin_episode(graph, args)

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from memwatch.heap.assignments import binding_line, line_in_source
+from memwatch.heap.names import binding_line, line_in_source
 
 SCRIPT = """\
 import torch

@@ -14,13 +14,14 @@ import torch
 from torch import nn
 
 import memwatch
+from memwatch.heap import shapes
+from memwatch.heap.class_checks import derives
 from memwatch.heap.known_ways import KnownWays
 from memwatch.heap.paths import name_chain
 from memwatch.heap.reference_search import ReferenceSearch
-from memwatch.heap.references import step_of
 from memwatch.heap.referrer_search import living_tensors, referrer_paths
-from memwatch.heap.roots import Held, Root, RootKind
-from memwatch.heap.search_roots import call_roots, namespace_roots
+from memwatch.heap.roots import Held, Root, RootKind, call_roots, namespace_roots
+from memwatch.heap.shapes import step_of
 from memwatch.heap.variable_search import names_of_tensors
 from memwatch.kinds.edges import Edge, EdgeKind, Vertex, VertexKind
 
@@ -355,3 +356,10 @@ def test_the_search_for_the_names_of_leaves_follows_no_more_than_it_may():
     names, followed = names_of_tensors([leaf, behind[0]], sys._getframe(), most_ways=100_000)
     assert names == {id(leaf): "leaf", id(behind[0]): "behind[0]"}
     assert followed > len(idle)
+
+
+def test_each_row_of_the_shapes_is_the_row_of_its_class():
+    """A row behind the row of one of its bases would never count for a search."""
+    rows = list(shapes._SHAPES)
+    firsts = [next(row for row in rows if derives(shape.base, row.base)) for shape in rows]
+    assert [first.base for first in firsts] == [shape.base for shape in rows]

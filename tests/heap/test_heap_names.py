@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from memwatch.heap import Snapshot, search, steps_of
-from memwatch.heap.edges_of import name_edge
 from memwatch.heap.paths import name_chain
+from memwatch.heap.shapes import name_edge
 from memwatch.kinds.edges import Edge, EdgeKind, Vertex, VertexKind
 from memwatch.leaks import find_leaks
 from memwatch.words import edges as edge_words

@@ -159,7 +159,7 @@ def test_a_sample_calls_no_getter_that_can_compute(intercept, recorder, monkeypa
 
 DEEP = """
 import torch, memwatch
-from memwatch.heap.graph_walk import GraphWalk
+from memwatch.heap.reference_search import GraphWalk
 
 def scope():
     y = torch.randn(1, requires_grad=True).clone()

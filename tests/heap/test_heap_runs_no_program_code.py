@@ -26,6 +26,7 @@ from sampled_ops import sample_every_op
 from torch import nn
 
 import memwatch
+from memwatch.fit.state import State
 from memwatch.heap.class_checks import ByClass
 from memwatch.heap.frames import read_locals
 from memwatch.heap.inner_tensors import inner_tensors
@@ -43,6 +44,10 @@ NAMED_BY_ROLE = {"torch_module", "module_list"}
 """Objects that are buffers by the end of the block: the role names them."""
 BEHIND_NO_REFERENCE = {"function_with_globals_of_a_subclass", "tensor_with_sizes_by_code"}
 """Objects that bounded searches do not open: the globals of a function, and a tensor that names no inner tensors."""
+OF_TENSORS = {
+    "tensor_subclass", "parameter_subclass", "wrapper", "tensor_with_sizes_by_code", "wrapper_with_sizes_by_code",
+}  # fmt: skip
+"""Objects that are tensors of a class of the program."""
 KEPT: dict[str, list[Any]] = {}
 
 
@@ -93,6 +98,31 @@ def test_a_sample_calls_no_method_of_what_it_meets(intercept):
     not_seen = {name for name, size in sizes.items() if evidence[4 * size] != "seen"}
     assert not_seen <= NAMED_BY_ROLE | BEHIND_NO_REFERENCE
     del result
+
+
+def test_the_copy_of_a_training_state_calls_no_method_of_what_it_meets():
+    """`memwatch fit` copies what a step can change, behind its variables. It asks tensors alone for their fields."""
+    held = {name: make(torch.ones(10)) for name, make in SHAPES.items() if name not in OF_TENSORS}
+
+    def step() -> Any:
+        return held
+
+    with recording() as calls:
+        State(step, nn.Linear(2, 2), [])
+    assert no_calls(calls)
+
+
+def test_the_copy_of_a_training_state_leaves_out_a_tensor_without_memory():
+    """A wrapper without `__tensor_flatten__` has a storage with a size, and to read its bytes ends the process."""
+    held = {"wrapper": SHAPES["tensor_with_sizes_by_code"](torch.ones(10)), "plain": torch.ones(10)}
+
+    def step() -> Any:
+        return held
+
+    state = State(step, nn.Linear(2, 2), [])
+    held["plain"].zero_()
+    state.restore()
+    assert held["plain"].sum() == 10
 
 
 class Worker(threading.Thread):

@@ -455,7 +455,7 @@ def test_the_last_error_of_a_shell_is_dropped_as_told():
 
 def test_what_a_shell_displayed_is_reset_as_told(monkeypatch):
     """Its history keeps each value."""
-    monkeypatch.setattr("memwatch.heap.edges_of.in_interactive_shell", lambda: True)
+    monkeypatch.setattr("memwatch.heap.shapes.in_interactive_shell", lambda: True)
     SETTINGS.Out = {}
     [leak] = find_leaks(lambda: SETTINGS.Out.setdefault(next(NUMBERS), data()), runs=2)
     assert leak.advice == advice(Remedy.OUTPUT_HISTORY)

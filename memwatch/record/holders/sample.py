@@ -24,10 +24,8 @@ from memwatch.heap.autograd import gradient_of
 from memwatch.heap.c_held import memory_of
 from memwatch.heap.capsules import capsule_address
 from memwatch.heap.class_checks import class_ids
-from memwatch.heap.graph_walk import GraphWalk
 from memwatch.heap.paths import name_chain
-from memwatch.heap.reference_search import ReferenceSearch
-from memwatch.heap.references import position_in
+from memwatch.heap.reference_search import GraphWalk, ReferenceSearch
 from memwatch.heap.referrer_search import (
     in_variables,
     living_tensors,
@@ -35,8 +33,8 @@ from memwatch.heap.referrer_search import (
     suspended_calls,
     young_objects,
 )
-from memwatch.heap.roots import RootKind
-from memwatch.heap.search_roots import (
+from memwatch.heap.roots import (
+    RootKind,
     call_roots,
     context_root,
     last_exceptions_root,
@@ -44,6 +42,7 @@ from memwatch.heap.search_roots import (
     running,
     running_functions,
 )
+from memwatch.heap.shapes import position_in
 from memwatch.heap.tensors import is_tensor
 from memwatch.heap.vertices import vertex_of
 from memwatch.kinds.edges import Edge, EdgeKind
@@ -58,9 +57,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from types import FrameType
 
-    from memwatch.heap.references import Chain
     from memwatch.heap.referrer_search import Path
     from memwatch.heap.roots import Root
+    from memwatch.heap.shapes import Chain
     from memwatch.record.holders.state import SamplingState
 
 _MAX_HOLDERS: Final = 6

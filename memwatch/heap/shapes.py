@@ -1,0 +1,914 @@
+"""The references of an object, by its type: one table, which searches, names of references and expressions use.
+
+A row of `_SHAPES` says how a bounded search goes on from an object, how a reference of it is named as a typed edge,
+and how Python writes the way to the objects in it. The objects that CPython puts between a name and its value, such as
+the dictionary of an instance, are passed over.
+
+The snapshot of the whole heap only uses `gc.get_referents`, which is simpler. It is too slow for a search inside the
+user's program, because it shows every name, code object and class beside the values. For known types, memwatch reads
+the dictionaries, slots and fields that keep their values. It uses gc only for the other types.
+
+Nothing here runs code of the program. Types are found by their real bases, never by `isinstance`. Attributes are read
+from their storage, never by `getattr`. Properties, `__iter__` and `__getitem__` of subclasses are not called.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextvars
+import functools
+import gc
+import queue
+import sys
+import threading
+import weakref
+from collections import OrderedDict, UserDict, UserList, deque
+from dataclasses import replace
+from itertools import chain, islice, repeat
+from types import (
+    AsyncGeneratorType,
+    BuiltinFunctionType,
+    CellType,
+    CodeType,
+    CoroutineType,
+    FrameType,
+    FunctionType,
+    GeneratorType,
+    GetSetDescriptorType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+    TracebackType,
+)
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from memwatch._torch.jit import Future
+from memwatch._torch.modules import BUFFERS, MODULES, PARAMETERS
+from memwatch.heap.autograd import gradient_of
+from memwatch.heap.c_held import items_of_array, results_of
+from memwatch.heap.capsules import Capsule
+from memwatch.heap.class_checks import class_ids, derives, is_a
+from memwatch.heap.frames import read_locals
+from memwatch.heap.module_tables import module_dicts
+from memwatch.heap.names import (
+    Assignment,
+    assignment_place,
+    attributes,
+    class_place,
+    in_interactive_shell,
+    instance_dict,
+    line_in_source,
+    plain_text,
+    type_name,
+)
+from memwatch.heap.roots import LAST_EXCEPTION, Root, RootKind, is_tool_class
+from memwatch.heap.tensors import is_node_type, mro_of, type_dict
+from memwatch.heap.vertices import (
+    frame_vertex,
+    function_vertex,
+    instance_of,
+    key_text,
+    module_vertex,
+    vertex_of,
+)
+from memwatch.kinds.edges import Edge, EdgeKind, Vertex, VertexKind
+from memwatch.own_code import is_program_code
+from memwatch.signal_handlers import pass_on, suppress
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+
+Chain = tuple[Any, ...]
+"""Objects; each refers to the next."""
+
+
+MAX_ITEMS: Final = 4096
+"""Items of a container that a search reads. A guess."""
+_PROBE_ITEMS: Final = 64
+"""A longer container is left if so many items at its beginning are all numbers or texts. A guess."""
+_MAX_TRIES: Final = 8
+"""Attempts to copy a container that another thread changes meanwhile. A guess."""
+_SEQUENCES: Final = (list, tuple, set, frozenset, deque)
+_SEQUENCE_IDS: Final = class_ids(*_SEQUENCES)
+_ORDERED: Final = (tuple, list, deque)
+_ORDERED_IDS: Final = class_ids(*_ORDERED)
+_PLAIN: Final = class_ids(list, tuple, dict, set, frozenset, deque)
+_ROWS: Final = class_ids(list, tuple)
+OFTEN_EMPTY: Final = class_ids(dict, OrderedDict, set, list)  # as the ten tables of hooks of a module
+_TABLES: Final = (PARAMETERS, BUFFERS, MODULES)
+_ARRAY: Final = np.ndarray.__dict__
+_KEEPERS: Final = (queue.Queue, asyncio.Queue, concurrent.futures.Future, UserDict, UserList)
+"""Classes of Python's library that are written in Python and hold objects of a program."""
+_NUMBERS_AND_TEXT: Final = class_ids(int, float, str, bool, bytes)
+_OF_OPTIMIZERS: Final = ("param_groups", "state")
+"""Attributes of an optimizer whose tensors are known by their role: they need no search."""
+
+
+def _is_barren(value: Any) -> bool:
+    """Return True for a short plain list or tuple of numbers and texts alone: of these a program may have millions."""
+    return (
+        id(type(value)) in _ROWS
+        and len(value) <= _PROBE_ITEMS
+        and _NUMBERS_AND_TEXT.issuperset(map(id, map(type, value)))
+    )
+
+
+def tensor_step(_: Any) -> Iterator[Chain]:
+    """Yield nothing: a search ends at a tensor."""
+    yield from ()
+
+
+def capsule_step(_: Any) -> Iterator[Chain]:
+    """Yield nothing: gc shows no reference of a capsule of C."""
+    yield from ()
+
+
+def _node_links(value: Any) -> Iterator[Chain]:
+    # The attributes of an autograd ctx. The walk along the graph finds the other objects of a node.
+    attributes = instance_dict(value)
+    if attributes:
+        for held in list(attributes.values()):
+            yield attributes, held
+
+
+def _module_links(value: Any) -> Iterator[Chain]:
+    # With its tables, because only they lead to the parameters of a module that was never called.
+    attributes = instance_dict(value) or {}
+    for held in list(attributes.values()):
+        if id(type(held)) not in OFTEN_EMPTY or held:
+            yield attributes, held
+
+
+def _links_of_module_itself(value: Any) -> Iterator[Chain]:
+    attributes = instance_dict(value) or {}
+    tables = {id(attributes.get(name)) for name in _TABLES}
+    for held in list(attributes.values()):
+        if id(held) not in tables and (id(type(held)) not in OFTEN_EMPTY or held):
+            yield attributes, held
+
+
+def _optimizer_links(value: Any) -> Iterator[Chain]:
+    # A program's own optimizer may keep lists of its own beside `state`.
+    attributes = instance_dict(value) or {}
+    for name, held in list(dict.items(attributes)):
+        if name not in _OF_OPTIMIZERS and (id(type(held)) not in OFTEN_EMPTY or held):
+            yield attributes, held
+
+
+def held_by_modules(modules: list[Any]) -> list[Any]:
+    """Return the results of `_links_of_module_itself` for many modules, in few calls, and empty tables of hooks."""
+    attributes = module_dicts(modules)
+    tables = set(map(id, chain.from_iterable(map(dict.get, attributes, repeat(name)) for name in _TABLES)))
+    held = list(chain.from_iterable(map(dict.values, attributes)))
+    return [each for key, each in zip(map(id, held), held, strict=True) if key not in tables]
+
+
+def _array_links(value: Any) -> Iterator[Chain]:
+    # `tensor.numpy()` refers to the tensor, and an array of objects to each; gc shows nothing of either.
+    base = _ARRAY["base"].__get__(value)
+    if base is not None:
+        yield (base,)
+    for held in items_of_array(value, MAX_ITEMS):
+        yield (held,)
+
+
+def _result_links(value: Any) -> Iterator[Chain]:
+    # of a `torch.futures.Future`, as of a collective that runs on its own
+    for held in results_of(value):
+        yield (held,)
+
+
+def _mapping_links(value: Any) -> Iterator[Chain]:
+    # gc ignores a dictionary whose values are all unknown to gc, such as numpy arrays
+    if gc.is_tracked(value) or any(type(held) is np.ndarray for held in islice(dict.values(value), 1)):
+        return chain(_items(value, dict.values), _extra(value))
+    return iter(())
+
+
+def _sequence_links(value: Any) -> Iterator[Chain]:
+    if gc.is_tracked(value) and not _is_barren(value):
+        cls = type(value)
+        kind = cls if id(cls) in _SEQUENCE_IDS else next(base for base in _SEQUENCES if derives(cls, base))
+        return chain(_items(value, kind.__iter__), _extra(value))
+    return iter(())
+
+
+def _context_links(value: Any) -> Iterator[Chain]:
+    for held in list(value.values()):  # asyncio's tasks hold them: as many as the process has variables
+        yield (held,)
+
+
+def _items(container: Any, iterate: Callable[[Any], Any]) -> Iterator[Chain]:
+    """Return the items of a container.
+
+    Of a long container that begins with numbers or text, return only the first items.
+    """
+    items = copied_items(container, iterate, MAX_ITEMS)
+    if len(items) > _PROBE_ITEMS and _NUMBERS_AND_TEXT.issuperset(
+        map(id, map(type, items[: _PROBE_ITEMS + 1]))
+    ):
+        del items[_PROBE_ITEMS:]
+    return zip(items, strict=True)  # no generator of ours: a list may have thousands of tensors
+
+
+def copied_items(
+    container: Any, iterate: Callable[[Any], Any], limit: int | None = None, tries: int = _MAX_TRIES
+) -> list[Any]:
+    """Return the items of a container that another thread, or gc, may change during the copy.
+
+    Args:
+        container: the container.
+        iterate: returns the iterable, as `dict.values` does.
+        limit: the number of items to return, from the first; None for all.
+        tries: number of attempts; after them the list is empty.
+    """
+    try:
+        return list(islice(iterate(container), limit))
+    except RuntimeError as error:
+        # changed between the iterator and the end of the copy, which is short: try again
+        pass_on(error)
+        return copied_items(container, iterate, limit, tries - 1) if tries > 1 else []
+
+
+def position_in(
+    items: Any, kind: type[tuple[Any, ...] | list[Any] | deque[Any]], value: object
+) -> int | None:
+    """Return the position of a value in a tuple, list or deque, or None if unknown.
+
+    Args:
+        items: the container; C code may still be filling it.
+        kind: its type.
+        value: the value to find.
+    """
+    if _is_half_made(items):
+        return None
+    for position, held in enumerate(copied_items(items, kind.__iter__)):
+        if held is value:
+            return position
+    return None
+
+
+def key_of(mapping: object, value: object) -> tuple[bool, Any]:
+    """Return whether a dictionary has a value, and its key. The tables of scripted modules are in C++."""
+    if not is_a(mapping, dict):
+        return False, None
+    table: dict[Any, Any] = mapping  # type: ignore[assignment]
+    return next(
+        ((True, key) for key, held in copied_items(table, dict.items) if held is value), (False, None)
+    )
+
+
+def ordered_kind(value: object) -> type[tuple[Any, ...] | list[Any] | deque[Any]] | None:
+    """Return which of tuple, list and deque an object is, whatever its own class; None for other objects."""
+    cls = type(value)
+    if id(cls) in _ORDERED_IDS:
+        return cls  # type: ignore[return-value]
+    return next((kind for kind in _ORDERED if derives(cls, kind)), None)
+
+
+def _is_half_made(container: Any) -> bool:
+    """Return True for a tuple or list that C code is still filling, as for `f(*(g(x) for x in xs))`.
+
+    gc lists such a container, and to iterate over a place without an object ends the process. gc leaves those out.
+    """
+    return id(type(container)) in _ROWS and len(gc.get_referents(container)) < len(container)
+
+
+def _extra(value: Any) -> Iterator[Chain]:
+    """Yield the attributes of an instance of a subclass of a container."""
+    if id(type(value)) not in _PLAIN:
+        attributes = instance_dict(value)
+        if attributes:
+            for held in list(attributes.values()):
+                yield attributes, held
+
+
+def _function_links(value: Any) -> Iterator[Chain]:
+    function: FunctionType = value
+    for cell in function.__closure__ or ():
+        for held in gc.get_referents(cell):
+            yield function.__closure__, cell, held
+    defaults = function.__defaults__  # a program may set it, and the two below, to an object of a subclass
+    if defaults is not None:
+        for held in tuple.__iter__(defaults):
+            yield defaults, held
+    for table in (function.__kwdefaults__, function.__dict__):
+        if table is not None:
+            for held in list(dict.values(table)):
+                yield table, held
+
+
+def exception_step(value: Any) -> Iterator[Chain]:
+    """Yield the calls of an exception's traceback, its context, its cause, its arguments and its attributes."""
+    fields = BaseException.__dict__
+    steps: tuple[Any, ...] = ()
+    trace = fields["__traceback__"].__get__(value)
+    while trace is not None:
+        steps = (*steps, trace)
+        yield *steps, trace.tb_frame
+        trace = trace.tb_next
+    for name in ("__context__", "__cause__", "args"):
+        yield (fields[name].__get__(value),)
+    yield from _extra(value)
+
+
+def _frame_links(value: Any) -> Iterator[Chain]:
+    for held in read_locals(value).values():
+        yield (held,)
+
+
+def is_program_class(cls: type) -> bool:
+    """Return True for a class that the program defines, which may be in `__main__` or a notebook."""
+    name = type_dict(cls).get("__module__")
+    file = _file_of(cls)
+    return (type(name) is str and name == "__main__") or (file is not None and is_program_code(file))
+
+
+def _holds_objects_of_program(cls: type) -> bool:
+    """Return True for a class of the program, and for one of Python's that holds what it is given, as those in C do."""
+    file = _file_of(cls)
+    return any(derives(cls, keeper) for keeper in _KEEPERS) or file is None or is_program_code(file)
+
+
+def _file_of(cls: type) -> str | None:
+    """Return the file of the module that defines a class; None for classes in C and those of a notebook."""
+    name = type_dict(cls).get("__module__")
+    module = sys.modules.get(name) if type(name) is str else None
+    file = (instance_dict(module) or {}).get("__file__")
+    return file if type(file) is str else None
+
+
+def _class_links(value: Any) -> Iterator[Chain]:
+    if type_dict(value).get("__module__") != "builtins" and _holds_objects_of_program(value):
+        for held in list(type_dict(value).values()):
+            yield (held,)
+
+
+def _object_links(value: Any) -> Iterator[Chain]:
+    attributes = instance_dict(value)
+    if attributes:
+        for held in list(attributes.values()):
+            yield attributes, held
+    for held in gc.get_referents(value):
+        if held is attributes or type(held) is FrameType or is_a(held, type):
+            continue
+        if _is_half_made(held):  # an `itertools.product` over nothing keeps its first result so for good
+            for item in gc.get_referents(held):
+                yield held, item
+            continue
+        # an empty one may belong to a suspended call: see `read_locals`
+        if type(held) is not dict or held:
+            yield (held,)
+
+
+# ---- the edge of a reference
+
+
+_FRAMES: Final = {id(GeneratorType): "gi_frame", id(CoroutineType): "cr_frame"}
+"""The attribute with the call of a generator or coroutine, by the `id` of its class."""
+
+
+def frame_edge(chain: Sequence[Any], at: int) -> tuple[Edge, int]:
+    """Name a reference of a call."""
+    frame: FrameType = chain[at]
+    owner = frame_vertex(frame)
+    if chain[at + 1] is frame.f_back:
+        return Edge(EdgeKind.CALLER, owner=owner, file=owner.file, line=owner.line), 1
+    return _variable_edge(chain, at, frame, owner)
+
+
+def suspended_edge(chain: Sequence[Any], at: int) -> tuple[Edge | None, int]:
+    """Name a reference of a generator or coroutine.
+
+    Up to Python 3.10 its frame stands between it and its variables, later where the program asked for the frame.
+    """
+    generator = chain[at]
+    attribute = _FRAMES.get(id(type(generator)), "ag_frame")
+    frame, owner = getattr(generator, attribute), vertex_of(generator)
+    if frame is None:
+        return Edge(EdgeKind.REFERENCE, owner=owner), 1
+    if chain[at + 1] is not frame:
+        return _variable_edge(chain, at, frame, owner)
+    if at + 2 == len(chain):
+        return None, 1
+    edge, covered = _variable_edge(chain, at + 1, frame, owner)
+    return edge, covered + 1
+
+
+def traceback_edge(chain: Sequence[Any], at: int) -> tuple[Edge, int]:
+    """Name a reference of a traceback: to the call, or to the call inside that."""
+    is_call = type(chain[at + 1]) is FrameType
+    kind = EdgeKind.TRACEBACK_CALL if is_call else EdgeKind.TRACEBACK_NEXT
+    return Edge(kind, owner=vertex_of(chain[at])), 1
+
+
+def _variable_edge(chain: Sequence[Any], at: int, frame: FrameType, owner: Vertex) -> tuple[Edge, int]:
+    """Name a reference of a call: a variable, directly or through a cell, or a value without a name yet."""
+    child = chain[at + 1]
+    kind, found, covered = EdgeKind.TEMPORARY, None, 1
+    for name, value in read_locals(frame).items():
+        in_cell = type(child) is CellType and _cell_holds(child, value)
+        if value is child or in_cell:
+            kind, found = EdgeKind.LOCAL, name
+            covered = 2 if in_cell and at + 2 < len(chain) else 1
+            break
+    return Edge(kind, found, owner=owner, file=frame.f_code.co_filename, line=frame.f_lineno), covered
+
+
+def _cell_holds(cell: CellType, value: object) -> bool:
+    try:
+        return cell.cell_contents is value
+    except ValueError as error:
+        pass_on(error)
+        return False
+
+
+Named = tuple["Edge | None", int]
+"""An edge without its target, and how many references of the chain it covers; None where it needs no telling."""
+
+_SHELL_RESULTS: Final = ("_", "__", "___")
+_SELF_DESCRIPTORS: Final = ("__dict__", "__weakref__")
+_OF_PARTIALS: Final = ("func", "args", "keywords")
+
+
+def _plain(owner: Vertex) -> Edge:
+    return Edge(EdgeKind.REFERENCE, owner=owner)
+
+
+def _at_owner(kind: EdgeKind, name: str | None, owner: Vertex) -> Edge:
+    """Return an edge with the place of its owner as the place to edit."""
+    return Edge(kind, name, owner=owner, file=owner.file, line=owner.line)
+
+
+def _after(chain: Sequence[Any], at: int, steps: int) -> Any:
+    return chain[at + steps] if at + steps < len(chain) else None
+
+
+def _root_edge(chain: Sequence[Any], at: int) -> Named | None:
+    root: Root = chain[at]
+    child = chain[at + 1]
+    if root.kind is RootKind.MODULES:
+        return None, 1
+    for held in root.entries:
+        if held.value is child:
+            return _global_edge(chain, at + 1, 1, held.edge.owner) if held.is_namespace else (held.edge, 1)
+    return Edge(EdgeKind.REFERENCE), 1
+
+
+def _global_edge(
+    chain: Sequence[Any], at: int, before: int, owner: Vertex | None, reader: Vertex | None = None
+) -> Named | None:
+    """Name a value of a module's namespace, the dictionary being ``chain[at]``."""
+    namespace, value = chain[at], _after(chain, at, 1)
+    found, name = key_of(namespace, value)
+    if not found:
+        return None
+    text = plain_text(name)
+    module = owner.name if owner is not None and owner.kind is VertexKind.MODULE and reader is None else ""
+    if text in LAST_EXCEPTION and module == "sys":
+        return Edge(EdgeKind.LAST_EXCEPTION, name), before + 1
+    if text in ("Out", "_oh") and in_interactive_shell():
+        return Edge(EdgeKind.OUTPUT_HISTORY, name), before + 1
+    if text in _SHELL_RESULTS and (in_interactive_shell() or module == "builtins"):
+        return Edge(EdgeKind.SHELL_RESULT, name), before + 1
+    file = namespace.get("__file__") if type(namespace) is dict else None
+    where = file if type(file) is str else None
+    line = line_in_source(where, text, 0) if where is not None and text is not None else 0
+    return Edge(EdgeKind.GLOBAL, name, owner=owner, file=where, line=line or None, reader=reader), before + 1
+
+
+def _module_edge(chain: Sequence[Any], at: int) -> Named | None:
+    if type(chain[at + 1]) is dict:
+        return _global_edge(chain, at + 1, 1, module_vertex(chain[at]))
+    return None
+
+
+def _function_edge(chain: Sequence[Any], at: int) -> Named | None:
+    function: FunctionType = chain[at]
+    child, owner = chain[at + 1], function_vertex(function)
+    if child is function.__closure__ and child is not None:
+        cell = _after(chain, at, 2)
+        names = [
+            name for name, held in zip(function.__code__.co_freevars, child, strict=False) if held is cell
+        ]
+        consumed = 3 if _after(chain, at, 3) is not None else 2
+        return _at_owner(EdgeKind.CLOSURE_CELL, names[0] if names else None, owner), consumed
+    if child is function.__globals__:
+        module = Vertex(VertexKind.MODULE, plain_text(function.__module__) or str(None))
+        return _global_edge(chain, at + 1, 1, module, owner)
+    if child is function.__defaults__:
+        return _at_owner(EdgeKind.DEFAULT_ARGUMENT, _default_name(chain, at), owner), 2
+    if child is function.__kwdefaults__:
+        _, name = key_of(child, _after(chain, at, 2))
+        return _at_owner(EdgeKind.DEFAULT_ARGUMENT, name, owner), 2
+    if child is function.__dict__:
+        _, name = key_of(child, _after(chain, at, 2))
+        return _at_owner(EdgeKind.ATTRIBUTE, name, owner), 2
+    return _at_owner(EdgeKind.REFERENCE, None, owner), 1
+
+
+def _default_name(chain: Sequence[Any], at: int) -> str | None:
+    function: FunctionType = chain[at]
+    defaults = function.__defaults__
+    values = () if defaults is None else tuple(tuple.__iter__(defaults))
+    names = function.__code__.co_varnames[: function.__code__.co_argcount][-len(values) :]
+    value = _after(chain, at, 2)
+    return next((name for name, held in zip(names, values, strict=False) if held is value), None)
+
+
+def _class_edge(chain: Sequence[Any], at: int) -> Named | None:
+    cls, child = chain[at], chain[at + 1]
+    owner = vertex_of(cls)
+    # A bounded search goes from the class to the value; gc shows the class's dictionary between the two.
+    is_base = any(base is child for base in mro_of(cls))
+    values = () if is_base else list(type_dict(cls).items())
+    name = next((name for name, value in values if value is child), None)
+    kind, covered = (EdgeKind.REFERENCE if name is None else EdgeKind.CLASS_ATTRIBUTE), 1
+    if name is None and type(child) is dict:
+        found, name = key_of(child, _after(chain, at, 2))
+        if found:
+            if cls is weakref.finalize and type(name) is str and name == "_registry":
+                return Edge(EdgeKind.FINALIZER_REGISTRY), 2
+            kind, covered = _class_entry_kind(cls, name), 2
+    if name is None and type(child) is tuple:
+        kind, covered = EdgeKind.CLASS_BASES, min(2, len(chain) - 1 - at)
+    place = assignment_place(cls, name) if type(name) is str else Assignment(class_place(cls)[0], None)
+    return Edge(kind, name, owner=owner, file=place.file, line=place.line), covered
+
+
+def _class_entry_kind(cls: type, name: object) -> EdgeKind:
+    text = plain_text(name)
+    if text in _SELF_DESCRIPTORS:  # every class has them, and each refers to its class
+        return EdgeKind.CLASS_DESCRIPTOR
+    is_attribute = text is not None and text in type_dict(cls)
+    return EdgeKind.CLASS_ATTRIBUTE if is_attribute else EdgeKind.CLASS_ENTRY
+
+
+def _method_edge(chain: Sequence[Any], at: int) -> Named:
+    method: MethodType = chain[at]
+    is_self = chain[at + 1] is method.__self__
+    kind = EdgeKind.BOUND_SELF if is_self else EdgeKind.BOUND_FUNCTION
+    return Edge(kind, owner=vertex_of(method)), 1
+
+
+def _partial_edge(chain: Sequence[Any], at: int) -> Named:
+    bound: functools.partial[Any] = chain[at]
+    function, args, keywords = (type_dict(functools.partial)[name].__get__(bound) for name in _OF_PARTIALS)
+    child, value = chain[at + 1], _after(chain, at, 2)
+    owner = replace(vertex_of(bound), kind=VertexKind.PARTIAL, inner=vertex_of(function))
+    if child is args and value is not None:
+        return Edge(EdgeKind.PARTIAL_ARGUMENT, position=position_in(child, tuple, value), owner=owner), 2
+    if child is keywords and value is not None:
+        return Edge(EdgeKind.PARTIAL_ARGUMENT, key_of(child, value)[1], owner=owner), 2
+    return _plain(owner), 1
+
+
+def _exception_edge(chain: Sequence[Any], at: int) -> Named | None:
+    error, child = chain[at], chain[at + 1]
+    for name in ("__traceback__", "__context__", "__cause__", "args"):
+        if BaseException.__dict__[name].__get__(error) is child:
+            kind = EdgeKind.EXCEPTION_ARGS if name == "args" else EdgeKind.EXCEPTION_FIELD
+            return Edge(kind, name, owner=Vertex(VertexKind.EXCEPTION, type_name(type(error)))), 1
+    return None
+
+
+def _mapping_edge(chain: Sequence[Any], at: int) -> Named:
+    mapping, child = chain[at], chain[at + 1]
+    found, key = key_of(mapping, child)
+    owner = vertex_of(mapping)
+    if found:
+        return Edge(EdgeKind.VALUE, key_text(key), owner=owner), 1
+    if any(held is child for held in copied_items(mapping, dict.keys)):
+        return Edge(EdgeKind.KEY, owner=owner), 1
+    return _instance_edge(chain, at) or (_plain(owner), 1)
+
+
+def _sequence_edge(chain: Sequence[Any], at: int) -> Named | None:
+    items, child = chain[at], chain[at + 1]
+    cls, kind = type(items), ordered_kind(items)
+    position = None if kind is None else position_in(items, kind, child)
+    if position is None:
+        return None
+    fields = None if kind is cls else type_dict(cls).get("_fields")
+    if type(fields) is tuple and position < len(fields):
+        return Edge(EdgeKind.FIELD, fields[position], owner=instance_of(items)), 1
+    return Edge(EdgeKind.ITEM, position=position, owner=vertex_of(items)), 1
+
+
+def _set_edge(chain: Sequence[Any], at: int) -> Named:
+    return Edge(EdgeKind.MEMBER, owner=vertex_of(chain[at])), 1
+
+
+_KEYS_OF_CALLS: Final = class_ids(tuple, type(functools._make_key((), {"a": 1}, typed=False)))
+"""The classes of the keys that `functools.lru_cache` makes of a call's arguments."""
+
+
+def _lru_cache_edge(chain: Sequence[Any], at: int) -> Named | None:
+    wrapper, child = chain[at], chain[at + 1]
+    attributes = instance_dict(wrapper) or {}
+    function = attributes.get("__wrapped__")
+    if child is attributes or child is function:
+        return None
+    owner = replace(vertex_of(wrapper), inner=None if function is None else vertex_of(function))
+    is_key = id(type(child)) in _KEYS_OF_CALLS
+    return Edge(EdgeKind.CACHE_ARGUMENT if is_key else EdgeKind.CACHE_RESULT, owner=owner), 1
+
+
+def _context_edge(chain: Sequence[Any], at: int) -> Named | None:
+    # a context keeps its values in a tree of C nodes: name the variable and pass over the tree
+    for steps, value in enumerate(chain[at + 1 :], start=1):
+        for variable, held in chain[at].items():
+            if held is value:
+                owner = Vertex(VertexKind.CONTEXT, type_name(type(chain[at])))
+                return Edge(EdgeKind.CONTEXT_VARIABLE, variable.name, owner=owner), steps
+    return None
+
+
+def _future_edge(chain: Sequence[Any], at: int) -> Named | None:
+    future, child = chain[at], chain[at + 1]
+    if is_a(future, asyncio.Task) and asyncio.Task.get_coro(future) is child:
+        return Edge(EdgeKind.COROUTINE, owner=vertex_of(future)), 1
+    for name in ("_result", "_exception", "_callbacks", "_loop", "_context"):
+        descriptor = type_dict(asyncio.Future).get(name)
+        if type(descriptor) is GetSetDescriptorType and descriptor.__get__(future) is child:
+            return Edge(EdgeKind.ATTRIBUTE, name, owner=vertex_of(future)), 1
+    return _instance_edge(chain, at)
+
+
+def _thread_local_edge(chain: Sequence[Any], at: int) -> Named | None:
+    # local -> its dictionaries by thread -> the dictionary of one thread -> value
+    values, value = _after(chain, at, 2), _after(chain, at, 3)
+    if chain[at + 1] is instance_dict(chain[at]):
+        return _instance_edge(chain, at)  # the dictionary of this thread, which a bounded search reads itself
+    if type(values) is not dict:
+        return None
+    found, name = key_of(values, value)
+    return (Edge(EdgeKind.THREAD_LOCAL, name), 3) if found else None
+
+
+def _instance_edge(chain: Sequence[Any], at: int) -> Named | None:
+    parent, child = chain[at], chain[at + 1]
+    cls = type(parent)
+    owner = instance_of(parent)
+    if child is cls:
+        return Edge(EdgeKind.CLASS_OF, owner=owner), 1
+    values = instance_dict(parent)
+    if child is values and values is not None:
+        found, name = key_of(values, _after(chain, at, 2))
+        if found:
+            return _attribute_edge(chain, at, name, owner, covered=2)
+        return Edge(EdgeKind.INSTANCE_DICT, owner=owner, file=class_place(cls)[0]), 1
+    for name, value in attributes(parent):
+        if value is child:
+            return _attribute_edge(chain, at, name, owner, covered=1)
+    return None
+
+
+def _attribute_edge(chain: Sequence[Any], at: int, name: str, owner: Vertex, *, covered: int) -> Named:
+    text = plain_text(name)
+    cls, kind = type(chain[at]), None if text is None else _MODULE_TABLES.get(text)
+    table, value = _after(chain, at, covered), _after(chain, at, covered + 1)
+    is_table = kind is not None and derives(cls, torch.nn.Module) and value is not None
+    found, key = key_of(table, value) if is_table else (False, name)
+    kind, name, covered = (kind, key, covered + 1) if found else (EdgeKind.ATTRIBUTE, name, covered)
+    text = plain_text(name)
+    place = Assignment(class_place(cls)[0], None) if text is None else assignment_place(cls, text)
+    return Edge(
+        kind or EdgeKind.ATTRIBUTE,
+        name,
+        owner=owner,
+        file=place.file,
+        line=place.line,
+        of_argument=place.of_argument,
+    ), covered
+
+
+def _array_edge(chain: Sequence[Any], at: int) -> Named | None:
+    if chain[at + 1] is np.ndarray.__dict__["base"].__get__(chain[at]):
+        return Edge(EdgeKind.NUMPY_BASE), 1
+    position = position_in(items_of_array(chain[at], MAX_ITEMS), list, chain[at + 1])
+    return (
+        None if position is None else (Edge(EdgeKind.ITEM, position=position, owner=vertex_of(chain[at])), 1)
+    )
+
+
+def _torch_future_edge(chain: Sequence[Any], at: int) -> Named | None:
+    is_result = any(result is chain[at + 1] for result in results_of(chain[at]))
+    return (Edge(EdgeKind.FUTURE_RESULT, owner=vertex_of(chain[at])), 1) if is_result else None
+
+
+def _gradient_edge(chain: Sequence[Any], at: int) -> Named | None:
+    is_one = is_a(chain[at + 1], torch.Tensor) and gradient_of(chain[at]) is chain[at + 1]
+    return (Edge(EdgeKind.GRAD), 1) if is_one else None
+
+
+_MODULE_TABLES: Final = {
+    PARAMETERS: EdgeKind.PARAMETER,
+    BUFFERS: EdgeKind.BUFFER,
+    MODULES: EdgeKind.SUBMODULE,
+}
+
+
+def _cell_edge(_chain: Sequence[Any], _at: int) -> Named:
+    return Edge(EdgeKind.CELL_CONTENTS), 1
+
+
+# ---- the expression for a reference
+
+
+_OF_CLASSES: Final = class_ids(
+    FunctionType, property, classmethod, staticmethod, MemberDescriptorType, GetSetDescriptorType,
+)  # fmt: skip
+"""Kinds of class attributes that hold no module."""
+
+
+def _module_expressions(value: Any, _: int) -> Iterator[tuple[str, Any]]:
+    # objects in its tables are its own, and need no search
+    for name, held in attributes(value):
+        if type(name) is str and name not in _TABLES:
+            yield f".{name}", held
+
+
+def _function_expressions(value: Any, _: int) -> Iterator[tuple[str, Any]]:
+    for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=False):
+        with suppress(ValueError):  # it has no value yet
+            yield name, cell.cell_contents
+
+
+def _class_expressions(value: Any, _: int) -> Iterator[tuple[str, Any]]:
+    # without its methods, properties and special names
+    for name, held in list(type_dict(value).items()):
+        if type(name) is str and not name.startswith("__") and id(type(held)) not in _OF_CLASSES:
+            yield f".{name}", held
+
+
+def _mapping_expressions(value: Any, most_items: int) -> Iterator[tuple[str, Any]]:
+    for key, held in copied_items(value, dict.items, most_items):
+        if type(key) is str or type(key) is int:
+            yield f"[{key!r}]", held
+
+
+def _sequence_expressions(value: Any, most_items: int) -> Iterator[tuple[str, Any]]:
+    kind = list if is_a(value, list) else tuple
+    for at, held in enumerate(copied_items(value, kind.__iter__, most_items)):
+        yield f"[{at}]", held
+
+
+def _object_expressions(value: Any, _: int) -> Iterator[tuple[str, Any]]:
+    for name, held in attributes(value):
+        if type(name) is str and not name.startswith("__"):
+            yield f".{name}", held
+
+
+# ---- the table, and how it is read
+
+
+class Shape(NamedTuple):
+    """The references of the objects of one class.
+
+    Attributes:
+        base: the class. A row is for the classes that derive from it, too.
+        links: yields the objects that it refers to, for a bounded search; None where a search ends.
+        edge: names a reference, given with the following objects of a path; None for an ordinary object.
+        expressions: yields the objects in it, each with its step as Python writes it; None for an ordinary object.
+    """
+
+    base: type
+    links: Callable[[Any], Iterator[Chain]] | None
+    edge: Callable[[Sequence[Any], int], Named | None] | None = None
+    expressions: Callable[[Any, int], Iterator[tuple[str, Any]]] | None = None
+
+
+_SHAPES: Final = (
+    Shape(Tensor, tensor_step, _gradient_edge),
+    Shape(Capsule, capsule_step),
+    # a search ends at these
+    Shape(str, None),
+    Shape(bytes, None),
+    Shape(int, None),
+    Shape(float, None),
+    Shape(complex, None),
+    Shape(type(None), None),
+    Shape(ModuleType, None, _module_edge),
+    Shape(CodeType, None),
+    Shape(BuiltinFunctionType, None),
+    Shape(torch.dtype, None),
+    Shape(torch.device, None),
+    Shape(torch.Size, None, _sequence_edge, _sequence_expressions),
+    Shape(torch.UntypedStorage, None),
+    Shape(threading.Thread, None),
+    # objects of torch, and containers
+    Shape(nn.Module, _module_links, None, _module_expressions),
+    Shape(torch.optim.Optimizer, _optimizer_links),
+    Shape(dict, _mapping_links, _mapping_edge, _mapping_expressions),
+    Shape(list, _sequence_links, _sequence_edge, _sequence_expressions),
+    Shape(tuple, _sequence_links, _sequence_edge, _sequence_expressions),
+    Shape(set, _sequence_links, _set_edge),
+    Shape(frozenset, _sequence_links, _set_edge),
+    Shape(deque, _sequence_links, _sequence_edge),
+    # code and calls
+    Shape(FunctionType, _function_links, _function_edge, _function_expressions),
+    Shape(BaseException, exception_step, _exception_edge),
+    Shape(FrameType, _frame_links, frame_edge),
+    Shape(contextvars.Context, _context_links, _context_edge),
+    Shape(np.ndarray, _array_links, _array_edge),
+    Shape(Future, _result_links, _torch_future_edge),
+    Shape(type, _class_links, _class_edge, _class_expressions),
+    # a search goes on from these as from any object
+    Shape(MethodType, _object_links, _method_edge),
+    Shape(functools.partial, _object_links, _partial_edge),
+    Shape(functools._lru_cache_wrapper, _object_links, _lru_cache_edge),
+    Shape(CellType, _object_links, _cell_edge),
+    Shape(GeneratorType, _object_links, suspended_edge),
+    Shape(CoroutineType, _object_links, suspended_edge),
+    Shape(AsyncGeneratorType, _object_links, suspended_edge),
+    Shape(TracebackType, _object_links, traceback_edge),
+    Shape(threading.local, _object_links, _thread_local_edge),
+    Shape(asyncio.Future, _object_links, _future_edge),
+    Shape(Root, _object_links, _root_edge),
+)
+"""For a search and an expression, the first row counts from whose class the object's class derives.
+
+The name of a reference is given by the row of the nearest base that has an `edge`. A module that is a list, too, has
+attributes for a search. But the snapshot also finds its items, and they need names.
+"""
+_EDGE_OF: Final = {id(shape.base): shape.edge for shape in _SHAPES if shape.edge is not None}
+_EXPRESSIONS: Final = tuple(
+    (shape.base, shape.expressions) for shape in _SHAPES if shape.expressions is not None
+)
+
+
+def _links_of(cls: type) -> Callable[[Any], Iterator[Chain]] | None:
+    for shape in _SHAPES:
+        if derives(cls, shape.base):
+            return shape.links
+    return _node_links if is_node_type(cls) else _object_links
+
+
+def expressions_of(value: Any, most_items: int) -> Iterator[tuple[str, Any]]:
+    """Yield the objects in an object, each with its step as Python writes it. No code of the program runs.
+
+    Args:
+        value: the object.
+        most_items: the most items of a dictionary, list or tuple.
+    """
+    cls = type(value)
+    found = (expressions for base, expressions in _EXPRESSIONS if derives(cls, base))
+    return next(found, _object_expressions)(value, most_items)
+
+
+def step_of(cls: type, *, deep: bool) -> Callable[[Any], Iterator[Chain]] | None:
+    """Return how to go on from the objects of a class, or None where a search ends.
+
+    Args:
+        cls: the class.
+        deep: True to go from a module into its parameters and submodules, and into objects whose class an installed
+            package defines. Objects of memwatch and of the test runner are never searched. A block is a variable of
+            the program, and its tables are long.
+    """
+    step = _links_of(cls)
+    if step is _module_links and not deep:
+        return _links_of_module_itself
+    if step in (_object_links, _optimizer_links) and (
+        is_tool_class(cls) or not (deep or _holds_objects_of_program(cls))
+    ):
+        return None
+    return step
+
+
+def is_of_package(cls: type) -> bool:
+    """Return True for a class of plain objects that an installed package defines: a near search does not enter them."""
+    return _links_of(cls) is _object_links and not is_tool_class(cls) and not _holds_objects_of_program(cls)
+
+
+def name_edge(chain: Sequence[Any], at: int) -> Named:
+    """Name the reference from ``chain[at]`` onwards.
+
+    Args:
+        chain: objects, each referring to the next.
+        at: place of the referring object.
+
+    Returns:
+        The edge, and the number of references of the chain that it covers: an instance, its dictionary and a value
+            are one attribute. The edge is None if reports leave this reference out.
+    """
+    parent = chain[at]
+    cls = type(parent)
+    namer = _EDGE_OF.get(id(cls))
+    if namer is None:
+        found = (_EDGE_OF.get(id(base)) for base in mro_of(cls))
+        namer = _class_edge if derives(cls, type) else next(filter(None, found), _instance_edge)
+    return namer(chain, at) or _instance_edge(chain, at) or (_plain(vertex_of(parent)), 1)
+
+
+SHOWN_BY_GC: Final = frozenset((_mapping_links, _sequence_links, _module_links, _object_links))
+"""Steps that find only objects that `gc.get_referents` shows too, for many objects at once."""
+MODULE_ITSELF: Final = _links_of_module_itself
+DEFINITIONS: Final = (_function_links, _class_links)
+"""Steps of functions and classes. Most variables of a module are these, and they hold no tensor."""
