@@ -192,3 +192,24 @@ def test_a_thread_that_runs_on_notes_nothing_after_the_search():
     assert not mode._book.alive()[1:]
     jobs.put(None)
     threads[0].join()
+
+
+class Doubled(torch.autograd.Function):
+    """Stores its result on ctx, which keeps the graph that keeps ctx."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.doubled_by_a_static_method = y = x * 2
+        return y
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+
+def test_an_attribute_that_a_static_method_puts_on_its_argument_has_its_line():
+    """Its first argument is no object of its own class."""
+    weight = torch.ones(64, requires_grad=True)
+    leaks = find_leaks(lambda: Doubled.apply(weight).sum().backward())
+    places = [(edge.file, edge.line) for edge in leaks[0].edges if edge.name == "doubled_by_a_static_method"]
+    assert places == [(__file__, line_of(Doubled.forward, "ctx.doubled_by"))]
