@@ -116,10 +116,11 @@ def _say_what_was_searched(
     for place, leak in freed.values():
         say(words.freed_line(place, leak, leak.holder))
     for place, leaks in kept_by_place.items():
-        rows = _rows(leaks, told)
-        if rows:
-            held = words.held_phrase(rows)
-            say(words.KEPT_BY_ROUND.format(round=words.round_phrase(place), held=held))
+        for every in sorted({leak.every for leak in leaks}):
+            rows = _rows([leak for leak in leaks if leak.every == every], told)
+            if rows:
+                rounds, held = words.rounds_phrase(place, every), words.held_phrase(rows)
+                say(words.KEPT_BY_ROUND.format(rounds=rounds, held=held))
     held_at_end = _rows(collections_at_end, told)
     if held_at_end:
         say(words.HELD_AT_END.format(held=words.held_phrase(held_at_end)))

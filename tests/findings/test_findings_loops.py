@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 import torch
 from torch import nn
@@ -177,3 +179,48 @@ def test_gradients_from_before_the_block_that_are_read_in_it_or_after_it_are_not
         optimizer.zero_grad()
         step()
     assert [prof.findings for prof in (adds, evaluates, updates)] == [[], [], []]
+
+
+class Session:
+    """Registers itself in its class, with the state of the last round of its loop."""
+
+    opened: ClassVar[list[Session]] = []
+
+    def __init__(self):
+        self.states = {}
+        Session.opened.append(self)
+
+    def generate(self):
+        for _ in range(4):
+            self.states["k"] = self.states.get("k", torch.ones(WIDE, WIDE)) * 2
+            self.states["k"].sum()
+
+
+def serve(*, closes):
+    Session.opened.clear()
+    with memwatch.profile() as prof:
+        for _ in range(6):
+            Session().generate()
+            if closes:
+                Session.opened.clear()
+    return prof
+
+
+def test_what_several_passes_left_is_not_said_to_be_of_the_last_pass():
+    """Each pass leaves its last state; `del` of a single variable would not end that."""
+    kept, dropped = serve(closes=False), serve(closes=True)
+    [finding] = [each for each in kept.findings if "Session.opened" in each.holder]
+    assert "of earlier passes through the loop" in finding.advice
+    assert "drop what a pass puts there at the end of the loop's body" in finding.advice
+    assert finding.together_peak_bytes - dropped.peak_bytes < WIDE
+    assert not dropped.findings
+
+
+def test_a_list_of_the_last_pass_is_said_to_be_of_the_last_pass():
+    with memwatch.profile() as prof:
+        for _ in range(6):
+            outs = [torch.ones(WIDE, WIDE) * scale for scale in range(4)]
+            torch.stack(outs)
+            sum(outs)
+    [finding] = [each for each in prof.findings if each.kind == "iteration"]
+    assert "of the last pass through the loop" in finding.advice

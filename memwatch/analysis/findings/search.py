@@ -239,6 +239,16 @@ def _made_at(candidate: Candidate, facts: Facts) -> str:
     return sums.most_common(1)[0][0]
 
 
+def _passes(candidate: Candidate, facts: Facts) -> int:
+    """Return in how many passes of a loop the memory was made that is at the peak after its last use."""
+    if candidate.kind is not FindingKind.ITERATION:
+        return 1
+    rows, event = np.array(candidate.allocations), facts.curve.peak_event
+    deaths, last_ops = facts.allocations.death_event[rows], facts.use_bounds.last_op[rows]
+    left = rows[((deaths > event) | (deaths == NONE)) & (last_ops < facts.op_at_peak)]
+    return Loops(facts).passes_of(left.tolist(), facts.op_at_peak)
+
+
 def _others_told(candidate: Candidate) -> list[str]:
     """Return the other holders, each once. Leave out references behind the holder, because they go with it."""
     holder = candidate.holder
@@ -262,6 +272,7 @@ def _finding(candidate: Candidate, facts: Facts, alone_bytes: int, together_byte
         _made_at(candidate, facts),
         is_trained=candidate.kind is FindingKind.GRAPH and _is_trained(candidate, facts),
         rate_bytes=rate_bytes(candidate, facts),
+        passes=_passes(candidate, facts),
     )
     advice = with_peaks(
         candidate.kind,
@@ -294,6 +305,7 @@ def change_of(
     *,
     is_trained: bool,
     rate_bytes: int,
+    passes: int = 1,
 ) -> str:
     """Return the memory that a finding is about, and the change that frees it.
 
@@ -305,6 +317,7 @@ def change_of(
         made_at: `file:line` that made most of them; "" if unknown.
         is_trained: whether a backward reads tensors that the same lines saved at another time.
         rate_bytes: bytes that each pass of a loop adds; 0 without a series.
+        passes: how many passes of a loop left the memory, where the kind is about passes.
     """
     is_needed = kind is FindingKind.GRAPH and is_trained
     advice = words.GRAPH_OF_TRAINED_FORWARD if is_needed else _what_to_do(kind, holder)
@@ -316,7 +329,10 @@ def change_of(
         advice = words.LAST_USED.format(advice=advice, site=last_used)
     if kind is FindingKind.GRAPH and made_at not in ("", short_place(holder.site)):
         advice = words.FORWARD_AT.format(advice=advice, site=made_at)
-    headline = kind.row.headline.format(nbytes=format_bytes(nbytes))
+    template = kind.row.headline
+    if passes > 1:
+        template, advice = words.EARLIER_PASSES, words.EMPTY_EACH_TIME
+    headline = template.format(nbytes=format_bytes(nbytes))
     if rate_bytes:
         headline = words.PER_ROUND.format(headline=headline, rate=format_bytes(rate_bytes))
     return words.CHANGE.format(headline=headline, advice=advice)
