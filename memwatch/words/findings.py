@@ -12,6 +12,9 @@ LAST_EXCEPTION: Final = (
     "or keep the error's text"
 )
 
+DROP_ENTRIES: Final = "remove each entry after its last use"
+"""The advice for a container that is filled on while some of its entries are not used any more."""
+
 DROP_ANY: Final = "drop the reference after its last use"
 LAST_USED: Final = "{advice} (last used at {site})"
 FORWARD_AT: Final = "{advice} (the forward is at {site})"

@@ -224,3 +224,49 @@ def test_a_list_of_the_last_pass_is_said_to_be_of_the_last_pass():
             sum(outs)
     [finding] = [each for each in prof.findings if each.kind == "iteration"]
     assert "of the last pass through the loop" in finding.advice
+
+
+class Pool:
+    """Hands out numbers for tensors, and the tensors for numbers, in the order of a backward."""
+
+    def __init__(self):
+        self.used = {}
+
+    def put(self, tensor):
+        self.used[len(self.used)] = tensor
+
+    def get(self, number, *, drops):
+        return (self.used.pop if drops else self.used.__getitem__)(number)
+
+
+def offload(*, drops):
+    with memwatch.profile() as prof:
+        pool = Pool()
+        for _ in range(4):
+            first = len(pool.used)
+            for _ in range(4):
+                pool.put(torch.ones(WIDE, WIDE) * 2)
+            for number in reversed(range(first, len(pool.used))):
+                pool.get(number, drops=drops).sum()
+        torch.ones(2 * WIDE, WIDE).sum()
+    return prof
+
+
+def test_a_container_that_is_still_filled_is_not_to_be_dropped_itself():
+    """Its entries are to go one by one; without it the program could not go on."""
+    kept, dropped = offload(drops=False), offload(drops=True)
+    [finding] = [each for each in kept.findings if "pool.used" in each.holder]
+    assert "remove each entry after its last use" in finding.advice
+    assert "set it to None" not in finding.advice
+    assert "drag" not in {str(each.kind) for each in dropped.findings}
+
+
+def test_a_list_whose_entries_are_used_together_is_to_be_dropped_itself():
+    with memwatch.profile() as prof:
+        outs = []
+        for _ in range(4):
+            outs.append(torch.ones(WIDE, WIDE) * 2)
+        torch.stack(outs).sum()
+        torch.ones(6 * WIDE, WIDE).sum()
+    [finding] = [each for each in prof.findings if "`outs`" in each.holder]
+    assert "`del` it after its last use" in finding.advice

@@ -249,6 +249,17 @@ def _passes(candidate: Candidate, facts: Facts) -> int:
     return Loops(facts).passes_of(left.tolist(), facts.op_at_peak)
 
 
+def _is_filled_on(candidate: Candidate, facts: Facts) -> bool:
+    """Return True for a container that gets entries while older ones are not used any more.
+
+    It is needed, so its name must not be dropped.
+    """
+    if candidate.kind is not FindingKind.DRAG or not rate_bytes(candidate, facts):
+        return False
+    rows = np.array(candidate.allocations)
+    return bool(facts.use_bounds.last_op[rows].min() < facts.allocations.op[rows].max())
+
+
 def _others_told(candidate: Candidate) -> list[str]:
     """Return the other holders, each once. Leave out references behind the holder, because they go with it."""
     holder = candidate.holder
@@ -273,6 +284,7 @@ def _finding(candidate: Candidate, facts: Facts, alone_bytes: int, together_byte
         is_trained=candidate.kind is FindingKind.GRAPH and _is_trained(candidate, facts),
         rate_bytes=rate_bytes(candidate, facts),
         passes=_passes(candidate, facts),
+        is_filled_on=_is_filled_on(candidate, facts),
     )
     advice = with_peaks(
         candidate.kind,
@@ -306,6 +318,7 @@ def change_of(
     is_trained: bool,
     rate_bytes: int,
     passes: int = 1,
+    is_filled_on: bool = False,
 ) -> str:
     """Return the memory that a finding is about, and the change that frees it.
 
@@ -318,9 +331,12 @@ def change_of(
         is_trained: whether a backward reads tensors that the same lines saved at another time.
         rate_bytes: bytes that each pass of a loop adds; 0 without a series.
         passes: how many passes of a loop left the memory, where the kind is about passes.
+        is_filled_on: whether the holder is a container that gets entries while older ones are not used any more.
     """
     is_needed = kind is FindingKind.GRAPH and is_trained
     advice = words.GRAPH_OF_TRAINED_FORWARD if is_needed else _what_to_do(kind, holder)
+    if is_filled_on:
+        advice = words.DROP_ENTRIES
     if (
         kind in (FindingKind.DRAG, FindingKind.OUTPUT, FindingKind.GROWTH)
         and last_used
