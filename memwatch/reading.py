@@ -175,12 +175,13 @@ class Reading:
     def ways(self) -> pd.DataFrame:
         """The changes that would lower the peak, simulated from this recording; the lowest peak first."""
         from memwatch.analysis.tables import ways
-        from memwatch.analysis.ways.checkpointing import changed_arguments
+        from memwatch.analysis.ways.checkpointing import changed_arguments, grown_lists
 
         found = ways(self._tables.ways)
         tree = self._tables.facts.places.module_tree
-        changed = changed_arguments(self._tables.facts).items()
-        found.attrs["changed_arguments"] = {tree.names[module]: cls for module, cls in changed}
+        for name, of_modules in (("changed_arguments", changed_arguments), ("grown_lists", grown_lists)):
+            changed = of_modules(self._tables.facts).items()
+            found.attrs[name] = {tree.names[module]: text for module, text in changed}
         return found
 
     @property

@@ -106,7 +106,7 @@ _ORDER: Final = "aten::randperm"
 
 
 def fake_mode_with_zero_reads(
-    on_read: Callable[[Any], None],
+    on_read: Callable[[bool], None],
     on_op: Callable[[Any, tuple[Any, ...], dict[str, Any]], None],
     complete: Callable[[Any, tuple[Any, ...], dict[str, Any], Any], Any],
     answer: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any],
@@ -117,7 +117,7 @@ def fake_mode_with_zero_reads(
     indices (`randperm`) is real, because samplers of a DataLoader read all of it.
 
     Args:
-        on_read: called with the op of each read of an unknown value.
+        on_read: called at each read of an unknown value, with True for one that a program branches on: no number.
         on_op: called with each op that the program calls and its arguments, but not with the inner ops of an op.
         complete: called with such an op, its arguments and its fake results; returns the results.
         answer: called with an op that needs values, and its arguments; returns its results, or None if the values are
@@ -147,8 +147,9 @@ def fake_mode_with_zero_reads(
                     return known
                 if not isinstance(error, _ReadsValue):
                     raise
-                on_read(func)
-                return _zero(args[0].dtype) if func.name() == _READS_NUMBER else False
+                value = _zero(args[0].dtype) if func.name() == _READS_NUMBER else False
+                on_read(type(value) is bool)
+                return value
             finally:
                 self.depth -= 1
 

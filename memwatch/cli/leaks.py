@@ -100,11 +100,12 @@ def _say_what_was_searched(
     is_clean = not told
     has_grown = False
     for place, leaks in kept_by_place.items():
-        rows = _rows(leaks, told)
-        if rows:
-            has_grown = True
-            held = words.held_phrase(rows)
-            say(words.KEPT_BY_ROUND.format(round=words.round_phrase(place), held=held))
+        for every in sorted({leak.every for leak in leaks}):
+            rows = _rows([leak for leak in leaks if leak.every == every], told)
+            if rows:
+                has_grown = True
+                rounds, held = words.rounds_phrase(place, every), words.held_phrase(rows)
+                say(words.KEPT_BY_ROUND.format(rounds=rounds, held=held))
     if is_clean:
         kept_a_while = {rounds.place for rounds in growth.rounds if rounds.kept_a_while}
         clean = [place for place in places if place not in kept_a_while]

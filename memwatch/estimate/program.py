@@ -97,7 +97,7 @@ def estimate_program(
     """
     require_known_torch()
     require_jobs()
-    reads, checks, calls, counter = Lines(), Lines(), Calls(), _Steps(steps)
+    reads, branches, checks, calls, counter = Lines(), Lines(), Lines(), Calls(), _Steps(steps)
     not_known: dict[str, None] = {}
     sizes = ChosenSizes(not_known.setdefault)
     values = KnownValues()
@@ -115,7 +115,12 @@ def estimate_program(
         values.follow(op, args, kwargs, result)
         return result
 
-    mode = fake_mode_with_zero_reads(reads.note, note, complete, values.answer)
+    def on_read(is_branch: bool) -> None:
+        reads.note(None)
+        if is_branch:
+            branches.note(None)
+
+    mode = fake_mode_with_zero_reads(on_read, note, complete, values.answer)
     program = load()
     with (
         open(os.devnull, "w") as nowhere,
@@ -140,7 +145,9 @@ def estimate_program(
                 raise
             raise MemwatchError(sentence) from error
     remarks = (*left.remarks, *not_known, *(_CHECKED.format(place=place) for place in checks.places))
-    return Estimate(recording, job, counter.count, calls, tuple(reads.places), remarks)
+    return Estimate(
+        recording, job, counter.count, calls, tuple(reads.places), remarks, tuple(branches.places)
+    )
 
 
 def _refuse_real_parameters(args: tuple[Any, ...]) -> None:

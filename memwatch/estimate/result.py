@@ -35,6 +35,7 @@ class Estimate:
         calls: the ops with the sizes of their arguments.
         reads: lines of the program that read a value and got zero.
         remarks: sentences about what the program did differently.
+        branches: those of the lines in `reads` that read no number, but yes or no, and got no.
     """
 
     reading: Reading
@@ -43,6 +44,7 @@ class Estimate:
     calls: Calls
     reads: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
+    branches: tuple[str, ...] = ()
 
     @property
     def tensor_bytes(self) -> int:

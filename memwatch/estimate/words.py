@@ -110,11 +110,22 @@ def _run(estimate: Estimate) -> str:
 
 
 def _reads(estimate: Estimate) -> list[str]:
-    if not estimate.reads:
-        return []
-    lines, more = map(short_place, estimate.reads[:_SHOWN]), len(estimate.reads) - _SHOWN
+    notes = []
+    if estimate.branches:
+        notes.append(
+            "where the program asked about values, as by `if mask.any()`, the answer was no: "
+            f"{_lines(estimate.branches)}. If this skipped work, the peak is higher than estimated"
+        )
+    numbers = [each for each in estimate.reads if each not in estimate.branches]
+    if numbers:
+        notes.append(f"where the program read a value, as by `loss.item()`, it got 0: {_lines(numbers)}")
+    return notes
+
+
+def _lines(places: Sequence[str]) -> str:
+    shown, more = map(short_place, places[:_SHOWN]), len(places) - _SHOWN
     others = f" and {counted(more, 'other line')}" if more > 0 else ""
-    return [f"where the program read a value, as by `loss.item()`, it got 0: {', '.join(lines)}{others}"]
+    return f"{', '.join(shown)}{others}"
 
 
 def estimate_record(

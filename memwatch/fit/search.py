@@ -104,6 +104,7 @@ class Search:
         self._reasons: dict[Kind, str] = {}  # why a kind of way does not suit the program
         # the class of the object that a module changes, by the module's name
         self._changed_arguments: dict[str, str] = {}
+        self._grown_lists: dict[str, str] = {}
         self._trial, self._limit_bytes, self._kinds, self._say = trial, limit_bytes, kinds, say
 
     def run(self) -> Measurement | None:
@@ -149,12 +150,24 @@ class Search:
     @property
     def left_out(self) -> str:
         """Why some modules were not checkpointed; "" if there are none."""
-        if not self._changed_arguments or not self._may(Kind.CHECKPOINT):
+        if not self._may(Kind.CHECKPOINT):
             return ""
-        return words.CHANGED_ARGUMENTS.format(
-            modules=first_and_last([*self._changed_arguments]),
-            objects=", ".join(sorted(set(self._changed_arguments.values()))),
-        )
+        sentences = []
+        if self._changed_arguments:
+            sentences += [
+                words.CHANGED_ARGUMENTS.format(
+                    modules=first_and_last([*self._changed_arguments]),
+                    objects=", ".join(sorted(set(self._changed_arguments.values()))),
+                )
+            ]
+        if self._grown_lists:
+            sentences += [
+                words.GROWN_LISTS.format(
+                    modules=first_and_last([*self._grown_lists]),
+                    lists=", ".join(sorted({f"`{name}`" for name in self._grown_lists.values()})),
+                )
+            ]
+        return "; ".join(sentences)
 
     def _run_program_again(self) -> None:
         """Run the plain step once more. Its results are compared, and the shorter time counts."""
@@ -245,6 +258,10 @@ class Search:
                 base = measured
         for name in self._changed_arguments:  # its forward would change the object a second time
             saved.by_module.pop(name, None)
+        for name in self._grown_lists:  # likewise, also as a part of a larger module
+            parts = name.split(".")
+            for count in range(1, len(parts) + 1):
+                saved.by_module.pop(".".join(parts[:count]), None)
         divided = partitions(self._trial.model, saved) if self._may(Kind.CHECKPOINT) else []
         bases = [base.way]
         if (
@@ -351,6 +368,8 @@ class Search:
         names = dict(self._trial.model.named_modules())
         changed = ways.attrs["changed_arguments"].items()
         self._changed_arguments = {name: cls for name, cls in changed if name in names}
+        lists = ways.attrs["grown_lists"].items()
+        self._grown_lists = {name: attribute for name, attribute in lists if name in names}
         return {way["kind"]: way for way in reversed(ways.to_dict("records"))}  # the lowest of a kind
 
     def _settings(self, predicted: Collection[str], *, gradients_wait: bool) -> list[Change]:

@@ -326,10 +326,15 @@ def _codes(owners: tuple[CodeOwner, ...]) -> Iterator[tuple[CodeType, str]]:
                 for member in list(type_dict(value).values()):
                     parts = (member.fget, member.fset) if type(member) is property else (member,)
                     for code in _read(parts, owners):
-                        yield from _nested(code, code.co_varnames[0] if code.co_argcount else "")
+                        yield from _nested(code, _own_object(code, member))
             else:
                 for code in _read([value], owners):
                     yield from _nested(code, "")
+
+
+def _own_object(code: CodeType, member: object) -> str:
+    """Return a method's name for its own object; "" for a function that is called without one."""
+    return "" if type(member) is staticmethod or not code.co_argcount else code.co_varnames[0]
 
 
 def _read(values: Iterable[object], owners: tuple[CodeOwner, ...]) -> Iterator[CodeType]:

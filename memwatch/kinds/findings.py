@@ -69,7 +69,9 @@ class FindingKind(str, Enum):
     )
     # never used
     VOID = FindingRow(
-        "void", "keeps {nbytes} that no op ever uses", advice="do not make it, or drop it at once"
+        "void",
+        "keeps {nbytes} that no op ever uses",
+        advice="drop it after its last use (NumPy and `.tolist()` read it without an op), or do not make it",
     )
     # alive in the next forward
     GRADIENT = FindingRow(

@@ -47,8 +47,8 @@ class Remedy(Enum):
         return remedy
 
     VIEW = RemedyRow(
-        "the kept tensor is a view, so the whole of a much larger storage stays: keep `.clone()` of it, or "
-        "a number (`.item()`)"
+        "the kept tensor is a view, so the whole of a much larger storage stays: keep `.clone()` of it (of an array "
+        "`.copy()`), or a number (`.item()`)"
     )
     VIEW_WITH_GRAPH = RemedyRow(
         (
@@ -162,7 +162,7 @@ class Remedy(Enum):
     )
     CACHED_METHOD = RemedyRow(
         "the cache of a method keeps every `self` it was called on: cache on the object itself "
-        "(`functools.cached_property`), or call `cache_clear()`"
+        "(`functools.cached_property`), give it a small `maxsize`, or call `cache_clear()`"
     )
     CACHE = RemedyRow(
         "the cache keeps its arguments and results: give it a small `maxsize`, call `cache_clear()`, or key"

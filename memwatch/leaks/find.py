@@ -267,6 +267,7 @@ class _GrowthSearch:
             if others is not None:
                 others.stop()
         change = self.ledger.end_run(run, made)
+        del made, watch, others  # an exception that the function keeps has this frame among its callers
         self._changes.append(change)
         self._hook_numbers.append(next_hook_number())
         grew = most_growth_bytes(before, memory_in_use()) > _NOISE_BYTES

@@ -81,10 +81,13 @@ class Threads:
         if not fresh:
             return {}
         frames = sys._current_frames()
-        return {
-            ident: (id(frames[ident]), frames[ident].f_lasti) if ident in frames else (0, 0)
-            for ident in fresh
-        }
+        try:
+            return {
+                ident: (id(frames[ident]), frames[ident].f_lasti) if ident in frames else (0, 0)
+                for ident in fresh
+            }
+        finally:
+            frames.clear()  # it contains this call's own frame: the cycle would keep all callers' variables
 
     def _is_older(self, thread: threading.Thread) -> bool:
         known = self._older.get(id(thread))

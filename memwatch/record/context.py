@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import sys
 import threading
+from collections import deque
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,7 +26,7 @@ from memwatch.errors import MemwatchError
 from memwatch.heap.class_checks import class_ids, derives, is_a
 from memwatch.heap.classes import Classes
 from memwatch.heap.module_tables import is_whole, module_dict
-from memwatch.heap.names import class_name
+from memwatch.heap.names import class_name, instance_dict
 from memwatch.record.clock import ticks
 from memwatch.record.harmless import Harmless, weak_callback
 from memwatch.record.interception.compilers import is_tracing
@@ -39,7 +40,7 @@ from memwatch.record.tables.storages import BASELINE, Storages
 from memwatch.signal_handlers import pass_on, suppress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from types import FrameType
 
     from memwatch.record.backend import CaptureStack
@@ -65,6 +66,9 @@ _PLAIN: Final = class_ids(
 )
 """Arguments that are not searched. Recomputation may add tensors to a list or a dictionary, as to a list of losses."""
 _NOT_STATE: Final = class_ids(FunctionType, BuiltinFunctionType, MethodType, ModuleType, CodeType)
+_LISTS: Final = class_ids(list, deque)
+_OF_EVERY_MODULE: Final = frozenset(vars(nn.Module()))
+"""The attributes that torch gives each module."""
 _EXAMINED_CALLS: Final = 2
 """Calls of each module whose arguments are searched. The first call may only prepare the object. A guess."""
 _MOST_OBJECTS: Final = 1_000
@@ -79,11 +83,14 @@ def _is_no_state(value: Any) -> bool:
 class ChangedArguments:
     """Find modules that put new tensors into an object that they are called with, such as a cache of keys and values.
 
-    The forward of such a module cannot be run again in the backward: it would find the changed object.
+    Or into a list of their own, such as one of losses. The forward of such a module cannot be run again in the
+    backward: it would find the changed object, or add to the list twice.
     """
 
     def __init__(self, storages: Storages) -> None:
         self.classes: dict[str, str] = {}  # the class of the changed object, by the number of the module
+        self.lists: dict[str, str] = {}  # the attribute with the list that grew, by the number of the module
+        self._lengths: dict[int, dict[int, int]] = {}  # of its lists, by their ids, for each module that runs
         self._storages = storages
         self._examined: dict[int, int] = {}
 
@@ -95,9 +102,22 @@ class ChangedArguments:
             and current_graph_task_id() == NO_TASK
         )
 
-    def examine(self, module: int, arguments: tuple[Any, ...], born_before: int) -> None:
-        """Search the arguments of a module for storages whose number is `born_before` or higher."""
+    def note_lengths(self, module: int, called: nn.Module) -> None:
+        """Note how long the lists of a module are before its call."""
+        self._lengths[module] = {id(each): len(each) for _, each in _own_lists(called)}
+
+    def examine(self, module: int, called: nn.Module, arguments: tuple[Any, ...], born_before: int) -> None:
+        """Search the arguments and the lists of a module for storages whose number is `born_before` or higher.
+
+        The last examined call decides about the lists: the first one may fill a list for good.
+        """
         self._examined[module] = self._examined.get(module, 0) + 1
+        lengths = self._lengths.pop(module, {})
+        self.lists.pop(str(module), None)
+        for name, each in _own_lists(called):
+            if len(each) > lengths.get(id(each), len(each)) and self._holds_storage_from(born_before, each):
+                self.lists[str(module)] = name
+                break
         for value in arguments:
             if id(type(value)) not in _PLAIN and self._holds_storage_from(born_before, value):
                 self.classes[str(module)] = class_name(type(value))
@@ -120,6 +140,21 @@ class ChangedArguments:
             if len(seen) > _MOST_OBJECTS:
                 return False
         return False
+
+
+def _own_lists(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield the lists that a module has in its own attributes, each with the attribute that leads to it."""
+    seen: set[int] = set()
+    for name, value in list((instance_dict(module) or {}).items()):
+        waiting = [value] if name not in _OF_EVERY_MODULE else []
+        while waiting and len(seen) < _MOST_OBJECTS:
+            each = waiting.pop()
+            if id(each) in seen or not gc.is_tracked(each) or is_a(each, torch.Tensor) or _is_no_state(each):
+                continue
+            seen.add(id(each))
+            if id(type(each)) in _LISTS:
+                yield name, each
+            waiting += gc.get_referents(each)
 
 
 def _observed(beneath: Callable[..., Any], block: object) -> Any:
@@ -153,7 +188,7 @@ def _observed(beneath: Callable[..., Any], block: object) -> Any:
                 context.could_not_record(class_name(type(self)), error)
             return beneath(self, *args, **kwargs)
         finally:
-            context.leave(depth, args, kwargs)
+            context.leave(depth, self, args, kwargs)
 
     return call_impl
 
@@ -330,8 +365,11 @@ class Context:
         self.running.append((self.top, self.optimizing, number, self._op_counter[0], self._storages.count))
         self.top = (number, stack)
         self.optimizing = False
+        if self.changed_arguments.may_change(number):
+            with self._harmless:
+                self.changed_arguments.note_lengths(number, module)
 
-    def leave(self, depth: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def leave(self, depth: int, called: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note that the module call at `depth` ended, together with deeper calls that an exception left open."""
         try:
             if len(self.running) <= depth:
@@ -343,7 +381,8 @@ class Context:
                 self.calls += (module, start_op, self._op_counter[0], depth)
                 if self.changed_arguments.may_change(module):
                     with self._harmless:
-                        self.changed_arguments.examine(module, (*args, *kwargs.values()), born_before)
+                        values = (*args, *kwargs.values())
+                        self.changed_arguments.examine(module, called, values, born_before)
         except MemoryError as error:
             self.could_not_record("a call of a module", error)
 

@@ -408,6 +408,7 @@ class Session:
             **self._accelerators.meta,
             "expressions": self.context.owners.expressions,
             "changed_arguments": self.context.changed_arguments.classes,
+            "grown_lists": self.context.changed_arguments.lists,
             "estimate": self._choice.is_estimate,
             "intercept": self.interceptor.name,
             "recorder": self._choice.backend.name,

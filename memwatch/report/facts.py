@@ -58,7 +58,7 @@ VERSIONS: Final = ("memwatch", "torch", "python")
 SHOWN_ELSEWHERE: Final = frozenset(
     {*VERSIONS, "argv", "start_ns", "started_s", "end_ns", "complete"}
     | {"entry_allocated_bytes", "entry_reserved_bytes", "rounding_bytes", "segments", "expressions"}
-    | {"changed_arguments"}
+    | {"changed_arguments", "grown_lists"}
 )
 LABELS: Final = {
     "holder_samples": "searches for holders",
@@ -192,14 +192,17 @@ def headline(reading: Reading) -> str:
         line_share=f"{100 * lines.iloc[0] / all_bytes:.0f} %",
         line=visible(lines.index[0]),
     )
-    finding_bytes = reading.findings[0].predicted_peak_bytes if reading.findings else None
     way_bytes = int(listed_ways(reading)["peak_bytes"].iloc[0]) if len(reading.ways) else None
-    if finding_bytes is None:
+    if not reading.findings:
         return text if way_bytes is None else text + words.HEADLINE_WAY.format(peak=format_bytes(way_bytes))
-    peak = format_bytes(finding_bytes)
+    first = reading.findings[0]
+    finding_bytes, sentence = first.predicted_peak_bytes, words.HEADLINE_FINDING
+    if finding_bytes >= reading.peak_bytes:
+        finding_bytes, sentence = first.together_peak_bytes, words.HEADLINE_FINDINGS
+    text += sentence.format(peak=format_bytes(finding_bytes))
     if way_bytes is None or way_bytes >= finding_bytes:
-        return text + words.HEADLINE_FINDING.format(peak=peak)
-    return text + words.HEADLINE_BOTH.format(peak=peak, way_peak=format_bytes(way_bytes))
+        return text
+    return text + words.HEADLINE_INSTEAD.format(peak=format_bytes(way_bytes))
 
 
 def evidence_text(nbytes: Mapping[str, int]) -> str:

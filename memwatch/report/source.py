@@ -40,6 +40,10 @@ class Finding(Protocol):
         """The change to make, in one sentence."""
 
     @property
+    def together_peak_bytes(self) -> int:
+        """The peak after all findings' changes."""
+
+    @property
     def storages(self) -> Sequence[int]:
         """The storages concerned, by index of `Reading.storages`."""
 

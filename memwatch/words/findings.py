@@ -12,9 +12,18 @@ LAST_EXCEPTION: Final = (
     "or keep the error's text"
 )
 
+DROP_ENTRIES: Final = "remove each entry after its last use"
+"""The advice for a container that is filled on while some of its entries are not used any more."""
+
 DROP_ANY: Final = "drop the reference after its last use"
 LAST_USED: Final = "{advice} (last used at {site})"
 FORWARD_AT: Final = "{advice} (the forward is at {site})"
+
+EARLIER_PASSES: Final = (
+    "keeps {nbytes} of earlier passes through the loop, never used again, while the next pass runs"
+)
+EMPTY_EACH_TIME: Final = "drop what a pass puts there at the end of the loop's body"
+"""The headline and the advice for what several passes left, instead of those for the last pass alone."""
 
 ABOUT: Final = "about {nbytes}"
 """A peak that is estimated: what the mended program makes in its place was not recorded."""

@@ -91,6 +91,10 @@ CHANGED_ARGUMENTS: Final = (
     "would do so again in the backward. If the training does not need this object, leave it out (a cache of "
     "transformers: use_cache=False)"
 )
+GROWN_LISTS: Final = (
+    "not checkpointed: {modules}: each adds new tensors to its own list ({lists}), and its forward would add them "
+    "again in the backward. If it returns these tensors instead, it can be checkpointed"
+)
 FAILED_WAYS: Final = "{count} of them could not be measured ({failures})"
 
 TOO_LARGE: Final = (

@@ -125,12 +125,14 @@ STEPS_NOT_SEARCHED: Final = (
 COUNT_OF_STEPS: Final = "{count} optimizer steps"
 COUNT_OF_STEP: Final = "1 optimizer step"
 NO_STEPS: Final = "no optimizer step"
+EACH: Final = "each {round}"
+ONE_IN: Final = "not every {round} but about one in {every}"
 KEPT_BY_ROUND: Final = (
-    "memory grew: each {round} added to {held}. It is a leak unless the program needs these tensors later. If it does "
+    "memory grew: {rounds} added to {held}. It is a leak unless the program needs these tensors later. If it does "
     "not, delete them in the loop"
 )
 FREED_LATER: Final = (
-    "each {round} kept {amounts} alive by {holder}, and the program freed this later. "
+    "{rounds} kept {amounts} alive by {holder}, and the program freed this later. "
     "It is no leak, but memory grows until then"
 )
 SEARCHES_SKIPPED: Final = (
@@ -196,6 +198,11 @@ def round_phrase(place: RoundPlace | None) -> str:
         return ROUND_OF_STEPS
     template = ROUND_OF_POOL if place.is_task else ROUND_OF_LOOP
     return template.format(place=site_phrase(place.file, place.line, place.function))
+
+
+def rounds_phrase(place: RoundPlace | None, every: int) -> str:
+    """Return the rounds that added something: each one, or one in some."""
+    return (EACH if every == 1 else ONE_IN).format(round=round_phrase(place), every=every)
 
 
 def grow_line(place: RoundPlace | None, leaks: Sequence[Leaked]) -> str:
@@ -286,7 +293,8 @@ def skipped_line(places: Sequence[RoundPlace | None]) -> str:
 
 def freed_line(place: RoundPlace | None, leak: Leaked, holder: str) -> str:
     """Return what each round kept alive for a while."""
-    return FREED_LATER.format(round=round_phrase(place), amounts=amounts_phrase([leak]), holder=holder)
+    rounds = rounds_phrase(place, leak.every)
+    return FREED_LATER.format(rounds=rounds, amounts=amounts_phrase([leak]), holder=holder)
 
 
 def not_searched_line(steps: int, *, fewest_steps: int, fewest_passes: int, has_loops: bool) -> str:

@@ -16,9 +16,10 @@ HEADLINE: Final = (
     "By line, it comes from {line} ({line_share})."
 )
 HEADLINE_FINDING: Final = " Without the first finding below, the peak would be {peak}."
-HEADLINE_BOTH: Final = (
-    " Without the first finding below, the peak would be {peak}. With the first change under"
-    ' "What would lower the peak" instead, it would be {way_peak}.'
+HEADLINE_FINDINGS: Final = " Without the findings below, the peak would be {peak}."
+"""Where the first of them alone would leave the peak as it is: other memory is as large at another instant."""
+HEADLINE_INSTEAD: Final = (
+    ' With the first change under "What would lower the peak" instead, it would be {peak}.'
 )
 HEADLINE_WAY: Final = " With the first change below, the peak would be {peak}."
 """The first sentences of the page and of the summary."""

@@ -77,6 +77,19 @@ def changed_arguments(modules: list[str], objects: list[str]) -> str:
     return CHANGED_ARGUMENTS.format(count=len(modules), classes=classes, objects=kinds)
 
 
+GROWN_LISTS: Final = (
+    "no checkpoint is offered for {count} modules ({classes}): each adds new tensors to its own list ({lists}), and "
+    "its forward would add them again in the backward. If it returns these tensors instead, it can be checkpointed"
+)
+
+
+def grown_lists(modules: list[str], lists: list[str]) -> str:
+    """Return why some modules cannot be checkpointed, given their classes and the attributes with their lists."""
+    classes = ", ".join(sorted(set(modules)))
+    names = ", ".join(sorted({f"`{name}`" for name in lists}))
+    return GROWN_LISTS.format(count=len(modules), classes=classes, lists=names)
+
+
 def code_heading(number: int, peak: str) -> str:
     """Return the line above the code of a way, given its place in the list and the peak with it."""
     return (LINES_OF_FIRST if number == 0 else LINES_OF).format(peak=peak)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import textwrap
 
@@ -682,6 +683,27 @@ def test_copies_of_a_model_that_each_step_keeps_are_counted_in_full(shell_memwat
     assert (done.returncode, done.stdout) == (0, "")
     assert "each optimizer step added to global `copies` of module __main__" in done.stderr
     assert f"({format_bytes(nbytes)} in 4 tensors)" in done.stderr
+
+
+SOME_COPIES = """
+import copy
+copies, calls = [], []
+
+def keep(copies, loss):
+    calls.append(0)
+    if len(calls) % 3 == 0:
+        copies.append(copy.deepcopy(model.state_dict()))
+
+epoch(copies, keep, 26)
+"""
+
+
+def test_copies_that_every_third_step_keeps_are_not_said_to_be_of_each_step(shell_memwatch, tmp_path):
+    (tmp_path / "program.py").write_text(LOOP + SOME_COPIES)
+    done = shell_memwatch("leaks", "program.py")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert re.search("not every optimizer step but about one in [34] added to global `copies`", done.stderr)
+    assert "each optimizer step added" not in done.stderr
 
 
 def test_the_latest_copy_of_a_model_is_no_growth(shell_memwatch, tmp_path):

@@ -91,6 +91,25 @@ def test_reads_of_values_are_answered_by_zero_and_named():
     assert found.reads[0] in " ".join(text_of(found).split())
 
 
+BRANCH = """
+        if (model(torch.rand(2, 8)) > 0).any():
+            model(torch.ones(1000, 8)).sum()
+"""
+NUMBER = """
+        print(loss.item())
+"""
+
+
+@pytest.mark.parametrize(("read", "is_branch"), [(BRANCH, True), (NUMBER, False)], ids=["branch", "number"])
+def test_a_branch_on_a_value_is_said_to_skip_work(read, is_branch):
+    """An expert that gets no token is not run, so the estimate lacks its memory."""
+    found = estimate(TRAINING + read)
+    assert (len(found.reads), len(found.branches)) == (1, is_branch)
+    text = " ".join(text_of(found).split())
+    assert ("the answer was no: train.py:11. If this skipped work, the peak is higher" in text) == is_branch
+    assert ("it got 0: train.py:11" in text) != is_branch
+
+
 def test_sizes_that_depend_on_values_are_refused_with_the_line():
     with pytest.raises(MemwatchError, match=r"^train.py:3 needs the values .*aten::nonzero"):
         estimate("import torch\nx = torch.rand(3)\nx.nonzero()")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 import torch
 from torch import nn
@@ -177,3 +179,94 @@ def test_gradients_from_before_the_block_that_are_read_in_it_or_after_it_are_not
         optimizer.zero_grad()
         step()
     assert [prof.findings for prof in (adds, evaluates, updates)] == [[], [], []]
+
+
+class Session:
+    """Registers itself in its class, with the state of the last round of its loop."""
+
+    opened: ClassVar[list[Session]] = []
+
+    def __init__(self):
+        self.states = {}
+        Session.opened.append(self)
+
+    def generate(self):
+        for _ in range(4):
+            self.states["k"] = self.states.get("k", torch.ones(WIDE, WIDE)) * 2
+            self.states["k"].sum()
+
+
+def serve(*, closes):
+    Session.opened.clear()
+    with memwatch.profile() as prof:
+        for _ in range(6):
+            Session().generate()
+            if closes:
+                Session.opened.clear()
+    return prof
+
+
+def test_what_several_passes_left_is_not_said_to_be_of_the_last_pass():
+    """Each pass leaves its last state; `del` of a single variable would not end that."""
+    kept, dropped = serve(closes=False), serve(closes=True)
+    [finding] = [each for each in kept.findings if "Session.opened" in each.holder]
+    assert "of earlier passes through the loop" in finding.advice
+    assert "drop what a pass puts there at the end of the loop's body" in finding.advice
+    assert finding.together_peak_bytes - dropped.peak_bytes < WIDE
+    assert not dropped.findings
+
+
+def test_a_list_of_the_last_pass_is_said_to_be_of_the_last_pass():
+    with memwatch.profile() as prof:
+        for _ in range(6):
+            outs = [torch.ones(WIDE, WIDE) * scale for scale in range(4)]
+            torch.stack(outs)
+            sum(outs)
+    [finding] = [each for each in prof.findings if each.kind == "iteration"]
+    assert "of the last pass through the loop" in finding.advice
+
+
+class Pool:
+    """Hands out numbers for tensors, and the tensors for numbers, in the order of a backward."""
+
+    def __init__(self):
+        self.used = {}
+
+    def put(self, tensor):
+        self.used[len(self.used)] = tensor
+
+    def get(self, number, *, drops):
+        return (self.used.pop if drops else self.used.__getitem__)(number)
+
+
+def offload(*, drops):
+    with memwatch.profile() as prof:
+        pool = Pool()
+        for _ in range(4):
+            first = len(pool.used)
+            for _ in range(4):
+                pool.put(torch.ones(WIDE, WIDE) * 2)
+            for number in reversed(range(first, len(pool.used))):
+                pool.get(number, drops=drops).sum()
+        torch.ones(2 * WIDE, WIDE).sum()
+    return prof
+
+
+def test_a_container_that_is_still_filled_is_not_to_be_dropped_itself():
+    """Its entries are to go one by one; without it the program could not go on."""
+    kept, dropped = offload(drops=False), offload(drops=True)
+    [finding] = [each for each in kept.findings if "pool.used" in each.holder]
+    assert "remove each entry after its last use" in finding.advice
+    assert "set it to None" not in finding.advice
+    assert "drag" not in {str(each.kind) for each in dropped.findings}
+
+
+def test_a_list_whose_entries_are_used_together_is_to_be_dropped_itself():
+    with memwatch.profile() as prof:
+        outs = []
+        for _ in range(4):
+            outs.append(torch.ones(WIDE, WIDE) * 2)
+        torch.stack(outs).sum()
+        torch.ones(6 * WIDE, WIDE).sum()
+    [finding] = [each for each in prof.findings if "`outs`" in each.holder]
+    assert "`del` it after its last use" in finding.advice

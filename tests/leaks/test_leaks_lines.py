@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import inspect
 import queue
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import thread as futures_thread
 
@@ -15,6 +17,7 @@ from torch import nn
 
 from memwatch._torch.modes import mode_stack
 from memwatch.leaks import TensorLeakError, check_leaks, find_leaks
+from memwatch.leaks.ledger import Threads
 
 BATCHES: queue.Queue[torch.Tensor] = queue.Queue()
 
@@ -192,3 +195,65 @@ def test_a_thread_that_runs_on_notes_nothing_after_the_search():
     assert not mode._book.alive()[1:]
     jobs.put(None)
     threads[0].join()
+
+
+class Doubled(torch.autograd.Function):
+    """Stores its result on ctx, which keeps the graph that keeps ctx."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.doubled_by_a_static_method = y = x * 2
+        return y
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+
+def test_an_attribute_that_a_static_method_puts_on_its_argument_has_its_line():
+    """Its first argument is no object of its own class."""
+    weight = torch.ones(64, requires_grad=True)
+    leaks = find_leaks(lambda: Doubled.apply(weight).sum().backward())
+    places = [(edge.file, edge.line) for edge in leaks[0].edges if edge.name == "doubled_by_a_static_method"]
+    assert places == [(__file__, line_of(Doubled.forward, "ctx.doubled_by"))]
+
+
+def test_waiting_for_a_thread_keeps_no_variable_of_the_callers():
+    """The table of all frames contains the frame that has the table: a cycle while gc is held still."""
+    stop = threading.Event()
+    threads = Threads()
+    thread = threading.Thread(target=stop.wait)
+    thread.start()
+
+    def call():
+        tensor = torch.ones(8)
+        threads.settle()
+        return weakref.ref(tensor)
+
+    gc.disable()
+    try:
+        kept = call()
+        assert kept() is None
+    finally:
+        gc.enable()
+        stop.set()
+        thread.join()
+
+
+def fail_and_keep(errors):
+    try:
+        raise ValueError
+    except ValueError as error:
+        errors.append(error)
+
+
+def test_the_objects_of_a_search_are_no_objects_of_the_program():
+    """A kept exception keeps the frames of its callers, which include the search's own."""
+    errors, kept = [], []
+
+    def step():
+        fail_and_keep(errors)
+        kept.append(torch.ones(64))
+
+    [leak] = find_leaks(step)
+    assert not any(name == "RLock" for name, _ in leak.beside)

@@ -17,6 +17,7 @@ import memwatch
 from memwatch.analysis.facts.reserved import ReservedBytes
 from memwatch.fit.result import ways_text
 from memwatch.report.console import middle
+from memwatch.report.facts import headline
 from memwatch.report.stats import format_stats, stats
 from memwatch.report.terminal import summary
 from memwatch.report.tree import peak_tree, tree
@@ -270,3 +271,29 @@ def test_ways_that_could_not_be_measured_are_told_once_below_the_table():
     text = ways_text(pd.DataFrame([row | {"way": "one"}, row | {"way": "two"}]), 1 << 20, width=80)
     assert text.count("too few steps") == 1
     assert "one; two: too few steps" in text
+
+
+def _two_instants(*, keeps):
+    """Return a recording in which two kept tensors are needed for a lower peak: each alone leaves the other one's."""
+    with memwatch.profile() as prof:
+        first = torch.ones(1000, 1000)
+        first.sum()
+        if not keeps:
+            del first
+        torch.ones(2000, 1000).sum()
+        first = None
+        second = torch.ones(1000, 1000)
+        second.sum()
+        if not keeps:
+            del second
+        torch.ones(2000, 1000).sum()
+    return prof
+
+
+def test_the_headline_promises_no_lower_peak_without_a_finding_that_leaves_it_as_it_is():
+    kept, dropped = _two_instants(keeps=True), _two_instants(keeps=False)
+    assert [each.predicted_peak_bytes for each in kept.findings] == [kept.peak_bytes] * 2
+    assert f"Without the findings below, the peak would be {format_bytes(dropped.peak_bytes)}." in headline(
+        kept
+    )
+    assert "Without the" not in headline(dropped)

@@ -441,3 +441,57 @@ def test_pasted_lines_of_micro_batches_give_the_promised_peak_and_the_same_train
         assert prof.peak_bytes == pytest.approx(way.peak_bytes, rel=0.02)
         for one, other in zip(plain, changed, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+class _Collecting(nn.Module):
+    """Gives its result together with a penalty, which `put` puts somewhere."""
+
+    def __init__(self, put):
+        super().__init__()
+        self.mlp = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
+        self.losses, self.tables, self.last = [], [], None
+        self._put = put
+
+    def forward(self, x):
+        if not self.tables:
+            self.tables.append(torch.ones(64))  # once for good
+        hidden = self.mlp(x)
+        self._put(self, hidden.square().mean())
+        return x + hidden * self.tables[0]
+
+
+def _to_list(block, penalty):
+    block.losses.append(penalty)
+
+
+def _to_new_list(block, penalty):
+    block.losses = [penalty]
+
+
+@pytest.mark.parametrize("put", [_to_list, _to_new_list], ids=["append", "replace"])
+def test_a_block_that_adds_to_its_own_list_is_not_checkpointed_and_its_twin_is(put):
+    """A loss that cleared the list before the backward would find the second forward's penalties in the next step."""
+    model = nn.Sequential(*(_Collecting(put) for _ in range(4)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.randn(512, 64)
+    with memwatch.profile() as prof:
+        for _ in range(3):
+            out = model(x).square().mean()
+            for block in model:
+                out = out + sum(block.losses)
+                block.losses.clear()
+            out.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    grows = put is _to_list
+    texts = " ".join(_of_kind(prof, "checkpoint")["way"])
+    blocks = [name for name, each in model.named_modules() if type(each) is _Collecting]
+    assert prof.ways.attrs["grown_lists"] == (dict.fromkeys(blocks, "losses") if grows else {})
+    assert ("mlp" in texts) == grows  # a part of it that adds nothing
+    told = [
+        text
+        for _, text in prof.notes
+        if text.startswith("no checkpoint is offered for 4 modules (_Collecting)")
+    ]
+    assert len(told) == grows
+    assert all("its own list (`losses`)" in text for text in told)

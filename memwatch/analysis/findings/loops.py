@@ -84,6 +84,19 @@ class Loops:
         made = int(self._allocations.op[allocation])
         return self._jumps_back(made, made, op)
 
+    def passes_of(self, allocations: list[int], op: int) -> int:
+        """Return in how many passes of the outermost loop that has begun anew by `op` some allocations were made."""
+        made = np.sort(self._allocations.op[allocations])
+        made = made[(made != NONE) & (made <= op)]
+        for line, lines_of_stack in self._lines_around(int(self._stacks[made[0]])) if len(made) else ():
+            lines = lines_of_stack[self._stacks[made[0] : op + 1]]
+            places = np.flatnonzero(lines > 0)
+            lines = lines[places]
+            starts = places[1:][(np.diff(lines) < 0) & (lines[1:] <= line)] + made[0]
+            if len(starts):
+                return len(np.unique(np.searchsorted(starts, made, side="right")))
+        return 1
+
     def is_last_used_in_same_statement(self, allocation: int, op: int) -> bool:
         """Return True if the line that used it last still runs while `op` does, which the same line runs."""
         last = int(self._facts.use_bounds.last_op[allocation])

@@ -238,6 +238,27 @@ def _made_at(candidate: Candidate, facts: Facts) -> str:
     return sums.most_common(1)[0][0]
 
 
+def _passes(candidate: Candidate, facts: Facts) -> int:
+    """Return in how many passes of a loop the memory was made that is at the peak after its last use."""
+    if candidate.kind is not FindingKind.ITERATION:
+        return 1
+    rows, event = np.array(candidate.allocations), facts.curve.peak_event
+    deaths, last_ops = facts.allocations.death_event[rows], facts.use_bounds.last_op[rows]
+    left = rows[((deaths > event) | (deaths == NONE)) & (last_ops < facts.op_at_peak)]
+    return Loops(facts).passes_of(left.tolist(), facts.op_at_peak)
+
+
+def _is_filled_on(candidate: Candidate, facts: Facts) -> bool:
+    """Return True for a container that gets entries while older ones are not used any more.
+
+    It is needed, so its name must not be dropped.
+    """
+    if candidate.kind is not FindingKind.DRAG or not rate_bytes(candidate, facts):
+        return False
+    rows = np.array(candidate.allocations)
+    return bool(facts.use_bounds.last_op[rows].min() < facts.allocations.op[rows].max())
+
+
 def _others_told(candidate: Candidate) -> list[str]:
     """Return the other holders, each once. Leave out references behind the holder, because they go with it."""
     holder = candidate.holder
@@ -261,6 +282,8 @@ def _finding(candidate: Candidate, facts: Facts, alone_bytes: int, together_byte
         _made_at(candidate, facts),
         is_trained=candidate.kind is FindingKind.GRAPH and _is_trained(candidate, facts),
         rate_bytes=rate_bytes(candidate, facts),
+        passes=_passes(candidate, facts),
+        is_filled_on=_is_filled_on(candidate, facts),
     )
     advice = with_peaks(
         candidate.kind,
@@ -293,6 +316,8 @@ def change_of(
     *,
     is_trained: bool,
     rate_bytes: int,
+    passes: int = 1,
+    is_filled_on: bool = False,
 ) -> str:
     """Return the memory that a finding is about, and the change that frees it.
 
@@ -304,9 +329,13 @@ def change_of(
         made_at: `file:line` that made most of them; "" if unknown.
         is_trained: whether a backward reads tensors that the same lines saved at another time.
         rate_bytes: bytes that each pass of a loop adds; 0 without a series.
+        passes: how many passes of a loop left the memory, where the kind is about passes.
+        is_filled_on: whether the holder is a container that gets entries while older ones are not used any more.
     """
     is_needed = kind is FindingKind.GRAPH and is_trained
     advice = words.GRAPH_OF_TRAINED_FORWARD if is_needed else _what_to_do(kind, holder)
+    if is_filled_on:
+        advice = words.DROP_ENTRIES
     if (
         kind in (FindingKind.DRAG, FindingKind.OUTPUT, FindingKind.GROWTH)
         and last_used
@@ -315,7 +344,10 @@ def change_of(
         advice = words.LAST_USED.format(advice=advice, site=last_used)
     if kind is FindingKind.GRAPH and made_at not in ("", short_place(holder.site)):
         advice = words.FORWARD_AT.format(advice=advice, site=made_at)
-    headline = kind.row.headline.format(nbytes=format_bytes(nbytes))
+    template = kind.row.headline
+    if passes > 1:
+        template, advice = words.EARLIER_PASSES, words.EMPTY_EACH_TIME
+    headline = template.format(nbytes=format_bytes(nbytes))
     if rate_bytes:
         headline = words.PER_ROUND.format(headline=headline, rate=format_bytes(rate_bytes))
     return words.CHANGE.format(headline=headline, advice=advice)

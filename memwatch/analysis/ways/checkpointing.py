@@ -59,6 +59,12 @@ class SavingModules:
         self._is_called[calls["module"]] = True
         # the forward of such a module would change its argument a second time
         self._is_called[[*changed_arguments(facts)]] = False
+        # likewise the lists of such a module, and of those that it calls
+        for module in grown_lists(facts):
+            number = module
+            while number != NONE:
+                self._is_called[number] = False
+                number = tree.parents[number]
         # a wrapper's only child has its name: the wrapper is called instead of it
         self._is_called[list(tree.wrapped)] = False
         self._first_call = np.full(len(tree.names), len(calls["module"]), dtype=np.int64)
@@ -109,20 +115,36 @@ class SavingModules:
 
 def changed_arguments(facts: Facts) -> dict[int, str]:
     """Return the modules that put new tensors into an object that they are called with, and the object's class."""
+    return _by_module(facts, "changed_arguments")
+
+
+def grown_lists(facts: Facts) -> dict[int, str]:
+    """Return the modules that add new tensors to a list of their own, and the attribute that leads to it."""
+    return _by_module(facts, "grown_lists")
+
+
+def _by_module(facts: Facts, name: str) -> dict[int, str]:
     count = len(facts.places.module_tree.names)
-    noted = facts.capture.meta.get("changed_arguments", {})
+    noted = facts.capture.meta.get(name, {})
     return {
-        int(module): str(cls) for module, cls in noted.items() if module.isdecimal() and int(module) < count
+        int(module): str(text) for module, text in noted.items() if module.isdecimal() and int(module) < count
     }
 
 
 def left_out(facts: Facts) -> str:
     """Return a sentence about the modules that no checkpoint is offered for; "" if there are none, or no backward."""
-    changed = changed_arguments(facts)
-    if not changed or not facts.capture.rows("unpacks"):
+    if not facts.capture.rows("unpacks"):
         return ""
     classes = facts.places.module_tree.classes
-    return words.changed_arguments([classes[module] for module in changed], list(changed.values()))
+    sentences = [
+        say([classes[module] for module in changed], list(changed.values()))
+        for changed, say in (
+            (changed_arguments(facts), words.changed_arguments),
+            (grown_lists(facts), words.grown_lists),
+        )
+        if changed
+    ]
+    return ". ".join([*sentences[:1], *(text[0].upper() + text[1:] for text in sentences[1:])])
 
 
 def _saved_bytes(facts: Facts, saved: SavedTensors, count: int) -> IntArray:
