@@ -16,6 +16,7 @@ from memwatch.analysis.observer import observer_effects
 from memwatch.device_names import CPU
 from memwatch.devices import Failure, is_of_host, is_out_of_memory
 from memwatch.errors import MemoryLimitError, MemwatchError, add_note
+from memwatch.heap.names import class_name
 from memwatch.reading import Reading
 from memwatch.record.harmless import uninterrupted, unlink_own_frames
 from memwatch.record.native import remark as unbuilt_remark
@@ -44,6 +45,11 @@ __all__ = [
 ]  # fmt: skip
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+def _is_success(error: BaseException) -> bool:
+    """Return True for the exception of `sys.exit()` with exit code 0. A subclass may compute its `code`: not asked."""
+    return type(error) is SystemExit and error.code in (None, 0)
 
 
 class Profile(Reading):
@@ -117,6 +123,9 @@ class Profile(Reading):
             if error is not None:
                 unlink_own_frames(error)
             session.check_place()
+            if error is not None and not _is_success(error):
+                ended_by = words.ENDED_BY.format(error=class_name(type(error)))
+                session.note(words.PROGRAM_FAILED, ended_by)
             self._session = None
             try:
                 self._stop(session, failed=error is not None)

@@ -30,6 +30,7 @@ from memwatch.output_files import write_whole
 from memwatch.progress import working
 from memwatch.settings import project_settings
 from memwatch.sizes import format_bytes
+from memwatch.words.processes import PROGRAM_FAILED
 from memwatch.words.storages import short_site
 from memwatch.words.summary import FIT_COMMAND, NEXT_COMMAND
 
@@ -375,8 +376,10 @@ class Diff:
         make_room(options.output, inputs=[options.old, options.new], force=options.force)
         with working("memwatch diff"):
             # the one is gone when the other is read: long runs need gigabytes
-            old = sites_at_peak(read(options.old, options.device))
-            compared = compare_peaks(old, sites_at_peak(read(options.new, options.device)))
+            old, *new = (
+                sites_at_peak(_read_and_warn(path, options.device)) for path in (options.old, options.new)
+            )
+            compared = compare_peaks(old, *new)
         if options.output is not None:
             _write_page(compared, options)
         if options.json:
@@ -388,6 +391,15 @@ class Diff:
         else:
             emit(_differences_as_text(compared, options.rows))
         return int(allowed is not None and compared.growth_ratio > allowed)
+
+
+def _read_and_warn(path: Path, device: str | None) -> Reading:
+    """Read a capture. Print a line if its program failed, because then its peak may be that of a part."""
+    reading = read(path, device)
+    for note in reading.capture.notes:
+        if note.kind == PROGRAM_FAILED:
+            say(f"{path.name}: {note.text}")
+    return reading
 
 
 def _write_page(compared: Comparison, options: argparse.Namespace) -> None:

@@ -231,6 +231,10 @@ class Session:
                 f"leave it in that thread, not in {threading.get_ident()}"
             )
 
+    def note(self, kind: str, text: str) -> None:
+        """Keep a sentence for the report."""
+        self._notes.note(kind, text)
+
     def stop(self, *, failed: bool = False) -> Recording:
         """Switch everything off and return the recording.
 

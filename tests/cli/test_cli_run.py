@@ -174,3 +174,18 @@ def test_a_rank_that_is_started_again_keeps_what_it_left(shell_memwatch, tmp_pat
         assert done.returncode == 0, done.stderr
         assert {f"{made}.memwatch", f"{made}.html"} <= {path.name for path in tmp_path.iterdir()}
     assert len([*tmp_path.iterdir()]) == 4
+
+
+@pytest.mark.parametrize(
+    ("ending", "failed"),
+    [("raise ValueError('no data')", True), ("raise SystemExit(0)", False)],
+    ids=["error", "success"],
+)
+def test_a_program_that_failed_is_told_from_one_that_ended(ending, failed, shell_memwatch, tmp_path):
+    """Its peak may be that of a part. A comparison warns of it."""
+    (tmp_path / "program.py").write_text(f"import torch\nx = torch.ones(1000)\n{ending}\n")
+    shell_memwatch("run", "-q", "-o", "program.memwatch", "program.py")
+    summary = shell_memwatch("summary", "program.memwatch").stdout
+    assert ("ValueError ended the recorded program" in summary) is failed
+    done = shell_memwatch("diff", "program.memwatch", "program.memwatch")
+    assert ("program.memwatch: ValueError ended" in done.stderr) is failed
