@@ -36,6 +36,7 @@ from types import (
     FunctionType,
     GeneratorType,
     GetSetDescriptorType,
+    MappingProxyType,
     MemberDescriptorType,
     MethodType,
     ModuleType,
@@ -719,6 +720,10 @@ def _cell_edge(_chain: Sequence[Any], _at: int) -> Named:
     return Edge(EdgeKind.CELL_CONTENTS), 1
 
 
+def _proxy_edge(_chain: Sequence[Any], _at: int) -> Named:
+    return None, 1  # a read-only view of a dictionary is passed over, like the dictionary of an instance
+
+
 # ---- the expression for a reference
 
 
@@ -825,6 +830,7 @@ _SHAPES: Final = (
     Shape(functools.partial, _object_links, _partial_edge),
     Shape(functools._lru_cache_wrapper, _object_links, _lru_cache_edge),
     Shape(CellType, _object_links, _cell_edge),
+    Shape(MappingProxyType, _object_links, _proxy_edge),
     Shape(GeneratorType, _object_links, suspended_edge),
     Shape(CoroutineType, _object_links, suspended_edge),
     Shape(AsyncGeneratorType, _object_links, suspended_edge),

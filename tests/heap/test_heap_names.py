@@ -8,7 +8,7 @@ import functools
 import sys
 import threading
 import weakref
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -349,3 +349,15 @@ def test_a_variable_of_a_suspended_generator_is_the_generators(by_frame):
         edge, covered = name_edge([generator, *between, *way], 0)
         assert (edge.kind, edge.name, edge.owner.kind) == (EdgeKind.LOCAL, name, VertexKind.GENERATOR)
         assert covered == len(between) + len(way)
+
+
+def test_a_read_only_view_of_a_dictionary_has_no_name_of_its_own():
+    """The variable that holds the view is named, and then the key."""
+    kept = []
+
+    def keep():
+        kept.append(MappingProxyType({"weights": torch.ones(1000)}))
+
+    (leak,) = find_leaks(keep)
+    assert not any(line.startswith("reference from mappingproxy") for line in leak.path)
+    assert "key 'weights'" in leak.path[-1]
