@@ -19,7 +19,7 @@ OFFLOAD: Final = "move to the host what {count} modules save for backward: {name
 MICRO_BATCHES: Final = "split the batch in {parts} parts and add up their gradients"
 WITHOUT_GRAPH: Final = "run {names} without a graph, because no backward needs it"
 IN_PLACE: Final = "let {count} activations write over their input: {names}"
-AUTOCAST: Final = "compute {names} in bfloat16 where autocast does"
+AUTOCAST: Final = "run {names} under autocast, in bfloat16"
 BOTH: Final = "{first}, and {other}"
 
 FIRST_AND_LAST: Final = "{first}, {second} ... {last}"

@@ -73,9 +73,10 @@ _SAME_DTYPE: Final = frozenset(
 def autocast(facts: Facts, saved: SavedTensors, timeline: Timeline, window: range) -> ChangedModules | None:
     """Return what changes if all models run under autocast.
 
-    The result is None if no op would compute in half precision, if some ops do already, if an op would fail, if ops
-    are not recorded (compiled functions), and if a kernel of the host takes much workspace: it may take another amount
-    in half precision. (A backward of convolutions took 4.5 MiB for 0.5 MiB of results, with torch 2.13.)
+    The result is None where the estimate would not be true: without a backward, if some ops compute in half precision
+    already, if an op would fail, if ops are not recorded (compiled functions), and if a kernel of the host takes much
+    workspace. In half precision the kernel may take another amount. (A backward of convolutions took 4.5 MiB for 0.5
+    MiB of results, with torch 2.13.)
 
     Args:
         facts: the facts of the capture.
@@ -114,7 +115,6 @@ class _Simulation:
         self._ops, self._uses = tables["ops"], tables["uses"]
         self._uses_by_op, self._uses_by_storage = Grouped(self._uses["op"]), Grouped(self._uses["storage"])
         self._packs_by_op, self._packs_by_storage = Grouped(saved.op), Grouped(saved.storage)
-        self._made_by = Grouped(facts.allocations.op)
         self._in_backward = np.isin(self._ops["phase"], IN_BACKWARD)
         self._maker = maker_of_node(facts.capture)
         self._backward_of = Grouped(self._maker)
@@ -162,9 +162,18 @@ class _Simulation:
                 self._backward(op)
             elif self._ops["phase"][op] == FORWARD and not self._forward(op, op in region):
                 return None
-        if not self._of_lower or (is_host(self._facts.device) and self._needs_workspace()):
+        self._end_region(region)
+        if not self._trains() or (is_host(self._facts.device) and self._needs_workspace()):
             return None
         return ChangedModules(tuple(dict.fromkeys(module for _, module in calls)), self._changed())
+
+    def _trains(self) -> bool:
+        """Return True if a backward runs for an op that would compute in half precision.
+
+        Without a backward, it is not known which converted weights stay until the forward is over: those that require
+        a gradient.
+        """
+        return any(len(self._backward_of.within(op, op + 1)) for op in self._of_lower)
 
     def _outermost_calls(self, window: range) -> list[tuple[range, int]]:
         """Return the ops of each call of a module that no other module calls, and the module."""
