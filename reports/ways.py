@@ -12,6 +12,7 @@ import json
 import math
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ import memwatch
 
 _HERE = Path(__file__).parent
 _STEPS = 5
+_ON_CUDA = "--on-cuda"
 
 
 def made(name: str, lines: str = "") -> Program:
@@ -82,6 +84,42 @@ def measured(name: str) -> list[dict[str, Any]]:
     return rows
 
 
+def autocast_on_cuda(name: str) -> str | None:
+    """Return a row of Markdown: the estimate for autocast on CUDA, and the peak of the changed program.
+
+    No GPU is needed: both programs run on fake tensors, under `memwatch estimate`. None without such a change.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        lines = Path(folder, "lines.py")
+        plain, changed = (Path(folder, f"{each}.memwatch") for each in ("plain", "changed"))
+        _estimated(name, plain)
+        reading = memwatch.load(plain)
+        found = [way for way in reading.ways.itertuples() if way.kind == "autocast"]
+        if not found:
+            return None
+        lines.write_text(found[0].lines)
+        _estimated(name, changed, lines)
+        sizes = (reading.peak_bytes, found[0].peak_bytes, memwatch.load(changed).peak_bytes)
+    error = sizes[1] / sizes[2] - 1
+    cells = [name, *(f"{size / 2**20:.2f} MiB" for size in sizes), f"{error * 100:+.2f} %"]
+    return f"| {' | '.join(cells)} |"
+
+
+def _estimated(name: str, capture: Path, *lines: Path) -> None:
+    """Estimate some steps of a program on CUDA, changed by the lines in a file."""
+    program = [__file__, _ON_CUDA, name, *map(str, lines)]
+    command = ["memwatch", "estimate", "--device", "A100", "-o", str(capture), *program]
+    subprocess.run([sys.executable, "-m", *command], stdout=subprocess.DEVNULL, check=True, cwd=_HERE)
+
+
+def run_on_cuda(name: str, *lines: str) -> None:
+    """Run three steps of a program on CUDA."""
+    torch.set_default_device("cuda")
+    program = made(name, *(Path(each).read_text() for each in lines))
+    program.step()
+    program.step()
+
+
 def table(rows: list[dict[str, Any]]) -> str:
     """Return the rows as Markdown."""
     head = "| Program | Way | Basis | Peak before | Predicted | Measured | Error | Time, predicted | Time, measured |"
@@ -106,13 +144,26 @@ the lines that it prints, and measures the peak again. torch {torch}, one thread
 {table}
 
 In {exact} of {count} rows the basis is `simulated`; there the largest error is {worst:.2f} %. A row with the basis
-`estimated` replaces memory whose sizes were not recorded: the temporaries of another kind of optimizer step, or a
-kernel's workspace for fewer samples.
+`estimated` replaces memory whose sizes were not recorded: the temporaries of another kind of optimizer step, a
+kernel's workspace for fewer samples, or tensors in half precision.
+
+## Autocast on CUDA
+
+`memwatch estimate --device A100` runs each program on fake tensors, as it is and with the lines for autocast. On CUDA,
+autocast computes other ops in float32 than on the host. The Llama has grouped-query attention: torch computes it step
+by step in float32, and in one kernel in half precision, so it needs less than predicted.
+
+| Program | Peak before | Predicted | Estimated | Error |
+|---|---:|---:|---:|---:|
+{cuda}
 """
 
 
 def main() -> None:
     """Measure all programs, or print the rows of the one that is named."""
+    if sys.argv[1:2] == [_ON_CUDA]:
+        run_on_cuda(*sys.argv[2:])
+        return
     if len(sys.argv) > 1:
         print(json.dumps(measured(sys.argv[1])))
         return
@@ -122,10 +173,16 @@ def main() -> None:
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=_HERE)
         rows += json.loads(done.stdout.splitlines()[-1])
         print(name, flush=True)
+    cuda = [row for name in PROGRAMS if (row := autocast_on_cuda(name)) is not None]
     simulated = [row for row in rows if row["basis"] == "simulated"]
     worst = max(abs(row["predicted_bytes"] / row["measured_bytes"] - 1) for row in simulated) * 100
     text = _TEXT.format(
-        torch=torch.__version__, table=table(rows), exact=len(simulated), count=len(rows), worst=worst
+        torch=torch.__version__,
+        table=table(rows),
+        exact=len(simulated),
+        count=len(rows),
+        worst=worst,
+        cuda="\n".join(cuda),
     )
     (_HERE / "ways.md").write_text(text)
 
