@@ -16,6 +16,7 @@ import torch
 from memwatch._torch.autograd import NO_TASK, current_graph_task_id, top_saved_hooks
 from memwatch._torch.jit import tracing_state
 from memwatch._torch.modes import PLACES_THAT_CHANGE_HOOKS, mode_stack
+from memwatch._torch.modules import MODULE_CALL_CODE
 from memwatch._torch.tensors import is_transforming
 from memwatch.own_code import is_memwatch_code
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 _TORCH: Final = os.path.dirname(torch.__file__)
 _MODULE_FILE: Final = os.path.join(_TORCH, "nn", "modules", "module.py")
-_MODULE_CALLS: Final = ("_wrapped_call_impl", "_call_impl")
 _OWN_WRAPPER_FILE: Final = os.path.join("memwatch", "record", "context.py")
 """Our own frame around each call of a module. It may stay, because it checks whether the recording is still on."""
 
@@ -82,7 +82,12 @@ def is_between_calls(frame: FrameType | None) -> bool:
     recording that begins there does not know them, and shows a lower peak until then.
     """
     while frame is not None:
-        if frame.f_code.co_filename == _MODULE_FILE and frame.f_code.co_name in _MODULE_CALLS:
+        is_call = (
+            frame.f_code is MODULE_CALL_CODE
+            if MODULE_CALL_CODE is not None
+            else frame.f_code.co_filename == _MODULE_FILE
+        )
+        if is_call:
             return False
         frame = frame.f_back
     return True
