@@ -82,8 +82,9 @@ SUMMARY: Final = "summary"
 class CaptureWriter:
     """Write recorded rows to a new file, from any thread.
 
-    Before each write it makes sure that the file is still its own: SQLite would create tables in an emptied file, or
-    add rows to a capture that was copied over it.
+    Before each transaction it checks that its path still leads to its own file, with at least the length of the last
+    commit. SQLite would otherwise add rows to another capture that was copied over it, or write into a file that has
+    lost its name.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
