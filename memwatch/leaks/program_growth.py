@@ -585,7 +585,8 @@ class ProgramGrowth:
         number = next(self._update_numbers)
         known = self._updates.get(id(optimizer))
         groups, _ = optimizer_parts(optimizer)
-        parameters = [each for group in groups or [] for each in dict.get(group, "params", ())]
+        lists = (dict.get(group, "params") for group in groups or [])
+        parameters = [each for found in lists if type(found) is list for each in found]
         if known is None or len(known.parameters) != len(parameters):
             references = [weakref.ref(each) for each in parameters if is_tensor(each)]
             before_last = known.last if known else 0
