@@ -117,7 +117,7 @@ def fake_mode_with_zero_reads(
     indices (`randperm`) is real, because samplers of a DataLoader read all of it.
 
     Args:
-        on_read: called at each read of an unknown value, with True for one that a program branches on: no number.
+        on_read: called at each read of an unknown value, with True if the program asks for yes or no, not for a number.
         on_op: called with each op that the program calls and its arguments, but not with the inner ops of an op.
         complete: called with such an op, its arguments and its fake results; returns the results.
         answer: called with an op that needs values, and its arguments; returns its results, or None if the values are

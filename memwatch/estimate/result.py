@@ -35,7 +35,7 @@ class Estimate:
         calls: the ops with the sizes of their arguments.
         reads: lines of the program that read a value and got zero.
         remarks: sentences about what the program did differently.
-        branches: those of the lines in `reads` that read no number, but yes or no, and got no.
+        branches: the lines in `reads` that asked for yes or no, not for a number. The answer was no.
     """
 
     reading: Reading

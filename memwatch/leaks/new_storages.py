@@ -453,7 +453,7 @@ def user_lines() -> tuple[Site | None, Site | None]:
 
 # A mode sees the ops of one thread. The calls below switch modes on for the work that other threads do meanwhile.
 
-_RUNS_A_THREAD: Final = "_bootstrap_inner"
+RUNS_A_THREAD: Final = "_bootstrap_inner"
 """The method of `threading.Thread` that runs for the whole life of a Python thread, whatever its class."""
 _RUNS_A_TASK: Final = "run"
 _Task: Final = getattr(concurrent.futures.thread, "_WorkItem", None)
@@ -478,7 +478,7 @@ class OtherThreads:
         """Begin to follow threads and tasks that start."""
         with _of_watches:
             if not _watches:
-                _follow(threading.Thread, _RUNS_A_THREAD, _starts_work)
+                _follow(threading.Thread, RUNS_A_THREAD, _starts_work)
                 _follow(_Task, _RUNS_A_TASK, lambda _task: True)
             _watches.append(self)
 
@@ -509,9 +509,8 @@ def _follow(cls: Any, name: str, is_followed: Callable[[Any], bool]) -> None:
     @functools.wraps(original)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         modes: list[NewStorageMode] = []
-        with suppress(
-            Exception
-        ):  # whoever started the thread waits until it runs, so an error must not stop it
+        # an error must not stop the thread, because whoever started it waits until it runs
+        with suppress(Exception):
             if is_followed(self):
                 for watch in _watches:
                     watch.mode.start()

@@ -52,7 +52,7 @@ from memwatch.leaks.excuses import Exemptions
 from memwatch.leaks.find import PERIOD
 from memwatch.leaks.groups import leaks_of
 from memwatch.leaks.ledger import Threads
-from memwatch.leaks.new_storages import NewStorageMode, behind, tensors_among
+from memwatch.leaks.new_storages import RUNS_A_THREAD, NewStorageMode, behind, tensors_among
 from memwatch.leaks.without_tensors import (
     are_registered,
     holder_of_largest_graph,
@@ -282,9 +282,7 @@ _MOST_S: Final = 30.0
 that a busy machine finds the same leaks."""
 _MOST_COUNTING_S: Final = 5.0
 """Likewise for counts of autograd nodes."""
-_RUNS_A_THREAD: Final = "_bootstrap_inner"
-"""The method of `threading.Thread` that runs for the whole life of a Python thread, whatever its class."""
-_THREAD_CODE: Final = getattr(getattr(threading.Thread, _RUNS_A_THREAD, None), "__code__", None)
+_THREAD_CODE: Final = getattr(getattr(threading.Thread, RUNS_A_THREAD, None), "__code__", None)
 _MOST_RUNS: Final = 2
 """How many runs of one loop are followed. A function that is called again and again is part of a larger round."""
 
@@ -436,7 +434,8 @@ class _Update:
 
     Attributes:
         optimizer: the optimizer.
-        before_last: the number of its step before the last one, among the steps of all optimizers; 0 for none.
+        before_last: the number of its step before the last one, among the steps of all optimizers. After its first
+            step, the number before that.
         last: the number of its last step.
         parameters: the parameters that it updates.
     """
@@ -480,7 +479,7 @@ class ProgramGrowth:
         """Have torch call after each optimizer step, and a mode of each thread at each op."""
         self._handle = register_optimizer_step_post_hook(self._after_step)
         self._main.mode.on_op = self._at_op
-        run_thread = self._run_thread = getattr(threading.Thread, _RUNS_A_THREAD, None)
+        run_thread = self._run_thread = getattr(threading.Thread, RUNS_A_THREAD, None)
         if run_thread is None:
             return
 
@@ -494,7 +493,7 @@ class ProgramGrowth:
                     follow.mode.stop()
                     follow.run = None
 
-        setattr(threading.Thread, _RUNS_A_THREAD, run)
+        setattr(threading.Thread, RUNS_A_THREAD, run)
 
     def _new_thread(self) -> _Strand:
         """Follow the thread that starts to run."""
@@ -510,7 +509,7 @@ class ProgramGrowth:
         for thread in list(self._threads.values()):
             thread.mode.on_op = None
         if self._run_thread is not None:
-            setattr(threading.Thread, _RUNS_A_THREAD, self._run_thread)
+            setattr(threading.Thread, RUNS_A_THREAD, self._run_thread)
             self._run_thread = None
         if self._handle is not None:
             self._handle.remove()
@@ -584,12 +583,18 @@ class ProgramGrowth:
     def _note_update(self, optimizer: object) -> None:
         number = next(self._update_numbers)
         known = self._updates.get(id(optimizer))
+        if known is not None and known.optimizer() is not optimizer:
+            known = None  # another one was at this address
+        if known is None:  # a program may make an optimizer for each trial
+            gone = [key for key, each in self._updates.items() if each.optimizer() is None]
+            for key in gone:
+                del self._updates[key]
         groups, _ = optimizer_parts(optimizer)
         lists = (dict.get(group, "params") for group in groups or [])
         parameters = [each for found in lists if type(found) is list for each in found]
         if known is None or len(known.parameters) != len(parameters):
             references = [weakref.ref(each) for each in parameters if is_tensor(each)]
-            before_last = known.last if known else 0
+            before_last = known.last if known else number - 1
             self._updates[id(optimizer)] = _Update(weakref.ref(optimizer), before_last, number, references)
         else:
             known.before_last, known.last = known.last, number

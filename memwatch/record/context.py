@@ -81,9 +81,9 @@ def _is_no_state(value: Any) -> bool:
 
 
 class ChangedArguments:
-    """Find modules that put new tensors into an object that they are called with, such as a cache of keys and values.
+    """Find modules that put new tensors into an object that they are called with, or into a list of their own.
 
-    Or into a list of their own, such as one of losses. The forward of such a module cannot be run again in the
+    Examples are a cache of keys and values, and a list of losses. The forward of such a module cannot run again in the
     backward: it would find the changed object, or add to the list twice.
     """
 
@@ -147,7 +147,9 @@ def _own_lists(module: nn.Module) -> Iterator[tuple[str, Any]]:
     seen: set[int] = set()
     for name, value in list((instance_dict(module) or {}).items()):
         waiting = [value] if name not in _OF_EVERY_MODULE else []
-        while waiting and len(seen) < _MOST_OBJECTS:
+        left = _MOST_OBJECTS  # numbers and texts count too: a module may have a list of a million words
+        while waiting and left:
+            left -= 1
             each = waiting.pop()
             if id(each) in seen or not gc.is_tracked(each) or is_a(each, torch.Tensor) or _is_no_state(each):
                 continue

@@ -186,6 +186,6 @@ def test_a_program_that_failed_is_told_from_one_that_ended(ending, failed, shell
     (tmp_path / "program.py").write_text(f"import torch\nx = torch.ones(1000)\n{ending}\n")
     shell_memwatch("run", "-q", "-o", "program.memwatch", "program.py")
     summary = shell_memwatch("summary", "program.memwatch").stdout
-    assert ("ValueError ended the recorded program" in summary) is failed
+    assert ("ValueError ended the recorded code" in summary) is failed
     done = shell_memwatch("diff", "program.memwatch", "program.memwatch")
     assert ("program.memwatch: ValueError ended" in done.stderr) is failed

@@ -51,7 +51,7 @@ _DISTRIBUTED_ROLES: Final = tuple(
 
 
 class LossInParts(NamedTuple):
-    """What changes with a loss in parts.
+    """The effect of a loss in parts.
 
     Attributes:
         head: the number of the module that makes the logits, in the module tree.
