@@ -315,10 +315,11 @@ def test_half_precision_is_tried_where_no_other_way_fits():
     fit.undo()
     with pytest.raises(memwatch.BudgetError) as raised:
         memwatch.fit(step, model, plain_bytes // 4, ways=("checkpoint",), quiet=True)
-    lowest_bytes = raised.value.best.peak_bytes
-    fit = memwatch.fit(step, model, lowest_bytes - 1, ways=("checkpoint", "autocast"), quiet=True)
+    # The autocast way takes about 0.73 of the lowest checkpoint way.
+    limit = int(raised.value.best.peak_bytes * 0.85)
+    fit = memwatch.fit(step, model, limit, ways=("checkpoint", "autocast"), quiet=True)
     assert "autocast(" in fit.code
-    assert fit.peak_bytes < lowest_bytes
+    assert fit.peak_bytes <= limit
     assert fit_words.NOT_BITWISE in fit.notes
     fit.undo()
     assert set(vars(model)) == attributes
