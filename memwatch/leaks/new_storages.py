@@ -40,6 +40,7 @@ from memwatch.heap.tensors import (
     storage_of,
 )
 from memwatch.own_code import CodeOwner, OwnThread, code_owner, hands_on
+from memwatch.patches import Patches
 from memwatch.signal_handlers import pass_on, raises_later, suppress
 
 if TYPE_CHECKING:
@@ -459,9 +460,6 @@ _RUNS_A_TASK: Final = "run"
 _Task: Final = getattr(concurrent.futures.thread, "_WorkItem", None)
 """What a worker of `ThreadPoolExecutor` runs: one call."""
 _worker: Final = getattr(concurrent.futures.thread, "_worker", None)
-_watches: list[OtherThreads] = []
-_of_watches: Final = threading.RLock()
-_replaced: list[tuple[type, str, Any]] = []
 
 
 class OtherThreads:
@@ -473,56 +471,32 @@ class OtherThreads:
 
     def __init__(self, mode: NewStorageMode) -> None:
         self.mode = mode
+        self._patches = Patches()
 
     def start(self) -> None:
         """Begin to follow threads and tasks that start."""
-        with _of_watches:
-            if not _watches:
-                _follow(threading.Thread, RUNS_A_THREAD, _starts_work)
-                _follow(_Task, _RUNS_A_TASK, lambda _task: True)
-            _watches.append(self)
+        if hasattr(threading.Thread, RUNS_A_THREAD):
+            self._patches.put_around(threading.Thread, RUNS_A_THREAD, self._enter_thread)
+        if hasattr(_Task, _RUNS_A_TASK):
+            self._patches.put_around(_Task, _RUNS_A_TASK, self._enter)
 
     def stop(self) -> None:
         """Let the mode note nothing more; does nothing if already off. A thread that runs on keeps the idle mode."""
-        with _of_watches:
-            if self not in _watches:
-                return
-            _watches.remove(self)
+        if self._patches:
+            self._patches.take_off()
             self.mode.is_over = True
-            if not _watches:
-                for cls, name, original in _replaced:
-                    setattr(cls, name, original)
-                _replaced.clear()
 
+    def _enter_thread(self, thread: threading.Thread) -> Callable[[], object] | None:
+        """Follow a thread, unless it is memwatch's own or runs tasks, which are followed one by one."""
+        runs_tasks = (instance_dict(thread) or {}).get("_target") is _worker
+        return None if is_a(thread, OwnThread) or runs_tasks else self._enter(thread)
 
-def _starts_work(thread: threading.Thread) -> bool:
-    """Return True unless a thread is memwatch's own, or runs tasks, which are followed one by one."""
-    return not is_a(thread, OwnThread) and (instance_dict(thread) or {}).get("_target") is not _worker
-
-
-def _follow(cls: Any, name: str, is_followed: Callable[[Any], bool]) -> None:
-    """Have the open watches see what a method of Python's own does, in the thread that calls it."""
-    original = getattr(cls, name, None)
-    if original is None:
-        return
-
-    @functools.wraps(original)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        modes: list[NewStorageMode] = []
+    def _enter(self, _thread_or_task: object) -> Callable[[], object] | None:
         # an error must not stop the thread, because whoever started it waits until it runs
         with suppress(Exception):
-            if is_followed(self):
-                for watch in _watches:
-                    watch.mode.start()
-                    modes.append(watch.mode)
-        try:
-            return original(self, *args, **kwargs)
-        finally:
-            for mode in reversed(modes):
-                mode.stop()
-
-    _replaced.append((cls, name, original))
-    setattr(cls, name, call)
+            self.mode.start()
+            return self.mode.stop
+        return None
 
 
 skip_frames_of(NewStorageMode.__torch_dispatch__.__code__)

@@ -18,7 +18,6 @@ loop or in a loop where some pass had no backward. Or it is gone when its functi
 from __future__ import annotations
 
 import dis
-import functools
 import gc
 import itertools
 import sys
@@ -61,6 +60,8 @@ from memwatch.leaks.without_tensors import (
     next_hook_number,
 )
 from memwatch.own_code import CodeOwner, OwnThread, code_owner, is_memwatch_code, line_at
+from memwatch.patches import Patches
+from memwatch.signal_handlers import suppress
 from memwatch.words.leaks import repeat_name
 
 if TYPE_CHECKING:
@@ -307,6 +308,11 @@ class _Strand:
     run: int | None
     passes: LoopPasses = field(default_factory=LoopPasses)
 
+    def leave(self) -> None:
+        """End with the thread, which calls this last."""
+        self.mode.stop()
+        self.run = None
+
 
 @dataclass(eq=False)
 class Rounds:
@@ -466,7 +472,7 @@ class ProgramGrowth:
         self._strand_at: dict[int, _Strand] = {0: self._main}  # by the clock at which they began a round
         self._most_noted = _FEWEST_NOTED
         self._lock = threading.RLock()
-        self._run_thread: Any = None
+        self._patches = Patches()
         self._runs: dict[object, list[Rounds]] = {}  # of each loop, by its code and range
         self._handle: Any = None
         self._optimizer: int | None = None
@@ -479,21 +485,15 @@ class ProgramGrowth:
         """Have torch call after each optimizer step, and a mode of each thread at each op."""
         self._handle = register_optimizer_step_post_hook(self._after_step)
         self._main.mode.on_op = self._at_op
-        run_thread = self._run_thread = getattr(threading.Thread, RUNS_A_THREAD, None)
-        if run_thread is None:
-            return
+        if hasattr(threading.Thread, RUNS_A_THREAD):
+            self._patches.put_around(threading.Thread, RUNS_A_THREAD, self._enter_thread)
 
-        @functools.wraps(run_thread)
-        def run(thread: threading.Thread) -> None:
-            follow = None if self._run_thread is None or is_a(thread, OwnThread) else self._new_thread()
-            try:
-                run_thread(thread)
-            finally:
-                if follow is not None:
-                    follow.mode.stop()
-                    follow.run = None
-
-        setattr(threading.Thread, RUNS_A_THREAD, run)
+    def _enter_thread(self, thread: threading.Thread) -> Callable[[], object] | None:
+        # an error must not stop the thread, because whoever started it waits until it runs
+        with suppress(Exception):
+            if not is_a(thread, OwnThread):
+                return self._new_thread().leave
+        return None
 
     def _new_thread(self) -> _Strand:
         """Follow the thread that starts to run."""
@@ -508,9 +508,7 @@ class ProgramGrowth:
         """End the calls."""
         for thread in list(self._threads.values()):
             thread.mode.on_op = None
-        if self._run_thread is not None:
-            setattr(threading.Thread, RUNS_A_THREAD, self._run_thread)
-            self._run_thread = None
+        self._patches.take_off()
         if self._handle is not None:
             self._handle.remove()
             self._handle = None

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from memwatch._torch.profiler import STARTERS, is_running, log_level_flag
+from memwatch.patches import Patches
 from memwatch.record.harmless import uninterrupted
-from memwatch.record.patches import Patches
 from memwatch.record.tables.rows import Rows
 from memwatch.record.threads import name_of
 from memwatch.signal_handlers import pass_on

@@ -21,8 +21,8 @@ from memwatch.devices import NOTE_KIND, adapter_of, devices_in_use
 from memwatch.devices.adapters import reserved_in
 from memwatch.host_allocators import malloc_figures, python_figures
 from memwatch.job import CHILDREN, JobPlace, has_process_group
+from memwatch.patches import Patches
 from memwatch.record.clock import ticks
-from memwatch.record.patches import Patches
 from memwatch.record.tables.rows import Rows
 from memwatch.signal_handlers import pass_on, suppress
 from memwatch.words.processes import StartedAs, reserved_text, started_text

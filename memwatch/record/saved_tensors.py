@@ -36,8 +36,8 @@ from memwatch._torch.modes import disable_torch_function, is_wrapper_subclass
 from memwatch._torch.tensors import nested_sizes_of, version_of
 from memwatch.capture.schema import NONE
 from memwatch.heap.tensors import layout_of
+from memwatch.patches import Patches
 from memwatch.record.harmless import call_when_freed
-from memwatch.record.patches import Patches
 from memwatch.record.tables.parts import plain_parts, tensor_bytes
 from memwatch.record.tables.storages import BASELINE
 from memwatch.signal_handlers import pass_on

@@ -36,11 +36,11 @@ from memwatch.record.flush import FLUSH_S, FlushPace, TakenRows, tables_in_order
 from memwatch.record.holders.sampler import HolderSampler
 from memwatch.record.interception.compilers import CompiledCalls, JitTracing
 from memwatch.record.options import Choice
-from memwatch.record.patches import PatchedResize
 from memwatch.record.process import AcceleratorMemory, ProcessSampler
 from memwatch.record.saved_tensors import SavedTensorHooks
 from memwatch.record.steps import Sleeper, Steps, entry_bytes
 from memwatch.record.tables.rows import Stacks, Strings, new_op_counter
+from memwatch.record.tables.storages import PatchedResize
 from memwatch.record.threads import StartedThreads, Timer
 from memwatch.record.torch_records import TorchRecords
 from memwatch.signal_handlers import suppress

@@ -16,7 +16,7 @@ from memwatch.heap.class_checks import is_a
 from memwatch.heap.frames import thread_name
 from memwatch.heap.names import instance_dict
 from memwatch.own_code import OwnThread, is_program_code
-from memwatch.record.patches import Patches
+from memwatch.patches import Patches
 from memwatch.signal_handlers import pass_on, suppress
 
 if TYPE_CHECKING:

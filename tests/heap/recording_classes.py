@@ -23,7 +23,7 @@ _IS_ON = [False]
 _RUN_THE_PROGRAM = (
     "record/python/ops.py",
     "record/interception/",
-    "record/patches.py",
+    "patches.py",
     "leaks/new_storage_mode.py",
 )
 """Files of memwatch that run an op or a call of the program: calls from there belong to the program."""

@@ -8,7 +8,7 @@ import pytest
 from worker_threads import NATIVE, Worker
 
 import memwatch
-from memwatch.record.patches import Patches
+from memwatch.patches import Patches
 
 
 class _Place:
@@ -56,6 +56,19 @@ def test_a_replacement_of_the_programs_stays(place, name, monkeypatch):
     assert getattr(place, name)(*arguments) == "recorded theirs original"
     patches.take_off()
     assert vars(place)[name] is theirs
+
+
+@pytest.mark.parametrize("place", [_Place, _Inherits])
+def test_of_overlapping_blocks_the_last_one_to_end_restores_the_original(place):
+    """The block that began first may end first. Its replacement must not come back."""
+    before = dict(vars(place))
+    recorder, first, second, third = _Recorder(), Patches(), Patches(), Patches()
+    for patches in (first, second, third):
+        patches.put_around(place, "own", recorder.entered)
+    for patches in (second, first, third):
+        patches.take_off()
+        assert place().own() == "original"
+    assert dict(vars(place)) == before
 
 
 def test_an_inherited_function_is_put_back_by_removing_ours():

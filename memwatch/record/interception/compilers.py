@@ -16,8 +16,8 @@ from memwatch._torch.dynamo import (
     loaded_eval_frame,
 )
 from memwatch._torch.jit import TRACERS, tracing_state
+from memwatch.patches import Patches
 from memwatch.record.clock import ticks
-from memwatch.record.patches import Patches
 from memwatch.record.tables.rows import Rows
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from memwatch._torch.dispatch import (
     op_names,
     schemas,
 )
+from memwatch.patches import Patches
 from memwatch.record.interception.kinds import UNSEEN, is_lift, is_noted_view
-from memwatch.record.patches import Patches
 from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:

@@ -27,6 +27,7 @@ from memwatch.capture.schema import NONE, ORIGINS
 from memwatch.device_names import CPU, META
 from memwatch.errors import MemoryLimitError
 from memwatch.heap.tensors import answers_by_code, is_on_cpu, is_on_meta, is_simulated, shape_of
+from memwatch.patches import Patches
 from memwatch.record.clock import ticks
 from memwatch.record.tables.parts import address_or_zero, kind_without_storage, known_bytes, tensor_bytes
 from memwatch.record.tables.rows import Rows
@@ -38,6 +39,7 @@ __all__ = [
     "BY_OP",
     "NEVER",
     "Ledger",
+    "PatchedResize",
     "Storages",
     "Watched",
     "WatchedStorage",
@@ -489,3 +491,24 @@ class Storages:
         self.record_deaths()
         self.live.clear()
         self.dead.clear()
+
+
+class PatchedResize:
+    """Report every `resize_` to the table of storages."""
+
+    def __init__(self, storages: Storages) -> None:
+        self._storages = storages
+        self._patches = Patches()
+
+    def start(self) -> None:
+        """Begin to receive calls."""
+        self._patches.put(torch.UntypedStorage, "resize_", self._resize)
+
+    def stop(self) -> None:
+        """Leave torch as it was before `start`."""
+        self._patches.take_off()
+
+    def _resize(self, resize: Callable[..., Any], storage: torch.UntypedStorage, nbytes: int) -> Any:
+        result = resize(storage, nbytes)
+        self._storages.resized(storage)
+        return result

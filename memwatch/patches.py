@@ -1,26 +1,38 @@
-"""Functions of torch that memwatch replaces while a block is open. It restores them when the block ends.
+"""Functions of torch and Python that memwatch replaces while a block is open. It restores them when the block ends.
 
 A program may keep a replacement: a module of torch that is first imported inside the block refers to it, and so does a
 wrapper that the program puts around it. So the replacement holds its recorder by a weak reference. Once the block is
-over, it only calls the original. One of the replaced functions resizes a storage.
+over, it only calls the original. Of two blocks that overlap, the one that began first may end first. The other then
+restores the original that both found.
 """
 
 from __future__ import annotations
 
 import functools
 import weakref
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
-
-import torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import CodeType
 
-    from memwatch.record.tables.storages import Storages
-
 
 _INHERITED: Final = object()
+
+
+@dataclass(slots=True, eq=False)
+class _Put:
+    """One replacement. `own` is what the place had before, and `ours` is what it has now."""
+
+    place: Any
+    name: str
+    own: Any
+    ours: Any
+
+
+_put_now: Final[list[_Put]] = []
+"""The replacements of all open blocks."""
 
 
 class _Switch:
@@ -36,7 +48,7 @@ class Patches:
     """The functions that one object replaced."""
 
     def __init__(self) -> None:
-        self._put: list[tuple[Any, str, Any, Any]] = []
+        self._put: list[_Put] = []
         self._switch = _Switch()
 
     def __len__(self) -> int:
@@ -76,7 +88,9 @@ class Patches:
     def _place(self, place: Any, name: str, replacement: Any) -> None:
         own = vars(place).get(name, _INHERITED)
         ours = staticmethod(replacement) if isinstance(own, staticmethod) else replacement
-        self._put.append((place, name, own, ours))
+        put = _Put(place, name, own, ours)
+        self._put.append(put)
+        _put_now.append(put)
         setattr(place, name, ours)
 
     def take_off(self) -> None:
@@ -84,13 +98,18 @@ class Patches:
         self._switch.on = False
         self._switch = _Switch()
         while self._put:
-            place, name, own, ours = self._put.pop()
-            if vars(place).get(name) is not ours:
-                continue
-            if own is _INHERITED:
-                delattr(place, name)
-            else:
-                setattr(place, name, own)
+            put = self._put.pop()
+            _put_now.remove(put)
+            if vars(put.place).get(put.name) is put.ours:
+                if put.own is _INHERITED:
+                    delattr(put.place, put.name)
+                else:
+                    setattr(put.place, put.name, put.own)
+            for over in _put_now:
+                if (
+                    over.own is put.ours
+                ):  # a block that began later is still open: it restores what this one found
+                    over.own = put.own
 
 
 def _replacement(original: Callable[..., Any], method: Any, switch: _Switch) -> Any:
@@ -128,24 +147,3 @@ def _surrounded(original: Callable[..., Any], method: Any, switch: _Switch) -> A
                 leave()
 
     return replacement
-
-
-class PatchedResize:
-    """Report every `resize_` to the table of storages."""
-
-    def __init__(self, storages: Storages) -> None:
-        self._storages = storages
-        self._patches = Patches()
-
-    def start(self) -> None:
-        """Begin to receive calls."""
-        self._patches.put(torch.UntypedStorage, "resize_", self._resize)
-
-    def stop(self) -> None:
-        """Leave torch as it was before `start`."""
-        self._patches.take_off()
-
-    def _resize(self, resize: Callable[..., Any], storage: torch.UntypedStorage, nbytes: int) -> Any:
-        result = resize(storage, nbytes)
-        self._storages.resized(storage)
-        return result
