@@ -21,7 +21,7 @@ from memwatch.analysis.facts.coded import Grouped
 from memwatch.analysis.facts.forward_ops import maker_of_node
 from memwatch.analysis.ways.other_optimizer import has_one_optimizer
 from memwatch.analysis.ways.step_in_backward import OF_JOBS
-from memwatch.analysis.ways.timeline import ChangedBytes, dimensions_of
+from memwatch.analysis.ways.timeline import ChangedBytes, dimensions_of_storages
 from memwatch.capture.schema import ACCESSES, FORWARD, IN_BACKWARD, NONE, OPTIMIZER
 from memwatch.kinds.roles import ROLES
 
@@ -78,8 +78,9 @@ def micro_batches(facts: Facts, timeline: Timeline, window: range) -> list[Micro
     of_input = roles["role"] == _INPUT
     if not of_input.any() or not has_one_optimizer(facts):
         return []
+    dimensions_of = dimensions_of_storages(facts)
     sizes = {
-        storage: dimensions_of(facts, storage)[:1]
+        storage: dimensions_of(storage)[:1]
         for storage in np.unique(roles["storage"][of_input]).tolist()
     }
     first_op = int(roles["op"][of_input].min())
@@ -176,13 +177,7 @@ def _follow(facts: Facts, window: range, batch: int, inputs: set[int]) -> tuple[
     of_gradient = set(roles["storage"][roles["role"] == _GRADIENT].tolist())
     maker = maker_of_node(facts.capture)
     storage, access, phase = uses["storage"], uses["access"], ops["phase"]
-    sizes: dict[int, list[int]] = {}
-
-    def dimensions(number: int) -> list[int]:
-        if number not in sizes:
-            sizes[number] = dimensions_of(facts, number)
-        return sizes[number]
-
+    dimensions = dimensions_of_storages(facts)
     derived = set(inputs)
     data: set[int] = set()  # made in the window from no parameter, such as targets: they have no gradient
     for op in window:

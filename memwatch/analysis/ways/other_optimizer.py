@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
-from memwatch.analysis.ways.timeline import ChangedBytes, dimensions_of
+from memwatch.analysis.ways.timeline import ChangedBytes, dimensions_of_storages
 from memwatch.capture.schema import NONE, OPTIMIZER
 from memwatch.kinds.roles import ROLES
 
@@ -113,12 +113,13 @@ def _states(facts: Facts, rows: IntArray) -> list[_State]:
             strict=True,
         )
     }  # fmt: skip
+    dimensions_of = dimensions_of_storages(facts)
     largest: dict[tuple[int, str], _State] = {}
     for row in rows.tolist():
         storage, nbytes = int(allocations.storage[row]), int(allocations.nbytes[row])
         parameter = parameter_of[storage]
         if parameter not in largest or nbytes > largest[parameter].nbytes:
-            largest[parameter] = _State(row, nbytes, dimensions_of(facts, storage))
+            largest[parameter] = _State(row, nbytes, dimensions_of(storage))
     return [*largest.values()]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -9,6 +10,8 @@ import numpy as np
 from memwatch.capture.schema import NONE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from memwatch.analysis.facts.facts import Facts
     from memwatch.capture.columns import IntArray
 
@@ -90,9 +93,18 @@ class Timeline:
         return np.cumsum(change)[:-1]
 
 
-def dimensions_of(facts: Facts, storage: int) -> list[int]:
-    """Return the sizes of the first tensor on a storage: `[8, 64]` of `float32[8, 64]`; empty if unknown."""
-    number = int(facts.capture.tables["births"]["shape"][storage])
-    text = "" if number == NONE else str(facts.strings[number])
-    inside = text[text.find("[") + 1 : -1] if text.endswith("]") else ""
-    return [int(size) for size in inside.split(",")] if inside else []
+def dimensions_of_storages(facts: Facts) -> Callable[[int], list[int]]:
+    """Return a function from a storage to the sizes of the first tensor on it: `[8, 64]` of `float32[8, 64]`.
+
+    The sizes are empty if unknown.
+    """
+    # each access to a table decodes the column
+    shapes, strings = facts.capture.tables["births"]["shape"], facts.strings
+
+    @functools.cache
+    def sizes_of(number: int) -> list[int]:
+        text = "" if number == NONE else str(strings[number])
+        inside = text[text.find("[") + 1 : -1] if text.endswith("]") else ""
+        return [int(size) for size in inside.split(",")] if inside else []
+
+    return lambda storage: sizes_of(int(shapes[storage]))
