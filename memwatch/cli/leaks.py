@@ -25,6 +25,7 @@ from memwatch.sizes import format_bytes
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Hashable
 
     from memwatch.leaks import Leak
     from memwatch.leaks.program_growth import ProgramGrowth
@@ -92,7 +93,8 @@ def _say_what_was_searched(
     from memwatch.words import leaks as words
 
     kept_by_place = {rounds.place: rounds.kept for rounds in growth.rounds if rounds.kept}
-    collections_at_end = [leak for leak in at_end if leak.count > 1]
+    grown = {_series(leak) for leaks in kept_by_place.values() for leak in leaks}
+    collections_at_end = [leak for leak in at_end if leak.count > 1 and _series(leak) not in grown]
     has_unsearched_steps = 0 < growth.steps.number < FEWEST_STEPS
     places = words.searched_places(
         [rounds.place for rounds in growth.rounds], has_unsearched_steps=has_unsearched_steps
@@ -130,14 +132,22 @@ def _say_what_was_searched(
         say(words.HELD_AT_END.format(held=words.held_phrase(held_at_end)))
 
 
+def _series(leak: Leak) -> tuple[Hashable, ...]:
+    """Return what is equal for the paths to two tensors of one holder."""
+    from memwatch.leaks.cause import series_of
+
+    return tuple(map(series_of, leak.edges))
+
+
 def _rows(leaks: list[Leak], told: set[str]) -> list[tuple[str, int, dict[str, int]]]:
-    """Return the holders that were not reported yet, with their tensors; mark them as reported."""
-    rows = {
-        leak.cause: (leak.holder, leak.count, {leak.device: leak.nbytes})
-        for leak in leaks
-        if leak.cause not in told
-    }
-    told |= rows.keys()
+    """Return the holders that were not reported yet, with all their tensors; mark them as reported."""
+    fresh = [leak for leak in leaks if leak.cause not in told]
+    told.update(leak.cause for leak in fresh)
+    rows: dict[str, tuple[str, int, dict[str, int]]] = {}
+    for leak in fresh:
+        holder, count, nbytes = rows.get(leak.cause, (leak.container or leak.holder, 0, {}))
+        nbytes[leak.device] = nbytes.get(leak.device, 0) + leak.nbytes
+        rows[leak.cause] = holder, count + leak.count, nbytes
     return list(rows.values())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Final
 
 from memwatch._torch.modules import HOOK_TABLES
@@ -165,6 +166,15 @@ def holder_of(survivor: Survivor) -> tuple[str, tuple[Edge, ...]]:
         return holder_phrase(told), tuple(edge for edge in told if edge is not None)
     edges = _in_cycle(survivor)
     return holder_phrase(edges, is_path=False), tuple(edges)
+
+
+def container_of(survivor: Survivor) -> str:
+    """Return the container that got an entry with the tensor, in one phrase; empty if the cut is no entry."""
+    cut = survivor.cut
+    if cut is None or not cut.edge.kind.row.is_entry or cut is survivor.steps[0]:
+        return ""
+    before = [*itertools.takewhile(lambda step: step is not cut, survivor.steps)]
+    return holder_phrase(_along_path(before, None))
 
 
 def _in_cycle(survivor: Survivor) -> list[Edge]:

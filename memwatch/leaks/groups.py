@@ -14,7 +14,7 @@ from memwatch.kinds.leaks import LeakKind
 from memwatch.kinds.remedies import Remedy
 from memwatch.leaks.advice import remedy_for
 from memwatch.leaks.cause import cause_of, cause_of_thread
-from memwatch.leaks.cut import edit_of, holder_of
+from memwatch.leaks.cut import container_of, edit_of, holder_of
 from memwatch.leaks.excuses import is_latest
 from memwatch.leaks.known_leaks import known_leak
 from memwatch.leaks.leak import Leak
@@ -244,6 +244,7 @@ def leak_of(
         device=shown.storage.device,
         count=max(1, count),
         holder=holder,
+        container=container_of(shown) if shown.kind.is_reached else "",
         path=path_lines(
             [lines[id(edge)] for edge in edges], branch_at=shown.cycle_length if shown.looped else None
         ),

@@ -38,6 +38,7 @@ class Leak(ShownAsText):
         device: the device of these bytes. A reference that holds tensors on two devices is two leaks.
         count: number of leaked storages, nodes of a graph, or hooks. Per call for :func:`memwatch.find_leaks`.
         holder: the reference to cut, in words.
+        container: the container that got an entry with the tensor, in words; empty if the reference to cut is no entry.
         path: the retention path, or the cycle, one reference per line.
         site: ``file.py:12 in f``, the line that made the first held tensor; None if it was not recorded.
         advice: one sentence on what to change.
@@ -97,6 +98,7 @@ class Leak(ShownAsText):
     graph_nodes: int = 0
     known: KnownLeak | None = None
     repeat: str = "call"
+    container: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kind", LeakKind(self.kind))  # type: ignore[arg-type]  # by its text

@@ -685,6 +685,30 @@ def test_copies_of_a_model_that_each_step_keeps_are_counted_in_full(shell_memwat
     assert f"({format_bytes(nbytes)} in 4 tensors)" in done.stderr
 
 
+TWO_LISTS = """
+logs = {"loss": [], "output": []}
+for _ in range(14):
+    output = model(torch.ones(2, 8))
+    loss = output.square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    logs["loss"].append(loss.detach())
+    logs["output"].append(output.detach())
+"""
+
+
+def test_a_holder_that_grows_is_told_once_with_all_that_it_got(shell_memwatch, tmp_path):
+    """A step is also a pass of the loop, and at the end the lists are held by a global variable."""
+    (tmp_path / "program.py").write_text(LOOP + TWO_LISTS)
+    done = shell_memwatch("leaks", "program.py")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr.count("`logs`") == 1, done.stderr
+    (grown,) = (line for line in done.stderr.splitlines() if "memory grew" in line)
+    assert f"({format_bytes(4 + 2 * 8 * 4)} in 2 tensors)" in grown
+    assert "item [" not in grown
+
+
 SOME_COPIES = """
 import copy
 copies, calls = [], []

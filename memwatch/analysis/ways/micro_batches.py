@@ -80,8 +80,7 @@ def micro_batches(facts: Facts, timeline: Timeline, window: range) -> list[Micro
         return []
     dimensions_of = dimensions_of_storages(facts)
     sizes = {
-        storage: dimensions_of(storage)[:1]
-        for storage in np.unique(roles["storage"][of_input]).tolist()
+        storage: dimensions_of(storage)[:1] for storage in np.unique(roles["storage"][of_input]).tolist()
     }
     first_op = int(roles["op"][of_input].min())
     batches = {
