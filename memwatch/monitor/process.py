@@ -126,7 +126,7 @@ def of_process(
     head = (
         f"process {found.pid} ({visible(found.name)}): RSS {format_bytes(found.rss_bytes)}, "
         f"PSS {format_bytes(found.pss_bytes)}, USS {format_bytes(found.uss_bytes)}; "
-        f"{found.coverage:.0%} of RSS explained"
+        f"{100 * found.coverage:.0f} % of RSS explained"
     )
     if earlier is not None:
         head += f"; growth in {earlier.seconds:.1f} s"

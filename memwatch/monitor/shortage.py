@@ -242,7 +242,7 @@ def head_of(found: Shortage) -> str:
     limit = found.limit
     return (
         f"memory has nearly run out: {format_bytes(limit.used_bytes)} of {format_bytes(limit.limit_bytes)} "
-        f"({limit.used_ratio:.0%}) are in use of {limit.name}"
+        f"({100 * limit.used_ratio:.0f} %) are in use of {limit.name}"
     )
 
 
@@ -267,8 +267,8 @@ def report_of(found: Shortage) -> str:
     for device, held in found.reserved.items():
         lines.append(f"{device}: {reserved_text(held)}")
     lines += [
-        f"limit: {format_bytes(each.used_bytes)} of {format_bytes(each.limit_bytes)} ({each.used_ratio:.0%}) are in "
-        f"use of {each.name}"
+        f"limit: {format_bytes(each.used_bytes)} of {format_bytes(each.limit_bytes)} "
+        f"({100 * each.used_ratio:.0f} %) are in use of {each.name}"
         for each in found.limits
     ]
     if found.recent:

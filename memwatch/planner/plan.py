@@ -126,7 +126,7 @@ class Plan(ShownAsText):
     def _peak_line(self) -> str:
         peak = self.peak_increase_bytes
         program = self.program_peak_increase_bytes
-        share = f" ({100 * peak / program:.0f}% of the program's)" if program else ""
+        share = f" ({100 * peak / program:.0f} % of the program's)" if program else ""
         budget = f"budget {format_bytes(self.budget_bytes)}: " if self.budget_bytes is not None else ""
         return (
             f"{budget}peak increase {format_bytes(peak)}{share}, program {format_bytes(program)}, "
@@ -136,8 +136,8 @@ class Plan(ShownAsText):
     def _cost_line(self) -> str:
         moved = f", {format_bytes(self.moved_bytes)} moved out and back" if self.moved_bytes else ""
         timed = self.extra_time_ratio
-        time = "" if timed is None else f" ({100 * timed:.1f}% of the measured time)"
-        return f"extra cost {100 * self.extra_cost_ratio:.1f}% of the program's work{time}{moved}"
+        time = "" if timed is None else f" ({100 * timed:.1f} % of the measured time)"
+        return f"extra cost {100 * self.extra_cost_ratio:.1f} % of the program's work{time}{moved}"
 
     def save(self, path: str | PathLike[str], *, force: bool = True) -> None:
         """Write the plan as JSON; `load_plan` reads it, to train with it or to replay it beside its recording.

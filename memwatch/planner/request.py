@@ -86,7 +86,7 @@ def describe_moves(graph: Graph, schedule: Schedule) -> list[str]:
         before = following[position]
         where = f"before {before}" if before else "at the end"
         if kind == StepKind.COMPUTE and copies[position]:
-            cost = "" if shares is None else f" ({shares[target]:.1f}% of the program's work)"
+            cost = "" if shares is None else f" ({shares[target]:.1f} % of the program's work)"
             lines.append(f"recompute {graph.op_names[target]}{cost} {where}")
         elif kind != StepKind.COMPUTE:
             size = format_bytes(int(graph.buffer_nbytes[target]))

@@ -179,7 +179,7 @@ def test_the_summary_says_what_the_plan_does(chain):
     """Budget, peaks, bound, extra cost and the first moves."""
     plan = plan_graph(chain, budget="60%")
     text = str(plan)
-    assert f"{100 * plan.extra_cost_ratio:.1f}%" in text
+    assert f"{100 * plan.extra_cost_ratio:.1f} %" in text
     assert "lower bound" in text
     assert plan.moves[-1] in text or "more moves" in text
     recomputed = [move for move in plan.moves if move.startswith("recompute")]

@@ -119,7 +119,7 @@ def test_a_plan_names_the_lines_of_cells_and_shares_of_work(executed):
     (shown,) = executed[13]
     said = text_of(shown["data"]["text/html"])
     assert re.search(
-        r"recompute gelu \(op \d+, Cell In\[12\], line 3\) \([0-9.]+% of the program's work\)", said
+        r"recompute gelu \(op \d+, Cell In\[12\], line 3\) \([0-9.]+ % of the program's work\)", said
     )
     assert "(cost" not in said
     assert ".py" not in said

@@ -93,7 +93,7 @@ class AppliedPlan:
         count = sum(self.saved.values())
         return (
             f"peak increase {format_bytes(self.peak_increase_bytes)}, budget {format_bytes(self.budget_bytes)}, "
-            f"extra cost {100 * self.extra_cost_ratio:.1f}%: {len(self.modules)} modules are checkpointed, "
+            f"extra cost {100 * self.extra_cost_ratio:.1f} %: {len(self.modules)} modules are checkpointed, "
             f"and {count} of their results saved"
         )
 
