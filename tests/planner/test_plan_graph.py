@@ -184,7 +184,7 @@ def test_the_summary_says_what_the_plan_does(chain):
     assert plan.moves[-1] in text or "more moves" in text
     recomputed = [move for move in plan.moves if move.startswith("recompute")]
     assert len(recomputed) == len(plan.order) - chain.num_ops
-    shares = [float(re.search(r"\(([0-9.]+)% of the program's work\)", move)[1]) for move in recomputed]
+    shares = [float(re.search(r"\(([0-9.]+) % of the program's work\)", move)[1]) for move in recomputed]
     assert sum(shares) == pytest.approx(100 * plan.extra_cost_ratio, abs=0.05 * len(shares))
 
 
