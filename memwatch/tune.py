@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from memwatch.capture.schema import NONE
+from memwatch.device_names import is_host
 from memwatch.devices.cuda_allocator import ANY_DEVICE_BYTES, Outcome, SettingsError, Trace, choose_allocator
 from memwatch.errors import MemwatchError, OptionError
 from memwatch.memory_snapshot import read_snapshot
@@ -430,6 +431,11 @@ def _remarks(tuning: Tuning) -> list[str]:
     lines = [f"These figures come from {tuning.allocator}."]
     if tuning.model_because:
         lines[0] = f"These figures come from {tuning.allocator}, because {tuning.model_because}."
+    if is_host(tuning.reading.device):
+        lines.append(
+            "The program was recorded on the CPU, which has no such allocator: a GPU would need this for the same "
+            "tensors, and more for the workspace of its kernels."
+        )
     held = tuning.reading.reserved
     if held is not None:
         lines.append(

@@ -106,6 +106,12 @@ def test_the_text_says_that_the_model_answered_and_why(late):
     )
 
 
+def test_figures_of_a_program_on_the_cpu_are_called_those_of_a_gpu_with_the_same_tensors(late):
+    assert memwatch.tune(late).reading.device == "cpu"
+    text = " ".join(str(memwatch.tune(late)).split())
+    assert "recorded on the CPU, which has no such allocator" in text
+
+
 def test_unknown_settings_and_sizes_are_wrong_usage(late):
     with pytest.raises(OptionError, match="does not know nonsense:1"):
         memwatch.tune(late, settings=["nonsense:1"])
