@@ -137,6 +137,28 @@ from torch.optim import Adafactor
 groups = [{{"params": group["params"]}} for group in {optimizer}.param_groups]
 {optimizer} = Adafactor(groups, lr=0.01, foreach=False)
 """,
+    "sparse_gradients": """\
+for name in {names}:
+    {model}.get_submodule(name).sparse = True
+""",
+    # SparseAdam takes sparse gradients alone, so a second optimizer updates the embeddings
+    "sparse_adam": """\
+from torch.optim import SparseAdam
+
+tables = [*map({model}.get_submodule, {names})]
+for table in tables:
+    table.sparse = True
+rows_of = [table.weight for table in tables]
+for group in {optimizer}.param_groups:
+    group["params"] = [it for it in group["params"] if all(it is not weight for weight in rows_of)]
+of_tables = SparseAdam(rows_of, lr={optimizer}.param_groups[0]["lr"])
+
+def step_of_tables(*_):
+    of_tables.step()
+    of_tables.zero_grad()
+
+{optimizer}.register_step_post_hook(step_of_tables)
+""",
     # a part counts by its share of the samples, so the parts need not be equal
     "micro_batches": """\
 def backward_in_parts(loss_of, *batch, parts={parts}):
@@ -239,7 +261,12 @@ UNSAVED: Final = '  # the file that fit.plan.save("step.plan") writes'
 """The comment where you have to save the plan to a file first."""
 
 
-def of_blocks(key: str, model: str, names: Sequence[str], told: str = "", device: str = "") -> str:
+_LOOP: Final = "for name in {names}:\n"
+
+
+def of_blocks(
+    key: str, model: str, names: Sequence[str], told: str = "", *, device: str = "", optimizer: str = ""
+) -> str:
     """Return the lines of a change to blocks of a model. A single block needs no loop.
 
     Args:
@@ -248,13 +275,16 @@ def of_blocks(key: str, model: str, names: Sequence[str], told: str = "", device
         names: the names of the blocks within it; "" is the model itself.
         told: an expression for the names, by default a tuple of them.
         device: the kind of device, such as "cuda".
+        optimizer: the program's expression for the optimizer.
     """
     template, block = LINES[key], ""
-    if len(names) == 1:
+    if len(names) == 1 and _LOOP in template:
         block = f"{model}.get_submodule({names[0]!r})" if names[0] else model
-        before, _, body = template.partition("for name in {names}:\n")
+        before, _, body = template.partition(_LOOP)
         template = before + textwrap.dedent(body).replace("{model}.get_submodule(name)", "{block}")
-    return template.format(model=model, names=told or tuple(names), block=block, device=device)
+    return template.format(
+        model=model, names=told or tuple(names), block=block, device=device, optimizer=optimizer
+    )
 
 
 def joined(parts: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""Write `ways.md`: each way that `prof.ways` names, applied to twelve programs, and the peak that they then have.
+"""Write `ways.md`: each way that `prof.ways` names, applied to thirteen programs, and the peak that they then have.
 
 Each program runs in a process of its own, once as it is and once for each way, with the lines of that way. The peak is
 that of two steps after a first one. The duration is the shortest of five steps without memwatch, relative to the

@@ -1,4 +1,4 @@
-"""Twelve training programs of many kinds, for the table of ways: each is models, optimizers and a step."""
+"""Thirteen training programs of many kinds, for the table of ways: each is models, optimizers and a step."""
 
 from __future__ import annotations
 
@@ -274,9 +274,31 @@ def optimizer_bound() -> Program:
     return _trained(model, lambda x: functional.mse_loss(model(x), x), x, foreach=True)
 
 
+class _Ratings(nn.Module):
+    """A score for a user and an item."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.users, self.items = nn.Embedding(30_000, 64), nn.Embedding(10_000, 64)
+        self.score = nn.Sequential(nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 1))
+
+    def forward(self, users: Tensor, items: Tensor) -> Tensor:
+        return self.score(torch.cat([self.users(users), self.items(items)], dim=1)).squeeze(1)
+
+
+def recommender() -> Program:
+    """Large embeddings, of which each batch reads a few rows."""
+    model = _Ratings()
+    batch = torch.randint(0, 30_000, (512,)), torch.randint(0, 10_000, (512,)), torch.rand(512)
+    return _trained(
+        model, lambda users, items, rating: functional.mse_loss(model(users, items), rating), *batch
+    )
+
+
 PROGRAMS: dict[str, Callable[[], Program]] = {
     each.__name__: each
     for each in (
         gpt, llama, t5, vit, unet, convolutions, gnn, gan, accumulation, lora, vocabulary, optimizer_bound,
+        recommender,
     )
 }  # fmt: skip

@@ -14,6 +14,8 @@ OTHER_OPTIMIZERS: Final = {
     "sgd": "train with SGD and momentum, which keeps one tensor for each parameter",
     "adafactor": "train with Adafactor, which keeps a row and a column for each matrix",
 }
+SPARSE_GRADIENTS: Final = "give {names} sparse gradients, which have the rows that a batch reads"
+SPARSE_ADAM: Final = SPARSE_GRADIENTS + ", and train them with SparseAdam"
 LOSS_IN_PARTS: Final = "compute the logits of {name} and the cross entropy part by part"
 OFFLOAD: Final = "move to the host what {count} modules save for backward: {names}"
 MICRO_BATCHES: Final = "split the batch in {parts} parts and add up their gradients"
@@ -31,6 +33,10 @@ OTHER_TRAINING: Final = (
 )
 NO_WHOLE_GRADIENT: Final = (
     "it excludes gradient accumulation, clipping by the norm of all gradients, and GradScaler"
+)
+ROWS_ALONE: Final = "it excludes weight decay, GradScaler, and clipping by the norm of all gradients"
+ROWS_BY_SPARSE_ADAM: Final = (
+    "SparseAdam changes only the rows that a batch reads; " + ROWS_ALONE + " for these embeddings"
 )
 NO_LOGITS: Final = "the loss rounds a little differently"
 INDEPENDENT_SAMPLES: Final = "the loss must be a mean over independent samples"

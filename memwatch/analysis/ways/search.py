@@ -19,6 +19,7 @@ from memwatch.analysis.ways.loss_in_parts import loss_in_parts
 from memwatch.analysis.ways.micro_batches import micro_batches
 from memwatch.analysis.ways.modules import in_place, offloaded, without_graph
 from memwatch.analysis.ways.other_optimizer import other_optimizers
+from memwatch.analysis.ways.sparse_gradients import sparse_gradients
 from memwatch.analysis.ways.step_in_backward import step_in_backward
 from memwatch.analysis.ways.timeline import ChangedBytes, Timeline
 from memwatch.capture.schema import NONE
@@ -127,6 +128,7 @@ class _Search:
         checkpoints = [self._checkpoint(modules) for modules in sets if modules]
         changes = [
             *self._changes(),
+            *self._sparse_gradients(),
             *self._loss_in_parts(),
             *self._offload(blocks),
             *self._micro_batches(),
@@ -211,7 +213,7 @@ class _Search:
             lines="\n".join(self._lines("checkpoint, buffers" if keeps else "checkpoint", modules)),
         )
 
-    def _lines(self, key: str, modules: list[int]) -> Iterator[str]:
+    def _lines(self, key: str, modules: list[int], optimizer: str = "") -> Iterator[str]:
         """Yield the lines for the modules of each model."""
         by_root: dict[int, list[str]] = {}
         for module in modules:
@@ -219,7 +221,9 @@ class _Search:
             by_root.setdefault(root, []).append(name)
         for root, names in by_root.items():
             device = self._facts.device.partition(":")[0]
-            yield of_blocks(key, self._model_name(root), names, _as_expression(names), device)
+            yield of_blocks(
+                key, self._model_name(root), names, _as_expression(names), device=device, optimizer=optimizer
+            )
 
     def _optimizer_lines(self, kind: str) -> str:
         """Return the lines of a kind for each optimizer of the program."""
@@ -288,6 +292,28 @@ class _Search:
                 decision=words.HOST_MEMORY,
                 lines="\n".join(self._lines("offload", modules)),
                 modules=tuple(modules),
+            )
+        ]
+
+    def _sparse_gradients(self) -> list[_Change]:
+        found = sparse_gradients(self._facts, self._timeline)
+        optimizers = self._optimizer_names()
+        if found is None or any(_FORMER in self._tree.names[module] for module in found.modules):
+            return []
+        if found.has_state and len(optimizers) > 1:
+            return []
+        names = _told([self._tree.names[module] for module in found.modules])
+        key = "sparse_adam" if found.has_state else "sparse_gradients"
+        return [
+            _Change(
+                kind="sparse_gradients",
+                text=(words.SPARSE_ADAM if found.has_state else words.SPARSE_GRADIENTS).format(names=names),
+                bytes=found.bytes,
+                time_ratio=math.nan,
+                basis="estimated",
+                decision=words.ROWS_BY_SPARSE_ADAM if found.has_state else words.ROWS_ALONE,
+                lines="\n".join(self._lines(key, list(found.modules), optimizers[0])),
+                modules=found.modules,
             )
         ]
 

@@ -1,0 +1,180 @@
+"""Estimate embeddings with sparse gradients, which have a row for each index of the batch, not for each of the table.
+
+The backward of an `nn.Embedding` makes a gradient of the table's size, though a batch reads few of its rows. With
+`sparse=True` the gradient has those rows and their indices alone. That changes a recording at two places:
+
+1. The gradient of the table has the bytes of its rows.
+2. The temporaries of the optimizer's step that have the table's size are gone. `SparseAdam` makes some of the size of
+   the sparse gradient instead. The state keeps its size.
+
+It needs an optimizer that takes sparse gradients: SGD without momentum and weight decay, or `SparseAdam`. A table that
+another op reads too, such as the head of a language model, has a gradient that is the sum of two, and is left out.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from memwatch.analysis.facts.coded import Grouped
+from memwatch.analysis.ways.other_optimizer import has_one_optimizer
+from memwatch.analysis.ways.step_in_backward import OF_JOBS
+from memwatch.analysis.ways.timeline import ChangedBytes, Spike, dimensions_of_storages
+from memwatch.capture.schema import ACCESSES, NONE, OPTIMIZER
+from memwatch.kinds.roles import ROLES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from memwatch.analysis.facts.facts import Facts
+    from memwatch.analysis.ways.timeline import Timeline
+    from memwatch.capture.columns import IntArray
+
+_PARAMETER, _GRADIENT, _STATE = map(ROLES.index, ("parameter", "gradient", "optimizer state"))
+_OUTPUT: Final = ACCESSES.index("output")
+_LOOKUPS: Final = ("aten.embedding.default", "aten._embedding_bag.default")
+_BACKWARDS: Final = ("aten.embedding_dense_backward.default", "aten._embedding_bag_backward.default")
+_CLASSES: Final = ("Embedding", "EmbeddingBag")
+_INDEX_BYTES: Final = 8
+_STATES_OF_ADAM: Final = 2
+"""Tensors of the table's size that Adam keeps for it, and `SparseAdam` too."""
+_STEP_COPIES: Final = 6
+"""Tensors of the sparse gradient's size that a step of `SparseAdam` has alive at once: measured with torch 2.13, see
+`tests/ways/test_ways_sparse_gradients.py`."""
+
+
+class SparseGradients(NamedTuple):
+    """Sparse gradients for some embeddings, and what they change.
+
+    Attributes:
+        modules: the numbers of the embeddings in the module tree.
+        has_state: whether the recorded optimizer keeps state for them, so that another one must update them.
+        bytes: the change of the live bytes.
+    """
+
+    modules: tuple[int, ...]
+    has_state: bool
+    bytes: ChangedBytes
+
+
+class _Table(NamedTuple):
+    """The weight of an embedding.
+
+    Attributes:
+        module: the number of the embedding in the module tree.
+        dimensions: the sizes of the table.
+        gradients: the allocations of its gradients.
+        sparse_bytes: the bytes that each of them has as a sparse gradient.
+        states: how many tensors of the table's size the optimizer keeps for it.
+    """
+
+    module: int
+    dimensions: list[int]
+    gradients: IntArray
+    sparse_bytes: IntArray
+    states: int
+
+
+def sparse_gradients(facts: Facts, timeline: Timeline) -> SparseGradients | None:
+    """Return what sparse gradients would change; None without a table that can have them."""
+    roles, allocations = facts.capture.tables["roles"], facts.allocations
+    if np.isin(roles["role"], OF_JOBS).any() or facts.capture.rows("nodes") or not has_one_optimizer(facts):
+        return None
+    dimensions_of = dimensions_of_storages(facts)
+    tables = list(_tables(facts, dimensions_of))
+    temporaries = _temporaries(facts, dimensions_of)
+    has_state = any(table.states for table in tables)
+    if not has_state:  # SGD with weight decay, or a step that does something else with a dense gradient
+        tables = [table for table in tables if tuple(table.dimensions) not in temporaries]
+    if not tables or any(bool(table.states) != has_state for table in tables):
+        return None
+    gradients = np.concatenate([table.gradients for table in tables])
+    sparse_bytes = np.concatenate([table.sparse_bytes for table in tables])
+    spared = timeline.bytes_of(gradients) - timeline.bytes_within(
+        sparse_bytes, allocations.birth_event[gradients], allocations.death_event[gradients]
+    )
+    for dimensions in {tuple(table.dimensions) for table in tables}:
+        spared += timeline.bytes_of(np.array(temporaries.get(dimensions, []), dtype=np.int64))
+    if has_state:
+        is_step = facts.capture.tables["ops"]["phase"] == OPTIMIZER
+        ends = np.flatnonzero(np.diff(is_step.astype(np.int8), append=0) < 0) + 1
+        spikes = tuple(
+            Spike(event, _STEP_COPIES * int(sparse_bytes.max()))
+            for event in timeline.events_of(ends).tolist()
+        )
+    else:
+        spikes = ()
+    return SparseGradients(tuple(table.module for table in tables), has_state, ChangedBytes(spared, spikes))
+
+
+def _tables(facts: Facts, dimensions_of: Callable[[int], list[int]]) -> Iterator[_Table]:
+    """Yield the weights whose gradients come from embeddings alone, and are read by an optimizer alone."""
+    roles, uses, ops = (facts.capture.tables[name] for name in ("roles", "uses", "ops"))
+    op, storage, is_output = uses["op"], uses["storage"], uses["access"] == _OUTPUT
+    is_step = ops["phase"] == OPTIMIZER
+    uses_by_op, uses_by_storage = Grouped(op), Grouped(storage)
+    allocations, strings = facts.allocations, facts.strings
+    is_lookup, is_lookup_backward = (
+        np.isin(ops["name"], [number for number, name in enumerate(strings) if name in chosen])
+        for chosen in (_LOOKUPS, _BACKWARDS)
+    )
+
+    def uses_of(storages: IntArray) -> IntArray:
+        found = [uses_by_storage.within(each, each + 1) for each in storages.tolist()]
+        return np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
+
+    def count_of_indices(lookup: int, width: int) -> int:
+        """Return the number of indices of a lookup. A bag's are known as the sizes of what it was called with."""
+        rows = uses_by_op.within(lookup, lookup + 1)
+        if strings[ops["name"][lookup]] == _LOOKUPS[0]:
+            return (
+                max(math.prod(dimensions_of(int(each))) for each in storage[rows[is_output[rows]]]) // width
+            )
+        return max(math.prod(dimensions_of(int(each))) for each in storage[rows[~is_output[rows]]][1:])
+
+    for module in [
+        number for number, name in enumerate(facts.places.module_tree.classes) if name in _CLASSES
+    ]:
+        of_module = roles["module"] == module
+        weights, gradients, states = (
+            np.unique(roles["storage"][of_module & (roles["role"] == role)])
+            for role in (_PARAMETER, _GRADIENT, _STATE)
+        )
+        rows = allocations.rows_of(gradients)
+        rows = rows[allocations.counted[rows] & (allocations.op[rows] != NONE)]
+        of_weight, of_gradients = op[uses_of(weights)], op[uses_of(gradients)]
+        lookups = np.unique(of_weight[is_lookup[of_weight]])
+        dimensions = dimensions_of(int(weights[0])) if len(weights) == 1 else []
+        if (
+            len(dimensions) != 2
+            or not len(rows)
+            or not len(lookups)
+            or not (is_lookup_backward | is_step)[of_gradients].all()
+            or not is_step[of_gradients].any()
+        ):
+            continue
+        number_of_states = sum(dimensions_of(int(each)) == dimensions for each in states)
+        row_bytes = int(allocations.nbytes[rows[0]]) // dimensions[0] + _INDEX_BYTES
+        counts = np.array([count_of_indices(each, dimensions[1]) for each in lookups.tolist()])
+        of_lookup = np.maximum(np.searchsorted(lookups, allocations.op[rows]) - 1, 0)
+        table = _Table(module, dimensions, rows, counts[of_lookup] * row_bytes, number_of_states)
+        if (
+            number_of_states in (0, _STATES_OF_ADAM)
+            and table.sparse_bytes.sum() < allocations.nbytes[rows].sum()
+        ):
+            yield table
+
+
+def _temporaries(facts: Facts, dimensions_of: Callable[[int], list[int]]) -> dict[tuple[int, ...], list[int]]:
+    """Return the allocations that an optimizer's step made and freed, by the sizes of their tensor."""
+    allocations, phase = facts.allocations, facts.capture.tables["ops"]["phase"]
+    in_step = (allocations.op != NONE) & (phase[np.maximum(allocations.op, 0)] == OPTIMIZER)
+    is_temporary = (
+        in_step & allocations.counted & (allocations.death_event != NONE) & (allocations.storage != NONE)
+    )
+    found: dict[tuple[int, ...], list[int]] = {}
+    for row in np.flatnonzero(is_temporary).tolist():
+        found.setdefault(tuple(dimensions_of(int(allocations.storage[row]))), []).append(row)
+    return found
