@@ -105,6 +105,11 @@ def identities(objects: Sequence[object]) -> NDArray[np.int64]:
     return ids_of(objects) * _ODD + ids_of(tuple(map(type, objects)))
 
 
+def without_identities(numbers: NDArray[np.int64], objects: Sequence[object]) -> NDArray[np.int64]:
+    """Return some identities without those of some objects. `np.setdiff1d` takes six times as long on a whole heap."""
+    return numbers[~np.isin(numbers, identities(objects), assume_unique=True)]
+
+
 def _first_item(items: tuple[object, ...] | list[object]) -> int:
     """Return where the addresses of the items lie: at the end of a tuple, elsewhere for a list."""
     if type(items) is list:

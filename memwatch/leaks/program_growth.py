@@ -31,14 +31,13 @@ from inspect import CO_COROUTINE
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import numpy as np
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from memwatch._torch.autograd import NO_TASK, current_graph_task_id
 from memwatch._torch.autograd_state import autograd_state
 from memwatch._torch.modules import BUFFERS, MODULE_CALL_CODE, MODULES, PARAMETERS
 from memwatch.heap.class_checks import is_a
-from memwatch.heap.classes import identities
+from memwatch.heap.classes import identities, without_identities
 from memwatch.heap.frames import FrameMark
 from memwatch.heap.module_tables import module_dicts, optimizer_parts, table_entries
 from memwatch.heap.pause import objects_since
@@ -65,6 +64,7 @@ from memwatch.signal_handlers import suppress
 from memwatch.words.leaks import repeat_name
 
 if TYPE_CHECKING:
+    import numpy as np
     from collections.abc import Callable, Sequence
     from types import CodeType, FrameType
 
@@ -710,7 +710,7 @@ class ProgramGrowth:
         The first round and the last do not count: the first may set something up, and the last may still be needed.
         """
         assert rounds.old is not None
-        rounds.old = np.setdiff1d(rounds.old, identities(objects_since(rounds.marker)))
+        rounds.old = without_identities(rounds.old, objects_since(rounds.marker))
         measured = range(1, rounds.number - 1)
         made = [
             replace(each, run=number)

@@ -10,10 +10,9 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
-import numpy as np
 
 from memwatch.errors import MemwatchError
-from memwatch.heap.classes import identities
+from memwatch.heap.classes import identities, without_identities
 from memwatch.heap.pause import collect, pause_gc, recent_objects, resume_gc
 from memwatch.leaks.cut import holder_of
 from memwatch.leaks.diagnose import Diagnosis, diagnose
@@ -24,6 +23,7 @@ from memwatch.leaks.new_storages import NewStorageMode, NewStorages, storages_be
 from memwatch.words import leaks as words
 
 if TYPE_CHECKING:
+    import numpy as np
     from collections.abc import Callable
     from types import TracebackType
 
@@ -239,7 +239,7 @@ class LeakWatch:
     def _forget_old(self, objects: list[object]) -> None:
         """Note that objects are not from before the first mark: they are where some that are dead now were."""
         if self._old is not None:
-            self._old = np.setdiff1d(self._old, identities(objects))
+            self._old = without_identities(self._old, objects)
 
     def _look(self) -> Diagnosis:
         """Find the holders of storages that were made, or became larger, since the first mark."""
