@@ -64,10 +64,10 @@ from memwatch.signal_handlers import suppress
 from memwatch.words.leaks import repeat_name
 
 if TYPE_CHECKING:
-    import numpy as np
     from collections.abc import Callable, Sequence
     from types import CodeType, FrameType
 
+    import numpy as np
     import torch
     from numpy.typing import NDArray
     from torch import nn

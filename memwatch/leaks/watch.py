@@ -10,7 +10,6 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
-
 from memwatch.errors import MemwatchError
 from memwatch.heap.classes import identities, without_identities
 from memwatch.heap.pause import collect, pause_gc, recent_objects, resume_gc
@@ -23,10 +22,10 @@ from memwatch.leaks.new_storages import NewStorageMode, NewStorages, storages_be
 from memwatch.words import leaks as words
 
 if TYPE_CHECKING:
-    import numpy as np
     from collections.abc import Callable
     from types import TracebackType
 
+    import numpy as np
     import pandas as pd
     from numpy.typing import NDArray
 
