@@ -193,7 +193,9 @@ def holder_of_largest_graph(
     least_nodes: int = 0,
     old: NDArray[np.int64] | None = None,
 ) -> Survivor | None:
-    """Return the tensor with the largest graph, with its holder; None if the holder is excused.
+    """Return a tensor of the largest graph, with its holder; None if the holder is excused.
+
+    The tensors that one line made count together: a list of averages may have one for each parameter.
 
     Args:
         ends: tensors with a graph, the latest last.
@@ -203,19 +205,35 @@ def holder_of_largest_graph(
         least_nodes: the smallest number of nodes of the graph.
         old: identities of the objects from before the calls; by default those out of gc's youngest generation.
     """
+    made = list(storages)
     with quiet():
-        latest = ends[-_MOST_ENDS:]
-        sizes = [behind([tensor])[1] for tensor in latest]
-        size, end = max(zip(sizes, range(len(latest)), strict=True), default=(0, 0))
-        storage = storage_of(latest[end]) if latest and size >= least_nodes else None
-    del latest
-    made = [made for made in storages if storage is not None and made.ref() is storage]
+        storage = _storage_of_largest_graph(ends[-_MOST_ENDS:], made, least_nodes)
+    made = [each for each in made if storage is not None and each.ref() is storage]
     if storage is not None and not made:  # a tensor from before the calls got its graph in place
         made += _noted([storage])
     del storage
     made = [with_line_of_change(each, in_place) for each in made]
     found = diagnose(made, Exemptions(state=False), per_call=True, held=held, old=old)
     return next(iter(found.retained), None)
+
+
+def _storage_of_largest_graph(
+    ends: Sequence[Any], made: Sequence[NewStorage], least_nodes: int
+) -> torch.UntypedStorage | None:
+    lines = {id(each.ref()): each.site for each in made}
+    by_line: dict[object, list[Any]] = {}
+    for end in ends:
+        storage = storage_of(end)
+        if storage is not None:
+            by_line.setdefault(lines.get(id(storage)) or id(storage), []).append(end)
+    largest = max(by_line.values(), key=_nodes_behind, default=[])
+    if not largest or _nodes_behind(largest) < least_nodes:
+        return None
+    return storage_of(max(largest, key=lambda end: _nodes_behind([end])))
+
+
+def _nodes_behind(ends: Iterable[Any]) -> int:
+    return behind(ends)[1]
 
 
 def _noted(storages: Iterable[torch.UntypedStorage]) -> list[NewStorage]:

@@ -20,7 +20,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Final
 
-from memwatch import signal_handlers
+from memwatch import patches, signal_handlers
 from memwatch._torch.dynamo import skip_frames_of
 from memwatch.errors import MemwatchError, linked_errors
 from memwatch.signal_handlers import call_later, python_handlers, raised_by_handler, run_handler
@@ -161,7 +161,11 @@ def call_when_freed(of: object, *calls: functools.partial[Any]) -> None:
     _waiting[number] = weakref.ref(of, callback)
 
 
-_OWN: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), ""), signal_handlers.__file__
+_OWN: Final = (
+    os.path.join(os.path.dirname(os.path.abspath(__file__)), ""),
+    patches.__file__,
+    signal_handlers.__file__,
+)
 """Folders and files of the code between the program's calls and torch's calls, such as around a module's call."""
 
 
