@@ -58,16 +58,16 @@ def private_attributes() -> frozenset[str]:
 
 def private_names(source: str) -> list[tuple[int, str]]:
     """Return (line, name) for each private name of torch that the source takes."""
-    tree = ast.parse(source)
-    aliases = dict(_aliases(tree))
-    found = {(node.lineno, name) for node in ast.walk(tree) for name in _taken_by(node, aliases)}
-    found |= {(node.lineno, node.value) for node in _texts(tree) if _is_taken_by_text(node.value)}
+    nodes = list(ast.walk(ast.parse(source)))
+    aliases = dict(_aliases(nodes))
+    found = {(node.lineno, name) for node in nodes for name in _taken_by(node, aliases)}
+    found |= {(node.lineno, node.value) for node in _texts(nodes) if _is_taken_by_text(node.value)}
     return sorted(found)
 
 
-def _aliases(tree: ast.AST) -> Iterator[tuple[str, str]]:
+def _aliases(nodes: list[ast.AST]) -> Iterator[tuple[str, str]]:
     """Yield the names that imports bind to something of torch, each with its full path."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             for item in node.names:
                 if item.name.partition(".")[0] == "torch":
@@ -126,10 +126,10 @@ def _is_own(node: ast.AST) -> bool:
     return isinstance(node, ast.Name) and node.id in {"self", "cls"}
 
 
-def _texts(tree: ast.AST) -> Iterator[ast.Constant]:
+def _texts(nodes: list[ast.AST]) -> Iterator[ast.Constant]:
     """Yield the texts of a program, without its docstrings, which may mention torch."""
-    docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
+    docs = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
             yield node
 
