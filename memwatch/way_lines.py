@@ -211,6 +211,17 @@ from torch import no_grad
 
 {model}.forward = no_grad()({model}.forward)
 """,
+    "float32": """\
+from torch import Tensor
+
+def in_float32(module, args, kwargs):
+    def single(it):
+        return it.float() if isinstance(it, Tensor) and it.is_floating_point() else it
+    return tuple(map(single, args)), {{key: single(it) for key, it in kwargs.items()}}
+
+{model}.float()
+{model}.register_forward_pre_hook(in_float32, with_kwargs=True)
+""",
     "autocast": """\
 from torch import autocast, bfloat16
 

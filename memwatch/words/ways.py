@@ -22,6 +22,7 @@ MICRO_BATCHES: Final = "split the batch in {parts} parts and add up their gradie
 WITHOUT_GRAPH: Final = "run {names} without a graph, because no backward needs it"
 IN_PLACE: Final = "let {count} activations write over their input: {names}"
 AUTOCAST: Final = "run {names} under autocast, in bfloat16"
+FLOAT32: Final = "let {names} compute in float32, not in float64"
 BOTH: Final = "{first}, and {other}"
 
 FIRST_AND_LAST: Final = "{first}, {second} ... {last}"
@@ -47,6 +48,9 @@ NO_GRADIENTS: Final = (
 INPUT_IS_GONE: Final = "code that keeps the input of an activation finds the result in it"
 LESS_PRECISION: Final = (
     "bfloat16 has 2 to 3 significant digits, and a loss outside the model is computed from such results"
+)
+SINGLE_PRECISION: Final = (
+    "float32 has 7 significant digits, float64 has 16; the targets of a loss must be float32 too"
 )
 HOST_MEMORY: Final = "it takes pinned memory of the host, and copies take time"
 BUFFERS: Final = "the lines keep the modules' buffers, such as running statistics, from being updated twice"

@@ -149,3 +149,37 @@ def test_an_activation_whose_input_is_read_elsewhere_may_not():
     x = torch.randn(512, 96)
     for model in (nn.Sequential(*(_Residual() for _ in range(4))), _chain(nn.GELU), _chain(nn.SiLU)):
         assert "in_place" not in _kinds(_profile(_training(model, x)))
+
+
+def _classifier(dtype, lines=""):
+    """Return the training of a classifier whose inputs come in float64, as from NumPy."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 8)
+    ).to(dtype)
+    optimizer = torch.optim.Adam(model.parameters())
+    applied(lines, model=model)
+    inputs, targets = torch.randn(128, 64, dtype=torch.float64), torch.randint(0, 8, (128,))
+
+    def step():
+        optimizer.zero_grad()
+        batch = inputs + 0.0  # made in each step
+        loss = functional.cross_entropy(model(batch if lines else batch.to(dtype)), targets)
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def test_a_model_in_float64_has_half_the_peak_in_float32():
+    """The lines convert the inputs of the model, which stay float64 outside."""
+    prof = _profile(_classifier(torch.float64))
+    way = _the(prof, "float32")
+    measured = _profile(_classifier(torch.float64, way["lines"]))
+    assert way["basis"] == "estimated"
+    assert abs(way["peak_bytes"] / measured.peak_bytes - 1) <= 0.05
+    assert way["peak_bytes"] < 0.6 * prof.peak_bytes
+
+
+def test_a_model_in_float32_with_inputs_in_float64_gets_no_such_advice():
+    assert "float32" not in _kinds(_profile(_classifier(torch.float32)))

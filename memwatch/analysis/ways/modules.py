@@ -1,4 +1,4 @@
-"""Simulate changes of some modules: saved tensors on the host, no graph, or results written over inputs."""
+"""Simulate changes of some modules: saved tensors on the host, no graph, results over inputs, or single precision."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from memwatch.analysis.facts.coded import Grouped
 from memwatch.analysis.facts.forward_ops import maker_of_node
 from memwatch.analysis.ways.timeline import LAST, ChangedBytes, ChangedModules
 from memwatch.capture.schema import ACCESSES, IN_BACKWARD, NONE
+from memwatch.kinds.roles import ROLES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -210,3 +211,41 @@ def in_place(facts: Facts, saved: SavedTensors, timeline: Timeline) -> ChangedMo
         allocations.nbytes[given], allocations.birth_event[given], np.maximum(*deaths)
     )
     return ChangedModules(tuple(modules), ChangedBytes(spared - kept))
+
+
+# Estimate models in float32 in place of float64, which NumPy gives a program that never asked for it.
+#
+# All that a float64 model computes is float64, down to the gradients and the optimizer's state, and has half the bytes
+# in float32. The inputs stay as the program makes them, and each gets a copy in float32.
+_DOUBLE: Final = "float64["
+_PARAMETER, _INPUT = map(ROLES.index, ("parameter", "input"))
+
+
+def in_single_precision(facts: Facts, timeline: Timeline) -> ChangedModules | None:
+    """Return the change if the models that have float64 parameters compute in float32; None without such a model.
+
+    Args:
+        facts: what the capture shows.
+        timeline: its ops and events.
+    """
+    roles, allocations = facts.capture.tables["roles"], facts.allocations
+    is_double = np.isin(
+        facts.capture.tables["births"]["shape"],
+        [number for number, text in enumerate(facts.strings) if str(text).startswith(_DOUBLE)],
+    )
+    rows = np.flatnonzero((allocations.storage != NONE) & allocations.counted)
+    rows = rows[is_double[allocations.storage[rows]]]
+    of_parameter = (roles["role"] == _PARAMETER) & is_double[roles["storage"]]
+    parents = facts.places.module_tree.parents
+    roots = set()
+    for module in np.unique(roles["module"][of_parameter]).tolist():
+        root = module
+        while parents[root] != NONE:
+            root = parents[root]
+        roots.add(root)
+    if not roots:
+        return None
+    inputs = np.unique(roles["storage"][roles["role"] == _INPUT])
+    is_input = np.isin(allocations.storage[rows], inputs)
+    halves = (timeline.bytes_of(rows[~is_input]) - timeline.bytes_of(rows[is_input])) // 2
+    return ChangedModules(tuple(sorted(roots)), ChangedBytes(halves))

@@ -17,7 +17,7 @@ from memwatch.analysis.ways.autocast import autocast
 from memwatch.analysis.ways.checkpointing import CheckpointedCall, Checkpointing, SavingModules
 from memwatch.analysis.ways.loss_in_parts import loss_in_parts
 from memwatch.analysis.ways.micro_batches import micro_batches
-from memwatch.analysis.ways.modules import in_place, offloaded, without_graph
+from memwatch.analysis.ways.modules import in_place, in_single_precision, offloaded, without_graph
 from memwatch.analysis.ways.other_optimizer import other_optimizers
 from memwatch.analysis.ways.sparse_gradients import sparse_gradients
 from memwatch.analysis.ways.step_in_backward import step_in_backward
@@ -134,6 +134,7 @@ class _Search:
             *self._micro_batches(),
             *self._without_graph(),
             *self._in_place(),
+            *self._in_single_precision(),
             *self._autocast(),
         ]
         most_bytes = self._facts.curve.peak_bytes - self._least_bytes
@@ -387,6 +388,25 @@ class _Search:
                 basis="simulated",
                 decision=words.INPUT_IS_GONE,
                 lines="\n".join(self._lines("in_place", list(found.modules))),
+                modules=found.modules,
+                is_alone=True,
+            )
+        ]
+
+    def _in_single_precision(self) -> list[_Change]:
+        found = in_single_precision(self._facts, self._timeline)
+        if found is None or not all(map(self._has_name, found.modules)):
+            return []
+        names = [self._model_name(module) for module in found.modules]
+        return [
+            _Change(
+                kind="float32",
+                text=words.FLOAT32.format(names=_told(names)),
+                bytes=found.bytes,
+                time_ratio=math.nan,
+                basis="estimated",
+                decision=words.SINGLE_PRECISION,
+                lines="\n".join(LINES["float32"].format(model=name) for name in names),
                 modules=found.modules,
                 is_alone=True,
             )
