@@ -126,13 +126,13 @@ def _tables(facts: Facts, dimensions_of: Callable[[int], list[int]]) -> Iterator
         return np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
 
     def count_of_indices(lookup: int, width: int) -> int:
-        """Return the number of indices of a lookup. A bag's are known as the sizes of what it was called with."""
+        """Return the number of indices of a lookup, 0 if unknown. A bag's are at most the largest of its operands."""
         rows = uses_by_op.within(lookup, lookup + 1)
         if strings[ops["name"][lookup]] == _LOOKUPS[0]:
-            return (
-                max(math.prod(dimensions_of(int(each))) for each in storage[rows[is_output[rows]]]) // width
-            )
-        return max(math.prod(dimensions_of(int(each))) for each in storage[rows[~is_output[rows]]][1:])
+            rows, each_has = rows[is_output[rows]], width
+        else:
+            rows, each_has = rows[~is_output[rows]][1:], 1  # without the table, which comes first
+        return max((math.prod(dimensions_of(each)) for each in storage[rows].tolist()), default=0) // each_has
 
     for module in [
         number for number, name in enumerate(facts.places.module_tree.classes) if name in _CLASSES
@@ -149,6 +149,7 @@ def _tables(facts: Facts, dimensions_of: Callable[[int], list[int]]) -> Iterator
         dimensions = dimensions_of(int(weights[0])) if len(weights) == 1 else []
         if (
             len(dimensions) != 2
+            or not all(dimensions)
             or not len(rows)
             or not len(lookups)
             or not (is_lookup_backward | is_step)[of_gradients].all()
@@ -162,6 +163,7 @@ def _tables(facts: Facts, dimensions_of: Callable[[int], list[int]]) -> Iterator
         table = _Table(module, dimensions, rows, counts[of_lookup] * row_bytes, number_of_states)
         if (
             number_of_states in (0, _STATES_OF_ADAM)
+            and counts.all()
             and table.sparse_bytes.sum() < allocations.nbytes[rows].sum()
         ):
             yield table
