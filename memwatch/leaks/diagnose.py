@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 import torch
 
@@ -528,11 +528,20 @@ class HolderSearch:
 
 
 def storages_of(made: Iterable[NewStorage]) -> Iterator[torch.UntypedStorage]:
-    """Yield the storages that are alive."""
-    for each in made:
-        storage = each.ref()
-        if storage is not None:
-            yield storage
+    """Return an iterator over the storages that are alive.
+
+    It is no generator: Python 3.10 lists a generator's frame for gc. A snapshot keeps the frame, and so its variables,
+    and it would look as if memwatch alone held the last storage.
+    """
+    return filter(_is_alive, map(_living, made))
+
+
+def _living(made: NewStorage) -> torch.UntypedStorage | None:
+    return made.ref()
+
+
+def _is_alive(storage: torch.UntypedStorage | None) -> TypeGuard[torch.UntypedStorage]:
+    return storage is not None
 
 
 def ids_behind(tensors: Iterable[torch.Tensor]) -> set[int]:
