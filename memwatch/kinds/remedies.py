@@ -161,8 +161,8 @@ class Remedy(Enum):
         "the shell keeps the last displayed value: evaluate something else, or end the line with `;`"
     )
     CACHED_METHOD = RemedyRow(
-        "the cache of a method keeps every `self` it was called on: cache on the object itself "
-        "(`functools.cached_property`), give it a small `maxsize`, or call `cache_clear()`"
+        "the cache of a method keeps every `self` and every argument: give it a small `maxsize`, or call "
+        "`cache_clear()`; a method without arguments can be a `functools.cached_property` instead"
     )
     CACHE = RemedyRow(
         "the cache keeps its arguments and results: give it a small `maxsize`, call `cache_clear()`, or key"

@@ -115,8 +115,9 @@ VERDICT_AT_END: Final = "no leaks at the end"
 VERDICT_BESIDE_KEPT: Final = "no certain leaks"
 VERDICT_BESIDE_GROWTH: Final = "no other leaks"
 NOT_SEARCHED: Final = (
-    "memwatch did not look for growth: the program made {steps}, and none of its own loops had {passes} passes. "
-    "Run at least {fewest} steps or {passes} passes, or call memwatch.find_leaks(step)"
+    "memwatch did not look for growth: the program made {steps}, and memwatch saw no loop run ops in {passes} passes "
+    "(it does not see a loop that awaits tasks). Run at least {fewest} steps or {passes} passes, or call "
+    "memwatch.find_leaks(step)"
 )
 STEPS_NOT_SEARCHED: Final = (
     "memwatch did not look for what each optimizer step leaves behind: the program made {steps}. "
