@@ -170,15 +170,16 @@ class ArgumentRecorder:
         inputs = self.replay_inputs
         for tensor, (_, number, access, _) in zip(tensors, operands, strict=True):
             storage = tensor.untyped_storage()
+            # A signal handler may raise between two of these lines, so the line that says "done" comes last.
             if number in self._blank:
-                self._blank.discard(number)
                 if access == READ:
                     inputs.filled[number] = copy_out(storage)  # the host wrote it: `at::tensor`, numpy
+                self._blank.discard(number)
             if number in self._made:
                 continue
             if number not in inputs.inputs:
-                inputs.inputs[number] = storage
                 inputs.checksums[number] = checksum(storage)
+                inputs.inputs[number] = storage
             if access == WRITE and number not in inputs.before:
                 inputs.before[number] = copy_out(storage)
 

@@ -26,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 import memwatch
 from memwatch._torch.modules import module_call
 from memwatch.heap.pause import is_gc_paused
-from memwatch.record import module_registry
+from memwatch.record import arguments, module_registry
 from memwatch.record.harmless import uninterrupted
 from memwatch.record.holders.sample import Sample
 from memwatch.record.saved_tensors import hide_hooks
@@ -149,6 +149,29 @@ def test_no_exception_is_lost_at_any_line(options, handled, swallowed, tmp_path)
     assert not is_gc_paused()
     assert module_call() is plain
     assert prof.summary()
+
+
+def test_a_block_with_replay_ends_after_a_handler_raised_while_an_input_was_kept(handled, monkeypatch):
+    """An input that memwatch has no checksum of does not end the block with an error."""
+    x, checksum = torch.ones(4), arguments.checksum
+
+    def interrupted(storage):
+        monkeypatch.setattr(arguments, "checksum", checksum)
+        os.kill(os.getpid(), SIGNAL)
+        return checksum(storage)
+
+    def handle(number, frame):
+        raise TimeoutError
+
+    handled(handle)
+    monkeypatch.setenv("MEMWATCH_NATIVE", "0")
+    monkeypatch.setattr(arguments, "checksum", interrupted)
+    with memwatch.profile(replay=True) as prof:
+        with pytest.raises(TimeoutError):
+            x.add(1)
+        y = x.mul(2)
+    assert memwatch.replay(memwatch.plan(prof)).identical
+    assert y.tolist() == [2.0] * 4
 
 
 @pytest.mark.usefixtures("recorder")
