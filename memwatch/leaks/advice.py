@@ -117,9 +117,10 @@ def _for_retained(cut: Edge | None, holder: Sequence[Edge], path: Sequence[Edge]
             return Remedy.FRAME  # of a running call the first reference is
         if cut is not None and _is_entry(cut) and not _is_of_cache(cut, path):
             return _of_most(cut, path).kind.row.retained
-    # A closure or a partial that got a container before the calls is only the way to it: the container grows.
+    # A closure, a partial or a coroutine that got a container before the calls is only the way to it: the container
+    # grows.
     if (
-        remedy in (Remedy.CLOSURE_CELL, Remedy.PARTIAL)
+        remedy in (Remedy.CLOSURE_CELL, Remedy.PARTIAL, Remedy.GENERATOR)
         and cut is not None
         and _is_entry(cut)
         and not _is_captured_after(cut, path)
@@ -138,10 +139,10 @@ def _is_entry(cut: Edge) -> bool:
 
 
 def _is_captured_after(cut: Edge, path: Sequence[Edge]) -> bool:
-    """Return True if a function or a partial behind the reference to cut captures what it leads to."""
+    """Return True if a function, a partial or a suspended call behind the reference to cut keeps what it leads to."""
     captures = (EdgeKind.CLOSURE_CELL, EdgeKind.PARTIAL_ARGUMENT)
     at = next((at for at, edge in enumerate(path) if edge is cut), len(path))
-    return any(edge.kind in captures for edge in path[at:])
+    return any(edge.kind in captures or _mechanism(edge) is Remedy.GENERATOR for edge in path[at:])
 
 
 def _of_most(cut: Edge, path: Sequence[Edge]) -> Edge:

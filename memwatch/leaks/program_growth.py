@@ -751,11 +751,21 @@ class ProgramGrowth:
         nodes = _nodes_of_each(rounds)
         if not nodes:
             return []
+        alive, in_place = self._book.alive(), self._book.in_place
+        # another coroutine may run one pass with each pass of this loop, so the counts of nodes are not enough
+        others = {
+            id(each.ref())
+            for each in alive
+            if self._strand_at.get(each.run, rounds.strand) is not rounds.strand
+        }
         with quiet():
             ends: list[Any] = [obj for obj in self._young() if is_tensor(obj)]
-            ends = [tensor for tensor in ends if not autograd_state(tensor).is_leaf]
+            ends = [
+                tensor
+                for tensor in ends
+                if not autograd_state(tensor).is_leaf and id(storage_of(tensor)) not in others
+            ]
         grown = rounds.nodes[-1] - rounds.nodes[0]
-        alive, in_place = self._book.alive(), self._book.in_place
         survivor = holder_of_largest_graph(ends, alive, in_place=in_place, least_nodes=grown, old=rounds.old)
         del ends
         if survivor is None:

@@ -592,6 +592,30 @@ def test_loops_of_threads_and_coroutines_are_followed(keep, leaks, shell_memwatc
         assert "graph" in done.stdout
 
 
+BESIDE = """
+import asyncio
+model = nn.Linear(8, 8)
+async def keeping(losses):
+    for _ in range(5):
+        losses.append(model(torch.ones(2, 8)).sum())
+        await asyncio.sleep(0)
+async def beside(passes):
+    for _ in range(passes):
+        latest = torch.ones(4).sum()
+        await asyncio.sleep(0)
+async def both():
+    await asyncio.gather(beside(6), keeping([]))
+asyncio.run(both())
+"""
+
+
+def test_a_loop_does_not_keep_the_graphs_of_a_coroutine_that_runs_in_step_with_it(shell_memwatch, tmp_path):
+    """The coroutine has too few passes to be searched. The passes of the other one see as many new nodes each."""
+    (tmp_path / "program.py").write_text(f"{IMPORTS}{BESIDE}")
+    done = shell_memwatch("leaks", "program.py")
+    assert (done.returncode, done.stdout) == (0, "")
+
+
 POOLS = """
 import asyncio
 from concurrent.futures import ThreadPoolExecutor

@@ -48,6 +48,31 @@ def kept_loss():
     LOSSES.append((torch.ones(64, requires_grad=True) * 2).sum())
 
 
+def collects():
+    found = []
+    while True:
+        found.append(data())
+        yield
+
+
+def counts():
+    found = 0
+    while True:
+        found += len(data())
+        yield
+
+
+COLLECTING, COUNTING = collects(), counts()
+
+
+def kept_by_a_generator():
+    next(COLLECTING)
+
+
+def counted_by_a_generator():
+    next(COUNTING)
+
+
 def kept_entry():
     ENTRIES.append(data())
 
@@ -217,6 +242,7 @@ RULES = [
     (Remedy.VIEW_WITH_GRAPH, kept_view_with_graph, kept_number),
     (Remedy.ITEM, kept_loss, kept_number),
     (Remedy.ITEM, kept_entry, bounded_entry),
+    (Remedy.ITEM, kept_by_a_generator, counted_by_a_generator),
     (Remedy.HOOK_PER_CALL, hook_on_module, hook_removed),
     (Remedy.HOOK_PER_CALL, hook_on_parameter, hook_on_parameter_removed),
     (Remedy.HOOK_OF_SELF, hook_of_self, hook_by_function),
