@@ -1,6 +1,6 @@
 """find_leaks: report what each further call of a function adds.
 
-The bytes in use on each device are a hint about how many calls to make. They decide nothing.
+The bytes in use on each device only tell whether the next call must be watched. What is a leak, the heap decides.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def schedule_of(warmup: int, runs: Runs, *, least: int = PERIOD) -> Schedule:
     """
     if runs == AUTO and warmup >= 0:
         return Schedule(warmup, least, _FURTHER)
-    if warmup < 0 or not isinstance(runs, int) or runs < 1:
+    if warmup < 0 or not isinstance(runs, int) or isinstance(runs, bool) or runs < 1:
         raise RunsError(
             f"warmup={warmup!r}, runs={runs!r}: warmup must be 0 or more and runs 1 or more, or 'auto'"
         )
@@ -109,7 +109,7 @@ def memory_in_use() -> dict[str, int]:
 
 
 def most_growth_bytes(before: dict[str, int], after: dict[str, int]) -> int:
-    """Return by how much the device grew most that grew most; devices are not added up."""
+    """Return the growth of the device whose memory grew most, in bytes."""
     return max(nbytes - before.get(name, 0) for name, nbytes in after.items())
 
 
@@ -145,7 +145,7 @@ def find_leaks(
         *args: its arguments.
         warmup: calls before measuring, 0 or more.
         runs: measured calls, 1 or more, or "auto". Each of them must add to a leak. With 4 or more it is enough if
-            each two calls in a row add to it.
+            one of the last two calls adds to it, one of the two before those, and so on.
         **kwargs: its keyword arguments.
 
     Returns:
@@ -325,7 +325,8 @@ class _GrowthSearch:
                 None,
             )
         if keeping is not None:
-            leaks[keeping] = replace(leaks[keeping], graph_nodes=grown // calls)
+            every = leaks[keeping].every
+            leaks[keeping] = replace(leaks[keeping], graph_nodes=grown * every // calls)
             return leaks
         assert survivor is not None
         rises = [after - before for before, after in pairwise(counts) if before < after]
@@ -355,16 +356,14 @@ class _GrowthSearch:
     def _periods(self) -> list[range]:
         """Return the ranges of runs that must each add to a leak if no further calls are made.
 
-        Each range is one measured run. If some runs added nothing and there are four at least, it is every two runs
-        in a row, because the function may leak on every second call.
+        Each range is one measured run. If some runs added nothing and there are four at least, each range is two runs,
+        because the function may leak on every second call. The pairs end with the last run, so the first run of an
+        odd number counts for nothing.
         """
         measured = range(self._schedule.warmup, len(self._changes))
         if len(measured) < _TWO_PAIRS or all(self._grew_in([run]) for run in measured):
             return [range(run, run + 1) for run in measured]
-        return [
-            range(max(first, measured.start), first + 2)
-            for first in range(measured.stop - 2, measured.start - 1, -2)
-        ]
+        return [range(first, first + 2) for first in range(measured.stop - 2, measured.start - 1, -2)]
 
     def _look(self, *, elders: bool = False) -> Diagnosis:
         """Find the holders of storages that the measured calls left. Before those calls: that the warm-up left."""

@@ -33,10 +33,11 @@ class Leak(ShownAsText):
             through autograd that gc cannot free. A live root reaches a "retained" tensor. A "graph" has nodes of
             autograd that a live root reaches, and no tensors. "hooks" are hooks that each call registers; they hold
             no tensor.
-        nbytes: leaked bytes of tensor storage; for a graph, an estimate of the bytes of its nodes. Per call for
-            :func:`memwatch.find_leaks`.
+        nbytes: leaked bytes of tensor storage; for a graph, an estimate of the bytes of its nodes. Per call that leaks
+            for :func:`memwatch.find_leaks`.
         device: the device of these bytes. A reference that holds tensors on two devices is two leaks.
-        count: number of leaked storages, nodes of a graph, or hooks. Per call for :func:`memwatch.find_leaks`.
+        count: number of leaked storages, nodes of a graph, or hooks. Per call that leaks for
+            :func:`memwatch.find_leaks`.
         holder: the reference to cut, in words.
         container: the container that got an entry with the tensor, in words; empty if the reference to cut is no entry.
         path: the retention path, or the cycle, one reference per line.
@@ -44,7 +45,7 @@ class Leak(ShownAsText):
         advice: one sentence on what to change.
         tensor: a description of the largest leaked tensor or storage of this line.
         held_s: seconds from the birth of the oldest of these bytes to the check.
-        per_call: True if ``nbytes`` and ``count`` are per call.
+        per_call: True if ``nbytes`` and ``count`` are per call that leaks.
         repeat: the name of such a call: "call"; in ``memwatch leaks`` also "step" of an optimizer, or "pass" of a loop.
         every: for :func:`memwatch.find_leaks`, the number of calls per leak of this size; 1 if each call leaks.
         caller: ``file.py:40 in g``, the line that called the function of ``site``, such as the caller of a factory;
@@ -58,15 +59,16 @@ class Leak(ShownAsText):
         cuts: the references to remove to free the tensors, ``cut`` first. There are several only if the objects of
             the cycle are in several cycles.
         cycle_length: number of ``edges``, from the first, that form the cycle; 0 for a retention path.
-        branch: the edge of the cycle that starts at the object from which the path to the tensor leaves.
+        branch: the index in ``edges`` of the reference of the cycle that starts at the object from which the path to
+            the tensor leaves.
         cause: a short name for the leaks that one edit would end, such as ``cause-1f0a93c2``. Leaks of other tests
             and processes with the same cause share it.
         grows: True if the leak is one tensor that becomes larger.
         first_bytes: bytes of the first held storage, the one of ``site``.
         one_value: True if a name holds it that had one value at a time in earlier blocks, so the next value may
             replace it. For :func:`memwatch.check_leaks` only.
-        graph_nodes: nodes of autograd graphs that grow along with its tensors, per call. Only for the largest leak of
-            :func:`memwatch.find_leaks` that keeps a graph.
+        graph_nodes: nodes of autograd graphs that the leak adds, per call that leaks: those of a graph, or those that
+            the largest leak of :func:`memwatch.find_leaks` with a graph adds beside its tensors.
         known: the leak of a library that this is, with a link; None if it is the program's own.
     """
 
@@ -126,9 +128,10 @@ class Leak(ShownAsText):
         made = [made_at] * (self.kind is not LeakKind.HOOKS)
         if self.graph_nodes and self.kind is not LeakKind.GRAPH:
             nbytes = self.graph_nodes * NODE_BYTES
-            made.append(
-                words.nodes_line(self.graph_nodes, nbytes, per_call=self.per_call, repeat=self.repeat)
+            line = words.nodes_line(
+                self.graph_nodes, nbytes, per_call=self.per_call, repeat=self.repeat, every=self.every
             )
+            made.append(line)
         lines = [
             self.headline(),
             *made,
@@ -197,11 +200,12 @@ class TensorLeakError(MemwatchError, AssertionError):
 
 
 def matches(leak: Leak, pattern: str) -> bool:
-    """Return True if the cause, the kind, the holder, the site, the tensor or a line of the path matches.
+    """Return True if a text of the leak matches: its cause, kind, holder, container, lines, tensor or path.
 
     Args:
         leak: the leak.
         pattern: shell-style pattern, or plain text that may stand anywhere in one of these texts.
     """
-    texts = (leak.cause, leak.kind, leak.holder, leak.site or "", leak.tensor, *leak.path)
+    lines = (leak.site or "", leak.caller or "")
+    texts = (leak.cause, leak.kind, leak.holder, leak.container, *lines, leak.tensor, *leak.path)
     return any(pattern in text or fnmatchcase(text, pattern) for text in texts)

@@ -178,7 +178,7 @@ def headline(
     repeat: str = "call",
 ) -> str:
     """Return a leak in one line."""
-    each = ON_EACH.format(repeat=repeat) if every == 1 else ON_ONE_IN.format(repeat=repeat, every=every)
+    each = _on_each(repeat, every)
     return HEADLINE.format(
         kind=kind,
         amount=_amount(kind, sizes, count),
@@ -322,10 +322,14 @@ def _amount(kind: LeakKind, sizes: Mapping[str, int], count: int) -> str:
     return kind.row.amount.format(size=sizes_phrase(sizes), counted=_counted(kind, count))
 
 
-def nodes_line(nodes: int, nbytes: int, *, per_call: bool, repeat: str) -> str:
+def _on_each(repeat: str, every: int) -> str:
+    return ON_EACH.format(repeat=repeat) if every == 1 else ON_ONE_IN.format(repeat=repeat, every=every)
+
+
+def nodes_line(nodes: int, nbytes: int, *, per_call: bool, repeat: str, every: int) -> str:
     """Return the autograd nodes that a leak keeps beside tensors, as a line under it."""
     counted = _counted(LeakKind.GRAPH, nodes)
-    each = ON_EACH.format(repeat=repeat) if per_call else ""
+    each = _on_each(repeat, every) if per_call else ""
     return GRAPH_NODES.format(nodes=counted, each=each, size=format_bytes(nbytes))
 
 

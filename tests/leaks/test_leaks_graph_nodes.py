@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections import deque
 
 import pytest
@@ -206,6 +207,20 @@ def test_a_list_of_losses_says_how_many_nodes_it_keeps():
     assert leak.kind is LeakKind.RETAINED
     assert leak.graph_nodes == nodes_of_a_loss()
     assert f"and {leak.graph_nodes} autograd nodes on each call" in str(leak)
+
+
+def test_a_loss_of_every_second_call_has_the_nodes_of_one_graph():
+    """The nodes are those of a call that leaks, as the bytes are."""
+    calls = itertools.count()
+
+    def keeps_every_second_loss():
+        loss = trained_loss()
+        if next(calls) % 2:
+            METER.losses.append(loss)
+
+    (leak,) = find_leaks(keeps_every_second_loss)
+    assert (leak.every, leak.count) == (2, 1)
+    assert leak.graph_nodes == nodes_of_a_loss()
 
 
 def carries_a_detached_state():

@@ -209,6 +209,8 @@ def test_runs_must_make_sense():
     """The error names the values."""
     with pytest.raises(RunsError, match="runs=0"):
         find_leaks(park, runs=0)
+    with pytest.raises(RunsError, match="runs=True"):
+        find_leaks(park, runs=True)
     with pytest.raises(RunsError, match="warmup=-1"):
         find_leaks(park, warmup=-1)
 
