@@ -79,7 +79,11 @@ class Fit:
         own = "[--limit SIZE] [--steps N] [--ways KIND,...] [--save-plan FILE] [-f] [--in-place]"
         parser.usage = f"memwatch fit {own} {PROGRAM_USAGE}"
         parser.add_argument(
-            "--limit", type=size, metavar="SIZE", help="the most live bytes of the device, such as 8GiB"
+            "--limit",
+            type=size,
+            metavar="SIZE",
+            help="the most live bytes of the device, such as 8GiB; you may write it behind the script, too, unless the "
+            "script has an option of this name",
         )
         parser.add_argument(
             "--steps", type=positive, default=3, metavar="N", help="end each run after N steps, default 3"
@@ -104,9 +108,12 @@ class Fit:
     def execute(options: argparse.Namespace) -> int | BaseException:
         """Print the ways and the lines of the best; raise BudgetError if none keeps the limit."""
         limit, words = options.limit, options.program
-        if limit is None and "--limit" in words:  # it may stand behind the script, where it reads best
-            at = words.index("--limit")
-            limit, options.program = "".join(words[at + 1 : at + 2]), [*words[:at], *words[at + 2 :]]
+        at = next((at for at, word in enumerate(words) if word.partition("=")[0] == "--limit"), None)
+        if limit is None and at is not None:  # it may stand behind the script, where it reads best
+            _, is_in_one_word, limit = words[at].partition("=")
+            after = at + 1 if is_in_one_word else at + 2
+            limit = limit or "".join(words[at + 1 : after])
+            options.program = [*words[:at], *words[after:]]
         if not limit:
             options.usage_error("give --limit SIZE, such as --limit 8GiB")
         try:
@@ -210,7 +217,8 @@ class Estimate:
         parser.add_argument(
             "--html",
             action="store_true",
-            help="write the page too, to PATH with --html=PATH; default CAPTURE.html",
+            help="write the page too, to PATH with --html=PATH; default: the name of the capture, or of the program, "
+            "with .html",
         )
         _add_in_place(parser)
         add_json(parser)
@@ -234,6 +242,10 @@ class Estimate:
         from memwatch.cards import card_named  # it imports no torch
 
         is_card = options.device is not None and card_named(options.device) is not None
+        if options.largest_batch and not is_card and options.device not in {None, "cuda"}:
+            options.usage_error(
+                "--largest-batch is for a CUDA device: name a card with --device, or leave --device out"
+            )
         device = "cuda" if is_card or options.largest_batch else options.device
         device_memory: str | None = options.device_memory or (options.device if is_card else None)
         if options.largest_batch and device_memory is None:

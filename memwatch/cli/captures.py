@@ -116,7 +116,8 @@ def _to_measure(reading: Reading) -> list[str]:
     if lowest_bytes > (1 - _LEAST_FALL_RATIO) * reading.peak_bytes:
         return []
     lowest_mib = lowest_bytes / 2**20
-    limit = f"{math.ceil(lowest_mib) if lowest_mib >= 10 else math.ceil(lowest_mib * 10) / 10:g}MiB"
+    rounded_up = math.ceil(lowest_mib) if lowest_mib >= 10 else math.ceil(lowest_mib * 10) / 10
+    limit = f"{rounded_up}MiB"
     return [FIT_COMMAND.format(command=command_line(*memwatch_command(), "fit", "--limit", limit, *argv))]
 
 
@@ -205,7 +206,11 @@ class Tree:
         """Add the arguments of this verb."""
         parser.add_argument("capture", type=Path, help="a file that `memwatch run` wrote")
         parser.add_argument(
-            "-n", "--rows", type=positive, default=10, help="most branches at a node (default %(default)s)"
+            "-n",
+            "--rows",
+            type=positive,
+            default=10,
+            help="most branches at a node of the text (default %(default)s)",
         )
         parser.add_argument(
             "--by", type=_levels, metavar="COLUMNS", help="columns of `at_peak`, default category,module,line"
@@ -361,7 +366,7 @@ class Diff:
             "if the peak grew by more than allowed",
         )
         parser.add_argument(
-            "-n", "--rows", type=positive, default=15, help="sites to list (default %(default)s)"
+            "-n", "--rows", type=positive, default=15, help="sites in the text (default %(default)s)"
         )
         add_device(parser)
 
@@ -467,8 +472,8 @@ class Transform:
     `speedscope` is for https://www.speedscope.app. `chrome` is for chrome://tracing and https://ui.perfetto.dev; with
     `--into` it adds memory counters and findings to a trace of torch.profiler. `memory_viz` is a pickle for torch's own
     viewer, https://pytorch.org/memory_viz. `pprof` has the heap at the peak and all allocations by call stack, for `go
-    tool pprof` and dashboards. Without -o, memwatch writes these two beside the capture. `parquet` adds all tables to a
-    dataset, a folder with parts by host and rank, which Dask, DuckDB and pandas read.
+    tool pprof` and dashboards. `parquet` adds all tables to a dataset, a folder with parts by host and rank,
+    which Dask, DuckDB and pandas read. Without -o, memwatch writes these three beside the capture.
 
         memwatch transform train.4242.memwatch csv --table storages -o storages.csv
         memwatch transform train.4242.memwatch speedscope > peak.json
@@ -485,9 +490,8 @@ class Transform:
         parser.add_argument(
             "--table",
             choices=sorted(DERIVED_BY_NAME),
-            default="at_peak",
             metavar="TABLE",
-            help=f"the table of the csv: {', '.join(sorted(DERIVED_BY_NAME))} (default %(default)s)",
+            help=f"the table of the csv: {', '.join(sorted(DERIVED_BY_NAME))} (default at_peak)",
         )
         parser.add_argument(
             "--into",
@@ -500,7 +504,8 @@ class Transform:
             "--output",
             type=Path,
             metavar="FILE",
-            help="the file; default standard output, or with --into and -f the trace itself",
+            help="the file; default: the trace itself with --into and -f, a file beside the capture for pprof, "
+            "memory_viz and parquet, and standard output for the others",
         )
         parser.add_argument("-f", "--force", action="store_true", help="replace the file if it exists")
         add_device(parser)
@@ -508,6 +513,8 @@ class Transform:
     @staticmethod
     def execute(options: argparse.Namespace) -> int:
         """Write the file, or print it; return 0."""
+        if options.table is not None and options.format != "csv":
+            options.usage_error(f"--table is for csv, not for {options.format}")
         if options.into is not None:
             return _add_to_trace(options)
         if options.format == MEMORY_VIZ:
@@ -519,7 +526,7 @@ class Transform:
         from memwatch.report.export import export
 
         make_room(options.output, inputs=[options.capture], force=options.force)
-        text = export(read(options.capture, options.device), options.format, table=options.table)
+        text = export(read(options.capture, options.device), options.format, table=options.table or "at_peak")
         if options.output is None:
             emit(text)
         else:
@@ -546,13 +553,13 @@ def _write_snapshot(options: argparse.Namespace) -> int:
     """Write the memory snapshot and print its path; return 0."""
     import pickle
 
-    from memwatch.reading import load
     from memwatch.report.memory_viz import memory_viz
 
     target = options.output or options.capture.with_suffix(".pickle")
     make_room(target, inputs=[options.capture], force=options.force)
-    reading = load(options.capture)
-    snapshot = memory_viz(reading.capture, [reading.on(device) for device in reading.devices])
+    reading = read(options.capture, options.device)
+    devices = reading.devices if options.device is None else [reading.device]
+    snapshot = memory_viz(reading.capture, [reading.on(device) for device in devices])
     write_whole(target, pickle.dumps(snapshot), force=options.force)
     emit_path(target)
     return 0

@@ -42,6 +42,21 @@ def test_an_unknown_option_is_told_by_the_verb(capsys, verb):
     assert capsys.readouterr().err.startswith(f"usage: memwatch {verb} ")
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "transform {capture} json --table storages",
+        "transform {capture} chrome --table storages",
+        "estimate --in-place --largest-batch --device cpu --device-memory 1GiB train.py --batch {{batch}}",
+    ],
+)
+def test_an_option_that_another_one_makes_meaningless_is_refused(line, narrow, capsys):
+    """It would be ignored in silence, and the result would be another one than asked for."""
+    with pytest.raises(SystemExit, match="2"):
+        main([word.format(capture=narrow) for word in line.split()])
+    assert capsys.readouterr().out == ""
+
+
 @pytest.mark.words
 def test_a_block_within_memwatch_run_is_told_what_else_is_open():
     """The first thing that `memwatch run` meets is often the script of the quick start, which has a block."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 
 import pytest
 import torch
@@ -49,6 +50,16 @@ def test_a_verb_is_about_the_device_that_is_named(two, capsys, device, nbytes):
     for verb in ("summary", "tree", "diff"):
         assert main([verb, two, *([two] if verb == "diff" else []), "--device", device]) == 0
         assert format_bytes(nbytes) in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "sizes"), [([], {HERE_BYTES, THERE_BYTES}), (["--device", "cpu"], {HERE_BYTES})]
+)
+def test_a_snapshot_has_every_device_or_the_one_that_is_named(two, tmp_path, words, sizes):
+    target = tmp_path / "two.pickle"
+    assert main(["transform", two, "memory_viz", "-o", str(target), *words]) == 0
+    events = [event for events in pickle.loads(target.read_bytes())["device_traces"] for event in events]
+    assert {event["size"] for event in events} - {0} == sizes
 
 
 def test_the_summary_begins_with_every_device(two, capsys):

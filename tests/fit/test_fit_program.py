@@ -53,7 +53,7 @@ def test_a_script_is_fitted(fit):
 
     The lines name the script's own variables, and the script prints nothing.
     """
-    done = fit("--ways", "checkpoint", "train.py", "--limit", "550KiB", "--epochs", "1")
+    done = fit("--ways", "checkpoint", "train.py", "--limit=550KiB", "--epochs", "1")
     assert (done.returncode, done.stderr) == (0, "")
     # how many blocks depends on the times that were measured
     assert re.search(r"block = net\.get_submodule\((name|'\d')\)\n", done.stdout)
