@@ -9,7 +9,6 @@ import io
 import os
 import shutil
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
@@ -18,6 +17,7 @@ from rich.text import Text
 
 from memwatch.kinds.roles import CATEGORY_OF
 from memwatch.text import visible
+from memwatch.words.places import current_folder
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -59,7 +59,8 @@ def category_style(category: str) -> str:
 
 def wants_color() -> bool:
     """Return True if standard output is a terminal that takes colour (see https://no-color.org)."""
-    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb" and sys.stdout.isatty()
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()  # None in a service without a console
+    return is_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def line_width(width: int | None) -> int:
@@ -126,7 +127,8 @@ def head(text: str, width: int) -> Text:
 
 def tail(text: str, width: int) -> Text:
     """Return a name that keeps its end when it is too long, as paths should, without the current folder."""
-    shown = visible(text.replace(f"{Path.cwd()}{os.sep}", ""))
+    folder = current_folder()
+    shown = visible(text.removeprefix(f"{folder}{os.sep}") if folder else text)
     width = max(width, 8)
     return name(shown if len(shown) <= width else ELLIPSIS + shown[len(shown) - width + 1 :])
 

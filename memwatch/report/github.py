@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from memwatch.device_names import is_host
 from memwatch.sizes import format_bytes
 from memwatch.text import visible
+from memwatch.words.places import current_folder
 from memwatch.words.storages import short_site
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def error_annotations(compared: Comparison, *, root: Path, allowed_ratio: float 
 
 def repository_root() -> Path:
     """Return the folder of the repository that contains the working directory; without one, the working directory."""
-    here = Path.cwd()
+    here = Path(current_folder() or "/")
     return next((folder for folder in (here, *here.parents) if (folder / ".git").exists()), here)
 
 

@@ -19,6 +19,14 @@ _PATH_AND_LINE: Final = re.compile(r"(?<![\w.])(?:/[^\s/():]+)+:\d+")
 _PACKAGES: Final = ("site-packages", "dist-packages")
 
 
+def current_folder() -> str:
+    """Return the working directory; empty if the program has deleted it, as a test with a folder of its own may do."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""
+
+
 def place(file: str | None, line: int | None) -> str:
     """Return ``file.py:12``, the file relative to the current directory where it lies inside; a cell by its name."""
     if file is None:
@@ -50,7 +58,7 @@ def short_place(site: str) -> str:
     """
     file, _, line = site.rpartition(":")
     cell = cell_name(file)  # its number changes when the same cell runs again
-    return CELL.format(cell=cell, line=line) if cell else _short_path(site, os.getcwd())
+    return CELL.format(cell=cell, line=line) if cell else _short_path(site, current_folder())
 
 
 def short_places(text: str) -> str:
@@ -63,7 +71,7 @@ def _short_path(site: str, folder: str) -> str:
     path = PurePath(site)
     if not path.is_absolute():
         return site
-    if path.is_relative_to(folder):
+    if folder and path.is_relative_to(folder):
         return str(path.relative_to(folder))
     at = _package_at(path)
     return path.name if at is None else str(PurePath(*path.parts[at:]))

@@ -142,6 +142,21 @@ def test_columns_and_no_color_are_honoured(training, monkeypatch):
     assert "\x1b[" not in summary(training)
 
 
+def test_a_summary_needs_no_current_folder(training, tmp_path, monkeypatch):
+    """A test may delete its own folder before the block ends."""
+    folder = tmp_path / "deleted"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    assert training.summary().startswith("Peak ")
+
+
+def test_without_standard_output_there_is_no_colour(training, monkeypatch):
+    """A service may have no console."""
+    monkeypatch.setattr(sys, "stdout", None)
+    assert training.summary().startswith("Peak ")
+
+
 def test_an_ascii_stream_gets_ascii(training, monkeypatch):
     """Where the stream cannot encode bars and ellipses, ASCII stands in for them, in the same columns."""
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
