@@ -46,9 +46,8 @@ def short_qualname(qualname: str) -> str:
 
 def class_place(cls: type) -> tuple[str | None, int | None]:
     """Return the file and line of the first function defined in a class; (None, None) if it has only data."""
-    for value in type_dict(cls).values():
-        function = function_of(value)
-        module = function.__module__ if type(function) is FunctionType else None
+    for function in _functions_of(cls):
+        module = function.__module__
         if type(module) is str and module == _module_of(cls):
             return function.__code__.co_filename, function.__code__.co_firstlineno
     return None, None
@@ -89,25 +88,46 @@ class Assignment(NamedTuple):
 def assignment_place(cls: type, name: str) -> Assignment:
     """Return where the methods of a class first assign an attribute something other than None.
 
-    The file is None for a class without functions of its own.
+    An assignment to the first argument, `self`, comes before one to another object, which may be of another class. The
+    file is None for a class without functions of its own.
     """
     file = class_place(cls)[0]
     file = None if file == GENERATED else file
-    assigned: Assignment | None = None
+    to_others: Assignment | None = None
+    of_none: Assignment | None = None
     for base in mro_of(cls):
-        for function in map(function_of, list(type_dict(base).values())):
-            if type(function) is FunctionType and name in function.__code__.co_names:
-                for store in stores_of(function.__code__, name):
-                    found = Assignment(function.__code__.co_filename, store.line, store.of_argument)
-                    if found.file == GENERATED:
-                        found = Assignment(file, None, store.of_argument)
-                    if not store.of_none:
-                        # Return the line that stores the value, not the line `self.last = None` in an `__init__`. An
-                        # attribute that begins as None must not be made weak: in lightning's Trainer this freed
-                        # nothing.
-                        return found if assigned is None else found._replace(of_argument=False)
-                    assigned = assigned or found
-    return assigned or Assignment(file, None)
+        for function in _functions_of(base):
+            code = function.__code__
+            for store in stores_of(code, name) if name in code.co_names else ():
+                found = Assignment(code.co_filename, store.line, store.of_argument)
+                if found.file == GENERATED:
+                    found = Assignment(file, None, store.of_argument)
+                # Return the line that stores the value, not the line `self.last = None` in an `__init__`. An attribute
+                # that begins as None must not be made weak: in lightning's Trainer this freed nothing.
+                if of_none is not None:
+                    found = found._replace(of_argument=False)
+                if store.of_none:
+                    of_none = of_none or found
+                elif store.owner in code.co_varnames[:1]:
+                    return found
+                else:
+                    to_others = to_others or found
+    return to_others or of_none or Assignment(file, None)
+
+
+def _functions_of(cls: type) -> Iterator[FunctionType]:
+    """Yield the functions that a class defines: methods, and what properties call."""
+    for value in list(type_dict(cls).values()):
+        for function in map(function_of, _called_by(value)):
+            if type(function) is FunctionType:
+                yield function
+
+
+def _called_by(member: Any) -> tuple[Any, ...]:
+    """Return what a property calls; any other member of a class as it is."""
+    if type(member) is property:
+        return member.fget, member.fset
+    return (member.func,) if type(member) is functools.cached_property else (member,)
 
 
 def function_of(value: Any) -> Any:
@@ -277,13 +297,14 @@ def _only_assignment(name: str, modules: int) -> tuple[str, int] | None:
         name: the attribute.
         modules: how many modules are loaded; a later call with more of them reads their functions too.
     """
-    found: dict[CodeOwner, dict[CodeType, int]] = {owner: {} for owner in _READ}
+    # by place, because the code of a function equals the code of its copy in another file
+    found: dict[CodeOwner, set[tuple[str, int]]] = {owner: set() for owner in _READ}
     for code, line in _assignments(name, _codes_of_modules(modules, _READ)):
-        found[code_owner(code.co_filename)][code] = line
-    places = next((places for places in found.values() if places), {})
+        found[code_owner(code.co_filename)].add((code.co_filename, line))
+    places = next((places for places in found.values() if places), set())
     if len(places) != 1 or any(True for _ in _assignments(name, _codes_of_modules(modules, _OTHERS))):
         return None
-    return next((code.co_filename, line) for code, line in places.items())
+    return next(iter(places))
 
 
 def _assignments(name: str, codes: Iterable[tuple[CodeType, str]]) -> Iterator[tuple[CodeType, int]]:
@@ -324,8 +345,7 @@ def _codes(owners: tuple[CodeOwner, ...]) -> Iterator[tuple[CodeType, str]]:
         for value in list(values.values()):
             if is_a(value, type):
                 for member in list(type_dict(value).values()):
-                    parts = (member.fget, member.fset) if type(member) is property else (member,)
-                    for code in _read(parts, owners):
+                    for code in _read(_called_by(member), owners):
                         yield from _nested(code, _own_object(code, member))
             else:
                 for code in _read([value], owners):

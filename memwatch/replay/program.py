@@ -358,12 +358,16 @@ def overload_of(call: Call) -> Any:  # torch has no public type for an overload
     return found
 
 
-@functools.cache
 def overload_named(name: str) -> Any:  # torch has no public type for an overload
     """Return the overload of a recorded name, or None if this process lacks it."""
-    space, opname, overload = name.rsplit(".", 2)
     try:
-        return getattr(getattr(getattr(torch.ops, space), opname), overload)
+        return _overload(name)
     except (AttributeError, RuntimeError) as error:
         pass_on(error)
         return None
+
+
+@functools.cache  # which keeps no errors: the program may import the library that defines the op later
+def _overload(name: str) -> Any:
+    space, opname, overload = name.rsplit(".", 2)
+    return getattr(getattr(getattr(torch.ops, space), opname), overload)
