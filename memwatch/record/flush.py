@@ -138,8 +138,8 @@ FLUSH_OPS: Final = 10_000
 """Ops between two flushes. A guess."""
 FLUSH_S: Final = 1.0
 """Seconds between two flushes to a file. A guess: with twice as many, writing cost noticeably more."""
-PATIENCE: Final = 2
-"""Turns of the timer (seconds) that a few ops wait, or one more if the program runs no op. A guess."""
+MOST_WAIT_S: Final = 2.0
+"""Seconds after which fewer than `_FEWEST_OPS` ops are written to a file too. A guess."""
 RETRY_OPS: Final = 100
 """Ops until the next attempt, if a backward runs and the window cannot end. A guess."""
 CHECK_OPS: Final = 100
@@ -183,8 +183,9 @@ class FlushPace:
         self._schedule(FLUSH_OPS)
 
     def due(self) -> None:
-        """Flush if enough ops have run since the last flush."""
-        if self._op_counter[0] < self._due_op and not self._last_flush.is_long_ago(PATIENCE * FLUSH_S):
+        """Flush after `FLUSH_OPS` ops; to a file, also once the last flush is long ago. Else only check the memory."""
+        is_late = self._to_file and self._last_flush.is_long_ago(MOST_WAIT_S)
+        if self._op_counter[0] < self._due_op and not is_late:
             if self._allocator is not None:
                 self._allocator.check_memory()
             self._look_again()
@@ -193,10 +194,10 @@ class FlushPace:
             self._flush_window()
 
     def by_timer(self) -> None:
-        """Flush from the timer's thread if the last flush was long ago."""
+        """Flush from the timer's thread. To a file, flush only if the program's threads have not done so lately."""
         written = self._last_write
-        if self._to_file and (written.is_within(FLUSH_S) or not written.is_long_ago(PATIENCE * FLUSH_S)):
-            return  # while the program runs ops, its own thread writes
+        if self._to_file and (written.is_within(FLUSH_S) or not written.is_long_ago(MOST_WAIT_S)):
+            return
         self.from_elsewhere()
 
     def from_elsewhere(self) -> None:

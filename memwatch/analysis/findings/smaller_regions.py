@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from memwatch.analysis.facts.coded import Grouped
-from memwatch.capture.schema import ACCESSES, BACKWARD, IN_BACKWARD, NONE
+from memwatch.capture.schema import ACCESSES, BACKWARD, IN_BACKWARD, NONE, OPTIMIZER
 
 if TYPE_CHECKING:
     from memwatch.analysis.facts.facts import Facts
@@ -43,6 +43,7 @@ class SmallerRegions:
         self._uses_by_op, self._uses_by_storage = Grouped(self._uses["op"]), Grouped(self._uses["storage"])
         self._calls_by_start = Grouped(self._calls["start_op"])
         self._last_forward, self._last_backward = _last_ops(facts)
+        self._outside_steps = np.flatnonzero(facts.capture.tables["ops"]["phase"] != OPTIMIZER)
         self.spared: list[int] = []
         """Allocations that would be made later, right before the backward of their part."""
         for run in runs:
@@ -70,7 +71,7 @@ class SmallerRegions:
         is_inside = (number.of(made[kept]) != NONE) & ~elsewhere
         inside = kept[is_inside]
         begins = dict(zip(inside.tolist(), self._backward_of_parts(len(parts), inside, number), strict=True))
-        before = self._event_of(self._last_backward_before(int(ops[0])) + 1)
+        before = self._event_of(self._start_of_forward(int(ops[0])))
         for row in kept.tolist():
             birth = int(facts.allocations.birth_event[row])
             if row not in begins:
@@ -130,10 +131,12 @@ class SmallerRegions:
                 return [_Part(int(start[call]), int(end[call])) for call in calls]
         return []
 
-    def _last_backward_before(self, op: int) -> int:
-        """Return the last op of the backward before an op's own backward; -1 if there is none."""
+    def _start_of_forward(self, op: int) -> int:
+        """Return the first op of the forward of an op of backward: after the backward and the steps before it."""
         forward = int(self._last_forward[op])
-        return int(self._last_backward[forward]) if forward != NONE else NONE
+        last_backward = int(self._last_backward[forward]) if forward != NONE else NONE
+        after = int(np.searchsorted(self._outside_steps, last_backward + 1))
+        return min(int(self._outside_steps[after]), op) if after < len(self._outside_steps) else op
 
 
 class _PartNumbers:

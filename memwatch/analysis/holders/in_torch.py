@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from memwatch.analysis.facts.coded import Grouped
 from memwatch.analysis.facts.forward_ops import (
     COMPILED,
     compiled_backward_at,
@@ -47,6 +48,10 @@ class PassedOn:
     def __init__(self, facts: Facts, samples: HolderSamples) -> None:
         self._facts, self._samples = facts, samples
         self._ops = facts.capture.tables["ops"]
+
+    @cached_property
+    def _uses_by_storage(self) -> Grouped:
+        return Grouped(self._facts.capture.tables["uses"]["storage"])
 
     def holder(self, allocation: int, event: int) -> Holder | None:
         """Return the node, the step or the call into C++ that has an allocation at an event, or None."""
@@ -135,8 +140,9 @@ class PassedOn:
         stacks. The nodes that add to `.grad` have no sequence number.
         """
         uses, stacks, sequence = self._facts.capture.tables["uses"], self._ops["stack"], self._ops["sequence"]
-        is_read = (uses["storage"] == self._facts.allocations.storage[allocation]) & (uses["op"] >= op)
-        readers = uses["op"][is_read & (uses["access"] != _OUTPUT)]
+        storage = int(self._facts.allocations.storage[allocation])
+        rows = self._uses_by_storage.within(storage, storage + 1)
+        readers = uses["op"][rows[(uses["op"][rows] >= op) & (uses["access"][rows] != _OUTPUT)]]
         readers = readers[(sequence[readers] != NONE) & (stacks[readers] == stacks[made])]
         is_node = sequence[made] != NONE and stacks[made] != NONE
         return bool(is_node and stacks[op] == stacks[made] and len(readers))
@@ -286,7 +292,7 @@ class Regions:
         template = ""
         if run != NONE and facts.recomputes.run_of(made) == run:
             template = words.REGION_RESULT if facts.recomputes.is_over(run, op) else ""
-        elif run != NONE and seen and facts.op_phase(made) == BACKWARD:
+        elif run != NONE and seen and made != NONE and facts.op_phase(made) == BACKWARD:
             template = words.REGION_GRADIENT
         elif any(CHECKPOINT_FILE in holder.site for holder in seen):
             template = words.REGION_GIVEN

@@ -445,6 +445,8 @@ class Storages:
             account = self.ledger.account(watched.device)
             account.live_bytes += more_bytes
             watched.nbytes = nbytes
+            if watched.__class__ is WatchedTensor:  # else its next tensor would count as a new storage
+                watched.address = address
             self.resizes += (watched.number, self._op_counter[0], ticks(), nbytes, address)
             if account.live_bytes > account.watch_bytes:
                 self.above_watched(watched.device, max(more_bytes, 0))
