@@ -105,11 +105,12 @@ def test_what_programs_ask_of_a_gpu_is_there():
             y.record_stream(side)
         end.record(side); side.wait_event(end); end.synchronize(); begin.elapsed_time(end)
         torch.cuda.nvtx.range_push("step"); torch.cuda.nvtx.range_pop()
+        assert not torch.cuda.is_current_stream_capturing()
         torch.cuda.synchronize(); torch.cuda.empty_cache(); torch.cuda.manual_seed_all(1)
         torch.cuda.get_device_properties(0).total_memory
         print(torch.cuda.max_memory_allocated() / 2**20)
     """)
-    assert found.reads == ("train.py:19",)
+    assert found.reads == ("train.py:20",)
 
 
 def test_a_program_that_starts_a_rank_for_each_device_finds_its_job():

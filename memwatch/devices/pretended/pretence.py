@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _ANSWERS: Final[dict[str, Any]] = {
+    "is_current_stream_capturing": False,
     "is_initialized": True,
     "init": None,
     "synchronize": None,
