@@ -73,11 +73,13 @@ def execute(options: argparse.Namespace) -> int | BaseException:
     told = {leak.cause for leak in found}
     seen = check.told_storages()
     found = _counted(found, settings)
-    parts = [str(TensorLeakError(found))] if found else []
+    parts = []
     for rounds in growth.rounds:
         leaks = _counted(rounds.new_leaks(told, seen), settings)
         if leaks:
             parts.append("\n".join([grow_line(rounds.place, leaks), *map(str, leaks)]))
+    if found:  # last, because what each round leaves may be the cause of it
+        parts.append(str(TensorLeakError(found)))
     if not parts:
         _say_what_was_searched(growth, at_end, told, settings)
         return 0
@@ -102,12 +104,11 @@ def _say_what_was_searched(
     is_clean = not told
     has_grown = False
     for place, leaks in kept_by_place.items():
-        for every in sorted({leak.every for leak in leaks}):
-            rows = _rows([leak for leak in leaks if leak.every == every], told)
+        for every, grows in sorted({(leak.every, leak.grows) for leak in leaks}):
+            rows = _rows([leak for leak in leaks if (leak.every, leak.grows) == (every, grows)], told)
             if rows:
                 has_grown = True
-                rounds, held = words.rounds_phrase(place, every), words.held_phrase(rows)
-                say(words.KEPT_BY_ROUND.format(rounds=rounds, held=held))
+                say(words.kept_line(place, every, rows, grows=grows))
     if is_clean:
         kept_a_while = {rounds.place for rounds in growth.rounds if rounds.kept_a_while}
         clean = [place for place in places if place not in kept_a_while]

@@ -5,7 +5,7 @@ the rounds in between show growth. A round is a step of the program's optimizer,
 
 A holder leaks if each round, or one round in up to four, adds a tensor with its graph. It also leaks if each round adds
 a hook or more nodes of a graph. A holder that keeps a tensor without a graph may collect results. memwatch names it and
-does not judge it.
+does not judge it. Likewise for a tensor that becomes larger with each round, as `torch.cat` makes it.
 
 Each thread has rounds of its own, and so has each coroutine that an event loop runs. What others make meanwhile does
 not count for them. In the thread of a pool, as of `concurrent.futures`, each task is a round.
@@ -26,6 +26,7 @@ import time
 import weakref
 from array import array
 from bisect import bisect_right
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from inspect import CO_COROUTINE
 from itertools import pairwise
@@ -73,7 +74,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from memwatch.leaks.leak import Leak
-    from memwatch.leaks.new_storages import NewStorage, NewStorages
+    from memwatch.leaks.new_storages import NewStorage, NewStorages, Site
     from memwatch.leaks.survivor import Survivor
 
 # Count the passes of the program's own loops from the call stacks of its ops.
@@ -288,6 +289,8 @@ _MOST_RUNS: Final = 2
 """How many runs of one loop are followed. A function that is called again and again is part of a larger round."""
 
 
+_FEWEST_SIZES: Final = 3
+"""Sizes of a tensor, at the ends of as many rounds, that show how it grows. A guess: two always lie on one line."""
 _FEWEST_NOTED: Final = 256
 """Rounds whose strands are noted before memwatch forgets those with no storage left. Guess."""
 
@@ -314,6 +317,24 @@ class _Strand:
         self.run = None
 
 
+class _Larger(NamedTuple):
+    """What one line made in a round from smaller storages.
+
+    Attributes:
+        nbytes: the bytes of the storages together.
+        storages: the storages.
+        sources: the smaller storages that are gone.
+    """
+
+    nbytes: int
+    storages: list[weakref.ref[torch.UntypedStorage]]
+    sources: list[weakref.ref[torch.UntypedStorage]]
+
+    def is_from(self, before: _Larger) -> bool:
+        """Return True if a storage was made from one that the line had made in the round before."""
+        return any(source is storage for source in self.sources for storage in before.storages)
+
+
 @dataclass(eq=False)
 class Rounds:
     """The steps of the optimizer, or the passes of one run of a loop.
@@ -327,12 +348,14 @@ class Rounds:
         kept_a_while: True once the rounds left memory that a later backward needed, or that is gone.
         hook_numbers: the number of the next hook, at the end of each round.
         nodes: the number of autograd nodes at the end of each counted round.
+        larger_by_line: likewise, the number of each round and what its lines made from smaller storages that are gone.
         old: identities of the objects from before the second round.
         threads: the threads from before the second round.
         marker: what separates those objects from later ones, which may have the addresses of dead ones.
         backwards: number of rounds after the first with a backward.
         in_backward: True if this round had a backward.
         found: storages of the last search. If they have all died, memwatch excuses the leaks.
+        larger_at: lines that made the tensors which became larger, with the bytes of the smallest in the last search.
         storages: the same by the cause of each leak.
         is_judged: True if no further search is needed.
         strand: the thread or coroutine with the rounds; None before the first step.
@@ -347,12 +370,14 @@ class Rounds:
     kept_a_while: bool = False
     hook_numbers: array[int] = field(default_factory=lambda: array("q"))
     nodes: list[int] = field(default_factory=list)
+    larger_by_line: list[tuple[int, dict[Site, _Larger]]] = field(default_factory=list)
     old: NDArray[np.int64] | None = None
     threads: Threads = field(default_factory=Threads)
     marker: list[object] = field(default_factory=list)
     backwards: int = 0
     in_backward: bool = False
     found: list[weakref.ref[torch.UntypedStorage]] = field(default_factory=list)
+    larger_at: dict[Site | None, int] = field(default_factory=dict)
     storages: dict[str, list[weakref.ref[torch.UntypedStorage]]] = field(default_factory=dict)
     is_judged: bool = False
     # the clock at the start of each round after the first; an array, as there may be millions of rounds
@@ -383,6 +408,31 @@ class Rounds:
     def round_of(self, made: NewStorage) -> int:
         """Return the number of the round that made a storage."""
         return bisect_right(self._starts, made.run)
+
+    def growth_by_line(self) -> dict[Site, int]:
+        """Return the bytes that each round added to the tensors of a line, for lines that go on in the same way.
+
+        The sizes of a program's batches vary too. So a line counts only if it makes as many tensors in each round, if
+        it makes each from the one of the round before, and if each round adds the same number of bytes.
+        """
+        if len(self.larger_by_line) < _FEWEST_SIZES:
+            return {}
+        found = {}
+        for site in self.larger_by_line[-1][1]:
+            sizes = [(number, made[site]) for number, made in self.larger_by_line if site in made]
+            if len(sizes) < len(self.larger_by_line) or len({len(each.storages) for _, each in sizes}) > 1:
+                continue
+            pairs = list(pairwise(sizes))
+            rates = {
+                (after.nbytes - before.nbytes) / (second - first)
+                for (first, before), (second, after) in pairs
+            }
+            is_from_itself = all(
+                after.is_from(before) for (first, before), (second, after) in pairs if second == first + 1
+            )
+            if len(rates) == 1 and min(rates) > 0 and is_from_itself:
+                found[site] = int(min(rates))
+        return found
 
     def is_alive(self) -> bool:
         """Return True if a storage of the last search is alive."""
@@ -639,7 +689,7 @@ class ProgramGrowth:
     def _follow(self, loop: Loop, strand: _Strand) -> Rounds | None:
         """Follow a run of a loop, unless runs before it have shown what there is to see."""
         runs = self._runs.setdefault((id(loop.code), loop.range), [])
-        if runs and (runs[-1].leaks or runs[-1].kept) and not runs[-1].is_alive():
+        if runs and (runs[-1].leaks or runs[-1].kept) and not self._is_left(runs[-1]):
             # the memory that a call of the function collects is gone before the next call
             runs[-1].freed = [leak for leak in runs[-1].leaks if leak.kind is not LeakKind.HOOKS]
             runs[-1].acquit()
@@ -650,6 +700,16 @@ class ProgramGrowth:
         runs.append(rounds)
         self.loops.append(rounds)
         return rounds
+
+    def _is_left(self, rounds: Rounds) -> bool:
+        """Return True if something that the last search of a run of a loop found is alive, or has become larger since.
+
+        A tensor that another call of the function has begun again is smaller.
+        """
+        larger_at = rounds.larger_at
+        return rounds.is_alive() or any(
+            each.nbytes >= larger_at[each.site] for each in self._book.alive() if each.site in larger_at
+        )
 
     def _note_backward(self) -> None:
         """Acquit the loops whose graphs a backward may need."""
@@ -680,6 +740,7 @@ class ProgramGrowth:
         is_due = rest == 0 and doublings & (doublings - 1) == 0 and not rounds.is_judged
         if rounds.number <= fewest or is_due:
             self._count_nodes(rounds)
+            self._note_sizes(rounds)
         if is_due and self._search_s < _MOST_S:
             start_s = time.thread_time()
             self._search(rounds)
@@ -703,6 +764,44 @@ class ProgramGrowth:
             start_s = time.thread_time()
             rounds.nodes.append(behind(self._young())[1])
             self._counting_s += time.thread_time() - start_s
+
+    def _note_sizes(self, rounds: Rounds) -> None:
+        """Note what each line made in the round that has ended from smaller storages that are gone."""
+        if rounds.number <= 1:
+            return  # the first round may set something up
+        found: dict[Site, _Larger] = {}
+        for each in self._of_last_round(rounds):
+            gone = [source for source in each.sources if source() is None]
+            if each.site is not None and gone:
+                known = found.get(each.site, _Larger(0, [], []))
+                found[each.site] = _Larger(
+                    known.nbytes + each.nbytes, [*known.storages, each.ref], [*known.sources, *gone]
+                )
+        rounds.larger_by_line.append((rounds.number, found))
+
+    def _of_last_round(self, rounds: Rounds) -> list[NewStorage]:
+        return [
+            each
+            for each in self._book.alive()
+            if self._strand_at.get(each.run) is rounds.strand and rounds.round_of(each) == rounds.number - 1
+        ]
+
+    def _larger_tensors(self, rounds: Rounds) -> list[Leak]:
+        """Return the holders of tensors that became larger with each round, with the bytes that a round adds."""
+        growth = rounds.growth_by_line()
+        made = [each for each in self._of_last_round(rounds) if each.site in growth]
+        rounds.larger_at = {each.site: each.nbytes for each in sorted(made, key=lambda each: -each.nbytes)}
+        if not made:
+            return []
+        counts = Counter(each.site for each in made)
+        grown = [
+            replace(each, grew=True, replaced_bytes=each.nbytes - growth[each.site] // counts[each.site])
+            for each in made
+            if each.site is not None
+        ]
+        threads = rounds.threads.started()
+        look = diagnose(grown, Exemptions(state=False), per_call=True, old=rounds.old, threads=threads)
+        return leaks_of(look.retained, [rounds.number - 1], per_call=False)
 
     def _search(self, rounds: Rounds) -> None:
         """Find the holders to which each period of rounds added, graphs that grow, and hooks.
@@ -737,6 +836,7 @@ class ProgramGrowth:
                 leaks[0] = replace(leaks[0], graph_nodes=_nodes_of_each(rounds))
             rounds.kept = rounds.leaks_within(others, measured)
             rounds.found = [each.storage.ref for each in (keeping if leaks else others)]
+        rounds.kept += self._larger_tensors(rounds)
         if not leaks:
             leaks = self._growing_graph(rounds)
         leaks += leaks_of_hooks(rounds.hook_numbers, (), leaks)

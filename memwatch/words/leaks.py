@@ -132,6 +132,10 @@ KEPT_BY_ROUND: Final = (
     "memory grew: {rounds} added to {held}. It is a leak unless the program needs these tensors later. If it does "
     "not, delete them in the loop"
 )
+LARGER_BY_ROUND: Final = (
+    "memory grew: {rounds} made a tensor larger: {held}. If the program does not need all of it, limit its size or "
+    "begin it again"
+)
 FREED_LATER: Final = (
     "{rounds} kept {amounts} alive by {holder}, and the program freed this later. "
     "It is no leak, but memory grows until then"
@@ -143,6 +147,7 @@ HELD_AT_END: Final = (
     "not judged, because a name at the top level holds it: {held}. If it is not a result, delete it"
 )
 HELD: Final = "{holder} ({amount})"
+LARGER: Final = "{holder}, by {size}"
 MORE_HOLDERS: Final = "{count} more"
 EVERY: Final = "every={every}: write how many calls there are from one mark to the next, or 0"
 GREW: Final = "{size} more of tensors at mark {last} than at mark {first}, and more at each mark between"
@@ -296,6 +301,25 @@ def freed_line(place: RoundPlace | None, leak: Leaked, holder: str) -> str:
     """Return what each round kept alive for a while."""
     rounds = rounds_phrase(place, leak.every)
     return FREED_LATER.format(rounds=rounds, amounts=amounts_phrase([leak]), holder=holder)
+
+
+def kept_line(
+    place: RoundPlace | None, every: int, rows: Sequence[tuple[str, int, Mapping[str, int]]], *, grows: bool
+) -> str:
+    """Return which holders got tensors, or have a tensor that became larger, in the rounds of a loop or of steps.
+
+    Args:
+        place: the loop; None for steps.
+        every: the number of rounds per tensor.
+        rows: the holders, with the tensors and the bytes by device that a round adds.
+        grows: True if their tensors became larger.
+    """
+    if not grows:
+        return KEPT_BY_ROUND.format(rounds=rounds_phrase(place, every), held=held_phrase(rows))
+    shown = [LARGER.format(size=sizes_phrase(sizes), holder=holder) for holder, _, sizes in rows[:_MOST_HELD]]
+    more = len(rows) - len(shown)
+    held = IN_A_CYCLE.join([*shown, *[MORE_HOLDERS.format(count=more)] * (more > 0)])
+    return LARGER_BY_ROUND.format(rounds=rounds_phrase(place, every), held=held)
 
 
 def not_searched_line(steps: int, *, fewest_steps: int, fewest_passes: int, has_loops: bool) -> str:

@@ -592,6 +592,53 @@ def test_loops_of_threads_and_coroutines_are_followed(keep, leaks, shell_memwatc
         assert "graph" in done.stdout
 
 
+LARGER = """
+class Queue(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.keys = nn.Linear(8, 4), torch.zeros(0, 4)
+    def forward(self, x):
+        scores = self.embed(x) @ self.keys.t()
+        self.keys = torch.cat([self.keys, self.embed(x).detach()])[KEPT]
+        return scores
+def train_epoch(model, optimizer, lengths):
+    for length in lengths:
+        model(torch.ones(2 * length, 8)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+def generate(layer):
+    cache = torch.zeros(0, 4)
+    for _ in range(11):
+        cache = torch.cat([cache, layer(torch.ones(1, 8))])
+model = Queue()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(4):
+    train_epoch(model, optimizer, LENGTHS)
+with torch.no_grad():
+    for _ in range(7):
+        generate(model.embed)
+"""
+
+
+@pytest.mark.parametrize(
+    ("kept", "lengths", "names"),
+    [
+        ("slice(None)", "[1] * 6", 1),
+        ("slice(-6, None)", "[1] * 6", 0),
+        ("slice(None)", "[1, 3, 2, 5, 4, 1]", 0),
+    ],
+    ids=["grows", "has a limit", "grows by other sizes each time"],
+)
+def test_a_tensor_that_becomes_larger_with_each_step_is_named(kept, lengths, names, shell_memwatch, tmp_path):
+    """It is no result of one line that varies in size, and no cache that its function drops."""
+    program = f"{IMPORTS}KEPT, LENGTHS = {kept}, {lengths}\n{LARGER}"
+    (tmp_path / "program.py").write_text(program)
+    done = shell_memwatch("leaks", "program.py")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert " ".join(done.stderr.split()).count("attribute .keys of Queue, by 32 B") == names
+    assert "cache" not in done.stderr
+
+
 BESIDE = """
 import asyncio
 model = nn.Linear(8, 8)
