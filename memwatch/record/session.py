@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from memwatch._torch import missing
+from memwatch._torch.cpu import computes_in_bfloat16
 from memwatch._torch.modes import disable_torch_function
 from memwatch._version import __version__
 from memwatch.capture.columns import Note
@@ -408,6 +409,7 @@ class Session:
             "start_ns": self._clock.to_ns(self._start_ticks),
             "end_ns": self._clock.to_ns(ticks()),
             "threads": torch.get_num_threads(),
+            "computes_in_bfloat16": computes_in_bfloat16(),
             **self._threads.meta,
             **self._accelerators.meta,
             "expressions": self.context.owners.expressions,

@@ -97,6 +97,23 @@ def test_the_peak_under_autocast_is_the_estimated_one(make, shape):
     assert abs(way.peak_bytes / measured_bytes - 1) <= _LARGEST_ERROR_RATIO
 
 
+def test_models_that_one_variable_has_in_turn_have_their_lines_once():
+    """A search makes a model for each trial, in one function."""
+    scores = []
+
+    def trial():
+        model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 64))
+        loss = model(torch.ones(512, 64)).square().mean()
+        loss.backward()
+        scores.append(loss.item())
+
+    with memwatch.profile() as prof:
+        for _ in range(3):
+            trial()
+    (way,) = _autocast_of(prof).itertuples()
+    assert way.lines.count("block.forward =") == 1
+
+
 def test_a_program_in_half_precision_gets_no_such_advice():
     x = torch.randn(512, 64)
     prof = _recorded(_Normed(), x, "model.forward = __import__('torch').autocast('cpu')(model.forward)")

@@ -215,16 +215,19 @@ class _Search:
         )
 
     def _lines(self, key: str, modules: list[int], optimizer: str = "") -> Iterator[str]:
-        """Yield the lines for the modules of each model."""
+        """Yield the lines for the modules of each model. Models that one variable had in turn have the same lines."""
         by_root: dict[int, list[str]] = {}
         for module in modules:
             root, name = self._place(module)
             by_root.setdefault(root, []).append(name)
-        for root, names in by_root.items():
-            device = self._facts.device.partition(":")[0]
-            yield of_blocks(
+        device = self._facts.device.partition(":")[0]
+        lines = (
+            of_blocks(
                 key, self._model_name(root), names, _as_expression(names), device=device, optimizer=optimizer
             )
+            for root, names in by_root.items()
+        )
+        yield from dict.fromkeys(lines)
 
     def _optimizer_lines(self, kind: str) -> str:
         """Return the lines of a kind for each optimizer of the program."""
