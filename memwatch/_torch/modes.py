@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import overrides
 
-from memwatch._torch.lookup import Part
+from memwatch._torch.lookup import NoSuchClass, Part
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,20 +35,10 @@ if TYPE_CHECKING:
     Guard = Callable[[], AbstractContextManager[Any]]
 
 
-class _NoMode:
-    """Replaces torch's class. The mode can be made, but it sees nothing."""
-
-    def __enter__(self) -> _NoMode:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
-
 _modes: Final = Part(
     "ops cannot be seen by a dispatch mode, so profile(intercept='mode') and the search for leaks are off"
 )
-_Base: Final[Any] = _modes.take("torch.utils._python_dispatch.TorchDispatchMode", _NoMode)
+_Base: Final[Any] = _modes.take("torch.utils._python_dispatch.TorchDispatchMode", NoSuchClass)
 current_mode: Final[Callable[[], Any]] = _modes.take(
     "torch.utils._python_dispatch._get_current_dispatch_mode", lambda: None
 )

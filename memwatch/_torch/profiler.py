@@ -20,6 +20,7 @@ import ctypes
 import functools
 import os
 import pathlib
+import threading
 import time
 from typing import TYPE_CHECKING, Any, Final
 
@@ -152,19 +153,26 @@ def is_allocation(event: Any) -> bool:
     return bool(event.tag == _ALLOCATION)
 
 
+_REPLACES_STDERR: Final = threading.RLock()
+# as Python's logging does: the thread that may have the lock does not run in the child
+os.register_at_fork(after_in_child=_REPLACES_STDERR._at_fork_reinit)  # type: ignore[attr-defined]
+
+
 @contextlib.contextmanager
 def without_kineto_lines() -> Iterator[None]:
     """Drop the `USDT:` lines that kineto prints to stderr in the block; pass on all other output at its end.
 
-    C++ prints them to file descriptor 2, which `contextlib.redirect_stderr` does not reach.
+    C++ prints them to file descriptor 2, which `contextlib.redirect_stderr` does not reach. Only one thread may replace
+    it at a time: the second one would put the first one's replacement back.
     """
-    try:
-        saved = os.dup(2)
-    except OSError as error:  # the program closed its stderr: nothing can be printed
-        pass_on(error)
-        yield
-        return
-    with open(os.memfd_create("memwatch"), "w+b", buffering=0) as held:
+    with _REPLACES_STDERR, contextlib.ExitStack() as stack:
+        try:
+            saved = os.dup(2)
+        except OSError as error:  # the program closed its stderr: nothing can be printed
+            pass_on(error)
+            yield
+            return
+        held = stack.enter_context(open(os.memfd_create("memwatch"), "w+b", buffering=0))
         os.dup2(held.fileno(), 2)
         try:
             yield
@@ -174,4 +182,5 @@ def without_kineto_lines() -> Iterator[None]:
             held.seek(0)
             rest = b"".join(line for line in held.readlines() if not line.startswith(b"USDT:"))
             if rest:  # output of other threads or of torch's C++ code
-                os.write(2, rest)
+                with open(2, "wb", closefd=False) as stderr:
+                    stderr.write(rest)

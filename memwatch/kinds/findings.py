@@ -133,6 +133,17 @@ class FindingKind(str, Enum):
         del_order=1,
         is_freed_after_last_use=True,
     )
+    # models that a search makes one after the other
+    MODELS = FindingRow(
+        "models",
+        "keep {nbytes} that no later op uses",
+        advice=(
+            "keep a score of each pass, or `state_dict()` of the best, and drop its model and optimizer "
+            "before the next pass; `memwatch leaks` names what keeps them"
+        ),
+        is_freed_after_last_use=True,
+        is_mended_by_callers=True,
+    )
     # of one op
     WORKSPACE = FindingRow(
         "workspace",

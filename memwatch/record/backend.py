@@ -7,7 +7,7 @@ composition: the session wraps each part in an object that is the same for both.
 | part of a recorder | object around it, the same for both |
 | --- | --- |
 | `Ledger` (how many storages, how many bytes; the deaths) | `tables.storages.Storages` |
-| `capture_stack` (walks the running calls) | `tables.stacks.Stacks`, which numbers stacks |
+| `capture_stack` (walks the running calls) | `tables.rows.Stacks`, which numbers stacks |
 | `OpRecorder` | `tables.operands.Operands`, which looks into tensors of parts |
 | `saved_tensors.Packer` (packs saved tensors) | `saved_tensors.SavedTensorHooks`, which pushes and pops the hooks |
 | `AllocatorEvents` | `allocator.AllocatorChannel`, which gives way to the program's own profiler |

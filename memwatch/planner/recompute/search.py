@@ -1,9 +1,10 @@
 """The search for cheap schedules within a budget.
 
 A gap is the time between two uses of a buffer. The buffer lies idle, but takes memory. Cutting the gap frees the
-buffer: it is computed again before its next use, or moved out and back. The search has four parts. It cuts gaps
-greedily in several styles. It takes back cuts that are not needed. It reorders steps. It polishes the schedule by
-random changes. The cheapest schedule that fits the budget wins.
+buffer: it is computed again before its next use, or moved out and back. The search cuts gaps greedily in several
+styles, takes back cuts that are not needed, reorders steps, and polishes the schedule by random changes. If no schedule
+fits, it goes on from the lowest one in small steps. A solver may lower the cost of a small program at the end. The
+cheapest schedule that fits the budget wins.
 """
 
 from __future__ import annotations
@@ -364,7 +365,7 @@ class RecomputeSearch:
 
         Args:
             tokens: the schedule to start from.
-            area_power: weight of the bytes removed from the peak against the cost; see `greedy.Style`.
+            area_power: weight of the bytes removed from the peak against the cost; see `Style`.
             limit: how many ops one cut may add.
             spread: make the same cut in all repeated blocks at once. Large programs always do.
         """
@@ -426,9 +427,10 @@ class RecomputeSearch:
         return self._best([found, self.prune(better)])
 
     def polish(self, found: PricedSchedule) -> PricedSchedule:
-        """Return the best of many random changes; a change is kept when its repaired schedule is better.
+        """Return the best schedule after many random changes, each followed by a repair.
 
-        The number of rounds depends on the size of the program.
+        As in simulated annealing, a change that costs a little more may be kept, early more often than late. The number
+        of rounds depends on the size of the program.
         """
         num_ops = self._graph.num_ops
         rounds = int(min(1_500, 200 + 30 * num_ops, 2_500_000 / max(num_ops, 1) ** 2))

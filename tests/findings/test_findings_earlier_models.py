@@ -1,0 +1,84 @@
+"""Models that earlier passes trained and that nothing uses again: found, with the peak without them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import memwatch
+
+PASSES = 6
+
+
+def trained(width=256):
+    model = nn.Sequential(
+        nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 8)
+    )
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(2):
+        loss = model(torch.ones(32, 64)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return loss.item(), model, optimizer
+
+
+def keeps_all():
+    trials = [trained() for _ in range(PASSES)]
+    return min(score for score, *_ in trials)
+
+
+def keeps_scores():
+    return min(trained()[0] for _ in range(PASSES))
+
+
+def keeps_an_ensemble():
+    models = [trained()[1] for _ in range(PASSES)]
+    with torch.no_grad():
+        return torch.stack([model(torch.ones(32, 64)) for model in models]).mean()
+
+
+def keeps_the_best():
+    best = None
+    for _ in range(PASSES):
+        score, model, _ = trained()
+        best = min(best or (score, model), (score, model), key=lambda one: one[0])
+    return best
+
+
+def trains_heads_of_one_model():
+    """Heads that are never used lie between the layers of a model."""
+    layers = nn.ModuleList(nn.ModuleList([nn.Linear(64, 64), nn.Linear(64, 64)]) for _ in range(PASSES))
+    x = torch.ones(32, 64)
+    for layer, _ in layers:
+        x = layer(x)
+    x.sum().backward()
+    return layers
+
+
+def recorded(program):
+    with memwatch.profile(holders=False) as prof:
+        program()
+    return prof
+
+
+def of_models(prof):
+    return [finding for finding in prof.findings if finding.kind == "models"]
+
+
+def test_models_of_earlier_passes_are_found_with_the_peak_without_them():
+    """The last model is not among them. The line is the one that makes the models."""
+    prof = recorded(keeps_all)
+    (found,) = of_models(prof)
+    assert found.site == f"{__file__}:{trained.__code__.co_firstlineno + 2}"
+    assert str(PASSES - 1) in found.holder
+    mended_bytes = recorded(keeps_scores).peak_bytes
+    assert abs(found.predicted_peak_bytes - mended_bytes) < 0.05 * mended_bytes
+
+
+@pytest.mark.parametrize(
+    "program", [keeps_scores, keeps_an_ensemble, keeps_the_best, trains_heads_of_one_model]
+)
+def test_models_that_are_needed_or_gone_are_not_reported(program):
+    assert of_models(recorded(program)) == []
