@@ -1,4 +1,4 @@
-"""What the processor can compute.
+"""The instructions of the processor.
 
 | torch | here |
 | --- | --- |

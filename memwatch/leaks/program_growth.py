@@ -318,7 +318,7 @@ class _Strand:
 
 
 class _Larger(NamedTuple):
-    """What one line made in a round from smaller storages.
+    """The storages that one line made in a round from smaller ones.
 
     Attributes:
         nbytes: the bytes of the storages together.
@@ -331,7 +331,7 @@ class _Larger(NamedTuple):
     sources: list[weakref.ref[torch.UntypedStorage]]
 
     def is_from(self, before: _Larger) -> bool:
-        """Return True if a storage was made from one that the line had made in the round before."""
+        """Return True if the line made a storage from its storage of the round before."""
         return any(source is storage for source in self.sources for storage in before.storages)
 
 
@@ -358,6 +358,9 @@ class Rounds:
         larger_at: lines that made the tensors which became larger, with the bytes of the smallest in the last search.
         storages: the same by the cause of each leak.
         is_judged: True if no further search is needed.
+        has_one_step: True if each pass after the first had one optimizer step, so that the searches of steps see the
+            same.
+        steps: the number of steps at the end of the last pass.
         strand: the thread or coroutine with the rounds; None before the first step.
     """
 
@@ -380,6 +383,8 @@ class Rounds:
     larger_at: dict[Site | None, int] = field(default_factory=dict)
     storages: dict[str, list[weakref.ref[torch.UntypedStorage]]] = field(default_factory=dict)
     is_judged: bool = False
+    has_one_step: bool = True
+    steps: int = 0
     # the clock at the start of each round after the first; an array, as there may be millions of rounds
     _starts: array[int] = field(default_factory=lambda: array("q"))
 
@@ -412,8 +417,8 @@ class Rounds:
     def growth_by_line(self) -> dict[Site, int]:
         """Return the bytes that each round added to the tensors of a line, for lines that go on in the same way.
 
-        The sizes of a program's batches vary too. So a line counts only if it makes as many tensors in each round, if
-        it makes each from the one of the round before, and if each round adds the same number of bytes.
+        The sizes of a program's batches vary too. So three conditions hold: the line makes as many tensors in each
+        round, it makes them from its tensors of the round before, and each round adds the same number of bytes.
         """
         if len(self.larger_by_line) < _FEWEST_SIZES:
             return {}
@@ -732,12 +737,17 @@ class ProgramGrowth:
         self._strand_at[now] = strand
         self._forget_rounds()
         rounds.begin_next(now)
+        if rounds.loop is not None:
+            rounds.has_one_step &= rounds.number == 1 or self.steps.number == rounds.steps + 1
+            rounds.steps = self.steps.number
         fewest = FEWEST_STEPS if rounds.loop is None else FEWEST_PASSES - 1
         if rounds.old is None:
             rounds.old, rounds.marker = identities(gc.get_objects()), []
             rounds.threads = Threads()
         doublings, rest = divmod(rounds.number, fewest)
         is_due = rest == 0 and doublings & (doublings - 1) == 0 and not rounds.is_judged
+        if rounds.loop is not None and rounds.has_one_step and self.steps.was_searched:
+            is_due = is_due and self.steps.strand is not strand
         if rounds.number <= fewest or is_due:
             self._count_nodes(rounds)
             self._note_sizes(rounds)
@@ -766,7 +776,7 @@ class ProgramGrowth:
             self._counting_s += time.thread_time() - start_s
 
     def _note_sizes(self, rounds: Rounds) -> None:
-        """Note what each line made in the round that has ended from smaller storages that are gone."""
+        """Note, for the round that has ended, the storages that each line made from smaller ones that are gone."""
         if rounds.number <= 1:
             return  # the first round may set something up
         found: dict[Site, _Larger] = {}

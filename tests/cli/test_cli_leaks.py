@@ -496,7 +496,9 @@ def test_graphs_that_an_epoch_keeps_and_frees_are_named(program, detached, shell
     assert (done.returncode, done.stdout) == (0, "")
     function = "train" if program is METER else "evaluate"
     assert ("and the program freed this later" in done.stderr) is not bool(detached)
-    assert (f"in {function} left a graph or a hook behind" in done.stderr) is bool(detached)
+    # a loop with one step in each pass is not searched beside the steps
+    clean = f"in {function} left a graph or a hook behind", "No optimizer step left a graph or a hook behind"
+    assert any(text in done.stderr for text in clean) is bool(detached)
 
 
 def test_what_each_pass_adds_without_a_graph_is_named_and_not_judged(shell_memwatch, tmp_path):

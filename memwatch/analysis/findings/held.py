@@ -215,8 +215,8 @@ def find_models(moment: Moment) -> list[Candidate]:
     """Return the models and optimizers that earlier passes trained and that nothing uses again, as one candidate.
 
     A search for good settings, or a cross-validation, makes a model in each pass. A model is of an earlier pass if all
-    its uses come before the next model is made, by the same calls. Each of them was trained, so a layer that is never
-    used is no such model.
+    its uses come before the same calls make the next model. A backward must have run for it: the unused layers of one
+    model do not count.
     """
     facts = moment.facts
     made, last = facts.allocations.op, facts.use_bounds.last_op
