@@ -91,9 +91,15 @@ CATEGORY_ROWS: Final = (
         "#e4cc61",
         "bright_yellow",
         "temporary tensors, used within one iteration",
-        meaning="used within one iteration",
+        meaning="used within one iteration, and not kept for backward",
     ),
-    CategoryRow("workspace", "#b79c80", "bright_black", "workspace, which a kernel uses inside one op"),
+    CategoryRow(
+        "workspace",
+        "#b79c80",
+        "bright_black",
+        "workspace, which a kernel uses inside one op",
+        meaning="a kernel uses it inside one op",
+    ),
     CategoryRow("unknown", "#aab2bd", "white", "memory whose use is not known"),
 )
 """The order is that of legends and tables."""

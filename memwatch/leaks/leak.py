@@ -105,6 +105,11 @@ class Leak(ShownAsText):
     def __post_init__(self) -> None:
         object.__setattr__(self, "kind", LeakKind(self.kind))  # type: ignore[arg-type]  # by its text
 
+    @property
+    def graph_bytes(self) -> int:
+        """The bytes of ``graph_nodes``, an estimate."""
+        return self.graph_nodes * NODE_BYTES
+
     def headline(self) -> str:
         """Return the leak in one line."""
         return words.headline(
@@ -127,9 +132,12 @@ class Leak(ShownAsText):
             made_at += words.CALLED_FROM.format(caller=self.caller)
         made = [made_at] * (self.kind is not LeakKind.HOOKS)
         if self.graph_nodes and self.kind is not LeakKind.GRAPH:
-            nbytes = self.graph_nodes * NODE_BYTES
             line = words.nodes_line(
-                self.graph_nodes, nbytes, per_call=self.per_call, repeat=self.repeat, every=self.every
+                self.graph_nodes,
+                self.graph_bytes,
+                per_call=self.per_call,
+                repeat=self.repeat,
+                every=self.every,
             )
             made.append(line)
         lines = [

@@ -6,7 +6,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final, Protocol
 
-from memwatch.device_names import is_host
+from memwatch.device_names import CPU, is_host
 from memwatch.kinds.leaks import LeakKind, RoundPlace
 from memwatch.kinds.remedies import Remedy
 from memwatch.sizes import format_bytes
@@ -106,7 +106,9 @@ OF_POOL: Final = "task"
 ROUND_OF_STEPS: Final = "optimizer step"
 ROUND_OF_LOOP: Final = "pass of the loop at {place}"
 ROUND_OF_POOL: Final = "task of the thread pool that runs {place}"
-LEFT_NOTHING: Final = "{verdict}. If tensors remain, they belong to global variables, models and optimizers"
+LEFT_NOTHING: Final = (
+    "{verdict}. memwatch does not judge what global variables, models and optimizers still hold at the end"
+)
 NO_LEAKS_IN: Final = ". No {rounds} left a graph or a hook behind"
 OR_OF_EACH: Final = " and no "
 OR_EACH: Final = " and each "
@@ -218,11 +220,20 @@ def grow_line(place: RoundPlace | None, leaks: Sequence[Leaked]) -> str:
         of_period.setdefault(leak.every, []).append(leak)
     parts = (
         (WITH_EACH if every == 1 else WITH_ONE_IN).format(
-            amounts=amounts_phrase(several), round=round_phrase(place), every=every
+            amounts=AND.join([amounts_phrase(several), *_graphs_beside(several)]),
+            round=round_phrase(place),
+            every=every,
         )
         for every, several in sorted(of_period.items())
     )
     return GROW_BY_ROUND.format(parts=AND.join(parts))
+
+
+def _graphs_beside(leaks: Sequence[Leaked]) -> list[str]:
+    """Return the nodes that leaks of tensors keep too: often they have more bytes than the tensors."""
+    beside = [leak for leak in leaks if leak.kind.is_of_tensors and leak.graph_nodes]
+    nodes, nbytes = sum(leak.graph_nodes for leak in beside), sum(leak.graph_bytes for leak in beside)
+    return [_amount(LeakKind.GRAPH, {CPU: nbytes}, nodes)] if beside else []
 
 
 def page_headline(leaks: Sequence[Leaked], repeats: Sequence[str]) -> str:
@@ -420,6 +431,14 @@ class Leaked(OnDevice, Protocol):
     @property
     def count(self) -> int:
         """The number of tensors, hooks or nodes."""
+
+    @property
+    def graph_nodes(self) -> int:
+        """The number of autograd nodes that it keeps beside tensors; of a graph, its nodes."""
+
+    @property
+    def graph_bytes(self) -> int:
+        """The bytes of these nodes, an estimate."""
 
     @property
     def every(self) -> int:

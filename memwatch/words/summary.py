@@ -34,20 +34,20 @@ STORAGES: Final = "Largest storages at the peak"
 MODULES: Final = "Modules at the peak, with their children"
 LINES: Final = "Lines that the memory at the peak comes from, with the backward of their ops"
 HOLDERS: Final = "Who holds it at the peak: the references that keep the memory alive"
-FINDINGS: Final = "Findings: memory that is alive without need, and the peak without it"
+FINDINGS: Final = "Findings: memory that is alive without need. The peak may fall by less than these bytes"
 MORE_FINDINGS: Final = "{count:,} more: use --rows, or prof.findings in Python"
 NOTES: Final = "Limits of this recording"
 MORE_NOTES: Final = "{count:,} more: use --rows, or prof.notes in Python"
 NEXT_CALL: Final = 'Next: prof.report("peak.html"), a page with every storage and its holder'
 NEXT_COMMAND: Final = "Next: {command}"
-FIT_COMMAND: Final = "To measure such changes within a limit: {command}"
+FIT_COMMAND: Final = "To measure the changes that fit can try, within a limit: {command}"
 NEXT_TO_KEEP: Final = "Next: the same with -o FILE, which keeps it for `memwatch report` and the other verbs"
 
 KNOWN_BY: Final = "How memwatch knows these holders: {evidence}"
 SEARCHED: Final = "memwatch searched for holders {count:,} x while the program ran: {time} in all"
 CUT_SHORT: Final = "; {count:,} searches reached their time limit and may have missed some"
 
-ONLY_FOR_BACKWARD: Final = "Saved for backward: "
+ONLY_FOR_BACKWARD: Final = "Kept only for backward: "
 SAVED_ANYWAY: Final = (
     "; backward also reads {nbytes} of parameters, inputs and other tensors that stay alive anyway"
 )

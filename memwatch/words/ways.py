@@ -14,13 +14,15 @@ OTHER_OPTIMIZERS: Final = {
     "sgd": "train with SGD and momentum, which keeps one tensor for each parameter",
     "adafactor": "train with Adafactor, which keeps a row and a column for each matrix",
 }
-SPARSE_GRADIENTS: Final = "give {names} sparse gradients, which have the rows that a batch reads"
+SPARSE_GRADIENTS: Final = (
+    "give the embeddings {names} sparse gradients, which have the rows that a batch reads"
+)
 SPARSE_ADAM: Final = SPARSE_GRADIENTS + ", and train them with SparseAdam"
 LOSS_IN_PARTS: Final = "compute the logits of {name} and the cross entropy part by part"
 OFFLOAD: Final = "move to the host what {count} modules save for backward: {names}"
 MICRO_BATCHES: Final = "split the batch in {parts} parts and add up their gradients"
 WITHOUT_GRAPH: Final = "run {names} without a graph, because no backward needs it"
-IN_PLACE: Final = "let {count} activations write over their input: {names}"
+IN_PLACE: Final = "let activation modules write over their input: {names}"
 AUTOCAST: Final = "run {names} under autocast, in bfloat16"
 FLOAT32: Final = "let {names} compute in float32, not in float64"
 BOTH: Final = "{first}, and {other}"
@@ -33,9 +35,9 @@ OTHER_TRAINING: Final = (
     "another optimizer trains differently: choose its learning rate, and give schedulers the new optimizer"
 )
 NO_WHOLE_GRADIENT: Final = (
-    "it excludes gradient accumulation, clipping by the norm of all gradients, and GradScaler"
+    "it does not work with gradient accumulation, clipping by the norm of all gradients, or GradScaler"
 )
-ROWS_ALONE: Final = "it excludes weight decay, GradScaler, and clipping by the norm of all gradients"
+ROWS_ALONE: Final = "it does not work with weight decay, GradScaler, or clipping by the norm of all gradients"
 ROWS_BY_SPARSE_ADAM: Final = (
     "SparseAdam changes only the rows that a batch reads; " + ROWS_ALONE + " for these embeddings"
 )
@@ -64,7 +66,7 @@ TIME_UNKNOWN: Final = "duration not known"
 FALL: Final = "to {peak} ({share} less)"
 SHARE_LESS: Final = "{share} less"
 LINES_OF_FIRST: Final = "Code for the change to {peak}:"
-LINES_OF: Final = "Code for the change to {peak}, the first that needs no decision:"
+LINES_OF: Final = "Code for the change to {peak}, the first without a condition:"
 PLACE: Final = "# before the training loop"
 PLACE_IN: Final = "# in {function}, before the training loop"
 STANDS_FOR: Final = "# {word} stands for your {word}"

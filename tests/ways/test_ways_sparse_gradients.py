@@ -92,6 +92,27 @@ def test_with_adam_the_lines_train_the_table_by_sparse_adam(make_optimizer):
     assert changed.table.weight.grad is None
 
 
+def test_the_state_stays_in_a_recording_of_the_whole_program():
+    """The step makes it as it makes temporaries, and both are freed before the recording ends."""
+
+    def trained(lines=""):
+        gc.collect()
+        with memwatch.profile(holders=False) as prof:
+            model = _model()
+            optimizer = torch.optim.AdamW(model.parameters())
+            applied(lines, model=model, optimizer=optimizer)
+            for _ in range(3):
+                optimizer.zero_grad()
+                model(torch.randint(0, _ROWS, (_BATCH, 4))).backward()
+                optimizer.step()
+            del model, optimizer
+            gc.collect()
+        return prof
+
+    way = _the_way(trained())
+    assert abs(way["peak_bytes"] / trained(way["lines"]).peak_bytes - 1) <= _LARGEST_ERROR_RATIO
+
+
 def test_it_is_the_largest_fall_of_a_recommender_that_keeps_the_optimizers_rule():
     prof = recorded(made("recommender"))
     way = _the_way(prof)

@@ -385,7 +385,7 @@ class _Search:
         return [
             _Change(
                 kind="in_place",
-                text=words.IN_PLACE.format(count=len(names), names=_told(names)),
+                text=words.IN_PLACE.format(names=_told(names)),
                 bytes=found.bytes,
                 time_ratio=1.0,
                 basis="simulated",

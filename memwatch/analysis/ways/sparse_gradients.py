@@ -84,7 +84,7 @@ def sparse_gradients(facts: Facts, timeline: Timeline) -> SparseGradients | None
         return None
     dimensions_of = dimensions_of_storages(facts)
     tables = list(_tables(facts, dimensions_of))
-    temporaries = _temporaries(facts, dimensions_of)
+    temporaries = _temporaries(facts, timeline, dimensions_of)
     has_state = any(table.states for table in tables)
     if not has_state:  # SGD with weight decay, or a step that does something else with a dense gradient
         tables = [table for table in tables if tuple(table.dimensions) not in temporaries]
@@ -169,14 +169,23 @@ def _tables(facts: Facts, dimensions_of: Callable[[int], list[int]]) -> Iterator
             yield table
 
 
-def _temporaries(facts: Facts, dimensions_of: Callable[[int], list[int]]) -> dict[tuple[int, ...], list[int]]:
-    """Return the allocations that an optimizer's step made and freed, by the sizes of their tensor."""
+def _temporaries(
+    facts: Facts, timeline: Timeline, dimensions_of: Callable[[int], list[int]]
+) -> dict[tuple[int, ...], list[int]]:
+    """Return the allocations that an optimizer's step made and freed, by the sizes of their tensor.
+
+    The state is made in a step too, and a recording of the whole program has the end of its life.
+    """
     allocations, phase = facts.allocations, facts.capture.tables["ops"]["phase"]
-    in_step = (allocations.op != NONE) & (phase[np.maximum(allocations.op, 0)] == OPTIMIZER)
-    is_temporary = (
+    made = allocations.op
+    in_step = (made != NONE) & (phase[np.maximum(made, 0)] == OPTIMIZER)
+    rows = np.flatnonzero(
         in_step & allocations.counted & (allocations.death_event != NONE) & (allocations.storage != NONE)
     )
+    outside_steps = np.append(np.flatnonzero(phase != OPTIMIZER), len(phase))
+    step_end = outside_steps[np.searchsorted(outside_steps, made[rows])]
+    rows = rows[allocations.death_event[rows] < timeline.events_of(step_end)]
     found: dict[tuple[int, ...], list[int]] = {}
-    for row in np.flatnonzero(is_temporary).tolist():
+    for row in rows.tolist():
         found.setdefault(tuple(dimensions_of(int(allocations.storage[row]))), []).append(row)
     return found
