@@ -198,7 +198,8 @@ def test_a_thread_that_each_call_abandons_is_one_cause_whichever_of_its_variable
 
     try:
         [leak] = find_leaks(call, ends=False)
-        assert (leak.count, leak.nbytes) == (6, 6 * 256)
+        assert leak.count == 6
+        assert 6 * 256 <= leak.nbytes < 7 * 256  # a busy machine may stop a thread between two of its lines
         assert "thread" in leak.holder
         assert causes_of(lambda: call(ends=False)) == {leak.cause}
         [of_two] = find_leaks(call, ends=False, runs=2)
