@@ -345,3 +345,17 @@ def test_what_is_reached_through_a_holder_is_no_other_holder():
             output.logits.sum().backward()
     (told,) = (each.holder for each in prof.findings if each.kind == "output")
     assert told.count("output") == 1
+
+
+def test_what_each_of_a_hundred_steps_keeps_is_found():
+    """Each step has its own highest moment: without the bytes of one of them, the next one is as high."""
+    layers = [nn.Sequential(nn.Linear(256, 256), nn.ReLU()) for _ in range(6)]
+    model = nn.Sequential(*layers, nn.Linear(256, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with memwatch.profile(holders=False) as prof:
+        for _ in range(100):
+            loss = model(torch.ones(64, 256)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    assert "gradient" in [finding.kind for finding in prof.findings]

@@ -35,7 +35,7 @@ from memwatch.capture.schema import ACCESSES, BACKWARD, NONE
 from memwatch.kinds.roles import OF_TRAINING, ROLE_OF, ROLE_ROWS, ROLES
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Collection, Container
 
     from numpy.typing import NDArray
 
@@ -322,49 +322,84 @@ class _Assigned(NamedTuple):
     role_module: int = NONE
 
 
-def categorise(
-    capture: Capture, allocations: Allocations, kept: KeptAcross, past: dict[tuple[int, str], PastRole]
-) -> Categories:
-    """Return the category of every allocation.
+class Categoriser:
+    """Decides the category of every allocation at an event.
+
+    A search for findings asks for hundreds of events. Between two of them only storages with a role that is over, or
+    may be, differ. So the categories without such storages are decided once.
 
     Args:
         capture: the recorded tables.
         allocations: every piece of memory.
         kept: the allocations that are alive across iterations.
-        past: by storage and role, the roles that are over, or may be.
     """
-    if capture.lacks("categories"):
-        return _all_unknown(len(allocations))
-    roles = _roles(capture, {key for key, role in past.items() if role.is_over})
-    derived = DerivedInputs(capture)
-    outlived = _outlived_roles(capture, allocations, kept, past)
-    recomputed, written = _recompute_rules(capture), _written(capture, allocations.named)
-    idle = idle_inputs(capture, allocations, kept)
-    codes = _codes_of_traits(capture, allocations, kept)
-    different = np.unique(codes)
-    kinds = [_Assigned(*_by_itself(_Traits.of_code(code), None)) for code in different.tolist()]
-    of_kind, number_of = np.searchsorted(different, codes).astype(np.int32), dict[_Assigned, int]()
-    names = (allocations.storage, allocations.origin, allocations.op, codes)
-    alike = like_state(capture, allocations, kept)
-    is_special = np.isin(allocations.storage, [*roles, *outlived]) | np.isin(allocations.op, list(recomputed))
-    is_special |= alike
-    special = np.flatnonzero(is_special)
-    rows = zip(special.tolist(), *(column[special].tolist() for column in names), strict=True)
-    for row, storage, origin, op, code in rows:
-        if storage in roles and not (roles[storage][0] == "input" and storage in derived):
-            strongest, role, name, module = roles[storage]
-            unsure = past.get((storage, strongest))
-            is_state = bool(kept.by_itself[row] and written[storage])
-            category, rule = _by_role(strongest, unsure, is_state=is_state, is_idle=idle[row])
-            found = _Assigned(category, rule, role, name, module)
-        elif storage != NONE and origin != WORKSPACE and op in recomputed:
-            found = _Assigned("recomputed", recomputed[op])
-        else:
-            found = _Assigned(*_by_itself(_Traits.of_code(code), outlived.get(storage)))
-            if alike[row] and found.category == "held":
-                found = _Assigned("optimizer state", _LIKE_STATE)
-        of_kind[row] = number_of.setdefault(found, len(kinds) + len(number_of))
-    return _coded([*kinds, *number_of], of_kind)
+
+    def __init__(self, capture: Capture, allocations: Allocations, kept: KeptAcross) -> None:
+        self._capture, self._allocations, self._kept = capture, allocations, kept
+        if capture.lacks("categories"):
+            return
+        self._derived = DerivedInputs(capture)
+        self._recomputed, self._written = _recompute_rules(capture), _written(capture, allocations.named)
+        self._idle = idle_inputs(capture, allocations, kept)
+        self._alike = like_state(capture, allocations, kept)
+        self._codes = _codes_of_traits(capture, allocations, kept)
+        different = np.unique(self._codes)
+        self._kinds = [_Assigned(*_by_itself(_Traits.of_code(code), None)) for code in different.tolist()]
+        self._number_of: dict[_Assigned, int] = {}
+        self._base = np.searchsorted(different, self._codes).astype(np.int32)
+        self._roles = _roles(capture, ())
+        is_special = np.isin(allocations.storage, list(self._roles)) | self._alike
+        is_special |= np.isin(allocations.op, list(self._recomputed))
+        self._decide(np.flatnonzero(is_special), self._base, self._roles, {}, {})
+
+    def at(self, past: dict[tuple[int, str], PastRole]) -> Categories:
+        """Return the category of every allocation.
+
+        Args:
+            past: by storage and role, the roles that are over, or may be.
+        """
+        if self._capture.lacks("categories"):
+            return _all_unknown(len(self._allocations))
+        number_of_kind = self._base
+        if past:
+            over = {key for key, role in past.items() if role.is_over}
+            storages = {storage for storage, _ in past}
+            roles = {key: role for key, role in self._roles.items() if key in storages}
+            if over:
+                roles = _roles(self._capture, over, storages)
+            outlived = _outlived_roles(self._capture, self._allocations, self._kept, past)
+            number_of_kind = self._base.copy()
+            rows = self._allocations.rows_of(sorted(storages))
+            self._decide(rows, number_of_kind, roles, outlived, past)
+        return _coded([*self._kinds, *self._number_of], number_of_kind)
+
+    def _decide(
+        self,
+        rows: IntArray,
+        number_of_kind: IntArray,
+        roles: dict[int, tuple[str, str, str, int]],
+        outlived: dict[int, tuple[str, str]],
+        past: dict[tuple[int, str], PastRole],
+    ) -> None:
+        """Enter the numbers of the kinds of some allocations."""
+        allocations = self._allocations
+        columns = (allocations.storage, allocations.origin, allocations.op, self._codes)
+        of_rows = zip(rows.tolist(), *(column[rows].tolist() for column in columns), strict=True)
+        for row, storage, origin, op, code in of_rows:
+            if storage in roles and not (roles[storage][0] == "input" and storage in self._derived):
+                strongest, role, name, module = roles[storage]
+                unsure = past.get((storage, strongest))
+                is_state = bool(self._kept.by_itself[row] and self._written[storage])
+                category, rule = _by_role(strongest, unsure, is_state=is_state, is_idle=self._idle[row])
+                found = _Assigned(category, rule, role, name, module)
+            elif storage != NONE and origin != WORKSPACE and op in self._recomputed:
+                found = _Assigned("recomputed", self._recomputed[op])
+            else:
+                found = _Assigned(*_by_itself(_Traits.of_code(code), outlived.get(storage)))
+                if self._alike[row] and found.category == "held":
+                    found = _Assigned("optimizer state", _LIKE_STATE)
+            number = self._number_of.setdefault(found, len(self._kinds) + len(self._number_of))
+            number_of_kind[row] = number
 
 
 def _coded(kinds: list[_Assigned], of_kind: IntArray) -> Categories:
@@ -552,16 +587,22 @@ def _unnamed_rule(traits: _Traits) -> str:
     return "allocated in an op and kept after it; no tensor was seen on it"
 
 
-def _roles(capture: Capture, over: Container[tuple[int, str]]) -> dict[int, tuple[str, str, str, int]]:
+def _roles(
+    capture: Capture, over: Container[tuple[int, str]], storages: Collection[int] | None = None
+) -> dict[int, tuple[str, str, str, int]]:
     """Return, per storage, its strongest role and the role that names its holder, with its name and module.
 
-    Roles that are over are left out.
+    Roles that are over are left out. Without `storages`, all storages are looked at.
 
     With `gradient_as_bucket_view` the gradients lie in a bucket. The bucket counts as gradients, and its holder is
     the reducer.
     """
     strength = {row.name: row.strength for row in ROLE_ROWS if row.strength is not None}
-    rows = capture.tables["roles"]
+    table = capture.tables["roles"]
+    rows = {name: table[name] for name in ("storage", "role", "name", "module")}
+    if storages is not None:
+        chosen = np.flatnonzero(np.isin(rows["storage"], list(storages)))
+        rows = {name: column[chosen] for name, column in rows.items()}
     found: dict[int, tuple[str, str, str, int]] = {}
     columns = (rows["role"].tolist(), capture.text(rows["name"]), rows["module"].tolist())
     for storage, number, name, module in zip(rows["storage"].tolist(), *columns, strict=True):

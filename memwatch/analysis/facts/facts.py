@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from memwatch.analysis.facts.allocations import BASELINE, UNRECORDED, Allocations, in_order, join_allocations
 from memwatch.analysis.facts.biographies import Biographies, UseBounds, use_bounds, write_biographies
-from memwatch.analysis.facts.categories import Categories, categorise
+from memwatch.analysis.facts.categories import Categories, Categoriser
 from memwatch.analysis.facts.devices import narrowed
 from memwatch.analysis.facts.iterations import (
     KeptAcross,
@@ -45,6 +45,10 @@ if TYPE_CHECKING:
     from memwatch.analysis.facts.coded import Coded
     from memwatch.capture import Capture
     from memwatch.capture.columns import IntArray
+
+
+_MOST_CATEGORIES: Final = 64
+"""Events whose categories are kept. A guess."""
 
 
 class Facts:
@@ -144,9 +148,16 @@ class Facts:
         past = self.role_times.past_at(self.op_at(event), alive)
         key = tuple(sorted(past.items()))
         if key not in self._categories:
-            self._categories[key] = categorise(self.capture, self.allocations, self.kept_across, past)
+            if len(self._categories) >= _MOST_CATEGORIES:  # each has a number for each allocation
+                self._categories.clear()
+                self._categories_at.clear()
+            self._categories[key] = self._categoriser.at(past)
         self._categories_at[event] = self._categories[key]
         return self._categories[key]
+
+    @cached_property
+    def _categoriser(self) -> Categoriser:
+        return Categoriser(self.capture, self.allocations, self.kept_across)
 
     @cached_property
     def role_times(self) -> RoleTimes:

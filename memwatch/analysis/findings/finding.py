@@ -22,7 +22,7 @@ from memwatch.words import findings as words
 from memwatch.words.places import short_place
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable
+    from collections.abc import Container, Iterable, Iterator
 
     from memwatch.analysis.facts.allocations import Allocations
     from memwatch.analysis.facts.facts import Facts
@@ -122,23 +122,38 @@ def in_own_code(candidate: Candidate, facts: Facts) -> Candidate | None:
 
 
 def spared_bytes(candidate: Candidate, facts: Facts) -> IntArray:
-    """Return, per event, the bytes that would not be live if the program followed the finding's advice.
+    """Return, per event, the bytes that would not be live if the program followed the finding's advice."""
+    if candidate.spares is not None:
+        return candidate.spares
+    change = np.zeros(len(facts.curve.live_bytes) + 1, dtype=np.int64)
+    for start, end, nbytes in _spared_stretches(candidate, facts):
+        change[start] += nbytes
+        change[end] -= nbytes
+    return np.cumsum(change, out=change)[:-1]
+
+
+def spare(live_bytes: IntArray, candidate: Candidate, facts: Facts) -> None:
+    """Take the bytes that a candidate would spare off the live bytes of each event."""
+    if candidate.spares is not None:
+        live_bytes -= candidate.spares
+        return
+    for start, end, nbytes in _spared_stretches(candidate, facts):
+        live_bytes[start:end] -= nbytes
+
+
+def _spared_stretches(candidate: Candidate, facts: Facts) -> Iterator[tuple[int, int, int]]:
+    """Yield the first event, the event after the last, and the bytes that would not be live between them.
 
     A candidate may give the stretch of time itself. Otherwise the kind decides. Most kinds are freed right after
     their last use, and gradients right after they are copied into a bucket. A waiting result is made right before its
     first use. All others are not made at all.
     """
-    if candidate.spares is not None:
-        return candidate.spares
     allocations, life = facts.allocations, facts.biographies
-    change = np.zeros(len(facts.curve.live_bytes) + 1, dtype=np.int64)
-    if candidate.spans:
-        rows, starts, ends = np.array(candidate.spans, dtype=np.int64).T
-        np.add.at(change, starts, allocations.nbytes[rows])
-        np.subtract.at(change, ends, allocations.nbytes[rows])
+    for row, start, end in candidate.spans:
+        yield start, end, int(allocations.nbytes[row])
     for row in () if candidate.spans else candidate.allocations:
         start, death = int(allocations.birth_event[row]), int(allocations.death_event[row])
-        end = death if death != NONE else len(change) - 1
+        end = death if death != NONE else len(facts.curve.live_bytes)
         if candidate.kind.row.is_freed_after_last_use:
             start = max(start, life.last_event(row))
         elif candidate.kind is FindingKind.BUCKETS:
@@ -149,9 +164,7 @@ def spared_bytes(candidate: Candidate, facts: Facts) -> IntArray:
         if candidate.kind is FindingKind.FLOAT32:
             nbytes //= 2  # the tensor in the lower precision is saved in its place
         if start < end:
-            change[start] += nbytes
-            change[end] -= nbytes
-    return np.cumsum(change, out=change)[:-1]
+            yield start, end, nbytes
 
 
 LEAST_RATIO: Final = 0.05
