@@ -29,6 +29,14 @@ def keeps_all():
     return min(score for score, *_ in trials)
 
 
+def keeps_all_of_them_up_to_a_large_forward(keeps=True):
+    """The peak is in the last forward, where the gradients of earlier models are idle too."""
+    trials = [trained()[: None if keeps else 1] for _ in range(PASSES)]
+    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU())
+    model(torch.ones(2_000, 64)).sum()
+    return trials
+
+
 def keeps_scores():
     return min(trained()[0] for _ in range(PASSES))
 
@@ -75,6 +83,15 @@ def test_models_of_earlier_passes_are_found_with_the_peak_without_them():
     assert str(PASSES - 1) in found.holder
     mended_bytes = recorded(keeps_scores).peak_bytes
     assert abs(found.predicted_peak_bytes - mended_bytes) < 0.05 * mended_bytes
+
+
+def test_gradients_of_earlier_models_count_once():
+    prof = recorded(keeps_all_of_them_up_to_a_large_forward)
+    (found,) = of_models(prof)
+    rows = [row for finding in prof.findings for row in finding.storages]
+    assert len(set(rows)) == len(rows)
+    mended = recorded(lambda: keeps_all_of_them_up_to_a_large_forward(keeps=False))
+    assert found.predicted_peak_bytes >= 0.95 * mended.peak_bytes
 
 
 @pytest.mark.parametrize(

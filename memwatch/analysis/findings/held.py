@@ -5,13 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
 from memwatch.analysis.facts.biographies import DRAG, LAG, VOID
 from memwatch.analysis.findings.finding import Candidate, as_one, by_holder
 from memwatch.analysis.holders import Holder, HolderEvidence, HolderKind
 from memwatch.analysis.observer import unrecorded_code_ran, unrecorded_code_ran_while_idle
-from memwatch.capture.schema import IN_BACKWARD, NONE, PHASES
+from memwatch.capture.schema import NONE, PHASES
 from memwatch.kinds.findings import FindingKind
 from memwatch.words.findings import EARLIER_MODELS, GRADIENTS, GRAPH_AFTER_BACKWARD, GRAPH_WITHOUT_BACKWARD
 
@@ -150,7 +148,9 @@ def find_gradient(moment: Moment) -> list[Candidate]:
     facts = moment.facts
     if moment.op < 0 or PHASES[facts.op_phase(moment.op)] != "forward":
         return []
-    idle = [*moment.idle(DRAG, "gradient"), *moment.unused_since_entry("gradient")]
+    of_earlier = set(moment.earlier_models.rows)
+    idle = [row for row in moment.idle(DRAG, "gradient") if row not in of_earlier]
+    idle += moment.unused_since_entry("gradient")
     if not idle or _is_in_update(moment):
         return []
     last_op = facts.use_bounds.last_op[idle].max()
@@ -206,55 +206,15 @@ def find_retained(moment: Moment) -> list[Candidate]:
     return by_holder(FindingKind.RETAINED, held, moment.facts.allocations)
 
 
-_OF_MODELS: Final = ("parameter", "buffer", "gradient", "optimizer state")
-_FEWEST_MODELS: Final = 3
-"""A guess: two may be the best model so far and the one before it."""
-
-
 def find_models(moment: Moment) -> list[Candidate]:
-    """Return the models and optimizers that earlier passes trained and that nothing uses again, as one candidate.
-
-    A search for good settings, or a cross-validation, makes a model in each pass. A model is of an earlier pass if all
-    its uses come before the same calls make the next model. A backward must have run for it: the unused layers of one
-    model do not count.
-    """
-    facts = moment.facts
-    made, last = facts.allocations.op, facts.use_bounds.last_op
-    parameters = np.array(moment.alive_of("parameter"), dtype=np.int64)
-    parameters = parameters[made[parameters] != NONE]
-    parameters = parameters[np.argsort(made[parameters], kind="stable")]
-    if len(parameters) <= _FEWEST_MODELS:
+    """Return the models and optimizers that earlier passes trained and that nothing uses again, as one candidate."""
+    earlier, facts = moment.earlier_models, moment.facts
+    if not earlier.rows:
         return []
-    used_until = np.maximum.accumulate(np.maximum(last[parameters], made[parameters]))
-    first_of_model = np.append(0, np.flatnonzero(made[parameters][1:] > used_until[:-1]) + 1)
-    starts = made[parameters[first_of_model]]
-    phases = facts.capture.tables["ops"]["phase"]
-    stacks = facts.made_by.stack[parameters[first_of_model]]
-    most = np.bincount(stacks[stacks != NONE]).argmax() if (stacks != NONE).any() else NONE
-    ends = np.append(starts[1:], moment.op)
-    earlier = [
-        (start, end)
-        for start, end, stack in zip(starts.tolist(), ends.tolist(), stacks.tolist(), strict=True)
-        if stack == most and np.isin(phases[start:end], IN_BACKWARD).any()
-    ][:-1]
-    if len(earlier) < _FEWEST_MODELS:
-        return []
-    rows = np.array([row for category in _OF_MODELS for row in moment.idle(DRAG, category)], dtype=np.int64)
-    is_of_earlier = np.zeros(len(rows), dtype=bool)
-    for start, end in earlier:
-        is_of_earlier |= (made[rows] >= start) & (made[rows] < end) & (last[rows] < end)
-    idle = [
-        row for row in np.sort(rows[is_of_earlier]).tolist() if not unrecorded_code_ran_while_idle(facts, row)
-    ]
-    line = facts.own_line(int(starts[0]))
-    holder = Holder(
-        HolderKind.PARAMETER,
-        EARLIER_MODELS.format(count=len(earlier)),
-        line,
-        subject=(FindingKind.MODELS,),
-        evidence=HolderEvidence.STRUCTURE,
-    )
-    return by_holder(FindingKind.MODELS, ((row, [holder]) for row in idle), facts.allocations)
+    told = EARLIER_MODELS.format(count=earlier.number)
+    line, books = facts.own_line(earlier.first_op), HolderEvidence.STRUCTURE
+    holder = Holder(HolderKind.PARAMETER, told, line, subject=(FindingKind.MODELS,), evidence=books)
+    return by_holder(FindingKind.MODELS, ((row, [holder]) for row in earlier.rows), facts.allocations)
 
 
 HELD: Final = (

@@ -13,8 +13,9 @@ import numpy as np
 
 from memwatch.analysis.facts.biographies import DRAG, LAG, USE, VOID
 from memwatch.analysis.holders import Holder, HolderEvidence, HolderKind, Holders
+from memwatch.analysis.observer import unrecorded_code_ran_while_idle
 from memwatch.analysis.saved_tensors import SavedTensorOutcome, SavedTensorOutcomes, SavedTensors
-from memwatch.capture.schema import ACCESSES, NONE, OPTIMIZER, PHASES
+from memwatch.capture.schema import ACCESSES, IN_BACKWARD, NONE, OPTIMIZER, PHASES
 from memwatch.kinds.roles import KEPT_ON_PURPOSE
 
 if TYPE_CHECKING:
@@ -100,6 +101,19 @@ class Evidence(NamedTuple):
     outcomes: SavedTensorOutcomes
     loops: Loops
     idle_gradients: IdleGradients
+
+
+_OF_MODELS: Final = ("parameter", "buffer", "gradient", "optimizer state")
+_FEWEST_MODELS: Final = 3
+"""A guess: two may be the best model so far and the one before it."""
+
+
+class EarlierModels(NamedTuple):
+    """Models that earlier passes trained: their number, the op that made the first, and their idle allocations."""
+
+    number: int
+    first_op: int
+    rows: list[int]
 
 
 class Moment:
@@ -189,6 +203,43 @@ class Moment:
     def held_by_variables(self, phase: int) -> Iterator[tuple[int, list[Holder]]]:
         """Yield the allocations in one phase that variables hold, each with its variables."""
         return ((row, variables) for row, found, variables in self._in_variables if found == phase)
+
+    @cached_property
+    def earlier_models(self) -> EarlierModels:
+        """The models and optimizers that earlier passes trained and that nothing uses again.
+
+        A search for good settings, or a cross-validation, makes a model in each pass. A model is of an earlier pass if
+        all its uses come before the same calls make the next model. A backward must have run for it: the unused layers
+        of one model do not count.
+        """
+        facts, none = self.facts, EarlierModels(0, NONE, [])
+        made, last = facts.allocations.op, facts.use_bounds.last_op
+        parameters = np.array(self.alive_of("parameter"), dtype=np.int64)
+        parameters = parameters[made[parameters] != NONE]
+        parameters = parameters[np.argsort(made[parameters], kind="stable")]
+        if len(parameters) <= _FEWEST_MODELS:
+            return none
+        used_until = np.maximum.accumulate(np.maximum(last[parameters], made[parameters]))
+        first_of_model = np.append(0, np.flatnonzero(made[parameters][1:] > used_until[:-1]) + 1)
+        starts = made[parameters[first_of_model]]
+        ends = np.append(starts[1:], self.op)
+        stacks = facts.made_by.stack[parameters[first_of_model]]
+        most = np.bincount(stacks[stacks != NONE]).argmax() if (stacks != NONE).any() else NONE
+        phases = facts.capture.tables["ops"]["phase"]
+        earlier = [
+            (start, end)
+            for start, end, stack in zip(starts.tolist(), ends.tolist(), stacks.tolist(), strict=True)
+            if stack == most and np.isin(phases[start:end], IN_BACKWARD).any()
+        ][:-1]
+        if len(earlier) < _FEWEST_MODELS:
+            return none
+        rows = np.array([row for category in _OF_MODELS for row in self.idle(DRAG, category)], dtype=np.int64)
+        is_of_earlier = np.zeros(len(rows), dtype=bool)
+        for start, end in earlier:
+            is_of_earlier |= (made[rows] >= start) & (made[rows] < end) & (last[rows] < end)
+        found = np.sort(rows[is_of_earlier]).tolist()
+        idle = [row for row in found if not unrecorded_code_ran_while_idle(facts, row)]
+        return EarlierModels(len(earlier), int(starts[0]), idle)
 
     def is_of_backward(self, allocation: int) -> bool:
         """Return True for the result of an op of a backward."""
