@@ -135,8 +135,15 @@ class Client:
             target=lambda: self.codes.append(attach(target, "--seconds", "600", "-o", str(file)))
         )
         self._thread.start()
-        while not file.exists() or not len(memwatch.load(file).ops):
+        while not self._has_ops(file):
             time.sleep(0.05)
+
+    @staticmethod
+    def _has_ops(file):
+        try:
+            return file.exists() and len(memwatch.load(file).ops) > 0
+        except memwatch.CaptureError:  # the client has made the file, and has not written its head yet
+            return False
 
     def wait(self):
         """Return its exit code, once it has one."""

@@ -48,7 +48,7 @@ def test_the_demos_saved_tensors_are_told_by_module_and_op(profiled):
     peak = profiled.at_peak
     kept = peak[peak["holder_kind"] == "autograd node"]["nbytes"].sum()
     assert kept > 0.5 * peak["nbytes"].sum()
-    assert "Saved for backward" in profiled.summary(color=False)
+    assert "Kept only for backward" in profiled.summary(color=False)
 
 
 def test_the_demo_is_plain_training(profiled):

@@ -114,7 +114,7 @@ def test_what_a_snapshot_does_not_know_is_not_told(imported, capsys):
     said = " ".join(reading.summary(width=200).split())
     assert "not recorded: ops, uses, modules, phases, saved tensors, categories, holders" in said
     for claim in (
-        "Saved for backward",
+        "Kept only for backward",
         "In use",
         "Findings",
         "not seen",
