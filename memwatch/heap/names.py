@@ -46,7 +46,7 @@ def short_qualname(qualname: str) -> str:
 
 def class_place(cls: type) -> tuple[str | None, int | None]:
     """Return the file and line of the first function defined in a class; (None, None) if it has only data."""
-    for function in _functions_of(cls):
+    for function, _ in _functions_of(cls):
         module = function.__module__
         if type(module) is str and module == _module_of(cls):
             return function.__code__.co_filename, function.__code__.co_firstlineno
@@ -88,15 +88,15 @@ class Assignment(NamedTuple):
 def assignment_place(cls: type, name: str) -> Assignment:
     """Return where the methods of a class first assign an attribute something other than None.
 
-    An assignment to the first argument, `self`, comes before one to another object, which may be of another class. The
-    file is None for a class without functions of its own.
+    An assignment to `self` comes before one to another object, which may be of another class. The file is None for a
+    class without functions of its own.
     """
     file = class_place(cls)[0]
     file = None if file == GENERATED else file
     to_others: Assignment | None = None
     of_none: Assignment | None = None
     for base in mro_of(cls):
-        for function in _functions_of(base):
+        for function, own in _functions_of(base):
             code = function.__code__
             for store in stores_of(code, name) if name in code.co_names else ():
                 found = Assignment(code.co_filename, store.line, store.of_argument)
@@ -108,23 +108,23 @@ def assignment_place(cls: type, name: str) -> Assignment:
                     found = found._replace(of_argument=False)
                 if store.of_none:
                     of_none = of_none or found
-                elif store.owner in code.co_varnames[:1]:
+                elif store.owner is not None and store.owner == own:
                     return found
                 else:
                     to_others = to_others or found
     return to_others or of_none or Assignment(file, None)
 
 
-def _functions_of(cls: type) -> Iterator[FunctionType]:
-    """Yield the functions that a class defines: methods, and what properties call."""
-    for value in list(type_dict(cls).values()):
-        for function in map(function_of, _called_by(value)):
+def _functions_of(cls: type) -> Iterator[tuple[FunctionType, str]]:
+    """Yield the methods of a class and the functions of its properties, each with its name for its own object."""
+    for member in list(type_dict(cls).values()):
+        for function in map(function_of, _called_by(member)):
             if type(function) is FunctionType:
-                yield function
+                yield function, _own_object(function.__code__, member)
 
 
 def _called_by(member: Any) -> tuple[Any, ...]:
-    """Return what a property calls; any other member of a class as it is."""
+    """Return the functions of a property; any other member of a class as it is."""
     if type(member) is property:
         return member.fget, member.fset
     return (member.func,) if type(member) is functools.cached_property else (member,)

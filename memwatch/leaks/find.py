@@ -1,6 +1,6 @@
 """find_leaks: report what each further call of a function adds.
 
-The bytes in use on each device only tell whether the next call must be watched. What is a leak, the heap decides.
+The bytes in use on each device only tell whether the next call must be watched. A search of the heap finds the leaks.
 """
 
 from __future__ import annotations

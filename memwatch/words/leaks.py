@@ -327,10 +327,8 @@ def kept_line(
     """
     if not grows:
         return KEPT_BY_ROUND.format(rounds=rounds_phrase(place, every), held=held_phrase(rows))
-    shown = [LARGER.format(size=sizes_phrase(sizes), holder=holder) for holder, _, sizes in rows[:_MOST_HELD]]
-    more = len(rows) - len(shown)
-    held = IN_A_CYCLE.join([*shown, *[MORE_HOLDERS.format(count=more)] * (more > 0)])
-    return LARGER_BY_ROUND.format(rounds=rounds_phrase(place, every), held=held)
+    held = [LARGER.format(size=sizes_phrase(sizes), holder=holder) for holder, _, sizes in rows]
+    return LARGER_BY_ROUND.format(rounds=rounds_phrase(place, every), held=_first_of(held))
 
 
 def not_searched_line(steps: int, *, fewest_steps: int, fewest_passes: int, has_loops: bool) -> str:
@@ -345,12 +343,18 @@ def not_searched_line(steps: int, *, fewest_steps: int, fewest_passes: int, has_
 
 def held_phrase(held: Sequence[tuple[str, int, Mapping[str, int]]]) -> str:
     """Return holders with their contents: the words, the tensors, and the bytes by device."""
-    shown = [
-        HELD.format(holder=holder, amount=_amount(LeakKind.RETAINED, sizes, count))
-        for holder, count, sizes in held[:_MOST_HELD]
-    ]
-    more = len(held) - len(shown)
-    return IN_A_CYCLE.join([*shown, *[MORE_HOLDERS.format(count=more)] * (more > 0)])
+    return _first_of(
+        [
+            HELD.format(holder=holder, amount=_amount(LeakKind.RETAINED, sizes, count))
+            for holder, count, sizes in held
+        ]
+    )
+
+
+def _first_of(holders: Sequence[str]) -> str:
+    """Return the first few of some holders, and how many more there are."""
+    more = len(holders) - _MOST_HELD
+    return IN_A_CYCLE.join([*holders[:_MOST_HELD], *[MORE_HOLDERS.format(count=more)] * (more > 0)])
 
 
 def _amount(kind: LeakKind, sizes: Mapping[str, int], count: int) -> str:

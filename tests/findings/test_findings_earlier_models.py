@@ -37,6 +37,13 @@ def keeps_all_of_them_up_to_a_large_forward(keeps=True):
     return trials
 
 
+def keeps_all_after_another_model():
+    """Other calls make this model, which nothing uses again either."""
+    first = nn.Linear(64, 64)
+    first(torch.ones(8, 64)).sum().backward()
+    return first, [trained() for _ in range(PASSES)]
+
+
 def keeps_scores():
     return min(trained()[0] for _ in range(PASSES))
 
@@ -83,6 +90,11 @@ def test_models_of_earlier_passes_are_found_with_the_peak_without_them():
     assert str(PASSES - 1) in found.holder
     mended_bytes = recorded(keeps_scores).peak_bytes
     assert abs(found.predicted_peak_bytes - mended_bytes) < 0.05 * mended_bytes
+
+
+def test_the_line_is_that_of_the_models_and_not_of_one_before_them():
+    (found,) = of_models(recorded(keeps_all_after_another_model))
+    assert found.site == f"{__file__}:{trained.__code__.co_firstlineno + 2}"
 
 
 def test_gradients_of_earlier_models_count_once():

@@ -198,9 +198,9 @@ def test_a_foreach_optimizer_is_made_plain():
 
 
 def adamw_on_an_embedding():
-    """Return a model of which each row gets a gradient of its own, so that a fused step rounds some of them otherwise.
+    """Return a model with a different gradient in each row, so that a fused step rounds some rows differently.
 
-    How many these are depends on the processor: of 16 rows none was seen on one of two processors, of 2,000 rows some.
+    The processor decides which rows these are. With 16 rows, one processor rounded all of them alike.
     """
     torch.manual_seed(0)
     model = nn.Embedding(4_000, 64)
@@ -208,7 +208,7 @@ def adamw_on_an_embedding():
     words = torch.arange(4_000)
 
     def step():
-        # one row after the other, so that the step has the peak, and not the loss
+        # in parts, so that the step has the peak, and not the loss
         for some in words.split(400):
             model(some).sin().sum().backward()
         optimizer.step()

@@ -18,8 +18,13 @@ class Node:
         child.root = root
         child.parent = self
 
+    @staticmethod
+    def adopt(child, name):
+        child.name = name
+
     def plant(self):
         self.root = Node()
+        self.name = "root"
 
 
 class Lazy:
@@ -46,10 +51,17 @@ def line_of(function, offset):
     [
         (Node, "root", line_of(Node.plant, 1)),
         (Node, "parent", line_of(Node.attach, 2)),
+        (Node, "name", line_of(Node.plant, 2)),
         (Lazy, "_weight", line_of(Lazy.weight.fset, 2)),
         (Lazy, "_rows", line_of(Lazy.table.func, 2)),
     ],
-    ids=["of self, not of a child", "of a child alone", "in a setter", "in a cached property"],
+    ids=[
+        "of self, not of a child",
+        "of a child alone",
+        "not in a static method",
+        "in a setter",
+        "in a cached property",
+    ],
 )
 def test_an_attribute_has_the_line_that_gives_it_a_value(cls, name, line):
     assert assignment_place(cls, name)[:2] == (__file__, line)

@@ -364,9 +364,7 @@ class Categoriser:
         if past:
             over = {key for key, role in past.items() if role.is_over}
             storages = {storage for storage, _ in past}
-            roles = {key: role for key, role in self._roles.items() if key in storages}
-            if over:
-                roles = _roles(self._capture, over, storages)
+            roles = _roles(self._capture, over, storages) if over else self._roles
             outlived = _outlived_roles(self._capture, self._allocations, self._kept, past)
             number_of_kind = self._base.copy()
             rows = self._allocations.rows_of(sorted(storages))

@@ -22,7 +22,7 @@ from memwatch.words import findings as words
 from memwatch.words.places import short_place
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator
+    from collections.abc import Container, Iterable
 
     from memwatch.analysis.facts.allocations import Allocations
     from memwatch.analysis.facts.facts import Facts
@@ -123,13 +123,9 @@ def in_own_code(candidate: Candidate, facts: Facts) -> Candidate | None:
 
 def spared_bytes(candidate: Candidate, facts: Facts) -> IntArray:
     """Return, per event, the bytes that would not be live if the program followed the finding's advice."""
-    if candidate.spares is not None:
-        return candidate.spares
-    change = np.zeros(len(facts.curve.live_bytes) + 1, dtype=np.int64)
-    for start, end, nbytes in _spared_stretches(candidate, facts):
-        change[start] += nbytes
-        change[end] -= nbytes
-    return np.cumsum(change, out=change)[:-1]
+    change: IntArray = np.zeros(len(facts.curve.live_bytes), dtype=np.int64)
+    spare(change, candidate, facts)
+    return -change
 
 
 def spare(live_bytes: IntArray, candidate: Candidate, facts: Facts) -> None:
@@ -137,21 +133,30 @@ def spare(live_bytes: IntArray, candidate: Candidate, facts: Facts) -> None:
     if candidate.spares is not None:
         live_bytes -= candidate.spares
         return
-    for start, end, nbytes in _spared_stretches(candidate, facts):
-        live_bytes[start:end] -= nbytes
+    starts, ends, nbytes = _spared_stretches(candidate, facts)
+    if not len(starts):
+        return
+    # a candidate of one moment spares few of the events of a long run
+    first, last = int(starts.min()), int(ends.max())
+    change = np.zeros(last - first + 1, dtype=np.int64)
+    np.add.at(change, starts - first, nbytes)
+    np.subtract.at(change, ends - first, nbytes)
+    live_bytes[first:last] -= np.cumsum(change)[:-1]
 
 
-def _spared_stretches(candidate: Candidate, facts: Facts) -> Iterator[tuple[int, int, int]]:
-    """Yield the first event, the event after the last, and the bytes that would not be live between them.
+def _spared_stretches(candidate: Candidate, facts: Facts) -> IntArray:
+    """Return the first events, the events after the last, and the bytes that would not be live between them.
 
     A candidate may give the stretch of time itself. Otherwise the kind decides. Most kinds are freed right after
     their last use, and gradients right after they are copied into a bucket. A waiting result is made right before its
     first use. All others are not made at all.
     """
     allocations, life = facts.allocations, facts.biographies
-    for row, start, end in candidate.spans:
-        yield start, end, int(allocations.nbytes[row])
-    for row in () if candidate.spans else candidate.allocations:
+    if candidate.spans:
+        rows, starts, ends = np.array(candidate.spans, dtype=np.int64).T
+        return np.stack([starts, ends, allocations.nbytes[rows]])
+    found = []
+    for row in candidate.allocations:
         start, death = int(allocations.birth_event[row]), int(allocations.death_event[row])
         end = death if death != NONE else len(facts.curve.live_bytes)
         if candidate.kind.row.is_freed_after_last_use:
@@ -164,7 +169,9 @@ def _spared_stretches(candidate: Candidate, facts: Facts) -> Iterator[tuple[int,
         if candidate.kind is FindingKind.FLOAT32:
             nbytes //= 2  # the tensor in the lower precision is saved in its place
         if start < end:
-            yield start, end, nbytes
+            found.append((start, end, nbytes))
+    columns: IntArray = np.array(found, dtype=np.int64).reshape(-1, 3).T
+    return columns
 
 
 LEAST_RATIO: Final = 0.05

@@ -239,7 +239,7 @@ class Moment:
             is_of_earlier |= (made[rows] >= start) & (made[rows] < end) & (last[rows] < end)
         found = np.sort(rows[is_of_earlier]).tolist()
         idle = [row for row in found if not unrecorded_code_ran_while_idle(facts, row)]
-        return EarlierModels(len(earlier), int(starts[0]), idle)
+        return EarlierModels(len(earlier), earlier[0][0], idle)
 
     def is_of_backward(self, allocation: int) -> bool:
         """Return True for the result of an op of a backward."""

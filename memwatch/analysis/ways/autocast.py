@@ -26,7 +26,7 @@ import numpy as np
 
 from memwatch.analysis.facts.coded import Grouped
 from memwatch.analysis.facts.forward_ops import maker_of_node
-from memwatch.analysis.ways.timeline import LAST, ChangedBytes, ChangedModules, Spike
+from memwatch.analysis.ways.timeline import LAST, ChangedBytes, ChangedModules, Spike, dimensions_of_storages
 from memwatch.capture.schema import ACCESSES, FORWARD, IN_BACKWARD, NONE
 from memwatch.device_names import is_host
 from memwatch.kinds.roles import ROLES
@@ -79,9 +79,10 @@ _SAME_DTYPE: Final = frozenset(
 def autocast(facts: Facts, saved: SavedTensors, timeline: Timeline, window: range) -> ChangedModules | None:
     """Return what changes if all models run under autocast.
 
-    The result is None in five cases: no backward runs, some ops compute in half precision already, an op would fail,
-    the program has compiled functions, or a kernel of the host takes much workspace. In half precision such a kernel
-    may take another amount. (A backward of convolutions took 4.5 MiB for 0.5 MiB of results, with torch 2.13.)
+    The result is None if no backward runs, if some ops compute in half precision already, or if an op would fail. It is
+    None too if the program has compiled functions, or if a kernel of the host takes much workspace. In half precision
+    such a kernel may take another amount. (A backward of convolutions took 4.5 MiB for 0.5 MiB of results, with torch
+    2.13.)
 
     Args:
         facts: the facts of the capture.
@@ -143,7 +144,7 @@ class _Simulation:
         self._cached: dict[int, int] = {}  # the index of a parameter's copy, until the model's call is over
         self._unsaved: dict[int, list[int]] = {}  # saved tensors in whose place a copy is saved, by storage
         meta = facts.capture.meta
-        self._threads = int(meta.get("threads", 1))
+        self._threads, self._dimensions_of = int(meta.get("threads", 1)), dimensions_of_storages(facts)
         # an estimate counts no workspace of kernels
         self._adds_in_float32 = is_host(facts.device) and not (
             meta.get("computes_in_bfloat16", True) or meta.get("estimate", False)
@@ -367,13 +368,9 @@ class _Simulation:
             return
         nbytes = self._nbytes(results[0])
         if name in _PRODUCTS_OF_BATCHES:
-            products = self._first_size(results[0])
+            products = max([1, *self._dimensions_of(results[0])[:1]])
             nbytes = nbytes // products * min(self._threads, products)
         self._spikes.append(Spike(self._timeline.event_of(op + 1), nbytes + _ALIGNMENT_BYTES))
-
-    def _first_size(self, storage: int) -> int:
-        text = str(self._facts.strings[int(self._shapes[storage])])
-        return max(1, int(text.removeprefix(_FLOAT).rstrip("]").partition(",")[0] or 1))
 
     def _is_of_full_input(self, gradient: int, inputs: list[int]) -> bool:
         """Return True if a gradient is that of an input in float32."""

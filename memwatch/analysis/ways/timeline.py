@@ -105,6 +105,7 @@ def dimensions_of_storages(facts: Facts) -> Callable[[int], list[int]]:
     def sizes_of(number: int) -> list[int]:
         text = "" if number == NONE else str(strings[number])
         inside = text[text.find("[") + 1 : -1] if text.endswith("]") else ""
-        return [int(size) for size in inside.split(",")] if inside else []
+        sizes = [size.strip() for size in inside.split(",")]
+        return list(map(int, sizes)) if all(size.isdecimal() for size in sizes) else []
 
     return lambda storage: sizes_of(int(shapes[storage]))
