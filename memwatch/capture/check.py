@@ -492,6 +492,6 @@ def _range(column: Column, counts: Mapping[str, int]) -> tuple[int, int]:
         return (NONE if refers.or_none else 0), (count if refers.is_count else count - 1)
     if column.name.endswith("_ns"):
         return NONE, _LATEST_NS
-    if column.name.endswith("bytes"):
+    if column.name == "nbytes" or column.name.endswith("_bytes"):
         return -_MOST_BYTES, _MOST_BYTES
     return np.iinfo(np.int64).min, np.iinfo(np.int64).max
