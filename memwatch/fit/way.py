@@ -120,7 +120,7 @@ class Change:
 def first_and_last(names: Sequence[str]) -> str:
     """Return names of modules as a reader says them."""
     if len(names) < 3:
-        return ", ".join(names)
+        return ", ".join(f"`{name}`" for name in names)
     return words.FIRST_AND_LAST.format(first=names[0], last=names[-1])
 
 

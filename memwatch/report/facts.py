@@ -174,8 +174,27 @@ def listed_ways(reading: Reading) -> pd.DataFrame:
     Another optimizer often has the lowest peak of all, and it is the change that costs a user most.
     """
     is_other = reading.ways["kind"].isin(tuple(OTHER_OPTIMIZERS))
-    listed: pd.DataFrame = reading.ways.loc[is_other.sort_values(kind="stable").index]
+    order = is_other.sort_values(kind="stable").index
+    listed: pd.DataFrame = reading.ways.loc[order].reset_index(drop=True)
     return listed
+
+
+def shown_ways(found: pd.DataFrame, most: int) -> tuple[list[int], int]:
+    """Return the rows of the changes that come first, and the one of them whose code is shown.
+
+    That is the first change that needs no decision, or the first of all if each needs one. Where it has a later place,
+    it takes the last of the first places.
+
+    Args:
+        found: the changes, from `listed_ways`.
+        most: how many changes come first.
+    """
+    ready = found.index[found["decision"] == ""]
+    chosen = int(ready[0]) if len(ready) else 0
+    shown = list(range(min(most, len(found))))
+    if chosen not in shown:
+        shown[-1] = chosen
+    return shown, chosen
 
 
 def headline(reading: Reading) -> str:

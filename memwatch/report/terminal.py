@@ -24,6 +24,7 @@ from memwatch.report.facts import (
     recomputed,
     repeated_layers,
     saved_for_backward,
+    shown_ways,
 )
 from memwatch.report.plan import Places
 from memwatch.report.plan_terminal import plan_parts
@@ -418,16 +419,9 @@ def _lowered(reading: Reading, peak_bytes: int) -> str:
 
 
 def _ways(reading: Reading, most: int) -> list[RenderableType]:
-    """Return a row for each change that would lower the peak, and the code of one of them.
-
-    It is the first change of these rows that needs no decision, or the first of all if each needs one.
-    """
-    found = listed_ways(reading).reset_index(drop=True)
-    ready = found.index[found["decision"] == ""]
-    chosen = int(ready[0]) if len(ready) else 0
-    shown = list(range(min(most, len(found))))
-    if chosen not in shown:
-        shown[-1] = chosen
+    """Return a row for each change that would lower the peak, and the code of one of them."""
+    found = listed_ways(reading)
+    shown, chosen = shown_ways(found, most)
     grid = Table.grid(padding=(0, GAP, 0, 0))
     for way in found.loc[shown].itertuples():
         grid.add_row(

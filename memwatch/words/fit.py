@@ -43,7 +43,7 @@ FITS: Final = "Limit {limit}: the fastest way that fits is {way}, with a peak of
 NOT_MEASURED: Final = "not measured: see below"
 FAILED: Final = "not measured: {ways}: {failure}"
 
-FIRST_AND_LAST: Final = "{first} ... {last}"
+FIRST_AND_LAST: Final = "`{first}` ... `{last}`"
 """Modules by name, from the first to the last of them."""
 
 NOT_OFFERED_ON_HOST: Final = (

@@ -12,8 +12,8 @@ INCREASE_ELSEWHERE: Final = (
 """Where memory from before the block is freed inside it, the peak and the peak increase are of two instants."""
 
 HEADLINE: Final = (
-    "By kind, the largest part of the peak is {category} ({share}). "
-    "By line, it comes from {line} ({line_share})."
+    "The largest part of the peak is {category} ({share}). "
+    "The line {line} made {line_share} of the peak, more than any other line."
 )
 HEADLINE_FINDING: Final = " Without the first finding below, the peak would be {peak}."
 HEADLINE_FINDINGS: Final = " Without the findings below, the peak would be {peak}."

@@ -18,7 +18,7 @@ SPARSE_GRADIENTS: Final = (
     "give the embeddings {names} sparse gradients, which have the rows that a batch reads"
 )
 SPARSE_ADAM: Final = SPARSE_GRADIENTS + ", and train them with SparseAdam"
-LOSS_IN_PARTS: Final = "compute the logits of {name} and the cross entropy part by part"
+LOSS_IN_PARTS: Final = "compute the logits of `{name}` and the cross entropy part by part"
 OFFLOAD: Final = "move to the host what {count} modules save for backward: {names}"
 MICRO_BATCHES: Final = "split the batch in {parts} parts and add up their gradients"
 WITHOUT_GRAPH: Final = "run {names} without a graph, because no backward needs it"
@@ -27,7 +27,7 @@ AUTOCAST: Final = "run {names} under autocast, in bfloat16"
 FLOAT32: Final = "let {names} compute in float32, not in float64"
 BOTH: Final = "{first}, and {other}"
 
-FIRST_AND_LAST: Final = "{first}, {second} ... {last}"
+FIRST_AND_LAST: Final = "`{first}`, `{second}` ... `{last}`"
 """Modules by name, from the first to the last of them."""
 
 ROUNDING: Final = "a fused step rounds a little differently"

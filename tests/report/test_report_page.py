@@ -59,9 +59,20 @@ def test_the_first_sentence_says_what_the_peak_is_made_of(shown, training):
     sums = at_peak.groupby("category")["nbytes"].sum()
     said = shown.text("#headline")
     largest = said.split(". ")[0]
-    assert f"the largest part of the peak is {sums.idxmax()}" in largest
+    assert f"The largest part of the peak is {sums.idxmax()}" in largest
     assert f"({100 * sums.max() / training.peak_bytes:.0f} %)" in largest
     assert ("Without the first finding below" in said) is bool(training.findings)
+
+
+def test_the_code_that_stands_open_needs_no_decision(shown, training):
+    """Of the changes that would lower the peak, one is open: the first that a user can take as it is."""
+    expected = [way.lines for way in training.ways.itertuples() if not way.decision][:1]
+    assert expected
+    assert training.ways["decision"][0], "the first change alone would be open without the rule"
+    opened = shown.js(
+        "return [...document.querySelectorAll('#ways details.way[open] pre')].map((each) => each.textContent)"
+    )
+    assert [code.strip() for code in opened] == [code.strip() for code in expected]
 
 
 def test_the_categories_add_up_to_the_peak(shown, training):

@@ -54,8 +54,8 @@ def test_the_lowest_peak_comes_first_and_fewer_blocks_take_less_time(gpt):
     """Of a GPT all blocks but the last are checkpointed, which is computed again at once; or every second."""
     found = _of_kind(gpt, "checkpoint")
     assert list(found["way"]) == [
-        "checkpoint 5 modules: blocks.0, blocks.1 ... blocks.4",
-        "checkpoint 3 modules: blocks.0, blocks.2, blocks.4",
+        "checkpoint 5 modules: `blocks.0`, `blocks.1` ... `blocks.4`",
+        "checkpoint 3 modules: `blocks.0`, `blocks.2`, `blocks.4`",
     ]
     assert gpt.ways["peak_bytes"].is_monotonic_increasing
     assert 1.5 > found["time_ratio"].iloc[0] > found["time_ratio"].iloc[1] > 1
@@ -93,7 +93,7 @@ def test_every_view_shows_the_ways(gpt, tmp_path):
     """The summary has the lines of the first; the record has all."""
     text = gpt.summary(width=120)
     assert "What would lower the peak" in text
-    assert "checkpoint 5 modules: blocks.0, blocks.1 ... blocks.4" in text
+    assert "checkpoint 5 modules: `blocks.0`, `blocks.1` ... `blocks.4`" in text
     assert "block.forward = partial(checkpoint, block.forward, use_reentrant=False)" in text
     gpt.save(tmp_path / "gpt.memwatch")
     from memwatch.report.records import summary_record

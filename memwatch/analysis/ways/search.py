@@ -484,9 +484,12 @@ class _Search:
 
 
 def _told(names: list[str]) -> str:
-    """Return some names as a reader says them; the second one shows whether modules are left out between them."""
+    """Return some names as a reader says them; the second one shows whether modules are left out between them.
+
+    They stand between backticks: a name such as `0` would read as a count.
+    """
     if len(names) < _MOST_NAMES:
-        return ", ".join(names)
+        return ", ".join(f"`{name}`" for name in names)
     return words.FIRST_AND_LAST.format(first=names[0], second=names[1], last=names[-1])
 
 

@@ -21,6 +21,7 @@ from memwatch.report.facts import (
     process_text,
     repeated_layers,
     saved_for_backward,
+    shown_ways,
 )
 from memwatch.report.page.columns import Words, pack_frame, pack_ints
 from memwatch.report.page.events import BINS, clearer_axis, live_by_category, pack_detail, peak_keeping_events
@@ -132,6 +133,7 @@ def page_model(reading: Reading, extras: Extras | None = None, *, source: bool =
         "notes": [[visible(kind), hide(text)] for kind, text in reading.notes],
         **findings_model(reading, hide, source=source),
         "ways": _ways(reading, hide),
+        "first_ways": _FIRST_WAYS,
         "plan": plan,
         "leaks": leak_model(extras.leaks, hide) if extras.leaks else None,
         "cells": {visible(file): visible(name) for file, name in cells.items()},
@@ -321,9 +323,21 @@ def _finding(
     }
 
 
+_FIRST_WAYS: Final = 3
+"""Changes that the page shows; the others are behind a line that says how many they are. A guess."""
+
+
 def _ways(reading: Reading, hide: Callable[[str], str]) -> list[dict[str, Any]]:
-    """Return the changes that would lower the peak; `lines` are code, and stay as they are."""
-    found: list[Any] = listed_ways(reading).to_dict("records")
+    """Return the changes that would lower the peak; `lines` are code, and stay as they are.
+
+    The code of one of the first stands open. As in the summary, that change needs no decision, if there is such a one.
+    """
+    listed = listed_ways(reading)
+    if listed.empty:
+        return []
+    shown, chosen = shown_ways(listed, _FIRST_WAYS)
+    rows = [*shown, *(row for row in range(len(listed)) if row not in shown)]
+    found: list[Any] = listed.loc[rows].assign(is_open=[row == chosen for row in rows]).to_dict("records")
     return [
         {
             **{name: hide(way[name]) for name in ("kind", "way", "basis", "decision")},
@@ -331,6 +345,7 @@ def _ways(reading: Reading, hide: Callable[[str], str]) -> list[dict[str, Any]]:
             "time": time_text(way["time_ratio"]),
             "fall": SHARE_LESS.format(share=f"{(1 - way['peak_bytes'] / reading.peak_bytes) * 100:.0f} %"),
             "lines": way["lines"],
+            "is_open": way["is_open"],
         }
         for way in found
     ]
