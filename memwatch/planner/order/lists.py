@@ -192,19 +192,33 @@ def _append(segments: list[_Segment], last: _Segment) -> None:
 
 
 def _same_users_always(problem: Problem, forward: IntArray, parent: IntArray) -> bool:
-    """Return True if the users of every buffer are on one path to the root."""
+    """Return True if the users of every buffer are on one path to the root.
+
+    Each op has an interval of numbers that contains the intervals of all ops below it. So one comparison tells whether
+    an op is above another, however long the path between them is.
+    """
+    below = np.ones(problem.num_ops, dtype=np.int64)  # ops of the subtree
+    for op in forward.tolist():
+        if parent[op] >= 0:
+            below[parent[op]] += below[op]
+    begin = np.empty(problem.num_ops, dtype=np.int64)
+    free = np.empty(problem.num_ops, dtype=np.int64)  # the first number that no op below has yet
+    of_next_root = 0
+    for op in forward[::-1].tolist():
+        if parent[op] >= 0:
+            begin[op] = free[parent[op]]
+            free[parent[op]] += below[op]
+        else:
+            begin[op] = of_next_root
+            of_next_root += below[op]
+        free[op] = begin[op] + 1
     place = np.empty(problem.num_ops, dtype=np.int64)
     place[forward] = np.arange(problem.num_ops)
-    for buffer in np.flatnonzero(np.diff(problem.user_ptr) > 1).tolist():
-        users = problem.user[problem.user_ptr[buffer] : problem.user_ptr[buffer + 1]]
-        users = users[np.argsort(place[users])]
-        for above, below in zip(users[1:].tolist(), users[:-1].tolist(), strict=True):
-            op = below
-            while op != above and op >= 0 and place[op] < place[above]:
-                op = int(parent[op])
-            if op != above:
-                return False
-    return True
+    buffer = np.repeat(np.arange(len(problem.user_ptr) - 1), np.diff(problem.user_ptr))
+    users = problem.user[np.lexsort((place[problem.user], buffer))]
+    lower, upper = users[:-1], users[1:]
+    is_above = (begin[upper] <= begin[lower]) & (begin[lower] < begin[upper] + below[upper])
+    return bool((is_above | (buffer[:-1] != buffer[1:])).all())
 
 
 def _flatten(ropes: list[Any]) -> list[int]:
