@@ -63,9 +63,8 @@ def execute(options: argparse.Namespace) -> int | BaseException:
             finally:
                 growth.stop()
             at_end = growth.held_at_end()
-            check.set_aside(growth.state_in_use())
-            names = vars(sys.modules["__main__"])
-            check._blocks[-1].exempt.globals |= {(id(names), name) for name in names}
+            check.set_aside(growth.storages_in_use())
+            check.set_aside_names(vars(sys.modules["__main__"]))
     except TensorLeakError as error:
         found = error.leaks
     except BaseException as error:
@@ -81,34 +80,41 @@ def execute(options: argparse.Namespace) -> int | BaseException:
     if found:  # last, because what each round leaves may be the cause of it
         parts.append(str(TensorLeakError(found)))
     if not parts:
-        _say_what_was_searched(growth, at_end, told, settings)
+        _say_what_was_searched(growth, at_end, told)
         return 0
     emit(_wrapped("\n".join(parts), line_width(None)))
+    _say_what_grew(growth, told)
     return 1
 
 
-def _say_what_was_searched(
-    growth: ProgramGrowth, at_end: list[Leak], told: set[str], settings: Settings
-) -> None:
-    """Print that there are no leaks as far as memwatch searched, and the holders that it did not judge."""
-    from memwatch.leaks.program_growth import FEWEST_PASSES, FEWEST_STEPS
+def _say_what_grew(growth: ProgramGrowth, told: set[str]) -> bool:
+    """Print the holders to which each round added tensors that may be a result. Return True if there are any."""
     from memwatch.words import leaks as words
 
-    kept_by_place = {rounds.place: rounds.kept for rounds in growth.rounds if rounds.kept}
-    grown = {_series(leak) for leaks in kept_by_place.values() for leak in leaks}
-    collections_at_end = [leak for leak in at_end if leak.count > 1 and _series(leak) not in grown]
-    has_unsearched_steps = 0 < growth.steps.number < FEWEST_STEPS
-    places = words.searched_places(
-        [rounds.place for rounds in growth.rounds], has_unsearched_steps=has_unsearched_steps
-    )
-    is_clean = not told
     has_grown = False
+    kept_by_place = {rounds.place: rounds.kept for rounds in growth.rounds if rounds.kept}
     for place, leaks in kept_by_place.items():
         for every, grows in sorted({(leak.every, leak.grows) for leak in leaks}):
             rows = _rows([leak for leak in leaks if (leak.every, leak.grows) == (every, grows)], told)
             if rows:
                 has_grown = True
                 say(words.kept_line(place, every, rows, grows=grows))
+    return has_grown
+
+
+def _say_what_was_searched(growth: ProgramGrowth, at_end: list[Leak], told: set[str]) -> None:
+    """Print that there are no leaks as far as memwatch searched, and the holders that it did not judge."""
+    from memwatch.leaks.program_growth import FEWEST_PASSES, FEWEST_STEPS
+    from memwatch.words import leaks as words
+
+    grown = {_series(leak) for rounds in growth.rounds for leak in rounds.kept}
+    collections_at_end = [leak for leak in at_end if leak.count > 1 and _series(leak) not in grown]
+    has_unsearched_steps = 0 < growth.steps.number < FEWEST_STEPS
+    places = words.searched_places(
+        [rounds.place for rounds in growth.rounds], has_unsearched_steps=has_unsearched_steps
+    )
+    is_clean = not told
+    has_grown = _say_what_grew(growth, told)
     if is_clean:
         kept_a_while = {rounds.place for rounds in growth.rounds if rounds.kept_a_while}
         clean = [place for place in places if place not in kept_a_while]

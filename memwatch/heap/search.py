@@ -79,7 +79,7 @@ def search(
 
 
 def spread(
-    starts: NDArray[np.int32],
+    starts: NDArray[np.int32] | NDArray[np.int64],
     neighbours: NDArray[np.int32],
     sources: Iterable[Iterable[int]],
     *,
@@ -100,7 +100,7 @@ def spread(
 
 
 def _sweep(
-    starts: NDArray[np.int32],
+    starts: NDArray[np.int32] | NDArray[np.int64],
     neighbours: NDArray[np.int32],
     front: NDArray[np.int64],
     above: NDArray[np.int32],
@@ -114,7 +114,7 @@ def _sweep(
 
 
 def _follow(
-    starts: NDArray[np.int32],
+    starts: NDArray[np.int32] | NDArray[np.int64],
     neighbours: NDArray[np.int32],
     front: NDArray[np.int64],
     above: NDArray[np.int32],

@@ -45,13 +45,13 @@ from memwatch.leaks.known_causes import KnownCauses, is_optimizer
 from memwatch.leaks.leak import TensorLeakError
 from memwatch.leaks.ledger import Ledger, Threads
 from memwatch.leaks.loops import Loops, is_unseen
-from memwatch.leaks.new_storages import NewStorageMode, NewStorages, OtherThreads, storages_behind
+from memwatch.leaks.new_storages import NewStorageMode, NewStorages, OtherThreads
 from memwatch.leaks.program_growth import ProgramGrowth
 from memwatch.leaks.without_tensors import leaks_of_continued_graphs, leaks_of_new_hooks, next_hook_number
 
 if TYPE_CHECKING:
     import weakref
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import FrameType, TracebackType
 
     from memwatch.leaks.leak import Leak
@@ -303,9 +303,15 @@ class check_leaks:  # noqa: N801 - used like a function
         """Exempt what the caller of the block holds: its arguments and its result."""
         self._blocks[-1].exempt.objects.update(map(id, objects))
 
-    def set_aside(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Report none of these tensors, whatever keeps them."""
-        self._blocks[-1].aside |= set(map(id, storages_behind(tensors)))
+    def set_aside(self, storages: Sequence[torch.UntypedStorage]) -> None:
+        """Report none of these storages, whatever keeps them."""
+        self._blocks[-1].aside |= set(map(id, storages))
+
+    def set_aside_names(self, namespace: Mapping[str, object]) -> None:
+        """Report nothing that the names of a module lead to, whatever else keeps it."""
+        exempt = self._blocks[-1].exempt
+        exempt.results = True
+        exempt.globals |= {(id(namespace), name) for name in namespace}
 
     def __call__(self, fn: F) -> F:
         """Check every call of a function, plain or ``async``."""

@@ -10,7 +10,7 @@ import gc
 import time
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 import torch
@@ -19,6 +19,7 @@ from memwatch._torch.tensors import device_of
 from memwatch.heap.autograd import is_sparse, sparse_parts
 from memwatch.heap.c_held import borrowed_memories
 from memwatch.heap.frames import is_own_code
+from memwatch.heap.names import instance_dict
 from memwatch.heap.paths import Step, steps_of
 from memwatch.heap.pause import HAS_THREE_GENERATIONS, collect
 from memwatch.heap.roots import Root
@@ -95,6 +96,21 @@ class Reached:
     def legitimate(self) -> set[int]:
         """The storages of the state of models."""
         return state_storages(self._snapshot, self._state.edges)
+
+    @cached_property
+    def results(self) -> Tree:
+        """The objects that the names of the block lead to, but not through modules and what these define.
+
+        A name for something that another module defines, such as an imported cache, does not make it a result.
+        """
+        snapshot = self._snapshot
+        own = {namespace for namespace, _ in self._exempt.globals}
+        tables_of = {id(module): id(instance_dict(module)) for module in snapshot.instances(ModuleType)}
+        modules = snapshot.positions(module for module, table in tables_of.items() if table not in own)
+        tables = snapshot.positions(table for table in tables_of.values() if table not in own)
+        defined = [place for table in tables for place in snapshot.referents(table).tolist()]
+        closed = {*snapshot.barriers(), *modules, *tables, *defined}
+        return search(snapshot, [[value for _, value in self._own]], closed=closed)
 
     @property
     def replaced(self) -> list[Replaced]:
@@ -325,6 +341,8 @@ class HolderSearch:
             if id(made.ref()) in self._borrowed:
                 continue
             if self._exempt.shared_state and position in reached.legitimate:
+                continue
+            if self._exempt.results and reached.results.reaches(position):
                 continue
             if reached.past_state.reaches(position):
                 in_program[position] = made

@@ -446,6 +446,8 @@ class Exemptions:
         globals: ``(id of a namespace, name)`` of module-level names the block itself bound.
         state: True to exempt parameters, buffers, gradients and optimizer state too.
         shared_state: True to exempt them also where something else holds them, such as the graph of a loss.
+        results: True to exempt what the names lead to also where something else holds it, such as a library in which a
+            program has registered an object of its own.
     """
 
     objects: set[int] = field(default_factory=set)
@@ -453,6 +455,7 @@ class Exemptions:
     globals: set[tuple[int, str]] = field(default_factory=set)
     state: bool = True
     shared_state: bool = False
+    results: bool = False
 
 
 def exempt_edges(snapshot: Snapshot, exempt: Exemptions) -> Positions:

@@ -23,7 +23,6 @@ import itertools
 import sys
 import threading
 import time
-import weakref
 from array import array
 from bisect import bisect_right
 from collections import Counter
@@ -36,22 +35,27 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from memwatch._torch.autograd import NO_TASK, current_graph_task_id
 from memwatch._torch.autograd_state import autograd_state
-from memwatch._torch.modules import BUFFERS, MODULE_CALL_CODE, MODULES, PARAMETERS
+from memwatch._torch.modules import MODULE_CALL_CODE
 from memwatch.heap.class_checks import is_a
 from memwatch.heap.classes import identities, without_identities
 from memwatch.heap.frames import FrameMark
-from memwatch.heap.module_tables import module_dicts, optimizer_parts, table_entries
 from memwatch.heap.pause import objects_since
 from memwatch.heap.tensors import is_tensor, quiet, storage_of
-from memwatch.heap.variable_search import living_modules
 from memwatch.kinds.edges import EdgeKind
 from memwatch.kinds.leaks import LeakKind, RoundPlace
 from memwatch.leaks.diagnose import diagnose
 from memwatch.leaks.excuses import Exemptions
 from memwatch.leaks.find import PERIOD
 from memwatch.leaks.groups import leaks_of
+from memwatch.leaks.in_use import Updates, storages_beside
 from memwatch.leaks.ledger import Threads
-from memwatch.leaks.new_storages import RUNS_A_THREAD, NewStorageMode, behind, tensors_among
+from memwatch.leaks.new_storages import (
+    RUNS_A_THREAD,
+    NewStorageMode,
+    behind,
+    storages_behind,
+    tensors_among,
+)
 from memwatch.leaks.without_tensors import (
     are_registered,
     holder_of_largest_graph,
@@ -65,13 +69,13 @@ from memwatch.signal_handlers import suppress
 from memwatch.words.leaks import repeat_name
 
 if TYPE_CHECKING:
+    import weakref
     from collections.abc import Callable, Sequence
     from types import CodeType, FrameType
 
     import numpy as np
     import torch
     from numpy.typing import NDArray
-    from torch import nn
 
     from memwatch.leaks.leak import Leak
     from memwatch.leaks.new_storages import NewStorage, NewStorages, Site
@@ -489,24 +493,6 @@ def periods_of(measured: range) -> list[range]:
     return [measured[first : first + length] for first in range(len(measured) - whole, len(measured), length)]
 
 
-@dataclass
-class _Update:
-    """The steps of one optimizer.
-
-    Attributes:
-        optimizer: the optimizer.
-        before_last: the number of its step before the last one, among the steps of all optimizers. After its first
-            step, the number before that.
-        last: the number of its last step.
-        parameters: the parameters that it updates.
-    """
-
-    optimizer: weakref.ref[Any]
-    before_last: int
-    last: int
-    parameters: list[weakref.ref[torch.Tensor]]
-
-
 class ProgramGrowth:
     """Follows the rounds of a program, and searches for memory that each round left.
 
@@ -531,8 +517,7 @@ class ProgramGrowth:
         self._runs: dict[object, list[Rounds]] = {}  # of each loop, by its code and range
         self._handle: Any = None
         self._optimizer: int | None = None
-        self._update_numbers = itertools.count(1)
-        self._updates: dict[int, _Update] = {}  # by the id of the optimizer
+        self._updates = Updates()
         self._search_s = self._counting_s = 0.0
         self.skipped_places: dict[RoundPlace | None, None] = {}  # where a search was due after too much time
 
@@ -580,80 +565,20 @@ class ProgramGrowth:
         found = diagnose(self._book.alive(), Exemptions(shared_state=True), per_call=False)
         return leaks_of(found.retained, [0], per_call=False)
 
-    def state_in_use(self) -> list[torch.Tensor]:
-        """Return the tensors of the models that the last steps updated, and of their optimizers; drop the list soon.
+    def storages_in_use(self) -> list[torch.UntypedStorage]:
+        """Return the storages that the program used until it ended; drop the list soon.
 
-        They were in use until the program ended. A model may be part of a reference cycle, for example if an attribute
-        `forward` of a module wraps the module's own method. Then it is garbage when the program's function has
-        returned, but it never took memory that something else needed.
+        Where steps were too few for a search, only this end shows growth, so what hangs on the models still counts.
         """
-        if not self._updates:
-            return []
-        newest = max(self._updates.values(), key=lambda each: each.last)
-        # in one round of a GAN several optimizers step; the optimizer of an earlier trial stepped before that
-        recent = [each for each in self._updates.values() if each.last > newest.before_last]
-        updated = {id(parameter()) for each in recent for parameter in each.parameters}
-        modules = living_modules()
-        tables = module_dicts(modules)
-
-        def holding(name: str, values: set[int]) -> set[int]:
-            return {
-                place
-                for place, attributes in enumerate(tables)
-                if any(id(value) in values for _, value in table_entries(attributes, name))
-            }
-
-        used = holding(PARAMETERS, updated)
-        while not (around := holding(MODULES, {id(modules[place]) for place in used})) <= used:
-            used |= around
-        used = self._with_children(used, modules, tables)
-        of_modules = [
-            value
-            for place in used
-            for name in (PARAMETERS, BUFFERS)
-            for _, value in table_entries(tables[place], name)
-        ]
-        of_optimizers: list[object] = []
-        for each in recent:
-            _, state = optimizer_parts(each.optimizer())
-            for values in dict.values(state) if state is not None else ():
-                of_optimizers += dict.values(values) if is_a(values, dict) else []
-        return [each for each in [*of_modules, *of_optimizers] if is_tensor(each)]
-
-    @staticmethod
-    def _with_children(used: set[int], modules: list[nn.Module], tables: list[dict[str, Any]]) -> set[int]:
-        """Return the places of some modules and of all modules inside them."""
-        place_of = {id(module): place for place, module in enumerate(modules)}
-        found, left = set(used), list(used)
-        while left:
-            for _, child in table_entries(tables[left.pop()], MODULES):
-                place = place_of.get(id(child))
-                if place is not None and place not in found:
-                    found.add(place)
-                    left.append(place)
-        return found
-
-    def _note_update(self, optimizer: object) -> None:
-        number = next(self._update_numbers)
-        known = self._updates.get(id(optimizer))
-        if known is not None and known.optimizer() is not optimizer:
-            known = None  # another one was at this address
-        if known is None:  # a program may make an optimizer for each trial
-            gone = [key for key, each in self._updates.items() if each.optimizer() is None]
-            for key in gone:
-                del self._updates[key]
-        groups, _ = optimizer_parts(optimizer)
-        lists = (dict.get(group, "params") for group in groups or [])
-        parameters = [each for found in lists if type(found) is list for each in found]
-        if known is None or len(known.parameters) != len(parameters):
-            references = [weakref.ref(each) for each in parameters if is_tensor(each)]
-            before_last = known.last if known else number - 1
-            self._updates[id(optimizer)] = _Update(weakref.ref(optimizer), before_last, number, references)
-        else:
-            known.before_last, known.last = known.last, number
+        state = self._updates.state()
+        if not state or not self.steps.was_searched:
+            return storages_behind(state)
+        assert self.steps.old is not None
+        old = without_identities(self.steps.old, objects_since(self.steps.marker))
+        return [*storages_behind(state), *storages_beside(state, old, self._book.alive())]
 
     def _after_step(self, optimizer: object, _args: Any, _kwargs: Any) -> None:
-        self._note_update(optimizer)
+        self._updates.note(optimizer)
         if self._optimizer is None:  # one optimizer marks the steps; others, as of a GAN, step within them
             self._optimizer = id(optimizer)
         thread = self._threads.get(threading.get_ident())
@@ -836,15 +761,16 @@ class ProgramGrowth:
             look = diagnose(made, Exemptions(state=False), per_call=True, old=rounds.old, threads=threads)
             with_graph = _storages_with_graph()
             keeping = [each for each in look.retained if _keeps_graph(each, with_graph)]
+            # a loop without a backward may build one model
             others = [
                 each
                 for each in look.retained
-                if not _keeps_graph(each, with_graph) and not _is_of_module(each)
+                if not _keeps_graph(each, with_graph) and (rounds.have_backward or not _is_of_module(each))
             ]
             leaks = [replace(each, keeps_graph=True) for each in rounds.leaks_within(keeping, measured)]
             if leaks and leaks[0].every == 1:
                 leaks[0] = replace(leaks[0], graph_nodes=_nodes_of_each(rounds))
-            rounds.kept = rounds.leaks_within(others, measured)
+            leaks, rounds.kept = _joined(leaks, rounds.leaks_within(others, measured))
             rounds.found = [each.storage.ref for each in (keeping if leaks else others)]
         rounds.kept += self._larger_tensors(rounds)
         if not leaks:
@@ -892,12 +818,28 @@ def _nodes_of_each(rounds: Rounds) -> int:
     return (counts[-1] - counts[0]) // (rounds.number - 1)
 
 
+def _joined(leaks: list[Leak], kept: list[Leak]) -> tuple[list[Leak], list[Leak]]:
+    """Return the leaks with all tensors of their holders, and the tensors of other holders.
+
+    A holder may keep a loss with its graph, and a batch without one. The same edit frees both.
+    """
+    joined = []
+    for leak in leaks:
+        same = (leak.cause, leak.device, leak.every)
+        beside = [each for each in kept if (each.cause, each.device, each.every) == same]
+        kept = [each for each in kept if (each.cause, each.device, each.every) != same]
+        nbytes = leak.nbytes + sum(each.nbytes for each in beside)
+        count = leak.count + sum(each.count for each in beside)
+        joined.append(replace(leak, nbytes=nbytes, count=count))
+    return joined, kept
+
+
 def _keeps_graph(survivor: Survivor, with_graph: set[int]) -> bool:
     return survivor.through_graph or id(survivor.storage.ref()) in with_graph
 
 
 def _is_of_module(survivor: Survivor) -> bool:
-    """Return True for a parameter or a buffer: the loop builds a model."""
+    """Return True for a parameter or a buffer."""
     return any(step.edge.kind in (EdgeKind.PARAMETER, EdgeKind.BUFFER) for step in survivor.steps)
 
 

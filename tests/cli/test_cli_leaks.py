@@ -903,3 +903,145 @@ def test_a_model_in_a_cycle_that_is_used_until_the_end_is_no_leak(models, shell_
     else:
         assert done.returncode == 1
         assert "attribute .forward of" in done.stdout
+
+
+TRAINER = """
+import torch
+class Average:
+    def __init__(self, trainer):
+        self.trainer, self.shadow = trainer, torch.zeros(64, 64)
+class Trainer:
+    def __init__(self):
+        self.model = torch.nn.Linear(64, 64)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.callbacks = [Average(self)]
+    def fit(self, number):
+        for _ in range(6):
+            loss = self.model(torch.ones(2, 64)).square().mean()
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+            {after}
+def main():
+    for number in range({trainers}):
+        Trainer().fit(number)
+main()
+"""
+LATEST_BATCH = "self.batch = torch.ones(2, 64)"
+OWN_CYCLE = "each = Average(self); each.itself = each"
+
+
+@pytest.mark.parametrize(
+    ("trainers", "after", "leak"),
+    [(1, LATEST_BATCH, ""), (2, LATEST_BATCH, "Average"), (1, OWN_CYCLE, "attribute .itself of Average")],
+)
+def test_what_a_trainer_used_until_the_end_is_no_leak(trainers, after, leak, shell_memwatch):
+    """A trainer and its callbacks refer to each other. Only the last one was in use when the program ended.
+
+    An object that each step leaves in a cycle of its own is a leak, although it leads to the trainer too.
+    """
+    done = shell_memwatch("leaks", "-c", TRAINER.format(trainers=trainers, after=after))
+    assert done.returncode == bool(leak), done.stdout
+    assert leak in done.stdout
+
+
+SUBSCRIBERS = """
+import torch
+class App:
+    def __init__(self):
+        self.plugin = Plugin(self)
+        self.slots = []
+class Plugin:
+    def __init__(self, app):
+        self.app, self.palette = app, torch.zeros(16, 3)
+def main():
+    app = App()
+    for _ in range(12):
+        app.slots.append(torch.ones(32, 32))
+main()
+"""
+
+
+def test_growth_is_named_beside_a_leak(shell_memwatch):
+    """Once `main` has returned, a cycle seems to hold all memory. The list that grew is named all the same."""
+    done = shell_memwatch("leaks", "-c", SUBSCRIBERS)
+    assert done.returncode == 1
+    assert "attribute .plugin of App" in done.stdout
+    assert "added to local `app` of main" in done.stderr
+    assert "attribute .slots of App (4.00 KiB in 1 tensor)" in done.stderr
+
+
+TRIALS = """
+import torch
+kept = {}
+for trial in range(12):
+    model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
+    model(torch.ones(2, 16)).sum().backward()
+    kept[trial] = model
+"""
+LAYERS = """
+import torch
+kept = torch.nn.ModuleList()
+for layer in range(12):
+    kept.append(torch.nn.Linear(16, 16))
+kept[0](torch.ones(2, 16)).sum().backward()
+"""
+
+
+def test_models_that_each_trial_keeps_are_named(shell_memwatch):
+    """A loop that builds a model keeps parameters too, but no pass of it has a backward."""
+    done = shell_memwatch("leaks", "-c", TRIALS)
+    assert done.returncode == 0, done.stdout
+    assert "added to global `kept` of module __main__" in done.stderr
+    done = shell_memwatch("leaks", "-c", LAYERS)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "memory grew" not in done.stderr
+
+
+LIBRARY = """
+handlers, cache = [], []
+"""
+REGISTERED = """
+import library, torch
+from library import cache
+class Results:
+    def __init__(self):
+        self.outputs = []
+results = Results()
+library.handlers.append(results)
+for _ in range(12):
+    {kept}.append(torch.ones(32, 32))
+"""
+
+
+@pytest.mark.parametrize(("kept", "is_leak"), [("results.outputs", False), ("cache", True)])
+def test_results_that_a_library_knows_too_are_results(kept, is_leak, shell_memwatch, tmp_path):
+    """A variable of the script holds them. A cache that the script imported is the library's all the same."""
+    (tmp_path / "library.py").write_text(LIBRARY)
+    (tmp_path / "program.py").write_text(REGISTERED.format(kept=kept))
+    done = shell_memwatch("leaks", "program.py")
+    assert done.returncode == is_leak, done.stdout
+    assert ("global `cache` of module library" in done.stdout) is is_leak
+
+
+BATCHES_BESIDE_LOSSES = """
+import collections
+logs = collections.defaultdict(list)
+for _ in range(14):
+    batch = torch.ones(2, 8)
+    loss = model(batch).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    logs["batch"].append(batch)
+    logs["loss"].append(loss)
+"""
+
+
+def test_a_leak_has_the_bytes_of_tensors_without_a_graph_too(shell_memwatch, tmp_path):
+    """One dictionary gets a loss with its graph and a batch without one, and one edit frees both."""
+    (tmp_path / "program.py").write_text(LOOP + BATCHES_BESIDE_LOSSES)
+    done = shell_memwatch("leaks", "program.py")
+    assert done.returncode == 1
+    assert f"retained: {format_bytes(4 + 2 * 8 * 4)} in 2 tensors on each step" in done.stdout
+    assert "memory grew" not in done.stderr
