@@ -254,6 +254,28 @@ def local_variable_of_step():
     Trainer(keeps=False).run()
 
 
+class LateTrainer(Trainer):
+    """Stores the batch after the step, which has it in a variable until then."""
+
+    def step(self):
+        images = batch()
+        target = batch()
+        loss = (self.model(images) - target).square().mean()
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        if self.keeps:
+            self.images = images, target
+
+
+def attribute_after_step():
+    LateTrainer(keeps=True).run()
+
+
+def variables_of_step():
+    LateTrainer(keeps=False).run()
+
+
 _STATISTICS = {}
 
 
@@ -540,6 +562,7 @@ CASES = {
     ),
     "hook": (features_of_hook, ["features"], "", norm_of_hook),
     "trainer": (attribute_of_trainer, [".images"], "self.images = images", local_variable_of_step),
+    "after step": (attribute_after_step, [".images"], "self.images = images, target", variables_of_step),
     "global dictionary": (global_dictionary, ["`_STATISTICS`"], "", global_dictionary_of_numbers),
     "context variable": (context_variable, ["`current`"], "", context_variable_reset),
     "cache of one": (cache_of_one, ["mask"], "", no_cache),

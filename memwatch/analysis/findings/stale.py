@@ -69,12 +69,10 @@ def find_stale(evidence: Evidence, least_bytes: int) -> list[Candidate]:
         holders = _keeper(evidence, rows)
         if holders:
             claims += [(row, holders) for row in rows.tolist()]
-    found = (
-        dataclasses.replace(
-            each, nbytes=_most_across(facts, each.allocations), spans=_unneeded(evidence, each.allocations)
-        )
-        for each in _one_for_each_exception(by_holder(FindingKind.STALE, claims, facts.allocations))
-    )
+    found = []
+    for each in _one_for_each_exception(by_holder(FindingKind.STALE, claims, facts.allocations)):
+        spans = _unneeded(evidence, np.sort(np.array(each.allocations)))
+        found.append(dataclasses.replace(each, nbytes=_most_at_once(facts, spans), spans=spans))
     return [each for each in found if each.nbytes >= least_bytes]
 
 
@@ -187,20 +185,43 @@ def _crossed(facts: Facts, rows: IntArray) -> IntArray:
     return after - np.searchsorted(ends_ns, allocations.birth_ns[rows], side="right")
 
 
-def _unneeded(evidence: Evidence, rows: list[int]) -> tuple[tuple[int, int, int], ...]:
-    """Return when each allocation becomes useless: after its last use, and after autograd dropped it."""
-    facts, saved = evidence.facts, evidence.saved
-    released_ns = np.zeros(len(facts.allocations), dtype=np.int64)
+def _unneeded(evidence: Evidence, rows: IntArray) -> tuple[tuple[int, int, int], ...]:
+    """Return from which event until which each allocation is useless and the holder alone has it.
+
+    It is useless after its last use, and after autograd dropped it. The holder gets it when it drops its value of the
+    iteration before. If a call had it too after its last use, the call may have it until the iteration ends.
+    """
+    facts, saved, allocations = evidence.facts, evidence.saved, evidence.facts.allocations
+    free_ns = np.zeros(len(allocations), dtype=np.int64)
     of_storage = saved.storage != NONE
-    np.maximum.at(released_ns, saved.storage[of_storage], saved.released_ns[of_storage])
+    np.maximum.at(free_ns, saved.storage[of_storage], saved.released_ns[of_storage])
+    free_ns = free_ns[allocations.storage[rows]]
+    ends_ns = np.append(np.sort(facts.kept_across.ends_ns), np.iinfo(np.int64).max)
+    end_ns = ends_ns[np.searchsorted(ends_ns, allocations.birth_ns[rows], side="right")]
+    last_ops = facts.use_bounds.last_op[rows]
+    in_call = [
+        _is_in_call(evidence, row, op) for row, op in zip(rows.tolist(), last_ops.tolist(), strict=True)
+    ]
+    free_ns = np.maximum(free_ns, np.where(in_call, end_ns, 0))
+    stacks = facts.capture.tables["ops"]["stack"][allocations.op[rows]]
+    for stack in np.unique(stacks).tolist():
+        of_line = np.flatnonzero(stacks == stack)
+        before, after = of_line[:-1], of_line[1:]
+        free_ns[after] = np.maximum(free_ns[after], allocations.death_ns[rows[before]])
     starts = np.maximum(
-        facts.biographies.last_events(np.array(rows)),
-        np.searchsorted(facts.curve.time_ns, released_ns[facts.allocations.storage[rows]], side="right"),
+        facts.biographies.last_events(rows), np.searchsorted(facts.curve.time_ns, free_ns, side="right")
     )
-    deaths = facts.allocations.death_event[rows]
+    deaths = allocations.death_event[rows]
     ends = np.where(deaths == NONE, len(facts.curve.time_ns), deaths)
-    spans = zip(rows, starts.tolist(), ends.tolist(), strict=True)
+    spans = zip(rows.tolist(), starts.tolist(), ends.tolist(), strict=True)
     return tuple(span for span in spans if span[1] < span[2])
+
+
+def _is_in_call(evidence: Evidence, row: int, op: int) -> bool:
+    """Return True if a variable of a call had an allocation at an op."""
+    return any(
+        len(each.edges) == 1 and each.kind in _OF_STACKS for each in evidence.holders.variables(row, op)
+    )
 
 
 def _is_lasting(facts: Facts, holder: Holder) -> bool:
@@ -230,13 +251,13 @@ def _at_the_store(holder: Holder) -> Holder:
     return dataclasses.replace(holder, site=site, is_own=stores[-1].is_own)
 
 
-def _most_across(facts: Facts, rows: list[int]) -> int:
-    """Return the most of some allocations that is alive at the end of an iteration."""
-    allocations, ends_ns = facts.allocations, np.sort(facts.kept_across.ends_ns)
-    change = np.zeros(len(ends_ns) + 1, dtype=np.int64)
-    born = np.searchsorted(ends_ns, allocations.birth_ns[rows], side="left")
-    died = np.searchsorted(ends_ns, allocations.death_ns[rows], side="left")
-    died[allocations.death_ns[rows] == NONE] = len(ends_ns)
-    np.add.at(change, born, allocations.nbytes[rows])
-    np.subtract.at(change, died, allocations.nbytes[rows])
+def _most_at_once(facts: Facts, spans: tuple[tuple[int, int, int], ...]) -> int:
+    """Return the most bytes that are useless at one time."""
+    if not spans:
+        return 0
+    rows, starts, ends = np.array(spans).T
+    change = np.zeros(len(facts.curve.time_ns) + 1, dtype=np.int64)
+    nbytes = facts.allocations.nbytes[rows]
+    np.add.at(change, starts, nbytes)
+    np.subtract.at(change, ends, nbytes)
     return int(np.cumsum(change).max())
