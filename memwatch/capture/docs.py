@@ -37,7 +37,7 @@ _UNITS: Final = {
     "nbytes": "bytes",
     "_ns": "nanoseconds",
     "_s": "seconds",
-    "_ratio": "ratio, 0 to 1",
+    "_ratio": "ratio",
 }
 _HEAD: Final = """# Tables
 

@@ -307,6 +307,35 @@ def test_the_lines_use_the_expressions_of_the_program_and_name_their_place():
         learner.learn()
 
 
+class _Fitter:
+    """The model and the loss are in another object and another method than the loop."""
+
+    def __init__(self):
+        self.criterion = nn.MSELoss()
+        self.model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(4)))
+        self.optimizer = torch.optim.AdamW(self.model.parameters())
+
+    def loss(self, x):
+        return self.criterion(self.model(x), x)
+
+    def fit(self):
+        for _ in range(2):
+            self.optimizer.zero_grad()
+            self.loss(torch.randn(512, 64)).backward()
+            self.optimizer.step()
+
+
+def test_the_comment_names_a_place_that_the_program_reaches():
+    """The function for micro-batches stands where every method finds it. A word after a dot stands for nothing."""
+    fitter = _Fitter()
+    with memwatch.profile(holders=False) as prof:
+        fitter.fit()
+    lines = dict(zip(prof.ways["kind"], prof.ways["lines"], strict=True))
+    assert lines["micro_batches"].startswith("# at the top of the file that computes the loss\n")
+    assert "fitter.model." in lines["checkpoint"]
+    assert "stands for" not in lines["checkpoint"]
+
+
 def test_words_stand_for_a_model_that_no_variable_leads_to():
     """The comment says so."""
     learners = {_Learner()}

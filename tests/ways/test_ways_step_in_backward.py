@@ -159,3 +159,17 @@ def test_a_changed_program_is_freed_like_any_other():
     del changed
     gc.collect()
     assert weight() is None
+
+
+def test_it_is_not_offered_for_two_optimizers_of_one_model():
+    """After the first of them has updated a parameter, the second would find no gradient."""
+    training = _Training(_adam)
+    before = training.optimizer
+    with memwatch.profile(holders=False) as prof:
+        training.step()
+        training.step()
+        training.optimizer = _adam(training.model.parameters())
+        training.step()
+        training.step()
+    assert before is not training.optimizer
+    assert _way_of(prof) is None

@@ -6,6 +6,7 @@ A way is a change of the program, with the peak that it would have.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
@@ -156,6 +157,7 @@ class _Search:
     def _way(self, checkpoint: _Checkpoint | None, change: _Change | None) -> Way:
         calls = [] if checkpoint is None else checkpoint.calls
         again_ratio = sum(call.again_ns for call in calls) / self._checkpointing.ops_ns
+        is_estimate = bool(self._facts.capture.meta.get("estimate"))
         parts = [part for part in (checkpoint, change) if part is not None]
         texts = [part.text for part in parts]
         lines = joined(part.lines for part in parts)
@@ -163,10 +165,14 @@ class _Search:
             kind=" + ".join(part.kind for part in parts),
             text=texts[0] if len(texts) == 1 else words.BOTH.format(first=texts[0], other=texts[1]),
             peak_bytes=self._checkpointing.peak_bytes(calls, None if change is None else change.bytes),
-            time_ratio=again_ratio + (1 if change is None else change.time_ratio),
+            # the ops of an estimate took the time of a fake tensor
+            time_ratio=math.nan
+            if is_estimate
+            else again_ratio + (1 if change is None else change.time_ratio),
             basis="simulated" if change is None else change.basis,
             decision="; ".join(part.decision for part in parts if part.decision),
-            lines=self._comment(lines) + lines,
+            lines=self._comment(lines, is_function=any(part.kind == "micro_batches" for part in parts))
+            + lines,
             modules=", ".join(self._place(module)[1] for part in parts for module in part.modules),
         )
 
@@ -235,8 +241,12 @@ class _Search:
 
     def _optimizer_names(self) -> list[str]:
         """Return the program's expressions for its optimizers. The word `optimizer` stands for an unknown one."""
-        known = self._facts.capture.meta.get("expressions", {}).get("optimizers", [])
-        return list(dict.fromkeys(name or _OPTIMIZER for name in known)) or [_OPTIMIZER]
+        return list(dict.fromkeys(name or _OPTIMIZER for name in self._noted_optimizers())) or [_OPTIMIZER]
+
+    def _noted_optimizers(self) -> list[str]:
+        """Return the expressions for the optimizers that stepped while all of them were alive; "" is unknown."""
+        noted: list[str] = self._facts.capture.meta.get("expressions", {}).get("optimizers", [])
+        return noted
 
     def _changes(self) -> list[_Change]:
         """Return the changes of the optimizer: settings whose temporaries were recorded, and a step in the backward."""
@@ -263,7 +273,8 @@ class _Search:
             for other in other_optimizers(self._facts, self._timeline)
         ]
         step = step_in_backward(self._facts, self._timeline)
-        if step is not None:
+        # of two optimizers of one model, the first would take the gradients away from the second
+        if step is not None and len(self._noted_optimizers()) <= 1:
             found.append(
                 _Change(
                     kind="step_in_backward",
@@ -468,8 +479,15 @@ class _Search:
         name = self._tree.names[root]
         return name if name.isidentifier() and name != self._tree.classes[root] else ""
 
-    def _comment(self, lines: str) -> str:
-        """Return the comment above the lines of a way: their place, and the words that stand for something else."""
+    def _comment(self, lines: str, *, is_function: bool) -> str:
+        """Return the comment above the lines of a way: their place, and the words that stand for something else.
+
+        Args:
+            lines: the lines.
+            is_function: True if they define a function that any part of the program may call.
+        """
+        if is_function:
+            return f"{words.PLACE_AT_TOP}\n"
         expressions = self._facts.capture.meta.get("expressions", {})
         function = str(expressions.get("function", ""))
         place = words.PLACE_IN.format(function=function) if function else words.PLACE
@@ -478,7 +496,7 @@ class _Search:
         unknown = [
             word
             for word, known in used.items()
-            if f"{word}." in lines and word not in known and not (known and all(known))
+            if re.search(rf"(?<![\w.]){word}\.", lines) and word not in known and not (known and all(known))
         ]
         return "\n".join([place, *(words.STANDS_FOR.format(word=word) for word in unknown), ""])
 
