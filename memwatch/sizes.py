@@ -21,6 +21,8 @@ _UNITS: Final = {
 }
 _MOST_DIGITS: Final = 100
 """More are no size, and Python cannot read all of them as a number."""
+_LEAST_WITHOUT_UNIT: Final = 2**10
+"""Bytes. A smaller number without a unit, as in `--limit 8`, means gigabytes or a share. A guess."""
 _SIZE: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-zA-Z]*)\s*")
 
 
@@ -38,7 +40,8 @@ def parse_bytes(size: int | float | str) -> int:
         The number of bytes, rounded down.
 
     Raises:
-        SizeError: the text is not a size, or the size is negative or not finite.
+        SizeError: the text is not a size, or a number below 1,024 without a unit; or the size is negative or not
+            finite.
     """
     if isinstance(size, bool) or not isinstance(size, (int, float, str)):
         raise SizeError(f"{size!r} is not a size; write bytes as a number or text such as '64 MiB'")
@@ -50,11 +53,14 @@ def parse_bytes(size: int | float | str) -> int:
             )
         if len(match[1]) > _MOST_DIGITS:
             raise SizeError(f"a number of {len(match[1])} digits is not a size; write it as '64 MiB'")
-        return (
+        nbytes = (
             int(float(match[1]) * _UNITS[match[2].lower()])
             if "." in match[1]
             else int(match[1]) * _UNITS[match[2].lower()]
         )
+        if not match[2] and 0 < nbytes < _LEAST_WITHOUT_UNIT:
+            raise SizeError(f"{size!r} has no unit; write '{match[1]} GiB', or '{match[1]} B' if you mean bytes")
+        return nbytes
     if not 0 <= size < float("inf"):
         raise SizeError(f"{size!r} is not a size; it must be a finite number of bytes, zero or more")
     return int(size)

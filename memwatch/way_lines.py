@@ -263,7 +263,7 @@ from torch import compile as compiled
 """Lines that apply a way, by kind."""
 
 LOADED: Final = """\
-from memwatch.planner.plan import load_plan
+from memwatch.planner import load_plan
 
 plan = load_plan({path!r}){comment}
 """

@@ -480,6 +480,15 @@ def _agreeing(
     return {name: values[kept] for name, values in columns.items()}, problems
 
 
+def is_capture(path: pathlib.Path) -> bool:
+    """Return True if a file begins as captures do. A file that cannot be read does not."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False
+
+
 def _holds(bounds: tuple[int, int], of_column: tuple[int, int]) -> bool:
     return of_column[0] <= bounds[0] and bounds[1] <= of_column[1]
 

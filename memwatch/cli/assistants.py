@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 class Mcp:
     """Serve a capture to an assistant, by the Model Context Protocol over standard input and output.
 
-    The tools are read-only: summary, live_set, findings, holders and diff. Nothing is sent anywhere but to the program
-    that started the server. It needs the package mcp: pip install "memwatch[mcp]".
+    The tools are read-only: summary, live_set, findings, ways, holders and diff. Nothing is sent anywhere but to
+    the program that started the server. It needs the package mcp: pip install "memwatch[mcp]".
 
         memwatch mcp train.4242.memwatch
     """

@@ -231,6 +231,8 @@ class Estimate:
             options.usage_error(
                 f"rank {options.rank} is not in a job of {options.world_size}; the last is {options.world_size - 1}"
             )
+        if options.world_size is None and options.rank:
+            options.usage_error(f"--rank {options.rank} needs --world-size, the number of ranks")
         program = chosen_program(options)
         if options.largest_batch:
             if options.output is not None or options.html:

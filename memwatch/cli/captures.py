@@ -113,7 +113,7 @@ def _to_measure(reading: Reading) -> list[str]:
     lowest_bytes = (
         int(reading.ways["peak_bytes"][is_measured].min()) if any(is_measured) else reading.peak_bytes
     )
-    if lowest_bytes > (1 - _LEAST_FALL_RATIO) * reading.peak_bytes:
+    if not lowest_bytes or lowest_bytes > (1 - _LEAST_FALL_RATIO) * reading.peak_bytes:
         return []
     lowest_mib = lowest_bytes / 2**20
     rounded_up = math.ceil(lowest_mib) if lowest_mib >= 10 else math.ceil(lowest_mib * 10) / 10
@@ -311,9 +311,14 @@ class Import:
     def execute(options: argparse.Namespace) -> int:
         """Write the capture and print its path; return 0."""
         from memwatch.capture import save
+        from memwatch.capture.check import is_capture
         from memwatch.memory_snapshot import read_snapshot
 
         target = options.output or options.snapshot.with_suffix(".memwatch")
+        if is_capture(options.snapshot):
+            raise MemwatchError(
+                f"{options.snapshot} is a memwatch capture already; memwatch summary shows it"
+            )
         if target == options.snapshot:
             raise MemwatchError(
                 f"{target} is the input and cannot be the output too; name another output with -o"

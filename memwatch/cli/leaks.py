@@ -59,7 +59,7 @@ def execute(options: argparse.Namespace) -> int | BaseException:
                 run()
             except SystemExit as error:
                 if error.code not in {None, 0}:
-                    return error
+                    raise  # the program failed, so what it holds is no leak
             finally:
                 growth.stop()
             at_end = growth.held_at_end()

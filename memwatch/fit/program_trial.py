@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
@@ -26,6 +26,7 @@ from memwatch.fit.way import Applied, Expressions, Way, expressions_of
 from memwatch.own_code import is_program_code
 from memwatch.profile import profile
 from memwatch.replay.measure import can_measure
+from memwatch.words import fit as words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -39,6 +40,10 @@ if TYPE_CHECKING:
     from memwatch.planner.plan import Plan
     from memwatch.private_files import PrivateFiles
     from memwatch.reading import Reading
+
+
+_FEWEST_STEPS: Final = 2
+"""Steps of a run: the first is not timed."""
 
 
 class Enough(BaseException):
@@ -67,7 +72,7 @@ class ProgramTrial:
     ) -> None:
         self.names, self.device = Expressions(), "cpu"
         self._left = LivingStorages(self.device)
-        self._load, self._steps, self._files = load, max(steps, 2), files
+        self._load, self._steps, self._files = load, max(steps, _FEWEST_STEPS), files
         self._folder = os.getcwd()
         self._modules = set(sys.modules)
         self._arguments = list(sys.argv)
@@ -150,18 +155,21 @@ class ProgramTrial:
         program = self._load()  # it drops the variables of the last run
         gc.collect()
         self._left = LivingStorages(self.device)
+        exit_code = None
         with (
-            contextlib.suppress(Enough, SystemExit),
+            contextlib.suppress(Enough),
             open(os.devnull, "w") as nowhere,
             contextlib.redirect_stdout(nowhere),
             run.watching(),
         ):
-            program()
+            try:
+                program()
+            except SystemExit as error:
+                exit_code = error.code
         if not run.is_complete:
-            raise TooFewStepsError(
-                f"the program made {run.steps} steps of an optimizer of torch, and {run.needed_steps} are needed; "
-                "give --steps a smaller number, or call memwatch.fit(step, model, limit) in the program"
-            )
+            least = run.needed_steps - self._steps + _FEWEST_STEPS
+            message = words.too_few_steps(run.steps, run.needed_steps, least, exit_code)
+            raise TooFewStepsError(message)
         self.names, self.device = run.names, run.device
         return run
 

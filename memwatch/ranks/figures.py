@@ -161,9 +161,12 @@ def headline(ranks: Job) -> str:
         "share": f"{100 * found.imbalance_ratio:.1f} %",
         "count": found.compared,
     }
-    if not found.are_ranks or found.compared == 1:
+    is_equal = found.lowest_bytes == found.highest_bytes and found.compared > 1
+    if is_equal and not found.are_ranks:
+        text = words.HEADLINE_EQUAL_PROCESSES.format(**figures)
+    elif not found.are_ranks or found.compared == 1:
         text = words.HEADLINE_PROCESS.format(**figures)
-    elif found.lowest_bytes == found.highest_bytes:
+    elif is_equal:
         text = words.HEADLINE_EQUAL.format(**figures) + words.TO_DO_EQUAL
     else:
         text = words.HEADLINE.format(**figures) + words.TO_DO.format(**figures)

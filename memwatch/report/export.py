@@ -224,6 +224,10 @@ def read_trace(path: Path) -> dict[str, Any]:
         TraceError: `torch.profiler` did not write this file.
         OSError: the file cannot be read.
     """
+    if not path.is_file():
+        raise TraceError(
+            f"{path} is not a file; name a file that export_chrome_trace of torch.profiler wrote"
+        )
     content = path.read_bytes()
     try:
         if content.startswith(_GZIP):

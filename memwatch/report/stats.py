@@ -208,7 +208,7 @@ def _totals(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("baseline", format_bytes(figures["baseline_bytes"])),
         ("peak increase", format_bytes(figures["peak_increase_bytes"])),
         ("only for backward", _share(figures["only_for_backward_ratio"])),
-        ("holders", evidence_text(figures["holder_evidence_bytes"])),
+        ("how holders are known", evidence_text(figures["holder_evidence_bytes"])),
         ("ops", _known(figures["ops"])),
         ("allocations", made),
         ("workspaces", _known(figures["workspaces"], "{:,} of these")),

@@ -97,6 +97,18 @@ GROWN_LISTS: Final = (
 )
 FAILED_WAYS: Final = "{count} of them could not be measured ({failures})"
 
+NO_STEPS: Final = (
+    "the program made no step of an optimizer of torch{ending}; train with one, or call memwatch.fit(step, model, "
+    "limit) in the program"
+)
+TOO_FEW_STEPS: Final = (
+    "the program made {made} steps of an optimizer of torch{ending}, and {needed} are needed; {to_do}, or call "
+    "memwatch.fit(step, model, limit) in the program"
+)
+FEWER_STEPS: Final = "give --steps a smaller number"
+MORE_STEPS: Final = "let it make at least {needed} steps"
+EXITED: Final = " before it called sys.exit({code!r})"
+
 TOO_LARGE: Final = (
     "a limit of {limit} on {device} is not reachable: the lowest of {tried} ways is {lowest} ({way})"
 )
@@ -105,6 +117,22 @@ OPTIMIZER: Final = "the peak is in the optimizer's step, which adds {increase} t
 WORKSPACE: Final = "at the peak one op, {op}, takes {workspace} of workspace"
 ACTIVATIONS: Final = "at the peak, in {op}, are {parts}"
 OUT_OF_MEMORY: Final = "all {tried} ways ran out of memory on {device}"
+
+
+def too_few_steps(made: int, needed: int, least: int, exit_code: object) -> str:
+    """Return that a program ended too early.
+
+    Args:
+        made: the steps that it made.
+        needed: the steps that a run needs.
+        least: the steps that a run needs with the smallest `--steps`.
+        exit_code: the argument of its `sys.exit`; None if it ended by itself.
+    """
+    ending = "" if exit_code is None else EXITED.format(code=exit_code)
+    if not made:
+        return NO_STEPS.format(ending=ending)
+    to_do = FEWER_STEPS if made >= least else MORE_STEPS.format(needed=needed)
+    return TOO_FEW_STEPS.format(made=made, needed=needed, ending=ending, to_do=to_do)
 
 
 def files_dropped(paths: list[str]) -> list[str]:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 FINDINGS: Final = "Findings in {process}: memory that is alive without need, and its peak without it"
 HEADLINE: Final = "{worst} has the highest peak, {highest}: {share} above the mean of {count} ranks."
 HEADLINE_EQUAL: Final = "All {count} ranks have the same peak, {highest}."
+HEADLINE_EQUAL_PROCESSES: Final = "All {count} processes have the same peak, {highest}."
 HEADLINE_PROCESS: Final = "{worst} has the highest peak, {highest}."
 TO_DO: Final = (
     " Lower the peak of {worst} first: a device that is large enough for it is large enough for every rank."

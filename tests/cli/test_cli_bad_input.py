@@ -15,7 +15,11 @@ WRONG = {
     "captures that are scripts": ("merge {folder}/train.py", "train.py is not a memwatch capture; record one"),
     "a plan that is not there": ("replay {capture} --plan {folder}/no.plan", "no.plan is not a file; write one with"),
     "a plan that is a script": ("replay {capture} --plan {folder}/train.py", "train.py is not a plan; write one with"),
-    "a capture to import": ("import {capture}", "is the input and cannot be the output too; name another"),
+    "a capture to import": ("import {capture}", "is a memwatch capture already; memwatch summary shows it"),
+    "a trace that is not there": ("transform {capture} chrome --into {folder}/no.json -o {folder}/both.json",
+                                  "no.json is not a file; name a file that export_chrome_trace"),
+    "a script that ends early": ("fit --in-place --limit 1GiB -c __import__('sys').exit(3)",
+                                 "made no step of an optimizer of torch before it called sys.exit(3); train with one"),
 }  # fmt: skip
 
 
@@ -47,6 +51,7 @@ def test_an_unknown_option_is_told_by_the_verb(capsys, verb):
     [
         "transform {capture} json --table storages",
         "transform {capture} chrome --table storages",
+        "estimate --in-place --rank 5 train.py",
         "estimate --in-place --largest-batch --device cpu --device-memory 1GiB train.py --batch {{batch}}",
     ],
 )

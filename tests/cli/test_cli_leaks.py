@@ -65,7 +65,8 @@ def test_what_outlives_the_program_is_named(shell_memwatch, tmp_path):
 @pytest.mark.parametrize("verb", [("leaks",), ("estimate",), ("fit", "--limit", "1GiB")])
 def test_a_program_that_fails_ends_as_it_would_have_ended(verb, shell_memwatch, command, tmp_path):
     """An error, an exit code and wrong syntax are the program's own, shown as `python` shows them."""
-    for ending in ("def f():\n    1 / 0\nf()", "x = = 1", "import sys; sys.exit(3)"):
+    exits = "import sys, torch; kept = torch.ones(1000); sys.exit(3)"
+    for ending in ("def f():\n    1 / 0\nf()", "x = = 1", exits):
         if verb[0] == "fit" and "sys" in ending:
             continue  # a program that ends by itself has made too few steps, which memwatch says
         (tmp_path / "program.py").write_text(ending)

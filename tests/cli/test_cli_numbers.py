@@ -74,14 +74,25 @@ def test_a_size_of_thousands_of_digits_is_no_size(text):
         parse_bytes(text)
 
 
+def test_a_small_number_without_a_unit_is_no_size():
+    """It means gigabytes or a share. A number of bytes from a program has no unit either, and is taken."""
+    with pytest.raises(SizeError, match="'8' has no unit"):
+        parse_bytes("8")
+    assert parse_bytes("0") == 0
+    assert parse_bytes("8 B") == parse_bytes(8) == 8
+    assert parse_bytes("8589934592") == 8 * 2**30
+
+
 def test_a_program_without_tensors_has_no_peak_to_place(shell_memwatch, tmp_path):
-    """The summary names no instant as the peak."""
-    done = shell_memwatch("run", "-q", "-o", "a.memwatch", "--html", "-c", "print(1)")
+    """The summary names no instant as the peak, and no limit to fit it into."""
+    (tmp_path / "program.py").write_text("print(1)")
+    done = shell_memwatch("run", "-q", "-o", "a.memwatch", "--html", "program.py")
     assert done.returncode == 0
     done = shell_memwatch("summary", "a.memwatch")
     assert "No tensor memory was recorded" in done.stdout
     assert "after the start" not in done.stdout
     assert "first op" not in done.stdout
+    assert "--limit" not in done.stdout
     assert "after the start" not in (tmp_path / "a.html").read_text().split("<script")[0]
     done = shell_memwatch("run", "-q", "-o", "b.memwatch", "-c", "import torch; torch.ones(9)")
     assert "after the start" in shell_memwatch("summary", "b.memwatch").stdout
