@@ -59,7 +59,9 @@ def parse_bytes(size: int | float | str) -> int:
             else int(match[1]) * _UNITS[match[2].lower()]
         )
         if not match[2] and 0 < nbytes < _LEAST_WITHOUT_UNIT:
-            raise SizeError(f"{size!r} has no unit; write '{match[1]} GiB', or '{match[1]} B' if you mean bytes")
+            raise SizeError(
+                f"{size!r} has no unit; write '{match[1]} GiB', or '{match[1]} B' if you mean bytes"
+            )
         return nbytes
     if not 0 <= size < float("inf"):
         raise SizeError(f"{size!r} is not a size; it must be a finite number of bytes, zero or more")

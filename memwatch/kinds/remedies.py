@@ -271,6 +271,10 @@ class Remedy(Enum):
         is_of_entry=True,
         is_of_container=True,
     )
+    WEAK_KEYS = RemedyRow(
+        "a `WeakKeyDictionary` drops an entry once its key is gone, and something keeps the keys: if the value "
+        "refers to its key, make that reference weak (`weakref.ref`)"
+    )
     VALUE = RemedyRow(
         (
             "the dictionary keeps each entry: limit its size, or delete entries after use; if its keys are "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
+from weakref import WeakKeyDictionary
 
 from memwatch._torch.modules import HOOK_TABLES
 from memwatch.kinds.edges import EdgeKind, VertexKind
@@ -110,6 +111,8 @@ def _for_retained(cut: Edge | None, holder: Sequence[Edge], path: Sequence[Edge]
         return in_c
     if cut is not None and (added := _added(cut, path)) is not None:
         return added
+    if cut is not None and _is_of_weak_keys(cut, path):
+        return Remedy.WEAK_KEYS
     remedy = _by_references(holder, path)
     # of a thread that runs on, and of a cache whose result is old, what they keep may be what grows
     if remedy is not None and (remedy.row.is_of_entry or remedy in (Remedy.THREAD, Remedy.CACHE)):
@@ -150,6 +153,14 @@ def _of_most(cut: Edge, path: Sequence[Edge]) -> Edge:
     at = next((at for at, edge in enumerate(path) if edge is cut), len(path))
     entries = [cut, *(edge for edge in path[at + 1 :] if edge.kind in (EdgeKind.ITEM, EdgeKind.MEMBER))]
     return max(entries, key=lambda edge: (edge.owner and edge.owner.count) or 0)
+
+
+def _is_of_weak_keys(cut: Edge, path: Sequence[Edge]) -> bool:
+    """Return True for an entry of the dictionary that a `WeakKeyDictionary` itself consists of."""
+    return any(
+        below is cut and above.owner is not None and above.owner.name == WeakKeyDictionary.__name__
+        for above, below in pairwise(path)
+    )
 
 
 def _is_of_cache(cut: Edge, path: Sequence[Edge]) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import time
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import FrameType, ModuleType
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 import torch
 
+from memwatch._torch.autograd_state import base_of
 from memwatch._torch.tensors import device_of
 from memwatch.heap.autograd import is_sparse, sparse_parts
 from memwatch.heap.c_held import borrowed_memories
@@ -154,18 +156,27 @@ def tensor_words(objects: list[Any]) -> str:
     return describe(next((obj for obj in reversed(objects) if is_tensor(obj)), objects[-1]))
 
 
-def is_view(objects: list[Any], storage_bytes: int) -> bool:
-    """Return True if the tensor at the end of a path shows half of its storage at most."""
-    tensor = next((obj for obj in reversed(objects) if is_tensor(obj)), None)
-    if tensor is None:
-        return False
+def shown_bytes(tensors: Sequence[torch.Tensor]) -> Counter[int]:
+    """Return how many bytes of each storage some tensors show, by the id of the storage.
+
+    The base of a view shows all of it, but the program may have the view alone.
+    """
+    shown: Counter[int] = Counter()
     with quiet():
-        try:
-            return bool(2 * nbytes_of(tensor) <= storage_bytes)
-        except (RuntimeError, AttributeError, NotImplementedError) as error:
-            # nested, sparse and opaque tensors
-            pass_on(error)
-            return False
+        bases = {id(base_of(tensor)) for tensor in tensors}
+        for tensor in tensors:
+            if id(tensor) not in bases:
+                shown[id(storage_of(tensor))] += _known_bytes(tensor)
+    return shown
+
+
+def _known_bytes(tensor: torch.Tensor) -> int:
+    try:
+        return int(nbytes_of(tensor))
+    except (RuntimeError, AttributeError, NotImplementedError) as error:
+        # nested, sparse and opaque tensors
+        pass_on(error)
+        return 0
 
 
 def is_hidden(storages: Sequence[NewStorage]) -> bool:
@@ -316,6 +327,7 @@ class HolderSearch:
         self._owners: set[int] = set()  # positions of what holds the survivors
         self._excusing: set[int] = set()  # and of containers that are no leak
         self._one_more: dict[tuple[int, int], bool] = {}  # by position of a container and id of a class
+        self._shown: Counter[int] | None = None  # bytes of each storage that tensors show
 
     def run(self, *, deep: bool = False) -> Diagnosis | None:
         """Explain the survivors, or return None if only a deep snapshot can find a holder."""
@@ -325,6 +337,7 @@ class HolderSearch:
 
     def _explain(self, snapshot: Snapshot, *, deep: bool) -> Diagnosis | None:
         diagnosis = Diagnosis()
+        self._shown = None
         for noted in (self._owners, self._excusing, self._one_more):
             noted.clear()
         reached = Reached(snapshot, self._exempt)
@@ -523,10 +536,16 @@ class HolderSearch:
             is_one_more=is_one_more or cut_at is not None,
             is_replaced=cut_at is not None,
             is_amid=cut is not None and is_amid_older(snapshot, objects[cut.start], cut),
-            is_view=is_view(objects, nbytes),
+            is_view=self._is_view(snapshot, made.ref(), nbytes),
             registers_itself=cut is not None
             and registers_itself(objects[cut.end], steps[: steps.index(cut)]),
         )
+
+    def _is_view(self, snapshot: Snapshot, storage: object, nbytes: int) -> bool:
+        """Return True if all tensors over a storage together show half of it at most."""
+        if self._shown is None:
+            self._shown = shown_bytes(snapshot.instances(torch.Tensor))
+        return 0 < 2 * self._shown[id(storage)] <= nbytes
 
     def _work_of(self, snapshot: Snapshot, owners: Sequence[int]) -> Vertex | None:
         """Return the function of a thread that the runs started, if a call of it alone leads to the last owner."""

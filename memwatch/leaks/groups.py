@@ -42,6 +42,7 @@ def leaks_of(
     end_s: float | None = None,
     told: Callable[[Leak, list[Survivor]], None] | None = None,
     added: Sequence[Mapping[tuple[str, int], int]] | None = None,
+    with_graph: bool = False,
 ) -> list[Leak]:
     """Group survivors into leaks. If one reference holds tensors on two devices, these are two leaks.
 
@@ -54,6 +55,7 @@ def leaks_of(
         told: called with each leak and its survivors.
         added: for each run, by device and size, the number of storages that it left without replacing dead ones; for
             `per_call` only. Without it the latest value of a name counts as a replacement.
+        with_graph: True if the tensors are known to have a graph. By default, those of a graph show it.
 
     Returns:
         Leaks, largest first.
@@ -73,7 +75,9 @@ def leaks_of(
             nbytes -= sum(survivor.storage.replaced_bytes for survivor in group)
         count = len(kept if per_call else group) // runs
         grows = all(survivor.storage.grew for survivor in group)
-        leak = leak_of(group, nbytes // runs, count, per_call=per_call, end_s=end_s, grows=grows)
+        leak = leak_of(
+            group, nbytes // runs, count, per_call=per_call, end_s=end_s, grows=grows, with_graph=with_graph
+        )
         if told is not None:
             told(leak, group)
         every = max(1, round(len(measured) / len(_runs(group))))
@@ -206,6 +210,7 @@ def leak_of(
     per_call: bool,
     end_s: float | None = None,
     grows: bool = False,
+    with_graph: bool = False,
 ) -> Leak:
     """Return the leak of some survivors that belong to one cause.
 
@@ -216,6 +221,7 @@ def leak_of(
         per_call: True if the figures are per call.
         end_s: clock when the check began to search, in seconds; by default now.
         grows: True if the leak is one tensor that becomes larger.
+        with_graph: True if the tensors are known to have a graph. By default, those of a graph show it.
     """
     shown = _shown(group)
     nearest = _nearest(group)
@@ -229,7 +235,7 @@ def leak_of(
     cuts = _cuts(shown, group)
     holder, holder_edges = holder_of(shown)
     site, caller = _site(nearest)
-    keeps_graph = any(survivor.through_graph for survivor in group)
+    keeps_graph = with_graph or any(survivor.through_graph for survivor in group)
     remedy = remedy_for(shown.kind, cut, holder_edges, edges, cycle_length=shown.cycle_length)
     remedy = _remedy_of_group(remedy, shown, group, keeps_graph=keeps_graph, grows=grows)
     if shown.work is not None:

@@ -447,10 +447,18 @@ class Rounds:
         """Return True if a storage of the last search is alive."""
         return any(ref() is not None for ref in self.found)
 
-    def leaks_within(self, survivors: Sequence[Survivor], measured: range) -> list[Leak]:
+    def leaks_within(
+        self, survivors: Sequence[Survivor], measured: range, *, with_graph: bool = False
+    ) -> list[Leak]:
         """Return the leaks to which each period of some rounds added, and note their storages."""
-        periods = periods_of(measured)
-        return leaks_of(survivors, measured, per_call=True, periods=periods, told=self._note_storages)
+        return leaks_of(
+            survivors,
+            measured,
+            per_call=True,
+            periods=periods_of(measured),
+            told=self._note_storages,
+            with_graph=with_graph,
+        )
 
     def _note_storages(self, leak: Leak, survivors: Sequence[Survivor]) -> None:
         refs = self.storages.setdefault(leak.cause, [])
@@ -767,7 +775,7 @@ class ProgramGrowth:
                 for each in look.retained
                 if not _keeps_graph(each, with_graph) and (rounds.have_backward or not _is_of_module(each))
             ]
-            leaks = [replace(each, keeps_graph=True) for each in rounds.leaks_within(keeping, measured)]
+            leaks = rounds.leaks_within(keeping, measured, with_graph=True)
             if leaks and leaks[0].every == 1:
                 leaks[0] = replace(leaks[0], graph_nodes=_nodes_of_each(rounds))
             leaks, rounds.kept = _joined(leaks, rounds.leaks_within(others, measured))

@@ -53,7 +53,7 @@ class Survivor:
             reference to cut.
         has_more_cycles: True if some cycles that keep it were not searched.
         branch: the step of the cycle that begins at the object from which the path to the tensor leaves.
-        is_view: True if the tensor shows half of its storage at most.
+        is_view: True if all tensors over the storage show half of it at most.
         is_one_more: True if it is behind the entry of a container that has older entries of its class.
         is_replaced: True if it is of a replaced parameter that an optimizer keeps.
         is_amid: True if older items follow its place in a list or array.

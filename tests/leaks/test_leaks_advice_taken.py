@@ -64,6 +64,40 @@ def descriptor_with_weak_keys():
     WEAK_BY_IMAGE[Image()] = data()
 
 
+class Statistics:
+    """Refers to the image that it is about."""
+
+    def __init__(self, image):
+        self.image, self.histogram = image, data()
+
+
+def value_with_its_key():
+    image = Image()
+    WEAK_BY_IMAGE[image] = Statistics(image)
+
+
+def value_with_a_weak_key():
+    image = Image()
+    WEAK_BY_IMAGE[image] = Statistics(weakref.ref(image))
+
+
+class Request:
+    """Has two views of one storage, which together show most of it."""
+
+    def __init__(self):
+        _, self.key, self.value = torch.ones(96).chunk(3)
+
+
+def requests():
+    TABLE[next(NUMBERS)] = Request()
+
+
+def requests_deleted():
+    key = next(NUMBERS)
+    TABLE[key] = Request()
+    del TABLE[key]
+
+
 def member():
     MEMBERS.add(Image())
 
@@ -257,6 +291,8 @@ def numbers():
 RULES = [
     (Remedy.VALUE, entry, entry_deleted),
     (Remedy.VALUE, descriptor, descriptor_with_weak_keys),
+    (Remedy.VALUE, requests, requests_deleted),
+    (Remedy.WEAK_KEYS, value_with_its_key, value_with_a_weak_key),
     (Remedy.MEMBER, member, member_discarded),
     (Remedy.CLASS_PER_CALL, registered_class, registered_class_made_once),
     (Remedy.CLASS_ATTRIBUTE, class_attribute, class_attribute_on_an_instance),
@@ -293,7 +329,18 @@ def _optimizer():
 def _tidy():
     torch.set_num_threads(1)
     yield
-    for kept in (TABLE, BY_IMAGE, MEMBERS, PLUGINS, METHODS, PARTIALS, HISTORY, LAYERS, SLICES):
+    for kept in (
+        TABLE,
+        BY_IMAGE,
+        WEAK_BY_IMAGE,
+        MEMBERS,
+        PLUGINS,
+        METHODS,
+        PARTIALS,
+        HISTORY,
+        LAYERS,
+        SLICES,
+    ):
         kept.clear()
     OPTIMIZER.state.clear()
     for name in [name for name in vars(Runs) if name.startswith("result_")]:
