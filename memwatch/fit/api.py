@@ -212,7 +212,7 @@ def _not_reachable(
         text = words.OUT_OF_MEMORY.format(tried=len(search.tried), device=trial.device)
         return BudgetError(f"{text}; {failed}" if failures else text, None, 0)
     text = words.TOO_LARGE.format(
-        limit=format_bytes(limit_bytes), device=trial.device, tried=len(search.tried),
+        limit=format_bytes(limit_bytes), device=trial.device, tried=words.count_of_ways(len(search.tried)),
         lowest=format_bytes(lowest.peak_bytes), way=lowest.way.name,
     )  # fmt: skip
     if failures:

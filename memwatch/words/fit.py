@@ -110,13 +110,18 @@ MORE_STEPS: Final = "let it make at least {needed} steps"
 EXITED: Final = " before it called sys.exit({code!r})"
 
 TOO_LARGE: Final = (
-    "a limit of {limit} on {device} is not reachable: the lowest of {tried} ways is {lowest} ({way})"
+    "a limit of {limit} on {device} is not reachable: the lowest peak of {tried} is {lowest} ({way})"
 )
 BASELINE: Final = "{baseline} are alive before the step begins ({parts})"
 OPTIMIZER: Final = "the peak is in the optimizer's step, which adds {increase} to the {baseline} from before"
 WORKSPACE: Final = "at the peak one op, {op}, takes {workspace} of workspace"
-ACTIVATIONS: Final = "at the peak, in {op}, are {parts}"
+ACTIVATIONS: Final = "the largest parts of its peak, in {op}, are {parts}"
 OUT_OF_MEMORY: Final = "all {tried} ways ran out of memory on {device}"
+
+
+def count_of_ways(count: int) -> str:
+    """Return how many ways were tried."""
+    return "1 way" if count == 1 else f"{count} ways"
 
 
 def too_few_steps(made: int, needed: int, least: int, exit_code: object) -> str:

@@ -117,13 +117,13 @@ VERDICT_AT_END: Final = "no leaks at the end"
 VERDICT_BESIDE_KEPT: Final = "no certain leaks"
 VERDICT_BESIDE_GROWTH: Final = "no other leaks"
 NOT_SEARCHED: Final = (
-    "memwatch did not look for growth: the program made {steps}, and memwatch saw no loop run ops in {passes} passes "
-    "(it does not see a loop that awaits tasks). Run at least {fewest} steps or {passes} passes, or call "
+    "not checked for growth: the program made {steps}, and memwatch saw no loop run ops in {passes} passes (a loop "
+    "that awaits tasks does not count). To check it, run at least {fewest} steps or {passes} passes, or call "
     "memwatch.find_leaks(step)"
 )
 STEPS_NOT_SEARCHED: Final = (
-    "memwatch did not look for what each optimizer step leaves behind: the program made {steps}. "
-    "Run at least {fewest}"
+    "not checked for what each optimizer step leaves behind: the program made {steps}. To check it, run at least "
+    "{fewest}"
 )
 COUNT_OF_STEPS: Final = "{count} optimizer steps"
 COUNT_OF_STEP: Final = "1 optimizer step"
@@ -139,8 +139,8 @@ LARGER_BY_ROUND: Final = (
     "begin it again"
 )
 FREED_LATER: Final = (
-    "{rounds} kept {amounts} alive by {holder}, and the program freed this later. "
-    "It is no leak, but memory grows until then"
+    "{rounds} added {amounts} to {holder}, and the program freed them later. It is no leak, but memory grows until "
+    "then. If no backward needs these graphs, store `value.detach()` or `value.item()`"
 )
 SEARCHES_SKIPPED: Final = (
     "the searches took too long, so memwatch stopped them: it may have missed growth with each {rounds}"

@@ -370,8 +370,8 @@ for epoch in range(%d):
     optimizer.step()
 """
 FEW_STEPS_LINES = {
-    (3, 1): "did not look for growth: the program made 3 optimizer steps",
-    (3, 6): "did not look for what each optimizer step leaves behind: the program made 3 optimizer steps",
+    (3, 1): "not checked for growth: the program made 3 optimizer steps",
+    (3, 6): "not checked for what each optimizer step leaves behind: the program made 3 optimizer steps",
     (4, 1): "No optimizer step left a graph or a hook behind",
 }
 
@@ -494,7 +494,7 @@ def test_graphs_that_an_epoch_keeps_and_frees_are_named(program, detached, shell
     done = shell_memwatch("leaks", "program.py")
     assert (done.returncode, done.stdout) == (0, "")
     function = "train" if program is METER else "evaluate"
-    assert ("and the program freed this later" in done.stderr) is not bool(detached)
+    assert ("and the program freed them later" in done.stderr) is not bool(detached)
     # a loop with one step in each pass is not searched beside the steps
     clean = f"in {function} left a graph or a hook behind", "No optimizer step left a graph or a hook behind"
     assert any(text in done.stderr for text in clean) is bool(detached)

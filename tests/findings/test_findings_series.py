@@ -115,6 +115,22 @@ def test_a_layer_that_keeps_nothing_hides_no_other_layer_of_its_line():
     assert "per pass" not in " ".join(map(str, profiled(frames_with_their_graphs, False).findings))
 
 
+def probes_with_their_graphs():
+    """Linear layers of several sizes have one call stack, and so have the activations between them."""
+    layers = [nn.Linear(WIDE, WIDE), nn.GELU(), nn.Linear(WIDE, WIDE), nn.GELU(), nn.Linear(WIDE, 4)]
+    net, history = nn.Sequential(*layers), []
+    probe = torch.randn(ROWS, WIDE)
+    for _ in range(PASSES):
+        history.append({"probe": net(probe)})
+    return len(history)
+
+
+def test_a_pass_is_told_from_the_layers_of_one_line():
+    """Each pass keeps the input and the result of both GELUs, and the small result of the last layer."""
+    (finding,) = [each for each in profiled(probes_with_their_graphs).findings if each.kind == "graph"]
+    assert "+4.00 MiB per pass" in finding.advice
+
+
 @torch.no_grad()
 def list_as_cache():
     """Each token reads the keys of all tokens before it."""

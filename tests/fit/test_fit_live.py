@@ -522,7 +522,7 @@ def test_a_script_too_short_for_a_planned_way_keeps_the_others():
         for _ in range(4):
             step()
 
-    with pytest.raises(memwatch.BudgetError, match="the lowest of 2"):
+    with pytest.raises(memwatch.BudgetError, match="the lowest peak of 2 ways"):
         fit_program(lambda: program, "500 KiB", ways=("backend",))
     with pytest.raises(MemwatchError, match="the program made 4 steps"):
         fit_program(lambda: program, "500 KiB", ways=("backend",), steps=5)

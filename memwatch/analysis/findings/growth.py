@@ -59,9 +59,15 @@ def rate_bytes(candidate: Candidate, facts: Facts) -> int:
     if not candidate.holder.edges or not HolderPath(candidate.holder.edges).ends_in_container:
         return 0
     rows = np.array(candidate.allocations)
-    groups = _by_stack(rows, facts)
-    passes = min((len(group) for group in groups), default=1)
     # layers of an `nn.Sequential` have one call stack: a pass adds a result of each
+    modules = facts.capture.tables["ops"]["module"][facts.allocations.op[rows]]
+    groups = [
+        of_layer
+        for group in _by_stack(rows, facts)
+        for module in np.unique(modules[group]).tolist()
+        if len(of_layer := group[modules[group] == module]) >= _FEWEST_PASSES
+    ]
+    passes = min((len(group) for group in groups), default=1)
     return sum(
         int(np.median(facts.allocations.nbytes[rows[group]])) * round(len(group) / passes) for group in groups
     )
