@@ -71,7 +71,7 @@ class FindingKind(str, Enum):
     VOID = FindingRow(
         "void",
         "keeps {nbytes} that no op ever uses",
-        advice="drop it after its last use (NumPy and `.tolist()` read it without an op), or do not make it",
+        advice="do not make it, or drop it once NumPy or `.tolist()` has read it, which no op shows",
     )
     # alive in the next forward
     GRADIENT = FindingRow(

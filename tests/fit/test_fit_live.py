@@ -256,7 +256,7 @@ def test_a_step_in_the_backward_is_tried_where_nothing_else_reads_the_gradients(
 
     limit = fit_programs.peak_of(step) - 64 * 64 * 4
     if clips:
-        with pytest.raises(memwatch.MemwatchError, match="of 1 ways"):
+        with pytest.raises(memwatch.MemwatchError, match="of 1 way is"):
             memwatch.fit(step, model, limit, ways=("step_in_backward",), quiet=True)
         return
     fit = memwatch.fit(step, model, limit, ways=("step_in_backward",), quiet=True)
@@ -287,7 +287,7 @@ def test_a_loss_in_parts_is_tried_where_no_other_way_fits(reads):
 
     limit, ways = fit_programs.peak_of(step) // 2, ("foreach", "loss_in_parts")
     if reads:
-        with pytest.raises(memwatch.BudgetError, match="of 1 ways"):
+        with pytest.raises(memwatch.BudgetError, match="of 1 way is"):
             memwatch.fit(step, model, limit, ways=ways, quiet=True)
         return
     fit = memwatch.fit(step, model, limit, ways=ways, quiet=True)
@@ -390,7 +390,7 @@ def test_times_that_cannot_be_right_are_said_to_be_unsure():
 def test_a_plan_that_cannot_be_applied_is_a_way_that_failed():
     """A model without repeated blocks: the limit is refused, and the other ways are in the table."""
     model, _, step = fit_programs.made("mlp")
-    with pytest.raises(memwatch.BudgetError, match="lowest of"):
+    with pytest.raises(memwatch.BudgetError, match="lowest peak of"):
         memwatch.fit(step, model, limit_of("mlp", 0.8), ways=("policy",), quiet=True)
 
 

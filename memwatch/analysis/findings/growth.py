@@ -60,7 +60,7 @@ def rate_bytes(candidate: Candidate, facts: Facts) -> int:
         return 0
     rows = np.array(candidate.allocations)
     # layers of an `nn.Sequential` have one call stack: a pass adds a result of each
-    modules = facts.capture.tables["ops"]["module"][facts.allocations.op[rows]]
+    modules = _modules(rows, facts)
     groups = [
         of_layer
         for group in _by_stack(rows, facts)
@@ -71,6 +71,12 @@ def rate_bytes(candidate: Candidate, facts: Facts) -> int:
     return sum(
         int(np.median(facts.allocations.nbytes[rows[group]])) * round(len(group) / passes) for group in groups
     )
+
+
+def _modules(rows: IntArray | slice, facts: Facts) -> IntArray:
+    """Return the module that ran when each allocation was made, NONE if it is not known."""
+    module = np.append(facts.capture.tables["ops"]["module"], NONE)
+    return module[np.minimum(facts.allocations.op[rows], len(module) - 1)]
 
 
 def _by_stack(rows: IntArray, facts: Facts) -> list[IntArray]:
@@ -87,7 +93,7 @@ def _by_stack(rows: IntArray, facts: Facts) -> list[IntArray]:
     every[(allocations.op == NONE) | (allocations.storage == NONE)] = NONE  # the workspace of a kernel
     places_of = every[rows]
     # the layers of an `nn.Sequential` have one call stack too; one of them may drop what another one keeps
-    modules = np.append(ops["module"], NONE)[np.minimum(allocations.op, len(numbers))]
+    modules = _modules(slice(None), facts)
     found, counts = np.unique(places_of[places_of != NONE], return_counts=True)
     series: list[IntArray] = []
     for place in found[counts >= _FEWEST_PASSES].tolist():

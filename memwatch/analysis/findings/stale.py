@@ -198,16 +198,18 @@ def _unneeded(evidence: Evidence, rows: IntArray) -> tuple[tuple[int, int, int],
     free_ns = free_ns[allocations.storage[rows]]
     ends_ns = np.append(np.sort(facts.kept_across.ends_ns), np.iinfo(np.int64).max)
     end_ns = ends_ns[np.searchsorted(ends_ns, allocations.birth_ns[rows], side="right")]
-    last_ops = facts.use_bounds.last_op[rows]
+    made = allocations.op[rows]
+    last_ops = np.maximum(facts.use_bounds.last_op[rows], made)
     in_call = [
         _is_in_call(evidence, row, op) for row, op in zip(rows.tolist(), last_ops.tolist(), strict=True)
     ]
     free_ns = np.maximum(free_ns, np.where(in_call, end_ns, 0))
-    stacks = facts.capture.tables["ops"]["stack"][allocations.op[rows]]
+    stacks, death_ns = facts.capture.tables["ops"]["stack"][made], allocations.death_ns[rows]
     for stack in np.unique(stacks).tolist():
         of_line = np.flatnonzero(stacks == stack)
         before, after = of_line[:-1], of_line[1:]
-        free_ns[after] = np.maximum(free_ns[after], allocations.death_ns[rows[before]])
+        is_replaced = (death_ns[after] == NONE) | (death_ns[before] < death_ns[after])
+        free_ns[after] = np.maximum(free_ns[after], np.where(is_replaced, death_ns[before], 0))
     starts = np.maximum(
         facts.biographies.last_events(rows), np.searchsorted(facts.curve.time_ns, free_ns, side="right")
     )
