@@ -44,6 +44,8 @@ one = copy.copy({optimizer})
 one.state, one.param_groups = {{}}, []
 for number, group in enumerate({optimizer}.param_groups):
     for parameter in group["params"]:
+        if not parameter.requires_grad:
+            continue
         hook = partial(step_now, number=number, one=copy.copy(one))
         hook = partial(hook, all_of_it=weakref.ref({optimizer}))
         parameter.register_post_accumulate_grad_hook(hook)

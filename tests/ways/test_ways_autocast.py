@@ -145,3 +145,26 @@ def test_kernels_of_the_host_that_need_workspace_are_not_estimated():
     workspace = prof.at_peak[prof.at_peak["category"] == "workspace"]["nbytes"].max()
     assert workspace > 0.01 * prof.peak_increase_bytes
     assert _autocast_of(prof).empty
+
+
+def _of_gradients(model, x):
+    """The penalty on a gradient makes backward build a graph."""
+    (gradient,) = torch.autograd.grad(model(x).square().mean(), [model[0].weight], create_graph=True)
+    gradient.square().sum().backward()
+
+
+def _of_a_transform(model, x):
+    """`torch.func` hides storages behind tensors of its own."""
+    weights = {name: weight.detach() for name, weight in model.named_parameters()}
+    torch.func.grad(lambda weights: torch.func.functional_call(model, weights, (x,)).square().mean())(weights)
+
+
+@pytest.mark.parametrize("step", [_of_gradients, _of_a_transform])
+def test_it_is_not_offered_where_casts_live_longer_than_a_forward(step):
+    """There the estimate was wrong by a quarter of the peak."""
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(128, 128), nn.Tanh()) for _ in range(4)))
+    model = nn.Sequential(nn.Linear(128, 128), *model)
+    with memwatch.profile(holders=False) as prof:
+        for _ in range(2):
+            step(model, torch.randn(512, 128))
+    assert "autocast" not in set(prof.ways["kind"])

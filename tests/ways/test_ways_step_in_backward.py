@@ -173,3 +173,17 @@ def test_it_is_not_offered_for_two_optimizers_of_one_model():
         training.step()
     assert before is not training.optimizer
     assert _way_of(prof) is None
+
+
+def test_its_lines_leave_frozen_parameters_alone():
+    """An optimizer may have parameters that need no gradient, as a momentum encoder has."""
+
+    def frozen():
+        training = _Training(_adam)
+        training.model[2][0].requires_grad_(requires_grad=False)
+        return training
+
+    way = _way_of(_recorded(frozen()))
+    changed = frozen()
+    applied(way.lines, training=changed)
+    assert _recorded(changed).peak_bytes == pytest.approx(way.peak_bytes, rel=0.01)

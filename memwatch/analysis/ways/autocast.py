@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 _READ, _WRITE, _OUTPUT = (ACCESSES.index(access) for access in ("read", "write", "output"))
 _GRADIENT: Final = ROLES.index("gradient")
 _FLOAT: Final = "float32["
+_TRANSFORMS: Final = "/torch/_functorch/"
+"""The folder of `torch.func` (torch 2.13)."""
 _HALF_DTYPES: Final = ("bfloat16", "float16")
 _LITTLE_RATIO: Final = 0.01
 """Of the peak increase: less workspace than this changes no peak by more than a way's estimate may differ."""
@@ -80,9 +82,10 @@ def autocast(facts: Facts, saved: SavedTensors, timeline: Timeline, window: rang
     """Return what changes if all models run under autocast.
 
     The result is None if no backward runs, if some ops compute in half precision already, or if an op would fail. It is
-    None too if the program has compiled functions, or if a kernel of the host takes much workspace. In half precision
-    such a kernel may take another amount. (A backward of convolutions took 4.5 MiB for 0.5 MiB of results, with torch
-    2.13.)
+    None too if the program has compiled functions, if a backward builds a graph for another backward, or if ops run
+    under `torch.func`: casts of weights live longer or shorter there, and the estimate was wrong by a quarter. It is
+    None as well if a kernel of the host takes much workspace. In half precision such a kernel may take another amount.
+    (A backward of convolutions took 4.5 MiB for 0.5 MiB of results, with torch 2.13.)
 
     Args:
         facts: the facts of the capture.
@@ -93,7 +96,20 @@ def autocast(facts: Facts, saved: SavedTensors, timeline: Timeline, window: rang
     dtypes = {str(facts.strings[number]).partition("[")[0] for number in _shapes_in(facts, window)}
     if facts.capture.rows("compiled_calls") or not dtypes.isdisjoint(_HALF_DTYPES):
         return None
+    if _has_transforms(facts) or _has_higher_derivatives(facts, saved):
+        return None
     return _Simulation(facts, saved, timeline).run(window)
+
+
+def _has_transforms(facts: Facts) -> bool:
+    return any(_TRANSFORMS in file.replace("\\", "/") for file in facts.call_stacks.owner_of_file)
+
+
+def _has_higher_derivatives(facts: Facts, saved: SavedTensors) -> bool:
+    """Return True if autograd saved tensors of ops in a backward that computes no region again."""
+    ops = saved.op[saved.op != NONE]
+    in_backward = np.isin(facts.capture.tables["ops"]["phase"][ops], IN_BACKWARD)
+    return bool((in_backward & ~facts.recomputes.is_recompute[ops]).any())
 
 
 def _shapes_in(facts: Facts, window: range) -> list[int]:
