@@ -10,7 +10,7 @@ import argparse
 import dataclasses
 import os
 import sys
-from itertools import chain, count
+from itertools import chain, count, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -243,6 +243,12 @@ class Estimate:
                 options.usage_error(f"--largest-batch: write {BATCH} where the program gets its batch size")
         from memwatch.cards import card_named  # it imports no torch
 
+        given = " ".join(program.arguments).replace("--device=", "--device ").split()
+        for option, word in pairwise(given):  # a script's own `--device` takes no card
+            if options.device is None and option == "--device" and card_named(word) is not None:
+                options.usage_error(
+                    f"--device {word} is an argument of the script here: write it before the script"
+                )
         is_card = options.device is not None and card_named(options.device) is not None
         if options.largest_batch and not is_card and options.device not in {None, "cuda"}:
             options.usage_error(

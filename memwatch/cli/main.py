@@ -83,6 +83,9 @@ class _Help(argparse.RawDescriptionHelpFormatter):
         return lines.replace("\0", " ") + "\n\n"
 
 
+_VERB_OF_FILE: Final = {".py": "run", ".memwatch": "summary"}
+"""What a command means that begins with a file, by the end of its name."""
+
 Execute = Callable[[argparse.Namespace], "int | BaseException"]
 """Runs a verb. Returns the exit code or, for a verb that ran a program, the exception that the program raised."""
 
@@ -104,6 +107,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     if not arguments:
         sys.stderr.write(_FIRST_HELP)
+        return 2
+    meant = next((verb for suffix, verb in _VERB_OF_FILE.items() if arguments[0].endswith(suffix)), None)
+    if meant is not None:
+        words = visible(" ".join(arguments))
+        sys.stderr.write(
+            f"memwatch: error: {visible(arguments[0])} is a file; type memwatch {meant} {words}\n"
+        )
         return 2
     try:
         options = parse(_parser(arguments[0]), arguments)

@@ -204,7 +204,7 @@ def shared_memory_edges(
         owners: list[tuple[Any, int | None]] = [(storage, begins[id(storage)]) for storage in borrowing]
         owners += [(capsule, capsule_address(capsule)) for capsule in capsules]
         for storage in storages:
-            begin = begins[id(storage)] if id(storage) in begins else torch.UntypedStorage.data_ptr(storage)
+            begin = begins[id(storage)] if id(storage) in begins else _begin_without_tensor(storage)
             if not begin:
                 continue
             end = begin + storage_bytes(storage)
@@ -259,6 +259,23 @@ def memory_of(tensor: torch.Tensor) -> range:
 
 def _storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
     return None if is_simulated(tensor) else storage_of(tensor)
+
+
+_META: Final = "meta"  # the device of tensors without memory
+
+
+def _begin_without_tensor(storage: torch.UntypedStorage) -> int:
+    """Return the address of a storage of which no tensor is known; 0 if it has none.
+
+    torch warns about the address of a fake tensor's storage, and raises an error for that of a wrapper subclass.
+    """
+    if device_of(storage).type == _META:
+        return 0
+    try:
+        return torch.UntypedStorage.data_ptr(storage)
+    except RuntimeError as error:
+        pass_on(error)
+        return 0
 
 
 def _begin_of(tensor: torch.Tensor) -> int | None:

@@ -38,6 +38,26 @@ def test_wrong_input_is_one_line_with_the_next_step(narrow, tmp_path, capsys, mo
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
 
 
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["train.py", "--epochs", "1"], "memwatch run train.py --epochs 1"),
+        (["train.memwatch"], "memwatch summary train.memwatch"),
+    ],
+)
+def test_a_file_in_place_of_a_verb_is_told_the_command(words, meant, capsys):
+    assert main(words) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.endswith(f"{meant}\n")
+
+
+def test_a_file_in_place_of_a_module_is_told_the_option(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["run", "-m", "package/train.py"])
+    assert "leave -m out to run package/train.py" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("verb", ["summary", "estimate", "run"])
 def test_an_unknown_option_is_told_by_the_verb(capsys, verb):
     """The usage above the error is the verb's own, which has the options that there are."""
@@ -52,6 +72,8 @@ def test_an_unknown_option_is_told_by_the_verb(capsys, verb):
         "transform {capture} json --table storages",
         "transform {capture} chrome --table storages",
         "estimate --in-place --rank 5 train.py",
+        "estimate --in-place train.py --device H100",
+        "estimate --in-place train.py --device=H100 --epochs 1",
         "estimate --in-place --largest-batch --device cpu --device-memory 1GiB train.py --batch {{batch}}",
     ],
 )

@@ -8,9 +8,11 @@ import weakref
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from memwatch.heap import Snapshot, retained_bytes, search, steps_of
 from memwatch.heap.autograd import autograd_edges
+from memwatch.heap.c_held import shared_memory_edges
 from memwatch.heap.tensors import quiet
 from memwatch.kinds.edges import EdgeKind
 from memwatch.leaks import why_alive
@@ -198,3 +200,27 @@ def test_a_second_snapshot_leaves_the_calls_as_it_found_them():
     del value
     next(call)
     assert (suspended(), running()) == (None, None)
+
+
+class _Wrapper(torch.Tensor):
+    """A tensor of a program whose storage has no memory, and no address that torch would tell."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    @classmethod
+    def __torch_dispatch__(cls, op, types, args=(), kwargs=None):
+        return NotImplemented
+
+
+def test_storages_without_memory_share_none(recwarn):
+    """The tensors over them are gone. torch raises an error for the address of the one, and warns about the other."""
+    wrapper = _Wrapper(torch.ones(5))
+    with FakeTensorMode():
+        fake = torch.ones(5)
+    storages = [wrapper.untyped_storage(), fake.untyped_storage()]
+    del wrapper, fake
+    capsule = torch.utils.dlpack.to_dlpack(torch.ones(3))
+    assert list(shared_memory_edges(storages, [], [capsule])) == []
+    assert [str(each.message) for each in recwarn.list] == []
