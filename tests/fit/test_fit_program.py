@@ -227,7 +227,7 @@ def test_a_block_that_changes_its_argument_is_not_checkpointed_and_its_twin_is(
     assert done.returncode == 0, done.stderr
     head, _, lines = done.stdout.partition("write before the training loop:\n")
     head = " ".join(head.split())
-    assert ("not checkpointed: blocks.0 ... blocks.3: each puts new tensors into the Cache" in head) == (
+    assert ("not checkpointed: `blocks.0` ... `blocks.3`: each puts new tensors into the Cache" in head) == (
         made != "None"
     )
     assert repr(block) in lines
