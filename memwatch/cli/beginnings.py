@@ -243,9 +243,12 @@ class Estimate:
                 options.usage_error(f"--largest-batch: write {BATCH} where the program gets its batch size")
         from memwatch.cards import card_named  # it imports no torch
 
-        given = " ".join(program.arguments).replace("--device=", "--device ").split()
-        for option, word in pairwise(given):  # a script's own `--device` takes no card
-            if options.device is None and option == "--device" and card_named(word) is not None:
+        given = [word for option, word in pairwise(program.arguments) if option == "--device"]
+        given += [
+            word.removeprefix("--device=") for word in program.arguments if word.startswith("--device=")
+        ]
+        for word in given:  # a script's own `--device` takes no card
+            if options.device is None and card_named(word) is not None:
                 options.usage_error(
                     f"--device {word} is an argument of the script here: write it before the script"
                 )

@@ -103,3 +103,12 @@ def test_an_interrupt_of_memwatchs_own_work_is_one_line(narrow, capsys, monkeypa
         main(["summary", str(narrow)])
     sys.excepthook(error.type, error.value, error.tb)
     assert capsys.readouterr().err == "memwatch: interrupted\n"
+
+
+def test_words_of_a_script_about_a_card_stay_the_scripts(shell_memwatch, tmp_path):
+    """An argument may contain what looks like an option."""
+    program = "import sys, torch\nassert sys.argv[2] == 'use --device H100 now'\ntorch.ones(9)\n"
+    (tmp_path / "program.py").write_text(program)
+    done = shell_memwatch("estimate", "--in-place", "program.py", "--prompt", "use --device H100 now")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("Estimated peak")

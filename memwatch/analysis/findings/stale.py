@@ -189,7 +189,8 @@ def _unneeded(evidence: Evidence, rows: IntArray) -> tuple[tuple[int, int, int],
     """Return from which event until which each allocation is useless and the holder alone has it.
 
     It is useless after its last use, and after autograd dropped it. The holder gets it when it drops its value of the
-    iteration before. If a call had it too after its last use, the call may have it until the iteration ends.
+    iteration before. If a call had one of a line's latest results after its last use, such calls may have each result
+    until its iteration ends.
     """
     facts, saved, allocations = evidence.facts, evidence.saved, evidence.facts.allocations
     free_ns = np.zeros(len(allocations), dtype=np.int64)
@@ -200,13 +201,11 @@ def _unneeded(evidence: Evidence, rows: IntArray) -> tuple[tuple[int, int, int],
     end_ns = ends_ns[np.searchsorted(ends_ns, allocations.birth_ns[rows], side="right")]
     made = allocations.op[rows]
     last_ops = np.maximum(facts.use_bounds.last_op[rows], made)
-    in_call = [
-        _is_in_call(evidence, row, op) for row, op in zip(rows.tolist(), last_ops.tolist(), strict=True)
-    ]
-    free_ns = np.maximum(free_ns, np.where(in_call, end_ns, 0))
     stacks, death_ns = facts.capture.tables["ops"]["stack"][made], allocations.death_ns[rows]
     for stack in np.unique(stacks).tolist():
         of_line = np.flatnonzero(stacks == stack)
+        if any(_is_in_call(evidence, int(rows[at]), int(last_ops[at])) for at in of_line[-_MOST_ASKED:]):
+            free_ns[of_line] = np.maximum(free_ns[of_line], end_ns[of_line])
         before, after = of_line[:-1], of_line[1:]
         is_replaced = (death_ns[after] == NONE) | (death_ns[before] < death_ns[after])
         free_ns[after] = np.maximum(free_ns[after], np.where(is_replaced, death_ns[before], 0))

@@ -81,11 +81,15 @@ _SAME_DTYPE: Final = frozenset(
 def autocast(facts: Facts, saved: SavedTensors, timeline: Timeline, window: range) -> ChangedModules | None:
     """Return what changes if all models run under autocast.
 
-    The result is None if no backward runs, if some ops compute in half precision already, or if an op would fail. It is
-    None too if the program has compiled functions, if a backward builds a graph for another backward, or if ops run
-    under `torch.func`: casts of weights live longer or shorter there, and the estimate was wrong by a quarter. It is
-    None as well if a kernel of the host takes much workspace. In half precision such a kernel may take another amount.
-    (A backward of convolutions took 4.5 MiB for 0.5 MiB of results, with torch 2.13.)
+    In these cases the result is None:
+
+    - No backward runs.
+    - Some ops compute in half precision already, or an op would fail.
+    - The program has compiled functions.
+    - A backward builds a graph for another backward, or ops run under `torch.func`. Casts of weights live longer or
+      shorter there. The estimate was wrong by a quarter in two such programs.
+    - A kernel of the host takes much workspace. In half precision it may take another amount. (A backward of
+      convolutions took 4.5 MiB for 0.5 MiB of results, with torch 2.13.)
 
     Args:
         facts: the facts of the capture.
