@@ -266,12 +266,11 @@ def leaks_of_continued_graphs(
         in_place: the last recorded change in place of each storage.
     """
     with quiet():
+        graph = _NewNodes(ends, first_nr)
         found = [
-            (storage, count)
-            for end in ends
-            if (count := _nodes_before_itself(end, first_nr)) and (storage := storage_of(end)) is not None
+            (storage, node) for end, node in graph.continued() if (storage := storage_of(end)) is not None
         ]
-    nodes = {id(storage): count for storage, count in found}
+    nodes = {id(storage): node for storage, node in found}
     made = [each for each in storages if id(each.ref()) in nodes]
     new = {id(each.ref()) for each in made}
     older = _noted(storage for storage, _ in found if id(storage) not in new)
@@ -283,33 +282,84 @@ def leaks_of_continued_graphs(
         *diagnose(made, exempt, per_call=False).retained,
         *diagnose(older, without_names, per_call=False).retained,
     ]:
-        count = nodes[id(survivor.storage.ref())]
+        count = graph.number_behind(nodes[id(survivor.storage.ref())])
         named = replace(survivor, storage=with_line_of_change(survivor.storage, in_place))
         leaks.append(leak_of_graph(named, count, end_s, per_call=False))
     return leaks
 
 
-def _nodes_before_itself(end: Any, first_nr: int) -> int:
-    """Return how many nodes of a block a tensor's graph has, if older nodes with its own op follow; else 0."""
-    todo = [edge.target for edge in autograd_edges(end, hooks=False) if edge.kind is EdgeKind.GRAD_FN]
-    if not todo or sequence_nr_of(todo[0]) < first_nr:
-        return 0
-    op = type(todo[0])
-    seen: dict[int, Any] = {id(node): node for node in todo}
-    goes_on = False
-    while todo:
-        for edge in autograd_edges(todo.pop(), hooks=False):
-            node = edge.target
-            # torch makes one node for the gradient of a parameter, and the older graph has it already
-            is_of_parameter = type(node) is AccumulateGrad
-            if edge.kind is not EdgeKind.NEXT_FUNCTION or id(node) in seen or is_of_parameter:
+class _NewNodes:
+    """The autograd nodes of a block, and which of them lead to an older node.
+
+    Each node is read once for all tensors, because many tensors may end one graph: an optimizer whose running average
+    has a graph left 8,000 of them.
+
+    Args:
+        ends: tensors with a graph.
+        first_nr: the number of the block's first autograd node in this thread.
+    """
+
+    def __init__(self, ends: Iterable[Any], first_nr: int) -> None:
+        self._ends: list[tuple[Any, int]] = []
+        self._ops: dict[int, int] = {}  # the `id` of the class of each node
+        self._behind: dict[int, list[int]] = {}
+        self._before_older: dict[int, set[int]] = {}  # by the class of the older node
+        alive: dict[int, Any] = {}  # torch would make another Python object for a node: ids must stay valid
+        todo = []
+        for end in ends:
+            for edge in autograd_edges(end, hooks=False):
+                node = edge.target
+                if edge.kind is EdgeKind.GRAD_FN and sequence_nr_of(node) >= first_nr:
+                    self._ends.append((end, id(node)))
+                    todo.append(node)
+        while todo:
+            node = todo.pop()
+            if id(node) in alive:
                 continue
-            if sequence_nr_of(node) < first_nr:
-                goes_on = goes_on or type(node) is op
-            else:
-                seen[id(node)] = node
-                todo.append(node)
-    return len(seen) if goes_on else 0
+            alive[id(node)] = node
+            self._ops[id(node)] = id(type(node))
+            behind = self._behind[id(node)] = []
+            for edge in autograd_edges(node, hooks=False):
+                following = edge.target
+                # torch makes one node for the gradient of a parameter, and the older graph has it already
+                if edge.kind is not EdgeKind.NEXT_FUNCTION or type(following) is AccumulateGrad:
+                    continue
+                if sequence_nr_of(following) < first_nr:
+                    self._before_older.setdefault(id(type(following)), set()).add(id(node))
+                else:
+                    behind.append(id(following))
+                    todo.append(following)
+
+    def continued(self) -> list[tuple[Any, int]]:
+        """Return the tensors behind whose node an older one of the same op follows, each with its node.
+
+        Afterwards this object holds no tensor, so a search does not find it as a holder.
+        """
+        before: dict[int, list[int]] = {}
+        for node, behind in self._behind.items():
+            for each in behind:
+                before.setdefault(each, []).append(node)
+        leading = {
+            op: _reached(self._before_older[op], before)
+            for op in {self._ops[node] for _, node in self._ends} & self._before_older.keys()
+        }
+        ends, self._ends = self._ends, []
+        return [(end, node) for end, node in ends if node in leading.get(self._ops[node], ())]
+
+    def number_behind(self, node: int) -> int:
+        """Return the number of the block's nodes in the graph of a node, itself included."""
+        return len(_reached([node], self._behind))
+
+
+def _reached(starts: Iterable[int], following: Mapping[int, Iterable[int]]) -> set[int]:
+    """Return everything that some places lead to, themselves included."""
+    found = set(starts)
+    todo = list(found)
+    while todo:
+        new = [each for each in following.get(todo.pop(), ()) if each not in found]
+        found.update(new)
+        todo += new
+    return found
 
 
 def leak_of_graph(
