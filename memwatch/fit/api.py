@@ -19,6 +19,7 @@ from memwatch.fit.result import Fit, ways_table
 from memwatch.fit.search import Search
 from memwatch.fit.trial import EstimatedTrial, is_estimate
 from memwatch.fit.way import Kind, expressions_of, variables_of
+from memwatch.heap.frames import read_locals
 from memwatch.planner.errors import BudgetError
 from memwatch.progress import working
 from memwatch.report.facts import bytes_by, peak_instant
@@ -87,7 +88,7 @@ def fit(
     trial: LiveTrial | EstimatedTrial = trial_class(step, model, device_of(model))
     search, kept = _searched_or_estimated(trial, step, limit_bytes, kinds)
     # the caller's variables name the model and the optimizers in the code
-    names = expressions_of([sys._getframe(1).f_locals, *variables_of(step)], model, trial.optimizers)
+    names = expressions_of([read_locals(sys._getframe(1)), *variables_of(step)], model, trial.optimizers)
     notes = _notes(search, kept, trial.device)
     if trial.state.moving:
         notes.insert(0, words.NOT_RESTORED.format(names=", ".join(sorted(set(trial.state.moving)))))

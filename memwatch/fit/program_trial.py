@@ -23,6 +23,7 @@ from memwatch.fit.live_trial import LEARNING_STEPS, OUT_OF_MEMORY, trained
 from memwatch.fit.state import optimizers_of, random_states
 from memwatch.fit.trial import Measurement, plan_of
 from memwatch.fit.way import Applied, Expressions, Way, expressions_of
+from memwatch.heap.frames import read_locals
 from memwatch.own_code import is_program_code
 from memwatch.profile import profile
 from memwatch.replay.measure import can_measure
@@ -287,6 +288,6 @@ def _spaces() -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     while frame is not None:
         if is_program_code(frame.f_code.co_filename):
-            found.append(frame.f_locals)
+            found.append(read_locals(frame))  # `f_locals` would keep the batch alive
         frame = frame.f_back
     return found[::-1]

@@ -318,7 +318,7 @@ class _NewNodes:
                 continue
             alive[id(node)] = node
             self._ops[id(node)] = id(type(node))
-            behind = self._behind[id(node)] = []
+            next_nodes = self._behind[id(node)] = []
             for edge in autograd_edges(node, hooks=False):
                 following = edge.target
                 # torch makes one node for the gradient of a parameter, and the older graph has it already
@@ -327,7 +327,7 @@ class _NewNodes:
                 if sequence_nr_of(following) < first_nr:
                     self._before_older.setdefault(id(type(following)), set()).add(id(node))
                 else:
-                    behind.append(id(following))
+                    next_nodes.append(id(following))
                     todo.append(following)
 
     def continued(self) -> list[tuple[Any, int]]:
@@ -336,8 +336,8 @@ class _NewNodes:
         Afterwards this object holds no tensor, so a search does not find it as a holder.
         """
         before: dict[int, list[int]] = {}
-        for node, behind in self._behind.items():
-            for each in behind:
+        for node, next_nodes in self._behind.items():
+            for each in next_nodes:
                 before.setdefault(each, []).append(node)
         leading = {
             op: _reached(self._before_older[op], before)

@@ -61,6 +61,24 @@ def test_a_script_is_fitted(fit):
     assert "arguments" not in done.stdout
 
 
+def test_the_peak_of_a_script_does_not_depend_on_where_its_variables_are(fresh_python, tmp_path):
+    """The search for names reads the variables of the running calls, and must not prolong their lives.
+
+    Python 3.11 keeps a dictionary that `f_locals` returned, so the batch of the first step lived on.
+    """
+    body = textwrap.dedent(SCRIPT.partition("def main():")[2].partition('print("arguments"')[0])
+    body = body.replace("net(torch.randn(256, 16))", "batch = torch.randn(256, 16)\n    net(batch)")
+    (tmp_path / "in_module.py").write_text("import torch\nfrom torch import nn\n" + body)
+    in_function = "import torch\nfrom torch import nn\n\ndef main():\n" + textwrap.indent(body, "    ")
+    (tmp_path / "in_function.py").write_text(in_function + "\nmain()\n")
+    peaks = [
+        re.search(r"([\d.]+ \wiB) .* the program itself ", done.stdout)[1]
+        for name in ("in_module.py", "in_function.py")
+        if (done := fresh_python(_MEMWATCH, "fit", "--ways", "checkpoint", name, "--limit=550KiB"))
+    ]
+    assert peaks[0] == peaks[1]
+
+
 PASTED = """
 import sys
 import memwatch

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import grimp
 import networkx
+
+import memwatch
 
 
 def test_no_modules_import_each_other_in_a_circle():
@@ -31,3 +34,15 @@ def test_every_public_name_can_be_imported():
     for package in ("memwatch", "memwatch.planner", "memwatch.replay"):
         module = sys.modules[package]
         assert [name for name in module.__all__ if not hasattr(module, name)] == []
+
+
+def test_variables_of_calls_are_read_in_one_place():
+    """Python up to 3.12 keeps the dictionary that `f_locals` returns, and each value in it, as long as the call runs.
+
+    `read_locals` empties it again. The other files read calls of torch's compiler and of signal handlers.
+    """
+    root = Path(memwatch.__file__).parent
+    reading = {
+        path.relative_to(root).as_posix() for path in root.rglob("*.py") if ".f_locals" in path.read_text()
+    }
+    assert reading <= {"heap/frames.py", "_torch/dynamo.py", "signal_handlers.py"}
