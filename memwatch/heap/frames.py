@@ -7,6 +7,7 @@ import sys
 import threading
 from itertools import compress, filterfalse
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -19,7 +20,7 @@ from memwatch.own_code import is_memwatch_code
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import CodeType, FrameType
+    from types import CodeType
 
 _PROBE: Final = "memwatch"
 _NAME: Final = next(key for key, value in vars(threading.Thread(name=_PROBE)).items() if value == _PROBE)
@@ -161,3 +162,12 @@ def is_test_runner_code(filename: str) -> bool:
         {"_pytest", "pluggy", "pytest_memwatch", "unittest", "xdist", "execnet", "pytest_asyncio"}
         & set(parts)
     )
+
+
+def is_import(obj: object) -> bool:
+    """Return True if an object is a call of the import system.
+
+    A module that keeps a frame while it is being imported keeps the frames of its importers too, once. torch does so
+    when the first optimizer step or checkpoint of a process loads torch._dynamo.
+    """
+    return type(obj) is FrameType and obj.f_code.co_filename.startswith("<frozen importlib")

@@ -403,7 +403,12 @@ class _Block:
         """Return the leaks of tensors."""
         self.may_have_grown = self.watch is None and change.may_hide_growth()
         diagnosis = self._explain(
-            [made for made in self._ledger.alive(0) if id(made.ref()) not in self.aside]
+            [
+                made
+                for made in self._ledger.alive(0)
+                if id(made.ref()) not in self.aside
+                and (self.made.is_program_imported or not made.is_constant)
+            ]
         )
         # `old = model.head; model.head = new`: the name's end will free what was replaced
         change.died += [made for made in self._ledger.older() if id(made.ref()) in diagnosis.released]

@@ -20,7 +20,7 @@ from memwatch._torch.autograd_state import base_of
 from memwatch._torch.tensors import device_of
 from memwatch.heap.autograd import is_sparse, sparse_parts
 from memwatch.heap.c_held import borrowed_memories
-from memwatch.heap.frames import is_own_code
+from memwatch.heap.frames import is_import, is_own_code
 from memwatch.heap.names import instance_dict
 from memwatch.heap.paths import Step, steps_of
 from memwatch.heap.pause import HAS_THREE_GENERATIONS, collect
@@ -41,7 +41,6 @@ from memwatch.leaks.excuses import (
     exempt_edges,
     identity,
     is_amid_older,
-    is_import,
     latest_references,
     may_have_latest,
     registers_itself,

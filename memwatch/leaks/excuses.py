@@ -501,15 +501,6 @@ def is_bounded(obj: Any) -> bool:
     return derives(cls, deque) and deque.__dict__["maxlen"].__get__(obj) is not None
 
 
-def is_import(obj: object) -> bool:
-    """Return True if an object is a call of the import system.
-
-    A module that keeps a frame while it is being imported keeps the frames of its importers too, once. torch does so
-    when the first optimizer step or checkpoint of a process loads torch._dynamo.
-    """
-    return type(obj) is FrameType and obj.f_code.co_filename.startswith("<frozen importlib")
-
-
 def is_torchs_own(objects: Sequence[Any]) -> bool:
     """Return True if a retention path runs from a module of torch through nothing but torch's own objects.
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from memwatch.heap.class_checks import class_ids, is_a
+from memwatch.heap.frames import is_import
 from memwatch.heap.paths import steps_of
 from memwatch.heap.search import search
 from memwatch.kinds.edges import EdgeKind
 from memwatch.leaks.cut import cycle_key, edge_to_cut, edit_of, edit_rank
-from memwatch.leaks.excuses import is_import
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Container, Hashable, Iterable, Iterator, Sequence

@@ -27,7 +27,7 @@ from memwatch._torch.tensors import device_of
 from memwatch.heap.autograd import autograd_edges, is_sparse, seen_through, sparse_parts
 from memwatch.heap.class_checks import class_ids, is_a
 from memwatch.heap.classes import of_classes
-from memwatch.heap.frames import is_test_runner_code
+from memwatch.heap.frames import is_import, is_test_runner_code
 from memwatch.heap.names import instance_dict
 from memwatch.heap.pause import GcPause, age_everything, pause_gc, resume_gc, stop_calling
 from memwatch.heap.tensors import (
@@ -67,6 +67,7 @@ class NewStorage:
         sources: smaller storages from which it was made, if the op was seen.
         grew: True if it replaced a smaller storage from which it was made, as by `torch.cat`.
         replaced_bytes: bytes of that smaller one.
+        is_constant: True if the body of a module made it while the module was imported, which happens once.
     """
 
     ref: weakref.ref[torch.UntypedStorage]
@@ -80,6 +81,7 @@ class NewStorage:
     sources: tuple[weakref.ref[torch.UntypedStorage], ...] = ()
     grew: bool = False
     replaced_bytes: int = 0
+    is_constant: bool = False
 
     @property
     def alive(self) -> bool:
@@ -126,9 +128,12 @@ class NewStorages:
         by_id: the storages, by `id`, in the order in which they were noted.
         resized_at: the lines that resized storages, and their callers, by the `id` of the storage.
         in_place: the last recorded change in place of each storage, by its `id`.
+        is_program_imported: True if the program trains a model while a module is imported, so that its tensors are no
+            constants.
     """
 
     def __init__(self) -> None:
+        self.is_program_imported = False
         self._lock = threading.RLock()  # several threads may make storages; a signal handler, too
         self.by_id: dict[int, NewStorage] = {}
         self.resized_at: dict[int, tuple[Site | None, Site | None]] = {}
@@ -172,6 +177,16 @@ def with_line_of_change(made: NewStorage, in_place: Mapping[int, InPlaceChange])
     if change is None or change.ref() is not storage or (made.site is not None and change.run <= made.run):
         return made
     return replace(made, site=change.site, caller=change.caller)
+
+
+def runs_in_import() -> bool:
+    """Return True if the running call is, directly or not, part of the body of a module that is being imported."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if is_import(frame):
+            return True
+        frame = frame.f_back
+    return False
 
 
 class YoungWatch:
@@ -271,6 +286,7 @@ def behind(objects: Iterable[object]) -> tuple[list[torch.UntypedStorage], int]:
 _is_runner: Final = functools.cache(is_test_runner_code)
 _RESIZES: Final = "aten::resize"
 _PLACES: Final = "aten::set_"
+_LIFTS: Final = "aten::lift_fresh"
 _NUMBERS: Final = class_ids(bool, int, float, complex)
 _Look: TypeAlias = "Callable[[NewStorageMode, Any, Any, Sequence[Any]], None]"
 
@@ -332,16 +348,18 @@ class NewStorageMode(UncompiledMode):
                     weakref.ref(storage), self.run, *user_lines()
                 )
 
+    def note_lifted(self, _func: Any, result: Any, _args: Sequence[Any]) -> None:
+        """Note a storage that `torch.tensor` and its like have filled, of which this op is all that a mode sees."""
+        for storage in _storages(result):
+            self._note(storage, certain=True)
+
     def note_placed(self, _func: Any, _result: Any, args: Sequence[Any]) -> None:
         """Note a storage that was made without an op, as by `copy.deepcopy` and `torch.load`, or that is an old one."""
         if self.on_op is None:
             return  # Only rounds of a program need it. find_leaks would count the death of an old one as a release.
         for storage in filter(is_storage, args):
-            if not is_simulated(args[0]) and not self._book.has(storage):
-                site, caller = user_lines()
-                made = self._book.add(storage, self.run, site)
-                if made is not None:
-                    made.caller = caller
+            if not is_simulated(args[0]):
+                self._note(storage, certain=False)
 
     def note_made(self, func: Any, result: Any, args: Sequence[Any]) -> None:
         """Note the storages that an op returns, and the smaller ones from which they were made."""
@@ -349,18 +367,25 @@ class NewStorageMode(UncompiledMode):
             self.on_op(func)
         for tensor in _tensors(result):
             for storage in _storages(tensor):
-                if self._book.has(storage):
-                    continue
-                site, caller = user_lines()
-                made = self._book.add(storage, self.run, site, certain=True)
+                made = self._note(storage, certain=True)
                 if made is None:
                     continue
-                made.caller = caller
                 sources = {id(source): source for part in args for source in _storages(part)}
                 smaller = [each for each in sources.values() if 0 < storage_bytes(each) < made.nbytes]
                 # a pointwise op repeats a smaller operand, so nothing grows, except rows that a sparse operand lacks
                 if smaller and (torch.Tag.pointwise not in func.tags or storage_of(tensor) is None):
                     made.sources = tuple(map(weakref.ref, smaller))
+
+    def _note(self, storage: torch.UntypedStorage, *, certain: bool) -> NewStorage | None:
+        """Note a storage with the line that made it, and return it, unless it is known already or empty."""
+        if self._book.has(storage):
+            return None
+        site, caller = user_lines()
+        made = self._book.add(storage, self.run, site, certain=certain)
+        if made is not None:
+            made.caller = caller
+            made.is_constant = runs_in_import()
+        return made
 
     def start(self) -> None:
         """Switch on for this thread."""
@@ -387,6 +412,8 @@ def _look_for(func: Any) -> _Look | None:
         return NewStorageMode.note_made
     if schema.name == _PLACES:
         return NewStorageMode.note_placed
+    if schema.name == _LIFTS:
+        return NewStorageMode.note_lifted
     if schema.name.startswith(_RESIZES):
         return NewStorageMode.note_resized
     first = schema.arguments[0].alias_info if schema.arguments else None

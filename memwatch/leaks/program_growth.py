@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from memwatch._torch.autograd import NO_TASK, current_graph_task_id
+from memwatch._torch.autograd import NO_TASK, current_graph_task_id, next_sequence_nr
 from memwatch._torch.autograd_state import autograd_state
 from memwatch._torch.modules import MODULE_CALL_CODE
 from memwatch.heap.class_checks import is_a
@@ -53,10 +53,12 @@ from memwatch.leaks.new_storages import (
     RUNS_A_THREAD,
     NewStorageMode,
     behind,
+    runs_in_import,
     storages_behind,
     tensors_among,
 )
 from memwatch.leaks.without_tensors import (
+    NewNodes,
     are_registered,
     holder_of_largest_graph,
     leak_of_graph,
@@ -352,6 +354,7 @@ class Rounds:
         kept_a_while: True once the rounds left memory that a later backward needed, or that is gone.
         hook_numbers: the number of the next hook, at the end of each round.
         nodes: the number of autograd nodes at the end of each counted round.
+        next_nrs: the number of the next autograd node then.
         larger_by_line: likewise, the number of each round and what its lines made from smaller storages that are gone.
         old: identities of the objects from before the second round.
         threads: the threads from before the second round.
@@ -377,6 +380,7 @@ class Rounds:
     kept_a_while: bool = False
     hook_numbers: array[int] = field(default_factory=lambda: array("q"))
     nodes: list[int] = field(default_factory=list)
+    next_nrs: list[int] = field(default_factory=list)
     larger_by_line: list[tuple[int, dict[Site, _Larger]]] = field(default_factory=list)
     old: NDArray[np.int64] | None = None
     threads: Threads = field(default_factory=Threads)
@@ -587,6 +591,7 @@ class ProgramGrowth:
 
     def _after_step(self, optimizer: object, _args: Any, _kwargs: Any) -> None:
         self._updates.note(optimizer)
+        self._book.is_program_imported = self._book.is_program_imported or runs_in_import()
         if self._optimizer is None:  # one optimizer marks the steps; others, as of a GAN, step within them
             self._optimizer = id(optimizer)
         thread = self._threads.get(threading.get_ident())
@@ -706,6 +711,7 @@ class ProgramGrowth:
         if self._counting_s < _MOST_COUNTING_S:
             start_s = time.thread_time()
             rounds.nodes.append(behind(self._young())[1])
+            rounds.next_nrs.append(next_sequence_nr())
             self._counting_s += time.thread_time() - start_s
 
     def _note_sizes(self, rounds: Rounds) -> None:
@@ -791,7 +797,11 @@ class ProgramGrowth:
         rounds.leaks = [replace(leak, repeat=repeat_name(rounds.place)) for leak in leaks]
 
     def _growing_graph(self, rounds: Rounds) -> list[Leak]:
-        """Return the value to whose graph each round adds, though backward has freed its tensors."""
+        """Return the value to whose graph each round adds, though backward has freed its tensors.
+
+        Counts of nodes that grow are not enough: sequences that are sorted by length have a longer graph each time,
+        and each graph replaces the one before. So the graph must go on into nodes of earlier rounds.
+        """
         nodes = _nodes_of_each(rounds)
         if not nodes:
             return []
@@ -809,6 +819,7 @@ class ProgramGrowth:
                 for tensor in ends
                 if not autograd_state(tensor).is_leaf and id(storage_of(tensor)) not in others
             ]
+            ends = NewNodes(ends, rounds.next_nrs[-2]).with_older()
         grown = rounds.nodes[-1] - rounds.nodes[0]
         survivor = holder_of_largest_graph(ends, alive, in_place=in_place, least_nodes=grown, old=rounds.old)
         del ends

@@ -266,7 +266,7 @@ def leaks_of_continued_graphs(
         in_place: the last recorded change in place of each storage.
     """
     with quiet():
-        graph = _NewNodes(ends, first_nr)
+        graph = NewNodes(ends, first_nr)
         found = [
             (storage, node) for end, node in graph.continued() if (storage := storage_of(end)) is not None
         ]
@@ -288,7 +288,7 @@ def leaks_of_continued_graphs(
     return leaks
 
 
-class _NewNodes:
+class NewNodes:
     """The autograd nodes of a block, and which of them lead to an older node.
 
     Each node is read once for all tensors, because many tensors may end one graph: an optimizer whose running average
@@ -335,16 +335,26 @@ class _NewNodes:
 
         Afterwards this object holds no tensor, so a search does not find it as a holder.
         """
-        before: dict[int, list[int]] = {}
-        for node, next_nodes in self._behind.items():
-            for each in next_nodes:
-                before.setdefault(each, []).append(node)
+        before = self._before()
         leading = {
             op: _reached(self._before_older[op], before)
             for op in {self._ops[node] for _, node in self._ends} & self._before_older.keys()
         }
         ends, self._ends = self._ends, []
         return [(end, node) for end, node in ends if node in leading.get(self._ops[node], ())]
+
+    def with_older(self) -> list[Any]:
+        """Return the tensors whose graph leads to an older node, except for a node that a parameter keeps."""
+        leading = _reached(set().union(*self._before_older.values()), self._before())
+        return [end for end, node in self._ends if node in leading]
+
+    def _before(self) -> dict[int, list[int]]:
+        """Return for each node the nodes of the block that lead to it."""
+        before: dict[int, list[int]] = {}
+        for node, next_nodes in self._behind.items():
+            for each in next_nodes:
+                before.setdefault(each, []).append(node)
+        return before
 
     def number_behind(self, node: int) -> int:
         """Return the number of the block's nodes in the graph of a node, itself included."""

@@ -1046,3 +1046,86 @@ def test_a_leak_has_the_bytes_of_tensors_without_a_graph_too(shell_memwatch, tmp
     assert done.returncode == 1
     assert f"retained: {format_bytes(4 + 2 * 8 * 4)} in 2 tensors on each step" in done.stdout
     assert "memory grew" not in done.stderr
+
+
+TABLES = """
+import torch
+EPSILON = torch.tensor(1e-16)
+def window(length):
+    return torch.hann_window(length)
+WINDOWS = {length: window(length) for length in (16, 32)}
+LEVELS = [torch.tensor([0.5, 1.0]), torch.ones(3)]
+SEEN = []
+def note(number):
+    SEEN.append(torch.tensor([float(number)]))
+"""
+
+
+@pytest.mark.parametrize("is_leak", [False, True], ids=["imported", "appended"])
+def test_constants_that_the_body_of_a_module_makes_are_no_leak(is_leak, shell_memwatch, tmp_path):
+    """An import runs the body once. A function of the module that the program calls may leak all the same."""
+    (tmp_path / "tables.py").write_text(TABLES)
+    script = "import tables\n" + "for number in range(9):\n    tables.note(number)\n" * is_leak
+    (tmp_path / "script.py").write_text(script)
+    done = shell_memwatch("leaks", "script.py")
+    assert done.returncode == is_leak
+    assert ("9 tensors" in done.stdout) is is_leak
+    # torch.tensor calls no op that makes memory, and its line is known even so
+    assert ("tables.py:10 in note" in done.stdout) is is_leak
+
+
+TRAINED_BY_IMPORT = """
+import torch
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters())
+class Log:
+    kept = []
+def step():
+    loss = model(torch.ones(2, 8)).sum()
+    loss.backward()
+    optimizer.step()
+    Log.kept.append(torch.ones(1000))
+for _ in range(5):
+    step()
+"""
+
+
+def test_a_program_that_is_one_import_is_checked(shell_memwatch, tmp_path):
+    (tmp_path / "training.py").write_text(TRAINED_BY_IMPORT)
+    (tmp_path / "script.py").write_text("import training\n")
+    done = shell_memwatch("leaks", "script.py")
+    assert done.returncode == 1
+    assert "5 tensors" in done.stdout
+
+
+LONGER = """
+import torch
+cell = torch.nn.GRUCell(8, 8)
+optimizer = torch.optim.SGD(cell.parameters(), lr=0.1)
+def train():
+    state = torch.zeros(4, 8)
+    for length in range(2, 14):
+        {state}
+        for _ in range(length):
+            state = cell(torch.ones(4, 8), state)
+        loss = state.square().mean()
+        optimizer.zero_grad()
+        loss.backward(retain_graph=True)
+        optimizer.step()
+train()
+"""
+
+
+@pytest.mark.parametrize(
+    ("state", "is_leak"), [("state = torch.zeros(4, 8)", False), ("state = state * 1", True)]
+)
+def test_a_longer_graph_is_a_leak_only_if_it_goes_on_into_earlier_steps(
+    state, is_leak, shell_memwatch, tmp_path
+):
+    """Sequences that are sorted by length have a longer graph in each step, and it replaces the one before."""
+    script = LONGER.format(state=state)
+    if is_leak:  # backward of the older steps would read weights that changed since
+        script = script.replace("loss = state.square()", "loss = state.detach().requires_grad_().square()")
+    (tmp_path / "script.py").write_text(script)
+    done = shell_memwatch("leaks", "script.py")
+    assert (done.returncode, "autograd nodes" in done.stdout) == (is_leak, is_leak)
