@@ -41,7 +41,8 @@ class Training:
     """A block around a training.
 
     Args:
-        path: the file of the capture, which may hold `{rank}`, `{pid}` and `{host}`; None keeps it in memory.
+        path: the file of the capture, which may hold `{rank}`, `{pid}` and `{host}`; None keeps it in memory. A second
+            training adds `-2` to the name of each file.
         page: the file of the page, written at the end; by default there is no page. Each rank has its own file.
         schedule: the steps to record; see `memwatch.profile`.
         log: called with the figures of steps while the training runs, unless it is None.
@@ -57,7 +58,7 @@ class Training:
         log: Callable[[dict[str, int]], object] | None = None,
         **options: Any,
     ) -> None:
-        self._path, self._page = path, page
+        self._path, self._page, self._trainings = path, page, 0
         self._options = options if schedule is None else {**options, "schedule": schedule}
         self._chooses_steps = schedule is not None or options.get("keep", "all") != "all"
         self.profile: Profile | None = None
@@ -69,15 +70,24 @@ class Training:
     def begin(self) -> Profile:
         """Enter the block. A block that an error of the trainer left open ends first."""
         self.end()
-        # ranks are known only now: trainers make the process group
-        path = None if self._path is None else named_for(JobPlace.here(), self._path)
-        self.profile = profile(path, **self._options)
+        self._trainings += 1
+        self.profile = profile(self._named(self._path), **self._options)
         self.profile.__enter__()
         self._is_open = True
         self._logged, self._began_s, self._spent_s, self._last_s = 0, time.monotonic(), 0.0, 0.0
         if self._log is not None:
             self.profile.on_step = self._log_steps
         return self.profile
+
+    def _named(self, path: str | os.PathLike[str] | None) -> Path | None:
+        """Return the file of this training in this process. A later training of one callback gets its number."""
+        if path is None:
+            return None
+        # ranks are known only now: trainers make the process group
+        return self._numbered(named_for(JobPlace.here(), path))
+
+    def _numbered(self, file: Path) -> Path:
+        return file if self._trainings == 1 else file.with_stem(f"{file.stem}-{self._trainings}")
 
     def step(self) -> None:
         """Mark the start of a new iteration."""
@@ -138,8 +148,9 @@ class Training:
                 PEAK_INCREASE: self.profile.peak_increase_bytes,
             }
             place = JobPlace.here()
-            if self._page is not None:
-                self.profile.report(named_for(place, self._page), force=True)
+            page = self._named(self._page)
+            if page is not None:
+                self.profile.report(page, force=True)
             if together and place.is_one_of_many and place.backend != _FAKE:
                 figures |= self._of_all_ranks()
         except MemwatchError as error:
@@ -153,6 +164,6 @@ class Training:
         if ranks is None:
             return {}
         if self._page is not None:
-            page = Path(self._page)
+            page = self._numbered(Path(self._page))
             ranks.report(page.with_name(f"{page.stem}.ranks{page.suffix}"), force=True)
         return {HIGHEST_PEAK: ranks.peak_bytes}

@@ -59,8 +59,9 @@ if TYPE_CHECKING:
 _running: list[Session] = []
 _entering: Final = threading.RLock()  # a signal handler may enter a block too
 _ALREADY_OPEN: Final = (
-    "a memwatch.profile() block is already open; leave it before opening another (`memwatch run` opens one around the "
-    "whole program: start a program that has blocks of its own with `python`)"
+    "a memwatch.profile() block is already open; leave it before opening another (`memwatch run` and the variable "
+    "MEMWATCH=1 open one around the whole program: start a program that has blocks of its own with `python`, and "
+    "unset MEMWATCH)"
 )
 _LOST_EVENTS: Final = (
     "memory ran out, and {count} events of the allocator are lost. From the first one until the next write, live "

@@ -80,3 +80,16 @@ def test_an_open_block_can_be_read(tmp_path):
             kept = torch.ones(1000)
             assert prof.so_far().peak_bytes == prof.so_far().peak_bytes >= kept.nbytes
     assert prof.so_far() is None
+
+
+def test_each_training_of_one_callback_has_files_of_its_own(tmp_path):
+    """A search for good settings trains again, and no file is replaced."""
+    block = Training(tmp_path / "run.memwatch", page=tmp_path / "peak.html")
+    for number in (1, 2, 3):
+        block.begin()
+        torch.ones(1000 * number)
+        block.step()
+        assert block.end()["memwatch/peak_increase_bytes"] == 4000 * number
+    names = {path.name for path in tmp_path.iterdir()}
+    assert {"run.memwatch", "run-2.memwatch", "run-3.memwatch"} <= names
+    assert {"peak.html", "peak-2.html", "peak-3.html"} <= names
