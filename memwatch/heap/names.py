@@ -299,10 +299,10 @@ def _only_assignment(name: str, modules: int) -> tuple[str, int] | None:
     """
     # by place, because the code of a function equals the code of its copy in another file
     found: dict[CodeOwner, set[tuple[str, int]]] = {owner: set() for owner in _READ}
-    for code, line in _assignments(name, _codes_of_modules(modules, _READ)):
+    for code, line in _assignments(name, _CODES_READ.of_modules()):
         found[code_owner(code.co_filename)].add((code.co_filename, line))
     places = next((places for places in found.values() if places), set())
-    if len(places) != 1 or any(True for _ in _assignments(name, _codes_of_modules(modules, _OTHERS))):
+    if len(places) != 1 or any(True for _ in _assignments(name, _CODES_OF_OTHERS.of_modules())):
         return None
     return next(iter(places))
 
@@ -321,35 +321,46 @@ def _may_assign(code: CodeType, name: str) -> bool:
     return name in code.co_names and bytes((_STORE_ATTR, code.co_names.index(name) & 0xFF)) in code.co_code
 
 
-@functools.lru_cache(maxsize=len((_READ, _OTHERS)))
-def _codes_of_modules(modules: int, owners: tuple[CodeOwner, ...]) -> list[tuple[CodeType, str]]:
-    """Return the results of `_codes`, each once. They are computed again when there are more modules.
-
-    A report needs many names, and many modules import one function. With transformers loaded, `_codes` yields 255,000
-    codes of packages, and this list has 40,000. A search for a name in it takes a twentieth of the time to make it.
-    """
-    return list({id(code): (code, own) for code, own in _codes(owners)}.values())
-
-
-def _codes(owners: tuple[CodeOwner, ...]) -> Iterator[tuple[CodeType, str]]:
-    """Yield the code of the functions of some owners in loaded modules, inner functions included.
+class _Codes:
+    """The code of the functions of some owners in loaded modules, inner functions included.
 
     Each comes with a method's name for its own object, such as `self`: an assignment to it sets an attribute of its
-    class.
+    class. A module is read once, and again when its number of names has changed. A report needs many names, and many
+    modules import one function. With transformers loaded, the modules have 255,000 codes of packages, 40,000 of them
+    different. A search for a name in these takes a twentieth of the time to read all modules.
     """
-    for module in list(sys.modules.values()):
-        values = instance_dict(module) if is_a(module, ModuleType) else None
-        file = (values or {}).get("__file__")
-        if values is None or (type(file) is str and code_owner(file) not in owners):
-            continue
+
+    def __init__(self, owners: tuple[CodeOwner, ...]) -> None:
+        self._owners = owners
+        self._known: dict[int, tuple[CodeType, str]] = {}
+        self._read: dict[str, tuple[int, int]] = {}
+
+    def of_modules(self) -> list[tuple[CodeType, str]]:
+        """Return the codes of all modules that are loaded now or were, each once."""
+        for name, module in list(sys.modules.items()):
+            values = instance_dict(module) if is_a(module, ModuleType) else None
+            now = id(module), len(values or ())
+            if values is not None and self._read.get(name) != now:
+                self._read[name] = now
+                self._known.update((id(code), (code, own)) for code, own in self._of(values))
+        return list(self._known.values())
+
+    def _of(self, values: dict[str, Any]) -> Iterator[tuple[CodeType, str]]:
+        file = values.get("__file__")
+        if type(file) is str and code_owner(file) not in self._owners:
+            return
         for value in list(values.values()):
             if is_a(value, type):
                 for member in list(type_dict(value).values()):
-                    for code in _read(_called_by(member), owners):
+                    for code in _read(_called_by(member), self._owners):
                         yield from _nested(code, _own_object(code, member))
             else:
-                for code in _read([value], owners):
+                for code in _read([value], self._owners):
                     yield from _nested(code, "")
+
+
+_CODES_READ: Final = _Codes(_READ)
+_CODES_OF_OTHERS: Final = _Codes(_OTHERS)
 
 
 def _own_object(code: CodeType, member: object) -> str:
