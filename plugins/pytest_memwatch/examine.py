@@ -8,6 +8,7 @@ lines are used.
 
 from __future__ import annotations
 
+import builtins
 import functools
 import inspect
 import sys
@@ -75,12 +76,47 @@ def is_doctest(item: pytest.Item) -> bool:
 @contextmanager
 def examined_doctest(item: pytest.Item, examination: Examination) -> Iterator[None]:
     """Examine the examples of a doctest, while the block lasts: once, for they leave their namespace empty."""
-    item.runtest = functools.partial(examination.run, item.runtest, (), {})  # type: ignore[assignment, method-assign]
+    body = functools.partial(_without_shown_value, item.runtest)
+    item.runtest = functools.partial(examination.run, body, (), {})  # type: ignore[assignment, method-assign]
     try:
         yield
     finally:
         del item.runtest
         examination.is_over = True
+
+
+def _without_shown_value(run: Callable[[], None]) -> None:
+    """Run the examples of a doctest, and drop the value that the last of them displayed.
+
+    `sys.__displayhook__` keeps it in `builtins._`, where no code of the program put it. If an example itself stores
+    something there, as `gettext.install` does, it stays.
+    """
+    __tracebackhide__ = True
+    names = vars(builtins)
+    had, before = "_" in names, names.get("_")
+    display = sys.__displayhook__
+    shown: list[object] = []
+
+    @functools.wraps(display)
+    def display_and_note(value: object, /) -> None:
+        try:
+            display(value)
+        finally:
+            if value is not None:  # None is not displayed
+                shown[:] = [names.get("_")]
+
+    sys.__displayhook__ = display_and_note  # type: ignore[misc]
+    try:
+        run()
+    finally:
+        if sys.__displayhook__ is display_and_note:
+            sys.__displayhook__ = display  # type: ignore[misc]
+        if shown and names.get("_", shown) is shown[0]:
+            if had:
+                names["_"] = before
+            else:
+                del names["_"]
+        shown.clear()
 
 
 @contextmanager

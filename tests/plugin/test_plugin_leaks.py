@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import builtins
+import sys
+
 import pytest
 
 LEAKING = """
@@ -305,6 +308,67 @@ def test_leaks_off_and_no_memwatch_let_markers_pass(session):
     )
     session(source, "--memwatch-leaks=off").assert_outcomes(passed=1, failed=1)
     session(source, "--no-memwatch").assert_outcomes(passed=2)
+
+
+DISPLAYING = '''
+    """
+    >>> import torch
+    >>> torch.ones(3)
+    tensor([1., 1., 1.])
+    """
+    import torch
+    KEPT = []
+    def double(x):
+        """
+        >>> double(torch.ones(3, requires_grad=True))
+        tensor([2., 2., 2.], grad_fn=<MulBackward0>)
+        """
+        return 2 * x
+    def keep(x):
+        """
+        >>> keep(torch.ones(3))
+        tensor([1., 1., 1.])
+        """
+        KEPT.append(x)
+        return x
+'''
+
+
+@pytest.mark.parametrize("options", [["--doctest-continue-on-failure"], []])
+def test_the_value_that_a_doctest_displays_last_is_no_leak(session, options):
+    """The interpreter keeps it in `builtins._`. A value that the program keeps is a leak."""
+    builtins._ = before = object()
+    try:
+        result = session(DISPLAYING, "--memwatch-leaks=all", "--doctest-modules", "-v", *options)
+        assert builtins._ is before
+    finally:
+        del builtins._
+    result.stdout.fnmatch_lines_random(["*keep LEAK*", "*double PASSED*", "*::test_* PASSED*"])
+
+
+def test_the_value_that_a_doctest_of_a_text_file_displays_last_is_no_leak(pytester, inner_ini):
+    pytester.maketxtfile(test_text=">>> import torch\n>>> torch.ones(3)\ntensor([1., 1., 1.])\n")
+    pytester.runpytest("--memwatch-leaks=all").assert_outcomes(passed=1)
+    assert "_" not in vars(builtins)
+
+
+def test_a_name_that_a_doctest_itself_installs_in_builtins_stays(session):
+    source = '''
+        """
+        >>> 1 + 1
+        2
+        >>> import builtins
+        >>> builtins._ = str.upper
+        """
+        def test_installed(): assert _("a") == "A"
+    '''
+    options = ("--memwatch-leaks=all", "--doctest-modules")
+    display = sys.__displayhook__
+    try:
+        session(source, *options).assert_outcomes(passed=2)
+        assert sys.__displayhook__ is display
+    finally:
+        vars(builtins).pop("_", None)
 
 
 def test_doctests_are_checked(session):
