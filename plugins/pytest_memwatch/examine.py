@@ -338,7 +338,7 @@ class Examination:
                 self.data.setdefault("ignored", []).append({**leak_data(leak), **known})
             elif leak.nbytes < self._settings.leaks_min_bytes:
                 self.data.setdefault("small", []).append(leak_data(leak))
-            elif growth is None and made_by_machinery(leak):
+            elif made_by_machinery(leak):
                 self.data.setdefault("machinery", []).append(leak_data(leak))
             elif growth is None and (kept_by_cache(leak) or _line_search().is_first_growth(leak)):
                 self.data.setdefault("kept", []).append(leak_data(leak))

@@ -100,6 +100,36 @@ def test_cycles_and_uncollectable_loops_are_leaks(session):
     result.stdout.fnmatch_lines(["*freed only by gc: cycle through*", "*never freed: loop through*"])
 
 
+def test_cycles_of_mocks_and_of_pytest_do_not_fail_a_marked_test(results):
+    """The test cannot avoid them. A cycle that the test itself makes is a leak."""
+    tests = results(
+        """
+        import pytest, torch
+        from unittest import mock
+        pytestmark = pytest.mark.no_tensor_leaks
+        def test_called():
+            logger = mock.Mock()
+            logger.log({"loss": torch.ones(64, 64)})
+        def test_magic(): mock.MagicMock()(torch.ones(64, 64))
+        def test_raises():
+            x = torch.ones(64, 64)
+            with pytest.raises(ValueError) as info:
+                raise ValueError(info_of(x))
+        def info_of(x): return str(x.shape)
+        def test_own_cycle():
+            own = [mock.Mock(), torch.ones(64, 64)]
+            own.append(own)
+        """
+    )
+    assert {name: test["failed"] for name, test in tests.items()} == {
+        "test_called": None,
+        "test_magic": None,
+        "test_raises": None,
+        "test_own_cycle": "leak",
+    }
+    assert [len(tests[name].get("machinery", [])) for name in ("test_called", "test_magic")] == [1, 1]
+
+
 def test_body_runs_warmup_plus_runs_times_with_the_same_fixture_values(session):
     """Fixtures are set up once; warmup and runs come from the marker, else from the options."""
     result = session(
