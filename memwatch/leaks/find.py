@@ -158,10 +158,23 @@ def find_leaks(
 
 
 def find_growth(
-    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], schedule: Schedule
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    schedule: Schedule,
+    *,
+    followed: object = None,
 ) -> list[Leak]:
-    """Find the tensors that each further call of a function leaves behind, by a schedule."""
-    search = _GrowthSearch(fn, args, kwargs, schedule)
+    """Find the tensors that each further call of a function leaves behind, by a schedule.
+
+    Args:
+        fn: the function.
+        args: its arguments.
+        kwargs: its keyword arguments.
+        schedule: how often it is called.
+        followed: the function of the program, if `fn` wraps it. Leaks are followed through what it refers to.
+    """
+    search = _GrowthSearch(fn, args, kwargs, schedule, fn if followed is None else followed)
     search.ledger.start()
     try:
         return search.leaks()
@@ -181,10 +194,15 @@ class _GrowthSearch:
     """Calls the function, counts the storages that each call left, and searches for their holders."""
 
     def __init__(
-        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], schedule: Schedule
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        schedule: Schedule,
+        followed: object,
     ) -> None:
         self.ledger = Ledger()
-        self._fn, self._args, self._kwargs = fn, args, kwargs
+        self._fn, self._args, self._kwargs, self._followed = fn, args, kwargs, followed
         self._schedule = schedule
         self._threads = self._measured_threads = Threads()
         self._changes: list[Change] = []  # of each call, warm-up calls included
@@ -287,7 +305,7 @@ class _GrowthSearch:
 
     def _held(self) -> list[Held]:
         """Return what lives on after the calls."""
-        return [Held(EdgeKind.CHECKED_FUNCTION, None, self._fn), *_named(self._args, self._kwargs)]
+        return [Held(EdgeKind.CHECKED_FUNCTION, None, self._followed), *_named(self._args, self._kwargs)]
 
     def _nodes_grow(self, runs: int, *, period: int = 1) -> bool:
         """Return True if each so many of the last runs left more autograd nodes than there were before."""

@@ -12,6 +12,7 @@ import builtins
 import functools
 import inspect
 import sys
+import types
 import unittest
 from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
@@ -253,7 +254,8 @@ class Examination:
             with self._measuring():
                 repeated(*args, **kwargs)
             warmup = max(0, warmup - 1)  # the measured run is a warm-up run too
-        self.leaks = find_growth(repeated, args, kwargs, schedule_of(warmup, runs, least=_LEAST_RUNS))
+        schedule = schedule_of(warmup, runs, least=_LEAST_RUNS)
+        self.leaks = find_growth(repeated, args, kwargs, schedule, followed=_without_instance(body))
         self.data["check"] = "growth"
         return counter.result
 
@@ -427,6 +429,18 @@ def end_checks() -> dict[str, list[int]]:
     return freed
 
 
+def _without_instance(body: Body) -> Body:
+    """Return the function of a test method, without the object that the method is bound to.
+
+    pytest makes a new object for each test and drops it afterwards. So it is no leak if a list that `setUp` made grows
+    with each run of the body. A list of the class or of a module is found by other paths.
+    """
+    inner: object = body
+    while type(inner) is types.FunctionType:  # a plugin such as pytest-asyncio may have wrapped the method
+        inner = vars(inner).get("__wrapped__")
+    return inner.__func__ if type(inner) is types.MethodType else body
+
+
 class _Repeated:
     """Counts the runs of a body, and adds to an error which run failed."""
 
@@ -435,10 +449,7 @@ class _Repeated:
         self.result: object = None
 
     def around(self, body: Body) -> Body:
-        """Return the body as a function that counts its runs.
-
-        It is a plain function, because leaks are followed through closures of plain functions.
-        """
+        """Return the body as a function that counts its runs."""
 
         def repeated(*args: Any, **kwargs: Any) -> None:
             __tracebackhide__ = True

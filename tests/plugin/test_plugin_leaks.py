@@ -179,6 +179,77 @@ def test_growth_inside_a_fixture_value_is_a_leak(session):
     )
 
 
+METHODS = """
+    import pytest, torch, unittest
+    pytestmark = pytest.mark.no_tensor_leaks
+    KEPT = []
+    def tensor(): return torch.ones(1000)
+    class TestUnit(unittest.TestCase):
+        BANK = []
+        def setUp(self): self.bank, self.model = [], torch.nn.Linear(2, 2)
+        def test_own(self): self.bank.append(tensor())
+        def test_own_in_subtests(self):
+            for n in range(2):
+                with self.subTest(n=n): self.bank.append(tensor())
+        def test_own_hooks(self): self.model.register_forward_hook(print)
+        def test_own_graph(self):
+            self.loss = getattr(self, "loss", 0) + tensor().requires_grad_().sum()
+        def test_leak_of_class(self): self.BANK.append(tensor())
+        def test_leak_of_module(self):
+            self.bank.append(tensor())
+            KEPT.append(self.bank[-1])
+        def test_leak_in_cycle(self):
+            cycle = [tensor()]
+            cycle.append(cycle)
+    class TestAsync(unittest.IsolatedAsyncioTestCase):
+        def setUp(self): self.bank = []
+        async def test_own(self): self.bank.append(tensor())
+        def test_own_without_await(self): self.bank.append(tensor())
+    class TestPlain:
+        def setup_method(self): self.bank = []
+        def test_own(self): self.bank.append(tensor())
+        @pytest.mark.asyncio
+        async def test_own_async(self): self.bank.append(tensor())
+        def test_leak(self): KEPT.append(tensor())
+"""
+
+
+def test_growth_inside_the_object_of_a_test_class_is_no_leak(results):
+    """The object ends with its test. The body runs several times with one object, and setUp runs once."""
+    tests = results(METHODS)
+    failed = {name: test["failed"] for name, test in tests.items()}
+    assert len(failed) == 12
+    assert {name for name, what in failed.items() if what} == {
+        "TestUnit::test_leak_of_class",
+        "TestUnit::test_leak_of_module",
+        "TestUnit::test_leak_in_cycle",
+        "TestPlain::test_leak",
+    }
+    for test in tests.values():
+        for leak in test["leaks"]:
+            assert "pytest_memwatch" not in str(leak)
+
+
+def test_growth_in_a_closure_of_a_test_is_found_without_the_plugins_functions_in_its_path(results):
+    tests = results(
+        """
+        import functools, pytest, torch
+        def recorded(test):
+            seen = []
+            @functools.wraps(test)
+            def recording():
+                globals().pop("test_closure", None)  # otherwise a path from the module is shown
+                seen.append(torch.ones(1000))
+            return recording
+        @pytest.mark.no_tensor_leaks
+        @recorded
+        def test_closure(): pass
+        """
+    )
+    [leak] = tests["test_closure"]["leaks"]
+    assert "pytest_memwatch" not in str(leak)
+
+
 def test_failure_in_a_later_run_says_which_run(session):
     """A body that cannot be repeated fails with its own error and a note."""
     result = session(
