@@ -106,12 +106,12 @@ def _without_shown_value(run: Callable[[], None]) -> None:
             if value is not None:  # None is not displayed
                 shown[:] = [names.get("_")]
 
-    sys.__displayhook__ = display_and_note  # type: ignore[misc]
+    sys.__displayhook__ = display_and_note
     try:
         run()
     finally:
         if sys.__displayhook__ is display_and_note:
-            sys.__displayhook__ = display  # type: ignore[misc]
+            sys.__displayhook__ = display
         if shown and names.get("_", shown) is shown[0]:
             if had:
                 names["_"] = before
@@ -168,9 +168,7 @@ class Examination:
         is_over: True once the body has ended; earlier reports belong to subtests.
     """
 
-    def __init__(
-        self, checks: Checks, settings: Settings, arguments: dict[str, Any], saved_bytes: int | None
-    ) -> None:
+    def __init__(self, checks: Checks, settings: Settings, saved_bytes: int | None) -> None:
         self.checks = checks
         self.measurement = Measurement(holders=checks.findings is not None) if checks.profiled else None
         self.leaks: list[Leak] = []
@@ -180,7 +178,6 @@ class Examination:
         self.sentence = ""
         self.is_over = False
         self._settings = settings
-        self._arguments = arguments
         self._saved_bytes = saved_bytes
         self._noted_ops: int | None = None
         self._may_have_grown = False
@@ -229,8 +226,7 @@ class Examination:
         return all(ref() is None for ref in self._left)
 
     def close(self) -> None:
-        """Note the figures of a body that failed by itself, and drop the values of the test's fixtures."""
-        self._arguments = {}
+        """Note the figures of a body that failed by itself."""
         if self.measurement is not None and self.measurement.readings and "peak_bytes" not in self.data:
             self._note_figures(self.measurement)
 
@@ -376,7 +372,8 @@ class Examination:
         if measurement is None:
             return ""
         if limit is not None:
-            most, found = limit.nbytes(self._arguments), measurement.peak_increase_bytes(limit.device)
+            most, found = limit.limit, measurement.peak_increase_bytes(limit.device)
+            assert isinstance(most, int)
             self.data["limit_bytes"] = most
             if found > most:
                 where = limit.device or measurement.device

@@ -23,7 +23,15 @@ from pytest_memwatch.fixtures import (
     no_tensor_leaks,
     save_baseline,
 )
-from pytest_memwatch.options import SETTINGS, add_options, check_marks, checks_for, read_settings, register
+from pytest_memwatch.options import (
+    SETTINGS,
+    LimitError,
+    add_options,
+    check_marks,
+    checks_for,
+    read_settings,
+    register,
+)
 from pytest_memwatch.outcome import EXAMINATION, Postponed, attach, postponed_for
 from pytest_memwatch.outputs import Output, check_before_tests
 from pytest_memwatch.summary import FORMAT as RESULTS_FORMAT
@@ -114,6 +122,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 def _examining(item: pytest.Item) -> AbstractContextManager[None]:
     """Return a context in which the body of the test is examined, if it has a check."""
+    __tracebackhide__ = True
     settings = item.config.stash[SETTINGS]
     checks = checks_for(item, settings)
     if is_doctest(item):
@@ -124,8 +133,15 @@ def _examining(item: pytest.Item) -> AbstractContextManager[None]:
 
     baseline = item.config.stash[BASELINE]
     saved_bytes = baseline.peaks.get(item.nodeid) if baseline else None
-    arguments = {**getattr(getattr(item, "callspec", None), "params", {}), **getattr(item, "funcargs", {})}
-    examination = Examination(checks, settings, arguments, saved_bytes)
+    if checks.limit is not None:
+        params = getattr(getattr(item, "callspec", None), "params", {})
+        try:
+            limit = checks.limit.for_test({**params, **getattr(item, "funcargs", {})})
+        except LimitError as error:
+            __tracebackhide__ = False  # pytest adds a remark if all calls are hidden
+            raise pytest.fail.Exception(str(error), pytrace=False) from None
+        checks = replace(checks, limit=limit)
+    examination = Examination(checks, settings, saved_bytes)
     item.stash[EXAMINATION] = examination
     if not isinstance(item, pytest.Function):
         return examined_doctest(item, examination)
