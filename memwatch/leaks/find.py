@@ -17,7 +17,7 @@ from memwatch.devices import adapter_of, devices_in_use
 from memwatch.errors import MemwatchError
 from memwatch.heap.classes import count_by_class, named_classes
 from memwatch.heap.names import type_name
-from memwatch.heap.roots import Held, is_own_module
+from memwatch.heap.roots import Held, is_tool_module
 from memwatch.heap.tensors import TypeFilter, type_dict
 from memwatch.kinds.edges import EdgeKind, VertexKind
 from memwatch.leaks.cause import series_of
@@ -555,6 +555,8 @@ def _collections() -> int:
 _MOST_CLASSES: Final = 3  # that a leak names
 _LEAST_COUNTS: Final = 3  # before, and after two calls
 _BUILTIN: Final = "builtins"
+_OF_TEST_TOOLS: Final = ("hypothesis",)
+"""Packages beside the test runners whose objects grow with the examples and reports of a test."""
 
 
 def grown_classes(counts: Sequence[Mapping[int, int]]) -> tuple[tuple[str, int], ...]:
@@ -562,7 +564,7 @@ def grown_classes(counts: Sequence[Mapping[int, int]]) -> tuple[tuple[str, int],
 
     Objects that a single call adds, as torch's tables on the first use of an op, do not count, so at least two calls
     are compared. Tensors and autograd nodes are the leak itself. Python's containers and functions come and go with
-    any call, and memwatch's own objects do not belong to the program.
+    any call. The objects of memwatch and of a test runner do not belong to the program.
 
     Args:
         counts: objects by class, before the calls and after each.
@@ -587,4 +589,6 @@ def grown_classes(counts: Sequence[Mapping[int, int]]) -> tuple[tuple[str, int],
 
 def _is_of_program(cls: type) -> bool:
     module = type_dict(cls).get("__module__")
-    return type(module) is str and module != _BUILTIN and not is_own_module(module)
+    if type(module) is not str or module == _BUILTIN or is_tool_module(module):
+        return False
+    return module.partition(".")[0] not in _OF_TEST_TOOLS

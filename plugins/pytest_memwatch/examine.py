@@ -182,6 +182,8 @@ class Examination:
         self._noted_ops: int | None = None
         self._may_have_grown = False
         self._left: list[weakref.ref[Any]] = []  # the storages of the leaks that a live root keeps
+        self._repeated = _Repeated()
+        self._failing_run = 0  # the first run with a subtest that failed
         if checks.allowed:
             self.data["allowed"] = checks.allowed.reason
 
@@ -206,6 +208,18 @@ class Examination:
             result = await body(*args, **kwargs)
         self._judge()
         return result
+
+    def repeats_subtest(self, *, failed: bool) -> bool:
+        """Return True if the first run of the body, or an earlier one that failed, has shown its subtests already."""
+        run = self._repeated.calls
+        if failed and self._failing_run in (0, run):
+            self._failing_run = run
+            return False
+        return run > 1
+
+    def explain(self, error: BaseException) -> None:
+        """Add to an error of a subtest in which run of the body it was raised."""
+        self._repeated.explain(error)
 
     @property
     def reading(self) -> Reading | None:
@@ -244,8 +258,7 @@ class Examination:
         assert check is not None
         warmup = self._settings.warmup if check.warmup is None else check.warmup
         runs: Runs = check.runs or self._settings.runs or AUTO
-        counter = _Repeated()
-        repeated = counter.around(body)
+        repeated = self._repeated.around(body)
         if self.measurement is not None:
             with self._measuring():
                 repeated(*args, **kwargs)
@@ -253,7 +266,7 @@ class Examination:
         schedule = schedule_of(warmup, runs, least=_LEAST_RUNS)
         self.leaks = find_growth(repeated, args, kwargs, schedule, followed=_without_instance(body))
         self.data["check"] = "growth"
-        return counter.result
+        return self._repeated.result
 
     @contextmanager
     def _checking_one_pass(self, *, force: bool = False) -> Iterator[None]:
@@ -454,14 +467,15 @@ class _Repeated:
             try:
                 result = body(*args, **kwargs)
             except Exception as error:
-                self._explain(error)
+                self.explain(error)
                 raise
             if self.calls == 1:  # pytest checks what a test returns; it sees the first result only
                 self.result = result
 
         return repeated
 
-    def _explain(self, error: Exception) -> None:
+    def explain(self, error: BaseException) -> None:
+        """Add a note to an error of a later run."""
         if self.calls > 1 and hasattr(error, "add_note"):
             error.add_note(
                 f"memwatch: this is run {self.calls} of the body; the runs before passed. "

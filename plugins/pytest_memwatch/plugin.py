@@ -32,7 +32,14 @@ from pytest_memwatch.options import (
     read_settings,
     register,
 )
-from pytest_memwatch.outcome import EXAMINATION, Postponed, attach, postponed_for
+from pytest_memwatch.outcome import (
+    EXAMINATION,
+    Postponed,
+    attach,
+    postponed_for,
+    running_examination,
+    uncounted,
+)
 from pytest_memwatch.outputs import Output, check_before_tests
 from pytest_memwatch.summary import FORMAT as RESULTS_FORMAT
 from pytest_memwatch.summary import (
@@ -169,9 +176,14 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Attach the findings to the report; hold it back if fixtures may yet free what the test left."""
+    subtest_of = running_examination(item) if call.when == "call" else None
+    if subtest_of is not None and call.excinfo is not None:
+        subtest_of.explain(call.excinfo.value)
     report = yield
     if call.when != "call":
         return report
+    if subtest_of is not None and subtest_of.repeats_subtest(failed=report.failed):
+        return uncounted(report)
     examination = attach(item, call, report)
     postponed = item.config.stash[POSTPONED]
     if postponed is None or examination is None:
