@@ -17,7 +17,7 @@ import pytest
 from memwatch.kinds.leaks import LeakKind
 from memwatch.sizes import format_bytes
 from memwatch.text import visible
-from memwatch.words.leaks import ALL_FREED_SINCE, FREED_SINCE, LINE_NOT_SEEN, MADE_AT
+from memwatch.words.leaks import ALL_FREED_SINCE, FREED_SINCE, LINE_NOT_SEEN, MADE_AT, ONE_FREED_SINCE
 from memwatch.words.processes import counted
 from pytest_memwatch.outputs import write_output
 from pytest_memwatch.verdict import LEAK_SECTION, top_lines
@@ -216,7 +216,7 @@ def _small(results: Results, settings: Settings) -> list[str]:
     total, least = (
         format_bytes(nbytes) for nbytes in (sum(leak["nbytes"] for leak in small), settings.leaks_min_bytes)
     )
-    return [f"Not counted: {len(small)} leaks ({total}) of less than {least} each"]
+    return [f"Not counted: {counted(len(small), 'leak')} ({total}) of less than {least} each"]
 
 
 def _machinery(results: Results) -> list[str]:
@@ -224,7 +224,9 @@ def _machinery(results: Results) -> list[str]:
     if not cycles:
         return []
     total = format_bytes(sum(leak["nbytes"] for leak in cycles))
-    return [f"Not counted: {len(cycles)} cycles ({total}) closed by pytest, mock, an import or torch itself"]
+    return [
+        f"Not counted: {counted(len(cycles), 'cycle')} ({total}) closed by pytest, mock, an import or torch itself"
+    ]
 
 
 def _ignored(results: Results, settings: Settings) -> list[str]:
@@ -236,7 +238,7 @@ def _ignored(results: Results, settings: Settings) -> list[str]:
     if not used:
         return []
     return ["Ignore rules"] + [
-        f"  {count:>4} leaks  {pattern}: {reason}" for (pattern, reason), count in used.items()
+        f"  {counted(count, 'leak'):>10}  {pattern}: {reason}" for (pattern, reason), count in used.items()
     ]
 
 
@@ -350,6 +352,7 @@ def _lines_of_cause(cause: Mapping[str, Any], *, verbose: bool) -> Iterator[str]
     yield MADE_AT.format(site=cause["site"] or LINE_NOT_SEEN, tensor=cause["tensor"])
     if cause["freed"]:
         words = ALL_FREED_SINCE if cause["freed"] == cause["told"] else FREED_SINCE
+        words = ONE_FREED_SINCE if cause["told"] == 1 else words
         yield words.format(freed=cause["freed"], told=cause["told"])
     yield f"  advice: {cause['advice']}"
     yield f"  to tolerate it, in the ini file: memwatch_ignore = {cause['ignore']}"

@@ -304,7 +304,7 @@ def test_ignore_rules_are_listed_with_their_reason(session, rule):
     """
     )
     result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["*= memwatch =*", "Ignore rules", "*1 leaks  *KEPT*: kept on purpose"])
+    result.stdout.fnmatch_lines(["*= memwatch =*", "Ignore rules", "*1 leak  *KEPT*: kept on purpose"])
 
 
 def test_ignore_rules_of_the_ini_file(session):
@@ -319,7 +319,7 @@ def test_ignore_rules_of_the_ini_file(session):
         ini="memwatch_ignore =\n    *`KEPT`*: kept on purpose\n    nothing: never seen\n",
     )
     result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["*1 leaks  *KEPT*: kept on purpose", "*0 leaks  nothing: never seen"])
+    result.stdout.fnmatch_lines(["*1 leak  *KEPT*: kept on purpose", "*0 leaks  nothing: never seen"])
 
 
 def test_fixture_checks_the_whole_test(session):
