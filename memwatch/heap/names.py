@@ -269,6 +269,13 @@ def in_interactive_shell() -> bool:
     return "IPython" in sys.modules or hasattr(sys, "ps1")
 
 
+def in_ipython() -> bool:
+    """Return True if an IPython shell runs this process. A program may only import IPython."""
+    ipython = sys.modules.get("IPython")
+    get_ipython = getattr(ipython, "get_ipython", None)  # absent while another thread imports IPython
+    return get_ipython is not None and get_ipython() is not None
+
+
 _OF_OBJECTS: Final = frozenset(
     {EdgeKind.ATTRIBUTE, EdgeKind.PARAMETER, EdgeKind.BUFFER, EdgeKind.SUBMODULE, EdgeKind.CLASS_ATTRIBUTE}
 )

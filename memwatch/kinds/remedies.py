@@ -158,7 +158,10 @@ class Remedy(Enum):
         "IPython's output history keeps every displayed value: `%reset out`, or end the line with `;`"
     )
     SHELL_RESULT = RemedyRow(
-        "the shell keeps the last displayed value: evaluate something else, or end the line with `;`"
+        "the interpreter keeps the last displayed value: evaluate something else, or assign the value to a name"
+    )
+    IPYTHON_RESULT = RemedyRow(
+        "IPython keeps the last displayed values: evaluate something else, or end the line with `;`"
     )
     CACHED_METHOD = RemedyRow(
         "the cache of a method keeps every `self` and every argument: give it a small `maxsize`, or call "

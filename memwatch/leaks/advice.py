@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from weakref import WeakKeyDictionary
 
 from memwatch._torch.modules import HOOK_TABLES
+from memwatch.heap.names import in_ipython
 from memwatch.kinds.edges import EdgeKind, VertexKind
 from memwatch.kinds.remedies import Remedy
 from memwatch.leaks.cut import (
@@ -263,6 +264,8 @@ def _first(choose: Callable[[Edge], Remedy | None], groups: Iterable[Sequence[Ed
 def _mechanism(edge: Edge) -> Remedy | None:
     if edge.kind is EdgeKind.SAVED and is_saved_by_ctx(edge):
         return Remedy.SAVED_VIEW
+    if edge.kind is EdgeKind.SHELL_RESULT and in_ipython():
+        return Remedy.IPYTHON_RESULT
     by_owner = None if edge.owner is None else _mechanism_of(edge.kind, edge.owner)
     return by_owner or edge.kind.row.mechanism
 

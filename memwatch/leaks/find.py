@@ -17,7 +17,7 @@ from memwatch.devices import adapter_of, devices_in_use
 from memwatch.errors import MemwatchError
 from memwatch.heap.classes import count_by_class, named_classes
 from memwatch.heap.names import type_name
-from memwatch.heap.roots import Held, is_own_module
+from memwatch.heap.roots import Held, is_tool_module
 from memwatch.heap.tensors import TypeFilter, type_dict
 from memwatch.kinds.edges import EdgeKind, VertexKind
 from memwatch.leaks.cause import series_of
@@ -158,10 +158,23 @@ def find_leaks(
 
 
 def find_growth(
-    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], schedule: Schedule
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    schedule: Schedule,
+    *,
+    followed: object = None,
 ) -> list[Leak]:
-    """Find the tensors that each further call of a function leaves behind, by a schedule."""
-    search = _GrowthSearch(fn, args, kwargs, schedule)
+    """Find the tensors that each further call of a function leaves behind, by a schedule.
+
+    Args:
+        fn: the function.
+        args: its arguments.
+        kwargs: its keyword arguments.
+        schedule: how often it is called.
+        followed: the function of the program, if `fn` wraps it. Leaks are followed through what it refers to.
+    """
+    search = _GrowthSearch(fn, args, kwargs, schedule, fn if followed is None else followed)
     search.ledger.start()
     try:
         return search.leaks()
@@ -181,10 +194,15 @@ class _GrowthSearch:
     """Calls the function, counts the storages that each call left, and searches for their holders."""
 
     def __init__(
-        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], schedule: Schedule
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        schedule: Schedule,
+        followed: object,
     ) -> None:
         self.ledger = Ledger()
-        self._fn, self._args, self._kwargs = fn, args, kwargs
+        self._fn, self._args, self._kwargs, self._followed = fn, args, kwargs, followed
         self._schedule = schedule
         self._threads = self._measured_threads = Threads()
         self._changes: list[Change] = []  # of each call, warm-up calls included
@@ -287,7 +305,7 @@ class _GrowthSearch:
 
     def _held(self) -> list[Held]:
         """Return what lives on after the calls."""
-        return [Held(EdgeKind.CHECKED_FUNCTION, None, self._fn), *_named(self._args, self._kwargs)]
+        return [Held(EdgeKind.CHECKED_FUNCTION, None, self._followed), *_named(self._args, self._kwargs)]
 
     def _nodes_grow(self, runs: int, *, period: int = 1) -> bool:
         """Return True if each so many of the last runs left more autograd nodes than there were before."""
@@ -537,6 +555,8 @@ def _collections() -> int:
 _MOST_CLASSES: Final = 3  # that a leak names
 _LEAST_COUNTS: Final = 3  # before, and after two calls
 _BUILTIN: Final = "builtins"
+_OF_TEST_TOOLS: Final = ("hypothesis",)
+"""Packages beside the test runners whose objects grow with the examples and reports of a test."""
 
 
 def grown_classes(counts: Sequence[Mapping[int, int]]) -> tuple[tuple[str, int], ...]:
@@ -544,7 +564,7 @@ def grown_classes(counts: Sequence[Mapping[int, int]]) -> tuple[tuple[str, int],
 
     Objects that a single call adds, as torch's tables on the first use of an op, do not count, so at least two calls
     are compared. Tensors and autograd nodes are the leak itself. Python's containers and functions come and go with
-    any call, and memwatch's own objects do not belong to the program.
+    any call. The objects of memwatch and of a test runner do not belong to the program.
 
     Args:
         counts: objects by class, before the calls and after each.
@@ -569,4 +589,6 @@ def grown_classes(counts: Sequence[Mapping[int, int]]) -> tuple[tuple[str, int],
 
 def _is_of_program(cls: type) -> bool:
     module = type_dict(cls).get("__module__")
-    return type(module) is str and module != _BUILTIN and not is_own_module(module)
+    if type(module) is not str or module == _BUILTIN or is_tool_module(module):
+        return False
+    return module.partition(".")[0] not in _OF_TEST_TOOLS

@@ -42,6 +42,10 @@ ALL_FREED_SINCE: Final = (
     "  freed before the session ended: all {told} of its tensors. Probably a window that was filling, or a buffer "
     "that is emptied now and then"
 )
+ONE_FREED_SINCE: Final = (
+    "  freed before the session ended: its only tensor. Probably a window that was filling, or a buffer that is "
+    "emptied now and then"
+)
 UNKNOWN_LINE: Final = "unknown line"
 HELD_FOR: Final = "  held for {seconds:.3f} s so far; the next collection of gc would free it"
 BESIDE: Final = "  and {objects} per {repeat}"

@@ -8,9 +8,11 @@ lines are used.
 
 from __future__ import annotations
 
+import builtins
 import functools
 import inspect
 import sys
+import types
 import unittest
 from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
@@ -75,12 +77,47 @@ def is_doctest(item: pytest.Item) -> bool:
 @contextmanager
 def examined_doctest(item: pytest.Item, examination: Examination) -> Iterator[None]:
     """Examine the examples of a doctest, while the block lasts: once, for they leave their namespace empty."""
-    item.runtest = functools.partial(examination.run, item.runtest, (), {})  # type: ignore[assignment, method-assign]
+    body = functools.partial(_without_shown_value, item.runtest)
+    item.runtest = functools.partial(examination.run, body, (), {})  # type: ignore[assignment, method-assign]
     try:
         yield
     finally:
         del item.runtest
         examination.is_over = True
+
+
+def _without_shown_value(run: Callable[[], None]) -> None:
+    """Run the examples of a doctest, and drop the value that the last of them displayed.
+
+    `sys.__displayhook__` keeps it in `builtins._`, where no code of the program put it. If an example itself stores
+    something there, as `gettext.install` does, it stays.
+    """
+    __tracebackhide__ = True
+    names = vars(builtins)
+    had, before = "_" in names, names.get("_")
+    display = sys.__displayhook__
+    shown: list[object] = []
+
+    @functools.wraps(display)
+    def display_and_note(value: object, /) -> None:
+        try:
+            display(value)
+        finally:
+            if value is not None:  # None is not displayed
+                shown[:] = [names.get("_")]
+
+    sys.__displayhook__ = display_and_note
+    try:
+        run()
+    finally:
+        if sys.__displayhook__ is display_and_note:
+            sys.__displayhook__ = display
+        if shown and names.get("_", shown) is shown[0]:
+            if had:
+                names["_"] = before
+            else:
+                del names["_"]
+        shown.clear()
 
 
 @contextmanager
@@ -131,9 +168,7 @@ class Examination:
         is_over: True once the body has ended; earlier reports belong to subtests.
     """
 
-    def __init__(
-        self, checks: Checks, settings: Settings, arguments: dict[str, Any], saved_bytes: int | None
-    ) -> None:
+    def __init__(self, checks: Checks, settings: Settings, saved_bytes: int | None) -> None:
         self.checks = checks
         self.measurement = Measurement(holders=checks.findings is not None) if checks.profiled else None
         self.leaks: list[Leak] = []
@@ -143,11 +178,12 @@ class Examination:
         self.sentence = ""
         self.is_over = False
         self._settings = settings
-        self._arguments = arguments
         self._saved_bytes = saved_bytes
         self._noted_ops: int | None = None
         self._may_have_grown = False
         self._left: list[weakref.ref[Any]] = []  # the storages of the leaks that a live root keeps
+        self._repeated = _Repeated()
+        self._failing_run = 0  # the first run with a subtest that failed
         if checks.allowed:
             self.data["allowed"] = checks.allowed.reason
 
@@ -173,6 +209,18 @@ class Examination:
         self._judge()
         return result
 
+    def repeats_subtest(self, *, failed: bool) -> bool:
+        """Return True if the first run of the body, or an earlier one that failed, has shown its subtests already."""
+        run = self._repeated.calls
+        if failed and self._failing_run in (0, run):
+            self._failing_run = run
+            return False
+        return run > 1
+
+    def explain(self, error: BaseException) -> None:
+        """Add to an error of a subtest in which run of the body it was raised."""
+        self._repeated.explain(error)
+
     @property
     def reading(self) -> Reading | None:
         """The reading with the highest peak, if the body was measured."""
@@ -192,8 +240,7 @@ class Examination:
         return all(ref() is None for ref in self._left)
 
     def close(self) -> None:
-        """Note the figures of a body that failed by itself, and drop the values of the test's fixtures."""
-        self._arguments = {}
+        """Note the figures of a body that failed by itself."""
         if self.measurement is not None and self.measurement.readings and "peak_bytes" not in self.data:
             self._note_figures(self.measurement)
 
@@ -211,15 +258,15 @@ class Examination:
         assert check is not None
         warmup = self._settings.warmup if check.warmup is None else check.warmup
         runs: Runs = check.runs or self._settings.runs or AUTO
-        counter = _Repeated()
-        repeated = counter.around(body)
+        repeated = self._repeated.around(body)
         if self.measurement is not None:
             with self._measuring():
                 repeated(*args, **kwargs)
             warmup = max(0, warmup - 1)  # the measured run is a warm-up run too
-        self.leaks = find_growth(repeated, args, kwargs, schedule_of(warmup, runs, least=_LEAST_RUNS))
+        schedule = schedule_of(warmup, runs, least=_LEAST_RUNS)
+        self.leaks = find_growth(repeated, args, kwargs, schedule, followed=_without_instance(body))
         self.data["check"] = "growth"
-        return counter.result
+        return self._repeated.result
 
     @contextmanager
     def _checking_one_pass(self, *, force: bool = False) -> Iterator[None]:
@@ -302,7 +349,7 @@ class Examination:
                 self.data.setdefault("ignored", []).append({**leak_data(leak), **known})
             elif leak.nbytes < self._settings.leaks_min_bytes:
                 self.data.setdefault("small", []).append(leak_data(leak))
-            elif growth is None and made_by_machinery(leak):
+            elif made_by_machinery(leak):
                 self.data.setdefault("machinery", []).append(leak_data(leak))
             elif growth is None and (kept_by_cache(leak) or _line_search().is_first_growth(leak)):
                 self.data.setdefault("kept", []).append(leak_data(leak))
@@ -338,7 +385,8 @@ class Examination:
         if measurement is None:
             return ""
         if limit is not None:
-            most, found = limit.nbytes(self._arguments), measurement.peak_increase_bytes(limit.device)
+            most, found = limit.limit, measurement.peak_increase_bytes(limit.device)
+            assert isinstance(most, int)
             self.data["limit_bytes"] = most
             if found > most:
                 where = limit.device or measurement.device
@@ -391,6 +439,18 @@ def end_checks() -> dict[str, list[int]]:
     return freed
 
 
+def _without_instance(body: Body) -> Body:
+    """Return the function of a test method, without the object that the method is bound to.
+
+    pytest makes a new object for each test and drops it afterwards. So it is no leak if a list that `setUp` made grows
+    with each run of the body. A list of the class or of a module is found by other paths.
+    """
+    inner: object = body
+    while type(inner) is types.FunctionType:  # a plugin such as pytest-asyncio may have wrapped the method
+        inner = vars(inner).get("__wrapped__")
+    return inner.__func__ if type(inner) is types.MethodType else body
+
+
 class _Repeated:
     """Counts the runs of a body, and adds to an error which run failed."""
 
@@ -399,10 +459,7 @@ class _Repeated:
         self.result: object = None
 
     def around(self, body: Body) -> Body:
-        """Return the body as a function that counts its runs.
-
-        It is a plain function, because leaks are followed through closures of plain functions.
-        """
+        """Return the body as a function that counts its runs."""
 
         def repeated(*args: Any, **kwargs: Any) -> None:
             __tracebackhide__ = True
@@ -410,14 +467,15 @@ class _Repeated:
             try:
                 result = body(*args, **kwargs)
             except Exception as error:
-                self._explain(error)
+                self.explain(error)
                 raise
             if self.calls == 1:  # pytest checks what a test returns; it sees the first result only
                 self.result = result
 
         return repeated
 
-    def _explain(self, error: Exception) -> None:
+    def explain(self, error: BaseException) -> None:
+        """Add a note to an error of a later run."""
         if self.calls > 1 and hasattr(error, "add_note"):
             error.add_note(
                 f"memwatch: this is run {self.calls} of the body; the runs before passed. "

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from memwatch.output_files import write_whole
 from memwatch.text import read_json
 from pytest_memwatch.options import FIXTURE_ASKED, SETTINGS
 from pytest_memwatch.outcome import FixtureError
+from pytest_memwatch.outputs import write_output
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -159,6 +159,11 @@ class Baseline:
     peaks: dict[str, int]
 
 
+def baseline_path(root: Path, name: str) -> Path:
+    """Return the file of a baseline in the project's folder."""
+    return root / FOLDER / f"{name}.json"
+
+
 def load_baseline(root: Path, name: str) -> Baseline:
     """Return a saved baseline.
 
@@ -175,7 +180,7 @@ def load_baseline(root: Path, name: str) -> Baseline:
         raise pytest.UsageError(
             f"--memwatch-compare: no baseline in {folder}; make one with --memwatch-save=NAME"
         )
-    path = folder / f"{name}.json" if name else saved[-1]
+    path = baseline_path(root, name) if name else saved[-1]
     if path not in saved:
         names = ", ".join(sorted(known.stem for known in saved))
         raise pytest.UsageError(
@@ -204,19 +209,21 @@ def save_baseline(root: Path, name: str, tests: dict[str, dict[str, Any]]) -> Pa
         root: the project's folder.
         name: the baseline's name.
         tests: results by node id.
+
+    Raises:
+        OutputError: the file cannot be written.
     """
-    path = root / FOLDER / f"{name}.json"
-    path.parent.mkdir(exist_ok=True)
+    path = baseline_path(root, name)
     peaks = {}
     if path.exists():
         try:
             peaks = _read(path)
         except pytest.UsageError:
-            peaks = {}  # a damaged file is replaced
+            peaks = {}  # `write_output` replaces a damaged baseline, but no other file
     for node, row in tests.items():
         if row["outcome"] == "passed" and "peak_increase_bytes" in row:
             peaks[node] = row["peak_increase_bytes"]
     rows = {node: {"peak_increase_bytes": peaks[node]} for node in sorted(peaks)}
     text = json.dumps({"format": FORMAT, "version": VERSION, "tests": rows}, indent=1)
-    write_whole(path, text + "\n", force=True)
+    write_output(path, text + "\n", FORMAT)
     return path

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -309,12 +309,56 @@ class PeakLimit:
     limit: int | Callable[..., Any]
     device: str | None = None
 
-    def nbytes(self, arguments: dict[str, Any]) -> int:
-        """Return the limit in bytes for a test with these arguments."""
+    def for_test(self, arguments: dict[str, Any]) -> PeakLimit:
+        """Return the limit in bytes for a test with these arguments.
+
+        Raises:
+            LimitError: the function of the limit needs an argument that the test does not have, or returns no size.
+        """
+        __tracebackhide__ = True  # if the function fails, its own lines are enough
         if not callable(self.limit):
-            return self.limit
-        names = inspect.signature(self.limit).parameters
-        return parse_bytes(self.limit(**{name: arguments[name] for name in names}))
+            return self
+        size = _called_with(self.limit, arguments)
+        try:
+            return replace(self, limit=parse_bytes(size))
+        except MemwatchError as error:
+            raise LimitError(
+                f"@pytest.mark.limit_peak_memory: its function returned no size: {error}"
+            ) from None
+
+
+class LimitError(MemwatchError):
+    """The function of a `limit_peak_memory` marker does not fit its test."""
+
+
+def _called_with(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+    """Call the function of a limit with those arguments of the test that it takes."""
+    __tracebackhide__ = True
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError) as error:  # as of some functions in C
+        raise LimitError(
+            f"@pytest.mark.limit_peak_memory: the parameters of its function are unknown ({error}); write a lambda"
+        ) from None
+    by_position: list[Any] = []
+    by_name: dict[str, Any] = {}
+    for parameter in parameters:
+        name = parameter.name
+        if parameter.kind is parameter.VAR_KEYWORD:
+            by_name = arguments | by_name
+        elif parameter.kind is parameter.VAR_POSITIONAL:
+            continue
+        elif name in arguments and parameter.kind is parameter.POSITIONAL_ONLY:
+            by_position.append(arguments[name])
+        elif name in arguments:
+            by_name[name] = arguments[name]
+        elif parameter.default is parameter.empty:
+            known = ", ".join(f"`{each}`" for each in arguments)
+            raise LimitError(
+                f"@pytest.mark.limit_peak_memory: its function has a parameter `{name}`, but the test has "
+                + (f"only the arguments {known}" if known else "no arguments")
+            )
+    return function(*by_position, **by_name)
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,22 @@ def write_page(folder: Path, nodeid: str, reading: Reading | None, leaks: Sequen
     return html(reading, path, leaks=leaks, title=nodeid, force=True)
 
 
+def running_examination(item: pytest.Item) -> Examination | None:
+    """Return the examination of a test whose body still runs, so that a report is about one of its subtests."""
+    examination = item.stash.get(EXAMINATION, None)
+    return None if examination is None or examination.is_over else examination
+
+
+def uncounted(report: pytest.TestReport) -> pytest.TestReport:
+    """Return a report in place of the given one that nobody shows or counts."""
+    copied = copy.copy(report)
+    copied.when, copied.outcome, copied.longrepr = _UNCOUNTED, "passed", None
+    copied.sections = []
+    for name in ("memwatch", "wasxfail"):
+        copied.__dict__.pop(name, None)
+    return copied
+
+
 def attach(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> Examination | None:
     """Attach the findings to the report as plain data, which xdist sends from a worker to the controller.
 
@@ -159,11 +175,7 @@ class Postponed:
         if getattr(sys, "last_value", None) is error:
             sys.last_traceback = None
         self._waiting.append(_Verdict(item, report, examination))
-        uncounted = copy.copy(report)
-        uncounted.when, uncounted.outcome, uncounted.longrepr = _UNCOUNTED, "passed", None
-        uncounted.sections = []
-        del uncounted.memwatch
-        return uncounted
+        return uncounted(report)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, None, None]:

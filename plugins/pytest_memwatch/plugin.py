@@ -12,17 +12,45 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from memwatch.errors import MemwatchError
 from pytest_memwatch.examine import examined, examined_doctest, is_doctest, is_unittest
-from pytest_memwatch.fixtures import Baseline, load_baseline, memwatch_fixture, no_tensor_leaks, save_baseline
-from pytest_memwatch.options import SETTINGS, add_options, check_marks, checks_for, read_settings, register
-from pytest_memwatch.outcome import EXAMINATION, Postponed, attach, postponed_for
+from pytest_memwatch.fixtures import FORMAT as BASELINE_FORMAT
+from pytest_memwatch.fixtures import (
+    Baseline,
+    baseline_path,
+    load_baseline,
+    memwatch_fixture,
+    no_tensor_leaks,
+    save_baseline,
+)
+from pytest_memwatch.options import (
+    SETTINGS,
+    LimitError,
+    add_options,
+    check_marks,
+    checks_for,
+    read_settings,
+    register,
+)
+from pytest_memwatch.outcome import (
+    EXAMINATION,
+    Postponed,
+    attach,
+    postponed_for,
+    running_examination,
+    uncounted,
+)
+from pytest_memwatch.outputs import Output, check_before_tests
+from pytest_memwatch.summary import FORMAT as RESULTS_FORMAT
 from pytest_memwatch.summary import (
     FREED,
+    NOT_WRITTEN,
     RESULTS,
     Status,
     add_freed,
     collect,
     fold_failures,
+    not_written_lines,
     status,
     summary_lines,
     write_json,
@@ -30,6 +58,9 @@ from pytest_memwatch.summary import (
 
 if TYPE_CHECKING:
     from collections.abc import Generator
+    from pathlib import Path
+
+    from pytest_memwatch.options import Settings
 
 __all__ = ["memwatch_fixture", "no_tensor_leaks"]
 
@@ -51,12 +82,26 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[SETTINGS] = settings
     config.stash[RESULTS] = {}
     config.stash[FREED] = {}
+    config.stash[NOT_WRITTEN] = []
+    if not _is_worker(config):
+        check_before_tests(_outputs(config.rootpath, settings))
     compare = settings.compare
     config.stash[BASELINE] = None if compare is None else load_baseline(config.rootpath, compare)
     config.pluginmanager.register(_Collector(config), "memwatch-collector")
     config.stash[POSTPONED] = postponed = postponed_for(config)
     if postponed is not None:
         config.pluginmanager.register(postponed, "memwatch-postponed")
+
+
+def _outputs(root: Path, settings: Settings) -> list[Output]:
+    """Return the files that the session writes at its end."""
+    outputs = []
+    if settings.json is not None:
+        outputs.append(Output("--memwatch-json", settings.json, RESULTS_FORMAT))
+    if settings.save is not None:
+        option = f"--memwatch-save={settings.save}"
+        outputs.append(Output(option, baseline_path(root, settings.save), BASELINE_FORMAT))
+    return outputs
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -84,6 +129,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 def _examining(item: pytest.Item) -> AbstractContextManager[None]:
     """Return a context in which the body of the test is examined, if it has a check."""
+    __tracebackhide__ = True
     settings = item.config.stash[SETTINGS]
     checks = checks_for(item, settings)
     if is_doctest(item):
@@ -94,8 +140,15 @@ def _examining(item: pytest.Item) -> AbstractContextManager[None]:
 
     baseline = item.config.stash[BASELINE]
     saved_bytes = baseline.peaks.get(item.nodeid) if baseline else None
-    arguments = {**getattr(getattr(item, "callspec", None), "params", {}), **getattr(item, "funcargs", {})}
-    examination = Examination(checks, settings, arguments, saved_bytes)
+    if checks.limit is not None:
+        params = getattr(getattr(item, "callspec", None), "params", {})
+        try:
+            limit = checks.limit.for_test({**params, **getattr(item, "funcargs", {})})
+        except LimitError as error:
+            __tracebackhide__ = False  # pytest adds a remark if all calls are hidden
+            raise pytest.fail.Exception(str(error), pytrace=False) from None
+        checks = replace(checks, limit=limit)
+    examination = Examination(checks, settings, saved_bytes)
     item.stash[EXAMINATION] = examination
     if not isinstance(item, pytest.Function):
         return examined_doctest(item, examination)
@@ -123,9 +176,14 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Attach the findings to the report; hold it back if fixtures may yet free what the test left."""
+    subtest_of = running_examination(item) if call.when == "call" else None
+    if subtest_of is not None and call.excinfo is not None:
+        subtest_of.explain(call.excinfo.value)
     report = yield
     if call.when != "call":
         return report
+    if subtest_of is not None and subtest_of.repeats_subtest(failed=report.failed):
+        return uncounted(report)
     examination = attach(item, call, report)
     postponed = item.config.stash[POSTPONED]
     if postponed is None or examination is None:
@@ -170,10 +228,17 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     add_freed(config.stash[FREED], freed)
     if _is_worker(config) or config.option.collectonly:
         return
+    # an error that leaves this hook would throw away the report of the whole session
     if settings.json is not None:
-        write_json(settings.json, results, settings.ignore, config.stash[FREED])
+        try:
+            write_json(settings.json, results, settings.ignore, config.stash[FREED])
+        except MemwatchError as error:
+            config.stash[NOT_WRITTEN].append(str(error))
     if settings.save is not None:
-        save_baseline(config.rootpath, settings.save, results)
+        try:
+            save_baseline(config.rootpath, settings.save, results)
+        except MemwatchError as error:
+            config.stash[NOT_WRITTEN].append(str(error))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
@@ -187,6 +252,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         config.stash[FREED],
         verbose=verbose,
     )
+    reasons = config.stash[NOT_WRITTEN]
+    lines += [""] * bool(lines and reasons) + not_written_lines(reasons)
     if lines:
         terminalreporter.section("memwatch")
         terminalreporter.write("\n".join([*lines, ""]))

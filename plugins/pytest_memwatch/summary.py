@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from memwatch.kinds.leaks import LeakKind
-from memwatch.output_files import write_whole
 from memwatch.sizes import format_bytes
-from memwatch.words.leaks import ALL_FREED_SINCE, FREED_SINCE, LINE_NOT_SEEN, MADE_AT
+from memwatch.text import visible
+from memwatch.words.leaks import ALL_FREED_SINCE, FREED_SINCE, LINE_NOT_SEEN, MADE_AT, ONE_FREED_SINCE
 from memwatch.words.processes import counted
+from pytest_memwatch.outputs import write_output
 from pytest_memwatch.verdict import LEAK_SECTION, top_lines
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 RESULTS: Final = pytest.StashKey["Results"]()
 FREED: Final = pytest.StashKey["Freed"]()
+NOT_WRITTEN: Final = pytest.StashKey[list[str]]()
+"""For each file that the session could not write at its end, the reason in one line."""
 FORMAT: Final = "memwatch-pytest"
 VERSION: Final = 1
 Status = tuple[str, str, tuple[str, dict[str, bool]]]
@@ -82,6 +85,9 @@ def write_json(path: Path, results: Results, ignore: tuple[IgnoreRule, ...], fre
     allocated most), `findings`, `ignored_findings`, `leaks`, `ignored`, `small` (below the least size), `kept` (by
     caches), `emptied` (freed by fixtures before the next test), `machinery` (cycles of tools), `allowed` and `page`.
     Keys of figures that were not measured are absent.
+
+    Raises:
+        OutputError: the file cannot be written.
     """
     from memwatch._version import __version__
 
@@ -93,8 +99,7 @@ def write_json(path: Path, results: Results, ignore: tuple[IgnoreRule, ...], fre
         "causes": causes_of(results, freed),
         "tests": [{"nodeid": node, **results[node]} for node in sorted(results)],
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, json.dumps(data, indent=1) + "\n", force=True)
+    write_output(path, json.dumps(data, indent=1) + "\n", FORMAT)
 
 
 def status(report: pytest.CollectReport | pytest.TestReport) -> Status | None:
@@ -135,6 +140,11 @@ def summary_lines(
     for part in parts:
         lines += [""] * bool(lines and part) + part
     return lines
+
+
+def not_written_lines(reasons: Sequence[str]) -> list[str]:
+    """Return the lines about files that the session could not write."""
+    return [f"Not written: {visible(reason)}" for reason in reasons]
 
 
 def _peaks(results: Results, settings: Settings) -> list[str]:
@@ -206,7 +216,7 @@ def _small(results: Results, settings: Settings) -> list[str]:
     total, least = (
         format_bytes(nbytes) for nbytes in (sum(leak["nbytes"] for leak in small), settings.leaks_min_bytes)
     )
-    return [f"Not counted: {len(small)} leaks ({total}) of less than {least} each"]
+    return [f"Not counted: {counted(len(small), 'leak')} ({total}) of less than {least} each"]
 
 
 def _machinery(results: Results) -> list[str]:
@@ -214,7 +224,9 @@ def _machinery(results: Results) -> list[str]:
     if not cycles:
         return []
     total = format_bytes(sum(leak["nbytes"] for leak in cycles))
-    return [f"Not counted: {len(cycles)} cycles ({total}) closed by pytest, mock, an import or torch itself"]
+    return [
+        f"Not counted: {counted(len(cycles), 'cycle')} ({total}) closed by pytest, mock, an import or torch itself"
+    ]
 
 
 def _ignored(results: Results, settings: Settings) -> list[str]:
@@ -226,7 +238,7 @@ def _ignored(results: Results, settings: Settings) -> list[str]:
     if not used:
         return []
     return ["Ignore rules"] + [
-        f"  {count:>4} leaks  {pattern}: {reason}" for (pattern, reason), count in used.items()
+        f"  {counted(count, 'leak'):>10}  {pattern}: {reason}" for (pattern, reason), count in used.items()
     ]
 
 
@@ -340,6 +352,7 @@ def _lines_of_cause(cause: Mapping[str, Any], *, verbose: bool) -> Iterator[str]
     yield MADE_AT.format(site=cause["site"] or LINE_NOT_SEEN, tensor=cause["tensor"])
     if cause["freed"]:
         words = ALL_FREED_SINCE if cause["freed"] == cause["told"] else FREED_SINCE
+        words = ONE_FREED_SINCE if cause["told"] == 1 else words
         yield words.format(freed=cause["freed"], told=cause["told"])
     yield f"  advice: {cause['advice']}"
     yield f"  to tolerate it, in the ini file: memwatch_ignore = {cause['ignore']}"

@@ -60,7 +60,7 @@ def findings_sentence(findings: Sequence[Finding]) -> str:
     first = findings[0]
     more = f", and {len(findings) - 1} more" if len(findings) > 1 else ""
     where = f" at {short_place(first.site)}" if first.site else ""
-    told = f"{format_bytes(first.nbytes)}, {first.kind}: {first.holder}{where}"
+    told = f"{format_bytes(first.nbytes)}, {first.kind}: {_culprit(first)}{where}"
     return f"Avoidable memory: {told} ({finding_cause(first)}){more}"
 
 
@@ -78,14 +78,19 @@ def finding_cause(finding: Finding) -> str:
     Lines and sizes do not count, so the name survives edits of nearby code.
     """
     file = PurePath(finding.site.rpartition(":")[0]).name
-    part = (str(finding.kind), finding.holder.removesuffix(finding.remark), file)
+    part = (str(finding.kind), _culprit(finding), file)
     return CAUSE.format(digest=hashlib.sha256(repr(part).encode("utf-8", "backslashreplace")).hexdigest()[:8])
+
+
+def _culprit(finding: Finding) -> str:
+    """Return the holder without the remark how it is known, which only the section of the finding needs."""
+    return finding.holder.removesuffix(finding.remark)
 
 
 def finding_data(finding: Finding) -> dict[str, Any]:
     """Return a finding as plain data, for the report object and the JSON file."""
-    names = ("nbytes", "holder", "site", "advice", "predicted_peak_bytes")
-    data = {"kind": str(finding.kind), "cause": finding_cause(finding)}
+    names = ("nbytes", "remark", "site", "advice", "predicted_peak_bytes")
+    data = {"kind": str(finding.kind), "cause": finding_cause(finding), "holder": _culprit(finding)}
     return data | {name: getattr(finding, name) for name in names}
 
 

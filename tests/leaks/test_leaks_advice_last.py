@@ -253,6 +253,7 @@ HAVE_A_TEST = {
     Remedy.MODULE_HOOK: test_leaks_advice.test_a_hook_that_collects_is_removed_by_its_handle,
     Remedy.LAST_EXCEPTION: test_leaks_advice_taken.test_the_last_error_of_a_shell_is_dropped_as_told,
     Remedy.OUTPUT_HISTORY: test_leaks_advice_taken.test_what_a_shell_displayed_is_reset_as_told,
+    Remedy.IPYTHON_RESULT: test_leaks_advice_taken.test_ipython_alone_is_told_to_end_the_line_with_a_semicolon,
     Remedy.MOCK: test_leaks_advice_taken.test_a_mock_is_reset_as_told,
     Remedy.LOCAL: test_a_variable_of_a_running_call_is_deleted_as_told,
     Remedy.ARGUMENT: test_an_argument_of_a_running_call_is_deleted_as_told,

@@ -514,6 +514,27 @@ def test_what_a_shell_displayed_is_reset_as_told(monkeypatch):
     assert find_leaks(reset, runs=2) == []
 
 
+def test_ipython_alone_is_told_to_end_the_line_with_a_semicolon(monkeypatch):
+    """A semicolon hides the value from IPython. Elsewhere it changes nothing."""
+
+    def shown(*, hidden):
+        value = data()
+        if not hidden:
+            builtins._ = (getattr(builtins, "_", None), value)
+
+    [leak] = find_leaks(lambda: shown(hidden=False))
+    assert leak.advice == advice(Remedy.SHELL_RESULT)
+    ipython = types.ModuleType("IPython")
+    ipython.get_ipython = lambda: None
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    [leak] = find_leaks(lambda: shown(hidden=False))
+    assert leak.advice == advice(Remedy.SHELL_RESULT)
+    ipython.get_ipython = object
+    [leak] = find_leaks(lambda: shown(hidden=False))
+    assert leak.advice == advice(Remedy.IPYTHON_RESULT)
+    assert find_leaks(lambda: shown(hidden=True)) == []
+
+
 def test_a_mock_is_reset_as_told():
     """Nobody can edit the loop that it is; what it remembers of its calls can be dropped."""
 

@@ -71,6 +71,17 @@ def test_what_one_call_alone_adds_is_not_named():
     assert leak.beside == (("Note", 2), ("Record", 1))
 
 
+@pytest.mark.parametrize("module", ["_pytest.subtests", "hypothesis.internal.data", "memwatch.leaks"])
+def test_objects_of_a_test_tool_are_not_named(module):
+    tool = type("Report", (), {"__module__": module})
+
+    def reports():
+        KEPT.append((tool(), Record(torch.randn(16))))
+
+    (leak,) = find_leaks(reports)
+    assert dict(leak.beside) == {"Record": 1, "Note": 2}
+
+
 def test_one_measured_call_says_nothing_of_growth():
     """One call cannot distinguish growth from memory that the first use of an op allocates once."""
     (leak,) = find_leaks(park, runs=1)

@@ -75,7 +75,7 @@ def test_leaks_below_the_least_size_do_not_count(session):
     ini = "memwatch_leaks_min_bytes = 1 MiB\n"
     result = session(source, "--memwatch-leaks=all", "--memwatch-leaks-min-bytes=1KiB", ini=ini)
     result.assert_outcomes(passed=1, failed=1)
-    result.stdout.fnmatch_lines(["Not counted: 1 leaks (40 B) of less than 1.00 KiB each"])
+    result.stdout.fnmatch_lines(["Not counted: 1 leak (40 B) of less than 1.00 KiB each"])
 
 
 def test_causes_of_several_processes_are_one():
@@ -117,6 +117,29 @@ def test_the_summary_says_what_later_tests_freed(session):
     [at] = [number for number, line in enumerate(lines) if "freed before the session ended" in line]
     assert "all 2 of its tensors" in lines[at]
     assert "RECENT" in lines[at - 2]
+
+
+@pytest.mark.words
+def test_one_leak_and_one_tensor_are_in_the_singular(session):
+    """The counts of ignored leaks and of cycles too."""
+    source = """
+        import torch
+        from unittest import mock
+        RECENT, KEPT = [], []
+        def test_window(): RECENT.append(torch.ones(10))
+        def test_freeing(): RECENT.clear()
+        def test_ignored(): KEPT.append(torch.ones(10))
+        def test_mock(): mock.MagicMock()(torch.ones(10))
+    """
+    result = session(source, "--memwatch-leaks=all", ini="memwatch_ignore = *KEPT*: known\n")
+    result.assert_outcomes(passed=3, failed=1)
+    result.stdout.fnmatch_lines_random(
+        [
+            "  freed before the session ended: its only tensor*",
+            "Not counted: 1 cycle (*",
+            "* 1 leak  [*]KEPT[*]: known",
+        ]
+    )
 
 
 SHARED = """

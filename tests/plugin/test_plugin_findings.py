@@ -56,6 +56,33 @@ def test_a_kept_graph_fails_the_test_and_a_detached_output_passes(pytester):
     assert tests["test_verl.py::test_that_detaches"]["findings"] == []
 
 
+def test_a_failure_and_its_rule_name_the_holder_without_how_it_is_known(pytester):
+    """The remark stands in the section of the finding alone, and in the results."""
+    pytester.makepyfile(
+        test_kept="""
+        import pytest, torch
+        from torch import nn
+        model = nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512))
+        x = torch.randn(512, 512)
+        @pytest.mark.no_findings
+        def test_kept():
+            outs = []
+            for _ in range(4):
+                outs.append(model(x).mean())
+            assert len(outs) == 4
+        """
+    )
+    result = pytester.runpytest("--memwatch-json=out.json")
+    (test,) = json.loads((pytester.path / "out.json").read_text())["tests"]
+    (found,) = test["findings"]
+    remark = found["remark"].strip()
+    assert remark
+    assert remark not in found["holder"]
+    assert result.stdout.str().count(remark) == 1
+    [rule] = [line for line in result.outlines if "memwatch_ignore = " in line]
+    assert rule.endswith(found["holder"])
+
+
 def test_small_findings_and_other_kinds_do_not_count(pytester):
     pytester.makepyfile(
         test_verl=KEPT_GRAPHS.replace('kinds=["graph"]', 'kinds=["graph"], min_bytes="1 GiB"')

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import builtins
+import sys
+
 import pytest
 
 LEAKING = """
@@ -97,6 +100,36 @@ def test_cycles_and_uncollectable_loops_are_leaks(session):
     result.stdout.fnmatch_lines(["*freed only by gc: cycle through*", "*never freed: loop through*"])
 
 
+def test_cycles_of_mocks_and_of_pytest_do_not_fail_a_marked_test(results):
+    """The test cannot avoid them. A cycle that the test itself makes is a leak."""
+    tests = results(
+        """
+        import pytest, torch
+        from unittest import mock
+        pytestmark = pytest.mark.no_tensor_leaks
+        def test_called():
+            logger = mock.Mock()
+            logger.log({"loss": torch.ones(64, 64)})
+        def test_magic(): mock.MagicMock()(torch.ones(64, 64))
+        def test_raises():
+            x = torch.ones(64, 64)
+            with pytest.raises(ValueError) as info:
+                raise ValueError(info_of(x))
+        def info_of(x): return str(x.shape)
+        def test_own_cycle():
+            own = [mock.Mock(), torch.ones(64, 64)]
+            own.append(own)
+        """
+    )
+    assert {name: test["failed"] for name, test in tests.items()} == {
+        "test_called": None,
+        "test_magic": None,
+        "test_raises": None,
+        "test_own_cycle": "leak",
+    }
+    assert [len(tests[name].get("machinery", [])) for name in ("test_called", "test_magic")] == [1, 1]
+
+
 def test_body_runs_warmup_plus_runs_times_with_the_same_fixture_values(session):
     """Fixtures are set up once; warmup and runs come from the marker, else from the options."""
     result = session(
@@ -144,6 +177,77 @@ def test_growth_inside_a_fixture_value_is_a_leak(session):
     result.stdout.fnmatch_lines(
         ["Test leaked 3.91 KiB in 1 tensor on each run*argument `model` -> attribute .history of Model*"]
     )
+
+
+METHODS = """
+    import pytest, torch, unittest
+    pytestmark = pytest.mark.no_tensor_leaks
+    KEPT = []
+    def tensor(): return torch.ones(1000)
+    class TestUnit(unittest.TestCase):
+        BANK = []
+        def setUp(self): self.bank, self.model = [], torch.nn.Linear(2, 2)
+        def test_own(self): self.bank.append(tensor())
+        def test_own_in_subtests(self):
+            for n in range(2):
+                with self.subTest(n=n): self.bank.append(tensor())
+        def test_own_hooks(self): self.model.register_forward_hook(print)
+        def test_own_graph(self):
+            self.loss = getattr(self, "loss", 0) + tensor().requires_grad_().sum()
+        def test_leak_of_class(self): self.BANK.append(tensor())
+        def test_leak_of_module(self):
+            self.bank.append(tensor())
+            KEPT.append(self.bank[-1])
+        def test_leak_in_cycle(self):
+            cycle = [tensor()]
+            cycle.append(cycle)
+    class TestAsync(unittest.IsolatedAsyncioTestCase):
+        def setUp(self): self.bank = []
+        async def test_own(self): self.bank.append(tensor())
+        def test_own_without_await(self): self.bank.append(tensor())
+    class TestPlain:
+        def setup_method(self): self.bank = []
+        def test_own(self): self.bank.append(tensor())
+        @pytest.mark.asyncio
+        async def test_own_async(self): self.bank.append(tensor())
+        def test_leak(self): KEPT.append(tensor())
+"""
+
+
+def test_growth_inside_the_object_of_a_test_class_is_no_leak(results):
+    """The object ends with its test. The body runs several times with one object, and setUp runs once."""
+    tests = results(METHODS)
+    failed = {name: test["failed"] for name, test in tests.items()}
+    assert len(failed) == 12
+    assert {name for name, what in failed.items() if what} == {
+        "TestUnit::test_leak_of_class",
+        "TestUnit::test_leak_of_module",
+        "TestUnit::test_leak_in_cycle",
+        "TestPlain::test_leak",
+    }
+    for test in tests.values():
+        for leak in test["leaks"]:
+            assert "pytest_memwatch" not in str(leak)
+
+
+def test_growth_in_a_closure_of_a_test_is_found_without_the_plugins_functions_in_its_path(results):
+    tests = results(
+        """
+        import functools, pytest, torch
+        def recorded(test):
+            seen = []
+            @functools.wraps(test)
+            def recording():
+                globals().pop("test_closure", None)  # otherwise a path from the module is shown
+                seen.append(torch.ones(1000))
+            return recording
+        @pytest.mark.no_tensor_leaks
+        @recorded
+        def test_closure(): pass
+        """
+    )
+    [leak] = tests["test_closure"]["leaks"]
+    assert "pytest_memwatch" not in str(leak)
 
 
 def test_failure_in_a_later_run_says_which_run(session):
@@ -200,7 +304,7 @@ def test_ignore_rules_are_listed_with_their_reason(session, rule):
     """
     )
     result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["*= memwatch =*", "Ignore rules", "*1 leaks  *KEPT*: kept on purpose"])
+    result.stdout.fnmatch_lines(["*= memwatch =*", "Ignore rules", "*1 leak  *KEPT*: kept on purpose"])
 
 
 def test_ignore_rules_of_the_ini_file(session):
@@ -215,7 +319,7 @@ def test_ignore_rules_of_the_ini_file(session):
         ini="memwatch_ignore =\n    *`KEPT`*: kept on purpose\n    nothing: never seen\n",
     )
     result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["*1 leaks  *KEPT*: kept on purpose", "*0 leaks  nothing: never seen"])
+    result.stdout.fnmatch_lines(["*1 leak  *KEPT*: kept on purpose", "*0 leaks  nothing: never seen"])
 
 
 def test_fixture_checks_the_whole_test(session):
@@ -305,6 +409,67 @@ def test_leaks_off_and_no_memwatch_let_markers_pass(session):
     )
     session(source, "--memwatch-leaks=off").assert_outcomes(passed=1, failed=1)
     session(source, "--no-memwatch").assert_outcomes(passed=2)
+
+
+DISPLAYING = '''
+    """
+    >>> import torch
+    >>> torch.ones(3)
+    tensor([1., 1., 1.])
+    """
+    import torch
+    KEPT = []
+    def double(x):
+        """
+        >>> double(torch.ones(3, requires_grad=True))
+        tensor([2., 2., 2.], grad_fn=<MulBackward0>)
+        """
+        return 2 * x
+    def keep(x):
+        """
+        >>> keep(torch.ones(3))
+        tensor([1., 1., 1.])
+        """
+        KEPT.append(x)
+        return x
+'''
+
+
+@pytest.mark.parametrize("options", [["--doctest-continue-on-failure"], []])
+def test_the_value_that_a_doctest_displays_last_is_no_leak(session, options):
+    """The interpreter keeps it in `builtins._`. A value that the program keeps is a leak."""
+    builtins._ = before = object()
+    try:
+        result = session(DISPLAYING, "--memwatch-leaks=all", "--doctest-modules", "-v", *options)
+        assert builtins._ is before
+    finally:
+        del builtins._
+    result.stdout.fnmatch_lines_random(["*keep LEAK*", "*double PASSED*", "*::test_* PASSED*"])
+
+
+def test_the_value_that_a_doctest_of_a_text_file_displays_last_is_no_leak(pytester, inner_ini):
+    pytester.maketxtfile(test_text=">>> import torch\n>>> torch.ones(3)\ntensor([1., 1., 1.])\n")
+    pytester.runpytest("--memwatch-leaks=all").assert_outcomes(passed=1)
+    assert "_" not in vars(builtins)
+
+
+def test_a_name_that_a_doctest_itself_installs_in_builtins_stays(session):
+    source = '''
+        """
+        >>> 1 + 1
+        2
+        >>> import builtins
+        >>> builtins._ = str.upper
+        """
+        def test_installed(): assert _("a") == "A"
+    '''
+    options = ("--memwatch-leaks=all", "--doctest-modules")
+    display = sys.__displayhook__
+    try:
+        session(source, *options).assert_outcomes(passed=2)
+        assert sys.__displayhook__ is display
+    finally:
+        vars(builtins).pop("_", None)
 
 
 def test_doctests_are_checked(session):

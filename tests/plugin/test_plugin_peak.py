@@ -76,6 +76,63 @@ def test_limit_may_depend_on_parameters(session):
     )
 
 
+LIMITS = """
+    import pytest, torch
+    pytestmark = pytest.mark.parametrize("batch", [1])
+    @pytest.mark.limit_peak_memory({function})
+    def test_a(batch):
+        print("the body ran")
+        torch.ones(batch, 1024)
+"""
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        "lambda batch, scale=1: batch * 4096 * scale",
+        "lambda **kw: kw['batch'] * 4096",
+        "lambda batch, **kw: batch * 4096 + len(kw)",
+        "lambda batch, /, *rest, scale=1: batch * 4096 * scale",
+        "lambda scale=1, /, batch=0: batch * 4096 * scale",
+        "lambda: '4 KiB'",
+        "lambda: 4096.5",
+    ],
+)
+def test_the_function_of_a_limit_gets_the_arguments_that_it_takes(session, function):
+    session(LIMITS.format(function=function)).assert_outcomes(passed=1)
+    lower = function.replace("4096", "2048").replace("4 KiB", "2 KiB")
+    session(LIMITS.format(function=lower)).assert_outcomes(failed=1)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        "lambda bach: bach * 4096",
+        "lambda bach, /: bach * 4096",
+        "lambda *, bach: bach * 4096",
+        "lambda: '12 apples'",
+        "lambda: None",
+        "lambda: -1",
+        "limit=max",
+    ],
+)
+def test_a_wrong_function_of_a_limit_fails_its_test_in_one_line_before_the_body(session, function):
+    result = session(LIMITS.format(function=function))
+    result.assert_outcomes(failed=1)
+    lines = result.outlines
+    title = next(n for n, line in enumerate(lines) if line.startswith("___") and "test_a" in line)
+    assert "limit_peak_memory" in lines[title + 1]
+    assert lines[title + 2].startswith("===")
+    result.stdout.no_fnmatch_line("*the body ran*")
+
+
+def test_an_error_in_the_function_of_a_limit_shows_its_line_and_none_of_the_plugin(session):
+    result = session(LIMITS.format(function="lambda: 1 / 0"))
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines([">*1 / 0*", "E*ZeroDivisionError*"])
+    result.stdout.no_fnmatch_line("*pytest_memwatch*")
+
+
 @pytest.mark.parametrize(
     ("options", "ini"), [(["--memwatch-limit-peak=1KiB"], ""), ([], "memwatch_limit_peak = 1 KiB\n")]
 )

@@ -145,6 +145,57 @@ def test_unittest_classes(session):
     )
 
 
+SUBTESTS = """
+    import pytest, torch, unittest
+    KEPT = []
+    RUNS = {"of_pytest": 0, "of_unittest": 0}
+    def started(name):
+        RUNS[name] += 1
+        return RUNS[name]
+    @pytest.mark.no_tensor_leaks
+    def test_of_pytest(subtests):
+        run = started("of_pytest")
+        for n in range(3):
+            with subtests.test(n=n):
+                KEPT.append(torch.ones(64))
+                assert run < FAILING_RUN or n != 1
+        with subtests.test(skipped=True): pytest.skip("never")
+        with subtests.test(expected=True): pytest.xfail("always")
+    class TestUnit(unittest.TestCase):
+        @pytest.mark.no_tensor_leaks
+        def test_of_unittest(self):
+            run = started("of_unittest")
+            for n in range(3):
+                with self.subTest(n=n):
+                    KEPT.append(torch.ones(64))
+                    assert run < FAILING_RUN or n != 1
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("-n", "1"), ("--memwatch",)], ids=" ".join)
+def test_subtests_of_repeated_runs_are_reported_once(session, options):
+    """The body runs several times. Its subtests count as often as without the marker."""
+    source = SUBTESTS.replace("FAILING_RUN", "99")
+    plain = session(source, "-v", "--no-memwatch", *options).parseoutcomes()
+    repeated = session(source, "-v", *options)
+    counts = repeated.parseoutcomes()
+    assert counts.pop("failed") == 2  # they leak
+    assert plain.pop("passed") == 2
+    plain.pop("warnings", None), counts.pop("warnings", None)
+    assert counts == plain
+    assert not any(name in line for line in repeated.outlines for name in ("NodeId", "SubtestReport"))
+
+
+@pytest.mark.parametrize("failing_run", [1, 2, 4])
+def test_a_subtest_that_fails_in_a_later_run_is_reported_once(session, failing_run):
+    result = session(SUBTESTS.replace("FAILING_RUN", str(failing_run)), "-v")
+    lines = [line for line in result.outlines if line.startswith("SUBFAIL")]
+    assert len([line for line in lines if "test_of_pytest" in line]) == 1
+    assert len([line for line in lines if "test_of_unittest" in line]) == 1
+    if failing_run > 1 and hasattr(Exception, "add_note"):
+        result.stdout.fnmatch_lines([f"*run {failing_run} of the body*"])
+
+
 def test_expected_failures_and_skips(session):
     """A leak in an xfail test is an expected failure; a strict xfail without one fails; skips skip."""
     result = session(
