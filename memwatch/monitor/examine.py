@@ -200,7 +200,8 @@ def _words_of(steps: list[Any]) -> str:
     """Return the path to an object without the places in containers, which differ from object to object."""
     from memwatch.kinds.edges import EdgeKind
 
-    places = {EdgeKind.VALUE, EdgeKind.ITEM, EdgeKind.KEY, EdgeKind.MEMBER}
+    # the words for the base of an array have the array's shape, which differs too
+    places = {EdgeKind.VALUE, EdgeKind.ITEM, EdgeKind.KEY, EdgeKind.MEMBER, EdgeKind.NUMPY_BASE}
     named = [step.words for step in steps if step.edge.kind not in places]
     return ", ".join(dict.fromkeys(named[:_NAMED])) or "a container without a name"
 

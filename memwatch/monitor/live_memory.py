@@ -37,6 +37,7 @@ from memwatch.heap.tensors import (
     storage_bytes,
     storage_of,
 )
+from memwatch.kinds.edges import EdgeKind
 from memwatch.monitor.objects import class_name, grown_containers
 from memwatch.own_code import is_program_code
 from memwatch.signal_handlers import pass_on, suppress
@@ -339,7 +340,7 @@ class _Search:
         key = position, is_owned
         if key not in self._holders:
             steps = steps_of(self._snapshot, self._tree.path(position))
-            named = [step.words for step in steps if not step.hidden and not step.edge.kind.row.is_entry]
+            named = [step.words for step in steps if not step.hidden and _is_named(step.edge.kind)]
             wanted = named[: 1 if is_owned else _NAMED_STEPS]
             words = ", ".join(dict.fromkeys(wanted)) or "a container without a name"
             self._holders[key] = short_places(words)
@@ -361,6 +362,14 @@ class _Search:
             if is_owner and self._tree.reaches(position):  # the others are this search's own
                 group = self._group("cpu", ARRAY, self._holder(position, is_owned=False))
                 group.add(nbytes, is_float32=str(_ARRAY_DTYPE(array)) == "float32")
+
+
+def _is_named(kind: EdgeKind) -> bool:
+    """Return whether a reference is part of a holder's name.
+
+    The words for the base of an array have the array's shape, and that differs from array to array.
+    """
+    return not kind.row.is_entry and kind is not EdgeKind.NUMPY_BASE
 
 
 def _outermost(module: nn.Module, parents: dict[int, nn.Module]) -> nn.Module:

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from memwatch.arrays import base_of_array, items_of_array, subclasses_of
 from memwatch.host_allocators import PAGE_BYTES
 from memwatch.monitor.mappings import union_of
 from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -178,6 +179,11 @@ def python_memory(*, keep_large: Callable[[Any, int], None] | None = None) -> Py
             counts[kind.name] += count
             sizes[kind.name] += int(size)
         blocks = nbytes - np.array([kind.bytes_of_object for kind in kinds])[of_class]
+        arrays = np.flatnonzero(np.array([kind.is_array for kind in kinds])[of_class])
+        if len(arrays):
+            shapes = _bytes_of_shapes(map(objects.__getitem__, arrays.tolist()), len(arrays))
+            large_bytes += _bytes_in_malloc(shapes)
+            blocks[arrays] -= shapes
         is_large = blocks > np.array([kind.most_small_bytes for kind in kinds])[of_class]
         for place in np.flatnonzero(np.array([cls is mmap.mmap for cls in classes])[of_class]).tolist():
             memory = _memory_of_mmap(objects[place])
@@ -197,10 +203,26 @@ def python_memory(*, keep_large: Callable[[Any, int], None] | None = None) -> Py
         ranges += [
             (begin, begin + int(blocks[place])) for begin, place in zip(begins, places, strict=True) if begin
         ]
-        rest = blocks[is_large & ~has_address]
-        large_bytes += int(((rest + 8 + 15) // 16 * 16).sum())  # malloc rounds up
+        large_bytes += _bytes_in_malloc(blocks[is_large & ~has_address])
     by_type = {name: (counts[name], nbytes) for name, nbytes in sizes.most_common()}
     return PythonMemory(large_bytes, union_of(ranges), by_type, lengths, large)
+
+
+def _bytes_in_malloc(blocks: NDArray[np.int64]) -> int:
+    """Return the bytes that malloc takes for some blocks: with a header, in steps of 16, and at least 32."""
+    return int(np.maximum((blocks[blocks > 0] + 8 + 15) // 16 * 16, 32).sum())
+
+
+def _bytes_of_shapes(arrays: Iterable[Any], number: int) -> NDArray[np.int64]:
+    """Return the bytes of the dimensions and the strides of each of some numpy arrays.
+
+    They lie in a block of their own. `sys.getsizeof` counts them, as if they were in one block with the numbers.
+    """
+    return np.fromiter(map(_DIMENSIONS, arrays), dtype=np.int64, count=number) * _BYTES_PER_DIMENSION
+
+
+_BYTES_PER_DIMENSION: Final = 16
+_DIMENSIONS: Final = np.ndarray.__dict__["ndim"].__get__
 
 
 class _Kind:
@@ -208,6 +230,7 @@ class _Kind:
 
     Attributes:
         name: the class.
+        is_array: whether its objects are numpy arrays.
         has_plain_size: whether C code measures its objects, so that no code of the program runs.
         shows_address: whether the address of an object's large block is known.
         bytes_of_object: bytes of the object outside its large block.
@@ -216,17 +239,17 @@ class _Kind:
 
     def __init__(self, cls: type) -> None:
         self.name = class_name(cls)
-        self._is_array = any(class_name(base) == "numpy.ndarray" for base in _MRO(cls))
+        self.is_array = any(base is np.ndarray for base in _MRO(cls))
         is_one_block = any(base is each for base in _MRO(cls) for each in _IN_ONE_BLOCK)
         self.has_plain_size = _has_plain_size(cls)
-        self.shows_address = self._is_array or cls is str or cls is bytes
+        self.shows_address = self.is_array or cls is str or cls is bytes
         header_bytes = _GC_HEADER_BYTES if _FLAGS(cls) & _HAS_GC else 0
         self.bytes_of_object = 0 if is_one_block else _BASIC_BYTES(cls) + header_bytes
-        self.most_small_bytes = 0 if self._is_array else _MOST_SMALL_BYTES  # numpy always calls malloc
+        self.most_small_bytes = 0 if self.is_array else _MOST_SMALL_BYTES  # numpy always calls malloc
 
     def address(self, obj: Any) -> int:
         """Return where the large block of an object lies."""
-        return int(_ARRAY_INTERFACE(obj)["data"][0]) if self._is_array else id(obj)
+        return int(_ARRAY_INTERFACE(obj)["data"][0]) if self.is_array else id(obj)
 
 
 _PLACE_IN_MMAP: Final = 16  # of the address, which CPython keeps before the size
@@ -305,23 +328,24 @@ def grown_containers(
             any memory.
     """
     grown: list[tuple[int, int, Any]] = []
+    references = _References()
     for objects in (gc.get_objects(),) if listed_only else _levels_of_objects():
         for container, length in _containers(objects):
             added = length - before.get(id(container), 0)
             if added >= _LEAST_LENGTH and container is not before:
                 entries = list(itertools.islice(gc.get_referents(container), _SAMPLED_ENTRIES))
-                each = sum(map(_bytes_of, entries)) / max(len(entries), 1)
+                each = sum(_bytes_of(entry, references) for entry in entries) / max(len(entries), 1)
                 grown.append((int(added * each), added, container))
     grown.sort(key=lambda each: -each[0])
     return [(container, added, nbytes) for nbytes, added, container in grown[:most]]
 
 
-def _bytes_of(entry: Any) -> int:
+def _bytes_of(entry: Any, references: _References) -> int:
     """Return the bytes of an entry and of its referents. One level is enough to sort containers.
 
     Referents that others refer to as well, such as the globals of a function, are not counted.
     """
-    parts = [entry, *itertools.islice(gc.get_referents(entry), _SAMPLED_ENTRIES)]
+    parts = [entry, *itertools.islice(references.of([entry]), _SAMPLED_ENTRIES)]
     return sum(
         sys.getsizeof(part)
         for part in parts
@@ -374,6 +398,27 @@ def _untracked_values_of_calls() -> list[Any]:
     return list(found.values())
 
 
+class _References:
+    """The references that gc shows, and those of numpy arrays, which gc does not show.
+
+    A view has no memory of its own. So its memory is that of the array, the bytes or the mapping to which it refers,
+    and often nothing else refers to this object.
+    """
+
+    def __init__(self) -> None:
+        self._classes = subclasses_of(np.ndarray)  # alive as long as their ids are in use
+        self._ids = frozenset(map(id, self._classes))
+
+    def of(self, owners: Sequence[Any]) -> list[Any]:
+        """Return the objects to which some objects refer."""
+        found = gc.get_referents(*owners)
+        for array in itertools.compress(owners, map(self._ids.__contains__, map(id, map(type, owners)))):
+            if (base := base_of_array(array)) is not None:
+                found.append(base)
+            found += items_of_array(array)
+        return found
+
+
 class _KnownObjects:
     """The ids of the objects that were found, in a sorted array, with the latest of them in a small set beside it.
 
@@ -385,6 +430,7 @@ class _KnownObjects:
     """
 
     def __init__(self, objects: Sequence[object]) -> None:
+        self._references = _References()
         self._sorted = np.sort(_ids_of(objects))
         self._latest: set[int] = set()
 
@@ -393,7 +439,7 @@ class _KnownObjects:
         found: list[Any] = []
         found_ids: list[NDArray[np.int64]] = []
         for first in range(0, len(level), _PIECE):
-            referents = gc.get_referents(*level[first : first + _PIECE])
+            referents = self._references.of(level[first : first + _PIECE])
             ids, at = np.unique(_ids_of(referents), return_index=True)
             places = np.minimum(np.searchsorted(self._sorted, ids), len(self._sorted) - 1)
             is_new = self._sorted[places] != ids

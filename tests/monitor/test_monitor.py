@@ -324,6 +324,9 @@ at_start = python_memory()
 frames = {"few": [np.ones(1 << 17) for _ in range(8)]}
 print(python_objects(at_start))
 del frames
+views = {number: np.ones((1 << 10, 100 + number)).T for number in range(8)}
+print(python_objects(at_start))
+del views
 requests = [{"number": number, "text": f"{number} " + "x" * 100} for number in range(20_000)]
 print(python_objects(at_start))
 """
@@ -333,8 +336,9 @@ def test_the_holder_of_few_large_objects_and_of_many_small_ones_is_named(fresh_p
     """The list of eight arrays has too few entries to be found by its length."""
     done = fresh_python(NEW_OBJECTS)
     assert done.returncode == 0, done.stderr
-    few, many = done.stdout.splitlines()
+    few, views, many = done.stdout.splitlines()
     assert "of its largest new objects" in few
     assert "global `frames`" in few
+    assert "8 of its largest new objects (8) are held by global `views` of module __main__" in views
     assert "20,000 new entries" in many
     assert "global `requests`" in many
