@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import io
 import itertools
 import mmap
 import sys
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from memwatch.arrays import base_of_array, items_of_array, subclasses_of
-from memwatch.host_allocators import PAGE_BYTES
+from memwatch.monitor.layouts import BUFFERS, buffer_of_text, bytes_of_buffer, memory_of_mmap
 from memwatch.monitor.mappings import union_of
 from memwatch.signal_handlers import pass_on
 
@@ -186,12 +187,20 @@ def python_memory(*, keep_large: Callable[[Any, int], None] | None = None) -> Py
             blocks[arrays] -= shapes
         is_large = blocks > np.array([kind.most_small_bytes for kind in kinds])[of_class]
         for place in np.flatnonzero(np.array([cls is mmap.mmap for cls in classes])[of_class]).tolist():
-            memory = _memory_of_mmap(objects[place])
+            memory = memory_of_mmap(objects[place])
             if memory:
                 ranges.append((memory.start, memory.stop))
                 large[id(objects[place])] = len(memory)
                 if keep_large is not None:
                     keep_large(objects[place], len(memory))
+        for place in np.flatnonzero(np.array([cls is io.StringIO for cls in classes])[of_class]).tolist():
+            buffer, kept_bytes = buffer_of_text(objects[place]), bytes_of_buffer(objects[place], io.StringIO)
+            if buffer:
+                ranges.append((buffer.start, buffer.stop))
+            if kept_bytes >= _RANGE_BYTES:
+                large[id(objects[place])] = kept_bytes
+                if keep_large is not None:
+                    keep_large(objects[place], kept_bytes)
         for place in np.flatnonzero(is_large & (blocks >= _RANGE_BYTES)).tolist():
             large[id(objects[place])] = int(blocks[place])
             if keep_large is not None:
@@ -250,24 +259,6 @@ class _Kind:
     def address(self, obj: Any) -> int:
         """Return where the large block of an object lies."""
         return int(_ARRAY_INTERFACE(obj)["data"][0]) if self.is_array else id(obj)
-
-
-_PLACE_IN_MMAP: Final = 16  # of the address, which CPython keeps before the size
-
-
-def _memory_of_mmap(obj: mmap.mmap) -> range:
-    """Return the addresses of a mapping that `mmap.mmap` made; none if it is closed, or if its layout is another one.
-
-    A buffer of the mapping would have its address too. But while there is one, the program cannot close the mapping.
-    """
-    try:
-        size = mmap.mmap.__len__(obj)
-    except ValueError as error:  # it is closed
-        pass_on(error)
-        return range(0)
-    begin, size_there = (ctypes.c_ssize_t.from_address(id(obj) + _PLACE_IN_MMAP + at).value for at in (0, 8))
-    is_known = size_there == size and begin > 0 and begin % PAGE_BYTES == 0
-    return range(begin, begin + size) if is_known else range(0)
 
 
 _ARRAY_INTERFACE: Final = np.ndarray.__dict__["__array_interface__"].__get__
@@ -473,3 +464,60 @@ _LEAVES: Final = frozenset(
 def _ids_of(objects: Sequence[object]) -> NDArray[np.int64]:
     """Return the ids. `memwatch.heap.classes` is faster, but it imports torch, which the program may not have."""
     return np.fromiter(map(id, objects), dtype=np.int64, count=len(objects))
+
+
+_MOST_LEVELS: Final = 8
+"""Levels of dictionaries, tuples and arrays that gc does not list, below an object that it lists. A guess."""
+
+
+_MEASURED_BY_C: Final = frozenset(map(id, (bytes, bytearray, str, io.BytesIO)))
+"""Classes with many objects, by `id`. `sys.getsizeof` of these classes themselves runs no code of a subclass."""
+
+
+def large_buffers(least_bytes: int, most: int) -> list[tuple[int, Any]]:
+    """Return the largest texts, bytes and other buffers, each with its bytes, largest first.
+
+    gc lists few of them. But it lists the objects and the running calls that refer to them. The search remembers only
+    what it returns, because it runs when memory is short. It takes about half the time of `python_memory`.
+
+    Args:
+        least_bytes: smaller ones are left out.
+        most: how many to return.
+    """
+    # a list keeps the classes alive as long as their ids are in use
+    classes = [(cls, base) for base in BUFFERS for cls in subclasses_of(base)]
+    bases = {id(cls): base for cls, base in classes if id(cls) not in _MEASURED_BY_C}
+    found: dict[int, tuple[int, Any]] = {}
+    for objects in _levels_of_objects() if gc.get_freeze_count() else _pieces_of_objects():
+        types_of = list(map(id, map(type, objects)))
+        plain = list(itertools.compress(objects, map(_MEASURED_BY_C.__contains__, types_of)))
+        sizes = np.fromiter(map(sys.getsizeof, plain), dtype=np.int64, count=len(plain))
+        for place in np.flatnonzero(sizes >= least_bytes).tolist():
+            found[id(plain[place])] = int(sizes[place]), plain[place]
+        for obj in itertools.compress(objects, map(bases.__contains__, types_of)):
+            nbytes = bytes_of_buffer(obj, bases[id(type(obj))])
+            if nbytes >= least_bytes:
+                found[id(obj)] = nbytes, obj
+    return sorted(found.values(), key=lambda each: -each[0])[:most]
+
+
+def _pieces_of_objects() -> Iterator[list[Any]]:
+    """Yield the objects that gc lists and what they refer to, in pieces. It may yield an object several times.
+
+    Unlike `_levels_of_objects`, it remembers no object, so it needs memory for one piece only.
+    """
+    references = _References()
+    classes = [dict, tuple, *subclasses_of(np.ndarray)]
+    kinds = frozenset(map(id, classes))
+    yield _untracked_values_of_calls()
+    listed = gc.get_objects()
+    for first in range(0, len(listed), _PIECE):
+        level = listed[first : first + _PIECE]
+        yield level
+        for _ in range(_MOST_LEVELS):
+            referents = references.of(level)
+            if not referents:
+                break
+            yield referents
+            inner = itertools.compress(referents, map(kinds.__contains__, map(id, map(type, referents))))
+            level = list({id(obj): obj for obj in inner if not gc.is_tracked(obj)}.values())

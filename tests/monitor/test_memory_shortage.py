@@ -19,7 +19,8 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="li
 MIB = 1 << 20
 SAMPLED = [
     "tensors in a list", "losses with their graphs", "the state of an optimizer", "gradients", "numpy arrays",
-    "a log of requests", "a thread", "a cached function", "an error that was raised again", "a child process",
+    "a log of requests", "a buffer that grows in place", "a few large pieces of bytes",
+    "a thread", "a cached function", "an error that was raised again", "a child process",
     "a hook of the program for errors",
 ]  # fmt: skip
 """`reports/out_of_memory.py` runs all programs."""
@@ -331,6 +332,39 @@ def test_the_container_is_named_where_the_heap_is_too_large_to_search(monkeypatc
     assert not found.groups
     assert "too many" in found.why_unknown
     assert "`HELD`" in found.containers[0].holder
+
+
+BUFFERS = """
+import array, gc, io, mmap, torch
+from memwatch.monitor.live_memory import OBJECT, live_memory
+gc.unfreeze()
+size = 1 << 20
+class Label(str):
+    def __sizeof__(self):
+        raise RuntimeError("code of the program ran")
+    __len__ = __hash__ = __eq__ = __sizeof__
+with open("data", "wb") as file:
+    file.write(bytes(size))
+with open("data", "rb") as file:
+    mapped_file = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+text, pages, letters = Label("x" * size), io.BytesIO(bytes(size)), io.StringIO()
+letters.write("x" * size)
+rewound = io.StringIO("y" * size)
+rewound.seek(0)
+numbers, mapped = array.array("d", bytes(size)), mmap.mmap(-1, size)
+plain = {1: (2, bytearray(size))}  # gc lists neither the dictionary nor the tuple
+def call():
+    local = "z" * size
+    return live_memory()
+groups = [group for group in call().groups if group.category == OBJECT and group.largest_bytes >= size]
+print(sorted(group.holder.split("`")[1] for group in groups))
+"""
+
+
+def test_every_kind_of_large_buffer_has_its_holder(fresh_python):
+    done = fresh_python(BUFFERS)
+    expected = ["letters", "local", "mapped", "numbers", "pages", "plain", "rewound", "text"]
+    assert done.stdout == f"{expected}\n", done.stderr + done.stdout
 
 
 CYCLE = """
