@@ -119,6 +119,9 @@ def ids_of_tensors() -> frozenset[int]:
 _PIECE: Final = 20_000  # objects whose referents are listed at a time
 _MOST_SMALL_BYTES: Final = 512
 """Python's own allocator gives larger blocks to malloc."""
+_LARGE_BYTES: Final = 16 << 10
+"""Objects with larger blocks are remembered one by one. A container with fewer entries than `_LEAST_LENGTH` is not. If
+its entries have smaller blocks, they have less than 1 MiB together, and so small a growth is not reported."""
 _RANGE_BYTES: Final = 64 << 10
 """Of larger blocks the pages are looked at: a numpy array may be made and not touched."""
 _IN_ONE_BLOCK: Final = (str, bytes, int, tuple)
@@ -197,11 +200,11 @@ def python_memory(*, keep_large: Callable[[Any, int], None] | None = None) -> Py
             buffer, kept_bytes = buffer_of_text(objects[place]), bytes_of_buffer(objects[place], io.StringIO)
             if buffer:
                 ranges.append((buffer.start, buffer.stop))
-            if kept_bytes >= _RANGE_BYTES:
+            if kept_bytes >= _LARGE_BYTES:
                 large[id(objects[place])] = kept_bytes
                 if keep_large is not None:
                     keep_large(objects[place], kept_bytes)
-        for place in np.flatnonzero(is_large & (blocks >= _RANGE_BYTES)).tolist():
+        for place in np.flatnonzero(is_large & (blocks >= _LARGE_BYTES)).tolist():
             large[id(objects[place])] = int(blocks[place])
             if keep_large is not None:
                 keep_large(objects[place], int(blocks[place]))
@@ -282,7 +285,9 @@ def _has_plain_size(cls: type) -> bool:
 
 _LEAST_LENGTH: Final = 64  # of a container that may be where a program grows: the others are too many
 _CONTAINERS: Final = (dict, list, set, deque)
-_SAMPLED_ENTRIES: Final = 32
+_SAMPLED_ENTRIES: Final = 8  # of each end of a container
+_SAMPLED_REFERENTS: Final = (6, 3, 2, 2)
+"""How many referents of an entry are measured, and of each of these, and so on: at most 132 objects. A guess."""
 
 
 def _containers(objects: Sequence[Any]) -> Iterator[tuple[Any, int]]:
@@ -318,33 +323,58 @@ def grown_containers(
         listed_only: whether to search only the containers that gc lists. This takes a third of the time, and hardly
             any memory.
     """
-    grown: list[tuple[int, int, Any]] = []
-    references = _References()
+    found = []
     for objects in (gc.get_objects(),) if listed_only else _levels_of_objects():
         for container, length in _containers(objects):
             added = length - before.get(id(container), 0)
-            if added >= _LEAST_LENGTH and container is not before:
-                entries = list(itertools.islice(gc.get_referents(container), _SAMPLED_ENTRIES))
-                each = sum(_bytes_of(entry, references) for entry in entries) / max(len(entries), 1)
-                grown.append((int(added * each), added, container))
+            if added > 0 and container is not before:
+                found.append((container, length, added))
+    # only now: a list of all objects refers to each, and `_bytes_of` counts references
+    del objects
+    references = _References()
+    grown: list[tuple[int, int, Any]] = [
+        (int(added * _bytes_of_entry(container, length, references)), added, container)
+        for container, length, added in found
+    ]
+    found.clear()
     grown.sort(key=lambda each: -each[0])
     return [(container, added, nbytes) for nbytes, added, container in grown[:most]]
 
 
-def _bytes_of(entry: Any, references: _References) -> int:
-    """Return the bytes of an entry and of its referents. One level is enough to sort containers.
+def _bytes_of_entry(container: Any, length: int, references: _References) -> float:
+    """Return about the bytes of an entry of a container, with its key. The new entries are at one end."""
+    referents = gc.get_referents(container)
+    number = len(referents)
+    del referents[_SAMPLED_ENTRIES : max(number - _SAMPLED_ENTRIES, _SAMPLED_ENTRIES)]
+    sampled = sum(_bytes_of(each, references, _SAMPLED_REFERENTS) for each in referents)
+    return sampled / max(len(referents), 1) * number / length
+
+
+def _bytes_of(obj: Any, references: _References, widths: tuple[int, ...]) -> float:
+    """Return about the bytes of an object and of its referents. A few levels are enough to sort containers.
 
     Referents that others refer to as well, such as the globals of a function, are not counted.
+
+    Args:
+        obj: the object.
+        references: returns its referents.
+        widths: how many referents are measured on each level below it.
     """
-    parts = [entry, *itertools.islice(references.of([entry]), _SAMPLED_ENTRIES)]
-    return sum(
-        sys.getsizeof(part)
-        for part in parts
-        if (part is entry or sys.getrefcount(part) <= _REFERENCES_OF_OWNED) and _has_plain_size(type(part))
+    nbytes = float(sys.getsizeof(obj)) if _has_plain_size(type(obj)) else 0.0
+    if not widths or id(type(obj)) in _LEAVES:
+        return nbytes
+    referents = references.of([obj])
+    number = len(referents)
+    del referents[widths[0] :]
+    owned = sum(
+        _bytes_of(each, references, widths[1:])
+        for each in referents
+        if sys.getrefcount(each) <= _REFERENCES_OF_OWNED
     )
+    return nbytes + owned / max(len(referents), 1) * number
 
 
-_REFERENCES_OF_OWNED: Final = 4  # the entry, our list, our variable, the argument of getrefcount
+_REFERENCES_OF_OWNED: Final = 4  # the owner, our list, our variable, the argument of getrefcount
 
 
 def _levels_of_objects() -> Iterator[list[Any]]:

@@ -184,3 +184,8 @@ PROGRAM_FAILED: Final = "failed"
 """The kind of the note about a program that ended with an error."""
 ENDED_BY: Final = "{error} ended the recorded code, so its later peaks are not in this recording"
 NOT_ENDED: Final = "memwatch: the block has no profile, because ending the recording failed: {why}"
+LARGE_OBJECTS: Final = "{size} of this growth in {objects} held by {holder}"
+NEW_ENTRIES: Final = "{added:,} new entries (about {size}) in the `{kind}` held by {holder}"
+GROWN_CONTAINERS: Final = (
+    "{count} of the containers that grew most (about {size} together) are held by {holder}"
+)
