@@ -129,6 +129,11 @@ class ProcessRows:
         explained += sum(self.by_library.values())
         return explained / self.rss_bytes if self.rss_bytes else 1.0
 
+    @property
+    def start_share(self) -> float:
+        """The share of RSS that was native memory when the monitor began. It is part of `coverage`."""
+        return self.nbytes(NATIVE_AT_START) / self.rss_bytes if self.rss_bytes else 0.0
+
     def nbytes(self, row: str) -> int:
         """Return the bytes of a row, 0 if the row is missing."""
         return sum(each.nbytes for each in self.rows if each.row == row)
@@ -369,7 +374,9 @@ class _OwnProcess:
         rows = []
         if at_start_bytes is not None:
             at_start = malloc.take(at_start_bytes)
-            rows.append(Row(NATIVE_AT_START, *at_start, "as much as there was when the monitor began"))
+            rows.append(
+                Row(NATIVE_AT_START, *at_start, "what is left of the row native of when the monitor began")
+            )
         native = malloc.take_all()
         self.by_library = self._libraries(native[0])
         largest = sorted(self.by_library.items(), key=lambda each: -each[1])[:_LIBRARIES_NAMED]

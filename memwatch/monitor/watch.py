@@ -31,7 +31,17 @@ from memwatch.monitor.objects import (
     python_memory,
     tensor_memory,
 )
-from memwatch.monitor.rows import FREE_ROWS, NATIVE, OTHER, OWN_ROWS, PYTHON, TENSORS, Known, rows_of
+from memwatch.monitor.rows import (
+    FREE_ROWS,
+    NATIVE,
+    NATIVE_AT_START,
+    OTHER,
+    OWN_ROWS,
+    PYTHON,
+    TENSORS,
+    Known,
+    rows_of,
+)
 from memwatch.own_code import OwnThread
 from memwatch.signal_handlers import pass_on
 from memwatch.sizes import format_bytes
@@ -81,6 +91,7 @@ class Monitor:
         self._python = PythonMemory()
         self._python_at_start = self._python
         self._native_at_start: int | None = None
+        self._native_left: int | None = None  # of `_native_at_start`, at the latest search
         self._unexplained_at_search = 0
         self._children_uss_at_first: dict[int, int] = {}
         self._children_uss_at_search = 0
@@ -296,7 +307,20 @@ class Monitor:
         self._cost_of_search_s = self._main_thread.cpu_s
         self._search_cpu_s += self._cost_of_search_s
         self._cpu_s += self._main_thread.cpu_s
+        rows = self._rows(self._tensors())
+        self._lower_start(rows.nbytes(NATIVE_AT_START))
         self._unexplained_at_search = _may_be_python(self._rows(self._tensors()))
+
+    def _lower_start(self, left_bytes: int) -> None:
+        """Count less memory as memory from the start, if the program has freed some of it.
+
+        Otherwise a later leak would fill the gap, and would count as memory from the start. Two searches must agree: an
+        object that the program freed right after one search is still in the row of Python objects, and makes the
+        native rows too small.
+        """
+        if self._native_at_start is not None and self._native_left is not None:
+            self._native_at_start = min(self._native_at_start, max(left_bytes, self._native_left))
+        self._native_left = left_bytes
 
     def _examine_growth(self) -> None:
         for growth in self.growth:
@@ -361,7 +385,7 @@ class Monitor:
 
 
 def _may_be_python(rows: ProcessRows) -> int:
-    return rows.nbytes(NATIVE) + rows.nbytes(OTHER)
+    return rows.nbytes(NATIVE) + rows.nbytes(NATIVE_AT_START) + rows.nbytes(OTHER)
 
 
 def _after_fork() -> None:

@@ -189,3 +189,20 @@ NEW_ENTRIES: Final = "{added:,} new entries (about {size}) in the `{kind}` held 
 GROWN_CONTAINERS: Final = (
     "{count} of the containers that grew most (about {size} together) are held by {holder}"
 )
+_EXPLAINED: Final = "{share:.0f} % of RSS explained"
+_FROM_START: Final = ", {share:.0f} % of it native memory from before the monitor, whose cause is not known"
+_LEAST_START: Final = 0.005
+"""A smaller share would be printed as 0 %."""
+
+
+def coverage_text(coverage: float, start_share: float) -> str:
+    """Return how much of RSS is explained.
+
+    Args:
+        coverage: the share of RSS in rows that name a cause.
+        start_share: the share of RSS that was native memory when the monitor began. It is part of `coverage`.
+    """
+    text = _EXPLAINED.format(share=100 * coverage)
+    if start_share < _LEAST_START:
+        return text
+    return text + _FROM_START.format(share=100 * start_share / coverage)

@@ -51,6 +51,7 @@ def test_the_row_and_the_holder_of_a_growing_program_are_named(name, tmp_path):
     assert program.holder in report, report
     assert coverage >= (0.85 if program.row == "native" else 0.95), report
     assert ("native=1 names the library" in report) == (program.row == "native")  # malloc is not sampled here
+    assert "% of it native memory from before the monitor" in report
     assert "per 1,000 steps" in report
 
 
