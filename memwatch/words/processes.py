@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from memwatch.sizes import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from memwatch.devices.adapters import Reserved
 
@@ -206,3 +206,12 @@ def coverage_text(coverage: float, start_share: float) -> str:
     if start_share < _LEAST_START:
         return text
     return text + _FROM_START.format(share=100 * start_share / coverage)
+
+
+NOT_WRITTEN: Final = "there is no report, because of this: {why}"
+PARTLY_WRITTEN: Final = "only {files} could be written: {why}"
+
+
+def not_written_text(files: Sequence[str], why: str) -> str:
+    """Return which files of a report could be written, and the reason why the others could not."""
+    return PARTLY_WRITTEN.format(files=" and ".join(files), why=why) if files else NOT_WRITTEN.format(why=why)

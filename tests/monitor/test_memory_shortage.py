@@ -112,6 +112,13 @@ elif sys.argv[1] == "full disk":
     def fail(*args, **kwargs):
         raise OSError(28, "No space left on device")
     guard.write_whole = fail
+elif sys.argv[1] == "a disk that fills":
+    write_whole = guard.write_whole
+    def write_first(file, *args, **kwargs):
+        if file.suffix != ".txt":
+            raise OSError(28, "No space left on device")
+        write_whole(file, *args, **kwargs)
+    guard.write_whole = write_first
 elif sys.argv[1] == "no facts":
     guard.live_memory = guard.rows_of = guard.tensor_memory = fail
 else:
@@ -126,6 +133,7 @@ torch.empty(1 << 50)
     [
         ("no folder", "there is no report, because of this: "),
         ("full disk", "there is no report, because of this: [Errno 28] No space left on device"),
+        ("a disk that fills", "run.oom.txt could be written: [Errno 28] No space left on device"),
         ("no facts", "the report is in "),
         ("no record", "the report failed: RuntimeError"),
     ],
@@ -138,6 +146,8 @@ def test_a_problem_of_memwatch_is_one_line_and_the_error_stays(problem, words, f
     assert words in first
     assert second == "Traceback (most recent call last):"
     assert "can't allocate memory: you tried to allocate" in done.stderr
+    if problem == "a disk that fills":
+        assert [file.name for file in tmp_path.glob("*.oom.*")] == ["run.oom.txt"]
     if problem == "no facts":
         notes = json.loads((tmp_path / "run.oom.json").read_text())["notes"]
         assert "the holders: not known (RuntimeError: smaps is odd)" in notes
