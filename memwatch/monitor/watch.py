@@ -46,7 +46,7 @@ from memwatch.own_code import OwnThread
 from memwatch.signal_handlers import pass_on
 from memwatch.sizes import format_bytes
 from memwatch.text import visible
-from memwatch.words.processes import counted
+from memwatch.words.processes import counted, no_file_text
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -432,6 +432,8 @@ def monitor(
     if isinstance(interval_s, bool) or not isinstance(interval_s, (int, float)) or not 0 < interval_s < 1e9:
         raise OptionError(f"interval_s is {interval_s!r}; give seconds above 0, such as 10.0")
     if path is not None:
+        if not isinstance(path, (str, os.PathLike)):
+            raise OptionError(no_file_text(path))
         try:
             Path(path).open("ab").close()
         except OSError as error:

@@ -215,3 +215,14 @@ PARTLY_WRITTEN: Final = "only {files} could be written: {why}"
 def not_written_text(files: Sequence[str], why: str) -> str:
     """Return which files of a report could be written, and the reason why the others could not."""
     return PARTLY_WRITTEN.format(files=" and ".join(files), why=why) if files else NOT_WRITTEN.format(why=why)
+
+
+NO_FILE: Final = "{given} is no path of a file for the samples; "
+GIVE_PATH: Final = 'give one such as "memory.jsonl"'
+GIVE_INTERVAL: Final = "to set the seconds between two samples, write interval_s={given}"
+
+
+def no_file_text(given: object) -> str:
+    """Return what is wrong with the file for the samples. A number is meant as the interval."""
+    is_number = isinstance(given, (int, float)) and not isinstance(given, bool)
+    return (NO_FILE + (GIVE_INTERVAL if is_number else GIVE_PATH)).format(given=repr(given))

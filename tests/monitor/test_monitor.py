@@ -316,6 +316,15 @@ def test_a_wrong_interval_is_an_error(interval_s):
         memwatch.monitor(interval_s=interval_s)
 
 
+@pytest.mark.parametrize(
+    ("given", "advice"), [(5, "interval_s=5"), (0.5, "interval_s=0.5"), (b"memory.jsonl", "memory.jsonl")]
+)
+def test_a_path_that_is_none_is_an_error(given, advice):
+    """A number is the interval, whose name is missing."""
+    with pytest.raises(OptionError, match=advice):
+        memwatch.monitor(given)
+
+
 def test_a_file_that_cannot_be_written_is_an_error(tmp_path):
     with pytest.raises(OptionError, match="choose another file"):
         memwatch.monitor(tmp_path / "missing" / "memory.jsonl")
