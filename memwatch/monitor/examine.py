@@ -23,7 +23,14 @@ from memwatch.monitor import malloc_sampler
 from memwatch.monitor.mappings import pages_of
 from memwatch.signal_handlers import pass_on
 from memwatch.sizes import format_bytes
-from memwatch.words.processes import GROWN_CONTAINERS, LARGE_OBJECTS, NEW_ENTRIES, counted
+from memwatch.words.processes import (
+    ARROW_BUFFERS,
+    GROWN_CONTAINERS,
+    LARGE_OBJECTS,
+    NEW_ENTRIES,
+    OTHER_MAPPINGS,
+    counted,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -158,7 +165,7 @@ def _refusal() -> str:
 
 def paths(before: Mapping[str, int], now: Mapping[str, int], row: str) -> str:
     """Return the files whose mappings grew, as a sentence."""
-    from memwatch.monitor.rows import NATIVE
+    from memwatch.monitor.rows import ARROW, NATIVE, OTHER
 
     prefix = f"{row}: "
     grown = {
@@ -168,6 +175,8 @@ def paths(before: Mapping[str, int], now: Mapping[str, int], row: str) -> str:
     }
     largest = sorted(grown, key=lambda name: -grown[name])[:_NAMED]
     named = ", ".join(f"{name or 'without a name'} ({format_bytes(grown[name])} more)" for name in largest)
+    if row in (ARROW, OTHER):
+        return ARROW_BUFFERS if row == ARROW else OTHER_MAPPINGS
     if row != NATIVE:
         return named
     blocks = "blocks of malloc that belong to no tensor and no Python object that memwatch finds"

@@ -46,7 +46,7 @@ from memwatch.own_code import OwnThread
 from memwatch.signal_handlers import pass_on
 from memwatch.sizes import format_bytes
 from memwatch.text import visible
-from memwatch.words.processes import counted, no_file_text
+from memwatch.words.processes import FOLLOWS, counted, no_file_text
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -191,9 +191,14 @@ class Monitor:
             return "\n".join(["the monitor has no sample", *map("note: {}".format, self.notes)]) + "\n"
         lines = [of_process(latest, self._children_uss_at_first)]
         growing = self.growth
-        lines += [of_growth(growth, self._examined.get(growth.row, (0, ""))[1]) for growth in growing] or [
-            self._without_growth()
-        ]
+        # `causes_first` puts free memory before the rows in use if it has a cause of its own
+        cause = growing[0].row if growing and growing[0].row not in FREE_ROWS else ""
+        for growth in growing:
+            examined = self._examined.get(growth.row, (0, ""))[1]
+            follows = FOLLOWS.format(row=cause) if cause and growth.row in FREE_ROWS else ""
+            lines.append(of_growth(growth, follows or examined))
+        if not growing:
+            lines.append(self._without_growth())
         lines += [f"finding: {visible(finding)}\n" for finding in self.findings]
         lines += [f"note: {note}\n" for note in self.notes]
         return "".join(lines)

@@ -226,3 +226,11 @@ def no_file_text(given: object) -> str:
     """Return what is wrong with the file for the samples. A number is meant as the interval."""
     is_number = isinstance(given, (int, float)) and not isinstance(given, bool)
     return (NO_FILE + (GIVE_INTERVAL if is_number else GIVE_PATH)).format(given=repr(given))
+
+
+ARROW_BUFFERS: Final = "buffers of pyarrow, such as the columns of tables and the texts in frames of pandas 3"
+OTHER_MAPPINGS: Final = (
+    "memory of mmap that belongs to no Python object; the allocator of a library, such as jemalloc, mimalloc or "
+    "tcmalloc, takes such memory"
+)
+FOLLOWS: Final = "it follows from {row}: blocks that stay in use keep the freed memory between them"

@@ -16,7 +16,7 @@ import pytest
 
 import memwatch
 from memwatch.errors import OptionError
-from memwatch.monitor import history, watch
+from memwatch.monitor import examine, history, rows, watch
 from memwatch.monitor.history import (
     MOST_SAMPLES,
     Growth,
@@ -178,6 +178,20 @@ def monitor(tmp_path):
     """Return a monitor whose thread samples once at most."""
     with memwatch.monitor(tmp_path / "memory.jsonl", interval_s=1000) as found:
         yield found
+
+
+@pytest.mark.words
+def test_free_memory_that_follows_from_a_row_has_that_row_as_its_cause(monitor, monkeypatch):
+    found = [Growth(TENSORS, 5 * MIB, 0, 60), Growth(MALLOC_FREE, 9 * MIB, 0, 60)]
+    monkeypatch.setattr(watch.Monitor, "growth", found)
+    assert f"it follows from {TENSORS}" in monitor.report()
+    monkeypatch.setattr(watch.Monitor, "growth", found[::-1])
+    assert "it follows from" not in monitor.report()
+
+
+@pytest.mark.parametrize("row", [rows.ARROW, rows.OTHER])
+def test_memory_of_other_allocators_has_a_cause(row):
+    assert examine.paths({}, {}, row)
 
 
 def test_metrics_are_a_flat_dictionary_of_numbers(monitor):

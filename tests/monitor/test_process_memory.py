@@ -68,6 +68,11 @@ GROWING = {
         "Python objects",
         "import pandas as pd; kept.append(pd.DataFrame(np.ones((3 << 14, 64))))",
     ),
+    "a buffer of Arrow": (
+        "Arrow buffers",
+        # an array that grows to its size would leave free memory in Arrow's allocator
+        "import pyarrow; kept.append(pyarrow.allocate_buffer(24 << 20)); np.frombuffer(kept[0], np.uint8)[:] = 1",
+    ),
     "a dictionary of texts": ("Python objects", "kept.append({i: 'x' * 2000 + str(i) for i in range(12_000)})"),
     "blocks in variables of running calls": (
         "Python objects",
