@@ -339,8 +339,8 @@ PROGRAMS = {
         "no tensor",
         "boot, kept = [malloc(2_000_000) for _ in range(60)], []\n"
         "def free_boot(turn):\n    if turn == 2:\n        while boot:\n            libc.free(boot.pop())",
-        "free_boot(turn)\nkept.append(malloc(2_000_000))",
-        "free_boot(turn)\nlibc.free(malloc(2_000_000))",
+        "free_boot(turn)\nkept.append(malloc(1_000_000))",
+        "free_boot(turn)\nlibc.free(malloc(1_000_000))",
         "libffi",
     ),
     "cycles without gc": Program(
