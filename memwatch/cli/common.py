@@ -148,11 +148,19 @@ def share(text: str) -> float:
 
 
 def memwatch_command() -> list[str]:
-    """Return the words that start memwatch again, in the way this process was started."""
-    started = sys.argv[0]
-    if os.path.basename(started) == "__main__.py":
-        return [_shortest(sys.executable), "-m", "memwatch"]
-    return [_shortest(started)]
+    """Return the words that start memwatch again, in the way this process was started.
+
+    With `MEMWATCH=1`, memwatch did not start this process. Then it is the memwatch of the same Python.
+    """
+    started = sys.argv[0] if sys.argv else ""
+    name = os.path.basename(started)
+    if name != "__main__.py":
+        if os.path.splitext(name)[0] == "memwatch":
+            return [_shortest(started)]
+        script = os.path.join(os.path.dirname(sys.executable), "memwatch")
+        if os.path.exists(script):
+            return [_shortest(script)]
+    return [_shortest(sys.executable), "-m", "memwatch"]
 
 
 def _shortest(program: str) -> str:

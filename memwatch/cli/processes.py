@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import os
 import re
-import shlex
 import socket
 import sys
 import tempfile
@@ -19,7 +18,7 @@ import psutil
 from memwatch._version import __version__
 from memwatch.attach.channel import AttachError, Channel, require_credentials, require_private, socket_path
 from memwatch.cli.activation import VARIABLE
-from memwatch.cli.common import add_json, emit, emit_json, make_room, positive, say
+from memwatch.cli.common import add_json, command_line, emit, emit_json, make_room, positive, say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -178,9 +177,10 @@ def _how_to_start(process: psutil.Process) -> str:
                 f"process {process.pid} has {VARIABLE}={_MODE} and does not listen: it is still importing torch (try "
                 "again), or another Python process forked it (attach to that one)"
             )
-    command = shlex.join(process.cmdline()) or "python train.py"
+    # only the program: its arguments may hold passwords
+    program = f"{command_line(process.name())} ..."
     return (
-        f"process {process.pid} does not let memwatch in; start it as `{VARIABLE}={_MODE} {command}`. "
+        f"process {process.pid} does not let memwatch in; start it as `{VARIABLE}={_MODE} {program}`. "
         "From Python 3.14 on, a process needs no variable"
     )
 

@@ -16,7 +16,7 @@ import warnings
 from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.children.termination import WriteBeforeTermination
-from memwatch.cli.common import command_line, make_room, say
+from memwatch.cli.common import command_line, make_room, memwatch_command, say
 from memwatch.errors import MemwatchError
 from memwatch.job import (
     JobPlace,
@@ -317,4 +317,4 @@ class _Run:
             others = files_of_children(self._capture) if self._options.children else []
             more = f", and {len(others)} of processes that it started" if others else ""
             say(f"wrote {self._capture}{more}; next, type")
-            sys.stderr.write(f"    {command_line('memwatch', 'summary', self._capture)}\n")
+            sys.stderr.write(f"    {command_line(*memwatch_command(), 'summary', self._capture)}\n")

@@ -21,6 +21,7 @@ import torch
 
 from memwatch._torch.jit import Future, ScriptModule, tensors_of_script_module
 from memwatch._torch.tensors import data_address_of, device_of
+from memwatch.arrays import base_of_array, items_of_array, subclasses_of
 from memwatch.heap.autograd import NativeEdge
 from memwatch.heap.capsules import Capsule, capsule_address
 from memwatch.heap.class_checks import class_ids, derives, is_a
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-_BASE: Final = np.ndarray.__dict__["base"]
-_DTYPE: Final = np.ndarray.__dict__["dtype"]
 _ROLES: Final = {"parameter": EdgeKind.PARAMETER, "buffer": EdgeKind.BUFFER}
 _LEAVES: Final = [id(cls) for cls in (int, str, float, bytes, bool, complex, type(None), type, CodeType)]
 """The ids of the classes of objects that gc does not list and that lead nowhere."""
@@ -55,24 +54,13 @@ def c_held_edges(obj: Any) -> list[NativeEdge]:
     if is_a(obj, ScriptModule):
         return _scripted(obj)
     edges = (
-        [] if (base := _BASE.__get__(obj)) is None else [NativeEdge(EdgeKind.NUMPY_BASE, base, hidden=False)]
+        [] if (base := base_of_array(obj)) is None else [NativeEdge(EdgeKind.NUMPY_BASE, base, hidden=False)]
     )
     edges += [
         NativeEdge(EdgeKind.ITEM, item, position=position, hidden=False)
         for position, item in enumerate(items_of_array(obj))
     ]
     return edges
-
-
-def items_of_array(array: Any, limit: int | None = None) -> list[Any]:
-    """Return the first objects in an array of objects, all of them by default; none of an array of numbers.
-
-    The array is viewed as one of numpy's own class first: for a subclass, numpy would call `__array_finalize__`.
-    """
-    if _DTYPE.__get__(array) != np.object_:
-        return []
-    items: list[Any] = np.ndarray.view(array, np.ndarray).reshape(-1)[:limit].tolist()
-    return items
 
 
 def _result(future: Any) -> list[NativeEdge]:
@@ -144,7 +132,7 @@ def _is_one_of(ids: NDArray[np.int64], few: Sequence[int]) -> NDArray[np.bool_]:
 
 
 def _untracked_kinds() -> list[type]:
-    return [dict, tuple, Capsule, *_array_types(np.ndarray)]
+    return [dict, tuple, Capsule, *subclasses_of(np.ndarray)]
 
 
 def untracked(
@@ -181,10 +169,6 @@ def untracked(
 
 def _parts(listed: Sequence[object]) -> Iterator[Sequence[object]]:
     return (listed[start : start + _CHUNK] for start in range(0, len(listed), _CHUNK))
-
-
-def _array_types(cls: type) -> list[type]:
-    return [cls, *chain.from_iterable(map(_array_types, type.__subclasses__(cls)))]
 
 
 def shared_memory_edges(

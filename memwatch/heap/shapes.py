@@ -50,8 +50,9 @@ from torch import Tensor, nn
 
 from memwatch._torch.jit import Future
 from memwatch._torch.modules import BUFFERS, MODULES, PARAMETERS
+from memwatch.arrays import items_of_array
 from memwatch.heap.autograd import gradient_of
-from memwatch.heap.c_held import items_of_array, results_of
+from memwatch.heap.c_held import results_of
 from memwatch.heap.capsules import Capsule
 from memwatch.heap.class_checks import class_ids, derives, is_a
 from memwatch.heap.frames import read_locals

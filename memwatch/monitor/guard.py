@@ -35,6 +35,7 @@ from memwatch.own_code import OwnThread
 from memwatch.reserve import Reserve
 from memwatch.signal_handlers import pass_on, suppress
 from memwatch.text import visible
+from memwatch.words.processes import not_written_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -187,7 +188,7 @@ class Guard:
         files = self._write(shortage)
         if not any(note.partition(":")[0] == "memwatch" for note in _notes_of(found)):
             add_note(found, note_of(shortage))
-        if files:
+        if len(files) == len(_REPORTS):
             _say(
                 f"memory ran out; the report is in {files[0]} ({', '.join(each.suffix for each in files[1:])})"
             )
@@ -230,7 +231,7 @@ class Guard:
         self._read_quick_facts(shortage)
         shortage.live = LiveMemory(why_unknown="the process ended before the search did")
         files = self._write(shortage)
-        if files:
+        if len(files) == len(_REPORTS):
             _say(f"{head_of(shortage)}; the report is in {files[0]}")
 
         def search() -> None:
@@ -266,11 +267,12 @@ class Guard:
         shortage.rows = rows_of()
 
     def _write(self, shortage: Shortage) -> list[Path]:
-        """Write the files and return them; none, and one line on standard error, if they cannot be written."""
+        """Write the files and return those that could be written. If one could not, print a line on standard error."""
         with self._writing:
             return self._write_files(shortage)
 
     def _write_files(self, shortage: Shortage) -> list[Path]:
+        files: list[Path] = []
         try:
             is_first = self._base is None
             base = self._base or self._new_base()
@@ -279,18 +281,15 @@ class Guard:
                 page_of(shortage),
                 json_of(shortage),
             )
-            files = []
             for suffix, content in zip(_REPORTS, contents, strict=True):
                 file = base.with_name(base.name + suffix)
                 write_whole(file, content, force=not is_first)
                 files.append(file)
-            self._base = base  # later reports of this process replace this one
+                self._base = base  # later reports of this process replace this one
         except (OutputError, OSError) as error:
-            _say(f"{head_of(shortage)}; there is no report, because of this: {error}")
-            return []
+            _say(f"{head_of(shortage)}; {not_written_text([str(file) for file in files], str(error))}")
         except Exception as error:
             _say(f"{head_of(shortage)}; the report failed: {type(error).__name__}")
-            return []
         return files
 
     def _new_base(self) -> Path:

@@ -1,4 +1,4 @@
-"""Find what is alive at one instant, and who holds it: tensors, numpy arrays and the large containers of Python.
+"""Find what is alive at one instant, and who holds it: tensors, numpy arrays, large buffers and large containers.
 
 No op was recorded, so everything comes from the heap. torch's own records show parameters, buffers, gradients and
 optimizer state. A search from the program's variables finds the holders of the other tensors.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import itertools
+import mmap
 from dataclasses import dataclass, field
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any, Final
@@ -37,7 +39,9 @@ from memwatch.heap.tensors import (
     storage_bytes,
     storage_of,
 )
-from memwatch.monitor.objects import class_name, grown_containers
+from memwatch.kinds.edges import EdgeKind
+from memwatch.monitor.layouts import memory_of_mmap
+from memwatch.monitor.objects import class_name, grown_containers, large_buffers
 from memwatch.own_code import is_program_code
 from memwatch.signal_handlers import pass_on, suppress
 from memwatch.words.edges import edge_phrase
@@ -56,20 +60,23 @@ STATE: Final = "optimizer state"
 SAVED: Final = "saved for backward"
 OTHER: Final = "other tensors"
 ARRAY: Final = "numpy arrays"
-CATEGORIES: Final = (PARAMETER, BUFFER, GRADIENT, STATE, SAVED, OTHER, ARRAY)
+OBJECT: Final = "large Python objects"
+CATEGORIES: Final = (PARAMETER, BUFFER, GRADIENT, STATE, SAVED, OTHER, ARRAY, OBJECT)
 
 NOBODY: Final = "no reference that gc sees"
 MOST_OBJECTS: Final = 2_000_000
 """A search of more objects takes longer than about 4 s and more than 0.6 GiB."""
 _MOST_CONTAINERS: Final = 3
 _LEAST_ARRAY_BYTES: Final = 64 << 10
+_MOST_BUFFERS: Final = 10_000
+"""Texts, bytes and other buffers whose holders are searched, the largest ones. A guess."""
 _NAMED_STEPS: Final = 3
 """Places in containers differ from object to object, so they are not part of the name of a holder."""
 
 
 @dataclass
 class Group:
-    """The live tensors, or arrays, of one category that one holder keeps on one device.
+    """The live tensors, arrays or buffers of one category that one holder keeps on one device.
 
     Attributes:
         device: where they are.
@@ -79,7 +86,7 @@ class Group:
         float32_bytes: the bytes among them of storages whose tensor is of float32.
         largest_bytes: the bytes of the largest storage.
         is_kept: whether an attribute or a container keeps them, so that they outlive the call that made them.
-        count: number of storages.
+        count: number of storages, arrays or buffers.
     """
 
     device: str
@@ -128,15 +135,20 @@ def live_memory(error: BaseException | None = None) -> LiveMemory:
     errors = [] if error is None else list(linked_errors(error))
     ended = _without_receivers(ended_calls(errors))
     number = len(gc.get_objects())
+    buffers: _Buffers = []
+    if number <= MOST_OBJECTS:
+        with suppress(MemoryError):
+            buffers = large_buffers(_LEAST_ARRAY_BYTES, _MOST_BUFFERS)
     why = f"{number:,} objects are too many to search for the holders of tensors"
     try:
         for deep in (True, False) if number <= MOST_OBJECTS else ():
             with suppress(MemoryError):
-                return _searched(large, ended, errors, deep=deep)
+                return _searched(large, buffers, ended, errors, deep=deep)
             why = "there was too little memory to search for the holders of tensors"
         return LiveMemory([], _containers_by_referrers(large), why)
     finally:
         large.clear()
+        buffers.clear()
         errors.clear()
         for root in ended:
             root.entries.clear()
@@ -144,6 +156,8 @@ def live_memory(error: BaseException | None = None) -> LiveMemory:
 
 _Large = list[tuple[Any, int, int]]
 """Containers, each with the number of its entries and about their bytes."""
+_Buffers = list[tuple[int, Any]]
+"""Texts, bytes and other buffers, each after its bytes."""
 
 
 def _without_receivers(roots: list[Root]) -> list[Root]:
@@ -159,10 +173,12 @@ def _without_receivers(roots: list[Root]) -> list[Root]:
 _RECEIVERS: Final = ("self", "cls")
 
 
-def _searched(large: _Large, ended: list[Root], errors: list[BaseException], *, deep: bool) -> LiveMemory:
-    containers = (container for container, _, _ in large)
-    with Snapshot(containers, deep=deep, more_roots=ended) as snapshot, quiet():
-        return _Search(snapshot, errors).result(large)
+def _searched(
+    large: _Large, buffers: _Buffers, ended: list[Root], errors: list[BaseException], *, deep: bool
+) -> LiveMemory:
+    targets = itertools.chain((container for container, _, _ in large), (buffer for _, buffer in buffers))
+    with Snapshot(targets, deep=deep, more_roots=ended) as snapshot, quiet():
+        return _Search(snapshot, errors).result(large, buffers)
 
 
 def _containers_by_referrers(large: _Large) -> list[Container]:
@@ -212,7 +228,7 @@ class _Search:
         self._holders: dict[tuple[int, bool], str] = {}
         self._is_kept: dict[str, bool] = {}
 
-    def result(self, large: _Large) -> LiveMemory:
+    def result(self, large: _Large, buffers: _Buffers) -> LiveMemory:
         """Return the groups and the containers."""
         records, float32 = self._records()
         for storage in self._snapshot.storages():
@@ -230,6 +246,7 @@ class _Search:
             group.is_kept = self._is_kept.get(holder, False)
             group.add(nbytes, is_float32=id(storage) in float32)
         self._add_arrays()
+        self._add_buffers(buffers)
         containers = []
         for container, entries, nbytes in large:
             holder = self._holder(self._snapshot.position(container), is_owned=False)
@@ -339,7 +356,7 @@ class _Search:
         key = position, is_owned
         if key not in self._holders:
             steps = steps_of(self._snapshot, self._tree.path(position))
-            named = [step.words for step in steps if not step.hidden and not step.edge.kind.row.is_entry]
+            named = [step.words for step in steps if not step.hidden and _is_named(step.edge.kind)]
             wanted = named[: 1 if is_owned else _NAMED_STEPS]
             words = ", ".join(dict.fromkeys(wanted)) or "a container without a name"
             self._holders[key] = short_places(words)
@@ -361,6 +378,37 @@ class _Search:
             if is_owner and self._tree.reaches(position):  # the others are this search's own
                 group = self._group("cpu", ARRAY, self._holder(position, is_owned=False))
                 group.add(nbytes, is_float32=str(_ARRAY_DTYPE(array)) == "float32")
+
+    def _add_buffers(self, buffers: _Buffers) -> None:
+        """Group the texts, bytes and other buffers. A mapping of a file takes no memory that the program could free."""
+        for nbytes, buffer in buffers:
+            position = self._snapshot.position(buffer)
+            if self._tree.reaches(position) and not _is_file(buffer):
+                group = self._group("cpu", OBJECT, self._holder(position, is_owned=False))
+                group.add(nbytes, is_float32=False)
+
+
+def _is_file(buffer: Any) -> bool:
+    """Return whether a buffer is the mapping of a file."""
+    if not is_a(buffer, mmap.mmap):
+        return False
+    begin = f"{memory_of_mmap(buffer).start:x}-"
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
+        line = next((line for line in file if line.startswith(begin)), "")
+    # Linux shows the shared memory of `mmap.mmap(-1, size)` as this deleted file
+    fields = line.split(maxsplit=5)
+    return len(fields) == _FIELDS_WITH_PATH and not fields[5].startswith("/dev/zero")
+
+
+_FIELDS_WITH_PATH: Final = 6
+
+
+def _is_named(kind: EdgeKind) -> bool:
+    """Return whether a reference is part of a holder's name.
+
+    The words for the base of an array have the array's shape, and that differs from array to array.
+    """
+    return not kind.row.is_entry and kind is not EdgeKind.NUMPY_BASE
 
 
 def _outermost(module: nn.Module, parents: dict[int, nn.Module]) -> nn.Module:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import io
 import itertools
 import mmap
 import sys
@@ -14,12 +15,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from memwatch.host_allocators import PAGE_BYTES
+from memwatch.arrays import base_of_array, items_of_array, subclasses_of
+from memwatch.monitor.layouts import BUFFERS, buffer_of_text, bytes_of_buffer, memory_of_mmap
 from memwatch.monitor.mappings import union_of
 from memwatch.signal_handlers import pass_on
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -117,6 +119,9 @@ def ids_of_tensors() -> frozenset[int]:
 _PIECE: Final = 20_000  # objects whose referents are listed at a time
 _MOST_SMALL_BYTES: Final = 512
 """Python's own allocator gives larger blocks to malloc."""
+_LARGE_BYTES: Final = 16 << 10
+"""Objects with larger blocks are remembered one by one. A container with fewer entries than `_LEAST_LENGTH` is not. If
+its entries have smaller blocks, they have less than 1 MiB together, and so small a growth is not reported."""
 _RANGE_BYTES: Final = 64 << 10
 """Of larger blocks the pages are looked at: a numpy array may be made and not touched."""
 _IN_ONE_BLOCK: Final = (str, bytes, int, tuple)
@@ -178,15 +183,28 @@ def python_memory(*, keep_large: Callable[[Any, int], None] | None = None) -> Py
             counts[kind.name] += count
             sizes[kind.name] += int(size)
         blocks = nbytes - np.array([kind.bytes_of_object for kind in kinds])[of_class]
+        arrays = np.flatnonzero(np.array([kind.is_array for kind in kinds])[of_class])
+        if len(arrays):
+            shapes = _bytes_of_shapes(map(objects.__getitem__, arrays.tolist()), len(arrays))
+            large_bytes += _bytes_in_malloc(shapes)
+            blocks[arrays] -= shapes
         is_large = blocks > np.array([kind.most_small_bytes for kind in kinds])[of_class]
         for place in np.flatnonzero(np.array([cls is mmap.mmap for cls in classes])[of_class]).tolist():
-            memory = _memory_of_mmap(objects[place])
+            memory = memory_of_mmap(objects[place])
             if memory:
                 ranges.append((memory.start, memory.stop))
                 large[id(objects[place])] = len(memory)
                 if keep_large is not None:
                     keep_large(objects[place], len(memory))
-        for place in np.flatnonzero(is_large & (blocks >= _RANGE_BYTES)).tolist():
+        for place in np.flatnonzero(np.array([cls is io.StringIO for cls in classes])[of_class]).tolist():
+            buffer, kept_bytes = buffer_of_text(objects[place]), bytes_of_buffer(objects[place], io.StringIO)
+            if buffer:
+                ranges.append((buffer.start, buffer.stop))
+            if kept_bytes >= _LARGE_BYTES:
+                large[id(objects[place])] = kept_bytes
+                if keep_large is not None:
+                    keep_large(objects[place], kept_bytes)
+        for place in np.flatnonzero(is_large & (blocks >= _LARGE_BYTES)).tolist():
             large[id(objects[place])] = int(blocks[place])
             if keep_large is not None:
                 keep_large(objects[place], int(blocks[place]))
@@ -197,10 +215,26 @@ def python_memory(*, keep_large: Callable[[Any, int], None] | None = None) -> Py
         ranges += [
             (begin, begin + int(blocks[place])) for begin, place in zip(begins, places, strict=True) if begin
         ]
-        rest = blocks[is_large & ~has_address]
-        large_bytes += int(((rest + 8 + 15) // 16 * 16).sum())  # malloc rounds up
+        large_bytes += _bytes_in_malloc(blocks[is_large & ~has_address])
     by_type = {name: (counts[name], nbytes) for name, nbytes in sizes.most_common()}
     return PythonMemory(large_bytes, union_of(ranges), by_type, lengths, large)
+
+
+def _bytes_in_malloc(blocks: NDArray[np.int64]) -> int:
+    """Return the bytes that malloc takes for some blocks: with a header, in steps of 16, and at least 32."""
+    return int(np.maximum((blocks[blocks > 0] + 8 + 15) // 16 * 16, 32).sum())
+
+
+def _bytes_of_shapes(arrays: Iterable[Any], number: int) -> NDArray[np.int64]:
+    """Return the bytes of the dimensions and the strides of each of some numpy arrays.
+
+    They lie in a block of their own. `sys.getsizeof` counts them, as if they were in one block with the numbers.
+    """
+    return np.fromiter(map(_DIMENSIONS, arrays), dtype=np.int64, count=number) * _BYTES_PER_DIMENSION
+
+
+_BYTES_PER_DIMENSION: Final = 16
+_DIMENSIONS: Final = np.ndarray.__dict__["ndim"].__get__
 
 
 class _Kind:
@@ -208,6 +242,7 @@ class _Kind:
 
     Attributes:
         name: the class.
+        is_array: whether its objects are numpy arrays.
         has_plain_size: whether C code measures its objects, so that no code of the program runs.
         shows_address: whether the address of an object's large block is known.
         bytes_of_object: bytes of the object outside its large block.
@@ -216,35 +251,17 @@ class _Kind:
 
     def __init__(self, cls: type) -> None:
         self.name = class_name(cls)
-        self._is_array = any(class_name(base) == "numpy.ndarray" for base in _MRO(cls))
+        self.is_array = any(base is np.ndarray for base in _MRO(cls))
         is_one_block = any(base is each for base in _MRO(cls) for each in _IN_ONE_BLOCK)
         self.has_plain_size = _has_plain_size(cls)
-        self.shows_address = self._is_array or cls is str or cls is bytes
+        self.shows_address = self.is_array or cls is str or cls is bytes
         header_bytes = _GC_HEADER_BYTES if _FLAGS(cls) & _HAS_GC else 0
         self.bytes_of_object = 0 if is_one_block else _BASIC_BYTES(cls) + header_bytes
-        self.most_small_bytes = 0 if self._is_array else _MOST_SMALL_BYTES  # numpy always calls malloc
+        self.most_small_bytes = 0 if self.is_array else _MOST_SMALL_BYTES  # numpy always calls malloc
 
     def address(self, obj: Any) -> int:
         """Return where the large block of an object lies."""
-        return int(_ARRAY_INTERFACE(obj)["data"][0]) if self._is_array else id(obj)
-
-
-_PLACE_IN_MMAP: Final = 16  # of the address, which CPython keeps before the size
-
-
-def _memory_of_mmap(obj: mmap.mmap) -> range:
-    """Return the addresses of a mapping that `mmap.mmap` made; none if it is closed, or if its layout is another one.
-
-    A buffer of the mapping would have its address too. But while there is one, the program cannot close the mapping.
-    """
-    try:
-        size = mmap.mmap.__len__(obj)
-    except ValueError as error:  # it is closed
-        pass_on(error)
-        return range(0)
-    begin, size_there = (ctypes.c_ssize_t.from_address(id(obj) + _PLACE_IN_MMAP + at).value for at in (0, 8))
-    is_known = size_there == size and begin > 0 and begin % PAGE_BYTES == 0
-    return range(begin, begin + size) if is_known else range(0)
+        return int(_ARRAY_INTERFACE(obj)["data"][0]) if self.is_array else id(obj)
 
 
 _ARRAY_INTERFACE: Final = np.ndarray.__dict__["__array_interface__"].__get__
@@ -268,7 +285,9 @@ def _has_plain_size(cls: type) -> bool:
 
 _LEAST_LENGTH: Final = 64  # of a container that may be where a program grows: the others are too many
 _CONTAINERS: Final = (dict, list, set, deque)
-_SAMPLED_ENTRIES: Final = 32
+_SAMPLED_ENTRIES: Final = 8  # of each end of a container
+_SAMPLED_REFERENTS: Final = (6, 3, 2, 2)
+"""How many referents of an entry are measured, and of each of these, and so on: at most 132 objects. A guess."""
 
 
 def _containers(objects: Sequence[Any]) -> Iterator[tuple[Any, int]]:
@@ -304,32 +323,58 @@ def grown_containers(
         listed_only: whether to search only the containers that gc lists. This takes a third of the time, and hardly
             any memory.
     """
-    grown: list[tuple[int, int, Any]] = []
+    found = []
     for objects in (gc.get_objects(),) if listed_only else _levels_of_objects():
         for container, length in _containers(objects):
             added = length - before.get(id(container), 0)
-            if added >= _LEAST_LENGTH and container is not before:
-                entries = list(itertools.islice(gc.get_referents(container), _SAMPLED_ENTRIES))
-                each = sum(map(_bytes_of, entries)) / max(len(entries), 1)
-                grown.append((int(added * each), added, container))
+            if added > 0 and container is not before:
+                found.append((container, length, added))
+    # only now: a list of all objects refers to each, and `_bytes_of` counts references
+    del objects
+    references = _References()
+    grown: list[tuple[int, int, Any]] = [
+        (int(added * _bytes_of_entry(container, length, references)), added, container)
+        for container, length, added in found
+    ]
+    found.clear()
     grown.sort(key=lambda each: -each[0])
     return [(container, added, nbytes) for nbytes, added, container in grown[:most]]
 
 
-def _bytes_of(entry: Any) -> int:
-    """Return the bytes of an entry and of its referents. One level is enough to sort containers.
+def _bytes_of_entry(container: Any, length: int, references: _References) -> float:
+    """Return about the bytes of an entry of a container, with its key. The new entries are at one end."""
+    referents = gc.get_referents(container)
+    number = len(referents)
+    del referents[_SAMPLED_ENTRIES : max(number - _SAMPLED_ENTRIES, _SAMPLED_ENTRIES)]
+    sampled = sum(_bytes_of(each, references, _SAMPLED_REFERENTS) for each in referents)
+    return sampled / max(len(referents), 1) * number / length
+
+
+def _bytes_of(obj: Any, references: _References, widths: tuple[int, ...]) -> float:
+    """Return about the bytes of an object and of its referents. A few levels are enough to sort containers.
 
     Referents that others refer to as well, such as the globals of a function, are not counted.
+
+    Args:
+        obj: the object.
+        references: returns its referents.
+        widths: how many referents are measured on each level below it.
     """
-    parts = [entry, *itertools.islice(gc.get_referents(entry), _SAMPLED_ENTRIES)]
-    return sum(
-        sys.getsizeof(part)
-        for part in parts
-        if (part is entry or sys.getrefcount(part) <= _REFERENCES_OF_OWNED) and _has_plain_size(type(part))
+    nbytes = float(sys.getsizeof(obj)) if _has_plain_size(type(obj)) else 0.0
+    if not widths or id(type(obj)) in _LEAVES:
+        return nbytes
+    referents = references.of([obj])
+    number = len(referents)
+    del referents[widths[0] :]
+    owned = sum(
+        _bytes_of(each, references, widths[1:])
+        for each in referents
+        if sys.getrefcount(each) <= _REFERENCES_OF_OWNED
     )
+    return nbytes + owned / max(len(referents), 1) * number
 
 
-_REFERENCES_OF_OWNED: Final = 4  # the entry, our list, our variable, the argument of getrefcount
+_REFERENCES_OF_OWNED: Final = 4  # the owner, our list, our variable, the argument of getrefcount
 
 
 def _levels_of_objects() -> Iterator[list[Any]]:
@@ -374,6 +419,27 @@ def _untracked_values_of_calls() -> list[Any]:
     return list(found.values())
 
 
+class _References:
+    """The references that gc shows, and those of numpy arrays, which gc does not show.
+
+    A view has no memory of its own. So its memory is that of the array, the bytes or the mapping to which it refers,
+    and often nothing else refers to this object.
+    """
+
+    def __init__(self) -> None:
+        self._classes = subclasses_of(np.ndarray)  # alive as long as their ids are in use
+        self._ids = frozenset(map(id, self._classes))
+
+    def of(self, owners: Sequence[Any]) -> list[Any]:
+        """Return the objects to which some objects refer."""
+        found = gc.get_referents(*owners)
+        for array in itertools.compress(owners, map(self._ids.__contains__, map(id, map(type, owners)))):
+            if (base := base_of_array(array)) is not None:
+                found.append(base)
+            found += items_of_array(array)
+        return found
+
+
 class _KnownObjects:
     """The ids of the objects that were found, in a sorted array, with the latest of them in a small set beside it.
 
@@ -385,6 +451,7 @@ class _KnownObjects:
     """
 
     def __init__(self, objects: Sequence[object]) -> None:
+        self._references = _References()
         self._sorted = np.sort(_ids_of(objects))
         self._latest: set[int] = set()
 
@@ -393,7 +460,7 @@ class _KnownObjects:
         found: list[Any] = []
         found_ids: list[NDArray[np.int64]] = []
         for first in range(0, len(level), _PIECE):
-            referents = gc.get_referents(*level[first : first + _PIECE])
+            referents = self._references.of(level[first : first + _PIECE])
             ids, at = np.unique(_ids_of(referents), return_index=True)
             places = np.minimum(np.searchsorted(self._sorted, ids), len(self._sorted) - 1)
             is_new = self._sorted[places] != ids
@@ -427,3 +494,60 @@ _LEAVES: Final = frozenset(
 def _ids_of(objects: Sequence[object]) -> NDArray[np.int64]:
     """Return the ids. `memwatch.heap.classes` is faster, but it imports torch, which the program may not have."""
     return np.fromiter(map(id, objects), dtype=np.int64, count=len(objects))
+
+
+_MOST_LEVELS: Final = 8
+"""Levels of dictionaries, tuples and arrays that gc does not list, below an object that it lists. A guess."""
+
+
+_MEASURED_BY_C: Final = frozenset(map(id, (bytes, bytearray, str, io.BytesIO)))
+"""Classes with many objects, by `id`. `sys.getsizeof` of these classes themselves runs no code of a subclass."""
+
+
+def large_buffers(least_bytes: int, most: int) -> list[tuple[int, Any]]:
+    """Return the largest texts, bytes and other buffers, each with its bytes, largest first.
+
+    gc lists few of them. But it lists the objects and the running calls that refer to them. The search remembers only
+    what it returns, because it runs when memory is short. It takes about half the time of `python_memory`.
+
+    Args:
+        least_bytes: smaller ones are left out.
+        most: how many to return.
+    """
+    # a list keeps the classes alive as long as their ids are in use
+    classes = [(cls, base) for base in BUFFERS for cls in subclasses_of(base)]
+    bases = {id(cls): base for cls, base in classes if id(cls) not in _MEASURED_BY_C}
+    found: dict[int, tuple[int, Any]] = {}
+    for objects in _levels_of_objects() if gc.get_freeze_count() else _pieces_of_objects():
+        types_of = list(map(id, map(type, objects)))
+        plain = list(itertools.compress(objects, map(_MEASURED_BY_C.__contains__, types_of)))
+        sizes = np.fromiter(map(sys.getsizeof, plain), dtype=np.int64, count=len(plain))
+        for place in np.flatnonzero(sizes >= least_bytes).tolist():
+            found[id(plain[place])] = int(sizes[place]), plain[place]
+        for obj in itertools.compress(objects, map(bases.__contains__, types_of)):
+            nbytes = bytes_of_buffer(obj, bases[id(type(obj))])
+            if nbytes >= least_bytes:
+                found[id(obj)] = nbytes, obj
+    return sorted(found.values(), key=lambda each: -each[0])[:most]
+
+
+def _pieces_of_objects() -> Iterator[list[Any]]:
+    """Yield the objects that gc lists and what they refer to, in pieces. It may yield an object several times.
+
+    Unlike `_levels_of_objects`, it remembers no object, so it needs memory for one piece only.
+    """
+    references = _References()
+    classes = [dict, tuple, *subclasses_of(np.ndarray)]
+    kinds = frozenset(map(id, classes))
+    yield _untracked_values_of_calls()
+    listed = gc.get_objects()
+    for first in range(0, len(listed), _PIECE):
+        level = listed[first : first + _PIECE]
+        yield level
+        for _ in range(_MOST_LEVELS):
+            referents = references.of(level)
+            if not referents:
+                break
+            yield referents
+            inner = itertools.compress(referents, map(kinds.__contains__, map(id, map(type, referents))))
+            level = list({id(obj): obj for obj in inner if not gc.is_tracked(obj)}.values())

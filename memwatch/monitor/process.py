@@ -15,6 +15,7 @@ from memwatch.monitor.rows import Row, rows_of
 from memwatch.signal_handlers import pass_on
 from memwatch.sizes import format_bytes
 from memwatch.text import visible
+from memwatch.words.processes import coverage_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -126,7 +127,7 @@ def of_process(
     head = (
         f"process {found.pid} ({visible(found.name)}): RSS {format_bytes(found.rss_bytes)}, "
         f"PSS {format_bytes(found.pss_bytes)}, USS {format_bytes(found.uss_bytes)}; "
-        f"{100 * found.coverage:.0f} % of RSS explained"
+        f"{coverage_text(found.coverage, found.start_share)}"
     )
     if earlier is not None:
         head += f"; growth in {earlier.seconds:.1f} s"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -40,6 +42,7 @@ NATIVE: Final = "native"
 NATIVE_AT_START: Final = "native, at start"
 MALLOC_FREE: Final = "malloc, free"
 OTHER: Final = "other mappings"
+ARROW: Final = "Arrow buffers"
 ANONYMOUS: Final = "malloc and anonymous memory"
 FREE_ROWS: Final = frozenset({PYTHON_FREE, MALLOC_FREE})
 """Rows of memory that an allocator keeps and nobody uses."""
@@ -55,7 +58,7 @@ _BY_MAPPING: Final = {
 }
 
 OWN_ROWS: Final = (
-    TENSORS, PINNED, PYTHON, PYTHON_FREE, NATIVE, NATIVE_AT_START, MALLOC_FREE, OTHER,
+    TENSORS, PINNED, PYTHON, PYTHON_FREE, ARROW, NATIVE, NATIVE_AT_START, MALLOC_FREE, OTHER,
     *(name for name, _ in _BY_MAPPING.values()),
 )  # fmt: skip
 """The rows that this process may have."""
@@ -128,6 +131,11 @@ class ProcessRows:
         explained = sum(row.nbytes for row in self.rows if row.row not in UNEXPLAINED)
         explained += sum(self.by_library.values())
         return explained / self.rss_bytes if self.rss_bytes else 1.0
+
+    @property
+    def start_share(self) -> float:
+        """The share of RSS that was native memory when the monitor began. It is part of `coverage`."""
+        return self.nbytes(NATIVE_AT_START) / self.rss_bytes if self.rss_bytes else 0.0
 
     def nbytes(self, row: str) -> int:
         """Return the bytes of a row, 0 if the row is missing."""
@@ -307,6 +315,9 @@ class _OwnProcess:
 
         rows.append(Row(MALLOC_FREE, *malloc.take(self._free_in_memory(arena_rss)), self._how_free()))
         rows += self._python_rows(malloc, rest, malloc_ranges, other_ranges)
+        arrow_bytes, is_of_malloc = _arrow_memory()
+        arrow = (malloc if is_of_malloc else rest).take(arrow_bytes)
+        rows.append(Row(ARROW, *arrow, "pyarrow.total_allocated_bytes()"))
         rows += self._native_rows(malloc)
         rows.append(
             Row(OTHER, *rest.take_all(), "smaps: private memory of mmap that no allocator above claims")
@@ -369,7 +380,9 @@ class _OwnProcess:
         rows = []
         if at_start_bytes is not None:
             at_start = malloc.take(at_start_bytes)
-            rows.append(Row(NATIVE_AT_START, *at_start, "as much as there was when the monitor began"))
+            rows.append(
+                Row(NATIVE_AT_START, *at_start, "what is left of the row native of when the monitor began")
+            )
         native = malloc.take_all()
         self.by_library = self._libraries(native[0])
         largest = sorted(self.by_library.items(), key=lambda each: -each[1])[:_LIBRARIES_NAMED]
@@ -405,6 +418,23 @@ class _OwnProcess:
         if len(pieces):
             np.add.at(found, np.searchsorted(ranges[:, 0], pieces[:, 0], side="right") - 1, resident)
         return found
+
+
+def _arrow_memory() -> tuple[int, bool]:
+    """Return the bytes that Arrow's default pool has allocated, and whether they come from malloc.
+
+    The pool has an allocator of its own (mimalloc or jemalloc) unless ARROW_DEFAULT_MEMORY_POOL is "system". pyarrow is
+    never imported here.
+    """
+    library = sys.modules.get("pyarrow.lib")
+    if type(library) is not ModuleType:
+        return 0, False
+    try:
+        pool = vars(library)["default_memory_pool"]()
+        return int(pool.bytes_allocated()), pool.backend_name == "system"
+    except Exception as error:  # another version, or one whose import is not finished
+        pass_on(error)
+        return 0, False
 
 
 def _common(first: NDArray[np.int64], second: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -14,7 +14,17 @@ from memwatch.device_names import CPU
 from memwatch.devices import Failure, adapter_of, devices_in_use
 from memwatch.devices.adapters import reserved_in
 from memwatch.job import program_name
-from memwatch.monitor.live_memory import ARRAY, GRADIENT, NOBODY, OTHER, PARAMETER, SAVED, STATE, LiveMemory
+from memwatch.monitor.live_memory import (
+    ARRAY,
+    GRADIENT,
+    NOBODY,
+    OBJECT,
+    OTHER,
+    PARAMETER,
+    SAVED,
+    STATE,
+    LiveMemory,
+)
 from memwatch.monitor.process import of_process
 from memwatch.monitor.process import record_of as record_of_process
 from memwatch.sizes import format_bytes
@@ -220,7 +230,7 @@ def _changes_of_holders(groups: list[Group], where: str) -> list[Change]:
     return kept_graphs + [
         Change(f"free earlier, or move elsewhere{where}: {group.holder}", group.category, group.nbytes)
         for group in groups
-        if group.category in (OTHER, ARRAY) and group.holder != NOBODY
+        if group.category in (OTHER, ARRAY, OBJECT) and group.holder != NOBODY
     ]
 
 

@@ -31,12 +31,22 @@ from memwatch.monitor.objects import (
     python_memory,
     tensor_memory,
 )
-from memwatch.monitor.rows import FREE_ROWS, NATIVE, OTHER, OWN_ROWS, PYTHON, TENSORS, Known, rows_of
+from memwatch.monitor.rows import (
+    FREE_ROWS,
+    NATIVE,
+    NATIVE_AT_START,
+    OTHER,
+    OWN_ROWS,
+    PYTHON,
+    TENSORS,
+    Known,
+    rows_of,
+)
 from memwatch.own_code import OwnThread
 from memwatch.signal_handlers import pass_on
 from memwatch.sizes import format_bytes
 from memwatch.text import visible
-from memwatch.words.processes import counted
+from memwatch.words.processes import FOLLOWS, counted, no_file_text
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -81,6 +91,7 @@ class Monitor:
         self._python = PythonMemory()
         self._python_at_start = self._python
         self._native_at_start: int | None = None
+        self._native_left: int | None = None  # of `_native_at_start`, at the latest search
         self._unexplained_at_search = 0
         self._children_uss_at_first: dict[int, int] = {}
         self._children_uss_at_search = 0
@@ -180,9 +191,14 @@ class Monitor:
             return "\n".join(["the monitor has no sample", *map("note: {}".format, self.notes)]) + "\n"
         lines = [of_process(latest, self._children_uss_at_first)]
         growing = self.growth
-        lines += [of_growth(growth, self._examined.get(growth.row, (0, ""))[1]) for growth in growing] or [
-            self._without_growth()
-        ]
+        # `causes_first` puts free memory before the rows in use if it has a cause of its own
+        cause = growing[0].row if growing and growing[0].row not in FREE_ROWS else ""
+        for growth in growing:
+            examined = self._examined.get(growth.row, (0, ""))[1]
+            follows = FOLLOWS.format(row=cause) if cause and growth.row in FREE_ROWS else ""
+            lines.append(of_growth(growth, follows or examined))
+        if not growing:
+            lines.append(self._without_growth())
         lines += [f"finding: {visible(finding)}\n" for finding in self.findings]
         lines += [f"note: {note}\n" for note in self.notes]
         return "".join(lines)
@@ -296,7 +312,20 @@ class Monitor:
         self._cost_of_search_s = self._main_thread.cpu_s
         self._search_cpu_s += self._cost_of_search_s
         self._cpu_s += self._main_thread.cpu_s
+        rows = self._rows(self._tensors())
+        self._lower_start(rows.nbytes(NATIVE_AT_START))
         self._unexplained_at_search = _may_be_python(self._rows(self._tensors()))
+
+    def _lower_start(self, left_bytes: int) -> None:
+        """Count less memory as memory from the start, if the program has freed some of it.
+
+        Otherwise a later leak would fill the gap, and would count as memory from the start. Two searches must agree: an
+        object that the program freed right after one search is still in the row of Python objects, and makes the
+        native rows too small.
+        """
+        if self._native_at_start is not None and self._native_left is not None:
+            self._native_at_start = min(self._native_at_start, max(left_bytes, self._native_left))
+        self._native_left = left_bytes
 
     def _examine_growth(self) -> None:
         for growth in self.growth:
@@ -361,7 +390,7 @@ class Monitor:
 
 
 def _may_be_python(rows: ProcessRows) -> int:
-    return rows.nbytes(NATIVE) + rows.nbytes(OTHER)
+    return rows.nbytes(NATIVE) + rows.nbytes(NATIVE_AT_START) + rows.nbytes(OTHER)
 
 
 def _after_fork() -> None:
@@ -408,6 +437,8 @@ def monitor(
     if isinstance(interval_s, bool) or not isinstance(interval_s, (int, float)) or not 0 < interval_s < 1e9:
         raise OptionError(f"interval_s is {interval_s!r}; give seconds above 0, such as 10.0")
     if path is not None:
+        if not isinstance(path, (str, os.PathLike)):
+            raise OptionError(no_file_text(path))
         try:
             Path(path).open("ab").close()
         except OSError as error:

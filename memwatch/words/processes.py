@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from memwatch.sizes import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from memwatch.devices.adapters import Reserved
 
@@ -184,3 +184,53 @@ PROGRAM_FAILED: Final = "failed"
 """The kind of the note about a program that ended with an error."""
 ENDED_BY: Final = "{error} ended the recorded code, so its later peaks are not in this recording"
 NOT_ENDED: Final = "memwatch: the block has no profile, because ending the recording failed: {why}"
+LARGE_OBJECTS: Final = "{size} of this growth in {objects} held by {holder}"
+NEW_ENTRIES: Final = "{added:,} new entries (about {size}) in the `{kind}` held by {holder}"
+GROWN_CONTAINERS: Final = (
+    "{count} of the containers that grew most (about {size} together) are held by {holder}"
+)
+_EXPLAINED: Final = "{share:.0f} % of RSS explained"
+_FROM_START: Final = ", {share:.0f} % of it native memory from before the monitor, whose cause is not known"
+_LEAST_START: Final = 0.005
+"""A smaller share would be printed as 0 %."""
+
+
+def coverage_text(coverage: float, start_share: float) -> str:
+    """Return how much of RSS is explained.
+
+    Args:
+        coverage: the share of RSS in rows that name a cause.
+        start_share: the share of RSS that was native memory when the monitor began. It is part of `coverage`.
+    """
+    text = _EXPLAINED.format(share=100 * coverage)
+    if start_share < _LEAST_START:
+        return text
+    return text + _FROM_START.format(share=100 * start_share / coverage)
+
+
+NOT_WRITTEN: Final = "there is no report, because of this: {why}"
+PARTLY_WRITTEN: Final = "only {files} could be written: {why}"
+
+
+def not_written_text(files: Sequence[str], why: str) -> str:
+    """Return which files of a report could be written, and the reason why the others could not."""
+    return PARTLY_WRITTEN.format(files=" and ".join(files), why=why) if files else NOT_WRITTEN.format(why=why)
+
+
+NO_FILE: Final = "{given} is no path of a file for the samples; "
+GIVE_PATH: Final = 'give one such as "memory.jsonl"'
+GIVE_INTERVAL: Final = "to set the seconds between two samples, write interval_s={given}"
+
+
+def no_file_text(given: object) -> str:
+    """Return what is wrong with the file for the samples. A number is meant as the interval."""
+    is_number = isinstance(given, (int, float)) and not isinstance(given, bool)
+    return (NO_FILE + (GIVE_INTERVAL if is_number else GIVE_PATH)).format(given=repr(given))
+
+
+ARROW_BUFFERS: Final = "buffers of pyarrow, such as the columns of tables and the texts in frames of pandas 3"
+OTHER_MAPPINGS: Final = (
+    "memory of mmap that belongs to no Python object; the allocator of a library, such as jemalloc, mimalloc or "
+    "tcmalloc, takes such memory"
+)
+FOLLOWS: Final = "it follows from {row}: blocks that stay in use keep the freed memory between them"

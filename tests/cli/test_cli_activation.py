@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
+import sys
 import sysconfig
 import venv
 from pathlib import Path
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import memwatch
+from memwatch.cli.common import memwatch_command
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN = """
@@ -190,3 +193,14 @@ def test_a_wrong_option_of_the_monitor_ends_the_program_before_it_starts(told, r
     assert done.returncode == 2
     assert "memwatch: error: MEMWATCH" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_command_is_that_of_the_own_python_where_memwatch_did_not_start_the_process(monkeypatch):
+    """The first word of such a process is a script of the user."""
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    command = memwatch_command()
+    assert "train.py" not in command
+    program = shutil.which(command[0])
+    assert os.path.dirname(program) == os.path.dirname(sys.executable)
+    monkeypatch.setattr(sys, "executable", "/no/python")
+    assert memwatch_command() == ["/no/python", "-m", "memwatch"]

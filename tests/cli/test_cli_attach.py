@@ -230,6 +230,19 @@ def test_a_process_that_lets_nobody_in_is_told_how_to_start(capsys):
     assert "does not let memwatch in; start it as `MEMWATCH=attach " in line
 
 
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="Python 3.14 lets its user in")
+def test_the_arguments_of_a_process_are_not_printed(capsys):
+    """They may hold passwords."""
+    code = "import torch; print('ready', flush=True); input()"
+    words = [sys.executable, "-c", code, "--token", "secret-1234"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        process.stdout.readline()
+        line = one_line(capsys, process.pid)
+        process.stdin.close()
+    assert os.path.basename(sys.executable) in line
+    assert "secret" not in line
+
+
 def test_the_process_of_another_user_gets_one_line(capsys, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
     line = one_line(capsys, os.getpid())

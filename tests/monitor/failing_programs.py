@@ -153,6 +153,30 @@ PROGRAMS = {
         "log.clear()\nfor each in range(20_000):\n    log[turn, each] = {'text': f'{turn} {each} ' + 'x' * 600}",
         error="MemoryError",
     ),
+    "a buffer that grows in place": Program(
+        "large Python objects",
+        "global `connection` of module __main__, attribute .buffer of Connection",
+        "class Connection:\n    def __init__(self):\n        self.buffer = bytearray()\nconnection = Connection()",
+        "connection.buffer += bytes(16 << 20)",
+        "connection.buffer[:] = bytes(16 << 20)",
+        error="MemoryError",
+    ),
+    "a few large pieces of bytes": Program(
+        "large Python objects",
+        "global `pieces`",
+        "pieces = {}",
+        "pieces[turn] = bytes(16 << 20)",
+        "pieces[0] = bytes(16 << 20)",
+        error="MemoryError",
+    ),
+    "a large text in a file of memory": Program(
+        "large Python objects",
+        "global `pages`",
+        "import io\npages = io.BytesIO()",
+        "pages.write(bytes(16 << 20))",
+        "pages.seek(0); pages.write(bytes(16 << 20))",
+        error="MemoryError",
+    ),
     "a thread": Program(
         "other tensors", "local `held` of work", WORKER, "pass", "pass", call="run_thread()"
     ),

@@ -334,6 +334,15 @@ PROGRAMS = {
         "kept.append(segment())",
         "segment().close()",
     ),
+    "a leak after much native memory was freed": Program(
+        "native",
+        "no tensor",
+        "boot, kept = [malloc(2_000_000) for _ in range(60)], []\n"
+        "def free_boot(turn):\n    if turn == 2:\n        while boot:\n            libc.free(boot.pop())",
+        "free_boot(turn)\nkept.append(malloc(1_000_000))",
+        "free_boot(turn)\nlibc.free(malloc(1_000_000))",
+        "libffi",
+    ),
     "cycles without gc": Program(
         "Python objects",
         "`__main__.Node`",

@@ -19,7 +19,8 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="li
 MIB = 1 << 20
 SAMPLED = [
     "tensors in a list", "losses with their graphs", "the state of an optimizer", "gradients", "numpy arrays",
-    "a log of requests", "a thread", "a cached function", "an error that was raised again", "a child process",
+    "a log of requests", "a buffer that grows in place", "a few large pieces of bytes",
+    "a thread", "a cached function", "an error that was raised again", "a child process",
     "a hook of the program for errors",
 ]  # fmt: skip
 """`reports/out_of_memory.py` runs all programs."""
@@ -111,6 +112,13 @@ elif sys.argv[1] == "full disk":
     def fail(*args, **kwargs):
         raise OSError(28, "No space left on device")
     guard.write_whole = fail
+elif sys.argv[1] == "a disk that fills":
+    write_whole = guard.write_whole
+    def write_first(file, *args, **kwargs):
+        if file.suffix != ".txt":
+            raise OSError(28, "No space left on device")
+        write_whole(file, *args, **kwargs)
+    guard.write_whole = write_first
 elif sys.argv[1] == "no facts":
     guard.live_memory = guard.rows_of = guard.tensor_memory = fail
 else:
@@ -125,6 +133,7 @@ torch.empty(1 << 50)
     [
         ("no folder", "there is no report, because of this: "),
         ("full disk", "there is no report, because of this: [Errno 28] No space left on device"),
+        ("a disk that fills", "run.oom.txt could be written: [Errno 28] No space left on device"),
         ("no facts", "the report is in "),
         ("no record", "the report failed: RuntimeError"),
     ],
@@ -137,6 +146,8 @@ def test_a_problem_of_memwatch_is_one_line_and_the_error_stays(problem, words, f
     assert words in first
     assert second == "Traceback (most recent call last):"
     assert "can't allocate memory: you tried to allocate" in done.stderr
+    if problem == "a disk that fills":
+        assert [file.name for file in tmp_path.glob("*.oom.*")] == ["run.oom.txt"]
     if problem == "no facts":
         notes = json.loads((tmp_path / "run.oom.json").read_text())["notes"]
         assert "the holders: not known (RuntimeError: smaps is odd)" in notes
@@ -331,6 +342,39 @@ def test_the_container_is_named_where_the_heap_is_too_large_to_search(monkeypatc
     assert not found.groups
     assert "too many" in found.why_unknown
     assert "`HELD`" in found.containers[0].holder
+
+
+BUFFERS = """
+import array, gc, io, mmap, torch
+from memwatch.monitor.live_memory import OBJECT, live_memory
+gc.unfreeze()
+size = 1 << 20
+class Label(str):
+    def __sizeof__(self):
+        raise RuntimeError("code of the program ran")
+    __len__ = __hash__ = __eq__ = __sizeof__
+with open("data", "wb") as file:
+    file.write(bytes(size))
+with open("data", "rb") as file:
+    mapped_file = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+text, pages, letters = Label("x" * size), io.BytesIO(bytes(size)), io.StringIO()
+letters.write("x" * size)
+rewound = io.StringIO("y" * size)
+rewound.seek(0)
+numbers, mapped = array.array("d", bytes(size)), mmap.mmap(-1, size)
+plain = {1: (2, bytearray(size))}  # gc lists neither the dictionary nor the tuple
+def call():
+    local = "z" * size
+    return live_memory()
+groups = [group for group in call().groups if group.category == OBJECT and group.largest_bytes >= size]
+print(sorted(group.holder.split("`")[1] for group in groups))
+"""
+
+
+def test_every_kind_of_large_buffer_has_its_holder(fresh_python):
+    done = fresh_python(BUFFERS)
+    expected = ["letters", "local", "mapped", "numbers", "pages", "plain", "rewound", "text"]
+    assert done.stdout == f"{expected}\n", done.stderr + done.stdout
 
 
 CYCLE = """

@@ -16,7 +16,7 @@ import pytest
 
 import memwatch
 from memwatch.errors import OptionError
-from memwatch.monitor import history, watch
+from memwatch.monitor import examine, history, rows, watch
 from memwatch.monitor.history import (
     MOST_SAMPLES,
     Growth,
@@ -29,7 +29,12 @@ from memwatch.monitor.history import (
 from memwatch.monitor.rows import FREE_ROWS, MALLOC_FREE, OWN_ROWS, TENSORS
 
 MIB = 1 << 20
-SAMPLED = ["a dictionary of requests", "an autograd graph", "a native library"]
+SAMPLED = [
+    "a dictionary of requests",
+    "an autograd graph",
+    "a native library",
+    "a leak after much native memory was freed",
+]
 """`reports/monitor.py` runs all programs."""
 
 
@@ -46,6 +51,7 @@ def test_the_row_and_the_holder_of_a_growing_program_are_named(name, tmp_path):
     assert program.holder in report, report
     assert coverage >= (0.85 if program.row == "native" else 0.95), report
     assert ("native=1 names the library" in report) == (program.row == "native")  # malloc is not sampled here
+    assert "% of it native memory from before the monitor" in report
     assert "per 1,000 steps" in report
 
 
@@ -172,6 +178,20 @@ def monitor(tmp_path):
     """Return a monitor whose thread samples once at most."""
     with memwatch.monitor(tmp_path / "memory.jsonl", interval_s=1000) as found:
         yield found
+
+
+@pytest.mark.words
+def test_free_memory_that_follows_from_a_row_has_that_row_as_its_cause(monitor, monkeypatch):
+    found = [Growth(TENSORS, 5 * MIB, 0, 60), Growth(MALLOC_FREE, 9 * MIB, 0, 60)]
+    monkeypatch.setattr(watch.Monitor, "growth", found)
+    assert f"it follows from {TENSORS}" in monitor.report()
+    monkeypatch.setattr(watch.Monitor, "growth", found[::-1])
+    assert "it follows from" not in monitor.report()
+
+
+@pytest.mark.parametrize("row", [rows.ARROW, rows.OTHER])
+def test_memory_of_other_allocators_has_a_cause(row):
+    assert examine.paths({}, {}, row)
 
 
 def test_metrics_are_a_flat_dictionary_of_numbers(monitor):
@@ -310,31 +330,90 @@ def test_a_wrong_interval_is_an_error(interval_s):
         memwatch.monitor(interval_s=interval_s)
 
 
+@pytest.mark.parametrize(
+    ("given", "advice"), [(5, "interval_s=5"), (0.5, "interval_s=0.5"), (b"memory.jsonl", "memory.jsonl")]
+)
+def test_a_path_that_is_none_is_an_error(given, advice):
+    """A number is the interval, whose name is missing."""
+    with pytest.raises(OptionError, match=advice):
+        memwatch.monitor(given)
+
+
 def test_a_file_that_cannot_be_written_is_an_error(tmp_path):
     with pytest.raises(OptionError, match="choose another file"):
         memwatch.monitor(tmp_path / "missing" / "memory.jsonl")
 
 
 NEW_OBJECTS = """
-import numpy as np, torch
+import array, io, sys, numpy as np, torch
 from memwatch.monitor.examine import python_objects
 from memwatch.monitor.objects import python_memory
 
+class Connection:
+    def __init__(self):
+        self.buffer = bytearray(1 << 20)
+
+connection, pages, text, samples = Connection(), io.BytesIO(), io.StringIO(), array.array("d", [1.0])
+text.write("x" * 100_000)
+pages.write(bytes(1 << 20))
 at_start = python_memory()
-frames = {"few": [np.ones(1 << 17) for _ in range(8)]}
+exec(sys.argv[1])
 print(python_objects(at_start))
-del frames
-requests = [{"number": number, "text": f"{number} " + "x" * 100} for number in range(20_000)]
-print(python_objects(at_start))
+"""
+HOLDERS = {
+    "few large arrays": ("`frames`", "frames = {'few': [np.ones(1 << 17) for _ in range(8)]}"),
+    "views of arrays": (
+        "held by global `views` of module __main__\n",
+        "views = {number: np.ones((1 << 10, 100 + number)).T for number in range(8)}",
+    ),
+    "many small objects": (
+        "`requests`",
+        "requests = [{'number': each, 'text': f'{each} ' + 'x' * 100} for each in range(20_000)]",
+    ),
+    "many lists": (
+        "`lists`",
+        "lists = [list(range(1000 * each, 1000 * each + 2000)) for each in range(1, 50)]",
+    ),
+    "texts of a middle size": ("`pieces`", "pieces = ['x' * 20_000 + str(each) for each in range(60)]"),
+    "a list of small bytes": ("`small`", "small = [bytes(3000) for _ in range(500)]"),
+    "bytes that grow in their place": (
+        "global `connection` of module __main__, attribute .buffer of Connection",
+        "connection.buffer += bytes(8 << 20)",
+    ),
+    "a file of bytes that grows": ("`pages`", "pages.write(bytes(8 << 20))"),
+    "a file of text that grows": ("`text`", "text.seek(0); text.write('x' * (8 << 20))"),
+    "an array that grows": ("`samples`", "samples.extend(range(1 << 20))"),
+}
+
+
+@pytest.mark.parametrize("what", HOLDERS)
+def test_the_holder_of_python_objects_that_grew_is_named(what, fresh_python):
+    """Few large objects lie in a container that has too few entries to be found by its length."""
+    holder, code = HOLDERS[what]
+    done = fresh_python(NEW_OBJECTS, code)
+    assert holder in done.stdout, done.stdout + done.stderr
+
+
+UNRELATED = """
+import torch
+from memwatch.monitor.examine import python_objects
+from memwatch.monitor.objects import python_memory
+
+class Node:
+    def __init__(self, before):
+        self.before, self.number = before, 12345.0 * id(before)
+
+numbers = {number: number for number in range(1000)}
+at_start = python_memory()
+node = None
+for number in range(20_000):
+    node = Node(node)
+numbers.update({number: number for number in range(1000, 1100)})
+print("numbers" in python_objects(at_start))
 """
 
 
-def test_the_holder_of_few_large_objects_and_of_many_small_ones_is_named(fresh_python):
-    """The list of eight arrays has too few entries to be found by its length."""
-    done = fresh_python(NEW_OBJECTS)
-    assert done.returncode == 0, done.stderr
-    few, many = done.stdout.splitlines()
-    assert "of its largest new objects" in few
-    assert "global `frames`" in few
-    assert "20,000 new entries" in many
-    assert "global `requests`" in many
+def test_a_container_with_a_small_part_of_the_growth_is_not_named(fresh_python):
+    """The growth is a linked list. No container has it."""
+    done = fresh_python(UNRELATED)
+    assert done.stdout == "False\n", done.stderr

@@ -55,6 +55,24 @@ GROWING = {
         """,
     ),
     "a numpy array": ("Python objects", "kept.append(np.ones(3 << 20))"),
+    "a view whose array nothing else holds": (
+        "Python objects",
+        "kept.append(np.ones(3 << 20).reshape(-1, 64))",
+    ),
+    "an array over bytes": ("Python objects", "kept.append(np.frombuffer(b'x' * (24 << 20), np.uint8))"),
+    "an array of texts": (
+        "Python objects",
+        "kept.append(np.array(['x' * 2000 + str(i) for i in range(12_000)], dtype=object))",
+    ),
+    "a frame of pandas over one array": (
+        "Python objects",
+        "import pandas as pd; kept.append(pd.DataFrame(np.ones((3 << 14, 64))))",
+    ),
+    "a buffer of Arrow": (
+        "Arrow buffers",
+        # an array that grows to its size would leave free memory in Arrow's allocator
+        "import pyarrow; kept.append(pyarrow.allocate_buffer(24 << 20)); np.frombuffer(kept[0], np.uint8)[:] = 1",
+    ),
     "a dictionary of texts": ("Python objects", "kept.append({i: 'x' * 2000 + str(i) for i in range(12_000)})"),
     "blocks in variables of running calls": (
         "Python objects",
@@ -151,6 +169,60 @@ def test_memory_that_nobody_touched_is_in_no_row(fresh_python):
     others = [grown[row] for row in grown.keys() - {"code and libraries", "malloc, free"}]
     assert max(others) < 16 * MIB, grown
     assert grown["malloc, free"] < 40 * MIB, grown
+
+
+SMALL_ARRAYS = """
+import numpy as np
+from memwatch.host_allocators import malloc_figures
+from memwatch.monitor.objects import python_memory
+
+def in_use():
+    figures = malloc_figures()
+    return figures.arena_bytes - figures.free_bytes
+
+kept = []
+for _ in range(2):  # the first search makes objects of its own
+    known, used = python_memory().large_bytes, in_use()
+    kept.append([np.ones(shape) for shape in [(16,), (4, 4), ()] for _ in range(20_000)])
+    more = in_use() - used
+print((python_memory().large_bytes - known) / more)
+"""
+
+
+def test_the_blocks_of_the_shapes_of_small_arrays_are_counted(fresh_python):
+    """Each array has a block for its dimensions and strides beside the one for its numbers."""
+    done = fresh_python(SMALL_ARRAYS)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) == pytest.approx(1.0, abs=0.05)
+
+
+SUBCLASS = """
+import numpy as np
+from memwatch.monitor.objects import python_memory
+
+is_ready = False
+
+def fail(*args):
+    if is_ready:
+        raise RuntimeError("code of the program ran")
+    return NotImplemented
+
+class Meta(type):
+    __eq__ = __hash__ = fail
+
+class Matrix(np.ndarray, metaclass=Meta):
+    __array_finalize__ = __getattribute__ = __iter__ = __len__ = fail
+    base = dtype = ndim = __array_interface__ = property(fail)
+
+kept = [np.ndarray.__new__(Matrix, (1 << 17,), buffer=bytes(1 << 20))]
+is_ready = True
+print(sorted(nbytes >> 20 for nbytes in python_memory().large.values() if nbytes >= 1 << 20))
+"""
+
+
+def test_no_code_of_a_subclass_of_arrays_runs(fresh_python):
+    done = fresh_python(SUBCLASS)
+    assert done.stdout == "[1]\n", done.stderr
 
 
 def test_the_sums_are_those_of_the_system():

@@ -444,7 +444,9 @@ class OutOfMemoryRecord(TypedDict):
     in_worker: Annotated[bool, "whether another process or thread raised the error first"]
     limit: Annotated[LimitRecord | None, "the limit that was nearly reached"]
     limits: Annotated[list[LimitRecord], "all limits, the limit with the least room first"]
-    live: Annotated[list[HeldGroupRecord], "live tensors and numpy arrays, largest group first"]
+    live: Annotated[
+        list[HeldGroupRecord], "live tensors, numpy arrays and large Python objects, largest group first"
+    ]
     containers: Annotated[list[ContainerRecord], "large containers of Python"]
     changes: Annotated[list[ChangeRecord], "the changes that would have left room"]
     reserved: Annotated[list[ReservedRecord], "the devices with a caching allocator"]

@@ -1,0 +1,97 @@
+"""Where CPython keeps the memory of buffers, and how much it is. No code of a subclass runs.
+
+`sys.getsizeof` does not count the memory of `mmap.mmap` and `io.StringIO`. Their objects have its address and its size
+at known places. memwatch compares these places with objects whose size it knows. With another layout it finds nothing.
+"""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import io
+import mmap
+from typing import Any, Final
+
+from memwatch.host_allocators import PAGE_BYTES
+from memwatch.signal_handlers import pass_on
+
+BUFFERS: Final = (bytes, bytearray, str, io.BytesIO, io.StringIO, array.array, mmap.mmap)
+"""The classes whose objects may have much memory without a reference to another object."""
+
+
+def bytes_of_buffer(obj: Any, base: Any) -> int:
+    """Return the bytes of a buffer.
+
+    Args:
+        obj: the buffer.
+        base: the class among `BUFFERS` that it has.
+    """
+    if base is mmap.mmap:
+        return len(memory_of_mmap(obj))
+    if base is io.StringIO:
+        return _bytes_of_text(obj)
+    return int(base.__sizeof__(obj))
+
+
+_PLACE_IN_MMAP: Final = 16  # of the address, which CPython keeps before the size
+
+
+def memory_of_mmap(obj: mmap.mmap) -> range:
+    """Return the addresses of a mapping that `mmap.mmap` made; none if it is closed, or if its layout is another one.
+
+    A buffer of the mapping would have its address too. But while there is one, the program cannot close the mapping.
+    """
+    try:
+        size = mmap.mmap.__len__(obj)
+    except ValueError as error:  # it is closed
+        pass_on(error)
+        return range(0)
+    begin, size_there = (ctypes.c_ssize_t.from_address(id(obj) + _PLACE_IN_MMAP + at).value for at in (0, 8))
+    is_known = size_there == size and begin > 0 and begin % PAGE_BYTES == 0
+    return range(begin, begin + size) if is_known else range(0)
+
+
+_BUFFER_OF_TEXT, _SIZE_OF_TEXT, _SIZE_OF_BUFFER = 16, 32, 40  # places in `io.StringIO`
+_BYTES_OF_LETTER: Final = 4  # in its buffer
+
+
+def _text_buffer(obj: io.StringIO) -> tuple[int, int, int]:
+    """Return the address of the buffer of an `io.StringIO`, the letters for which it has room, and those of its text.
+
+    As long as the program only writes, the buffer is empty: CPython keeps the pieces.
+    """
+    buffer, size, text = (
+        ctypes.c_ssize_t.from_address(id(obj) + place).value
+        for place in (_BUFFER_OF_TEXT, _SIZE_OF_BUFFER, _SIZE_OF_TEXT)
+    )
+    return buffer, size, text
+
+
+def _knows_text_buffers() -> bool:
+    """Return whether this Python has the layout of `io.StringIO` that `_text_buffer` reads."""
+    sample = io.StringIO()
+    sample.write("x" * 1000)
+    if _text_buffer(sample)[2] != 1000:
+        return False
+    sample.seek(500)
+    sample.write("y")
+    _, size, text = _text_buffer(sample)
+    return text == 1000 and 1000 <= size < 2000
+
+
+_KNOWS_TEXT_BUFFERS: Final = _knows_text_buffers()
+
+
+def _bytes_of_text(obj: io.StringIO) -> int:
+    """Return about the bytes that an `io.StringIO` keeps, in its buffer or in pieces."""
+    if not _KNOWS_TEXT_BUFFERS:
+        return 0
+    _, size, text = _text_buffer(obj)
+    return max(_BYTES_OF_LETTER * size, text)
+
+
+def buffer_of_text(obj: io.StringIO) -> range:
+    """Return the addresses of the buffer of an `io.StringIO`; none if it has no large one."""
+    buffer, size, _ = _text_buffer(obj) if _KNOWS_TEXT_BUFFERS else (0, 0, 0)
+    nbytes = _BYTES_OF_LETTER * size
+    return range(buffer, buffer + nbytes) if buffer and nbytes >= PAGE_BYTES else range(0)
