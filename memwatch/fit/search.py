@@ -280,6 +280,11 @@ class Search:
                 break
         if self._may(Kind.CHAIN):
             for name, length in chains(self._trial.model, saved):
+                if self._writes_buffers(
+                    name
+                ):  # checkpoint_sequential has no place for the lines that keep them
+                    self._reason(words.CHAIN_WITH_BUFFERS, Kind.CHAIN)
+                    continue
                 yield from self._chains(base.way, name, length)
         self._reason(words.NO_CHAIN, Kind.CHAIN)
         if self._may(Kind.OFFLOAD) and not is_host(self._trial.device) and divided:
@@ -394,9 +399,7 @@ class Search:
 
         def of_first(count: int) -> Measurement:
             chosen = names[:count]
-            keeps = kind is Kind.CHECKPOINT and any(
-                buffer.startswith(f"{name}.") for name in chosen for buffer in self._changing
-            )
+            keeps = kind is Kind.CHECKPOINT and any(map(self._writes_buffers, chosen))
             return self._try(base.also(Change(kind, chosen, of=len(names), keeps_buffers=keeps)))
 
         most = of_first(len(names))
@@ -418,6 +421,10 @@ class Search:
                 high = middle
             else:
                 low = middle
+
+    def _writes_buffers(self, name: str) -> bool:
+        """Return True if a step writes buffers of a module; "" is the model."""
+        return any(not name or buffer.startswith(f"{name}.") for buffer in self._changing)
 
     def _chains(self, base: Way, name: str, length: int) -> Iterator[Measurement]:
         segments = 2

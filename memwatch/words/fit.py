@@ -70,6 +70,9 @@ IN_BACKWARD_ALREADY: Final = (
 )
 NO_BLOCKS: Final = "no module saves enough for the backward"
 NO_CHAIN: Final = "no nn.Sequential of small layers saves enough for the backward"
+CHAIN_WITH_BUFFERS: Final = (
+    "its layers update buffers, such as running statistics, and would update them a second time"
+)
 NO_ROOM: Final = "more than the limit is alive before the step begins"
 NOT_ESTIMATED: Final = "a plan needs a recording of a step with its values"
 ROUNDS: Final = "it rounds differently, and a way with the program's own results fits"

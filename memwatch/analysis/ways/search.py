@@ -118,7 +118,7 @@ class _Search:
         self._facts, self._saved = facts, saved
         self._timeline = Timeline(facts)
         self._checkpointing = Checkpointing(facts, saved, self._timeline)
-        self._saving = SavingModules(facts, saved)
+        self._saving = SavingModules(facts, saved, self._checkpointing.unrepeatable())
         self._tree = facts.places.module_tree
         self._least_bytes = max(int(facts.curve.peak_increase_bytes * LEAST_RATIO), 1)
 
