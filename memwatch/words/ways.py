@@ -55,7 +55,6 @@ SINGLE_PRECISION: Final = (
     "float32 has 7 significant digits, float64 has 16; the targets of a loss must be float32 too"
 )
 HOST_MEMORY: Final = "it takes pinned memory of the host, and copies take time"
-BUFFERS: Final = "the lines keep the modules' buffers, such as running statistics, from being updated twice"
 """What you have to decide or to know before you take a way."""
 
 HEADING: Final = "What would lower the peak"

@@ -97,8 +97,8 @@ class _Checkpoint(NamedTuple):
     kind: str
     text: str
     calls: list[CheckpointedCall]
-    decision: str
     lines: str
+    decision: str = ""  # its results are the same in every bit
 
 
 def find_ways(facts: Facts, saved: SavedTensors) -> list[Way]:
@@ -142,7 +142,7 @@ class _Search:
         joined = [change for change in changes if not change.is_alone]
         apart = [self._way(checkpoint, None) for checkpoint in checkpoints]
         apart += [self._way(None, change) for change in joined]
-        alone = [*apart, *(self._way(None, change) for change in changes if change.is_alone)]
+        alone = [*apart, *(self._way(None, change) for change in self._without_vain_parts(changes) if change.is_alone)]
         found = [way for way in alone if way.peak_bytes <= most_bytes]
         lowest = min((way.peak_bytes for way in apart), default=most_bytes)
         together = [
@@ -216,7 +216,6 @@ class _Search:
             kind="checkpoint",
             text=template.format(count=len(names), names=_told(names)),
             calls=[call for module in modules for call in self._checkpointing.calls_of(module)],
-            decision=words.BUFFERS if keeps else "",
             lines="\n".join(self._lines("checkpoint, buffers" if keeps else "checkpoint", modules)),
         )
 
@@ -369,6 +368,17 @@ class _Search:
             )
             for found in micro_batches(self._facts, self._timeline, self._checkpointing.window)
         ]
+
+    def _without_vain_parts(self, changes: list[_Change]) -> Iterator[_Change]:
+        """Yield the changes. More parts of the batch take more time, so each number must lower the peak by enough."""
+        lowest = self._facts.curve.peak_bytes
+        for change in changes:  # the fewest parts come first
+            if change.kind == "micro_batches":
+                peak_bytes = self._checkpointing.peak_bytes([], change.bytes)
+                if peak_bytes > lowest - self._least_bytes:
+                    continue
+                lowest = peak_bytes
+            yield change
 
     def _without_graph(self) -> list[_Change]:
         found = without_graph(self._facts, self._saved, self._timeline)
