@@ -351,7 +351,7 @@ _NAMES_BY_KIND: Final[dict[Callable[[Any], bool], tuple[str, ...]]] = {
     _are_bytes: ("entry_allocated_bytes", "entry_reserved_bytes", "rounding_bytes", "reserved_bytes"),
     _are_extents: ("segments",),
     _are_expressions: ("expressions",),
-    _are_texts_by_name: ("changed_arguments", "grown_lists"),
+    _are_texts_by_name: ("changed_arguments", "grown_lists", "changed_attributes"),
 }  # fmt: skip
 
 

@@ -105,6 +105,7 @@ class Search:
         # the class of the object that a module changes, by the module's name
         self._changed_arguments: dict[str, str] = {}
         self._grown_lists: dict[str, str] = {}
+        self._changed_attributes: dict[str, str] = {}
         self._trial, self._limit_bytes, self._kinds, self._say = trial, limit_bytes, kinds, say
 
     def run(self) -> Measurement | None:
@@ -165,6 +166,13 @@ class Search:
                 words.GROWN_LISTS.format(
                     modules=first_and_last([*self._grown_lists]),
                     lists=", ".join(sorted({f"`{name}`" for name in self._grown_lists.values()})),
+                )
+            ]
+        if self._changed_attributes:
+            sentences += [
+                words.CHANGED_ATTRIBUTES.format(
+                    modules=first_and_last([*self._changed_attributes]),
+                    names=", ".join(sorted({f"`{name}`" for name in self._changed_attributes.values()})),
                 )
             ]
         return "; ".join(sentences)
@@ -258,7 +266,8 @@ class Search:
                 base = measured
         for name in self._changed_arguments:  # its forward would change the object a second time
             saved.by_module.pop(name, None)
-        for name in self._grown_lists:  # likewise, also as a part of a larger module
+        # likewise, also as a part of a larger module
+        for name in (*self._grown_lists, *self._changed_attributes):
             parts = name.split(".")
             for count in range(1, len(parts) + 1):
                 saved.by_module.pop(".".join(parts[:count]), None)
@@ -375,6 +384,8 @@ class Search:
         self._changed_arguments = {name: cls for name, cls in changed if name in names}
         lists = ways.attrs["grown_lists"].items()
         self._grown_lists = {name: attribute for name, attribute in lists if name in names}
+        attributes = ways.attrs["changed_attributes"].items()
+        self._changed_attributes = {name: attribute for name, attribute in attributes if name in names}
         return {way["kind"]: way for way in reversed(ways.to_dict("records"))}  # the lowest of a kind
 
     def _settings(self, predicted: Collection[str], *, gradients_wait: bool) -> list[Change]:

@@ -415,6 +415,7 @@ class Session:
             "expressions": self.context.owners.expressions,
             "changed_arguments": self.context.changed_arguments.classes,
             "grown_lists": self.context.changed_arguments.lists,
+            "changed_attributes": self.context.changed_arguments.attributes,
             "estimate": self._choice.is_estimate,
             "intercept": self.interceptor.name,
             "recorder": self._choice.backend.name,

@@ -98,6 +98,11 @@ GROWN_LISTS: Final = (
     "not checkpointed: {modules}: each adds new tensors to its own list ({lists}), and its forward would add them "
     "again in the backward. If it returns these tensors instead, it can be checkpointed"
 )
+CHANGED_ATTRIBUTES: Final = (
+    "not checkpointed: {modules}: each changes its own attribute ({names}), and its forward would run again in the "
+    "backward with the new value. Change the attribute outside forward, or keep it in a buffer and write the buffer in "
+    "place, and they can be checkpointed"
+)
 FAILED_WAYS: Final = "{count} of them could not be measured ({failures})"
 
 NO_STEPS: Final = (

@@ -51,6 +51,34 @@ def test_a_checkpoint_of_modules_that_read_their_running_buffers_keeps_the_resul
     fit.undo()
 
 
+class Annealing(nn.Module):
+    """Divides by a temperature that falls with each call."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(32, 128), nn.Tanh(), nn.Linear(128, 32))
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return x + self.layers(x / 0.9**self.calls)
+
+
+def test_modules_that_count_their_calls_are_not_checkpointed_but_their_parts_are():
+    model, step = made(Annealing)
+    limit = int(fit_programs.peak_of(step) * 0.8)
+    fit = memwatch.fit(step, model, limit, ways=("checkpoint",), quiet=True)
+    kept = fit.ways[fit.ways["kept"]].iloc[0]
+    assert kept["bitwise"] == "yes"
+    names = ["", *(str(number) for number in range(4))]
+    assert not any(
+        "get_submodule(" in line and any(f"'{name}'" in line for name in names)
+        for line in fit.code.splitlines()
+    )
+    assert any("`calls`" in note for note in fit.notes)
+    fit.undo()
+
+
 def flat(norm):
     """Return a chain of small layers, whose tensors are saved between them."""
     return nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(32, 32), norm(32))))

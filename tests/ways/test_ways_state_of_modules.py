@@ -174,3 +174,75 @@ def test_a_block_that_writes_a_tensor_from_outside_is_not_checkpointed(make_bloc
 def test_the_twin_of_a_block_that_writes_over_its_argument_is_checkpointed():
     found = _checkpoints(_recorded(_model(lambda: _InPlace(inplace=False))))
     assert list(found["modules"]) == ["1, 2, 3", "1, 3"]
+
+
+class _Tempered(nn.Module):
+    """Divides by a temperature, which `change` changes before."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(32, 128), nn.Tanh(), nn.Linear(128, 32))
+        self.calls, self.first, self.length, self.scale = 0, True, 0, 1.0
+        self.register_buffer("mean", torch.ones(32))
+        self._change = change
+
+    def forward(self, x):
+        if self.first:
+            self.first = False  # once for good
+        self.length = len(x)  # equal in each call
+        self._change(self, x)
+        return x + self.layers(x / self.mean / (self.scale + self.calls))
+
+
+def _count(block, x):
+    block.calls += 1
+
+
+def _anneal(block, x):
+    block.scale *= 0.9
+
+
+def _replace(block, x):
+    block.mean = 0.5 * block.mean + 0.5 * x.detach().square().mean(0)
+
+
+def _nothing(block, x):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("change", "attribute"), [(_count, "calls"), (_anneal, "scale"), (_replace, "mean"), (_nothing, "")]
+)
+def test_a_block_that_changes_its_own_attribute_is_not_checkpointed_and_its_twin_is(change, attribute):
+    """Its second forward would compute with the new value. A part of it that changes nothing may be checkpointed."""
+    model = _model(lambda: _Tempered(change))
+    with memwatch.profile(holders=False) as prof:
+        for _ in range(3):
+            model.zero_grad()
+            _step(model)
+    blocks = [name for name, each in model.named_modules() if type(each) is _Tempered]
+    changed = prof.ways.attrs["changed_attributes"]
+    assert changed == (dict.fromkeys(blocks, attribute) if attribute else {})
+    found = _checkpoints(prof)
+    assert len(found)
+    assert all((".layers" in modules) == bool(attribute) for modules in found["modules"])
+    parts = prof.ways[prof.ways["kind"] == "micro_batches"]
+    assert all((f"`{attribute}`" in decision) == bool(attribute) for decision in parts["decision"])
+
+
+class _OwnNumber(int):
+    def __eq__(self, other):
+        raise AssertionError("code of the program ran")
+
+    __hash__ = int.__hash__
+
+
+def test_numbers_of_the_programs_own_classes_are_not_compared():
+    def set_own(block, x):
+        block.calls = _OwnNumber(0)
+
+    model = _model(lambda: _Tempered(set_own))
+    with memwatch.profile(holders=False) as prof:
+        for _ in range(3):
+            _step(model)
+    assert not prof.ways.attrs["changed_attributes"]

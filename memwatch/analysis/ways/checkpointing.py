@@ -67,8 +67,8 @@ class SavingModules:
         self._is_called[calls["module"]] = True
         # the forward of such a module would change its argument a second time
         self._is_called[[*changed_arguments(facts), *unrepeatable]] = False
-        # likewise the lists of such a module, and of those that it calls
-        for module in grown_lists(facts):
+        # likewise the lists and attributes of such a module, and of those that it calls
+        for module in (*grown_lists(facts), *changed_attributes(facts)):
             number = module
             while number != NONE:
                 self._is_called[number] = False
@@ -131,6 +131,11 @@ def grown_lists(facts: Facts) -> dict[int, str]:
     return _by_module(facts, "grown_lists")
 
 
+def changed_attributes(facts: Facts) -> dict[int, str]:
+    """Return the modules that change a number, or replace a parameter or buffer, and the name of this attribute."""
+    return _by_module(facts, "changed_attributes")
+
+
 def _by_module(facts: Facts, name: str) -> dict[int, str]:
     count = len(facts.places.module_tree.names)
     noted = facts.capture.meta.get(name, {})
@@ -149,6 +154,7 @@ def left_out(facts: Facts) -> str:
         for changed, say in (
             (changed_arguments(facts), words.changed_arguments),
             (grown_lists(facts), words.grown_lists),
+            (changed_attributes(facts), words.changed_attributes),
         )
         if changed
     ]

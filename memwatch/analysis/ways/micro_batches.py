@@ -48,7 +48,21 @@ _CANDIDATES: Final = 2
 _PRODUCTS: Final = ("mm", "addmm", "bmm", "baddbmm", "_euclidean_dist", "_cdist_forward")
 """Ops that combine each row of one matrix with each row or column of another (torch 2.13). `torch.einsum` calls `bmm`
 for two matrices too."""
-_PAIRED: Final = ("sub", "add", "mul", "div", "eq", "ne", "lt", "le", "gt", "ge", "maximum", "minimum", "logical_and")
+_PAIRED: Final = (
+    "sub",
+    "add",
+    "mul",
+    "div",
+    "eq",
+    "ne",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+    "maximum",
+    "minimum",
+    "logical_and",
+)
 """Ops that combine values at the same place, after they broadcast their arguments."""
 
 
@@ -184,12 +198,14 @@ def _mixes_samples(name: str, given: list[list[int]], results: list[list[int]]) 
     """
     base = name.split(".")[1] if name.count(".") > 1 else name
     if base in _PRODUCTS:  # the batch of a batched product stays apart, unless it is one
-        return any(sum(size > 1 for size in its) <= 2 for its in results)  # noqa: PLR2004  # a matrix
+        return any(sum(size > 1 for size in its) <= 2 for its in results)  # a matrix
     if base in _PAIRED and given:
         largest = max(map(math.prod, given))
         leading = {its[0] for its in given if its}
         return any(
-            its.count(size) > 1 and math.prod(its) >= size * largest for size in leading - {1} for its in results
+            its.count(size) > 1 and math.prod(its) >= size * largest
+            for size in leading - {1}
+            for its in results
         )
     return False
 

@@ -15,7 +15,12 @@ import numpy as np
 from memwatch.analysis.findings.avoidable import foreach_temporaries, loop_temporaries
 from memwatch.analysis.findings.finding import LEAST_RATIO
 from memwatch.analysis.ways.autocast import autocast
-from memwatch.analysis.ways.checkpointing import CheckpointedCall, Checkpointing, SavingModules
+from memwatch.analysis.ways.checkpointing import (
+    CheckpointedCall,
+    Checkpointing,
+    SavingModules,
+    changed_attributes,
+)
 from memwatch.analysis.ways.loss_in_parts import loss_in_parts
 from memwatch.analysis.ways.micro_batches import micro_batches
 from memwatch.analysis.ways.modules import in_place, in_single_precision, offloaded, without_graph
@@ -142,7 +147,10 @@ class _Search:
         joined = [change for change in changes if not change.is_alone]
         apart = [self._way(checkpoint, None) for checkpoint in checkpoints]
         apart += [self._way(None, change) for change in joined]
-        alone = [*apart, *(self._way(None, change) for change in self._without_vain_parts(changes) if change.is_alone)]
+        alone = [
+            *apart,
+            *(self._way(None, change) for change in self._without_vain_parts(changes) if change.is_alone),
+        ]
         found = [way for way in alone if way.peak_bytes <= most_bytes]
         lowest = min((way.peak_bytes for way in apart), default=most_bytes)
         together = [
@@ -354,7 +362,11 @@ class _Search:
 
     def _micro_batches(self) -> list[_Change]:
         names = np.unique(self._facts.capture.tables["ops"]["name"]).tolist()
-        has_batch_norm = any("batch_norm" in self._facts.strings[name] for name in names)
+        decision = words.INDEPENDENT_SAMPLES
+        if any("batch_norm" in self._facts.strings[name] for name in names):
+            decision += words.BATCH_STATISTICS
+        if attributes := sorted(set(changed_attributes(self._facts).values())):
+            decision += words.EACH_PART.format(names=_told(attributes))
         return [
             _Change(
                 kind="micro_batches",
@@ -362,7 +374,7 @@ class _Search:
                 bytes=found.bytes,
                 time_ratio=math.nan,
                 basis="simulated" if found.is_exact else "estimated",
-                decision=words.INDEPENDENT_SAMPLES + (words.BATCH_STATISTICS if has_batch_norm else ""),
+                decision=decision,
                 lines=LINES["micro_batches"].format(parts=found.parts),
                 is_alone=True,
             )
