@@ -413,6 +413,7 @@ class Session:
             **self._threads.meta,
             **self._accelerators.meta,
             "expressions": self.context.owners.expressions,
+            "is_all_adagrad": self.context.owners.is_all_adagrad,
             "changed_arguments": self.context.changed_arguments.classes,
             "grown_lists": self.context.changed_arguments.lists,
             "changed_attributes": self.context.changed_arguments.attributes,

@@ -322,18 +322,20 @@ class _Search:
         optimizers = self._optimizer_names()
         if found is None or any(_FORMER in self._tree.names[module] for module in found.modules):
             return []
-        if found.has_state and len(optimizers) > 1:
+        if found.needs_sparse_adam and len(optimizers) > 1:
             return []
         names = _told([self._tree.names[module] for module in found.modules])
-        key = "sparse_adam" if found.has_state else "sparse_gradients"
+        key = "sparse_adam" if found.needs_sparse_adam else "sparse_gradients"
         return [
             _Change(
                 kind="sparse_gradients",
-                text=(words.SPARSE_ADAM if found.has_state else words.SPARSE_GRADIENTS).format(names=names),
+                text=(words.SPARSE_ADAM if found.needs_sparse_adam else words.SPARSE_GRADIENTS).format(
+                    names=names
+                ),
                 bytes=found.bytes,
                 time_ratio=math.nan,
                 basis="estimated",
-                decision=words.ROWS_BY_SPARSE_ADAM if found.has_state else words.ROWS_ALONE,
+                decision=words.ROWS_BY_SPARSE_ADAM if found.needs_sparse_adam else words.ROWS_ALONE,
                 lines="\n".join(self._lines(key, list(found.modules), optimizers[0])),
                 modules=found.modules,
             )
