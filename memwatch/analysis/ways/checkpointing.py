@@ -453,7 +453,7 @@ class Checkpointing:
 
     def _is_of_call(self, packs: IntArray, start_op: int, end_op: int) -> NDArray[np.bool_]:
         """Return which of some saved tensors an op of the call saved, and no checkpoint."""
-        op = self._saved.op[packs]
+        op = self._saved.saving_op[packs]
         is_of_call: NDArray[np.bool_] = (op >= start_op) & (op < end_op) & ~self._saved.of_region[packs]
         return is_of_call
 

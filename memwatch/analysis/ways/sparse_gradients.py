@@ -60,7 +60,8 @@ class SparseGradients(NamedTuple):
 
     Attributes:
         modules: the numbers of the embeddings in the module tree.
-        needs_sparse_adam: whether the recorded optimizer takes no sparse gradients, so that another one must update them.
+        needs_sparse_adam: whether the recorded optimizer takes no sparse gradients, so that another one must update
+            them.
         bytes: the change of the live bytes.
     """
 
