@@ -175,11 +175,15 @@ class Reading:
     def ways(self) -> pd.DataFrame:
         """The changes that would lower the peak, simulated from this recording; the lowest peak first."""
         from memwatch.analysis.tables import ways
-        from memwatch.analysis.ways.checkpointing import changed_arguments, grown_lists
+        from memwatch.analysis.ways.checkpointing import changed_arguments, changed_attributes, grown_lists
 
         found = ways(self._tables.ways)
         tree = self._tables.facts.places.module_tree
-        for name, of_modules in (("changed_arguments", changed_arguments), ("grown_lists", grown_lists)):
+        for name, of_modules in (
+            ("changed_arguments", changed_arguments),
+            ("grown_lists", grown_lists),
+            ("changed_attributes", changed_attributes),
+        ):
             changed = of_modules(self._tables.facts).items()
             found.attrs[name] = {tree.names[module]: text for module, text in changed}
         return found

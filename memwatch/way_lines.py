@@ -185,23 +185,30 @@ for name in {names}:
     block = {model}.get_submodule(name)
     block.forward = partial(checkpoint, block.forward, use_reentrant=False)
 """,
+    # a forward may read a buffer that it writes, as a codebook, so the second one must begin with the former values.
+    # Each call has its own copies: several calls may come before their backwards
     "checkpoint, buffers": """\
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from torch.utils.checkpoint import checkpoint
 
-@contextmanager
-def same_buffers(block):  # to compute a block again does not update its buffers again
-    before = [(buffer, buffer.clone()) for buffer in block.buffers()]
-    try:
-        yield
-    finally:
-        for buffer, value in before:
+class FormerBuffers:  # a block that runs again begins with its former buffers, and does not update them again
+    def __init__(self, block):
+        self.former = [(buffer, buffer.data.clone()) for buffer in block.buffers()]
+
+    def __enter__(self):
+        self.latest = [(buffer, buffer.data.clone()) for buffer, _ in self.former]
+        for buffer, value in self.former:
             buffer.data.copy_(value)
+
+    def __exit__(self, *_):
+        for buffer, value in self.latest:
+            buffer.data.copy_(value)
+        del self.latest
 
 for name in {names}:
     block = {model}.get_submodule(name)
-    contexts = lambda block=block: (nullcontext(), same_buffers(block))
+    contexts = lambda block=block: (nullcontext(), FormerBuffers(block))
     block.forward = partial(checkpoint, block.forward, use_reentrant=False, context_fn=contexts)
 """,
     "in_place": """\

@@ -28,6 +28,9 @@ class SavedTensors:
     nbytes: IntArray
     tensor: Coded  # dtype and shape
     op: IntArray  # of a forward or a recomputation, whose backward needs it; -1 if unknown
+    saving_op: (
+        IntArray  # the same; of a custom autograd function, whose node no op has, its last op of the forward
+    )
     op_name: Coded
     module: Coded
     line: Coded
@@ -65,6 +68,7 @@ def find_saved_tensors(facts: Facts) -> SavedTensors:
     name, stack = (np.full(count, NONE, dtype=np.int32) for _ in range(2))
     call = np.where(of_region, NONE, compiled_call_at(facts.capture, packs["time_ns"]))
     in_call = call != NONE
+    saving_op = np.where((op == NONE) & ~of_region & ~in_call, packs["op"] - 1, op)
     strings, places = facts.capture.strings, facts.places
     name[in_call], stack[in_call] = (
         len(strings),
@@ -80,6 +84,7 @@ def find_saved_tensors(facts: Facts) -> SavedTensors:
         nbytes=packs["nbytes"],
         tensor=Coded(facts.strings, packs["shape"]),
         op=op,
+        saving_op=saving_op,
         op_name=Coded(with_empty_end([*strings, COMPILED]), name),
         module=Coded(with_empty_end(places.module_tree.names), module),
         line=Coded(with_empty_end(places.line_of_stack), stack),

@@ -337,7 +337,7 @@ def _are_expressions(value: Any) -> bool:
 
 
 _NAMES_BY_KIND: Final[dict[Callable[[Any], bool], tuple[str, ...]]] = {
-    _is_flag: ("complete", "estimate", "stacks", "holders", "allocator", "computes_in_bfloat16"),
+    _is_flag: ("complete", "estimate", "stacks", "holders", "allocator", "computes_in_bfloat16", "is_all_adagrad"),
     _is_text: (
         "memwatch", "torch", "python", "platform", "host", "intercept", "recorder", "process_group", "device",
     ),
@@ -351,7 +351,7 @@ _NAMES_BY_KIND: Final[dict[Callable[[Any], bool], tuple[str, ...]]] = {
     _are_bytes: ("entry_allocated_bytes", "entry_reserved_bytes", "rounding_bytes", "reserved_bytes"),
     _are_extents: ("segments",),
     _are_expressions: ("expressions",),
-    _are_texts_by_name: ("changed_arguments", "grown_lists"),
+    _are_texts_by_name: ("changed_arguments", "grown_lists", "changed_attributes"),
 }  # fmt: skip
 
 

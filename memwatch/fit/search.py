@@ -105,6 +105,7 @@ class Search:
         # the class of the object that a module changes, by the module's name
         self._changed_arguments: dict[str, str] = {}
         self._grown_lists: dict[str, str] = {}
+        self._changed_attributes: dict[str, str] = {}
         self._trial, self._limit_bytes, self._kinds, self._say = trial, limit_bytes, kinds, say
 
     def run(self) -> Measurement | None:
@@ -165,6 +166,13 @@ class Search:
                 words.GROWN_LISTS.format(
                     modules=first_and_last([*self._grown_lists]),
                     lists=", ".join(sorted({f"`{name}`" for name in self._grown_lists.values()})),
+                )
+            ]
+        if self._changed_attributes:
+            sentences += [
+                words.CHANGED_ATTRIBUTES.format(
+                    modules=first_and_last([*self._changed_attributes]),
+                    names=", ".join(sorted({f"`{name}`" for name in self._changed_attributes.values()})),
                 )
             ]
         return "; ".join(sentences)
@@ -258,7 +266,8 @@ class Search:
                 base = measured
         for name in self._changed_arguments:  # its forward would change the object a second time
             saved.by_module.pop(name, None)
-        for name in self._grown_lists:  # likewise, also as a part of a larger module
+        # likewise, also as a part of a larger module
+        for name in (*self._grown_lists, *self._changed_attributes):
             parts = name.split(".")
             for count in range(1, len(parts) + 1):
                 saved.by_module.pop(".".join(parts[:count]), None)
@@ -280,6 +289,11 @@ class Search:
                 break
         if self._may(Kind.CHAIN):
             for name, length in chains(self._trial.model, saved):
+                if self._writes_buffers(
+                    name
+                ):  # checkpoint_sequential has no place for the lines that keep them
+                    self._reason(words.CHAIN_WITH_BUFFERS, Kind.CHAIN)
+                    continue
                 yield from self._chains(base.way, name, length)
         self._reason(words.NO_CHAIN, Kind.CHAIN)
         if self._may(Kind.OFFLOAD) and not is_host(self._trial.device) and divided:
@@ -370,6 +384,8 @@ class Search:
         self._changed_arguments = {name: cls for name, cls in changed if name in names}
         lists = ways.attrs["grown_lists"].items()
         self._grown_lists = {name: attribute for name, attribute in lists if name in names}
+        attributes = ways.attrs["changed_attributes"].items()
+        self._changed_attributes = {name: attribute for name, attribute in attributes if name in names}
         return {way["kind"]: way for way in reversed(ways.to_dict("records"))}  # the lowest of a kind
 
     def _settings(self, predicted: Collection[str], *, gradients_wait: bool) -> list[Change]:
@@ -394,9 +410,7 @@ class Search:
 
         def of_first(count: int) -> Measurement:
             chosen = names[:count]
-            keeps = kind is Kind.CHECKPOINT and any(
-                buffer.startswith(f"{name}.") for name in chosen for buffer in self._changing
-            )
+            keeps = kind is Kind.CHECKPOINT and any(map(self._writes_buffers, chosen))
             return self._try(base.also(Change(kind, chosen, of=len(names), keeps_buffers=keeps)))
 
         most = of_first(len(names))
@@ -418,6 +432,10 @@ class Search:
                 high = middle
             else:
                 low = middle
+
+    def _writes_buffers(self, name: str) -> bool:
+        """Return True if a step writes buffers of a module; "" is the model."""
+        return any(not name or buffer.startswith(f"{name}.") for buffer in self._changing)
 
     def _chains(self, base: Way, name: str, length: int) -> Iterator[Measurement]:
         segments = 2

@@ -20,12 +20,12 @@ from torch.optim import optimizer as torch_optimizer
 
 from memwatch._torch.autograd import NO_TASK, current_graph_task_id
 from memwatch._torch.modes import disable_torch_dispatch, disable_torch_function
-from memwatch._torch.modules import PARAMETERS, module_call, set_module_call
+from memwatch._torch.modules import BUFFERS, PARAMETERS, module_call, set_module_call
 from memwatch.capture.schema import NONE
 from memwatch.errors import MemwatchError
 from memwatch.heap.class_checks import class_ids, derives, is_a
 from memwatch.heap.classes import Classes
-from memwatch.heap.module_tables import is_whole, module_dict
+from memwatch.heap.module_tables import is_whole, module_dict, table_entries
 from memwatch.heap.names import class_name, instance_dict
 from memwatch.patches import Patches
 from memwatch.record.clock import ticks
@@ -67,6 +67,8 @@ _PLAIN: Final = class_ids(
 """Arguments that are not searched. Recomputation may add tensors to a list or a dictionary, as to a list of losses."""
 _NOT_STATE: Final = class_ids(FunctionType, BuiltinFunctionType, MethodType, ModuleType, CodeType)
 _LISTS: Final = class_ids(list, deque)
+_NUMBERS: Final = class_ids(bool, int, float)
+_TENSORS: Final = class_ids(torch.Tensor, nn.Parameter)
 _OF_EVERY_MODULE: Final = frozenset(vars(nn.Module()))
 """The attributes that torch gives each module."""
 _EXAMINED_CALLS: Final = 2
@@ -81,16 +83,19 @@ def _is_no_state(value: Any) -> bool:
 
 
 class ChangedArguments:
-    """Find modules that put new tensors into an object that they are called with, or into a list of their own.
+    """Find modules that change an object that they are called with, a list of their own, or an attribute.
 
-    Examples are a cache of keys and values, and a list of losses. The forward of such a module cannot run again in the
-    backward: it would find the changed object, or add to the list twice.
+    Examples are a cache of keys and values, a list of losses, a counter of calls, and a running mean that is replaced.
+    The forward of such a module cannot run again in the backward: it would find the changed object, add to the list
+    twice, or count on.
     """
 
     def __init__(self, storages: Storages) -> None:
         self.classes: dict[str, str] = {}  # the class of the changed object, by the number of the module
         self.lists: dict[str, str] = {}  # the attribute with the list that grew, by the number of the module
+        self.attributes: dict[str, str] = {}  # the attribute with another value, by the number of the module
         self._lengths: dict[int, dict[int, int]] = {}  # of its lists, by their ids, for each module that runs
+        self._values: dict[int, dict[str, Any]] = {}  # of its attributes, for each module that runs
         self._storages = storages
         self._examined: dict[int, int] = {}
 
@@ -102,18 +107,24 @@ class ChangedArguments:
             and current_graph_task_id() == NO_TASK
         )
 
-    def note_lengths(self, module: int, called: nn.Module) -> None:
-        """Note how long the lists of a module are before its call."""
+    def note_state(self, module: int, called: nn.Module) -> None:
+        """Note how long the lists of a module are before its call, and the values of its attributes."""
         self._lengths[module] = {id(each): len(each) for _, each in _own_lists(called)}
+        self._values[module] = self._values_of(called)
 
     def examine(self, module: int, called: nn.Module, arguments: tuple[Any, ...], born_before: int) -> None:
         """Search the arguments and the lists of a module for storages whose number is `born_before` or higher.
 
-        The last examined call decides about the lists: the first one may fill a list for good.
+        The last examined call decides about the lists and attributes: the first one may set them for good.
         """
         self._examined[module] = self._examined.get(module, 0) + 1
-        lengths = self._lengths.pop(module, {})
+        lengths, values = self._lengths.pop(module, {}), self._values.pop(module, {})
         self.lists.pop(str(module), None)
+        self.attributes.pop(str(module), None)
+        for name, value in self._values_of(called).items():
+            if name in values and value is not values[name] and value != values[name]:
+                self.attributes[str(module)] = name
+                break
         for name, each in _own_lists(called):
             if len(each) > lengths.get(id(each), len(each)) and self._holds_storage_from(born_before, each):
                 self.lists[str(module)] = name
@@ -123,6 +134,25 @@ class ChangedArguments:
                 self.classes[str(module)] = class_name(type(value))
                 self._examined[module] = _EXAMINED_CALLS
                 return
+
+    def _values_of(self, module: nn.Module) -> dict[str, Any]:
+        """Return the plain numbers in a module's attributes, and the number of each parameter's and buffer's storage.
+
+        No code of the program runs: a subclass of `int` may compare in its own way.
+        """
+        attributes = module_dict(module)
+        found = {
+            name: value
+            for name, value in list(attributes.items())
+            if id(type(value)) in _NUMBERS and type(name) is str and name not in _OF_EVERY_MODULE
+        }
+        for table in (PARAMETERS, BUFFERS):
+            for name, tensor in table_entries(attributes, table):
+                if (
+                    id(type(tensor)) in _TENSORS
+                ):  # FSDP replaces shards by plain tensors, and knows of checkpoints
+                    found[name] = self._storages.ledger.watched_number(tensor, False)
+        return found
 
     def _holds_storage_from(self, number: int, value: Any) -> bool:
         waiting, seen = [value], {id(value)}
@@ -369,7 +399,7 @@ class Context:
         self.optimizing = False
         if self.changed_arguments.may_change(number):
             with self._harmless:
-                self.changed_arguments.note_lengths(number, module)
+                self.changed_arguments.note_state(number, module)
 
     def leave(self, depth: int, called: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note that the module call at `depth` ended, together with deeper calls that an exception left open."""

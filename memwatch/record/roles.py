@@ -12,7 +12,7 @@ from collections import deque
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final
 
-from torch import Tensor, nn
+from torch import Tensor, nn, optim
 from torch.nn import Parameter
 
 from memwatch._torch.modes import disable_torch_function
@@ -289,6 +289,7 @@ class Owners:
         self._stepped: dict[int, weakref.ref[Any]] = {}
         self._optimizers: dict[int, weakref.ref[Any]] = {}
         self.expressions: dict[str, Any] = {}
+        self.is_all_adagrad = False  # torch's own, which takes sparse gradients
         self.all_state_is_seen = True
         self._ends = False
 
@@ -426,6 +427,7 @@ class Owners:
     def _note_expressions(self, frame: FrameType) -> None:
         """Note the program's expressions for its models and optimizers, where an optimizer steps for the first time."""
         optimizers = [each for each in (known() for known in self._stepped.values()) if each is not None]
+        self.is_all_adagrad = bool(optimizers) and all(type(each) is optim.Adagrad for each in optimizers)
         roots = self.registry.roots()
         if len(optimizers) > _MAX_NAMED_OPTIMIZERS:
             return

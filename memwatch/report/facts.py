@@ -58,7 +58,7 @@ VERSIONS: Final = ("memwatch", "torch", "python")
 SHOWN_ELSEWHERE: Final = frozenset(
     {*VERSIONS, "argv", "start_ns", "started_s", "end_ns", "complete"}
     | {"entry_allocated_bytes", "entry_reserved_bytes", "rounding_bytes", "segments", "expressions"}
-    | {"changed_arguments", "grown_lists", "computes_in_bfloat16"}
+    | {"changed_arguments", "grown_lists", "changed_attributes", "computes_in_bfloat16", "is_all_adagrad"}
 )
 LABELS: Final = {
     "holder_samples": "searches for holders",

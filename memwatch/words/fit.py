@@ -70,6 +70,9 @@ IN_BACKWARD_ALREADY: Final = (
 )
 NO_BLOCKS: Final = "no module saves enough for the backward"
 NO_CHAIN: Final = "no nn.Sequential of small layers saves enough for the backward"
+CHAIN_WITH_BUFFERS: Final = (
+    "its layers update buffers, such as running statistics, and would update them a second time"
+)
 NO_ROOM: Final = "more than the limit is alive before the step begins"
 NOT_ESTIMATED: Final = "a plan needs a recording of a step with its values"
 ROUNDS: Final = "it rounds differently, and a way with the program's own results fits"
@@ -94,6 +97,11 @@ CHANGED_ARGUMENTS: Final = (
 GROWN_LISTS: Final = (
     "not checkpointed: {modules}: each adds new tensors to its own list ({lists}), and its forward would add them "
     "again in the backward. If it returns these tensors instead, it can be checkpointed"
+)
+CHANGED_ATTRIBUTES: Final = (
+    "not checkpointed: {modules}: each changes its own attribute ({names}), and its forward would run again in the "
+    "backward with the new value. Change the attribute outside forward, or keep it in a buffer and write the buffer in "
+    "place, and they can be checkpointed"
 )
 FAILED_WAYS: Final = "{count} of them could not be measured ({failures})"
 

@@ -44,6 +44,7 @@ ROWS_BY_SPARSE_ADAM: Final = (
 NO_LOGITS: Final = "the loss rounds a little differently"
 INDEPENDENT_SAMPLES: Final = "the loss must be a mean over independent samples"
 BATCH_STATISTICS: Final = "; batch norm computes its statistics for each part alone"
+EACH_PART: Final = "; each part changes {names} once more"
 NO_GRADIENTS: Final = (
     "its results then have no gradients; torch.inference_mode does as well if autograd reads none of them"
 )
@@ -55,7 +56,6 @@ SINGLE_PRECISION: Final = (
     "float32 has 7 significant digits, float64 has 16; the targets of a loss must be float32 too"
 )
 HOST_MEMORY: Final = "it takes pinned memory of the host, and copies take time"
-BUFFERS: Final = "the lines keep the modules' buffers, such as running statistics, from being updated twice"
 """What you have to decide or to know before you take a way."""
 
 HEADING: Final = "What would lower the peak"
@@ -101,6 +101,20 @@ def grown_lists(modules: list[str], lists: list[str]) -> str:
     classes = ", ".join(sorted(set(modules)))
     names = ", ".join(sorted({f"`{name}`" for name in lists}))
     return GROWN_LISTS.format(count=len(modules), classes=classes, lists=names)
+
+
+CHANGED_ATTRIBUTES: Final = (
+    "no checkpoint is offered for {count} modules ({classes}): each changes its own attribute ({names}), and its "
+    "forward would run again in the backward with the new value, and change it again. Change the attribute outside "
+    "forward, or keep it in a buffer and write the buffer in place, and they can be checkpointed"
+)
+
+
+def changed_attributes(modules: list[str], attributes: list[str]) -> str:
+    """Return why some modules cannot be checkpointed, given their classes and the attributes that they change."""
+    classes = ", ".join(sorted(set(modules)))
+    names = ", ".join(sorted({f"`{name}`" for name in attributes}))
+    return CHANGED_ATTRIBUTES.format(count=len(modules), classes=classes, names=names)
 
 
 def code_heading(number: int, peak: str) -> str:

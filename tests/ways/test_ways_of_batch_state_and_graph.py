@@ -71,6 +71,76 @@ def test_a_batch_that_cannot_be_split_gets_no_such_advice(name):
     assert "micro_batches" not in _kinds(recorded(made(name)))
 
 
+def _pairs(z):
+    return functional.cross_entropy(z @ z.T, torch.arange(len(z)))
+
+
+def _pairs_by_einsum(z):
+    return torch.einsum("id,jd->ij", z, z).logsumexp(1).mean()
+
+
+def _covariance(z):
+    return (z.T @ z).square().mean()
+
+
+def _distances(z):
+    return torch.cdist(z, z).exp().mean()
+
+
+def _differences(z):
+    return (z[:, None] - z[None]).square().mean()
+
+
+def _own_attention(z):
+    q = z.view(len(z), 6, 16)
+    return ((q @ q.transpose(1, 2)).softmax(-1) @ q).square().mean()
+
+
+def _own_differences(z):
+    q = z.view(len(z), 6, 16)
+    return (q[:, :, None] - q[:, None]).square().mean()
+
+
+@pytest.mark.parametrize(
+    ("loss_of", "mixes"),
+    [
+        (_pairs, True),
+        (_pairs_by_einsum, True),
+        (_covariance, True),
+        (_distances, True),
+        (_differences, True),
+        (_own_attention, False),
+        (_own_differences, False),
+        (lambda z: functional.mse_loss(z, torch.zeros_like(z)), False),
+    ],
+)
+@pytest.mark.parametrize("batch", [16, 96])  # 96 is the width of the layers too
+def test_a_batch_whose_samples_a_loss_combines_is_not_split(loss_of, mixes, batch):
+    model, x = _chain(*(nn.GELU for _ in range(24))), torch.randn(batch, 96)
+
+    def step():
+        model.zero_grad()
+        loss_of(model(x)).backward()
+
+    assert ("micro_batches" in _kinds(_profile(step))) == (not mixes)
+
+
+@pytest.mark.parametrize(("scratch_bytes", "parts"), [(0, [3, 2]), (560_000, [2])])
+def test_a_larger_number_of_parts_must_lower_the_peak_further(scratch_bytes, parts):
+    """Else the smaller number takes less time. Memory that does not depend on the batch is the peak then."""
+    model, x = _chain(nn.GELU, nn.GELU, nn.GELU), torch.randn(96, 96)
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+
+    def step():
+        _training(model, x)()
+        optimizer.step()
+        torch.zeros(scratch_bytes // 4)
+
+    prof = _profile(step)
+    found = prof.ways[prof.ways["kind"] == "micro_batches"]
+    assert [applied(lines)["backward_in_parts"].__kwdefaults__["parts"] for lines in found["lines"]] == parts
+
+
 def test_a_batch_of_one_sample_gets_no_such_advice():
     """Its twin has four."""
     model = _chain(nn.GELU)

@@ -92,6 +92,51 @@ def test_with_adam_the_lines_train_the_table_by_sparse_adam(make_optimizer):
     assert changed.table.weight.grad is None
 
 
+class _TwoTables(_Scores):
+    """Reads a second table too."""
+
+    def __init__(self, table):
+        super().__init__(table)
+        self.other = type(table)(_ROWS, _WIDTH)
+
+    def forward(self, rows):
+        return self.score(self.table(rows) + self.other(rows)).mean()
+
+
+def _adagrad(parameters, **options):
+    return torch.optim.Adagrad(parameters, lr=0.1, **options)
+
+
+@pytest.mark.parametrize("make_model", [_Scores, _TwoTables])
+@pytest.mark.parametrize("make_table", [nn.Embedding, nn.EmbeddingBag])
+@pytest.mark.parametrize("foreach", [False, True])
+def test_adagrad_keeps_its_rule_and_takes_sparse_gradients(make_table, make_model, foreach):
+    def make_optimizer(parameters):
+        return _adagrad(parameters, foreach=foreach)
+
+    way = _the_way(_profile(_model(make_table, make_model), make_optimizer))
+    assert "SparseAdam" not in way["lines"]
+    changed = _model(make_table, make_model)
+    measured = _profile(changed, make_optimizer, lines=way["lines"])
+    assert changed.table.weight.grad.is_sparse
+    assert abs(way["peak_bytes"] / measured.peak_bytes - 1) <= 0.02
+    plain = _model(make_table, make_model)
+    _profile(plain, make_optimizer)
+    for one, other in zip(plain.parameters(), changed.parameters(), strict=True):
+        assert torch.allclose(one, other, atol=1e-6)
+
+
+class Adagrad(torch.optim.Adagrad):
+    """A program's own optimizer, which may take no sparse gradients."""
+
+
+@pytest.mark.parametrize(
+    "make_optimizer", [lambda those: _adagrad(those, weight_decay=0.1), Adagrad], ids=["weight_decay", "own"]
+)
+def test_an_adagrad_that_may_take_no_sparse_gradients_gets_no_such_advice(make_optimizer):
+    assert _the_way(_profile(_model(), make_optimizer)) is None
+
+
 def test_the_state_stays_in_a_recording_of_the_whole_program():
     """The step makes it as it makes temporaries, and both are freed before the recording ends."""
 

@@ -3,7 +3,8 @@
 A checkpoint (`torch.utils.checkpoint`, not reentrant) changes a recording at three places:
 
 1. Tensors that autograd saved inside the module die in the forward, after their last use there.
-2. Tensors that the module reads from outside stay alive until its backward is over: the checkpoint keeps them.
+2. Tensors that the module reads from outside stay alive until its backward is over: the checkpoint keeps them. If the
+   module writes its buffers, the checkpoint keeps a copy of their former values too.
 3. When the backward first asks for a saved tensor of the module, the forward of the module runs again, up to the
    last tensor that it saves. From there on the saved tensors are alive again, and die as before.
 
@@ -23,10 +24,11 @@ from memwatch.analysis.facts.coded import Grouped
 from memwatch.analysis.ways.timeline import LAST
 from memwatch.capture.schema import ACCESSES, IN_BACKWARD, NONE
 from memwatch.device_names import is_host
+from memwatch.kinds.roles import ROLES
 from memwatch.words import ways as words
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -46,9 +48,15 @@ blocks add up. `memwatch fit` measures the first two of these sizes; to simulate
 
 
 class SavingModules:
-    """The bytes that the modules of a program save for backward, by the tree of modules."""
+    """The bytes that the modules of a program save for backward, by the tree of modules.
 
-    def __init__(self, facts: Facts, saved: SavedTensors) -> None:
+    Args:
+        facts: what the capture shows.
+        saved: what autograd saved.
+        unrepeatable: modules whose forward cannot run again; blocks are looked for among their children.
+    """
+
+    def __init__(self, facts: Facts, saved: SavedTensors, unrepeatable: Collection[int] = ()) -> None:
         tree = facts.places.module_tree
         self._classes = tree.classes
         self._children: dict[int, list[int]] = {}
@@ -58,9 +66,9 @@ class SavingModules:
         self._is_called = np.zeros(len(tree.names), dtype=bool)
         self._is_called[calls["module"]] = True
         # the forward of such a module would change its argument a second time
-        self._is_called[[*changed_arguments(facts)]] = False
-        # likewise the lists of such a module, and of those that it calls
-        for module in grown_lists(facts):
+        self._is_called[[*changed_arguments(facts), *unrepeatable]] = False
+        # likewise the lists and attributes of such a module, and of those that it calls
+        for module in (*grown_lists(facts), *changed_attributes(facts)):
             number = module
             while number != NONE:
                 self._is_called[number] = False
@@ -123,6 +131,11 @@ def grown_lists(facts: Facts) -> dict[int, str]:
     return _by_module(facts, "grown_lists")
 
 
+def changed_attributes(facts: Facts) -> dict[int, str]:
+    """Return the modules that change a number, or replace a parameter or buffer, and the name of this attribute."""
+    return _by_module(facts, "changed_attributes")
+
+
 def _by_module(facts: Facts, name: str) -> dict[int, str]:
     count = len(facts.places.module_tree.names)
     noted = facts.capture.meta.get(name, {})
@@ -141,6 +154,7 @@ def left_out(facts: Facts) -> str:
         for changed, say in (
             (changed_arguments(facts), words.changed_arguments),
             (grown_lists(facts), words.grown_lists),
+            (changed_attributes(facts), words.changed_attributes),
         )
         if changed
     ]
@@ -168,6 +182,7 @@ Of 60 steps of a GPT with six blocks, 50,000 ops take 1.0 s of the 2.1 s of a su
 """
 _WRITTEN: Final = ACCESSES.index("write")
 _OUTPUT: Final = ACCESSES.index("output")
+_BUFFER: Final = ROLES.index("buffer")
 
 
 class Gap(NamedTuple):
@@ -191,6 +206,7 @@ class CheckpointedCall:
         again_most_bytes: the most live bytes of the second forward, beside the other live bytes.
         again_ns: the time that its ops take.
         writes_buffers: whether it writes buffers, such as running statistics.
+        buffer_bytes: the bytes of the module's buffers.
     """
 
     gaps: tuple[Gap, ...]
@@ -201,6 +217,7 @@ class CheckpointedCall:
     again_most_bytes: int
     again_ns: int
     writes_buffers: bool
+    buffer_bytes: int
 
 
 class Checkpointing:
@@ -230,7 +247,7 @@ class Checkpointing:
         self._in_backward = np.isin(self._ops["phase"], IN_BACKWARD)
         self._row_of_storage = self._rows_of_storages()
         self._is_lasting = facts.categories.category.isin(["parameter", "buffer"])
-        self._is_buffer = facts.categories.category.isin(["buffer"])
+        self._buffers_by_module = self._buffers_of_modules()
         self._known: dict[int, list[CheckpointedCall]] = {}
         self._first_op, self._end_op = self._ops_around_peak()
         self._events = slice(self._event_of(self._first_op), self._event_of(self._end_op) + 1)
@@ -281,7 +298,8 @@ class Checkpointing:
         return self._known[module]
 
     def _found(self, module: int) -> list[CheckpointedCall]:
-        calls = (self._of_call(start, end) for start, end in self.spans_of(module))
+        buffers = self._buffers_by_module.get(module, set())
+        calls = (self._of_call(start, end, buffers) for start, end in self.spans_of(module))
         return [call for call in calls if call is not None]
 
     def spans_of(self, module: int) -> list[tuple[int, int]]:
@@ -305,6 +323,8 @@ class Checkpointing:
         """
         allocations, live = self._facts.allocations, self._facts.curve.live_bytes
         change = np.zeros(len(live) + 1, dtype=np.int64)
+        # the lines are the same for all modules of a model: one that writes no buffers keeps copies too
+        keeps_buffers = any(call.writes_buffers for call in calls)
 
         def alive(start: int, end: int, nbytes: int) -> None:
             if start < end:
@@ -313,7 +333,8 @@ class Checkpointing:
 
         kept_until: dict[int, int] = {}  # the event up to which checkpoints keep an allocation
         for call in calls:
-            alive(call.begin_event, call.over_event, self.rng_bytes)
+            copied_bytes = call.buffer_bytes if keeps_buffers else 0
+            alive(call.begin_event, call.over_event, self.rng_bytes + copied_bytes)
             for row in call.inputs:
                 kept_until[row] = max(kept_until.get(row, 0), call.over_event)
         gone_bytes = []  # memory that each call's first backward op finds freed, without a recorded event
@@ -332,7 +353,12 @@ class Checkpointing:
             changed -= other.spared
         # the forward runs again between two recorded events
         between = [
-            int(changed[call.again_event - 1]) - gone + call.again_most_bytes
+            int(changed[call.again_event - 1])
+            - gone
+            + call.again_most_bytes
+            + (
+                call.buffer_bytes if keeps_buffers else 0
+            )  # the latest values, while the former ones are in place
             for call, gone in zip(calls, gone_bytes, strict=True)
         ]
         spikes = () if other is None else other.spikes
@@ -340,7 +366,7 @@ class Checkpointing:
         between += [int(changed[spike.event - 1]) + spike.nbytes for spike in spikes if spike.event in within]
         return max([int(changed[self._events].max()), self._elsewhere_bytes, *between])
 
-    def _of_call(self, start_op: int, end_op: int) -> CheckpointedCall | None:
+    def _of_call(self, start_op: int, end_op: int, buffers: set[int]) -> CheckpointedCall | None:
         if self._in_backward[start_op]:
             return None  # an existing checkpoint calls the module again
         packs = self._packs_by_op.within(start_op, end_op + 1)
@@ -359,6 +385,10 @@ class Checkpointing:
         kept = made[np.isin(allocations.storage[made], self._saved.storage[packs])]
         kept = kept[facts.are_alive_at(kept, end - 1)]
         free = ((row, self._event_without(row, packs)) for row in kept.tolist())
+        uses = self._uses_by_op.within(start_op, end_op)
+        written = self._uses["storage"][uses[self._uses["access"][uses] == _WRITTEN]].tolist()
+        writes_buffers = not buffers.isdisjoint(written)
+        buffer_bytes = int(allocations.nbytes[self._row_of_storage[sorted(buffers)]].sum()) if buffers else 0
         if not len(unpacked):  # an evaluation without `no_grad`: nothing runs again
             death = np.where(
                 allocations.death_event == NONE, len(facts.curve.live_bytes), allocations.death_event
@@ -371,7 +401,8 @@ class Checkpointing:
                 over_event=over,
                 again_most_bytes=0,
                 again_ns=0,
-                writes_buffers=self._writes_buffers(start_op, end_op),
+                writes_buffers=writes_buffers,
+                buffer_bytes=buffer_bytes,
             )
         again = self._event_of(int(unpacked.min()))
         duration_ns = self._ops["end_ns"][start_op:last_op] - self._ops["start_ns"][start_op:last_op]
@@ -383,18 +414,46 @@ class Checkpointing:
             over_event=over,
             again_most_bytes=self._most_again(made, kept, begin, cut) + self.rng_bytes,
             again_ns=int(duration_ns.sum()),
-            writes_buffers=self._writes_buffers(start_op, end_op),
+            writes_buffers=writes_buffers,
+            buffer_bytes=buffer_bytes,
         )
 
-    def _writes_buffers(self, start_op: int, end_op: int) -> bool:
-        uses = self._uses_by_op.within(start_op, end_op)
-        written = self._uses["storage"][uses[self._uses["access"][uses] == _WRITTEN]]
-        rows = self._row_of_storage[written]
-        return bool(self._is_buffer[rows[rows != NONE]].any())
+    def unrepeatable(self) -> set[int]:
+        """Return the modules that write a tensor from before their call that is none of their buffers.
+
+        Examples are an argument (an activation in place), a parameter, and a tensor that is a plain attribute. A second
+        forward would begin with the written values.
+        """
+        starts, ends, modules = (self._calls[name] for name in ("start_op", "end_op", "module"))
+        is_write = (self._uses["access"] == _WRITTEN) & np.isin(self._uses["op"], np.array(self.window))
+        is_write &= ~self._in_backward[self._uses["op"]]
+        found: set[int] = set()
+        for op, storage in zip(
+            self._uses["op"][is_write].tolist(), self._uses["storage"][is_write].tolist(), strict=True
+        ):
+            row = self._row_of_storage[storage]
+            made_by = NONE if row == NONE else int(self._facts.allocations.op[row])
+            around = modules[(starts <= op) & (op < ends) & (made_by < starts)].tolist()
+            found.update(each for each in around if storage not in self._buffers_by_module.get(each, ()))
+        return found
+
+    def _buffers_of_modules(self) -> dict[int, set[int]]:
+        """Return the storages of each module's buffers, those of its children included."""
+        roles, parents = self._facts.capture.tables["roles"], self._facts.places.module_tree.parents
+        of_buffer = roles["role"] == _BUFFER
+        found: dict[int, set[int]] = {}
+        for storage, owner in zip(
+            roles["storage"][of_buffer].tolist(), roles["module"][of_buffer].tolist(), strict=True
+        ):
+            module = owner
+            while module != NONE:
+                found.setdefault(module, set()).add(storage)
+                module = parents[module]
+        return found
 
     def _is_of_call(self, packs: IntArray, start_op: int, end_op: int) -> NDArray[np.bool_]:
         """Return which of some saved tensors an op of the call saved, and no checkpoint."""
-        op = self._saved.op[packs]
+        op = self._saved.saving_op[packs]
         is_of_call: NDArray[np.bool_] = (op >= start_op) & (op < end_op) & ~self._saved.of_region[packs]
         return is_of_call
 

@@ -43,7 +43,8 @@ _READ, _OUTPUT = ACCESSES.index("read"), ACCESSES.index("output")
 _LOSS: Final = "aten.nll_loss_forward.default"
 _LOG_SOFTMAX: Final = "aten._log_softmax.default"
 _VIEW: Final = "aten._unsafe_view.default"
-_COPIES: Final = ("aten.clone.default", "aten._to_copy.default")
+_CONVERSION: Final = "aten._to_copy.default"
+_COPIES: Final = ("aten.clone.default", _CONVERSION)
 _DISTRIBUTED_ROLES: Final = tuple(
     ROLES.index(role) for role in ("unsharded parameter", "bucket", "reducer memory")
 )
@@ -73,6 +74,8 @@ class _Loss(NamedTuple):
     backward_ops: IntArray
     logits: int  # the storage that the head made
     hidden: int  # the storage that the head read
+    conversion_nodes: tuple[int, ...]  # the nodes of conversions of the logits to another precision
+    softmax_op: int  # the first op of the loss itself
 
 
 def loss_in_parts(
@@ -154,7 +157,9 @@ class _Losses:
         of_backward = self._backward_between(head_op, loss_op)
         if not len(of_backward):
             return None
-        return _Loss(head, head_op, loss_op, of_backward, logits, self._hidden_of(head_op))
+        conversions = tuple(int(self._ops["sequence"][op]) for op in ops if self._name(op) == _CONVERSION)
+        hidden = self._hidden_of(head_op)
+        return _Loss(head, head_op, loss_op, of_backward, logits, hidden, conversions, log_softmax_op)
 
     def _backward_between(self, first_op: int, last_op: int) -> IntArray:
         """Return the backward ops of all ops from one to another; empty if one of the two has no backward."""
@@ -242,6 +247,8 @@ class _Change:
         in_forward = in_forward[allocations.nbytes[in_forward] >= least_bytes]
         in_backward = in_backward[allocations.nbytes[in_backward] >= least_bytes]
         self._gone += [in_forward, in_backward]
+        # the lines move or leave out rows of the hidden states, so no part copies logits for that, as `reshape` does
+        in_forward, in_backward = (self._of_parts(rows, loss) for rows in (in_forward, in_backward))
 
         forward_event = self._timeline.event_of(loss.head_op)
         backward_event = self._timeline.event_of(int(loss.backward_ops[0]))
@@ -274,6 +281,18 @@ class _Change:
         spared = self._timeline.bytes_of(np.concatenate(self._gone))
         kept = self._timeline.bytes_within(*np.array(self._kept).T)
         return ChangedBytes(spared - kept, tuple(self._spikes))
+
+    def _of_parts(self, rows: IntArray, loss: _Loss) -> IntArray:
+        """Leave out the copies of logits, and their gradients, that a loss in parts does not make."""
+        node = self._facts.capture.tables["ops"]["sequence"][self._facts.allocations.op[rows]]
+        nodes = self._facts.capture.tables["ops"]["sequence"]
+        kept = (
+            (node <= nodes[loss.head_op])
+            | (node >= nodes[loss.softmax_op])
+            | np.isin(node, loss.conversion_nodes)
+        )
+        found: IntArray = rows[kept]
+        return found
 
     def _made(self, ops: Sequence[int] | range) -> IntArray:
         rows = [self._made_by.within(op, op + 1) for op in ops]

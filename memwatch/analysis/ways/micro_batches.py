@@ -8,11 +8,13 @@ With n parts, a recording changes at three places:
 
 `micro_batches` takes the first dimension of the inputs of the outermost module for the batch, if it is the same for
 all of them, and follows the ops: a tensor has a row for each sample if an op made it from such a tensor, and one of
-its first two dimensions is a multiple of the batch. The gradient of a parameter has none.
+its first two dimensions is a multiple of the batch. The gradient of a parameter has none. If an op combines each sample
+with the others, as a contrastive loss does, there is no change.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -41,6 +43,27 @@ _LITTLE_RATIO: Final = 0.01
 """Of the peak increase: less workspace than this changes no peak by the 2 % that a simulated one may differ."""
 _CANDIDATES: Final = 2
 """Numbers of parts that are offered: a way for each would fill the list. A guess."""
+
+
+_PRODUCTS: Final = ("mm", "addmm", "bmm", "baddbmm", "_euclidean_dist", "_cdist_forward")
+"""Ops that combine each row of one matrix with each row or column of another (torch 2.13). `torch.einsum` calls `bmm`
+for two matrices too."""
+_PAIRED: Final = (
+    "sub",
+    "add",
+    "mul",
+    "div",
+    "eq",
+    "ne",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+    "maximum",
+    "minimum",
+    "logical_and",
+)
+"""Ops that combine values at the same place, after they broadcast their arguments."""
 
 
 class Pass(NamedTuple):
@@ -92,7 +115,10 @@ def micro_batches(facts: Facts, timeline: Timeline, window: range) -> list[Micro
     if len(batches) != 1 or not passes:
         return []
     batch = batches.pop()
-    rows, derived = _follow(facts, window, batch, {each for each, size in sizes.items() if size == [batch]})
+    followed = _follow(facts, window, batch, {each for each, size in sizes.items() if size == [batch]})
+    if followed is None:
+        return []
+    rows, derived = followed
     # the outermost module may be called with other batches later, and the module of the loss is called with results
     if any(number % batch for each, size in sizes.items() if each not in derived for number in size):
         return []
@@ -159,8 +185,35 @@ def _kept_gradients(facts: Facts, timeline: Timeline, passes: list[Pass]) -> Int
     return kept
 
 
-def _follow(facts: Facts, window: range, batch: int, inputs: set[int]) -> tuple[IntArray, set[int]]:
+def _mixes_samples(name: str, given: list[list[int]], results: list[list[int]]) -> bool:
+    """Return True if an op whose arguments all come from the batch combines each sample with the others.
+
+    The logits of a contrastive loss are such a product: `z @ z.T` has a row and a column for each sample. So is the
+    covariance `z.T @ z`.
+
+    Args:
+        name: the op, as `aten.mm.default`.
+        given: the sizes of its arguments.
+        results: the sizes of its results.
+    """
+    base = name.split(".")[1] if name.count(".") > 1 else name
+    if base in _PRODUCTS:  # the batch of a batched product stays apart, unless it is one
+        return any(sum(size > 1 for size in its) <= 2 for its in results)  # a matrix
+    if base in _PAIRED and given:
+        largest = max(map(math.prod, given))
+        leading = {its[0] for its in given if its}
+        return any(
+            its.count(size) > 1 and math.prod(its) >= size * largest
+            for size in leading - {1}
+            for its in results
+        )
+    return False
+
+
+def _follow(facts: Facts, window: range, batch: int, inputs: set[int]) -> tuple[IntArray, set[int]] | None:
     """Return the allocations that ops made from the batch and that scale with it, and all storages made from it.
+
+    Return None if an op of the forward mixes the samples: the parts of a batch would give other results.
 
     Args:
         facts: what the capture shows.
@@ -189,6 +242,11 @@ def _follow(facts: Facts, window: range, batch: int, inputs: set[int]) -> tuple[
             if phase[op] == FORWARD and data.issuperset(given):
                 data.update(number for number in results if not lasting[number])
             continue
+        is_of_batch = phase[op] == FORWARD and derived.issuperset(given)
+        if is_of_batch and _mixes_samples(
+            str(facts.strings[ops["name"][op]]), list(map(dimensions, given)), list(map(dimensions, results))
+        ):
+            return None
         derived.update(results)
         derived.update(
             number for number in storage[rows[access[rows] == _WRITE]].tolist() if not lasting[number]

@@ -42,7 +42,7 @@ def offloaded(
     allocations, uses = facts.allocations, facts.capture.tables["uses"]
     of_calls = np.zeros(len(saved), dtype=bool)
     for start, end in spans:
-        of_calls |= (saved.op >= start) & (saved.op < end)
+        of_calls |= (saved.saving_op >= start) & (saved.saving_op < end)
     of_calls &= (saved.storage != NONE) & ~saved.of_region
     packs = np.flatnonzero(of_calls)
     read = packs[saved.used_op[packs] != NONE]
@@ -96,7 +96,7 @@ def without_graph(facts: Facts, saved: SavedTensors, timeline: Timeline) -> Chan
         for call in outermost[calls["module"][outermost] == module].tolist():
             first_op, end_op = int(calls["start_op"][call]), int(calls["end_op"][call])
             packs = packs_by_op.within(first_op, end_op + 1)
-            packs = packs[(saved.op[packs] >= first_op) & (saved.op[packs] < end_op)]
+            packs = packs[(saved.saving_op[packs] >= first_op) & (saved.saving_op[packs] < end_op)]
             has_run = bool(((ran >= first_op) & (ran < end_op)).any())
             is_pending = (saved.released_op[packs] == NONE) | (saved.used_op[packs] != NONE)
             if has_run or is_pending.any():

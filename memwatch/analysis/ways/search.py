@@ -15,7 +15,12 @@ import numpy as np
 from memwatch.analysis.findings.avoidable import foreach_temporaries, loop_temporaries
 from memwatch.analysis.findings.finding import LEAST_RATIO
 from memwatch.analysis.ways.autocast import autocast
-from memwatch.analysis.ways.checkpointing import CheckpointedCall, Checkpointing, SavingModules
+from memwatch.analysis.ways.checkpointing import (
+    CheckpointedCall,
+    Checkpointing,
+    SavingModules,
+    changed_attributes,
+)
 from memwatch.analysis.ways.loss_in_parts import loss_in_parts
 from memwatch.analysis.ways.micro_batches import micro_batches
 from memwatch.analysis.ways.modules import in_place, in_single_precision, offloaded, without_graph
@@ -97,8 +102,8 @@ class _Checkpoint(NamedTuple):
     kind: str
     text: str
     calls: list[CheckpointedCall]
-    decision: str
     lines: str
+    decision: str = ""  # its results are the same in every bit
 
 
 def find_ways(facts: Facts, saved: SavedTensors) -> list[Way]:
@@ -118,7 +123,7 @@ class _Search:
         self._facts, self._saved = facts, saved
         self._timeline = Timeline(facts)
         self._checkpointing = Checkpointing(facts, saved, self._timeline)
-        self._saving = SavingModules(facts, saved)
+        self._saving = SavingModules(facts, saved, self._checkpointing.unrepeatable())
         self._tree = facts.places.module_tree
         self._least_bytes = max(int(facts.curve.peak_increase_bytes * LEAST_RATIO), 1)
 
@@ -142,7 +147,10 @@ class _Search:
         joined = [change for change in changes if not change.is_alone]
         apart = [self._way(checkpoint, None) for checkpoint in checkpoints]
         apart += [self._way(None, change) for change in joined]
-        alone = [*apart, *(self._way(None, change) for change in changes if change.is_alone)]
+        alone = [
+            *apart,
+            *(self._way(None, change) for change in self._without_vain_parts(changes) if change.is_alone),
+        ]
         found = [way for way in alone if way.peak_bytes <= most_bytes]
         lowest = min((way.peak_bytes for way in apart), default=most_bytes)
         together = [
@@ -216,7 +224,6 @@ class _Search:
             kind="checkpoint",
             text=template.format(count=len(names), names=_told(names)),
             calls=[call for module in modules for call in self._checkpointing.calls_of(module)],
-            decision=words.BUFFERS if keeps else "",
             lines="\n".join(self._lines("checkpoint, buffers" if keeps else "checkpoint", modules)),
         )
 
@@ -315,18 +322,20 @@ class _Search:
         optimizers = self._optimizer_names()
         if found is None or any(_FORMER in self._tree.names[module] for module in found.modules):
             return []
-        if found.has_state and len(optimizers) > 1:
+        if found.needs_sparse_adam and len(optimizers) > 1:
             return []
         names = _told([self._tree.names[module] for module in found.modules])
-        key = "sparse_adam" if found.has_state else "sparse_gradients"
+        key = "sparse_adam" if found.needs_sparse_adam else "sparse_gradients"
         return [
             _Change(
                 kind="sparse_gradients",
-                text=(words.SPARSE_ADAM if found.has_state else words.SPARSE_GRADIENTS).format(names=names),
+                text=(words.SPARSE_ADAM if found.needs_sparse_adam else words.SPARSE_GRADIENTS).format(
+                    names=names
+                ),
                 bytes=found.bytes,
                 time_ratio=math.nan,
                 basis="estimated",
-                decision=words.ROWS_BY_SPARSE_ADAM if found.has_state else words.ROWS_ALONE,
+                decision=words.ROWS_BY_SPARSE_ADAM if found.needs_sparse_adam else words.ROWS_ALONE,
                 lines="\n".join(self._lines(key, list(found.modules), optimizers[0])),
                 modules=found.modules,
             )
@@ -355,7 +364,11 @@ class _Search:
 
     def _micro_batches(self) -> list[_Change]:
         names = np.unique(self._facts.capture.tables["ops"]["name"]).tolist()
-        has_batch_norm = any("batch_norm" in self._facts.strings[name] for name in names)
+        decision = words.INDEPENDENT_SAMPLES
+        if any("batch_norm" in self._facts.strings[name] for name in names):
+            decision += words.BATCH_STATISTICS
+        if attributes := sorted(set(changed_attributes(self._facts).values())):
+            decision += words.EACH_PART.format(names=_told(attributes))
         return [
             _Change(
                 kind="micro_batches",
@@ -363,12 +376,23 @@ class _Search:
                 bytes=found.bytes,
                 time_ratio=math.nan,
                 basis="simulated" if found.is_exact else "estimated",
-                decision=words.INDEPENDENT_SAMPLES + (words.BATCH_STATISTICS if has_batch_norm else ""),
+                decision=decision,
                 lines=LINES["micro_batches"].format(parts=found.parts),
                 is_alone=True,
             )
             for found in micro_batches(self._facts, self._timeline, self._checkpointing.window)
         ]
+
+    def _without_vain_parts(self, changes: list[_Change]) -> Iterator[_Change]:
+        """Yield the changes. More parts of the batch take more time, so each number must lower the peak by enough."""
+        lowest = self._facts.curve.peak_bytes
+        for change in changes:  # the fewest parts come first
+            if change.kind == "micro_batches":
+                peak_bytes = self._checkpointing.peak_bytes([], change.bytes)
+                if peak_bytes > lowest - self._least_bytes:
+                    continue
+                lowest = peak_bytes
+            yield change
 
     def _without_graph(self) -> list[_Change]:
         found = without_graph(self._facts, self._saved, self._timeline)

@@ -7,7 +7,8 @@ The backward of an `nn.Embedding` makes a gradient of the table's size, though a
 2. The temporaries of the optimizer's step that have the table's size are gone. `SparseAdam` makes some of the size of
    the sparse gradient instead. The state keeps its size.
 
-It needs an optimizer that takes sparse gradients: SGD without momentum and weight decay, or `SparseAdam`. A table that
+It needs an optimizer that takes sparse gradients: SGD without momentum, Adagrad, both without weight decay, or
+`SparseAdam`. A table that
 another op reads too, such as the head of a language model, has a gradient that is the sum of two, and is left out.
 """
 
@@ -43,6 +44,15 @@ _STATES_OF_ADAM: Final = 2
 _STEP_COPIES: Final = 6
 """Tensors of the sparse gradient's size that a step of `SparseAdam` has alive at once: measured with torch 2.13, see
 `tests/ways/test_ways_sparse_gradients.py`."""
+_STATES_OF_ADAGRAD: Final = 1
+_STEP_COPIES_OF_ADAGRAD: Final = 3
+"""Likewise for Adagrad and one table. With several tables, variables of its loop keep one more of the table before."""
+_DENSE_STEP_OF_ADAGRAD: Final = (
+    "aten.sqrt.default",
+    "aten._foreach_sqrt.default",
+    "aten._foreach_mul.ScalarList",
+)
+"""The ops whose results a step of Adagrad has of the table's size. Weight decay has others, and a fused step none."""
 
 
 class SparseGradients(NamedTuple):
@@ -50,12 +60,13 @@ class SparseGradients(NamedTuple):
 
     Attributes:
         modules: the numbers of the embeddings in the module tree.
-        has_state: whether the recorded optimizer keeps state for them, so that another one must update them.
+        needs_sparse_adam: whether the recorded optimizer takes no sparse gradients, so that another one must update
+            them.
         bytes: the change of the live bytes.
     """
 
     modules: tuple[int, ...]
-    has_state: bool
+    needs_sparse_adam: bool
     bytes: ChangedBytes
 
 
@@ -85,10 +96,14 @@ def sparse_gradients(facts: Facts, timeline: Timeline) -> SparseGradients | None
     dimensions_of = dimensions_of_storages(facts)
     tables = list(_tables(facts, dimensions_of))
     temporaries = _temporaries(facts, timeline, dimensions_of)
-    has_state = any(table.states for table in tables)
-    if not has_state:  # SGD with weight decay, or a step that does something else with a dense gradient
+    states = max((table.states for table in tables), default=0)
+    if states == 0:  # SGD with weight decay, or a step that does something else with a dense gradient
         tables = [table for table in tables if tuple(table.dimensions) not in temporaries]
-    if not tables or any(bool(table.states) != has_state for table in tables):
+    elif states == _STATES_OF_ADAGRAD:
+        tables = [
+            table for table in tables if _are_of_adagrad(facts, temporaries.get(tuple(table.dimensions), []))
+        ]
+    if not tables or any(table.states != states for table in tables):
         return None
     gradients = np.concatenate([table.gradients for table in tables])
     sparse_bytes = np.concatenate([table.sparse_bytes for table in tables])
@@ -97,16 +112,26 @@ def sparse_gradients(facts: Facts, timeline: Timeline) -> SparseGradients | None
     )
     for dimensions in {tuple(table.dimensions) for table in tables}:
         spared += timeline.bytes_of(np.array(temporaries.get(dimensions, []), dtype=np.int64))
-    if has_state:
+    if states:
+        copies = _STEP_COPIES
+        if states == _STATES_OF_ADAGRAD:
+            copies = _STEP_COPIES_OF_ADAGRAD + (len(tables) > 1)
         is_step = facts.capture.tables["ops"]["phase"] == OPTIMIZER
         ends = np.flatnonzero(np.diff(is_step.astype(np.int8), append=0) < 0) + 1
         spikes = tuple(
-            Spike(event, _STEP_COPIES * int(sparse_bytes.max()))
-            for event in timeline.events_of(ends).tolist()
+            Spike(event, copies * int(sparse_bytes.max())) for event in timeline.events_of(ends).tolist()
         )
     else:
         spikes = ()
-    return SparseGradients(tuple(table.module for table in tables), has_state, ChangedBytes(spared, spikes))
+    return SparseGradients(
+        tuple(table.module for table in tables), states == _STATES_OF_ADAM, ChangedBytes(spared, spikes)
+    )
+
+
+def _are_of_adagrad(facts: Facts, rows: list[int]) -> bool:
+    """Return True if temporaries of a table's size are those of a step of torch's Adagrad without weight decay."""
+    names = facts.capture.tables["ops"]["name"][facts.allocations.op[rows]].tolist()
+    return bool(rows) and all(facts.strings[name] in _DENSE_STEP_OF_ADAGRAD for name in names)
 
 
 def _tables(facts: Facts, dimensions_of: Callable[[int], list[int]]) -> Iterator[_Table]:
@@ -116,6 +141,9 @@ def _tables(facts: Facts, dimensions_of: Callable[[int], list[int]]) -> Iterator
     is_step = ops["phase"] == OPTIMIZER
     uses_by_op, uses_by_storage = Grouped(op), Grouped(storage)
     allocations, strings = facts.allocations, facts.strings
+    known_states = {0, _STATES_OF_ADAM}
+    if facts.capture.meta.get("is_all_adagrad"):
+        known_states.add(_STATES_OF_ADAGRAD)
     is_lookup, is_lookup_backward = (
         np.isin(ops["name"], [number for number, name in enumerate(strings) if name in chosen])
         for chosen in (_LOOKUPS, _BACKWARDS)
@@ -162,7 +190,7 @@ def _tables(facts: Facts, dimensions_of: Callable[[int], list[int]]) -> Iterator
         of_lookup = np.maximum(np.searchsorted(lookups, allocations.op[rows]) - 1, 0)
         table = _Table(module, dimensions, rows, counts[of_lookup] * row_bytes, number_of_states)
         if (
-            number_of_states in (0, _STATES_OF_ADAM)
+            number_of_states in known_states
             and counts.all()
             and table.sparse_bytes.sum() < allocations.nbytes[rows].sum()
         ):
@@ -174,7 +202,8 @@ def _temporaries(
 ) -> dict[tuple[int, ...], list[int]]:
     """Return the allocations that an optimizer's step made and freed, by the sizes of their tensor.
 
-    The state is made in a step too, and a recording of the whole program has the end of its life.
+    The state is made in a step too, and a recording of the whole program has the end of its life. The last variables of
+    a step die when it returns, which may be the last event of all.
     """
     allocations, phase = facts.allocations, facts.capture.tables["ops"]["phase"]
     made = allocations.op
@@ -184,7 +213,9 @@ def _temporaries(
     )
     outside_steps = np.append(np.flatnonzero(phase != OPTIMIZER), len(phase))
     step_end = outside_steps[np.searchsorted(outside_steps, made[rows])]
-    rows = rows[allocations.death_event[rows] < timeline.events_of(step_end)]
+    rows = rows[allocations.death_event[rows] <= timeline.events_of(step_end)]
+    roles = facts.capture.tables["roles"]
+    rows = rows[~np.isin(allocations.storage[rows], roles["storage"][roles["role"] == _STATE])]
     found: dict[tuple[int, ...], list[int]] = {}
     for row in rows.tolist():
         found.setdefault(tuple(dimensions_of(int(allocations.storage[row]))), []).append(row)
