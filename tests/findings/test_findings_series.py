@@ -6,7 +6,8 @@ import gc
 
 import pytest
 import torch
-from torch import nn
+from torch import func, nn
+from torch.nn import functional
 
 import memwatch
 
@@ -203,3 +204,38 @@ def test_inputs_that_a_later_loop_reads_are_no_growth():
         return total
 
     assert kinds(profiled(program)) == ["drag"]
+
+
+def gradients_of_samples(steps, keep):
+    """One line makes several results of each step. A list keeps the gradients of all steps, or none does."""
+    model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10))
+
+    def loss_of(weights, x, y):
+        return functional.cross_entropy(func.functional_call(model, weights, (x[None],)), y[None])
+
+    gradients_of = func.vmap(func.grad(loss_of), in_dims=(None, 0, 0))
+    kept = []
+    for _ in range(steps):
+        x, y = torch.rand(64, 64), torch.randint(0, 10, (64,))
+        weights = {name: each.detach() for name, each in model.named_parameters()}
+        gradients = gradients_of(weights, x, y)
+        if keep:
+            kept.append(gradients)
+        norm = torch.stack([each.flatten(1).norm(dim=1) for each in gradients.values()], 1).norm(dim=1)
+        share = (1 / (norm + 1e-6)).clamp(max=1)
+        for name, weight in model.named_parameters():
+            weight.grad = torch.einsum("b...,b->...", gradients[name], share) / 64
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_several_results_of_one_line_in_a_pass_are_no_passes(steps):
+    """The dictionary of gradients is bound anew in each step, so that two of them are alive at most."""
+    found = profiled(gradients_of_samples, steps, False).findings
+    assert "growth" not in [each.kind for each in found]
+    assert "per pass" not in " ".join(map(str, found))
+
+
+def test_a_list_of_the_gradients_of_each_step_grows_with_each_pass():
+    found = profiled(gradients_of_samples, PASSES, True).findings
+    assert any("per pass" in each.advice for each in found if each.holder.startswith("`kept`"))

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from memwatch.analysis.facts.facts import Facts
     from memwatch.analysis.facts.step_curve import StepCurve
     from memwatch.analysis.findings.finding import Candidate
+    from memwatch.analysis.findings.loops import Loops
     from memwatch.analysis.holders import Holders
     from memwatch.capture.columns import IntArray
 
@@ -35,12 +36,12 @@ _OF_VARIABLES: Final = (FindingKind.DRAG, FindingKind.ITERATION)
 _OF_GRAPHS: Final = (FindingKind.GRAPH, FindingKind.RETAINED)
 
 
-def as_growth(candidate: Candidate, facts: Facts) -> Candidate:
+def as_growth(candidate: Candidate, facts: Facts, loops: Loops) -> Candidate:
     """Return a candidate as growth, if a container keeps a result of each pass and a pass reads at most the newest.
 
     `del` at the end of a pass, the advice of the other kinds, would not end that.
     """
-    if candidate.kind not in _OF_VARIABLES or not rate_bytes(candidate, facts):
+    if candidate.kind not in _OF_VARIABLES or not rate_bytes(candidate, facts, loops):
         return candidate
     rows = np.array(candidate.allocations)
     made, last = facts.allocations.op[rows], facts.use_bounds.last_op[rows]
@@ -52,7 +53,7 @@ def as_growth(candidate: Candidate, facts: Facts) -> Candidate:
     return dataclasses.replace(candidate, kind=FindingKind.GROWTH)
 
 
-def rate_bytes(candidate: Candidate, facts: Facts) -> int:
+def rate_bytes(candidate: Candidate, facts: Facts, loops: Loops) -> int:
     """Return the bytes that each pass of a loop adds to a container; 0 if the candidate is not a series."""
     if candidate.kind not in (*_OF_VARIABLES, *_OF_GRAPHS, FindingKind.VOID, FindingKind.GROWTH):
         return 0
@@ -67,9 +68,12 @@ def rate_bytes(candidate: Candidate, facts: Facts) -> int:
         for module in np.unique(modules[group]).tolist()
         if len(of_layer := group[modules[group] == module]) >= _FEWEST_PASSES
     ]
-    passes = min((len(group) for group in groups), default=1)
+    counts = [loops.count_passes(facts.allocations.op[rows[group]]) for group in groups]
+    # several results of one line in one pass are no passes: a dictionary that each step makes anew holds them
+    series = [group for group, count in zip(groups, counts, strict=True) if count >= _FEWEST_PASSES]
+    passes = min((len(group) for group in series), default=1)
     return sum(
-        int(np.median(facts.allocations.nbytes[rows[group]])) * round(len(group) / passes) for group in groups
+        int(np.median(facts.allocations.nbytes[rows[group]])) * round(len(group) / passes) for group in series
     )
 
 
