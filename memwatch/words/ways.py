@@ -22,6 +22,7 @@ LOSS_IN_PARTS: Final = "compute the logits of `{name}` and the cross entropy par
 OFFLOAD: Final = "move to the host what {count} modules save for backward: {names}"
 MICRO_BATCHES: Final = "split the batch in {parts} parts and add up their gradients"
 WITHOUT_GRAPH: Final = "run {names} without a graph, because no backward needs it"
+UNREAD_GRADIENTS: Final = "compute no gradients for {names}, because nobody reads them"
 IN_PLACE: Final = "let activation modules write over their input: {names}"
 AUTOCAST: Final = "run {names} under autocast, in bfloat16"
 FLOAT32: Final = "let {names} compute in float32, not in float64"
@@ -46,6 +47,9 @@ INDEPENDENT_SAMPLES: Final = "the loss must be a mean over independent samples"
 BATCH_STATISTICS: Final = "; batch norm computes its statistics for each part alone"
 NO_GRADIENTS: Final = (
     "its results then have no gradients; torch.inference_mode does as well if autograd reads none of them"
+)
+NOT_IN_OPTIMIZER: Final = (
+    "no optimizer that stepped in the recording has these parameters, and none may get them later"
 )
 INPUT_IS_GONE: Final = "code that keeps the input of an activation finds the result in it"
 LESS_PRECISION: Final = (
