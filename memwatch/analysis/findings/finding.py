@@ -91,6 +91,10 @@ def as_one(
     largest = max(variables, key=lambda key: nbytes[key], default=None)
     if largest is None:
         return [candidate]
+    if variables[largest].is_variable_of_ended_call:
+        # a traceback keeps the calls that raised, with the graphs of their variables
+        kept = [key for key, holder in variables.items() if holder.kept_exception]
+        largest = max(kept, key=lambda key: nbytes[key], default=largest)
     return [dataclasses.replace(candidate, holder=variables[largest])]
 
 

@@ -6,6 +6,7 @@ until the rules find nothing more. `rank` keeps the candidates that lower the pe
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -132,7 +133,7 @@ def rank(candidates: list[Candidate], facts: Facts, loops: Loops, least_bytes: i
     together_bytes = int((live - _sum(mended)).max())
     found = [
         _finding(as_growth(candidate, facts, loops), facts, loops, int((live - spared).max()), together_bytes)
-        for candidate, spared in _merged(reported)
+        for candidate, spared in _joined_by_exception(_merged(reported))
     ]
     return sorted(found, key=lambda finding: -finding.nbytes)
 
@@ -218,6 +219,25 @@ def _merged(reported: list[_Spared]) -> list[_Spared]:
             )
         merged.append(first)
     return merged
+
+
+def _joined_by_exception(reported: list[_Spared]) -> list[_Spared]:
+    """Join what the tracebacks of the same exceptions keep: their variables, and the graphs of their variables."""
+    groups: dict[object, list[_Spared]] = {}
+    for each in reported:
+        groups.setdefault(each.candidate.holder.kept_exception or id(each), []).append(each)
+    found = []
+    for group in groups.values():
+        first = max(group, key=lambda each: each.candidate.nbytes)
+        for each in group:
+            if each is not first:
+                joined = first.candidate.joined(each.candidate)
+                nbytes = first.candidate.nbytes + each.candidate.nbytes
+                first = _Spared(
+                    dataclasses.replace(joined, nbytes=nbytes), first.bytes_of_stretch + each.bytes_of_stretch
+                )
+        found.append(first)
+    return found
 
 
 def _last_used(candidate: Candidate, facts: Facts) -> str:
@@ -348,8 +368,11 @@ def change_of(
         passes: how many passes of a loop left the memory, where the kind is about passes.
         is_filled_on: whether the holder is a container that gets entries while older ones are not used any more.
     """
-    is_needed = kind is FindingKind.GRAPH and is_trained
+    of_exception = kind is FindingKind.GRAPH and bool(holder.kept_exception)
+    is_needed = kind is FindingKind.GRAPH and is_trained and not of_exception
     advice = words.GRAPH_OF_TRAINED_FORWARD if is_needed else _what_to_do(kind, holder)
+    if of_exception:
+        advice = HolderKind.EXCEPTION.row.drop or words.DROP_ANY
     if is_filled_on:
         advice = words.DROP_ENTRIES
     if (

@@ -147,6 +147,25 @@ class Holder:
         """Whether a container or an object that the holder names refers to the memory."""
         return bool(self.edges) and HolderPath(self.edges).is_inside
 
+    @property
+    def kept_exception(self) -> tuple[object, ...]:
+        """The references to the exception whose traceback keeps the memory, without items; empty if none does."""
+        kinds = [edge.kind for edge in self.edges]
+        if EdgeKind.TRACEBACK_CALL not in kinds or EdgeKind.EXCEPTION_FIELD not in kinds:
+            return ()
+        to_exception = self.edges[: kinds.index(EdgeKind.EXCEPTION_FIELD)]
+        # one sample may see the object through `self`, and another one through a global variable
+        told = to_exception[1:] if len(to_exception) > 1 else to_exception
+        return tuple((edge.kind, None if edge.kind in words.ITEMS else edge.name) for edge in told)
+
+    @property
+    def is_variable_of_ended_call(self) -> bool:
+        """Whether it is a plain variable of a call, which a sample saw at another time only."""
+        if self.is_likely or not self.edges:
+            return False
+        read = HolderPath(self.edges)
+        return read.is_direct and read.head.kind.row.is_call_variable
+
     def is_through(self, other: Holder) -> bool:
         """Whether this is another holder, or an object reached through it, as `output.logits` through `output`."""
         return self.key == other.key or (bool(other.edges) and _starts_with(self.subject, other.subject))
