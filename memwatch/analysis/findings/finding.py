@@ -101,7 +101,11 @@ def as_one(
 def _candidate(
     kind: FindingKind, group: list[tuple[int, list[Holder]]], allocations: Allocations
 ) -> Candidate:
-    _, (holder, *others) = min(group, key=lambda claim: not claim[1][0].is_likely)
+    # of linked objects, the path from a variable shows the links
+    _, (holder, *others) = min(
+        group,
+        key=lambda claim: (not (claim[1][0].links_objects and claim[1][0].site), not claim[1][0].is_likely),
+    )
     held = [allocation for allocation, _ in group]
     if len({holders[0].key for _, holders in group}) > 1:
         holder = of_any_item(holder)

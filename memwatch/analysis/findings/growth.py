@@ -32,12 +32,14 @@ if TYPE_CHECKING:
 # layers that run one after the other, are kept for a later use.
 _FEWEST_PASSES: Final = 3
 """A step of four micro-batches keeps the results of three when its peak comes, in the last forward. A guess."""
-_OF_VARIABLES: Final = (FindingKind.DRAG, FindingKind.ITERATION)
+_OF_VARIABLES: Final = (FindingKind.DRAG, FindingKind.ITERATION, FindingKind.OUTPUT)
 _OF_GRAPHS: Final = (FindingKind.GRAPH, FindingKind.RETAINED)
 
 
 def as_growth(candidate: Candidate, facts: Facts, loops: Loops) -> Candidate:
     """Return a candidate as growth, if a container keeps a result of each pass and a pass reads at most the newest.
+
+    Objects that are linked, each to the one before it, keep the results like a container.
 
     `del` at the end of a pass, the advice of the other kinds, would not end that.
     """
@@ -57,7 +59,8 @@ def rate_bytes(candidate: Candidate, facts: Facts, loops: Loops) -> int:
     """Return the bytes that each pass of a loop adds to a container; 0 if the candidate is not a series."""
     if candidate.kind not in (*_OF_VARIABLES, *_OF_GRAPHS, FindingKind.VOID, FindingKind.GROWTH):
         return 0
-    if not candidate.holder.edges or not HolderPath(candidate.holder.edges).ends_in_container:
+    path = HolderPath(candidate.holder.edges) if candidate.holder.edges else None
+    if path is None or not (path.ends_in_container or path.links_objects):
         return 0
     rows = np.array(candidate.allocations)
     # layers of an `nn.Sequential` have one call stack: a pass adds a result of each

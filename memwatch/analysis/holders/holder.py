@@ -66,7 +66,10 @@ class Holder:
 
     @property
     def key_of_items(self) -> HolderKey:
-        """The common part of holders that differ only in an item: `rows[0].x` and `rows[1].x`."""
+        """The common part of holders that differ only in an item, `rows[0].x` and `rows[1].x`, or in linked objects."""
+        if self.links_objects:
+            linked = object_holder(self)
+            return self.key if linked is None else linked.key
         kinds = [edge.kind for edge in self.edges]
         if not any(kind in words.ITEMS for kind in kinds):
             return self.key
@@ -146,6 +149,11 @@ class Holder:
     def is_inside(self) -> bool:
         """Whether a container or an object that the holder names refers to the memory."""
         return bool(self.edges) and HolderPath(self.edges).is_inside
+
+    @property
+    def links_objects(self) -> bool:
+        """Whether it reaches the memory through an object of the class that refers to it, as `state.prev.output`."""
+        return bool(self.edges) and HolderPath(self.edges).links_objects
 
     @property
     def kept_exception(self) -> tuple[object, ...]:
