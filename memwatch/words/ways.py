@@ -81,6 +81,10 @@ HEADING_SHORT: Final = "What would lower the peak (all {count:,}: memwatch summa
 MORE_WAYS: Final = "{count:,} more: use --rows, or prof.ways in Python"
 
 
+COMPILED: Final = (
+    "no checkpoint is offered, because memwatch cannot see the modules inside compiled code; "
+    "a run without torch.compile would show checkpoints"
+)
 CHANGED_ARGUMENTS: Final = (
     "no checkpoint is offered for {count} modules ({classes}): each puts new tensors into the {objects} that it is "
     "called with, and its forward would do so again in the backward. If the training does not need this object, leave "
