@@ -47,6 +47,8 @@ def parse_bytes(size: int | float | str) -> int:
         raise SizeError(f"{size!r} is not a size; write bytes as a number or text such as '64 MiB'")
     if isinstance(size, str):
         match = _SIZE.fullmatch(size)
+        if match is None and size.lstrip().startswith("-") and _SIZE.fullmatch(size.lstrip()[1:]):
+            raise SizeError(f"{size!r} is negative; a size is zero or more, as in '64 MiB'")
         if match is None or match[2].lower() not in _UNITS:
             raise SizeError(
                 f"{size!r} is not a size; write a number and B, KiB, MiB, GiB, kB, MB or GB, as in '64 MiB'"

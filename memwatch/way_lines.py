@@ -220,6 +220,10 @@ from torch import no_grad
 
 {model}.forward = no_grad()({model}.forward)
 """,
+    "unread_gradients": """\
+for name in {names}:
+    {model}.get_submodule(name).requires_grad_(False)
+""",
     "float32": """\
 from torch import Tensor
 

@@ -130,6 +130,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     return ended
 
 
+_NEGATIVE: Final = re.compile(r"-\.?\d")
+"""The beginning of a negative number, with or without a unit. Python 3.14 has this pattern itself."""
+
+
 def _say_interrupted(*_: object) -> None:
     """Print one line in place of the traceback through memwatch's own code."""
     sys.stderr.write("memwatch: interrupted\n")
@@ -169,4 +173,6 @@ def _add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser], verb: 
         allow_abbrev=False,
     )
     home.add_arguments(parser)
+    # without this, argparse takes the value in `--limit -5MiB` for an option and says that no value was given
+    parser._negative_number_matcher = _NEGATIVE
     parser.set_defaults(execute=home.execute, usage_error=parser.error)

@@ -48,10 +48,12 @@ class SavedBytes:
     Attributes:
         by_module: bytes by the module's name, including its children's bytes.
         order: the modules that were called, in the order of their first calls.
+        losses: the modules whose calls returned no tensor but scalars, such as a loss.
     """
 
     by_module: dict[str, int] = field(default_factory=dict)
     order: list[str] = field(default_factory=list)
+    losses: set[str] = field(default_factory=set)
 
 
 class SavedScan:
@@ -114,6 +116,9 @@ class SavedScan:
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
         name = self._names.get(id(module))
+        tensors = [each for each in leaves_of(output) if isinstance(each, torch.Tensor)]
+        if name is not None and tensors and all(each.numel() == 1 for each in tensors):
+            self.found.losses.add(name)
         while name is not None and any(each == name for each, _ in self._running):
             if self._running.pop()[0] == name:
                 break
@@ -141,11 +146,13 @@ def partitions(model: nn.Module, saved: SavedBytes) -> list[tuple[str, ...]]:
     """Return ways to divide a model into blocks, large blocks first, each in the order of the calls."""
     total = saved.by_module.get("", 0) or max(saved.by_module.values(), default=0)
     place = {name: number for number, name in enumerate(saved.order)}
+    # a loss in a checkpoint computes large results again, right at the peak
+    by_module = {name: nbytes for name, nbytes in saved.by_module.items() if name not in saved.losses}
     found: list[tuple[str, ...]] = []
     for share in _LARGEST_SHARES:
         blocks = [
             name
-            for name in _divide(model, "", saved.by_module, share * total)
+            for name in _divide(model, "", by_module, share * total)
             if saved.by_module[name] >= _LEAST_SHARE * total
         ]
         blocks.sort(key=lambda name: place[name])

@@ -15,9 +15,11 @@ from torch import nn
 from memwatch._torch.modules import BUFFERS, MODULES, PARAMETERS
 from memwatch.capture.schema import NONE, PLACES_OF_MODULES
 from memwatch.heap.class_checks import is_a
+from memwatch.heap.frames import read_locals
 from memwatch.heap.module_tables import module_dict, table_entries
 from memwatch.heap.names import class_name
 from memwatch.heap.pause import pause_gc, resume_gc
+from memwatch.heap.roots import running
 from memwatch.heap.variable_search import find_modules, living_modules
 from memwatch.own_code import CodeOwner
 
@@ -108,7 +110,8 @@ class ModuleRegistry:
         self._in_tables: set[tuple[str, int]] = set()
         self._former: set[int] = set()
         self._root_names: set[str] = set()
-        self._of_class: dict[tuple[str, int, str], int] = {}
+        self._of_class: dict[tuple[str, int, str], tuple[weakref.ref[nn.Module], int]] = {}
+        self._half_made: set[int] = set()
         self._has_scanned_heap = False
 
     def number_of(self, module: nn.Module) -> int:
@@ -180,16 +183,18 @@ class ModuleRegistry:
             caller: number of the module whose call is running, -1 for none.
             frame: the call that calls it.
         """
+        self._half_made = _modules_in_construction(frame)
         if self._budget.spend(type(module)):
             self.learn((), frame)
             if self.number_of(module) == NONE:
                 self.learn((), frame, CodeOwner.INSTALLED)
             if self.number_of(module) == NONE and _has_memory(module):
                 self.learn_from_heap(without=module)
-        number = self.number_of(module)
-        if number != NONE:
-            return number
-        self._register_tree(module, "", caller)  # no holder was found, so it counts as a part of its caller
+        if self.number_of(module) == NONE:
+            self._register_tree(
+                module, "", caller
+            )  # no holder was found, so it counts as a part of its caller
+        self._half_made = set()
         return self.number_of(module)
 
     def learn(
@@ -202,6 +207,7 @@ class ModuleRegistry:
             frame: the innermost call.
             owner: whose calls are searched: the program's, or installed packages'.
         """
+        self._half_made |= _modules_in_construction(frame)
         pause = pause_gc()  # a collection now would run the program's finalizers in the middle of its call
         try:
             sightings = find_modules(frame, owner)
@@ -269,8 +275,9 @@ class ModuleRegistry:
             number = self.number_of(module)
             if number == NONE:
                 number = self._new(module, name, above)
-            elif self._parents[number] == NONE and (name, above) != (self._names[number], NONE):
+            elif self._lacks_place(number) and (name, above) != (self._names[number], self._parents[number]):
                 self._correct(number, name, above)
+            self._note_class(number, module)
             if number in visited:
                 continue
             visited.add(number)
@@ -281,8 +288,9 @@ class ModuleRegistry:
     def _new(self, module: nn.Module, name: str, parent: int) -> int:
         kind = class_name(type(module))
         reference = weakref.ref(module)
-        bare = not _has_memory(module)
-        alike = self._of_class.get((kind, parent, name), NONE) if bare else NONE
+        # a module whose `__init__` runs may call its parts before it has parameters, so it is like no other module
+        bare = id(module) not in self._half_made and not _has_memory(module)
+        alike = self._alike(kind, parent, name) if bare else NONE
         if alike != NONE:  # the same variable holds another of the same class: for a reader it is one module
             self.known[id(module)] = (reference, alike)
             return alike
@@ -292,10 +300,29 @@ class ModuleRegistry:
         self._classes.append(kind)
         self.known[id(module)] = (reference, number)
         if bare:
-            self._of_class[kind, parent, name] = number
+            self._of_class[kind, parent, name] = reference, number
         self._append(number)
         self._own(module, number)
         return number
+
+    def _alike(self, kind: str, parent: int, name: str) -> int:
+        """Return the number of a module without memory that had the same place, -1 if it has got memory since."""
+        known = self._of_class.get((kind, parent, name))
+        if known is None:
+            return NONE
+        module = known[0]()
+        return NONE if module is not None and _has_memory(module) else known[1]
+
+    def _lacks_place(self, number: int) -> bool:
+        """Return True for a module that no table is known to hold: a root, or a module known by its caller only."""
+        return self._parents[number] == NONE or not self._names[number]
+
+    def _note_class(self, number: int, module: nn.Module) -> None:
+        """Append a row if a module has another class than before: `register_parametrization` changes it."""
+        kind = class_name(type(module))
+        if kind != self._classes[number] and number not in self._former:
+            self._classes[number] = kind
+            self._append(number)
 
     def _correct(self, number: int, name: str, parent: int, state: int = KNOWN) -> None:
         """Append another row for a module whose name or parent became known or has changed."""
@@ -312,6 +339,18 @@ class ModuleRegistry:
         """Append a row with the present facts about a module."""
         name, kind = self._strings(self._names[number]), self._strings(self._classes[number])
         self._rows += (number, name, kind, self._parents[number], self._op_counter[0], state)
+
+
+def _modules_in_construction(frame: FrameType | None) -> set[int]:
+    """Return the `id` of each module whose `__init__` is running."""
+    found: set[int] = set()
+    for call in running(frame):
+        code = call.f_code
+        if code.co_name == "__init__" and code.co_argcount:
+            made = read_locals(call).get(code.co_varnames[0])
+            if is_a(made, nn.Module):
+                found.add(id(made))
+    return found
 
 
 def _names_of_roots(sightings: Iterable[Sighting]) -> dict[int, list[str]]:

@@ -22,6 +22,7 @@ LOSS_IN_PARTS: Final = "compute the logits of `{name}` and the cross entropy par
 OFFLOAD: Final = "move to the host what {count} modules save for backward: {names}"
 MICRO_BATCHES: Final = "split the batch in {parts} parts and add up their gradients"
 WITHOUT_GRAPH: Final = "run {names} without a graph, because no backward needs it"
+UNREAD_GRADIENTS: Final = "compute no gradients for {names}, because nobody reads them"
 IN_PLACE: Final = "let activation modules write over their input: {names}"
 AUTOCAST: Final = "run {names} under autocast, in bfloat16"
 FLOAT32: Final = "let {names} compute in float32, not in float64"
@@ -47,6 +48,9 @@ BATCH_STATISTICS: Final = "; batch norm computes its statistics for each part al
 EACH_PART: Final = "; each part changes {names} once more"
 NO_GRADIENTS: Final = (
     "its results then have no gradients; torch.inference_mode does as well if autograd reads none of them"
+)
+NOT_IN_OPTIMIZER: Final = (
+    "no optimizer that stepped in the recording has these parameters, and none may get them later"
 )
 INPUT_IS_GONE: Final = "code that keeps the input of an activation finds the result in it"
 LESS_PRECISION: Final = (
@@ -77,6 +81,10 @@ HEADING_SHORT: Final = "What would lower the peak (all {count:,}: memwatch summa
 MORE_WAYS: Final = "{count:,} more: use --rows, or prof.ways in Python"
 
 
+COMPILED: Final = (
+    "no checkpoint is offered, because memwatch cannot see the modules inside compiled code; "
+    "a run without torch.compile would show checkpoints"
+)
 CHANGED_ARGUMENTS: Final = (
     "no checkpoint is offered for {count} modules ({classes}): each puts new tensors into the {objects} that it is "
     "called with, and its forward would do so again in the backward. If the training does not need this object, leave "

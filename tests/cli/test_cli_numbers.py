@@ -11,6 +11,8 @@ WRONG = (
     "fit --limit 8giga {program}",
     "fit {program} --limit 8giga",
     "fit --limit=-1 {program}",
+    "fit --limit -5MiB {program}",
+    "fit {program} --limit -5MiB",
     "fit --steps none {program}",
     "run --limit 8giga {program}",
     "run --limit cuda:0=8giga {program}",
@@ -44,6 +46,16 @@ def test_a_wrong_number_is_wrong_usage(line, narrow, tmp_path, capsys):
     assert said.startswith(f"usage: memwatch {verb} ")
     assert said.splitlines()[-1].startswith(f"memwatch {verb}: error: ")
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+
+
+@pytest.mark.words
+@pytest.mark.parametrize(
+    "line", ["fit --limit -5MiB train.py", "fit --limit=-5MiB train.py", "fit train.py --limit -5MiB"]
+)
+def test_a_negative_size_is_called_negative(line, capsys):
+    with pytest.raises(SystemExit):
+        main(line.split())
+    assert "'-5MiB' is negative" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

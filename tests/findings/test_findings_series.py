@@ -6,7 +6,8 @@ import gc
 
 import pytest
 import torch
-from torch import nn
+from torch import func, nn
+from torch.nn import functional
 
 import memwatch
 
@@ -203,3 +204,106 @@ def test_inputs_that_a_later_loop_reads_are_no_growth():
         return total
 
     assert kinds(profiled(program)) == ["drag"]
+
+
+def gradients_of_samples(steps, keep):
+    """One line makes several results of each step. A list keeps the gradients of all steps, or none does."""
+    model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10))
+
+    def loss_of(weights, x, y):
+        return functional.cross_entropy(func.functional_call(model, weights, (x[None],)), y[None])
+
+    gradients_of = func.vmap(func.grad(loss_of), in_dims=(None, 0, 0))
+    kept = []
+    for _ in range(steps):
+        x, y = torch.rand(64, 64), torch.randint(0, 10, (64,))
+        weights = {name: each.detach() for name, each in model.named_parameters()}
+        gradients = gradients_of(weights, x, y)
+        if keep:
+            kept.append(gradients)
+        norm = torch.stack([each.flatten(1).norm(dim=1) for each in gradients.values()], 1).norm(dim=1)
+        share = (1 / (norm + 1e-6)).clamp(max=1)
+        for name, weight in model.named_parameters():
+            weight.grad = torch.einsum("b...,b->...", gradients[name], share) / 64
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_several_results_of_one_line_in_a_pass_are_no_passes(steps):
+    """The dictionary of gradients is bound anew in each step, so that two of them are alive at most."""
+    found = profiled(gradients_of_samples, steps, False).findings
+    assert "growth" not in [each.kind for each in found]
+    assert "per pass" not in " ".join(map(str, found))
+
+
+def test_a_list_of_the_gradients_of_each_step_grows_with_each_pass():
+    found = profiled(gradients_of_samples, PASSES, True).findings
+    assert any("per pass" in each.advice for each in found if each.holder.startswith("`kept`"))
+
+
+class State:
+    def __init__(self, previous, result):
+        self.previous, self.result = previous, result
+
+
+def linked_states(keep):
+    """Each state refers to the one before it. The program reads the newest two."""
+    model, state = nn.Linear(WIDE, WIDE), None
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(PASSES + 4):
+        result = model(torch.randn(ROWS, WIDE))
+        loss = result.square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        state = State(state, result.detach())
+        if state.previous is not None:
+            float((state.result - state.previous.result).norm())
+        if not keep:
+            state.previous = None
+
+
+def test_states_that_refer_to_the_one_before_are_growth():
+    (finding,) = [each for each in profiled(linked_states, True).findings if each.kind == "growth"]
+    assert finding.holder.startswith("`state.previous.previous")
+    assert finding.nbytes >= (PASSES - 2) * MIB
+    assert "+1.00 MiB per pass" in finding.advice
+    assert not [each for each in profiled(linked_states, False).findings if each.kind in ("growth", "output")]
+
+
+@torch.no_grad()
+def states_that_each_pass_reads():
+    state = None
+    for _ in range(PASSES):
+        state = State(state, torch.randn(ROWS, WIDE).exp())
+        each, total = state, 0.0
+        while each is not None:
+            total += float(each.result.sum())
+            each = each.previous
+
+
+class Layer(nn.Module):
+    """A layer that keeps its newest result, and another layer inside."""
+
+    def __init__(self, depth):
+        super().__init__()
+        self.linear = nn.Linear(WIDE, WIDE)
+        self.inner = Layer(depth - 1) if depth else None
+
+    def forward(self, x):
+        self.seen = torch.tanh(self.linear(x))
+        return self.seen if self.inner is None else self.inner(self.seen)
+
+
+@torch.no_grad()
+def nested_layers_that_keep_their_newest_result():
+    model = Layer(5)
+    for _ in range(PASSES):
+        model(torch.randn(ROWS, WIDE)).sum()
+
+
+@pytest.mark.parametrize(
+    "program", [states_that_each_pass_reads, nested_layers_that_keep_their_newest_result]
+)
+def test_linked_objects_that_keep_no_more_with_each_pass_or_are_read_are_no_growth(program):
+    assert "growth" not in kinds(profiled(program))

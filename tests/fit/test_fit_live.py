@@ -22,6 +22,7 @@ import memwatch
 from memwatch.errors import MemwatchError, OptionError
 from memwatch.fit import live_trial
 from memwatch.fit.api import fit_program
+from memwatch.fit.blocks import SavedScan, partitions
 from memwatch.fit.kept_tensors import fingerprint
 from memwatch.fit.search import Search
 from memwatch.fit.trial import Measurement
@@ -526,3 +527,29 @@ def test_a_script_too_short_for_a_planned_way_keeps_the_others():
         fit_program(lambda: program, "500 KiB", ways=("backend",))
     with pytest.raises(MemwatchError, match="the program made 4 steps"):
         fit_program(lambda: program, "500 KiB", ways=("backend",), steps=5)
+
+
+class WithLoss(nn.Module):
+    """A model that computes its loss by a module of its own, whose log-probabilities are most of what is saved."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)) for _ in range(2)
+        )
+        self.head = nn.Linear(32, 512)
+        self.loss = nn.CrossEntropyLoss()
+
+    def forward(self, x, labels):
+        for block in self.blocks:
+            x = block(x)
+        return self.loss(self.head(x), labels)
+
+
+def test_a_module_that_returns_a_scalar_is_no_block():
+    model, scan = WithLoss(), SavedScan()
+    with scan.watching(model):
+        model(torch.randn(64, 32), torch.randint(0, 512, (64,))).backward()
+    found = {name for blocks in partitions(model, scan.found) for name in blocks}
+    assert found
+    assert "loss" not in found

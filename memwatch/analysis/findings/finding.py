@@ -91,13 +91,21 @@ def as_one(
     largest = max(variables, key=lambda key: nbytes[key], default=None)
     if largest is None:
         return [candidate]
+    if variables[largest].is_variable_of_ended_call:
+        # a traceback keeps the calls that raised, with the graphs of their variables
+        kept = [key for key, holder in variables.items() if holder.kept_exception]
+        largest = max(kept, key=lambda key: nbytes[key], default=largest)
     return [dataclasses.replace(candidate, holder=variables[largest])]
 
 
 def _candidate(
     kind: FindingKind, group: list[tuple[int, list[Holder]]], allocations: Allocations
 ) -> Candidate:
-    _, (holder, *others) = min(group, key=lambda claim: not claim[1][0].is_likely)
+    # of linked objects, the path from a variable shows the links
+    _, (holder, *others) = min(
+        group,
+        key=lambda claim: (not (claim[1][0].links_objects and claim[1][0].site), not claim[1][0].is_likely),
+    )
     held = [allocation for allocation, _ in group]
     if len({holders[0].key for _, holders in group}) > 1:
         holder = of_any_item(holder)

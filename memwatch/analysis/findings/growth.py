@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from memwatch.analysis.facts.facts import Facts
     from memwatch.analysis.facts.step_curve import StepCurve
     from memwatch.analysis.findings.finding import Candidate
+    from memwatch.analysis.findings.loops import Loops
     from memwatch.analysis.holders import Holders
     from memwatch.capture.columns import IntArray
 
@@ -31,16 +32,18 @@ if TYPE_CHECKING:
 # layers that run one after the other, are kept for a later use.
 _FEWEST_PASSES: Final = 3
 """A step of four micro-batches keeps the results of three when its peak comes, in the last forward. A guess."""
-_OF_VARIABLES: Final = (FindingKind.DRAG, FindingKind.ITERATION)
+_OF_VARIABLES: Final = (FindingKind.DRAG, FindingKind.ITERATION, FindingKind.OUTPUT)
 _OF_GRAPHS: Final = (FindingKind.GRAPH, FindingKind.RETAINED)
 
 
-def as_growth(candidate: Candidate, facts: Facts) -> Candidate:
+def as_growth(candidate: Candidate, facts: Facts, loops: Loops) -> Candidate:
     """Return a candidate as growth, if a container keeps a result of each pass and a pass reads at most the newest.
+
+    Objects that are linked, each to the one before it, keep the results like a container.
 
     `del` at the end of a pass, the advice of the other kinds, would not end that.
     """
-    if candidate.kind not in _OF_VARIABLES or not rate_bytes(candidate, facts):
+    if candidate.kind not in _OF_VARIABLES or not rate_bytes(candidate, facts, loops):
         return candidate
     rows = np.array(candidate.allocations)
     made, last = facts.allocations.op[rows], facts.use_bounds.last_op[rows]
@@ -52,11 +55,12 @@ def as_growth(candidate: Candidate, facts: Facts) -> Candidate:
     return dataclasses.replace(candidate, kind=FindingKind.GROWTH)
 
 
-def rate_bytes(candidate: Candidate, facts: Facts) -> int:
+def rate_bytes(candidate: Candidate, facts: Facts, loops: Loops) -> int:
     """Return the bytes that each pass of a loop adds to a container; 0 if the candidate is not a series."""
     if candidate.kind not in (*_OF_VARIABLES, *_OF_GRAPHS, FindingKind.VOID, FindingKind.GROWTH):
         return 0
-    if not candidate.holder.edges or not HolderPath(candidate.holder.edges).ends_in_container:
+    path = HolderPath(candidate.holder.edges) if candidate.holder.edges else None
+    if path is None or not (path.ends_in_container or path.links_objects):
         return 0
     rows = np.array(candidate.allocations)
     # layers of an `nn.Sequential` have one call stack: a pass adds a result of each
@@ -67,9 +71,12 @@ def rate_bytes(candidate: Candidate, facts: Facts) -> int:
         for module in np.unique(modules[group]).tolist()
         if len(of_layer := group[modules[group] == module]) >= _FEWEST_PASSES
     ]
-    passes = min((len(group) for group in groups), default=1)
+    counts = [loops.count_passes(facts.allocations.op[rows[group]]) for group in groups]
+    # several results of one line in one pass are no passes: a dictionary that each step makes anew holds them
+    series = [group for group, count in zip(groups, counts, strict=True) if count >= _FEWEST_PASSES]
+    passes = min((len(group) for group in series), default=1)
     return sum(
-        int(np.median(facts.allocations.nbytes[rows[group]])) * round(len(group) / passes) for group in groups
+        int(np.median(facts.allocations.nbytes[rows[group]])) * round(len(group) / passes) for group in series
     )
 
 

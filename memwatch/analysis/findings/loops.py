@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from memwatch.capture.columns import IntArray
 
 _MOST_COMPARED: Final = 8  # allocations, and ops, that are compared, the latest first; a guess
+_FEWEST_REPEATS: Final = 2
+"""Equal stretches of ops that show a loop of a single line. Three results of one pass with the same ops between them
+would look like passes. No program of `tests/findings` has that."""
 
 
 class Loops:
@@ -96,6 +99,32 @@ class Loops:
             if len(starts):
                 return len(np.unique(np.searchsorted(starts, made, side="right")))
         return 1
+
+    def count_passes(self, ops: IntArray) -> int:
+        """Return in how many passes some ops of one call stack ran, of any of the loops around them.
+
+        A line may run several of the ops in one pass, as a transform of torch.func does. If a loop has a single line,
+        Python never goes back to an earlier line. Then each pass runs the same ops as the pass before it.
+        """
+        ops = np.sort(ops)
+        starts = [np.array([], dtype=np.int64)]
+        for line, lines_of_stack in self._lines_around(int(self._stacks[ops[0]])):
+            lines = lines_of_stack[self._stacks[ops[0] : ops[-1] + 1]]
+            places = np.flatnonzero(lines > 0)
+            lines = lines[places]
+            starts.append(places[1:][(np.diff(lines) < 0) & (lines[1:] <= line)] + ops[0])
+        bounds = np.searchsorted(ops, np.unique(np.concatenate(starts)))
+        return sum(
+            len(part) if self._repeats(part) else 1 for part in np.split(ops, np.unique(bounds)) if len(part)
+        )
+
+    def _repeats(self, ops: IntArray) -> bool:
+        """Return True if the ops from each of some ops to the next have the same names, at least twice."""
+        gaps = np.diff(ops)
+        if len(gaps) < _FEWEST_REPEATS or (gaps != gaps[0]).any():
+            return False
+        names = self._facts.capture.tables["ops"]["name"][ops[0] : ops[-1]].reshape(len(gaps), -1)
+        return bool((names == names[0]).all())
 
     def is_last_used_in_same_statement(self, allocation: int, op: int) -> bool:
         """Return True if the line that used it last still runs while `op` does, which the same line runs."""

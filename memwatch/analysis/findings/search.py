@@ -6,6 +6,7 @@ until the rules find nothing more. `rank` keeps the candidates that lower the pe
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -59,7 +60,7 @@ def find(facts: Facts, holders: Holders, saved: SavedTensors) -> list[Finding]:
     outcomes = SavedTensorOutcomes(facts, saved)
     evidence = Evidence(facts, holders, saved, outcomes, Loops(facts), IdleGradients(facts))
     least_bytes = max(int(facts.curve.peak_increase_bytes * LEAST_RATIO), 1)
-    found = rank(_candidates(evidence, least_bytes), facts, least_bytes)
+    found = rank(_candidates(evidence, least_bytes), facts, evidence.loops, least_bytes)
     return sorted([*found, *find_growth(facts, holders, least_bytes)], key=lambda finding: -finding.nbytes)
 
 
@@ -117,12 +118,13 @@ class _Spared(NamedTuple):
     bytes_of_stretch: IntArray
 
 
-def rank(candidates: list[Candidate], facts: Facts, least_bytes: int) -> list[Finding]:
+def rank(candidates: list[Candidate], facts: Facts, loops: Loops, least_bytes: int) -> list[Finding]:
     """Return the candidates that lower the peak as findings, largest first.
 
     Args:
         candidates: the candidates of all rules.
         facts: the facts of the capture.
+        loops: answers about the passes of loops.
         least_bytes: how far a finding has to lower the peak, alone or once all others are mended.
     """
     kept = filter(None, (without_gathered(candidate, facts) for candidate in candidates))
@@ -130,8 +132,8 @@ def rank(candidates: list[Candidate], facts: Facts, least_bytes: int) -> list[Fi
     reported, mended = _that_matter(spared, live, least_bytes)
     together_bytes = int((live - _sum(mended)).max())
     found = [
-        _finding(as_growth(candidate, facts), facts, int((live - spared).max()), together_bytes)
-        for candidate, spared in _merged(reported)
+        _finding(as_growth(candidate, facts, loops), facts, loops, int((live - spared).max()), together_bytes)
+        for candidate, spared in _joined_by_exception(_merged(reported))
     ]
     return sorted(found, key=lambda finding: -finding.nbytes)
 
@@ -219,6 +221,25 @@ def _merged(reported: list[_Spared]) -> list[_Spared]:
     return merged
 
 
+def _joined_by_exception(reported: list[_Spared]) -> list[_Spared]:
+    """Join what the tracebacks of the same exceptions keep: their variables, and the graphs of their variables."""
+    groups: dict[object, list[_Spared]] = {}
+    for each in reported:
+        groups.setdefault(each.candidate.holder.kept_exception or id(each), []).append(each)
+    found = []
+    for group in groups.values():
+        first = max(group, key=lambda each: each.candidate.nbytes)
+        for each in group:
+            if each is not first:
+                joined = first.candidate.joined(each.candidate)
+                nbytes = first.candidate.nbytes + each.candidate.nbytes
+                first = _Spared(
+                    dataclasses.replace(joined, nbytes=nbytes), first.bytes_of_stretch + each.bytes_of_stretch
+                )
+        found.append(first)
+    return found
+
+
 def _last_used(candidate: Candidate, facts: Facts) -> str:
     op = int(facts.use_bounds.last_op[candidate.allocations[-1]])
     return "" if op == NONE else short_own_place(facts.op_line(op), facts.own_line(op))
@@ -251,22 +272,22 @@ def _made_at(candidate: Candidate, facts: Facts) -> str:
     return sums.most_common(1)[0][0]
 
 
-def _passes(candidate: Candidate, facts: Facts) -> int:
+def _passes(candidate: Candidate, facts: Facts, loops: Loops) -> int:
     """Return in how many passes of a loop the memory was made that is at the peak after its last use."""
     if candidate.kind is not FindingKind.ITERATION:
         return 1
     rows, event = np.array(candidate.allocations), facts.curve.peak_event
     deaths, last_ops = facts.allocations.death_event[rows], facts.use_bounds.last_op[rows]
     left = rows[((deaths > event) | (deaths == NONE)) & (last_ops < facts.op_at_peak)]
-    return Loops(facts).passes_of(left.tolist(), facts.op_at_peak)
+    return loops.passes_of(left.tolist(), facts.op_at_peak)
 
 
-def _is_filled_on(candidate: Candidate, facts: Facts) -> bool:
+def _is_filled_on(candidate: Candidate, facts: Facts, loops: Loops) -> bool:
     """Return True for a container that gets entries while older ones are not used any more.
 
     It is needed, so its name must not be dropped.
     """
-    if candidate.kind is not FindingKind.DRAG or not rate_bytes(candidate, facts):
+    if candidate.kind is not FindingKind.DRAG or not rate_bytes(candidate, facts, loops):
         return False
     rows = np.array(candidate.allocations)
     return bool(facts.use_bounds.last_op[rows].min() < facts.allocations.op[rows].max())
@@ -282,7 +303,9 @@ def _others_told(candidate: Candidate) -> list[str]:
     return list(told.values())[1:]
 
 
-def _finding(candidate: Candidate, facts: Facts, alone_bytes: int, together_bytes: int) -> Finding:
+def _finding(
+    candidate: Candidate, facts: Facts, loops: Loops, alone_bytes: int, together_bytes: int
+) -> Finding:
     holder = candidate.holder
     others = _others_told(candidate)
     also = words.ALSO_HELD.format(holder=holder.told, others=", ".join(others))
@@ -294,9 +317,9 @@ def _finding(candidate: Candidate, facts: Facts, alone_bytes: int, together_byte
         _last_used(candidate, facts),
         _made_at(candidate, facts),
         is_trained=candidate.kind is FindingKind.GRAPH and _is_trained(candidate, facts),
-        rate_bytes=rate_bytes(candidate, facts),
-        passes=_passes(candidate, facts),
-        is_filled_on=_is_filled_on(candidate, facts),
+        rate_bytes=rate_bytes(candidate, facts, loops),
+        passes=_passes(candidate, facts, loops),
+        is_filled_on=_is_filled_on(candidate, facts, loops),
     )
     advice = with_peaks(
         candidate.kind,
@@ -345,8 +368,11 @@ def change_of(
         passes: how many passes of a loop left the memory, where the kind is about passes.
         is_filled_on: whether the holder is a container that gets entries while older ones are not used any more.
     """
-    is_needed = kind is FindingKind.GRAPH and is_trained
+    of_exception = kind is FindingKind.GRAPH and bool(holder.kept_exception)
+    is_needed = kind is FindingKind.GRAPH and is_trained and not of_exception
     advice = words.GRAPH_OF_TRAINED_FORWARD if is_needed else _what_to_do(kind, holder)
+    if of_exception:
+        advice = HolderKind.EXCEPTION.row.drop or words.DROP_ANY
     if is_filled_on:
         advice = words.DROP_ENTRIES
     if (

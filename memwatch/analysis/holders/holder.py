@@ -66,7 +66,10 @@ class Holder:
 
     @property
     def key_of_items(self) -> HolderKey:
-        """The common part of holders that differ only in an item: `rows[0].x` and `rows[1].x`."""
+        """The common part of holders that differ only in an item, `rows[0].x` and `rows[1].x`, or in linked objects."""
+        if self.links_objects:
+            linked = object_holder(self)
+            return self.key if linked is None else linked.key
         kinds = [edge.kind for edge in self.edges]
         if not any(kind in words.ITEMS for kind in kinds):
             return self.key
@@ -146,6 +149,30 @@ class Holder:
     def is_inside(self) -> bool:
         """Whether a container or an object that the holder names refers to the memory."""
         return bool(self.edges) and HolderPath(self.edges).is_inside
+
+    @property
+    def links_objects(self) -> bool:
+        """Whether it reaches the memory through an object of the class that refers to it, as `state.prev.output`."""
+        return bool(self.edges) and HolderPath(self.edges).links_objects
+
+    @property
+    def kept_exception(self) -> tuple[object, ...]:
+        """The references to the exception whose traceback keeps the memory, without items; empty if none does."""
+        kinds = [edge.kind for edge in self.edges]
+        if EdgeKind.TRACEBACK_CALL not in kinds or EdgeKind.EXCEPTION_FIELD not in kinds:
+            return ()
+        to_exception = self.edges[: kinds.index(EdgeKind.EXCEPTION_FIELD)]
+        # one sample may see the object through `self`, and another one through a global variable
+        told = to_exception[1:] if len(to_exception) > 1 else to_exception
+        return tuple((edge.kind, None if edge.kind in words.ITEMS else edge.name) for edge in told)
+
+    @property
+    def is_variable_of_ended_call(self) -> bool:
+        """Whether it is a plain variable of a call, which a sample saw at another time only."""
+        if self.is_likely or not self.edges:
+            return False
+        read = HolderPath(self.edges)
+        return read.is_direct and read.head.kind.row.is_call_variable
 
     def is_through(self, other: Holder) -> bool:
         """Whether this is another holder, or an object reached through it, as `output.logits` through `output`."""

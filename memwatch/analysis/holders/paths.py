@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from memwatch.kinds.edges import EdgeKind, VertexKind
@@ -147,6 +148,17 @@ class HolderPath:
             EdgeKind.VALUE,
             EdgeKind.MEMBER,
         )
+
+    @property
+    def links_objects(self) -> bool:
+        """Whether an object keeps the memory that another object of its class refers to, as in `state.prev.output`."""
+        owners = [
+            None
+            if edge.kind is not EdgeKind.ATTRIBUTE or edge.owner is None
+            else (edge.owner.kind, edge.owner.name)
+            for edge in self.edges
+        ]
+        return any(one is not None and one == other for one, other in pairwise(owners))
 
     @property
     def last_attribute(self) -> Edge | None:

@@ -22,7 +22,7 @@ import numpy as np
 
 from memwatch.analysis.facts.coded import Grouped
 from memwatch.analysis.ways.timeline import LAST
-from memwatch.capture.schema import ACCESSES, IN_BACKWARD, NONE
+from memwatch.capture.schema import ACCESSES, IN_BACKWARD, NONE, OPTIMIZER
 from memwatch.device_names import is_host
 from memwatch.kinds.roles import ROLES
 from memwatch.words import ways as words
@@ -144,8 +144,22 @@ def _by_module(facts: Facts, name: str) -> dict[int, str]:
     }
 
 
+def _is_hidden_by_compiler(facts: Facts) -> bool:
+    """Return True for a training whose models are compiled as a whole, so that no call of a module in them was seen."""
+    phases = facts.capture.tables["ops"]["phase"]
+    if not facts.capture.rows("compiled_calls") or not np.isin(phases, (*IN_BACKWARD, OPTIMIZER)).any():
+        return False
+    parents = np.array(facts.places.module_tree.parents, dtype=np.int64)
+    is_called = np.zeros(len(parents), dtype=bool)
+    is_called[facts.capture.tables["calls"]["module"]] = True
+    is_inside = parents != NONE
+    return bool(is_inside.any() and not (is_inside & is_called).any())
+
+
 def left_out(facts: Facts) -> str:
     """Return a sentence about the modules that no checkpoint is offered for; "" if there are none, or no backward."""
+    if _is_hidden_by_compiler(facts):
+        return words.COMPILED
     if not facts.capture.rows("unpacks"):
         return ""
     classes = facts.places.module_tree.classes

@@ -28,6 +28,7 @@ from memwatch.analysis.ways.other_optimizer import other_optimizers
 from memwatch.analysis.ways.sparse_gradients import sparse_gradients
 from memwatch.analysis.ways.step_in_backward import step_in_backward
 from memwatch.analysis.ways.timeline import ChangedBytes, Timeline
+from memwatch.analysis.ways.unread_gradients import unread_gradients
 from memwatch.capture.schema import NONE
 from memwatch.device_names import is_host
 from memwatch.way_lines import LINES, joined, of_blocks
@@ -139,6 +140,7 @@ class _Search:
             *self._offload(blocks),
             *self._micro_batches(),
             *self._without_graph(),
+            *self._unread_gradients(),
             *self._in_place(),
             *self._in_single_precision(),
             *self._autocast(),
@@ -409,6 +411,27 @@ class _Search:
                 decision=words.NO_GRADIENTS,
                 lines="\n".join(LINES["without_graph"].format(model=name) for name in names),
                 modules=found.modules,
+            )
+        ]
+
+    def _unread_gradients(self) -> list[_Change]:
+        found = unread_gradients(self._facts, self._saved, self._timeline)
+        if found is None or any(_FORMER in self._tree.names[module] for module in found.modules):
+            return []
+        if not all(self._has_name(self._place(module)[0]) for module in found.modules):
+            return []
+        names = [self._tree.names[module] or self._model_name(module) for module in found.modules]
+        return [
+            _Change(
+                kind="unread_gradients",
+                text=words.UNREAD_GRADIENTS.format(names=_told(names)),
+                bytes=found.bytes,
+                time_ratio=1 - found.spared_ns / self._checkpointing.ops_ns,
+                basis="simulated",
+                decision=words.NOT_IN_OPTIMIZER,
+                lines="\n".join(self._lines("unread_gradients", list(found.modules))),
+                modules=found.modules,
+                is_alone=True,
             )
         ]
 

@@ -1,0 +1,280 @@
+"""Simulate `requires_grad_(False)` for modules whose gradients nobody reads, such as a reference model.
+
+A forward without `no_grad` builds a graph, and the backward computes gradients, though no optimizer has the parameters.
+Without these gradients a recording changes at three places:
+
+1. The backward ops that lead to these gradients alone never run, and make no memory.
+2. The gradients do not exist.
+3. The tensors that such nodes saved die when the program drops them in the forward.
+
+An op of the backward is needless if all that it makes is read by needless ops alone, or is such a gradient. This is how
+autograd decides too: it computes nothing that no leaf needs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from memwatch.analysis.facts.coded import Grouped
+from memwatch.analysis.ways.step_in_backward import OF_JOBS
+from memwatch.analysis.ways.timeline import LAST, ChangedBytes
+from memwatch.capture.schema import ACCESSES, BACKWARD, IN_BACKWARD, NONE, OPTIMIZER
+from memwatch.kinds.roles import ROLES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from memwatch.analysis.facts.facts import Facts
+    from memwatch.analysis.facts.places import Call
+    from memwatch.analysis.saved_tensors import SavedTensors
+    from memwatch.analysis.ways.timeline import Timeline
+    from memwatch.capture.columns import IntArray
+
+_GRADIENT, _STATE = map(ROLES.index, ("gradient", "optimizer state"))
+_READ, _OUTPUT = ACCESSES.index("read"), ACCESSES.index("output")
+_ZEROING: Final = ("aten.zero_", "aten._foreach_zero_")
+
+
+class UnreadGradients(NamedTuple):
+    """Modules without gradients, and what that changes.
+
+    Attributes:
+        modules: the outermost of these modules, by their numbers in the module tree.
+        bytes: the change of the live bytes.
+        spared_ns: the duration of the ops that do not run.
+    """
+
+    modules: tuple[int, ...]
+    bytes: ChangedBytes
+    spared_ns: int
+
+
+def unread_gradients(facts: Facts, saved: SavedTensors, timeline: Timeline) -> UnreadGradients | None:
+    """Return the change if the modules whose gradients nobody reads have none; None without such a module.
+
+    Args:
+        facts: what the capture shows.
+        saved: what autograd saved.
+        timeline: the ops and events of the capture.
+    """
+    capture = facts.capture
+    ops, roles = capture.tables["ops"], capture.tables["roles"]
+    if (
+        np.isin(roles["role"], OF_JOBS).any()
+        or any(map(capture.rows, ("nodes", "recomputes", "compiled_calls")))
+        or not (ops["phase"] == OPTIMIZER).any()
+    ):
+        return None
+    backward = _Backward(facts, timeline)
+    of_module = backward.gradients_of_modules()
+    modules = _outermost(facts, of_module)
+    if not modules:
+        return None
+    gradients = [each for module in of_module if _top(facts, module, modules) for each in of_module[module]]
+    is_needless = backward.needless_ops(gradients)
+    if not backward.ends_with(gradients, is_needless):
+        return None
+    rows = facts.allocations.rows_of(np.array(sorted(gradients)))
+    made = facts.allocations.op
+    rows = np.union1d(rows, np.flatnonzero((made != NONE) & is_needless[np.maximum(made, 0)]))
+    rows = np.union1d(rows, backward.made_for(is_needless))
+    rows = rows[facts.allocations.counted[rows]]
+    spared = timeline.bytes_of(rows) + _saved_bytes(backward, saved, is_needless, rows)
+    spared_ns = int((ops["end_ns"] - ops["start_ns"])[is_needless].sum())
+    return UnreadGradients(tuple(modules), ChangedBytes(spared), spared_ns)
+
+
+class _Backward:
+    """The ops of all backwards, and who reads what they make."""
+
+    def __init__(self, facts: Facts, timeline: Timeline) -> None:
+        self.facts, self.timeline = facts, timeline
+        tables = facts.capture.tables
+        ops, uses = tables["ops"], tables["uses"]
+        self.op, self.storage, self.access = uses["op"], uses["storage"], uses["access"]
+        self.is_backward = ops["phase"] == BACKWARD
+        self._node = ops["sequence"]
+        zeroing = [number for number, text in enumerate(facts.strings) if str(text).startswith(_ZEROING)]
+        self._is_zeroing = np.isin(ops["name"], zeroing)
+        self.by_op, self.by_storage = Grouped(self.op), Grouped(self.storage)
+        outside = np.append(np.flatnonzero(~np.isin(ops["phase"], IN_BACKWARD)), len(self._node))
+        self._end_of_op = timeline.events_of(outside[np.searchsorted(outside, np.arange(len(self._node)))])
+
+    def _uses_of(self, storage: int) -> IntArray:
+        return self.by_storage.within(storage, storage + 1)
+
+    def gradients_of_modules(self) -> dict[int, set[int]]:
+        """Return the storages of the gradients of each module; a module whose gradients anybody reads has none."""
+        roles = self.facts.capture.tables["roles"]
+        rows = np.flatnonzero(roles["role"] == _GRADIENT)
+        found: dict[int, set[int]] = {}
+        read = {NONE, *roles["module"][roles["role"] == _STATE].tolist()}
+        for storage, module in zip(
+            roles["storage"][rows].tolist(), roles["module"][rows].tolist(), strict=True
+        ):
+            uses = self._uses_of(storage)
+            if not self.is_backward[self.op[uses]].any():
+                continue  # of a backward before the recording
+            found.setdefault(module, set()).add(storage)
+            used = self.op[uses]
+            # an op that adds to a gradient reads it too; a hook may read it in the backward
+            alters = np.isin(used, used[self.access[uses] != _READ])
+            if not ((self.is_backward[used] & alters) | self._is_zeroing[used]).all():
+                read.add(module)
+        return {module: set() if module in read else storages for module, storages in found.items()}
+
+    def needless_ops(self, gradients: list[int]) -> NDArray[np.bool_]:
+        """Return the ops of the backward that lead to nothing but some gradients."""
+        is_needless = np.zeros(len(self._node) + 1, dtype=bool)
+        unread = set(gradients)
+        owned = set(self.facts.capture.tables["roles"]["storage"].tolist())
+        deaths = self.facts.allocations.death_event
+        for op in np.flatnonzero(self.is_backward)[::-1].tolist():
+            rows = self.by_op.within(op, op + 1)
+            made = set(self.storage[rows[self.access[rows] != _READ]].tolist())
+            is_needless[op] = bool(made) and all(
+                each in unread
+                or (
+                    each not in owned
+                    and NONE < deaths[each] <= self._end_of_op[op]
+                    and self._is_read_by(each, op, is_needless)
+                )
+                for each in made
+            )
+        return is_needless[:-1]
+
+    def _is_read_by(self, storage: int, op: int, is_needless: NDArray[np.bool_]) -> bool:
+        """Return True if only needless ops use a storage after an op. An op that made it before is another matter."""
+        used = self.op[self._uses_of(storage)]
+        return bool(is_needless[used[used > op]].all())
+
+    def ends_with(self, gradients: list[int], is_needless: NDArray[np.bool_]) -> bool:
+        """Return True if no node that computes one of some gradients computes anything else.
+
+        Otherwise gradients flow through the module, as to its input.
+        """
+        made = np.flatnonzero(np.isin(self.storage, gradients) & (self.access != _READ))
+        makers = [self.op[made]]
+        # the engine adds to a gradient that exists already what a node has computed
+        adding = np.unique(self.op[made[self.access[made] != _OUTPUT]])
+        added = self.storage[np.isin(self.op, adding) & (self.access == _READ)]
+        makers.append(self.op[np.isin(self.storage, added) & (self.access == _OUTPUT)])
+        nodes = np.unique(self._node[np.concatenate(makers)])
+        of_nodes = self.is_backward & np.isin(self._node, nodes[nodes != NONE])
+        return bool(of_nodes.any() and is_needless[of_nodes].all())
+
+    def made_for(self, is_needless: NDArray[np.bool_]) -> IntArray:
+        """Return the memory that other ops of the backward make for needless ops alone."""
+        made = self.facts.allocations.op
+        at = np.maximum(made, 0)
+        rows = np.flatnonzero((made != NONE) & self.is_backward[at] & ~is_needless[at])
+        rows = rows[self.facts.allocations.storage[rows] != NONE]
+        found = []
+        for row in rows.tolist():
+            used = self.op[self._uses_of(int(self.facts.allocations.storage[row]))]
+            used = used[used > made[row]]
+            if len(used) and is_needless[used].all():
+                found.append(row)
+        return np.array(found, dtype=np.int64)
+
+
+def _parents(facts: Facts, module: int) -> Iterator[int]:
+    while module != NONE:
+        yield module
+        module = facts.places.module_tree.parents[module]
+
+
+def _outermost(facts: Facts, of_module: dict[int, set[int]]) -> list[int]:
+    """Return the outermost modules in whose trees nobody reads a gradient, and at least one exists."""
+    with_read = {
+        above for module, unread in of_module.items() if not unread for above in _parents(facts, module)
+    }
+    found = {}
+    for module, unread in of_module.items():
+        if unread:
+            found[[each for each in _parents(facts, module) if each not in with_read][-1]] = True
+    return sorted(found)
+
+
+def _top(facts: Facts, module: int, modules: list[int]) -> bool:
+    return any(each in modules for each in _parents(facts, module))
+
+
+def _saved_bytes(
+    backward: _Backward, saved: SavedTensors, is_needless: NDArray[np.bool_], gone: IntArray
+) -> IntArray:
+    """Return, per event, the bytes that only nodes keep alive all of whose ops are needless."""
+    facts, timeline = backward.facts, backward.timeline
+    node, allocations = facts.capture.tables["ops"]["sequence"], facts.allocations
+    packs_node = facts.capture.tables["packs"]["sequence"]
+    needed = np.unique(node[backward.is_backward & ~is_needless])
+    dropped = np.setdiff1d(node[is_needless & (node != NONE)], needed)
+    is_dropped = np.isin(packs_node, dropped)
+    lasting = facts.categories.category.isin(["parameter", "buffer"])
+    rows = np.unique(saved.storage[is_dropped & (saved.storage != NONE)])
+    made, death = allocations.op, allocations.death_event
+    rows = rows[~lasting[rows] & allocations.counted[rows] & (made[rows] != NONE) & (death[rows] != NONE)]
+    rows = np.setdiff1d(rows, gone)
+    # a variable that keeps a tensor over the backward keeps it without a graph too
+    rows = rows[backward.is_backward[np.maximum(facts.ops_at(death[rows]), 0)]]
+    packs_by_storage, scopes = Grouped(saved.storage), _Scopes(facts)
+    free = []
+    for row in rows.tolist():
+        used = backward.op[backward.by_storage.within(row, row + 1)]
+        last = int(used[~is_needless[used]].max(initial=int(made[row])))
+        others = packs_by_storage.within(row, row + 1)
+        released = saved.released_op[others[~is_dropped[others]]]
+        end = max(scopes.end_of_variable(int(made[row]), last), int(released.max(initial=0)))
+        free.append(LAST if (released == NONE).any() else end)
+    start = timeline.events_of(np.array(free, dtype=np.int64))
+    is_gap = death[rows] > start
+    return timeline.bytes_within(allocations.nbytes[rows][is_gap], start[is_gap], death[rows][is_gap])
+
+
+class _Scopes:
+    """The ends of the variables of calls, from the call stacks of ops.
+
+    A tensor that is used in the line that made it, and not later, is taken for a temporary of that line. Any other is
+    taken for a variable of the innermost call that both ops have in common, and lives until that call returns. The
+    tests of `tests/ways/test_ways_unread_gradients.py` measure peaks against this rule.
+    """
+
+    def __init__(self, facts: Facts) -> None:
+        self._facts = facts
+        self._calls = facts.capture.tables["calls"]
+        self._stack = facts.capture.tables["ops"]["stack"]
+        self._frames: dict[int, list[Call]] = {}
+
+    def end_of_variable(self, made: int, last: int) -> int:
+        """Return the op before which a tensor is dropped, if an op made it and another was the last to use it."""
+        calls = self._calls
+        was_given = (calls["start_op"] > made) & (calls["start_op"] <= last) & (calls["end_op"] > last)
+        end = int(calls["end_op"][was_given].max(initial=last + 1))
+        first, second = (self._frames_of(int(self._stack[op])) for op in (made, last))
+        depth = 0
+        for mine, other in zip(first, second, strict=False):
+            if (mine.file, mine.function) != (other.file, other.function):
+                break
+            depth += 1
+            if mine.line != other.line:
+                break
+        if not depth or first[depth - 1].line == second[depth - 1].line:
+            return end
+        outer, innermost = second[: depth - 1], second[depth - 1]
+        for op in range(end, len(self._stack)):
+            frames = self._frames_of(int(self._stack[op]))
+            if frames[: depth - 1] != outer or len(frames) < depth:
+                return op
+            if (frames[depth - 1].file, frames[depth - 1].function) != (innermost.file, innermost.function):
+                return op
+        return len(self._stack)
+
+    def _frames_of(self, stack: int) -> list[Call]:
+        """Return the frames of a stack, outermost first."""
+        if stack not in self._frames:
+            self._frames[stack] = [] if stack == NONE else self._facts.call_stacks.frames(stack)[::-1]
+        return self._frames[stack]

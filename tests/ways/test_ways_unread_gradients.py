@@ -1,0 +1,209 @@
+"""Modules that run with a graph and get gradients that nobody reads, such as a reference model."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import memwatch
+
+WIDTH, ROWS = 96, 512
+KIND = "unread_gradients"
+
+
+def chain(count=3):
+    return nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(count)))
+
+
+def profiled(step):
+    step()
+    gc.collect()
+    with memwatch.profile() as prof:
+        step()
+        step()
+    return prof
+
+
+def kinds(prof):
+    return set(prof.ways["kind"])
+
+
+def preferences(step_optimizer=True):
+    """Return a step of DPO, whose reference model has no optimizer and runs without `no_grad`, and the names in it."""
+    policy, reference = chain(), chain()
+    optimizer = torch.optim.SGD(policy.parameters(), lr=0.1)
+
+    def scores(model, x):
+        logits = model(x)
+        return logits.log_softmax(-1)[:, :8].square().sum(-1)
+
+    def step():
+        x = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(0))
+        loss = -functional.logsigmoid(scores(policy, x) - scores(reference, x)).mean()
+        loss.backward()
+        if step_optimizer:
+            optimizer.step()
+        optimizer.zero_grad()
+        return loss.item()
+
+    return step, {"policy": policy, "reference": reference, "model": reference}
+
+
+def test_a_reference_model_needs_no_gradients():
+    """The peak without them is the predicted one, and the loss is the same."""
+    torch.manual_seed(0)
+    step, _ = preferences()
+    losses = [step() for _ in range(4)]
+    torch.manual_seed(0)
+    step, names = preferences()
+    prof = profiled(step)
+    ways = prof.ways[prof.ways["kind"] == KIND]
+    (way,) = ways.to_dict("records")
+    assert way["basis"] == "simulated"
+    assert way["time_ratio"] < 1
+    exec(way["lines"], names)
+    assert names["reference"][0][0].weight.requires_grad is False
+    assert names["policy"][0][0].weight.requires_grad is True
+    names["reference"].zero_grad()
+    measured = profiled(step)
+    assert way["peak_bytes"] == pytest.approx(measured.peak_bytes, rel=0.02)
+    assert way["peak_bytes"] < prof.peak_bytes
+    assert KIND not in kinds(measured)
+
+    torch.manual_seed(0)
+    step, names = preferences()
+    names["reference"].requires_grad_(False)
+    assert [step() for _ in range(4)] == losses
+
+
+def test_a_backbone_that_no_optimizer_has_needs_no_gradients():
+    """The optimizer has the head alone."""
+    model = nn.Sequential(chain(), nn.Linear(WIDTH, 8))
+    optimizer = torch.optim.SGD(model[1].parameters(), lr=0.1)
+
+    def step():
+        x = torch.randn(ROWS, WIDTH)
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    prof = profiled(step)
+    (way,) = prof.ways[prof.ways["kind"] == KIND].to_dict("records")
+    exec(way["lines"], {"model": model})
+    model.zero_grad()
+    assert model[1].weight.requires_grad
+    assert way["peak_bytes"] == pytest.approx(profiled(step).peak_bytes, rel=0.02)
+
+
+def test_without_a_step_of_an_optimizer_nothing_is_known():
+    step, _ = preferences(step_optimizer=False)
+    assert KIND not in kinds(profiled(step))
+
+
+def with_reading(read):
+    """A step whose second model has no optimizer, but `read` reads its gradients or those of its input."""
+    model, other = chain(1), chain()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step():
+        x = torch.randn(ROWS, WIDTH)
+        read(model, other, x)
+        optimizer.step()
+        optimizer.zero_grad()
+        other.zero_grad()
+
+    return step
+
+
+def trained_by_hand(model, other, x):
+    (model(x) - other(x)).square().mean().backward()
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.data -= 0.1 * parameter.grad
+
+
+def clipped(model, other, x):
+    (model(x) - other(x)).square().mean().backward()
+    torch.nn.utils.get_total_norm([parameter.grad for parameter in other.parameters()]).item()
+
+
+def through_a_frozen_model(model, other, x):
+    other(model(x)).square().mean().backward()
+
+
+def saliency(model, other, x):
+    model(x).square().mean().backward()
+    x.requires_grad_()
+    other(x).square().mean().backward()
+    x.grad.abs().max().item()
+
+
+def saliency_by_grad(model, other, x):
+    model(x).square().mean().backward()
+    x.requires_grad_()
+    loss = other(x).square().mean()
+    (gradient,) = torch.autograd.grad(loss, x, retain_graph=True)
+    loss.backward()
+    gradient.abs().max().item()
+
+
+def gradient_penalty(model, other, x):
+    model(x).square().mean().backward()
+    x.requires_grad_()
+    (gradient,) = torch.autograd.grad(other(x).sum(), x, create_graph=True)
+    gradient.norm(dim=1).sub(1).square().mean().backward()
+
+
+def hook_reads(model, other, x):
+    seen = []
+    handle = other[0][0].weight.register_post_accumulate_grad_hook(
+        lambda it: seen.append(it.grad.norm().item())
+    )
+    (model(x) - other(x)).square().mean().backward()
+    handle.remove()
+
+
+def prompt(model, other, x):
+    """A tensor that no module has is trained through the model."""
+    soft = torch.zeros(ROWS, WIDTH, requires_grad=True)
+    (model(x) - other(x + soft)).square().mean().backward()
+    soft.data -= soft.grad
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        trained_by_hand, clipped, through_a_frozen_model, saliency, saliency_by_grad, gradient_penalty, hook_reads,
+        prompt,
+    ],
+)  # fmt: skip
+def test_a_model_whose_gradients_are_read_keeps_them(read):
+    assert KIND not in kinds(profiled(with_reading(read)))
+
+
+def no_reading(model, other, x):
+    (model(x) - other(x)).square().mean().backward()
+
+
+def test_the_same_step_that_reads_no_gradients_does_not_need_them():
+    assert KIND in kinds(profiled(with_reading(no_reading)))
+
+
+def test_two_models_in_turns_keep_their_gradients():
+    """In a GAN the step of the generator gives gradients to the discriminator, which its own optimizer has."""
+    generator, discriminator = chain(), chain()
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (generator, discriminator)]
+
+    def step():
+        for optimizer in optimizers:
+            x = torch.randn(ROWS, WIDTH)
+            discriminator(generator(x)).square().mean().backward()
+            optimizer.step()
+            for each in optimizers:
+                each.zero_grad()
+
+    assert KIND not in kinds(profiled(step))
