@@ -118,7 +118,14 @@ def _say_what_was_searched(growth: ProgramGrowth, at_end: list[Leak], told: set[
     if is_clean:
         kept_a_while = {rounds.place for rounds in growth.rounds if rounds.kept_a_while}
         clean = [place for place in places if place not in kept_a_while]
-        say(words.searched_line(clean, has_grown=has_grown, is_certain=not collections_at_end))
+        say(
+            words.searched_line(
+                clean,
+                has_grown=has_grown,
+                is_certain=not collections_at_end,
+                has_graphs=any(_has_graphs(leak, growth) for leak in at_end),
+            )
+        )
     if not places or has_unsearched_steps:
         say(
             words.not_searched_line(
@@ -134,9 +141,16 @@ def _say_what_was_searched(growth: ProgramGrowth, at_end: list[Leak], told: set[
     freed = {leak.cause: (place, leak) for place, leak in freed_by_place.items() if leak.cause not in told}
     for place, leak in freed.values():
         say(words.freed_line(place, leak, leak.holder))
-    held_at_end = _rows(collections_at_end, told)
-    if held_at_end:
-        say(words.HELD_AT_END.format(held=words.held_phrase(held_at_end)))
+    for template, has_graphs in ((words.GRAPHS_AT_END, True), (words.HELD_AT_END, False)):
+        some = [leak for leak in collections_at_end if _has_graphs(leak, growth) is has_graphs]
+        rows = _rows(some, told)
+        if rows:
+            say(template.format(held=words.held_phrase(rows)))
+
+
+def _has_graphs(leak: Leak, growth: ProgramGrowth) -> bool:
+    """Return True if a holder has the graphs of several rounds at the end."""
+    return growth.graphs_at_end.get(leak.cause, 0) > 1
 
 
 def _series(leak: Leak) -> tuple[Hashable, ...]:

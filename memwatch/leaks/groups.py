@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 _FEW: Final = 3
 """With more periods than these, what all but the newest add to is a leak, wherever the newest one's tensor is."""
+FEWEST_ADDED: Final = 4
+"""Runs with something new that show a holder which grows more seldom than the periods. A program may keep its last
+three checkpoints in a list, and with fewer runs that list would look the same. A guess."""
 
 
 def leaks_of(
@@ -43,6 +46,7 @@ def leaks_of(
     told: Callable[[Leak, list[Survivor]], None] | None = None,
     added: Sequence[Mapping[tuple[str, int], int]] | None = None,
     with_graph: bool = False,
+    seldom: bool = False,
 ) -> list[Leak]:
     """Group survivors into leaks. If one reference holds tensors on two devices, these are two leaks.
 
@@ -56,6 +60,7 @@ def leaks_of(
         added: for each run, by device and size, the number of storages that it left without replacing dead ones; for
             `per_call` only. Without it the latest value of a name counts as a replacement.
         with_graph: True if the tensors are known to have a graph. By default, those of a graph show it.
+        seldom: True to keep also groups to which runs far apart kept adding, see :func:`goes_on`; for `per_call` only.
 
     Returns:
         Leaks, largest first.
@@ -64,7 +69,11 @@ def leaks_of(
     for survivor in _with_their_loops(list(survivors)):
         groups.setdefault((survivor.kind, survivor.key, survivor.storage.device), []).append(survivor)
     needed = [{run} for run in measured] if periods is None else periods
-    chosen = _growing(list(groups.values()), needed) if per_call else list(groups.values())
+    chosen = (
+        _growing(list(groups.values()), needed, measured if seldom else ())
+        if per_call
+        else list(groups.values())
+    )
     replaced = _replaced_values(chosen, added)
     leaks = []
     for group in chosen:
@@ -80,7 +89,7 @@ def leaks_of(
         )
         if told is not None:
             told(leak, group)
-        every = max(1, round(len(measured) / len(_runs(group))))
+        every = _distance(_runs(group), measured)
         leaks.append(replace(leak, every=every) if per_call else leak)
     return largest_first(leaks)
 
@@ -171,7 +180,36 @@ def _together(leaks: Sequence[Leak]) -> Leak:
     )
 
 
-def _growing(groups: list[list[Survivor]], periods: Sequence[Collection[int]]) -> list[list[Survivor]]:
+def goes_on(runs: Collection[int], measured: Sequence[int]) -> bool:
+    """Return True if something is left of runs at about equal distances, from the first measured run to the last.
+
+    The largest distance between two of them counts as the distance of all, so a window that dropped its oldest entries
+    does not go on: it has nothing of the first runs.
+
+    Args:
+        runs: the runs of which something is left.
+        measured: all measured runs.
+    """
+    if not measured or len(runs) < FEWEST_ADDED:
+        return False
+    ordered = sorted(runs)
+    distance = max(after - before for before, after in pairwise(ordered))
+    is_often = FEWEST_ADDED * distance <= len(measured)
+    return is_often and ordered[0] - measured[0] <= distance and measured[-1] - ordered[-1] <= distance
+
+
+def _distance(runs: Collection[int], measured: Sequence[int]) -> int:
+    """Return the number of runs of which one adds to a leak."""
+    every = max(1, round(len(measured) / len(runs)))
+    if every < FEWEST_ADDED:
+        return every
+    # the runs before the first one, and after the last one, would count too much
+    return round((max(runs) - min(runs)) / max(1, len(runs) - 1)) or every
+
+
+def _growing(
+    groups: list[list[Survivor]], periods: Sequence[Collection[int]], measured: Sequence[int]
+) -> list[list[Survivor]]:
     """Keep the groups with survivors of every period, and join groups that only the last run separated.
 
     The newest tensor often has a holder of its own, a "last result" beside the list of all. So leftovers of one size
@@ -180,7 +218,8 @@ def _growing(groups: list[list[Survivor]], periods: Sequence[Collection[int]]) -
     grown: list[list[Survivor]] = []
     leftover: dict[tuple[str, int], list[Survivor]] = {}
     for group in groups:
-        if _covers(group, periods) or (len(periods) > _FEW and _covers(group, periods[:-1])):
+        is_often = _covers(group, periods) or (len(periods) > _FEW and _covers(group, periods[:-1]))
+        if is_often or goes_on(_runs(group), measured):
             grown.append(group)
         else:
             for survivor in group:

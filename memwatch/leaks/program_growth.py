@@ -3,9 +3,11 @@
 At the end of a program the variables of its functions are gone, and a list at its top level may be its result. Only
 the rounds in between show growth. A round is a step of the program's optimizer, or a pass of one of its loops.
 
-A holder leaks if each round, or one round in up to four, adds a tensor with its graph. It also leaks if each round adds
-a hook or more nodes of a graph. A holder that keeps a tensor without a graph may collect results. memwatch names it and
-does not judge it. Likewise for a tensor that becomes larger with each round, as `torch.cat` makes it.
+A holder leaks if each round, or one round in up to four, adds a tensor with its graph. If many rounds were measured, a
+longer distance from one such round to the next is enough: up to a quarter of them. A holder also leaks if rounds add a
+hook as often, or if each round adds more nodes of a graph. A holder that keeps a tensor without a graph may collect
+results. memwatch names it and does not judge it. Likewise for a tensor that becomes larger with each round, as
+`torch.cat` makes it.
 
 Each thread has rounds of its own, and so has each coroutine that an event loop runs. What others make meanwhile does
 not count for them. In the thread of a pool, as of `concurrent.futures`, each task is a round.
@@ -46,7 +48,7 @@ from memwatch.kinds.leaks import LeakKind, RoundPlace
 from memwatch.leaks.diagnose import diagnose
 from memwatch.leaks.excuses import Exemptions
 from memwatch.leaks.find import PERIOD
-from memwatch.leaks.groups import leaks_of
+from memwatch.leaks.groups import FEWEST_ADDED, goes_on, leaks_of
 from memwatch.leaks.in_use import Updates, storages_beside
 from memwatch.leaks.ledger import Threads
 from memwatch.leaks.new_storages import (
@@ -458,6 +460,7 @@ class Rounds:
             periods=periods_of(measured),
             told=self._note_storages,
             with_graph=with_graph,
+            seldom=True,
         )
 
     def _note_storages(self, leak: Leak, survivors: Sequence[Survivor]) -> None:
@@ -491,7 +494,7 @@ class Rounds:
 
 
 def periods_of(measured: range) -> list[range]:
-    """Return periods of up to `PERIOD` rounds. A leak has something of each period.
+    """Return periods of up to `PERIOD` rounds. A leak has something of each period, unless it adds more seldom.
 
     A program may keep something in every second step. Three periods show that it goes on; where there are too few
     rounds for them, each round is a period.
@@ -528,6 +531,8 @@ class ProgramGrowth:
         self._updates = Updates()
         self._search_s = self._counting_s = 0.0
         self.skipped_places: dict[RoundPlace | None, None] = {}  # where a search was due after too much time
+        # by the cause of what is held at the end, the number of rounds of which it has a tensor with a graph
+        self.graphs_at_end: dict[str, int] = {}
 
     def start(self) -> None:
         """Have torch call after each optimizer step, and a mode of each thread at each op."""
@@ -571,7 +576,14 @@ class ProgramGrowth:
         for storage in behind(self._young())[0]:
             self._book.add(storage, self._main.mode.run)  # threads from before have no mode
         found = diagnose(self._book.alive(), Exemptions(shared_state=True), per_call=False)
-        return leaks_of(found.retained, [0], per_call=False)
+        with_graph = _storages_with_graph()
+
+        def note_graphs(leak: Leak, survivors: Sequence[Survivor]) -> None:
+            kept = [each for each in survivors if not each.through_graph]
+            rounds = {each.storage.run for each in kept if id(each.storage.ref()) in with_graph}
+            self.graphs_at_end[leak.cause] = max(len(rounds), self.graphs_at_end.get(leak.cause, 0))
+
+        return leaks_of(found.retained, [0], per_call=False, told=note_graphs)
 
     def storages_in_use(self) -> list[torch.UntypedStorage]:
         """Return the storages that the program used until it ended; drop the list soon.
@@ -764,7 +776,8 @@ class ProgramGrowth:
         was_alive = rounds.is_alive()
         rounds.was_searched, rounds.kept, rounds.found, rounds.storages = True, [], [], {}
         rounds_with_memory = {each.run for each in made}
-        if not any(rounds_with_memory.isdisjoint(period) for period in periods_of(measured)):
+        is_often = not any(rounds_with_memory.isdisjoint(period) for period in periods_of(measured))
+        if is_often or goes_on(rounds_with_memory, measured):
             threads = rounds.threads.started()
             look = diagnose(made, Exemptions(state=False), per_call=True, old=rounds.old, threads=threads)
             with_graph = _storages_with_graph()
@@ -783,7 +796,7 @@ class ProgramGrowth:
         rounds.kept += self._larger_tensors(rounds)
         if not leaks:
             leaks = self._growing_graph(rounds)
-        leaks += leaks_of_hooks(rounds.hook_numbers, (), leaks)
+        leaks += leaks_of_hooks(rounds.hook_numbers, (), leaks, period=_period_of_hooks(rounds.hook_numbers))
         if rounds.leaks and not leaks:
             rounds.kept_a_while = True
             if not was_alive:
@@ -824,6 +837,13 @@ def _nodes_of_each(rounds: Rounds) -> int:
     if len(counts) < FEWEST_STEPS or any(before >= after for before, after in pairwise(counts)):
         return 0
     return (counts[-1] - counts[0]) // (rounds.number - 1)
+
+
+def _period_of_hooks(numbers: Sequence[int]) -> int:
+    """Return the largest distance between two rounds that registered a hook; 1 if it is too large to show growth."""
+    rounds = [at for at, (before, after) in enumerate(pairwise(numbers)) if before != after]
+    distance = max((after - before for before, after in pairwise([-1, *rounds, len(numbers) - 1])), default=1)
+    return distance if FEWEST_ADDED * distance < len(numbers) else 1
 
 
 def _joined(leaks: list[Leak], kept: list[Leak]) -> tuple[list[Leak], list[Leak]]:

@@ -148,6 +148,10 @@ SEARCHES_SKIPPED: Final = (
 HELD_AT_END: Final = (
     "not judged, because a name at the top level holds it: {held}. If it is not a result, delete it"
 )
+GRAPHS_AT_END: Final = (
+    "not judged, because a name at the top level holds it: {held}. These tensors keep their autograd graphs, and the "
+    "graphs keep activations. If you need the values alone, store `value.item()` or `value.detach()`"
+)
 HELD: Final = "{holder} ({amount})"
 LARGER: Final = "{holder}, by {size}"
 MORE_HOLDERS: Final = "{count} more"
@@ -289,18 +293,21 @@ def searched_places(
     return loops if loops or has_unsearched_steps else list(places)
 
 
-def searched_line(places: Sequence[RoundPlace | None], *, has_grown: bool, is_certain: bool) -> str:
+def searched_line(
+    places: Sequence[RoundPlace | None], *, has_grown: bool, is_certain: bool, has_graphs: bool
+) -> str:
     """Return the verdict on a program without leaks.
 
     Args:
         places: where the loops begin that were searched; None for the steps of the optimizer.
         has_grown: whether each round added to something that may be a result. The line before says so.
         is_certain: False if something may be a result that is alive at the end.
+        has_graphs: True if graphs of several rounds are alive at the end. Then some rounds did leave one.
     """
     rounds = OR_OF_EACH.join(list(dict.fromkeys(map(round_phrase, places)))[:_MOST_ROUNDS])
     verdict = VERDICT_BESIDE_GROWTH if has_grown else VERDICT if is_certain else VERDICT_BESIDE_KEPT
     left = LEFT_NOTHING.format(verdict=verdict if places else VERDICT_AT_END)
-    return left + (NO_LEAKS_IN.format(rounds=rounds) if places else "")
+    return left + (NO_LEAKS_IN.format(rounds=rounds) if places and not has_graphs else "")
 
 
 def skipped_line(places: Sequence[RoundPlace | None]) -> str:

@@ -139,6 +139,44 @@ def test_what_every_second_step_keeps_grows(kept, code, shell_memwatch, tmp_path
     assert ("4 B in 1 tensor with one optimizer step in 2" in " ".join(done.stdout.split())) == bool(code)
 
 
+SELDOM = """
+count = iter(range(100))
+epoch([], lambda kept, loss: next(count) % 7 or {keep}, 34)
+"""
+WINDOW_OF_THREE = "(kept.append(loss), kept.__delitem__(slice(None, -3)))"
+EMPTY_HOOK = "model.register_forward_hook(lambda *_: None)"
+
+
+@pytest.mark.parametrize(
+    ("keep", "code"),
+    [("kept.append(loss)", 1), (EMPTY_HOOK, 1), ("kept.append(loss.detach())", 0), (WINDOW_OF_THREE, 0)],
+    ids=["losses", "hooks", "detached", "window"],
+)
+def test_what_every_seventh_step_keeps_grows(keep, code, shell_memwatch, tmp_path):
+    (tmp_path / "program.py").write_text(LOOP + SELDOM.format(keep=keep))
+    done = shell_memwatch("leaks", "program.py")
+    assert done.returncode == code, done.stderr
+    assert ("with one optimizer step in 7" in " ".join(done.stdout.split())) == bool(code)
+
+
+RARE = """
+count = iter(range(100))
+history = []
+epoch(history, lambda kept, loss: next(count) % 10 or kept.append({value}), 25)
+"""
+
+
+@pytest.mark.parametrize(("value", "has_graphs"), [("loss", True), ("loss.item()", False)])
+def test_steps_whose_graphs_live_at_the_end_are_not_said_to_leave_none(
+    value, has_graphs, shell_memwatch, tmp_path
+):
+    (tmp_path / "program.py").write_text(LOOP + RARE.format(value=value))
+    done = shell_memwatch("leaks", "program.py")
+    assert done.returncode == 0
+    assert ("No optimizer step left a graph" in done.stderr) != has_graphs
+    assert ("store `value.item()` or `value.detach()`" in done.stderr) == has_graphs
+
+
 HOOK_PER_STEP = """
 epoch([], lambda _, loss: model[0].register_forward_hook(lambda *_: None), 13)
 """
