@@ -94,11 +94,14 @@ def _say_what_grew(growth: ProgramGrowth, told: set[str]) -> bool:
     has_grown = False
     kept_by_place = {rounds.place: rounds.kept for rounds in growth.rounds if rounds.kept}
     for place, leaks in kept_by_place.items():
-        for every, grows in sorted({(leak.every, leak.grows) for leak in leaks}):
-            rows = _rows([leak for leak in leaks if (leak.every, leak.grows) == (every, grows)], told)
+        by_sort: dict[tuple[int, bool, bool], list[Leak]] = {}
+        for leak in leaks:
+            by_sort.setdefault((leak.every, leak.grows, _fills_places(leak)), []).append(leak)
+        for (every, grows, has_graphs), several in sorted(by_sort.items(), key=lambda item: item[0]):
+            rows = _rows(several, told)
             if rows:
                 has_grown = True
-                say(words.kept_line(place, every, rows, grows=grows))
+                say(words.kept_line(place, every, rows, grows=grows, has_graphs=has_graphs))
     return has_grown
 
 
@@ -116,8 +119,8 @@ def _say_what_was_searched(growth: ProgramGrowth, at_end: list[Leak], told: set[
     is_clean = not told
     has_grown = _say_what_grew(growth, told)
     if is_clean:
-        kept_a_while = {rounds.place for rounds in growth.rounds if rounds.kept_a_while}
-        clean = [place for place in places if place not in kept_a_while]
+        not_clean = {rounds.place for rounds in growth.rounds if rounds.kept_a_while or rounds.has_unseen}
+        clean = [place for place in places if place not in not_clean]
         say(
             words.searched_line(
                 clean,
@@ -146,6 +149,11 @@ def _say_what_was_searched(growth: ProgramGrowth, at_end: list[Leak], told: set[
         rows = _rows(some, told)
         if rows:
             say(template.format(held=words.held_phrase(rows)))
+
+
+def _fills_places(leak: Leak) -> bool:
+    """Return True if each round put a tensor with its graph into an empty place of a list or array."""
+    return leak.keeps_graph and not leak.grows
 
 
 def _has_graphs(leak: Leak, growth: ProgramGrowth) -> bool:

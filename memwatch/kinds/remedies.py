@@ -61,6 +61,10 @@ class Remedy(Enum):
         "one tensor becomes larger and larger (`torch.cat`, `resize_`): keep its newest part "
         "(`value[-100:].clone()`), or reset it after use"
     )
+    UNFINISHED_RESULT = RemedyRow(
+        "a call that is still running collects these values (a comprehension, `list(map(...))`): let it collect "
+        "numbers (`.item()`), or use a loop that drops each value"
+    )
     HOOK_PER_CALL = RemedyRow(
         "each call registers one more hook, and none is removed: call `handle.remove()` after use, or "
         "register the hook once"

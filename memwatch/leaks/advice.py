@@ -107,6 +107,8 @@ def _or_of_self(remedy: Remedy | None, edges: Iterable[Edge]) -> Remedy | None:
 
 
 def _for_retained(cut: Edge | None, holder: Sequence[Edge], path: Sequence[Edge]) -> Remedy | None:
+    if path and path[0].kind is EdgeKind.EVALUATION_STACK:
+        return Remedy.UNFINISHED_RESULT
     if cut is None and path and (in_c := _in_c(path[0])) is not None:
         return in_c
     if cut is not None and (added := _added(cut, path)) is not None:

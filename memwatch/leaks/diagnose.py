@@ -326,6 +326,7 @@ class HolderSearch:
         self._borrowed: set[int] = set()  # ids of storages with no memory of their own
         self._owners: set[int] = set()  # positions of what holds the survivors
         self._excusing: set[int] = set()  # and of containers that are no leak
+        self._placed: dict[int, Explained] = {}  # by position of a storage in a place of a list or array
         self._one_more: dict[tuple[int, int], bool] = {}  # by position of a container and id of a class
         self._shown: Counter[int] | None = None  # bytes of each storage that tensors show
 
@@ -338,7 +339,7 @@ class HolderSearch:
     def _explain(self, snapshot: Snapshot, *, deep: bool) -> Diagnosis | None:
         diagnosis = Diagnosis()
         self._shown = None
-        for noted in (self._owners, self._excusing, self._one_more):
+        for noted in (self._owners, self._excusing, self._placed, self._one_more):
             noted.clear()
         reached = Reached(snapshot, self._exempt)
         self._borrowed = borrowed_memories(snapshot.storages(), lambda: snapshot.instances(torch.Tensor))
@@ -434,7 +435,7 @@ class HolderSearch:
             explained += self._of_program(snapshot, tree, storages)
             if len(self._excusing) == excusing:
                 break
-        return tree, explained
+        return tree, [*explained, *(self._placed[at] for at in storages if at in self._placed)]
 
     def _of_program(
         self, snapshot: Snapshot, tree: Tree, storages: dict[int, NewStorage]
@@ -512,11 +513,14 @@ class HolderSearch:
             is_one_more=is_one_more,
         )
         excused = excuse_for(case)
+        is_placed = False
         if excused is not None:
             excuse, at = excused
             if excuse.is_container:
                 self._excusing.add(chain[at])
-            return None
+            is_placed = excuse.is_of_places and not self._exempt.places
+            if not is_placed:
+                return None
         work = None if cut is None else self._work_of(snapshot, chain[: cut.start + 1])
         key: Hashable = (identity(snapshot, chain, cut.start), series_of(cut.edge)) if cut else None
         if work is not None:
@@ -525,7 +529,7 @@ class HolderSearch:
             self._owners.add(chain[cut.start])
         words = tensor_words(objects)
         nbytes = made.bytes_now()
-        return Survivor(
+        survivor = Survivor(
             made,
             key,
             _to_tensor(steps),
@@ -539,7 +543,12 @@ class HolderSearch:
             is_view=self._is_view(snapshot, made.ref(), nbytes),
             registers_itself=cut is not None
             and registers_itself(objects[cut.end], steps[: steps.index(cut)]),
+            in_place=is_placed,
         )
+        if is_placed:  # another holder of the storage comes first
+            self._placed[chain[-1]] = survivor, chain
+            return None
+        return survivor
 
     def _is_view(self, snapshot: Snapshot, storage: object, nbytes: int) -> bool:
         """Return True if all tensors over a storage together show half of it at most."""

@@ -41,9 +41,10 @@ from memwatch._torch.modules import MODULE_CALL_CODE
 from memwatch.heap.class_checks import is_a
 from memwatch.heap.classes import identities, without_identities
 from memwatch.heap.frames import FrameMark
+from memwatch.heap.paths import Step
 from memwatch.heap.pause import objects_since
 from memwatch.heap.tensors import is_tensor, quiet, storage_of
-from memwatch.kinds.edges import EdgeKind
+from memwatch.kinds.edges import Edge, EdgeKind, Vertex, VertexKind
 from memwatch.kinds.leaks import LeakKind, RoundPlace
 from memwatch.leaks.diagnose import diagnose
 from memwatch.leaks.excuses import Exemptions
@@ -52,6 +53,7 @@ from memwatch.leaks.groups import FEWEST_ADDED, goes_on, leaks_of
 from memwatch.leaks.in_use import Updates, storages_beside
 from memwatch.leaks.ledger import Threads
 from memwatch.leaks.new_storages import (
+    NODE_BYTES,
     RUNS_A_THREAD,
     NewStorageMode,
     behind,
@@ -151,6 +153,11 @@ class LoopPasses:
         self._running: dict[tuple[int, int], Loop] = {}  # by depth and first instruction
         self._ranges: dict[int, tuple[CodeType, list[_Range]]] = {}  # by the id of a code, which it keeps
         self._owners: dict[int, tuple[CodeType, CodeOwner]] = {}  # likewise
+
+    @property
+    def stack(self) -> list[_Call]:
+        """The calls around the last op, outermost first."""
+        return self._stack
 
     def note(self, op: object, stack: list[_Call]) -> Loop | None:
         """Note an op, none of a backward. Return the loop that has begun another pass with it.
@@ -348,7 +355,8 @@ class Rounds:
     Attributes:
         loop: the loop; None for steps.
         leaks: memory of each round that no backward needs, per round, from the last search.
-        kept: holders that got a tensor without a graph in each round.
+        kept: holders that got a tensor without a graph in each round. Also lists and arrays of which each round filled
+            another empty place with a graph: they may be windows that are not full yet.
         freed: such leaks of an earlier search whose memory is gone.
         was_searched: True once the heap was searched for memory of the rounds.
         kept_a_while: True once the rounds left memory that a later backward needed, or that is gone.
@@ -368,6 +376,8 @@ class Rounds:
             same.
         steps: the number of steps at the end of the last pass.
         strand: the thread or coroutine with the rounds; None before the first step.
+        calls: the calls that have been running since the end of the first round, outermost first.
+        has_unseen: True if the rounds left something whose holder gc does not show, so they may leak.
     """
 
     loop: Loop | None
@@ -391,6 +401,8 @@ class Rounds:
     is_judged: bool = False
     has_one_step: bool = True
     steps: int = 0
+    calls: list[_Call] | None = None
+    has_unseen: bool = False
     # the clock at the start of each round after the first; an array, as there may be millions of rounds
     _starts: array[int] = field(default_factory=lambda: array("q"))
 
@@ -414,7 +426,25 @@ class Rounds:
         self.backwards += self.in_backward and self.number > 0
         self.in_backward = False
         self._starts.append(clock)
+        if self.strand is not None:
+            self._note_calls(self.strand.passes.stack)
         self.hook_numbers.append(next_hook_number())
+
+    def _note_calls(self, stack: list[_Call]) -> None:
+        """Keep the calls that are still running, with the instructions that they have reached."""
+        if self.calls is None:
+            self.calls = stack
+        before = [each.mark for each in self.calls]
+        same = itertools.takewhile(lambda pair: pair[0] is pair[1].mark, zip(before, stack, strict=False))
+        self.calls = [call for _, call in same]
+
+    def running_call(self) -> Edge:
+        """Return the reference from the innermost call that has made all these rounds, by no variable."""
+        if not self.calls:
+            return Edge(EdgeKind.EVALUATION_STACK)
+        code, offset = self.calls[-1].code, self.calls[-1].offset
+        owner = Vertex(VertexKind.FRAME, code.co_name, code.co_filename, line_at(code, offset))
+        return Edge(EdgeKind.EVALUATION_STACK, owner=owner)
 
     def round_of(self, made: NewStorage) -> int:
         """Return the number of the round that made a storage."""
@@ -775,13 +805,21 @@ class ProgramGrowth:
         leaks: list[Leak] = []
         was_alive = rounds.is_alive()
         rounds.was_searched, rounds.kept, rounds.found, rounds.storages = True, [], [], {}
+        rounds.has_unseen = False
         rounds_with_memory = {each.run for each in made}
         is_often = not any(rounds_with_memory.isdisjoint(period) for period in periods_of(measured))
         if is_often or goes_on(rounds_with_memory, measured):
             threads = rounds.threads.started()
-            look = diagnose(made, Exemptions(state=False), per_call=True, old=rounds.old, threads=threads)
+            exempt = Exemptions(state=False, places=False)
+            look = diagnose(made, exempt, per_call=True, old=rounds.old, threads=threads)
+            placed = [each for each in look.retained if each.in_place]
+            look.retained = [each for each in look.retained if not each.in_place]
             with_graph = _storages_with_graph()
             keeping = [each for each in look.retained if _keeps_graph(each, with_graph)]
+            if rounds.have_backward:  # a comprehension without a backward may build the layers of a model
+                first = rounds.running_call()
+                collected = [_in_call(each, first) for each in look.unreachable if _is_collected(each)]
+                keeping += [each for each in collected if _keeps_graph(each, with_graph)]
             # a loop without a backward may build one model
             others = [
                 each
@@ -793,9 +831,18 @@ class ProgramGrowth:
                 leaks[0] = replace(leaks[0], graph_nodes=_nodes_of_each(rounds))
             leaks, rounds.kept = _joined(leaks, rounds.leaks_within(others, measured))
             rounds.found = [each.storage.ref for each in (keeping if leaks else others)]
+            unseen = {each.storage.run for each in look.unreachable if not each.looped}
+            rounds.has_unseen = not any(unseen.isdisjoint(period) for period in periods_of(measured))
+            placed = [each for each in placed if _keeps_graph(each, with_graph)]
+            filling = rounds.leaks_within(placed, measured, with_graph=True)
+            if filling and filling[0].every == 1:  # the graphs take most of the memory
+                nbytes = filling[0].nbytes + NODE_BYTES * _nodes_of_each(rounds)
+                filling[0] = replace(filling[0], nbytes=nbytes)
+            rounds.kept += filling
         rounds.kept += self._larger_tensors(rounds)
         if not leaks:
             leaks = self._growing_graph(rounds)
+        rounds.has_unseen = not leaks and (_nodes_of_each(rounds) > 0 or rounds.has_unseen)
         leaks += leaks_of_hooks(rounds.hook_numbers, (), leaks, period=_period_of_hooks(rounds.hook_numbers))
         if rounds.leaks and not leaks:
             rounds.kept_a_while = True
@@ -864,6 +911,27 @@ def _joined(leaks: list[Leak], kept: list[Leak]) -> tuple[list[Leak], list[Leak]
 
 def _keeps_graph(survivor: Survivor, with_graph: set[int]) -> bool:
     return survivor.through_graph or id(survivor.storage.ref()) in with_graph
+
+
+def _is_collected(survivor: Survivor) -> bool:
+    """Return True for an entry of a container that a running call makes and that no variable has yet.
+
+    gc does not show the values of a running call that have no variable: the list of a comprehension, or of
+    `list(map(...))`. No reference leads to the container and it is in no loop, but it is alive, so such a call has it.
+    """
+    if survivor.looped or not survivor.steps:
+        return False
+    first = survivor.steps[0].edge
+    is_container = first.owner is not None and first.owner.kind is VertexKind.CONTAINER
+    return first.kind.row.is_entry and is_container
+
+
+def _in_call(survivor: Survivor, first: Edge) -> Survivor:
+    """Return a survivor in such a container, with the reference from the call that makes it."""
+    below = survivor.steps[0].edge
+    steps = [Step(replace(first, target=below.owner)), *survivor.steps]
+    key = (first.kind, first.owner and (first.owner.file, first.owner.line), below.kind)
+    return replace(survivor, steps=steps, cut=steps[1], key=key, unreachable=False, cycle_length=0)
 
 
 def _is_of_module(survivor: Survivor) -> bool:

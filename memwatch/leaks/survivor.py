@@ -61,6 +61,7 @@ class Survivor:
         unreachable: True if no root reaches it.
         nbytes: bytes of the storage at the snapshot.
         may_be_replaced: True if a name holds it that had one value at a time in earlier blocks.
+        in_place: True if a list or array had its place before, and nothing else holds it.
         if_kept: the explanation to use if gc, which sees every reference of the cycle, does not free it.
         work: the function of a thread that holds it, if the runs started the thread: to end the thread frees all that
             its calls hold, whichever of their variables holds it.
@@ -87,6 +88,7 @@ class Survivor:
     unreachable: bool = False
     nbytes: int = 0
     may_be_replaced: bool = False
+    in_place: bool = False
     if_kept: Survivor | None = None
     work: Vertex | None = None
 

@@ -118,8 +118,8 @@ VERDICT_BESIDE_KEPT: Final = "no certain leaks"
 VERDICT_BESIDE_GROWTH: Final = "no other leaks"
 NOT_SEARCHED: Final = (
     "not checked for growth: the program made {steps}, and memwatch saw no loop run ops in {passes} passes (a loop "
-    "that awaits tasks does not count). To check it, run at least {fewest} steps or {passes} passes, or call "
-    "memwatch.find_leaks(step)"
+    "that awaits tasks does not count, nor a generator that `sum()` reads). To check it, run at least {fewest} steps "
+    "or {passes} passes, or call memwatch.find_leaks(step)"
 )
 STEPS_NOT_SEARCHED: Final = (
     "not checked for what each optimizer step leaves behind: the program made {steps}. To check it, run at least "
@@ -133,6 +133,11 @@ ONE_IN: Final = "not every {round} but about one in {every}"
 KEPT_BY_ROUND: Final = (
     "memory grew: {rounds} added to {held}. It is a leak unless the program needs these tensors later. If it does "
     "not, delete them in the loop"
+)
+PLACES_FILLED_BY_ROUND: Final = (
+    "memory grew: {rounds} put a tensor with its graph into an empty place of {held}. It is a leak until all places "
+    "are full, unless a backward needs these graphs. If you need the values alone, store `value.item()` or "
+    "`value.detach()`"
 )
 LARGER_BY_ROUND: Final = (
     "memory grew: {rounds} made a tensor larger: {held}. If the program does not need all of it, limit its size or "
@@ -322,7 +327,12 @@ def freed_line(place: RoundPlace | None, leak: Leaked, holder: str) -> str:
 
 
 def kept_line(
-    place: RoundPlace | None, every: int, rows: Sequence[tuple[str, int, Mapping[str, int]]], *, grows: bool
+    place: RoundPlace | None,
+    every: int,
+    rows: Sequence[tuple[str, int, Mapping[str, int]]],
+    *,
+    grows: bool,
+    has_graphs: bool,
 ) -> str:
     """Return which holders got tensors, or have a tensor that became larger, in the rounds of a loop or of steps.
 
@@ -331,7 +341,10 @@ def kept_line(
         every: the number of rounds per tensor.
         rows: the holders, with the tensors and the bytes by device that a round adds.
         grows: True if their tensors became larger.
+        has_graphs: True if the rounds filled places of lists or arrays with tensors that have a graph.
     """
+    if has_graphs:
+        return PLACES_FILLED_BY_ROUND.format(rounds=rounds_phrase(place, every), held=held_phrase(rows))
     if not grows:
         return KEPT_BY_ROUND.format(rounds=rounds_phrase(place, every), held=held_phrase(rows))
     held = [LARGER.format(size=sizes_phrase(sizes), holder=holder) for holder, _, sizes in rows]

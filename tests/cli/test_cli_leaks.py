@@ -177,6 +177,77 @@ def test_steps_whose_graphs_live_at_the_end_are_not_said_to_leave_none(
     assert ("store `value.item()` or `value.detach()`" in done.stderr) == has_graphs
 
 
+COLLECTED = """
+def step():
+    loss = model(torch.ones(2, 8)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return {value}
+def main():
+    return float(sum({values}))
+main()
+"""
+BY_A_COMPREHENSION = "[step() for _ in range(18)]"
+BY_MAP = "list(map(lambda _: step(), range(18)))"
+BY_SUM = "step() for _ in range(18)"
+
+
+@pytest.mark.parametrize(
+    ("values", "value", "code"),
+    [
+        (BY_A_COMPREHENSION, "loss", 1),
+        (BY_A_COMPREHENSION, "loss.item()", 0),
+        (BY_MAP, "loss", 1),
+        (BY_MAP, "loss.item()", 0),
+    ],
+)
+def test_losses_that_a_running_call_collects_grow_with_each_step(
+    values, value, code, shell_memwatch, tmp_path
+):
+    """Gc does not show the list of a comprehension before a variable has it."""
+    (tmp_path / "program.py").write_text(LOOP + COLLECTED.format(value=value, values=values))
+    done = shell_memwatch("leaks", "program.py")
+    assert (done.returncode, "with each optimizer step" in done.stdout) == (code, bool(code)), done.stderr
+
+
+@pytest.mark.parametrize(("value", "is_clean"), [("loss", False), ("loss.item()", True)])
+def test_graphs_that_sum_adds_up_unseen_are_not_said_to_be_none(value, is_clean, shell_memwatch, tmp_path):
+    (tmp_path / "program.py").write_text(LOOP + COLLECTED.format(value=value, values=BY_SUM))
+    done = shell_memwatch("leaks", "program.py")
+    assert (done.returncode, "No optimizer step left a graph" in done.stderr) == (0, is_clean)
+
+
+PLACES = """
+import numpy
+def main():
+    count = iter(range(100))
+    places = {places}
+    epoch(places, lambda places, loss: places.__setitem__(next(count) % len(places), loss{detached}), 18)
+main()
+"""
+MANY_PLACES = ["[None] * 1000", "numpy.empty(1000, dtype=object)"]
+
+
+@pytest.mark.parametrize(
+    ("places", "detached", "is_named"),
+    [
+        *[(places, "", True) for places in MANY_PLACES],
+        *[(places, ".detach()", False) for places in MANY_PLACES],
+        ("[None] * 4", "", False),
+    ],
+)
+def test_graphs_that_fill_empty_places_are_named_and_not_judged(
+    places, detached, is_named, shell_memwatch, tmp_path
+):
+    """A ring of places may be meant to be full. One that was filled again is no growth."""
+    (tmp_path / "program.py").write_text(LOOP + PLACES.format(places=places, detached=detached))
+    done = shell_memwatch("leaks", "program.py")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert ("local `places` of main" in done.stderr) == is_named
+    assert ("No optimizer step left a graph" in done.stderr) != is_named
+
+
 HOOK_PER_STEP = """
 epoch([], lambda _, loss: model[0].register_forward_hook(lambda *_: None), 13)
 """
