@@ -126,8 +126,10 @@ STEPS_NOT_SEARCHED: Final = (
     "{fewest}"
 )
 COUNT_OF_STEPS: Final = "{count} optimizer steps"
+FIRST_OF_OPTIMIZERS: Final = "{steps} with the first of its {optimizers} optimizers"
 COUNT_OF_STEP: Final = "1 optimizer step"
 NO_STEPS: Final = "no optimizer step"
+NOT_JUDGED_AFTER_EXIT: Final = "the program ended with exit code {code}, so memwatch did not judge its leaks"
 EACH: Final = "each {round}"
 ONE_IN: Final = "not every {round} but about one in {every}"
 KEPT_BY_ROUND: Final = (
@@ -157,6 +159,7 @@ GRAPHS_AT_END: Final = (
     "not judged, because a name at the top level holds it: {held}. These tensors keep their autograd graphs, and the "
     "graphs keep activations. If you need the values alone, store `value.item()` or `value.detach()`"
 )
+HOOKS_OF_MORE: Final = "{holder} and on {count} more"
 HELD: Final = "{holder} ({amount})"
 LARGER: Final = "{holder}, by {size}"
 MORE_HOLDERS: Final = "{count} more"
@@ -180,6 +183,10 @@ MORE_CUTS: Final = "{references} and {count} more"
 MORE_CYCLES: Final = "{references}, and references in further cycles that memwatch did not search"
 _MOST_CUTS: Final = 12
 """Lightning's trainer needs 9."""
+AND_THE_STORAGE: Final = (
+    "{advice}. The tensor shows only a small part of its storage, and `.detach()` alone keeps all of it: keep "
+    "`.detach().clone()`, or a number (`.item()`)"
+)
 AND_THE_GRAPH: Final = "{advice}; {graph}"
 
 
@@ -351,9 +358,13 @@ def kept_line(
     return LARGER_BY_ROUND.format(rounds=rounds_phrase(place, every), held=_first_of(held))
 
 
-def not_searched_line(steps: int, *, fewest_steps: int, fewest_passes: int, has_loops: bool) -> str:
+def not_searched_line(
+    steps: int, *, optimizers: int, fewest_steps: int, fewest_passes: int, has_loops: bool
+) -> str:
     """Return why memwatch did not look for growth, or not for growth with each step if it searched loops."""
     counted = COUNT_OF_STEP if steps == 1 else COUNT_OF_STEPS.format(count=steps)
+    if optimizers > 1:
+        counted = FIRST_OF_OPTIMIZERS.format(steps=counted, optimizers=optimizers)
     if has_loops:
         return STEPS_NOT_SEARCHED.format(steps=counted, fewest=fewest_steps)
     return NOT_SEARCHED.format(
@@ -431,6 +442,12 @@ def holder_phrase(edges: Iterable[Edge | None], *, is_path: bool = True) -> str:
     """Return who holds the tensors, in one phrase; None stands for references that are left out."""
     phrases = [LEFT_OUT if edge is None else edge_phrase(edge) for edge in edges]
     return ALONG_A_PATH.join(phrases) if is_path else IN_A_CYCLE.join(dict.fromkeys(phrases))
+
+
+def hook_holder_phrase(edges: Sequence[Edge], tables: int) -> str:
+    """Return what hooks are registered on: an object, and how many more have the same hook."""
+    holder = holder_phrase(edges)
+    return holder if tables == 1 else HOOKS_OF_MORE.format(holder=holder, count=tables - 1)
 
 
 class OnDevice(Protocol):
@@ -535,7 +552,13 @@ def beside_phrase(classes: Iterable[tuple[str, int]]) -> str:
 
 
 def advice(
-    remedy: Remedy, *, with_graph: bool = False, further: Sequence[str] = (), is_complete: bool = True
+    remedy: Remedy,
+    *,
+    with_graph: bool = False,
+    further: Sequence[str] = (),
+    is_complete: bool = True,
+    shows_part: bool = False,
+    attribute: str | None = None,
 ) -> str:
     """Return the sentence for a remedy.
 
@@ -544,10 +567,16 @@ def advice(
         with_graph: True if the tensor is kept together with its autograd graph: then say that as well.
         further: the other references to cut, in words, where one alone frees nothing.
         is_complete: False if there may be more of these.
+        shows_part: True if the tensor shows only a part of its storage, though it is no view.
+        attribute: the attribute that keeps the object before, for a chain of objects.
     """
     sentence = remedy.row.advice
+    if attribute is not None:
+        sentence = sentence.format(attribute=f".{attribute}")
     if with_graph and remedy.row.has_value and not remedy.row.detaches:
         sentence = AND_THE_GRAPH.format(advice=sentence, graph=Remedy.GRAPH.row.advice)
+    if shows_part:
+        sentence = AND_THE_STORAGE.format(advice=sentence)
     if not further:
         return sentence
     references = ", ".join(further[:_MOST_CUTS])
