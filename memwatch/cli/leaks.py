@@ -43,7 +43,7 @@ def execute(options: argparse.Namespace) -> int | BaseException:
     # imported first: the program's folder comes first in sys.path later, and may hold modules of the same name
     from memwatch.leaks import TensorLeakError, check_leaks
     from memwatch.report.console import line_width
-    from memwatch.words.leaks import grow_line
+    from memwatch.words.leaks import NOT_JUDGED_AFTER_EXIT, grow_line
 
     found: list[Leak] = []
     at_end: list[Leak] = []
@@ -68,6 +68,9 @@ def execute(options: argparse.Namespace) -> int | BaseException:
     except TensorLeakError as error:
         found = error.leaks
     except BaseException as error:
+        if isinstance(error, SystemExit):
+            code = error.code if type(error.code) is int else 1  # Python prints any other object
+            say(NOT_JUDGED_AFTER_EXIT.format(code=code))
         return hide_own_frames(error)
     told = {leak.cause for leak in found}
     seen = check.told_storages()
@@ -133,6 +136,7 @@ def _say_what_was_searched(growth: ProgramGrowth, at_end: list[Leak], told: set[
         say(
             words.not_searched_line(
                 growth.steps.number,
+                optimizers=growth.optimizers,
                 fewest_steps=FEWEST_STEPS,
                 fewest_passes=FEWEST_PASSES,
                 has_loops=bool(places),

@@ -25,6 +25,7 @@ import itertools
 import sys
 import threading
 import time
+import weakref
 from array import array
 from bisect import bisect_right
 from collections import Counter
@@ -73,7 +74,6 @@ from memwatch.signal_handlers import suppress
 from memwatch.words.leaks import repeat_name
 
 if TYPE_CHECKING:
-    import weakref
     from collections.abc import Callable, Sequence
     from types import CodeType, FrameType
 
@@ -557,7 +557,10 @@ class ProgramGrowth:
         self._patches = Patches()
         self._runs: dict[object, list[Rounds]] = {}  # of each loop, by its code and range
         self._handle: Any = None
-        self._optimizer: int | None = None
+        # the optimizer whose steps are the rounds, and how many optimizers made a step
+        self._optimizer: weakref.ref[Any] | None = None
+        self.optimizers = 0
+        self._known_optimizers: dict[int, weakref.ref[Any]] = {}  # by id, which a later one may have again
         self._updates = Updates()
         self._search_s = self._counting_s = 0.0
         self.skipped_places: dict[RoundPlace | None, None] = {}  # where a search was due after too much time
@@ -629,10 +632,14 @@ class ProgramGrowth:
 
     def _after_step(self, optimizer: object, _args: Any, _kwargs: Any) -> None:
         self._updates.note(optimizer)
+        known = self._known_optimizers.get(id(optimizer))
+        if known is None or known() is not optimizer:
+            self.optimizers += 1
+            self._known_optimizers[id(optimizer)] = weakref.ref(optimizer)
         if self._optimizer is None:  # one optimizer marks the steps; others, as of a GAN, step within them
-            self._optimizer = id(optimizer)
+            self._optimizer = weakref.ref(optimizer)
         thread = self._threads.get(threading.get_ident())
-        if self._optimizer == id(optimizer) and thread is not None:
+        if self._optimizer() is optimizer and thread is not None:
             self.steps.strand = self.steps.strand or thread
             self._begin_next(self.steps)
 
