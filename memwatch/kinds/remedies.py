@@ -300,6 +300,10 @@ class Remedy(Enum):
         is_of_attribute=True,
         is_of_name=True,
     )
+    CHAIN = RemedyRow(
+        "each object keeps the one before it by `{attribute}`, so none is freed: delete that attribute of the older "
+        "object, or keep only the values that you need of it"
+    )
     SUBMODULE = RemedyRow(
         (
             "the module keeps each submodule, parameter and buffer that is registered with it: reuse one, or "

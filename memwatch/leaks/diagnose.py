@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 import torch
 
-from memwatch._torch.autograd_state import base_of
+from memwatch._torch.autograd_state import autograd_state, base_of
 from memwatch._torch.tensors import device_of
 from memwatch.heap.autograd import is_sparse, sparse_parts
 from memwatch.heap.c_held import borrowed_memories
@@ -168,6 +168,22 @@ def shown_bytes(tensors: Sequence[torch.Tensor]) -> Counter[int]:
             if id(tensor) not in bases:
                 shown[id(storage_of(tensor))] += _known_bytes(tensor)
     return shown
+
+
+def results_alone(tensors: Sequence[torch.Tensor]) -> set[int]:
+    """Return the ids of the storages over which some tensor is the result of an op, and no view.
+
+    On the CPU the storage of such a result may be much larger than the result: `mse_loss` computes its mean in the
+    memory of the squares. The base of a view does not count, because the program may have the view alone.
+    """
+    with quiet():
+        views = [(id(tensor), base_of(tensor)) for tensor in tensors]
+        no_results = {view for view, base in views if base is not None} | {id(base) for _, base in views}
+        return {
+            id(storage_of(tensor))
+            for tensor in tensors
+            if id(tensor) not in no_results and not autograd_state(tensor).is_leaf
+        }
 
 
 def _known_bytes(tensor: torch.Tensor) -> int:
@@ -329,6 +345,7 @@ class HolderSearch:
         self._placed: dict[int, Explained] = {}  # by position of a storage in a place of a list or array
         self._one_more: dict[tuple[int, int], bool] = {}  # by position of a container and id of a class
         self._shown: Counter[int] | None = None  # bytes of each storage that tensors show
+        self._results: set[int] = set()  # ids of storages over which a tensor is no view
 
     def run(self, *, deep: bool = False) -> Diagnosis | None:
         """Explain the survivors, or return None if only a deep snapshot can find a holder."""
@@ -541,6 +558,7 @@ class HolderSearch:
             is_replaced=cut_at is not None,
             is_amid=cut is not None and is_amid_older(snapshot, objects[cut.start], cut),
             is_view=self._is_view(snapshot, made.ref(), nbytes),
+            is_result=id(made.ref()) in self._results,
             registers_itself=cut is not None
             and registers_itself(objects[cut.end], steps[: steps.index(cut)]),
             in_place=is_placed,
@@ -553,7 +571,8 @@ class HolderSearch:
     def _is_view(self, snapshot: Snapshot, storage: object, nbytes: int) -> bool:
         """Return True if all tensors over a storage together show half of it at most."""
         if self._shown is None:
-            self._shown = shown_bytes(snapshot.instances(torch.Tensor))
+            tensors = snapshot.instances(torch.Tensor)
+            self._shown, self._results = shown_bytes(tensors), results_alone(tensors)
         return 0 < 2 * self._shown[id(storage)] <= nbytes
 
     def _work_of(self, snapshot: Snapshot, owners: Sequence[int]) -> Vertex | None:

@@ -12,7 +12,7 @@ from memwatch.heap.names import with_line
 from memwatch.kinds.edges import VertexKind
 from memwatch.kinds.leaks import LeakKind
 from memwatch.kinds.remedies import Remedy
-from memwatch.leaks.advice import remedy_for
+from memwatch.leaks.advice import remedy_for, repeated_attribute
 from memwatch.leaks.cause import cause_of, cause_of_thread
 from memwatch.leaks.cut import container_of, edit_of, holder_of
 from memwatch.leaks.excuses import is_latest
@@ -277,6 +277,11 @@ def leak_of(
     keeps_graph = with_graph or any(survivor.through_graph for survivor in group)
     remedy = remedy_for(shown.kind, cut, holder_edges, edges, cycle_length=shown.cycle_length)
     remedy = _remedy_of_group(remedy, shown, group, keeps_graph=keeps_graph, grows=grows)
+    chain = repeated_attribute(edges) if shown.kind is LeakKind.RETAINED else None
+    if chain is not None and (remedy.row.is_of_attribute or remedy.row.is_of_name):
+        remedy = Remedy.CHAIN
+    else:
+        chain = None
     if shown.work is not None:
         remedy = Remedy.THREAD
     elif shown.is_replaced:
@@ -302,6 +307,8 @@ def leak_of(
             with_graph=keeps_graph and shown.kind.is_reached,
             further=[reference_phrase(lines[id(edge)]) for edge in cuts[1:]],
             is_complete=not any(survivor.has_more_cycles for survivor in group),
+            shows_part=shown.kind is LeakKind.RETAINED and _mostly_views(group) and _shows_part(group),
+            attribute=None if chain is None else chain.name,
         ),
         tensor=largest.tensor,
         held_s=max(0.0, end_s - min(survivor.storage.time_s for survivor in group)),
@@ -375,15 +382,16 @@ def _remedy_of_group(
     if shown.kind is LeakKind.GRAPH:
         return Remedy.GRAPH
     values = set(map(id, _values(group)))
-    # if only the graph of a name's value, or of a container's entries, grows, to detach the value is enough
-    is_of_values = remedy.row.is_of_name or remedy.row.is_of_container
+    # If only the graph of a name's value, or of entries that a container replaces, grows, to detach the value is
+    # enough. A container without such entries grows itself. Their own memory may not be seen, as within `torch.func`.
+    is_of_values = remedy.row.is_of_name or (remedy.row.is_of_container and bool(values))
     if is_of_values and all(each.through_graph for each in group if id(each) not in values):
         return Remedy.GRAPH
     if remedy is Remedy.BUFFER and not keeps_graph:
         return Remedy.SUBMODULE  # one more of them: to detach it changes nothing
     if remedy.row.is_of_container and shown.registers_itself:
         return Remedy.REGISTRY
-    if shown.kind is LeakKind.RETAINED and _mostly_views(group):
+    if shown.kind is LeakKind.RETAINED and _mostly_views(group) and not _shows_part(group):
         return Remedy.VIEW_WITH_GRAPH if keeps_graph else Remedy.VIEW
     return remedy
 
@@ -393,6 +401,12 @@ def _mostly_views(group: list[Survivor]) -> bool:
     direct = [survivor for survivor in group if not survivor.through_graph]
     total = sum(survivor.nbytes for survivor in direct)
     return 2 * sum(survivor.nbytes for survivor in direct if survivor.is_view) > total
+
+
+def _shows_part(group: list[Survivor]) -> bool:
+    """Return True if results of ops with a graph, and no views, show only a part of their storages."""
+    partly = [survivor for survivor in group if survivor.is_view and not survivor.through_graph]
+    return bool(partly) and all(survivor.is_result for survivor in partly)
 
 
 def _site(nearest: NewStorage) -> tuple[str | None, str | None]:

@@ -54,6 +54,7 @@ class Survivor:
         has_more_cycles: True if some cycles that keep it were not searched.
         branch: the step of the cycle that begins at the object from which the path to the tensor leaves.
         is_view: True if all tensors over the storage show half of it at most.
+        is_result: True if a tensor over the storage has a graph and is no view.
         is_one_more: True if it is behind the entry of a container that has older entries of its class.
         is_replaced: True if it is of a replaced parameter that an optimizer keeps.
         is_amid: True if older items follow its place in a list or array.
@@ -81,6 +82,7 @@ class Survivor:
     main: tuple[Step, list[Step]] | None = None
     branch: int = 0
     is_view: bool = False
+    is_result: bool = False
     is_one_more: bool = False
     is_replaced: bool = False
     is_amid: bool = False
