@@ -6,7 +6,10 @@ import torch
 from torch.nn import functional
 
 from memwatch import find_leaks
+from memwatch.kinds.edges import Edge, EdgeKind, Vertex, VertexKind
+from memwatch.kinds.leaks import LeakKind
 from memwatch.kinds.remedies import Remedy
+from memwatch.leaks.advice import remedy_for
 from memwatch.words.leaks import advice
 
 weight = torch.nn.Parameter(torch.ones(64, 64))
@@ -66,8 +69,18 @@ class State:
 def test_a_chain_of_objects_is_named_by_its_attribute():
     holder = State(None, None)
 
-    def advance():
+    def advance(*, drop):
         holder.prev = State(torch.ones(64), holder.prev)
+        if drop:
+            holder.prev.prev = None
 
-    (leak,) = find_leaks(advance)
+    (leak,) = find_leaks(lambda: advance(drop=False))
     assert leak.advice == advice(Remedy.CHAIN, attribute="prev")
+    assert find_leaks(lambda: advance(drop=True)) == []
+
+
+def test_the_list_of_a_comprehension_is_told_as_an_unfinished_result():
+    """`test_losses_that_a_running_call_collects_grow_with_each_step` has the program and its twin."""
+    call = Edge(EdgeKind.EVALUATION_STACK)
+    item = Edge(EdgeKind.ITEM, position=1, owner=Vertex(VertexKind.CONTAINER, "list"))
+    assert remedy_for(LeakKind.RETAINED, item, [call, item], [call, item]) is Remedy.UNFINISHED_RESULT
