@@ -43,7 +43,7 @@ def execute(options: argparse.Namespace) -> int | BaseException:
     # imported first: the program's folder comes first in sys.path later, and may hold modules of the same name
     from memwatch.leaks import TensorLeakError, check_leaks
     from memwatch.report.console import line_width
-    from memwatch.words.leaks import grow_line
+    from memwatch.words.leaks import NOT_JUDGED_AFTER_EXIT, grow_line
 
     found: list[Leak] = []
     at_end: list[Leak] = []
@@ -68,6 +68,9 @@ def execute(options: argparse.Namespace) -> int | BaseException:
     except TensorLeakError as error:
         found = error.leaks
     except BaseException as error:
+        if isinstance(error, SystemExit):
+            code = error.code if type(error.code) is int else 1  # Python prints any other object
+            say(NOT_JUDGED_AFTER_EXIT.format(code=code))
         return hide_own_frames(error)
     told = {leak.cause for leak in found}
     seen = check.told_storages()
@@ -94,11 +97,14 @@ def _say_what_grew(growth: ProgramGrowth, told: set[str]) -> bool:
     has_grown = False
     kept_by_place = {rounds.place: rounds.kept for rounds in growth.rounds if rounds.kept}
     for place, leaks in kept_by_place.items():
-        for every, grows in sorted({(leak.every, leak.grows) for leak in leaks}):
-            rows = _rows([leak for leak in leaks if (leak.every, leak.grows) == (every, grows)], told)
+        by_sort: dict[tuple[int, bool, bool], list[Leak]] = {}
+        for leak in leaks:
+            by_sort.setdefault((leak.every, leak.grows, _fills_places(leak)), []).append(leak)
+        for (every, grows, has_graphs), several in sorted(by_sort.items(), key=lambda item: item[0]):
+            rows = _rows(several, told)
             if rows:
                 has_grown = True
-                say(words.kept_line(place, every, rows, grows=grows))
+                say(words.kept_line(place, every, rows, grows=grows, has_graphs=has_graphs))
     return has_grown
 
 
@@ -116,13 +122,21 @@ def _say_what_was_searched(growth: ProgramGrowth, at_end: list[Leak], told: set[
     is_clean = not told
     has_grown = _say_what_grew(growth, told)
     if is_clean:
-        kept_a_while = {rounds.place for rounds in growth.rounds if rounds.kept_a_while}
-        clean = [place for place in places if place not in kept_a_while]
-        say(words.searched_line(clean, has_grown=has_grown, is_certain=not collections_at_end))
+        not_clean = {rounds.place for rounds in growth.rounds if rounds.kept_a_while or rounds.has_unseen}
+        clean = [place for place in places if place not in not_clean]
+        say(
+            words.searched_line(
+                clean,
+                has_grown=has_grown,
+                is_certain=not collections_at_end,
+                has_graphs=any(_has_graphs(leak, growth) for leak in at_end),
+            )
+        )
     if not places or has_unsearched_steps:
         say(
             words.not_searched_line(
                 growth.steps.number,
+                optimizers=growth.optimizers,
                 fewest_steps=FEWEST_STEPS,
                 fewest_passes=FEWEST_PASSES,
                 has_loops=bool(places),
@@ -134,9 +148,21 @@ def _say_what_was_searched(growth: ProgramGrowth, at_end: list[Leak], told: set[
     freed = {leak.cause: (place, leak) for place, leak in freed_by_place.items() if leak.cause not in told}
     for place, leak in freed.values():
         say(words.freed_line(place, leak, leak.holder))
-    held_at_end = _rows(collections_at_end, told)
-    if held_at_end:
-        say(words.HELD_AT_END.format(held=words.held_phrase(held_at_end)))
+    for template, has_graphs in ((words.GRAPHS_AT_END, True), (words.HELD_AT_END, False)):
+        some = [leak for leak in collections_at_end if _has_graphs(leak, growth) is has_graphs]
+        rows = _rows(some, told)
+        if rows:
+            say(template.format(held=words.held_phrase(rows)))
+
+
+def _fills_places(leak: Leak) -> bool:
+    """Return True if each round put a tensor with its graph into an empty place of a list or array."""
+    return leak.keeps_graph and not leak.grows
+
+
+def _has_graphs(leak: Leak, growth: ProgramGrowth) -> bool:
+    """Return True if a holder has the graphs of several rounds at the end."""
+    return growth.graphs_at_end.get(leak.cause, 0) > 1
 
 
 def _series(leak: Leak) -> tuple[Hashable, ...]:

@@ -612,6 +612,7 @@ OWNERS: Final[dict[tuple[EdgeKind, VertexKind], str]] = {
         for vertex in VertexKind
         if vertex.is_suspended_call
     },
+    (EdgeKind.EVALUATION_STACK, VertexKind.FRAME): "{name}{at}",
     (EdgeKind.ATTRIBUTE, VertexKind.CTX): "{owner} (ctx)",
     (EdgeKind.INSTANCE_DICT, VertexKind.CTX): "{owner} (ctx)",
     (EdgeKind.ATTRIBUTE, VertexKind.FUNCTION): "function {owner}",

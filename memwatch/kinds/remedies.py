@@ -61,6 +61,10 @@ class Remedy(Enum):
         "one tensor becomes larger and larger (`torch.cat`, `resize_`): keep its newest part "
         "(`value[-100:].clone()`), or reset it after use"
     )
+    UNFINISHED_RESULT = RemedyRow(
+        "a call that is still running collects these values (a comprehension, `list(map(...))`): let it collect "
+        "numbers (`.item()`), or use a loop that drops each value"
+    )
     HOOK_PER_CALL = RemedyRow(
         "each call registers one more hook, and none is removed: call `handle.remove()` after use, or "
         "register the hook once"
@@ -298,6 +302,10 @@ class Remedy(Enum):
         ("the object keeps the tensor: delete the attribute after use, or store a number (`.item()`)"),
         is_of_attribute=True,
         is_of_name=True,
+    )
+    CHAIN = RemedyRow(
+        "each object keeps the one before it by `{attribute}`, so none is freed: delete that attribute of the older "
+        "object, or keep only the values that you need of it"
     )
     SUBMODULE = RemedyRow(
         (

@@ -108,6 +108,8 @@ def _or_of_self(remedy: Remedy | None, edges: Iterable[Edge]) -> Remedy | None:
 
 
 def _for_retained(cut: Edge | None, holder: Sequence[Edge], path: Sequence[Edge]) -> Remedy | None:
+    if path and path[0].kind is EdgeKind.EVALUATION_STACK:
+        return Remedy.UNFINISHED_RESULT
     if cut is None and path and (in_c := _in_c(path[0])) is not None:
         return in_c
     if cut is not None and (added := _added(cut, path)) is not None:
@@ -121,10 +123,10 @@ def _for_retained(cut: Edge | None, holder: Sequence[Edge], path: Sequence[Edge]
             return Remedy.FRAME  # of a running call the first reference is
         if cut is not None and _is_entry(cut) and not _is_of_cache(cut, path):
             return _of_most(cut, path).kind.row.retained
-    # A closure, a partial or a coroutine that got a container before the calls is only the way to it: the container
-    # grows.
+    # A closure, a partial, a bound method or a coroutine that got a container before the calls is only the way to it:
+    # the container grows.
     if (
-        remedy in (Remedy.CLOSURE_CELL, Remedy.PARTIAL, Remedy.GENERATOR)
+        remedy in (Remedy.CLOSURE_CELL, Remedy.PARTIAL, Remedy.GENERATOR, Remedy.BOUND_METHOD)
         and cut is not None
         and _is_entry(cut)
         and not _is_captured_after(cut, path)
@@ -137,14 +139,24 @@ def _for_retained(cut: Edge | None, holder: Sequence[Edge], path: Sequence[Edge]
     return _or_of_self(remedy, holder)
 
 
+def repeated_attribute(path: Sequence[Edge]) -> Edge | None:
+    """Return an attribute by which objects of one class follow each other on a path, as the `.prev` of states."""
+    for edge, following in pairwise(path):
+        is_same = edge.kind is following.kind is EdgeKind.ATTRIBUTE and edge.name == following.name
+        classes = [each.owner and (each.owner.kind, each.owner.name) for each in (edge, following)]
+        if is_same and classes[0] == classes[1]:
+            return edge
+    return None
+
+
 def _is_entry(cut: Edge) -> bool:
     retained = cut.kind.row.retained
     return retained is not None and retained.row.is_of_entry
 
 
 def _is_captured_after(cut: Edge, path: Sequence[Edge]) -> bool:
-    """Return True if a function, a partial or a suspended call behind the reference to cut keeps what it leads to."""
-    captures = (EdgeKind.CLOSURE_CELL, EdgeKind.PARTIAL_ARGUMENT)
+    """Return True if a function, a method or a suspended call behind the reference to cut keeps what it leads to."""
+    captures = (EdgeKind.CLOSURE_CELL, EdgeKind.PARTIAL_ARGUMENT, EdgeKind.BOUND_SELF)
     at = next((at for at, edge in enumerate(path) if edge is cut), len(path))
     return any(edge.kind in captures or _mechanism(edge) is Remedy.GENERATOR for edge in path[at:])
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 import torch
 
-from memwatch._torch.autograd_state import base_of
+from memwatch._torch.autograd_state import autograd_state, base_of
 from memwatch._torch.tensors import device_of
 from memwatch.heap.autograd import is_sparse, sparse_parts
 from memwatch.heap.c_held import borrowed_memories
@@ -167,6 +167,22 @@ def shown_bytes(tensors: Sequence[torch.Tensor]) -> Counter[int]:
             if id(tensor) not in bases:
                 shown[id(storage_of(tensor))] += _known_bytes(tensor)
     return shown
+
+
+def results_alone(tensors: Sequence[torch.Tensor]) -> set[int]:
+    """Return the ids of the storages over which some tensor is the result of an op, and no view.
+
+    On the CPU the storage of such a result may be much larger than the result: `mse_loss` computes its mean in the
+    memory of the squares. The base of a view does not count, because the program may have the view alone.
+    """
+    with quiet():
+        views = [(id(tensor), base_of(tensor)) for tensor in tensors]
+        no_results = {view for view, base in views if base is not None} | {id(base) for _, base in views}
+        return {
+            id(storage_of(tensor))
+            for tensor in tensors
+            if id(tensor) not in no_results and not autograd_state(tensor).is_leaf
+        }
 
 
 def _known_bytes(tensor: torch.Tensor) -> int:
@@ -325,8 +341,10 @@ class HolderSearch:
         self._borrowed: set[int] = set()  # ids of storages with no memory of their own
         self._owners: set[int] = set()  # positions of what holds the survivors
         self._excusing: set[int] = set()  # and of containers that are no leak
+        self._placed: dict[int, Explained] = {}  # by position of a storage in a place of a list or array
         self._one_more: dict[tuple[int, int], bool] = {}  # by position of a container and id of a class
         self._shown: Counter[int] | None = None  # bytes of each storage that tensors show
+        self._results: set[int] = set()  # ids of storages over which a tensor is no view
 
     def run(self, *, deep: bool = False) -> Diagnosis | None:
         """Explain the survivors, or return None if only a deep snapshot can find a holder."""
@@ -337,7 +355,7 @@ class HolderSearch:
     def _explain(self, snapshot: Snapshot, *, deep: bool) -> Diagnosis | None:
         diagnosis = Diagnosis()
         self._shown = None
-        for noted in (self._owners, self._excusing, self._one_more):
+        for noted in (self._owners, self._excusing, self._placed, self._one_more):
             noted.clear()
         reached = Reached(snapshot, self._exempt)
         self._borrowed = borrowed_memories(snapshot.storages(), lambda: snapshot.instances(torch.Tensor))
@@ -433,7 +451,7 @@ class HolderSearch:
             explained += self._of_program(snapshot, tree, storages)
             if len(self._excusing) == excusing:
                 break
-        return tree, explained
+        return tree, [*explained, *(self._placed[at] for at in storages if at in self._placed)]
 
     def _of_program(
         self, snapshot: Snapshot, tree: Tree, storages: dict[int, NewStorage]
@@ -511,11 +529,14 @@ class HolderSearch:
             is_one_more=is_one_more,
         )
         excused = excuse_for(case)
+        is_placed = False
         if excused is not None:
             excuse, at = excused
             if excuse.is_container:
                 self._excusing.add(chain[at])
-            return None
+            is_placed = excuse.is_of_places and not self._exempt.places
+            if not is_placed:
+                return None
         work = None if cut is None else self._work_of(snapshot, chain[: cut.start + 1])
         key: Hashable = (identity(snapshot, chain, cut.start), series_of(cut.edge)) if cut else None
         if work is not None:
@@ -524,7 +545,7 @@ class HolderSearch:
             self._owners.add(chain[cut.start])
         words = tensor_words(objects)
         nbytes = made.bytes_now()
-        return Survivor(
+        survivor = Survivor(
             made,
             key,
             _to_tensor(steps),
@@ -536,14 +557,21 @@ class HolderSearch:
             is_replaced=cut_at is not None,
             is_amid=cut is not None and is_amid_older(snapshot, objects[cut.start], cut),
             is_view=self._is_view(snapshot, made.ref(), nbytes),
+            is_result=id(made.ref()) in self._results,
             registers_itself=cut is not None
             and registers_itself(objects[cut.end], steps[: steps.index(cut)]),
+            in_place=is_placed,
         )
+        if is_placed:  # another holder of the storage comes first
+            self._placed[chain[-1]] = survivor, chain
+            return None
+        return survivor
 
     def _is_view(self, snapshot: Snapshot, storage: object, nbytes: int) -> bool:
         """Return True if all tensors over a storage together show half of it at most."""
         if self._shown is None:
-            self._shown = shown_bytes(snapshot.instances(torch.Tensor))
+            tensors = snapshot.instances(torch.Tensor)
+            self._shown, self._results = shown_bytes(tensors), results_alone(tensors)
         return 0 < 2 * self._shown[id(storage)] <= nbytes
 
     def _work_of(self, snapshot: Snapshot, owners: Sequence[int]) -> Vertex | None:

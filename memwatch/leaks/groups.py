@@ -12,7 +12,7 @@ from memwatch.heap.names import with_line
 from memwatch.kinds.edges import VertexKind
 from memwatch.kinds.leaks import LeakKind
 from memwatch.kinds.remedies import Remedy
-from memwatch.leaks.advice import remedy_for
+from memwatch.leaks.advice import remedy_for, repeated_attribute
 from memwatch.leaks.cause import cause_of, cause_of_thread
 from memwatch.leaks.cut import container_of, edit_of, holder_of
 from memwatch.leaks.excuses import is_latest
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 _FEW: Final = 3
 """With more periods than these, what all but the newest add to is a leak, wherever the newest one's tensor is."""
+FEWEST_ADDED: Final = 4
+"""Runs with something new that show a holder which grows more seldom than the periods. A program may keep its last
+three checkpoints in a list, and with fewer runs that list would look the same. A guess."""
 
 
 def leaks_of(
@@ -43,6 +46,7 @@ def leaks_of(
     told: Callable[[Leak, list[Survivor]], None] | None = None,
     added: Sequence[Mapping[tuple[str, int], int]] | None = None,
     with_graph: bool = False,
+    seldom: bool = False,
 ) -> list[Leak]:
     """Group survivors into leaks. If one reference holds tensors on two devices, these are two leaks.
 
@@ -56,6 +60,7 @@ def leaks_of(
         added: for each run, by device and size, the number of storages that it left without replacing dead ones; for
             `per_call` only. Without it the latest value of a name counts as a replacement.
         with_graph: True if the tensors are known to have a graph. By default, those of a graph show it.
+        seldom: True to keep also groups to which runs far apart kept adding, see :func:`goes_on`; for `per_call` only.
 
     Returns:
         Leaks, largest first.
@@ -64,7 +69,11 @@ def leaks_of(
     for survivor in _with_their_loops(list(survivors)):
         groups.setdefault((survivor.kind, survivor.key, survivor.storage.device), []).append(survivor)
     needed = [{run} for run in measured] if periods is None else periods
-    chosen = _growing(list(groups.values()), needed) if per_call else list(groups.values())
+    chosen = (
+        _growing(list(groups.values()), needed, measured if seldom else ())
+        if per_call
+        else list(groups.values())
+    )
     replaced = _replaced_values(chosen, added)
     leaks = []
     for group in chosen:
@@ -80,7 +89,7 @@ def leaks_of(
         )
         if told is not None:
             told(leak, group)
-        every = max(1, round(len(measured) / len(_runs(group))))
+        every = _distance(_runs(group), measured)
         leaks.append(replace(leak, every=every) if per_call else leak)
     return largest_first(leaks)
 
@@ -171,7 +180,36 @@ def _together(leaks: Sequence[Leak]) -> Leak:
     )
 
 
-def _growing(groups: list[list[Survivor]], periods: Sequence[Collection[int]]) -> list[list[Survivor]]:
+def goes_on(runs: Collection[int], measured: Sequence[int]) -> bool:
+    """Return True if something is left of runs at about equal distances, from the first measured run to the last.
+
+    The largest distance between two of them counts as the distance of all, so a window that dropped its oldest entries
+    does not go on: it has nothing of the first runs.
+
+    Args:
+        runs: the runs of which something is left.
+        measured: all measured runs.
+    """
+    if not measured or len(runs) < FEWEST_ADDED:
+        return False
+    ordered = sorted(runs)
+    distance = max(after - before for before, after in pairwise(ordered))
+    is_often = FEWEST_ADDED * distance <= len(measured)
+    return is_often and ordered[0] - measured[0] <= distance and measured[-1] - ordered[-1] <= distance
+
+
+def _distance(runs: Collection[int], measured: Sequence[int]) -> int:
+    """Return the number of runs of which one adds to a leak."""
+    every = max(1, round(len(measured) / len(runs)))
+    if every < FEWEST_ADDED:
+        return every
+    # the runs before the first one, and after the last one, would count too much
+    return round((max(runs) - min(runs)) / max(1, len(runs) - 1)) or every
+
+
+def _growing(
+    groups: list[list[Survivor]], periods: Sequence[Collection[int]], measured: Sequence[int]
+) -> list[list[Survivor]]:
     """Keep the groups with survivors of every period, and join groups that only the last run separated.
 
     The newest tensor often has a holder of its own, a "last result" beside the list of all. So leftovers of one size
@@ -180,7 +218,8 @@ def _growing(groups: list[list[Survivor]], periods: Sequence[Collection[int]]) -
     grown: list[list[Survivor]] = []
     leftover: dict[tuple[str, int], list[Survivor]] = {}
     for group in groups:
-        if _covers(group, periods) or (len(periods) > _FEW and _covers(group, periods[:-1])):
+        is_often = _covers(group, periods) or (len(periods) > _FEW and _covers(group, periods[:-1]))
+        if is_often or goes_on(_runs(group), measured):
             grown.append(group)
         else:
             for survivor in group:
@@ -238,6 +277,11 @@ def leak_of(
     keeps_graph = with_graph or any(survivor.through_graph for survivor in group)
     remedy = remedy_for(shown.kind, cut, holder_edges, edges, cycle_length=shown.cycle_length)
     remedy = _remedy_of_group(remedy, shown, group, keeps_graph=keeps_graph, grows=grows)
+    chain = repeated_attribute(edges) if shown.kind is LeakKind.RETAINED else None
+    if chain is not None and (remedy.row.is_of_attribute or remedy.row.is_of_name):
+        remedy = Remedy.CHAIN
+    else:
+        chain = None
     if shown.work is not None:
         remedy = Remedy.THREAD
     elif shown.is_replaced:
@@ -263,6 +307,8 @@ def leak_of(
             with_graph=keeps_graph and shown.kind.is_reached,
             further=[reference_phrase(lines[id(edge)]) for edge in cuts[1:]],
             is_complete=not any(survivor.has_more_cycles for survivor in group),
+            shows_part=shown.kind is LeakKind.RETAINED and _mostly_views(group) and _shows_part(group),
+            attribute=None if chain is None else chain.name,
         ),
         tensor=largest.tensor,
         held_s=max(0.0, end_s - min(survivor.storage.time_s for survivor in group)),
@@ -336,15 +382,16 @@ def _remedy_of_group(
     if shown.kind is LeakKind.GRAPH:
         return Remedy.GRAPH
     values = set(map(id, _values(group)))
-    # if only the graph of a name's value, or of a container's entries, grows, to detach the value is enough
-    is_of_values = remedy.row.is_of_name or remedy.row.is_of_container
+    # If only the graph of a name's value, or of entries that a container replaces, grows, to detach the value is
+    # enough. A container without such entries grows itself. Their own memory may not be seen, as within `torch.func`.
+    is_of_values = remedy.row.is_of_name or (remedy.row.is_of_container and bool(values))
     if is_of_values and all(each.through_graph for each in group if id(each) not in values):
         return Remedy.GRAPH
     if remedy is Remedy.BUFFER and not keeps_graph:
         return Remedy.SUBMODULE  # one more of them: to detach it changes nothing
     if remedy.row.is_of_container and shown.registers_itself:
         return Remedy.REGISTRY
-    if shown.kind is LeakKind.RETAINED and _mostly_views(group):
+    if shown.kind is LeakKind.RETAINED and _mostly_views(group) and not _shows_part(group):
         return Remedy.VIEW_WITH_GRAPH if keeps_graph else Remedy.VIEW
     return remedy
 
@@ -354,6 +401,12 @@ def _mostly_views(group: list[Survivor]) -> bool:
     direct = [survivor for survivor in group if not survivor.through_graph]
     total = sum(survivor.nbytes for survivor in direct)
     return 2 * sum(survivor.nbytes for survivor in direct if survivor.is_view) > total
+
+
+def _shows_part(group: list[Survivor]) -> bool:
+    """Return True if results of ops with a graph, and no views, show only a part of their storages."""
+    partly = [survivor for survivor in group if survivor.is_view and not survivor.through_graph]
+    return bool(partly) and all(survivor.is_result for survivor in partly)
 
 
 def _site(nearest: NewStorage) -> tuple[str | None, str | None]:

@@ -3,9 +3,11 @@
 At the end of a program the variables of its functions are gone, and a list at its top level may be its result. Only
 the rounds in between show growth. A round is a step of the program's optimizer, or a pass of one of its loops.
 
-A holder leaks if each round, or one round in up to four, adds a tensor with its graph. It also leaks if each round adds
-a hook or more nodes of a graph. A holder that keeps a tensor without a graph may collect results. memwatch names it and
-does not judge it. Likewise for a tensor that becomes larger with each round, as `torch.cat` makes it.
+A holder leaks if each round, or one round in up to four, adds a tensor with its graph. If many rounds were measured, a
+longer distance from one such round to the next is enough: up to a quarter of them. A holder also leaks if rounds add a
+hook as often, or if each round adds more nodes of a graph. A holder that keeps a tensor without a graph may collect
+results. memwatch names it and does not judge it. Likewise for a tensor that becomes larger with each round, as
+`torch.cat` makes it.
 
 Each thread has rounds of its own, and so has each coroutine that an event loop runs. What others make meanwhile does
 not count for them. In the thread of a pool, as of `concurrent.futures`, each task is a round.
@@ -23,6 +25,7 @@ import itertools
 import sys
 import threading
 import time
+import weakref
 from array import array
 from bisect import bisect_right
 from collections import Counter
@@ -39,17 +42,19 @@ from memwatch._torch.modules import MODULE_CALL_CODE
 from memwatch.heap.class_checks import is_a
 from memwatch.heap.classes import identities, without_identities
 from memwatch.heap.frames import FrameMark
+from memwatch.heap.paths import Step
 from memwatch.heap.pause import objects_since
 from memwatch.heap.tensors import is_tensor, quiet, storage_of
-from memwatch.kinds.edges import EdgeKind
+from memwatch.kinds.edges import Edge, EdgeKind, Vertex, VertexKind
 from memwatch.kinds.leaks import LeakKind, RoundPlace
 from memwatch.leaks.diagnose import diagnose
 from memwatch.leaks.excuses import Exemptions
 from memwatch.leaks.find import PERIOD
-from memwatch.leaks.groups import leaks_of
+from memwatch.leaks.groups import FEWEST_ADDED, goes_on, leaks_of
 from memwatch.leaks.in_use import Updates, storages_beside
 from memwatch.leaks.ledger import Threads
 from memwatch.leaks.new_storages import (
+    NODE_BYTES,
     RUNS_A_THREAD,
     NewStorageMode,
     behind,
@@ -71,7 +76,6 @@ from memwatch.signal_handlers import suppress
 from memwatch.words.leaks import repeat_name
 
 if TYPE_CHECKING:
-    import weakref
     from collections.abc import Callable, Sequence
     from types import CodeType, FrameType
 
@@ -151,6 +155,11 @@ class LoopPasses:
         self._running: dict[tuple[int, int], Loop] = {}  # by depth and first instruction
         self._ranges: dict[int, tuple[CodeType, list[_Range]]] = {}  # by the id of a code, which it keeps
         self._owners: dict[int, tuple[CodeType, CodeOwner]] = {}  # likewise
+
+    @property
+    def stack(self) -> list[_Call]:
+        """The calls around the last op, outermost first."""
+        return self._stack
 
     def note(self, op: object, stack: list[_Call]) -> Loop | None:
         """Note an op, none of a backward. Return the loop that has begun another pass with it.
@@ -348,7 +357,8 @@ class Rounds:
     Attributes:
         loop: the loop; None for steps.
         leaks: memory of each round that no backward needs, per round, from the last search.
-        kept: holders that got a tensor without a graph in each round.
+        kept: holders that got a tensor without a graph in each round. Also lists and arrays of which each round filled
+            another empty place with a graph: they may be windows that are not full yet.
         freed: such leaks of an earlier search whose memory is gone.
         was_searched: True once the heap was searched for memory of the rounds.
         kept_a_while: True once the rounds left memory that a later backward needed, or that is gone.
@@ -369,6 +379,8 @@ class Rounds:
             same.
         steps: the number of steps at the end of the last pass.
         strand: the thread or coroutine with the rounds; None before the first step.
+        calls: the calls that have been running since the end of the first round, outermost first.
+        has_unseen: True if the rounds left something whose holder gc does not show, so they may leak.
     """
 
     loop: Loop | None
@@ -393,6 +405,8 @@ class Rounds:
     is_judged: bool = False
     has_one_step: bool = True
     steps: int = 0
+    calls: list[_Call] | None = None
+    has_unseen: bool = False
     # the clock at the start of each round after the first; an array, as there may be millions of rounds
     _starts: array[int] = field(default_factory=lambda: array("q"))
 
@@ -416,7 +430,25 @@ class Rounds:
         self.backwards += self.in_backward and self.number > 0
         self.in_backward = False
         self._starts.append(clock)
+        if self.strand is not None:
+            self._note_calls(self.strand.passes.stack)
         self.hook_numbers.append(next_hook_number())
+
+    def _note_calls(self, stack: list[_Call]) -> None:
+        """Keep the calls that are still running, with the instructions that they have reached."""
+        if self.calls is None:
+            self.calls = stack
+        before = [each.mark for each in self.calls]
+        same = itertools.takewhile(lambda pair: pair[0] is pair[1].mark, zip(before, stack, strict=False))
+        self.calls = [call for _, call in same]
+
+    def running_call(self) -> Edge:
+        """Return the reference from the innermost call that has made all these rounds, by no variable."""
+        if not self.calls:
+            return Edge(EdgeKind.EVALUATION_STACK)
+        code, offset = self.calls[-1].code, self.calls[-1].offset
+        owner = Vertex(VertexKind.FRAME, code.co_name, code.co_filename, line_at(code, offset))
+        return Edge(EdgeKind.EVALUATION_STACK, owner=owner)
 
     def round_of(self, made: NewStorage) -> int:
         """Return the number of the round that made a storage."""
@@ -462,6 +494,7 @@ class Rounds:
             periods=periods_of(measured),
             told=self._note_storages,
             with_graph=with_graph,
+            seldom=True,
         )
 
     def _note_storages(self, leak: Leak, survivors: Sequence[Survivor]) -> None:
@@ -495,7 +528,7 @@ class Rounds:
 
 
 def periods_of(measured: range) -> list[range]:
-    """Return periods of up to `PERIOD` rounds. A leak has something of each period.
+    """Return periods of up to `PERIOD` rounds. A leak has something of each period, unless it adds more seldom.
 
     A program may keep something in every second step. Three periods show that it goes on; where there are too few
     rounds for them, each round is a period.
@@ -528,10 +561,15 @@ class ProgramGrowth:
         self._patches = Patches()
         self._runs: dict[object, list[Rounds]] = {}  # of each loop, by its code and range
         self._handle: Any = None
-        self._optimizer: int | None = None
+        # the optimizer whose steps are the rounds, and how many optimizers made a step
+        self._optimizer: weakref.ref[Any] | None = None
+        self.optimizers = 0
+        self._known_optimizers: dict[int, weakref.ref[Any]] = {}  # by id, which a later one may have again
         self._updates = Updates()
         self._search_s = self._counting_s = 0.0
         self.skipped_places: dict[RoundPlace | None, None] = {}  # where a search was due after too much time
+        # by the cause of what is held at the end, the number of rounds of which it has a tensor with a graph
+        self.graphs_at_end: dict[str, int] = {}
 
     def start(self) -> None:
         """Have torch call after each optimizer step, and a mode of each thread at each op."""
@@ -575,7 +613,14 @@ class ProgramGrowth:
         for storage in behind(self._young())[0]:
             self._book.add(storage, self._main.mode.run)  # threads from before have no mode
         found = diagnose(self._book.alive(), Exemptions(shared_state=True), per_call=False)
-        return leaks_of(found.retained, [0], per_call=False)
+        with_graph = _storages_with_graph()
+
+        def note_graphs(leak: Leak, survivors: Sequence[Survivor]) -> None:
+            kept = [each for each in survivors if not each.through_graph]
+            rounds = {each.storage.run for each in kept if id(each.storage.ref()) in with_graph}
+            self.graphs_at_end[leak.cause] = max(len(rounds), self.graphs_at_end.get(leak.cause, 0))
+
+        return leaks_of(found.retained, [0], per_call=False, told=note_graphs)
 
     def storages_in_use(self) -> list[torch.UntypedStorage]:
         """Return the storages that the program used until it ended; drop the list soon.
@@ -592,10 +637,14 @@ class ProgramGrowth:
     def _after_step(self, optimizer: object, _args: Any, _kwargs: Any) -> None:
         self._updates.note(optimizer)
         self._book.is_program_imported = self._book.is_program_imported or runs_in_import()
+        known = self._known_optimizers.get(id(optimizer))
+        if known is None or known() is not optimizer:
+            self.optimizers += 1
+            self._known_optimizers[id(optimizer)] = weakref.ref(optimizer)
         if self._optimizer is None:  # one optimizer marks the steps; others, as of a GAN, step within them
-            self._optimizer = id(optimizer)
+            self._optimizer = weakref.ref(optimizer)
         thread = self._threads.get(threading.get_ident())
-        if self._optimizer == id(optimizer) and thread is not None:
+        if self._optimizer() is optimizer and thread is not None:
             self.steps.strand = self.steps.strand or thread
             self._begin_next(self.steps)
 
@@ -769,12 +818,21 @@ class ProgramGrowth:
         leaks: list[Leak] = []
         was_alive = rounds.is_alive()
         rounds.was_searched, rounds.kept, rounds.found, rounds.storages = True, [], [], {}
+        rounds.has_unseen = False
         rounds_with_memory = {each.run for each in made}
-        if not any(rounds_with_memory.isdisjoint(period) for period in periods_of(measured)):
+        is_often = not any(rounds_with_memory.isdisjoint(period) for period in periods_of(measured))
+        if is_often or goes_on(rounds_with_memory, measured):
             threads = rounds.threads.started()
-            look = diagnose(made, Exemptions(state=False), per_call=True, old=rounds.old, threads=threads)
+            exempt = Exemptions(state=False, places=False)
+            look = diagnose(made, exempt, per_call=True, old=rounds.old, threads=threads)
+            placed = [each for each in look.retained if each.in_place]
+            look.retained = [each for each in look.retained if not each.in_place]
             with_graph = _storages_with_graph()
             keeping = [each for each in look.retained if _keeps_graph(each, with_graph)]
+            if rounds.have_backward:  # a comprehension without a backward may build the layers of a model
+                first = rounds.running_call()
+                collected = [_in_call(each, first) for each in look.unreachable if _is_collected(each)]
+                keeping += [each for each in collected if _keeps_graph(each, with_graph)]
             # a loop without a backward may build one model
             others = [
                 each
@@ -786,10 +844,19 @@ class ProgramGrowth:
                 leaks[0] = replace(leaks[0], graph_nodes=_nodes_of_each(rounds))
             leaks, rounds.kept = _joined(leaks, rounds.leaks_within(others, measured))
             rounds.found = [each.storage.ref for each in (keeping if leaks else others)]
+            unseen = {each.storage.run for each in look.unreachable if not each.looped}
+            rounds.has_unseen = not any(unseen.isdisjoint(period) for period in periods_of(measured))
+            placed = [each for each in placed if _keeps_graph(each, with_graph)]
+            filling = rounds.leaks_within(placed, measured, with_graph=True)
+            if filling and filling[0].every == 1:  # the graphs take most of the memory
+                nbytes = filling[0].nbytes + NODE_BYTES * _nodes_of_each(rounds)
+                filling[0] = replace(filling[0], nbytes=nbytes)
+            rounds.kept += filling
         rounds.kept += self._larger_tensors(rounds)
         if not leaks:
             leaks = self._growing_graph(rounds)
-        leaks += leaks_of_hooks(rounds.hook_numbers, (), leaks)
+        rounds.has_unseen = not leaks and (_nodes_of_each(rounds) > 0 or rounds.has_unseen)
+        leaks += leaks_of_hooks(rounds.hook_numbers, (), leaks, period=_period_of_hooks(rounds.hook_numbers))
         if rounds.leaks and not leaks:
             rounds.kept_a_while = True
             if not was_alive:
@@ -837,6 +904,13 @@ def _nodes_of_each(rounds: Rounds) -> int:
     return (counts[-1] - counts[0]) // (rounds.number - 1)
 
 
+def _period_of_hooks(numbers: Sequence[int]) -> int:
+    """Return the largest distance between two rounds that registered a hook; 1 if it is too large to show growth."""
+    rounds = [at for at, (before, after) in enumerate(pairwise(numbers)) if before != after]
+    distance = max((after - before for before, after in pairwise([-1, *rounds, len(numbers) - 1])), default=1)
+    return distance if FEWEST_ADDED * distance < len(numbers) else 1
+
+
 def _joined(leaks: list[Leak], kept: list[Leak]) -> tuple[list[Leak], list[Leak]]:
     """Return the leaks with all tensors of their holders, and the tensors of other holders.
 
@@ -855,6 +929,27 @@ def _joined(leaks: list[Leak], kept: list[Leak]) -> tuple[list[Leak], list[Leak]
 
 def _keeps_graph(survivor: Survivor, with_graph: set[int]) -> bool:
     return survivor.through_graph or id(survivor.storage.ref()) in with_graph
+
+
+def _is_collected(survivor: Survivor) -> bool:
+    """Return True for an entry of a container that a running call makes and that no variable has yet.
+
+    gc does not show the values of a running call that have no variable: the list of a comprehension, or of
+    `list(map(...))`. No reference leads to the container and it is in no loop, but it is alive, so such a call has it.
+    """
+    if survivor.looped or not survivor.steps:
+        return False
+    first = survivor.steps[0].edge
+    is_container = first.owner is not None and first.owner.kind is VertexKind.CONTAINER
+    return first.kind.row.is_entry and is_container
+
+
+def _in_call(survivor: Survivor, first: Edge) -> Survivor:
+    """Return a survivor in such a container, with the reference from the call that makes it."""
+    below = survivor.steps[0].edge
+    steps = [Step(replace(first, target=below.owner)), *survivor.steps]
+    key = (first.kind, first.owner and (first.owner.file, first.owner.line), below.kind)
+    return replace(survivor, steps=steps, cut=steps[1], key=key, unreachable=False, cycle_length=0)
 
 
 def _is_of_module(survivor: Survivor) -> bool:

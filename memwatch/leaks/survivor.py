@@ -54,6 +54,7 @@ class Survivor:
         has_more_cycles: True if some cycles that keep it were not searched.
         branch: the step of the cycle that begins at the object from which the path to the tensor leaves.
         is_view: True if all tensors over the storage show half of it at most.
+        is_result: True if a tensor over the storage has a graph and is no view.
         is_one_more: True if it is behind the entry of a container that has older entries of its class.
         is_replaced: True if it is of a replaced parameter that an optimizer keeps.
         is_amid: True if older items follow its place in a list or array.
@@ -61,6 +62,7 @@ class Survivor:
         unreachable: True if no root reaches it.
         nbytes: bytes of the storage at the snapshot.
         may_be_replaced: True if a name holds it that had one value at a time in earlier blocks.
+        in_place: True if a list or array had its place before, and nothing else holds it.
         if_kept: the explanation to use if gc, which sees every reference of the cycle, does not free it.
         work: the function of a thread that holds it, if the runs started the thread: to end the thread frees all that
             its calls hold, whichever of their variables holds it.
@@ -80,6 +82,7 @@ class Survivor:
     main: tuple[Step, list[Step]] | None = None
     branch: int = 0
     is_view: bool = False
+    is_result: bool = False
     is_one_more: bool = False
     is_replaced: bool = False
     is_amid: bool = False
@@ -87,6 +90,7 @@ class Survivor:
     unreachable: bool = False
     nbytes: int = 0
     may_be_replaced: bool = False
+    in_place: bool = False
     if_kept: Survivor | None = None
     work: Vertex | None = None
 

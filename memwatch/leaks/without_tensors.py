@@ -11,6 +11,7 @@ from itertools import pairwise
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Final
 
+from torch.optim.optimizer import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from memwatch._torch.autograd import AccumulateGrad, sequence_nr_of
@@ -31,7 +32,7 @@ from memwatch.leaks.leak import Leak
 from memwatch.leaks.new_storages import NODE_BYTES, NewStorages, behind, with_line_of_change
 from memwatch.own_code import CodeOwner, code_owner
 from memwatch.words.edges import edge_phrase
-from memwatch.words.leaks import advice, holder_phrase, path_lines
+from memwatch.words.leaks import advice, hook_holder_phrase, path_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -84,17 +85,35 @@ def leaks_of_hooks(
     if not tables:
         return []
     told = {series_of(edge) for leak in beside for edge in leak.edges}
-    leaks = []
+    # the tables of one function come as one leak: a loop over the parameters registers it on each of them
+    found: dict[object, list[tuple[tuple[Edge, ...], int]]] = {}
     with Snapshot(tables, list(held)) as snapshot:
-        tree = search(snapshot, snapshot.root_groups(), closed=snapshot.barriers())
+        closed = snapshot.barriers()
+        tree = search(snapshot, snapshot.root_groups(), closed=closed)
+        # the way through a module names a parameter better than the way through its optimizer
+        optimizers = snapshot.positions(map(id, snapshot.instances(Optimizer)))
+        by_modules = search(snapshot, snapshot.root_groups(), closed=closed.union(optimizers))
         for table in tables:
             position = snapshot.position(table)
-            steps = steps_of(snapshot, tree.path(position)) if tree.reaches(position) else []
+            way = by_modules if by_modules.reaches(position) else tree
+            steps = steps_of(snapshot, way.path(position)) if way.reaches(position) else []
             edges = tuple(step.edge for step in steps)
             if edges and series_of(edges[-1]) not in told:
                 count = sum(number >= numbers[0] for number in _numbers(table))
-                leaks.append(_leak_of_table(edges, count, calls))
+                key = _function_of_hooks(table, numbers[0]) or id(table)
+                found.setdefault((edges[-1].kind, key, count), []).append((edges, count))
+    leaks = [_leak_of_table(*each[0], calls, tables=len(each)) for each in found.values()]
     return sorted(leaks, key=lambda leak: -leak.count)
+
+
+def _function_of_hooks(table: Any, first: int) -> tuple[str, int] | None:
+    """Return the place of the one function whose hooks a table has from a number on; None if there are several."""
+    hooks = [
+        hook for number, hook in list(OrderedDict.items(table)) if type(number) is int and number >= first
+    ]
+    codes = [_code_of(hook) for hook in hooks]
+    places = {None if code is None else (code.co_filename, code.co_firstlineno) for code in codes}
+    return places.pop() if len(places) == 1 else None
 
 
 def leaks_of_new_hooks(first: int, exempt: Exemptions) -> list[Leak]:
@@ -146,15 +165,26 @@ def _code_of(hook: Any) -> CodeType | None:
     return hook.__code__ if type(hook) is FunctionType else None
 
 
-def _leak_of_table(edges: tuple[Edge, ...], count: int, calls: int, *, per_call: bool = True) -> Leak:
+def _leak_of_table(
+    edges: tuple[Edge, ...], count: int, calls: int, *, per_call: bool = True, tables: int = 1
+) -> Leak:
+    """Return the leak of some tables that got the same hooks.
+
+    Args:
+        edges: the path to the first table.
+        count: the new hooks of each table.
+        calls: the number of calls that registered them.
+        per_call: True if the figures are per call.
+        tables: the number of tables.
+    """
     cut = edges[-1]
     every = max(1, round(calls / count))
     return Leak(
         kind=LeakKind.HOOKS,
         nbytes=0,
-        count=count * every // calls,
+        count=tables * (count * every // calls),
         every=every,
-        holder=holder_phrase(edges),
+        holder=hook_holder_phrase(edges, tables),
         path=path_lines(edges, branch_at=None),
         site=None,
         advice=advice(Remedy.HOOK_PER_CALL, with_graph=False),

@@ -122,21 +122,28 @@ VERDICT_BESIDE_KEPT: Final = "no certain leaks"
 VERDICT_BESIDE_GROWTH: Final = "no other leaks"
 NOT_SEARCHED: Final = (
     "not checked for growth: the program made {steps}, and memwatch saw no loop run ops in {passes} passes (a loop "
-    "that awaits tasks does not count). To check it, run at least {fewest} steps or {passes} passes, or call "
-    "memwatch.find_leaks(step)"
+    "that awaits tasks does not count, nor a generator that `sum()` reads). To check it, run at least {fewest} steps "
+    "or {passes} passes, or call memwatch.find_leaks(step)"
 )
 STEPS_NOT_SEARCHED: Final = (
     "not checked for what each optimizer step leaves behind: the program made {steps}. To check it, run at least "
     "{fewest}"
 )
 COUNT_OF_STEPS: Final = "{count} optimizer steps"
+FIRST_OF_OPTIMIZERS: Final = "{steps} with the first of its {optimizers} optimizers"
 COUNT_OF_STEP: Final = "1 optimizer step"
 NO_STEPS: Final = "no optimizer step"
+NOT_JUDGED_AFTER_EXIT: Final = "the program ended with exit code {code}, so memwatch did not judge its leaks"
 EACH: Final = "each {round}"
 ONE_IN: Final = "not every {round} but about one in {every}"
 KEPT_BY_ROUND: Final = (
     "memory grew: {rounds} added to {held}. It is a leak unless the program needs these tensors later. If it does "
     "not, delete them in the loop"
+)
+PLACES_FILLED_BY_ROUND: Final = (
+    "memory grew: {rounds} put a tensor with its graph into an empty place of {held}. It is a leak until all places "
+    "are full, unless a backward needs these graphs. If you need the values alone, store `value.item()` or "
+    "`value.detach()`"
 )
 LARGER_BY_ROUND: Final = (
     "memory grew: {rounds} made a tensor larger: {held}. If the program does not need all of it, limit its size or "
@@ -152,6 +159,11 @@ SEARCHES_SKIPPED: Final = (
 HELD_AT_END: Final = (
     "not judged, because a name at the top level holds it: {held}. If it is not a result, delete it"
 )
+GRAPHS_AT_END: Final = (
+    "not judged, because a name at the top level holds it: {held}. These tensors keep their autograd graphs, and the "
+    "graphs keep activations. If you need the values alone, store `value.item()` or `value.detach()`"
+)
+HOOKS_OF_MORE: Final = "{holder} and on {count} more"
 HELD: Final = "{holder} ({amount})"
 LARGER: Final = "{holder}, by {size}"
 MORE_HOLDERS: Final = "{count} more"
@@ -175,6 +187,10 @@ MORE_CUTS: Final = "{references} and {count} more"
 MORE_CYCLES: Final = "{references}, and references in further cycles that memwatch did not search"
 _MOST_CUTS: Final = 12
 """Lightning's trainer needs 9."""
+AND_THE_STORAGE: Final = (
+    "{advice}. The tensor shows only a small part of its storage, and `.detach()` alone keeps all of it: keep "
+    "`.detach().clone()`, or a number (`.item()`)"
+)
 AND_THE_GRAPH: Final = "{advice}; {graph}"
 
 
@@ -293,18 +309,21 @@ def searched_places(
     return loops if loops or has_unsearched_steps else list(places)
 
 
-def searched_line(places: Sequence[RoundPlace | None], *, has_grown: bool, is_certain: bool) -> str:
+def searched_line(
+    places: Sequence[RoundPlace | None], *, has_grown: bool, is_certain: bool, has_graphs: bool
+) -> str:
     """Return the verdict on a program without leaks.
 
     Args:
         places: where the loops begin that were searched; None for the steps of the optimizer.
         has_grown: whether each round added to something that may be a result. The line before says so.
         is_certain: False if something may be a result that is alive at the end.
+        has_graphs: True if graphs of several rounds are alive at the end. Then some rounds did leave one.
     """
     rounds = OR_OF_EACH.join(list(dict.fromkeys(map(round_phrase, places)))[:_MOST_ROUNDS])
     verdict = VERDICT_BESIDE_GROWTH if has_grown else VERDICT if is_certain else VERDICT_BESIDE_KEPT
     left = LEFT_NOTHING.format(verdict=verdict if places else VERDICT_AT_END)
-    return left + (NO_LEAKS_IN.format(rounds=rounds) if places else "")
+    return left + (NO_LEAKS_IN.format(rounds=rounds) if places and not has_graphs else "")
 
 
 def skipped_line(places: Sequence[RoundPlace | None]) -> str:
@@ -319,7 +338,12 @@ def freed_line(place: RoundPlace | None, leak: Leaked, holder: str) -> str:
 
 
 def kept_line(
-    place: RoundPlace | None, every: int, rows: Sequence[tuple[str, int, Mapping[str, int]]], *, grows: bool
+    place: RoundPlace | None,
+    every: int,
+    rows: Sequence[tuple[str, int, Mapping[str, int]]],
+    *,
+    grows: bool,
+    has_graphs: bool,
 ) -> str:
     """Return which holders got tensors, or have a tensor that became larger, in the rounds of a loop or of steps.
 
@@ -328,16 +352,23 @@ def kept_line(
         every: the number of rounds per tensor.
         rows: the holders, with the tensors and the bytes by device that a round adds.
         grows: True if their tensors became larger.
+        has_graphs: True if the rounds filled places of lists or arrays with tensors that have a graph.
     """
+    if has_graphs:
+        return PLACES_FILLED_BY_ROUND.format(rounds=rounds_phrase(place, every), held=held_phrase(rows))
     if not grows:
         return KEPT_BY_ROUND.format(rounds=rounds_phrase(place, every), held=held_phrase(rows))
     held = [LARGER.format(size=sizes_phrase(sizes), holder=holder) for holder, _, sizes in rows]
     return LARGER_BY_ROUND.format(rounds=rounds_phrase(place, every), held=_first_of(held))
 
 
-def not_searched_line(steps: int, *, fewest_steps: int, fewest_passes: int, has_loops: bool) -> str:
+def not_searched_line(
+    steps: int, *, optimizers: int, fewest_steps: int, fewest_passes: int, has_loops: bool
+) -> str:
     """Return why memwatch did not look for growth, or not for growth with each step if it searched loops."""
     counted = COUNT_OF_STEP if steps == 1 else COUNT_OF_STEPS.format(count=steps)
+    if optimizers > 1:
+        counted = FIRST_OF_OPTIMIZERS.format(steps=counted, optimizers=optimizers)
     if has_loops:
         return STEPS_NOT_SEARCHED.format(steps=counted, fewest=fewest_steps)
     return NOT_SEARCHED.format(
@@ -415,6 +446,12 @@ def holder_phrase(edges: Iterable[Edge | None], *, is_path: bool = True) -> str:
     """Return who holds the tensors, in one phrase; None stands for references that are left out."""
     phrases = [LEFT_OUT if edge is None else edge_phrase(edge) for edge in edges]
     return ALONG_A_PATH.join(phrases) if is_path else IN_A_CYCLE.join(dict.fromkeys(phrases))
+
+
+def hook_holder_phrase(edges: Sequence[Edge], tables: int) -> str:
+    """Return what hooks are registered on: an object, and how many more have the same hook."""
+    holder = holder_phrase(edges)
+    return holder if tables == 1 else HOOKS_OF_MORE.format(holder=holder, count=tables - 1)
 
 
 class OnDevice(Protocol):
@@ -519,7 +556,13 @@ def beside_phrase(classes: Iterable[tuple[str, int]]) -> str:
 
 
 def advice(
-    remedy: Remedy, *, with_graph: bool = False, further: Sequence[str] = (), is_complete: bool = True
+    remedy: Remedy,
+    *,
+    with_graph: bool = False,
+    further: Sequence[str] = (),
+    is_complete: bool = True,
+    shows_part: bool = False,
+    attribute: str | None = None,
 ) -> str:
     """Return the sentence for a remedy.
 
@@ -528,10 +571,16 @@ def advice(
         with_graph: True if the tensor is kept together with its autograd graph: then say that as well.
         further: the other references to cut, in words, where one alone frees nothing.
         is_complete: False if there may be more of these.
+        shows_part: True if the tensor shows only a part of its storage, though it is no view.
+        attribute: the attribute that keeps the object before, for a chain of objects.
     """
     sentence = remedy.row.advice
+    if attribute is not None:
+        sentence = sentence.format(attribute=f".{attribute}")
     if with_graph and remedy.row.has_value and not remedy.row.detaches:
         sentence = AND_THE_GRAPH.format(advice=sentence, graph=Remedy.GRAPH.row.advice)
+    if shows_part:
+        sentence = AND_THE_STORAGE.format(advice=sentence)
     if not further:
         return sentence
     references = ", ".join(further[:_MOST_CUTS])

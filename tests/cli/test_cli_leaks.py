@@ -71,7 +71,12 @@ def test_a_program_that_fails_ends_as_it_would_have_ended(verb, shell_memwatch, 
             continue  # a program that ends by itself has made too few steps, which memwatch says
         (tmp_path / "program.py").write_text(ending)
         plain, ours = command(sys.executable, "program.py"), shell_memwatch(*verb, "program.py")
-        assert (ours.returncode, ours.stdout, ours.stderr) == (plain.returncode, plain.stdout, plain.stderr)
+        said = ours.stderr
+        if verb[0] == "leaks" and "sys" in ending:  # nothing else shows that the leaks were not judged
+            *lines, last = said.splitlines(keepends=True)
+            assert "exit code 3" in last
+            said = "".join(lines)
+        assert (ours.returncode, ours.stdout, said) == (plain.returncode, plain.stdout, plain.stderr)
 
 
 LOOP = """
@@ -137,6 +142,129 @@ def test_what_every_second_step_keeps_grows(kept, code, shell_memwatch, tmp_path
     done = shell_memwatch("leaks", "program.py")
     assert done.returncode == code, done.stderr
     assert ("4 B in 1 tensor with one optimizer step in 2" in " ".join(done.stdout.split())) == bool(code)
+
+
+SELDOM = """
+count = iter(range(100))
+epoch([], lambda kept, loss: next(count) % 7 or {keep}, 34)
+"""
+WINDOW_OF_THREE = "(kept.append(loss), kept.__delitem__(slice(None, -3)))"
+EMPTY_HOOK = "model.register_forward_hook(lambda *_: None)"
+
+
+@pytest.mark.parametrize(
+    ("keep", "code"),
+    [("kept.append(loss)", 1), (EMPTY_HOOK, 1), ("kept.append(loss.detach())", 0), (WINDOW_OF_THREE, 0)],
+    ids=["losses", "hooks", "detached", "window"],
+)
+def test_what_every_seventh_step_keeps_grows(keep, code, shell_memwatch, tmp_path):
+    (tmp_path / "program.py").write_text(LOOP + SELDOM.format(keep=keep))
+    done = shell_memwatch("leaks", "program.py")
+    assert done.returncode == code, done.stderr
+    assert ("with one optimizer step in 7" in " ".join(done.stdout.split())) == bool(code)
+
+
+RARE = """
+count = iter(range(100))
+history = []
+epoch(history, lambda kept, loss: next(count) % 10 or kept.append({value}), 25)
+"""
+
+
+@pytest.mark.parametrize(("value", "has_graphs"), [("loss", True), ("loss.item()", False)])
+def test_steps_whose_graphs_live_at_the_end_are_not_said_to_leave_none(
+    value, has_graphs, shell_memwatch, tmp_path
+):
+    (tmp_path / "program.py").write_text(LOOP + RARE.format(value=value))
+    done = shell_memwatch("leaks", "program.py")
+    assert done.returncode == 0
+    assert ("No optimizer step left a graph" in done.stderr) != has_graphs
+    assert ("store `value.item()` or `value.detach()`" in done.stderr) == has_graphs
+
+
+COLLECTED = """
+def step():
+    loss = model(torch.ones(2, 8)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return {value}
+def main():
+    return float(sum({values}))
+main()
+"""
+BY_A_COMPREHENSION = "[step() for _ in range(18)]"
+BY_MAP = "list(map(lambda _: step(), range(18)))"
+BY_SUM = "step() for _ in range(18)"
+
+
+@pytest.mark.parametrize(
+    ("values", "value", "code"),
+    [
+        (BY_A_COMPREHENSION, "loss", 1),
+        (BY_A_COMPREHENSION, "loss.item()", 0),
+        (BY_MAP, "loss", 1),
+        (BY_MAP, "loss.item()", 0),
+    ],
+)
+def test_losses_that_a_running_call_collects_grow_with_each_step(
+    values, value, code, shell_memwatch, tmp_path
+):
+    """Gc does not show the list of a comprehension before a variable has it."""
+    (tmp_path / "program.py").write_text(LOOP + COLLECTED.format(value=value, values=values))
+    done = shell_memwatch("leaks", "program.py")
+    assert (done.returncode, "with each optimizer step" in done.stdout) == (code, bool(code)), done.stderr
+
+
+@pytest.mark.parametrize(("value", "is_clean"), [("loss", False), ("loss.item()", True)])
+def test_graphs_that_sum_adds_up_unseen_are_not_said_to_be_none(value, is_clean, shell_memwatch, tmp_path):
+    (tmp_path / "program.py").write_text(LOOP + COLLECTED.format(value=value, values=BY_SUM))
+    done = shell_memwatch("leaks", "program.py")
+    assert (done.returncode, "No optimizer step left a graph" in done.stderr) == (0, is_clean)
+
+
+PLACES = """
+import numpy
+def main():
+    count = iter(range(100))
+    places = {places}
+    epoch(places, lambda places, loss: places.__setitem__(next(count) % len(places), loss{detached}), 18)
+main()
+"""
+MANY_PLACES = ["[None] * 1000", "numpy.empty(1000, dtype=object)"]
+
+
+@pytest.mark.parametrize(
+    ("places", "detached", "is_named"),
+    [
+        *[(places, "", True) for places in MANY_PLACES],
+        *[(places, ".detach()", False) for places in MANY_PLACES],
+        ("[None] * 4", "", False),
+    ],
+)
+def test_graphs_that_fill_empty_places_are_named_and_not_judged(
+    places, detached, is_named, shell_memwatch, tmp_path
+):
+    """A ring of places may be meant to be full. One that was filled again is no growth."""
+    (tmp_path / "program.py").write_text(LOOP + PLACES.format(places=places, detached=detached))
+    done = shell_memwatch("leaks", "program.py")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert ("local `places` of main" in done.stderr) == is_named
+    assert ("No optimizer step left a graph" in done.stderr) != is_named
+
+
+FOLDS = """
+for _ in range(3):
+    optimizer = torch.optim.SGD(model.parameters())
+    epoch([], lambda *_: None, 2)
+"""
+
+
+def test_steps_of_fresh_optimizers_are_not_said_to_be_all_steps(shell_memwatch, tmp_path):
+    (tmp_path / "program.py").write_text(LOOP + FOLDS)
+    done = shell_memwatch("leaks", "program.py")
+    assert done.returncode == 0
+    assert "2 optimizer steps with the first of its 3 optimizers" in done.stderr
 
 
 HOOK_PER_STEP = """

@@ -126,7 +126,7 @@ REMEDIES: dict[str, Remedy] = {
     "cycle_over_a_loader": Remedy.ENDLESS_LOOP,
     "logged_exception": Remedy.TRACEBACK,
     "chain_of_retries": Remedy.EXCEPTION,
-    "wrapped_again": Remedy.ATTRIBUTE,
+    "wrapped_again": Remedy.CHAIN,
     "gc_callback": Remedy.CLOSURE_CELL,
     "timer": Remedy.THREAD,
     "open_context": Remedy.GENERATOR,
@@ -169,7 +169,7 @@ REMEDIES: dict[str, Remedy] = {
     "forward_put_in_place": Remedy.BOUND_METHOD,
     "descriptor": Remedy.VALUE,
     "registered_classes": Remedy.CLASS_PER_CALL,
-    "weak_key_kept_by_its_value": Remedy.VALUE,
+    "weak_key_kept_by_its_value": Remedy.WEAK_KEYS,
     "cached_property_of_itself": Remedy.PARTIAL,
     "open_requests": Remedy.VALUE,
     "numbered_class_attributes": Remedy.CLASS_ATTRIBUTE,
@@ -201,3 +201,6 @@ REMEDIES: dict[str, Remedy] = {
     "metric_with_a_state": Remedy.ITEM,
     "adapter_around_an_adapter": Remedy.SUBMODULE,
 }
+
+CHAIN_ATTRIBUTES = {"wrapped_again": "previous"}
+"""The attribute that the advice for a chain of objects names."""

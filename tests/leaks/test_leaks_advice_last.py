@@ -23,6 +23,7 @@ from memwatch.words.leaks import advice
 
 sys.path.insert(0, str(Path(__file__).parent))
 import test_leaks_advice
+import test_leaks_advice_of_values
 import test_leaks_advice_taken
 import test_leaks_cuts
 from expected_remedies import REMEDIES
@@ -259,6 +260,10 @@ HAVE_A_TEST = {
     Remedy.ARGUMENT: test_an_argument_of_a_running_call_is_deleted_as_told,
     Remedy.CTX_OBJECT: test_leaks_cuts.test_what_is_no_tensor_cannot_be_saved_for_backward,
     Remedy.CLOSURE_OF_SELF: test_leaks_cuts.test_a_function_that_closes_over_self_is_told_to_hold_it_weakly,
+    Remedy.CHAIN: test_leaks_advice_of_values.test_a_chain_of_objects_is_named_by_its_attribute,
+    Remedy.UNFINISHED_RESULT: (
+        test_leaks_advice_of_values.test_the_list_of_a_comprehension_is_told_as_an_unfinished_result
+    ),
     Remedy.C_CODE: test_a_list_whose_reference_c_code_does_not_give_back,
 }
 OPEN_CONTEXTS = {

@@ -77,6 +77,34 @@ def test_a_hook_of_each_call_is_a_leak(fn, words, runs):
     assert str(leak).startswith("hooks: 1 hook on each call, registered on global")
 
 
+MODEL = torch.nn.Sequential(*[torch.nn.Linear(2, 2) for _ in range(3)])
+SGD_OF_MODEL = torch.optim.SGD(MODEL.parameters())
+
+
+def other(grad):
+    return None
+
+
+def on_each_parameter():
+    for parameter in MODEL.parameters():
+        parameter.register_hook(does_nothing)
+
+
+def two_functions():
+    on_each_parameter()
+    MODEL[0].weight.register_hook(other)
+
+
+def test_hooks_of_one_function_on_many_parameters_are_one_leak():
+    (leak,) = find_leaks(on_each_parameter)
+    assert (leak.kind, leak.count) == (LeakKind.HOOKS, 6)
+    assert not any(edge.owner is not None and edge.owner.name == "SGD" for edge in leak.edges)
+
+
+def test_hooks_of_different_functions_are_not_joined():
+    assert sorted(leak.count for leak in find_leaks(two_functions)) == [2, 5]
+
+
 class EverySecond:
     """Registers a hook on every second call, and removes the one before if it is told to."""
 
