@@ -139,7 +139,8 @@ class FindingKind(str, Enum):
         "keep {nbytes} that no later op uses",
         advice=(
             "keep a score of each pass, or `state_dict()` of the best, and drop its model and optimizer "
-            "before the next pass; `memwatch leaks` names what keeps them"
+            "before the next pass; if one optimizer trains all of them, remove the earlier ones from its "
+            "`param_groups` and its `state`; `memwatch leaks` names what keeps them"
         ),
         is_freed_after_last_use=True,
         is_mended_by_callers=True,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 import torch
 
+from memwatch._torch.autograd import AccumulateGrad
 from memwatch._torch.autograd_state import autograd_state, base_of
 from memwatch._torch.tensors import device_of
 from memwatch.heap.autograd import is_sparse, sparse_parts
@@ -148,6 +149,11 @@ class Reached:
         snapshot = self._snapshot
         closed = snapshot.barriers().union(containers)
         return search(snapshot, snapshot.root_groups(), closed=closed, cut=cut)
+
+
+def gradient_accumulators(snapshot: Snapshot) -> list[int]:
+    """Return the positions of the nodes by which a graph leads to the parameters that it trains."""
+    return [place for place, obj in enumerate(snapshot.objects) if type(obj) is AccumulateGrad]
 
 
 def tensor_words(objects: list[Any]) -> str:
@@ -442,23 +448,33 @@ class HolderSearch:
             The objects that the roots reach past those containers, and the explained storages.
         """
         tree = reached.past_state
-        explained = list(self._of_program(snapshot, tree, storages))
+        explained = list(self._of_program(snapshot, reached, tree, storages))
         for _ in range(_MOST_EXCUSES):
             excusing = len(self._excusing)
             if not excusing:
                 break
             tree = reached.beside(self._excusing)
-            explained += self._of_program(snapshot, tree, storages)
+            explained += self._of_program(snapshot, reached, tree, storages)
             if len(self._excusing) == excusing:
                 break
         return tree, [*explained, *(self._placed[at] for at in storages if at in self._placed)]
 
     def _of_program(
-        self, snapshot: Snapshot, tree: Tree, storages: dict[int, NewStorage]
+        self, snapshot: Snapshot, reached: Reached, tree: Tree, storages: dict[int, NewStorage]
     ) -> Iterator[Explained]:
-        """Explain storages that the program's roots reach, and remove them from the given ones."""
+        """Explain storages that the program's roots reach, and remove them from the given ones.
+
+        The graph of each loss leads to the parameters, and to what hangs on these, such as their hooks. A loss goes
+        with its step, so a path by another way comes first.
+        """
+        past_graphs: Tree | None = None
         for position in [position for position in storages if tree.reaches(position)]:
             chain = tree.path(position)
+            if any(type(snapshot.objects[place]) is AccumulateGrad for place in chain):
+                if past_graphs is None:
+                    past_graphs = reached.beside(self._excusing.union(gradient_accumulators(snapshot)))
+                if past_graphs.reaches(position):
+                    chain = past_graphs.path(position)
             survivor = self.explain_retained(snapshot, chain, storages[position])
             if survivor is not None:
                 del storages[position]

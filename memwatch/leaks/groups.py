@@ -382,9 +382,8 @@ def _remedy_of_group(
     if shown.kind is LeakKind.GRAPH:
         return Remedy.GRAPH
     values = set(map(id, _values(group)))
-    # If only the graph of a name's value, or of entries that a container replaces, grows, to detach the value is
-    # enough. A container without such entries grows itself. Their own memory may not be seen, as within `torch.func`.
-    is_of_values = remedy.row.is_of_name or (remedy.row.is_of_container and bool(values))
+    # if only the graph of a name's value, or of a container's entries, grows, to detach the value is enough
+    is_of_values = remedy.row.is_of_name or remedy.row.is_of_container
     if is_of_values and all(each.through_graph for each in group if id(each) not in values):
         return Remedy.GRAPH
     if remedy is Remedy.BUFFER and not keeps_graph:

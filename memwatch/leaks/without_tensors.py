@@ -25,7 +25,7 @@ from memwatch.kinds.edges import EdgeKind
 from memwatch.kinds.leaks import LeakKind
 from memwatch.kinds.remedies import Remedy
 from memwatch.leaks.cause import cause_of, series_of
-from memwatch.leaks.diagnose import diagnose
+from memwatch.leaks.diagnose import diagnose, gradient_accumulators
 from memwatch.leaks.excuses import Exemptions, exempt_edges
 from memwatch.leaks.groups import leak_of
 from memwatch.leaks.leak import Leak
@@ -90,9 +90,10 @@ def leaks_of_hooks(
     with Snapshot(tables, list(held)) as snapshot:
         closed = snapshot.barriers()
         tree = search(snapshot, snapshot.root_groups(), closed=closed)
-        # the way through a module names a parameter better than the way through its optimizer
+        # the way through a module names a parameter better than the ways through its optimizer and a graph
         optimizers = snapshot.positions(map(id, snapshot.instances(Optimizer)))
-        by_modules = search(snapshot, snapshot.root_groups(), closed=closed.union(optimizers))
+        beside = closed.union(optimizers, gradient_accumulators(snapshot))
+        by_modules = search(snapshot, snapshot.root_groups(), closed=beside)
         for table in tables:
             position = snapshot.position(table)
             way = by_modules if by_modules.reaches(position) else tree

@@ -50,7 +50,7 @@ GROWTH: Final = (
 MADE_AT: Final = ", at {line}"
 UNSEEN_GROWTH: Final = "memory that no recorded step made"
 
-EARLIER_MODELS: Final = "models of {count} earlier passes, with their optimizers,"
+EARLIER_MODELS: Final = "models, or parts of models, of {count} earlier passes, with their optimizer state,"
 GRADIENTS: Final = "`.grad` of the parameters"
 GRAPH_OF_TRAINED_FORWARD: Final = (
     "keep `.item()` or `.detach()` of its result, and leave the forward as it is: it also trains the model"

@@ -1257,3 +1257,38 @@ def test_a_longer_graph_is_a_leak_only_if_it_goes_on_into_earlier_steps(
     (tmp_path / "script.py").write_text(script)
     done = shell_memwatch("leaks", "script.py")
     assert (done.returncode, "autograd nodes" in done.stdout) == (is_leak, is_leak)
+
+
+HOOKED = """
+import torch
+class Trainer:
+    def __init__(self):
+        self.model = torch.nn.Linear(32, 32)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.last = None
+    def step(self, x):
+        before = self.last
+        def compare(grad):
+            self.last = grad.clone() if before is None else grad + 0 * before
+        handle = self.model.weight.register_hook(compare)
+        loss = self.model(x).square().mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        {then}
+        self.optimizer.step()
+trainer = Trainer()
+for _ in range(24):
+    trainer.step(torch.ones(4, 32))
+"""
+
+
+@pytest.mark.parametrize(("then", "is_leak"), [("pass", True), ("handle.remove()", False)])
+def test_hooks_of_a_parameter_are_found_by_its_module_and_not_by_a_loss(
+    then, is_leak, shell_memwatch, tmp_path
+):
+    """The graph of the last loss leads to each parameter too, but the loss goes with its step."""
+    (tmp_path / "script.py").write_text(HOOKED.format(then=then))
+    done = shell_memwatch("leaks", "script.py")
+    assert done.returncode == is_leak
+    assert ("parameter 'weight' of Linear" in done.stdout) is is_leak
+    assert "`loss`" not in done.stdout

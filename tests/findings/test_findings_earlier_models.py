@@ -72,6 +72,27 @@ def trains_heads_of_one_model():
     return layers
 
 
+def learns_one_task_after_the_other(drops=False):
+    """One optimizer trains a body and the head of each task, and keeps the heads and their state."""
+    body = nn.Linear(64, 256)
+    optimizer = torch.optim.Adam(body.parameters())
+    for _ in range(PASSES):
+        head = nn.Linear(256, 256)
+        optimizer.add_param_group({"params": list(head.parameters())})
+        for _ in range(2):
+            loss = head(body(torch.ones(32, 64))).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        if drops:
+            for parameter in optimizer.param_groups.pop()["params"]:
+                del optimizer.state[parameter]
+
+
+def drops_the_heads():
+    learns_one_task_after_the_other(drops=True)
+
+
 def recorded(program):
     with memwatch.profile(holders=False) as prof:
         program()
@@ -106,8 +127,15 @@ def test_gradients_of_earlier_models_count_once():
     assert found.predicted_peak_bytes >= 0.95 * mended.peak_bytes
 
 
+def test_heads_of_earlier_tasks_are_found_though_the_body_is_still_used():
+    (found,) = of_models(recorded(learns_one_task_after_the_other))
+    mended_bytes = recorded(drops_the_heads).peak_bytes
+    assert abs(found.predicted_peak_bytes - mended_bytes) < 0.05 * mended_bytes
+
+
 @pytest.mark.parametrize(
-    "program", [keeps_scores, keeps_an_ensemble, keeps_the_best, trains_heads_of_one_model]
+    "program",
+    [keeps_scores, keeps_an_ensemble, keeps_the_best, trains_heads_of_one_model, drops_the_heads],
 )
 def test_models_that_are_needed_or_gone_are_not_reported(program):
     assert of_models(recorded(program)) == []

@@ -26,6 +26,7 @@ import test_leaks_advice
 import test_leaks_advice_of_values
 import test_leaks_advice_taken
 import test_leaks_cuts
+import test_leaks_zoo
 from expected_remedies import REMEDIES
 
 
@@ -260,6 +261,7 @@ HAVE_A_TEST = {
     Remedy.ARGUMENT: test_an_argument_of_a_running_call_is_deleted_as_told,
     Remedy.CTX_OBJECT: test_leaks_cuts.test_what_is_no_tensor_cannot_be_saved_for_backward,
     Remedy.CLOSURE_OF_SELF: test_leaks_cuts.test_a_function_that_closes_over_self_is_told_to_hold_it_weakly,
+    Remedy.ATTRIBUTE: test_leaks_zoo.of_one_pass,
     Remedy.CHAIN: test_leaks_advice_of_values.test_a_chain_of_objects_is_named_by_its_attribute,
     Remedy.UNFINISHED_RESULT: (
         test_leaks_advice_of_values.test_the_list_of_a_comprehension_is_told_as_an_unfinished_result

@@ -206,30 +206,25 @@ class Moment:
 
     @cached_property
     def earlier_models(self) -> EarlierModels:
-        """The models and optimizers that earlier passes trained and that nothing uses again.
+        """The models that earlier passes trained, or parts of them, with their optimizers; nothing uses them again.
 
-        A search for good settings, or a cross-validation, makes a model in each pass. A model is of an earlier pass if
-        all its uses come before the same calls make the next model. A backward must have run for it: the unused layers
-        of one model do not count.
+        A search for good settings, or a cross-validation, makes a model in each pass. A program that learns one task
+        after the other makes a new head. What a pass made is of an earlier pass if its last use comes before the same
+        calls make the next one. A backward must have run for it: the unused layers of one model do not count.
         """
         facts, none = self.facts, EarlierModels(0, NONE, [])
         made, last = facts.allocations.op, facts.use_bounds.last_op
         parameters = np.array(self.alive_of("parameter"), dtype=np.int64)
         parameters = parameters[made[parameters] != NONE]
-        parameters = parameters[np.argsort(made[parameters], kind="stable")]
-        if len(parameters) <= _FEWEST_MODELS:
+        starts = self._starts_of_passes(parameters)
+        if len(starts) <= _FEWEST_MODELS:
             return none
-        used_until = np.maximum.accumulate(np.maximum(last[parameters], made[parameters]))
-        first_of_model = np.append(0, np.flatnonzero(made[parameters][1:] > used_until[:-1]) + 1)
-        starts = made[parameters[first_of_model]]
         ends = np.append(starts[1:], self.op)
-        stacks = facts.made_by.stack[parameters[first_of_model]]
-        most = np.bincount(stacks[stacks != NONE]).argmax() if (stacks != NONE).any() else NONE
         phases = facts.capture.tables["ops"]["phase"]
         earlier = [
             (start, end)
-            for start, end, stack in zip(starts.tolist(), ends.tolist(), stacks.tolist(), strict=True)
-            if stack == most and np.isin(phases[start:end], IN_BACKWARD).any()
+            for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
+            if np.isin(phases[start:end], IN_BACKWARD).any()
         ][:-1]
         if len(earlier) < _FEWEST_MODELS:
             return none
@@ -240,6 +235,26 @@ class Moment:
         found = np.sort(rows[is_of_earlier]).tolist()
         idle = [row for row in found if not unrecorded_code_ran_while_idle(facts, row)]
         return EarlierModels(len(earlier), earlier[0][0], idle)
+
+    def _starts_of_passes(self, parameters: IntArray) -> IntArray:
+        """Return the ops that make the first parameter of each pass, by the calls that make one in most passes.
+
+        A pass begins where the calls make a parameter after the last use of all that they made before.
+
+        Args:
+            parameters: the parameters that are alive.
+        """
+        made, last = self.facts.allocations.op, self.facts.use_bounds.last_op
+        stacks = self.facts.made_by.stack[parameters]
+        found: IntArray = np.zeros(0, dtype=np.int64)
+        for stack in np.unique(stacks[stacks != NONE]).tolist():
+            rows = parameters[stacks == stack]
+            rows = rows[np.argsort(made[rows], kind="stable")]
+            used_until = np.maximum.accumulate(np.maximum(last[rows], made[rows]))
+            starts = made[rows[np.append(0, np.flatnonzero(made[rows][1:] > used_until[:-1]) + 1)]]
+            if len(starts) > len(found) or (len(starts) == len(found) and starts[0] < found[0]):
+                found = starts
+        return found
 
     def is_of_backward(self, allocation: int) -> bool:
         """Return True for the result of an op of a backward."""
