@@ -15,10 +15,12 @@ from memwatch.kinds.roles import ROLES
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from numpy.typing import NDArray
+
     from memwatch.analysis.facts.facts import Facts
     from memwatch.analysis.saved_tensors import SavedTensors
     from memwatch.analysis.ways.timeline import Timeline
-    from memwatch.capture.columns import Columns
+    from memwatch.capture.columns import Columns, IntArray
 
 
 # Simulate an accelerator on which some modules keep their saved tensors on the host.
@@ -216,13 +218,16 @@ def in_place(facts: Facts, saved: SavedTensors, timeline: Timeline) -> ChangedMo
 # Estimate models in float32 in place of float64, which NumPy gives a program that never asked for it.
 #
 # All that a float64 model computes is float64, down to the gradients and the optimizer's state, and has half the bytes
-# in float32. The inputs stay as the program makes them, and each gets a copy in float32.
+# in float32. The same holds for what a float32 model computes with a float64 buffer. The inputs stay as the program
+# makes them, and each gets a copy in float32.
 _DOUBLE: Final = "float64["
-_PARAMETER, _INPUT = map(ROLES.index, ("parameter", "input"))
+_STATE: Final = tuple(map(ROLES.index, ("parameter", "buffer")))
+_INPUT: Final = ROLES.index("input")
+_CONVERSION: Final = "aten._to_copy.default"
 
 
 def in_single_precision(facts: Facts, timeline: Timeline) -> ChangedModules | None:
-    """Return the change if the models that have float64 parameters compute in float32; None without such a model.
+    """Return the change if the models with float64 parameters or buffers compute in float32; None without such a model.
 
     Args:
         facts: what the capture shows.
@@ -235,10 +240,10 @@ def in_single_precision(facts: Facts, timeline: Timeline) -> ChangedModules | No
     )
     rows = np.flatnonzero((allocations.storage != NONE) & allocations.counted)
     rows = rows[is_double[allocations.storage[rows]]]
-    of_parameter = (roles["role"] == _PARAMETER) & is_double[roles["storage"]]
+    of_state = np.isin(roles["role"], _STATE) & is_double[roles["storage"]]
     parents = facts.places.module_tree.parents
     roots = set()
-    for module in np.unique(roles["module"][of_parameter]).tolist():
+    for module in np.unique(roles["module"][of_state]).tolist():
         root = module
         while parents[root] != NONE:
             root = parents[root]
@@ -248,4 +253,40 @@ def in_single_precision(facts: Facts, timeline: Timeline) -> ChangedModules | No
     inputs = np.unique(roles["storage"][roles["role"] == _INPUT])
     is_input = np.isin(allocations.storage[rows], inputs)
     halves = (timeline.bytes_of(rows[~is_input]) - timeline.bytes_of(rows[is_input])) // 2
-    return ChangedModules(tuple(sorted(roots)), ChangedBytes(halves))
+    copies = _bytes_of_conversions(facts, timeline, is_double, inputs)
+    return ChangedModules(tuple(sorted(roots)), ChangedBytes(halves + copies))
+
+
+def _bytes_of_conversions(
+    facts: Facts, timeline: Timeline, is_double: NDArray[np.bool_], inputs: IntArray
+) -> IntArray:
+    """Return, per event, the bytes of conversions between float32 and float64, which give back their input then.
+
+    Args:
+        facts: what the capture shows.
+        timeline: its ops and events.
+        is_double: which storages are float64.
+        inputs: the storages of inputs, which are converted as before.
+    """
+    uses, ops, allocations = facts.capture.tables["uses"], facts.capture.tables["ops"], facts.allocations
+    names = [number for number, text in enumerate(facts.strings) if str(text) == _CONVERSION]
+    uses_by_op = Grouped(uses["op"])
+    pairs = []
+    for op in np.flatnonzero(np.isin(ops["name"], names)).tolist():
+        rows = uses_by_op.within(op, op + 1)
+        read = uses["storage"][rows[uses["access"][rows] == _READ]].tolist()
+        made = uses["storage"][rows[uses["access"][rows] == _OUTPUT]].tolist()
+        if len(read) == len(made) == 1 and is_double[read[0]] != is_double[made[0]] and read[0] not in inputs:
+            pairs.append((read[0], made[0]))
+    given, result = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+    end = len(facts.curve.live_bytes)
+    births = [allocations.birth_event[rows] for rows in (given, result)]
+    deaths = [
+        np.where(allocations.death_event[rows] == NONE, end, allocations.death_event[rows])
+        for rows in (given, result)
+    ]
+    nbytes = np.minimum(allocations.nbytes[given], allocations.nbytes[result])
+    apart = sum(timeline.bytes_within(nbytes, *span) for span in zip(births, deaths, strict=True))
+    together = timeline.bytes_within(nbytes, np.minimum(*births), np.maximum(*deaths))
+    found: IntArray = apart - together
+    return found
