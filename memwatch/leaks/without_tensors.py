@@ -92,8 +92,8 @@ def leaks_of_hooks(
         tree = search(snapshot, snapshot.root_groups(), closed=closed)
         # the way through a module names a parameter better than the ways through its optimizer and a graph
         optimizers = snapshot.positions(map(id, snapshot.instances(Optimizer)))
-        beside = closed.union(optimizers, gradient_accumulators(snapshot))
-        by_modules = search(snapshot, snapshot.root_groups(), closed=beside)
+        passed_by = closed.union(optimizers, gradient_accumulators(snapshot))
+        by_modules = search(snapshot, snapshot.root_groups(), closed=passed_by)
         for table in tables:
             position = snapshot.position(table)
             way = by_modules if by_modules.reaches(position) else tree

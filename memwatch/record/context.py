@@ -27,6 +27,7 @@ from memwatch.heap.class_checks import class_ids, derives, is_a
 from memwatch.heap.classes import Classes
 from memwatch.heap.module_tables import is_whole, module_dict, table_entries
 from memwatch.heap.names import class_name, instance_dict
+from memwatch.heap.tensors import type_dict
 from memwatch.patches import Patches
 from memwatch.record.clock import ticks
 from memwatch.record.harmless import Harmless, weak_callback
@@ -138,8 +139,12 @@ class ChangedArguments:
     def _values_of(self, module: nn.Module) -> dict[str, Any]:
         """Return the plain numbers in a module's attributes, and the number of each parameter's and buffer's storage.
 
-        No code of the program runs: a subclass of `int` may compare in its own way.
+        No code of the program runs: a subclass of `int` may compare in its own way. Modules of torch, such as
+        DistributedDataParallel, may be called again: what they note in attributes is about their work, not its result.
         """
+        home = type_dict(type(module)).get("__module__")
+        if type(home) is str and home.partition(".")[0] == "torch":
+            return {}
         attributes = module_dict(module)
         found = {
             name: value
@@ -148,9 +153,8 @@ class ChangedArguments:
         }
         for table in (PARAMETERS, BUFFERS):
             for name, tensor in table_entries(attributes, table):
-                if (
-                    id(type(tensor)) in _TENSORS
-                ):  # FSDP replaces shards by plain tensors, and knows of checkpoints
+                # FSDP replaces shards by plain tensors, and knows of checkpoints
+                if id(type(tensor)) in _TENSORS:
                     found[name] = self._storages.ledger.watched_number(tensor, False)
         return found
 

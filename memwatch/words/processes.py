@@ -228,7 +228,7 @@ def no_file_text(given: object) -> str:
     return (NO_FILE + (GIVE_INTERVAL if is_number else GIVE_PATH)).format(given=repr(given))
 
 
-ARROW_BUFFERS: Final = "buffers of pyarrow, such as the columns of tables and the texts in frames of pandas 3"
+ARROW_BUFFERS: Final = "buffers of pyarrow, such as the columns of tables, and of text in pandas 3"
 OTHER_MAPPINGS: Final = (
     "memory of mmap that belongs to no Python object; the allocator of a library, such as jemalloc, mimalloc or "
     "tcmalloc, takes such memory"

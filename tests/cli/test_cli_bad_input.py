@@ -87,7 +87,7 @@ def test_an_option_that_another_one_makes_meaningless_is_refused(line, narrow, c
 @pytest.mark.words
 def test_a_block_within_memwatch_run_is_told_what_else_is_open():
     """The first thing that `memwatch run` meets is often the script of the quick start, which has a block."""
-    with memwatch.profile(), pytest.raises(memwatch.MemwatchError, match="`memwatch run` opens one"):
+    with memwatch.profile(), pytest.raises(memwatch.MemwatchError, match="`memwatch run` and the variable"):
         memwatch.profile().__enter__()
 
 

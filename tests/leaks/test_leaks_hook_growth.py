@@ -78,7 +78,7 @@ def test_a_hook_of_each_call_is_a_leak(fn, words, runs):
 
 
 MODEL = torch.nn.Sequential(*[torch.nn.Linear(2, 2) for _ in range(3)])
-SGD_OF_MODEL = torch.optim.SGD(MODEL.parameters())
+OPTIMIZERS = []
 
 
 def other(grad):
@@ -96,6 +96,7 @@ def two_functions():
 
 
 def test_hooks_of_one_function_on_many_parameters_are_one_leak():
+    OPTIMIZERS[:] = [torch.optim.SGD(MODEL.parameters())]
     (leak,) = find_leaks(on_each_parameter)
     assert (leak.kind, leak.count) == (LeakKind.HOOKS, 6)
     assert not any(edge.owner is not None and edge.owner.name == "SGD" for edge in leak.edges)

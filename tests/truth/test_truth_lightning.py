@@ -54,4 +54,4 @@ def test_a_callback_records_a_fit(tmp_path, monkeypatch):
     assert len(callback.profile.steps) in (3, 4)  # the end of the trainer may count as one more
     with pytest.raises(ZeroDivisionError):
         fit(Failing(), callback)
-    assert f'data-bytes="{callback.profile.peak_bytes}"' in (tmp_path / "a.html").read_text()
+    assert f'data-bytes="{callback.profile.peak_bytes}"' in (tmp_path / "a-2.html").read_text()
