@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import FrameType, ModuleType
@@ -154,6 +154,14 @@ class Reached:
 def gradient_accumulators(snapshot: Snapshot) -> list[int]:
     """Return the positions of the nodes by which a graph leads to the parameters that it trains."""
     return [place for place, obj in enumerate(snapshot.objects) if type(obj) is AccumulateGrad]
+
+
+def _is_behind_hooks(chain: Sequence[Any]) -> bool:
+    """Return True for a path that leads through a graph to the hooks of a parameter."""
+    return any(
+        type(node) is AccumulateGrad and type(table) is OrderedDict
+        for node, table in zip(chain, chain[2:], strict=False)
+    )
 
 
 def tensor_words(objects: list[Any]) -> str:
@@ -464,13 +472,13 @@ class HolderSearch:
     ) -> Iterator[Explained]:
         """Explain storages that the program's roots reach, and remove them from the given ones.
 
-        The graph of each loss leads to the parameters, and to what hangs on these, such as their hooks. A loss goes
-        with its step, so a path by another way comes first.
+        The graph of each loss leads to the parameters, and to their hooks. A loss goes with its step, so a path to the
+        hooks by another way comes first.
         """
         past_graphs: Tree | None = None
         for position in [position for position in storages if tree.reaches(position)]:
             chain = tree.path(position)
-            if any(type(snapshot.objects[place]) is AccumulateGrad for place in chain):
+            if _is_behind_hooks([snapshot.objects[place] for place in chain]):
                 if past_graphs is None:
                     past_graphs = reached.beside(self._excusing.union(gradient_accumulators(snapshot)))
                 if past_graphs.reaches(position):
