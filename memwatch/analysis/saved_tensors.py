@@ -29,7 +29,7 @@ class SavedTensors:
     tensor: Coded  # dtype and shape
     op: IntArray  # of a forward or a recomputation, whose backward needs it; -1 if unknown
     saving_op: (
-        IntArray  # the same; of a custom autograd function, whose node no op has, its last op of the forward
+        IntArray  # the same; of a custom autograd function, which has no op of its own, its last forward op
     )
     op_name: Coded
     module: Coded

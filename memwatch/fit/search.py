@@ -289,9 +289,8 @@ class Search:
                 break
         if self._may(Kind.CHAIN):
             for name, length in chains(self._trial.model, saved):
-                if self._writes_buffers(
-                    name
-                ):  # checkpoint_sequential has no place for the lines that keep them
+                # checkpoint_sequential has no place for the lines that keep them
+                if self._writes_buffers(name):
                     self._reason(words.CHAIN_WITH_BUFFERS, Kind.CHAIN)
                     continue
                 yield from self._chains(base.way, name, length)

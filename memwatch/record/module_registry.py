@@ -191,9 +191,8 @@ class ModuleRegistry:
             if self.number_of(module) == NONE and _has_memory(module):
                 self.learn_from_heap(without=module)
         if self.number_of(module) == NONE:
-            self._register_tree(
-                module, "", caller
-            )  # no holder was found, so it counts as a part of its caller
+            # no holder was found, so it counts as a part of its caller
+            self._register_tree(module, "", caller)
         self._half_made = set()
         return self.number_of(module)
 

@@ -370,9 +370,8 @@ class Checkpointing:
             int(changed[call.again_event - 1])
             - gone
             + call.again_most_bytes
-            + (
-                call.buffer_bytes if keeps_buffers else 0
-            )  # the latest values, while the former ones are in place
+            # the latest values, while the former ones are in place
+            + (call.buffer_bytes if keeps_buffers else 0)
             for call, gone in zip(calls, gone_bytes, strict=True)
         ]
         spikes = () if other is None else other.spikes

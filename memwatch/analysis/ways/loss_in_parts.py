@@ -284,8 +284,8 @@ class _Change:
 
     def _of_parts(self, rows: IntArray, loss: _Loss) -> IntArray:
         """Leave out the copies of logits, and their gradients, that a loss in parts does not make."""
-        node = self._facts.capture.tables["ops"]["sequence"][self._facts.allocations.op[rows]]
         nodes = self._facts.capture.tables["ops"]["sequence"]
+        node = nodes[self._facts.allocations.op[rows]]
         kept = (
             (node <= nodes[loss.head_op])
             | (node >= nodes[loss.softmax_op])

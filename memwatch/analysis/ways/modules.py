@@ -270,13 +270,13 @@ def _bytes_of_conversions(
     """
     uses, ops, allocations = facts.capture.tables["uses"], facts.capture.tables["ops"], facts.allocations
     names = [number for number, text in enumerate(facts.strings) if str(text) == _CONVERSION]
-    uses_by_op = Grouped(uses["op"])
+    uses_by_op, kept = Grouped(uses["op"]), set(inputs.tolist())
     pairs = []
     for op in np.flatnonzero(np.isin(ops["name"], names)).tolist():
         rows = uses_by_op.within(op, op + 1)
         read = uses["storage"][rows[uses["access"][rows] == _READ]].tolist()
         made = uses["storage"][rows[uses["access"][rows] == _OUTPUT]].tolist()
-        if len(read) == len(made) == 1 and is_double[read[0]] != is_double[made[0]] and read[0] not in inputs:
+        if len(read) == len(made) == 1 and is_double[read[0]] != is_double[made[0]] and read[0] not in kept:
             pairs.append((read[0], made[0]))
     given, result = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
     end = len(facts.curve.live_bytes)

@@ -8,8 +8,8 @@ The backward of an `nn.Embedding` makes a gradient of the table's size, though a
    the sparse gradient instead. The state keeps its size.
 
 It needs an optimizer that takes sparse gradients: SGD without momentum, Adagrad, both without weight decay, or
-`SparseAdam`. A table that
-another op reads too, such as the head of a language model, has a gradient that is the sum of two, and is left out.
+`SparseAdam`. A table that another op reads too, such as the head of a language model, has a gradient that is the sum of
+two, and is left out.
 """
 
 from __future__ import annotations
