@@ -268,7 +268,7 @@ def _role(case: Case) -> Holder | None:
     role = case.facts.categories.role[case.allocation]
     if role not in NAMING_ROLES:
         return None
-    return holder_in_role(case.facts, role, case.storage, case.facts.recorded_names[case.allocation], case.op)
+    return holder_in_role(case.facts, role, case.storage, case.facts.role_names[case.allocation], case.op)
 
 
 def _variable_of_graph(case: Case) -> Holder | None:
