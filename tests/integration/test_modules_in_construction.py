@@ -136,7 +136,9 @@ class Loss(nn.Module):
 
 def test_a_module_at_the_address_of_one_that_was_in_construction_is_complete():
     """Complete modules without parameters that are made anew at the same place share one number."""
-    registry = ModuleRegistry(Rows(), Strings(), lambda module, number: None, SearchBudget(), new_op_counter())
+    registry = ModuleRegistry(
+        Rows(), Strings(), lambda module, number: None, SearchBudget(), new_op_counter()
+    )
     address = id(Loss(registry))
     second = Loss()
     if id(second) != address:

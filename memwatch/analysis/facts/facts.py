@@ -1,4 +1,4 @@
-"""All facts of one capture about a device. Each table, and each column per allocation, is computed once, when needed."""
+"""All facts of one capture about a device. A table, or a column per allocation, is computed once, when needed."""
 
 from __future__ import annotations
 
