@@ -45,7 +45,7 @@ def release_of(torch: str) -> str:
     return torch.split("+", maxsplit=1)[0]
 
 
-def distrust(path: pathlib.Path) -> str:
+def reason_to_distrust(path: pathlib.Path) -> str:
     """Return the reason why another user may have written code in a file or folder. Empty if it is safe.
 
     The file and every folder above it must belong to this user or to root. Only they may write to them. Folders such
@@ -79,7 +79,7 @@ def distrust(path: pathlib.Path) -> str:
 
 def is_usable(file: pathlib.Path) -> bool:
     """Return whether a library of the folder exists and other users cannot have written it."""
-    return file.exists() and not distrust(file)
+    return file.exists() and not reason_to_distrust(file)
 
 
 def _is_private(group: int, user: int) -> bool:
@@ -169,7 +169,7 @@ def require_writable(what: str, until_then: str) -> None:
     """
     try:
         _make(folder())
-        reason = distrust(folder())
+        reason = reason_to_distrust(folder())
         if reason:
             raise MemwatchError(f"{what} was not built: {reason}; {until_then}")
         with tempfile.TemporaryFile(dir=folder()):

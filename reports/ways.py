@@ -30,17 +30,17 @@ _STEPS = 5
 _ON_CUDA = "--on-cuda"
 
 
-def made(name: str, lines: str = "") -> Program:
+def make_program(name: str, lines: str = "") -> Program:
     """Return a program, changed by some lines, after its first step."""
     torch.manual_seed(0)
     gc.collect()
     program = PROGRAMS[name]()
-    program.backward = applied(lines, program=program).get("backward_in_parts", program.backward)
+    program.backward = run_lines(lines, program=program).get("backward_in_parts", program.backward)
     program.step()
     return program
 
 
-def applied(lines: str, **variables: object) -> dict[str, Any]:
+def run_lines(lines: str, **variables: object) -> dict[str, Any]:
     """Run the lines of a way in a function that has some variables, as in a `main()`. Return all its variables."""
     space: dict[str, Any] = {}
     ending = "return dict(locals())"
@@ -49,7 +49,7 @@ def applied(lines: str, **variables: object) -> dict[str, Any]:
     return made_by_lines
 
 
-def recorded(program: Program, *, holders: bool = False) -> memwatch.Profile:
+def profile_two_steps(program: Program, *, holders: bool = False) -> memwatch.Profile:
     """Return the profile of two steps."""
     with memwatch.profile(holders=holders) as prof:
         program.step()
@@ -70,10 +70,10 @@ def shortest_step_s(program: Program) -> float:
 def measured(name: str) -> list[dict[str, Any]]:
     """Return a row for each way of a program."""
     torch.set_num_threads(1)
-    prof, plain_s = recorded(made(name)), shortest_step_s(made(name))
+    prof, plain_s = profile_two_steps(make_program(name)), shortest_step_s(make_program(name))
     rows = []
     for way in prof.ways.itertuples():
-        changed = recorded(made(name, way.lines)).peak_bytes
+        changed = profile_two_steps(make_program(name, way.lines)).peak_bytes
         rows.append({
             "program": name,
             "way": way.way,
@@ -82,7 +82,7 @@ def measured(name: str) -> list[dict[str, Any]]:
             "predicted_bytes": way.peak_bytes,
             "measured_bytes": changed,
             "predicted_time_ratio": way.time_ratio,
-            "measured_time_ratio": shortest_step_s(made(name, way.lines)) / plain_s,
+            "measured_time_ratio": shortest_step_s(make_program(name, way.lines)) / plain_s,
         })  # fmt: skip
     return rows
 
@@ -91,7 +91,7 @@ def whole(name: str, lines: str = "") -> memwatch.Profile:
     """Return the profile of a whole program: its model is made, changed by some lines, and trained for three steps."""
     gc.collect()
     with memwatch.profile(holders=False) as prof:
-        program = made(name, lines)
+        program = make_program(name, lines)
         program.step()
         program.step()
     del program
@@ -143,7 +143,7 @@ def _estimated(name: str, capture: Path, *lines: Path) -> None:
 def run_on_cuda(name: str, *lines: str) -> None:
     """Run three steps of a program on CUDA."""
     torch.set_default_device("cuda")
-    program = made(name, *(Path(each).read_text() for each in lines))
+    program = make_program(name, *(Path(each).read_text() for each in lines))
     program.step()
     program.step()
 

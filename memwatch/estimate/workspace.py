@@ -1,8 +1,8 @@
-"""The workspace of an estimated program's kernels: they run here once, at their sizes or at smaller ones.
+"""Measure the workspace of an estimated program's kernels: run each kernel on zeros, at its sizes or at smaller ones.
 
-A call with small tensors runs on zeros of its own sizes, and the allocator's events show its workspace. For a larger
-call, the lengths are halved until it is small. It runs at these sizes, and once more for each halved length with this
-length halved again; this shows how its workspace grows with the length. Only calls that could raise the peak run.
+A call with small tensors runs once, at its own sizes, and the allocator's events show its workspace. For a larger call,
+lengths are halved until it is small. It runs with each combination of these lengths and their halves, so 2^n times for
+n lengths. This shows how the workspace grows with each length. Only calls that could raise the peak run.
 
 A kernel that is given zeros may end the process that runs it, so calls run in a process of their own: `python -m
 memwatch.estimate.workspace` reads calls from its standard input, writes the key of each before it runs, and in the end
@@ -42,29 +42,33 @@ if TYPE_CHECKING:
     from memwatch.reading import Reading
 
 _SMALL_BYTES: Final = 16 << 20
-"""Most bytes of the tensors of a call that runs."""
-_SHORT: Final = 16
-"""Lengths up to this are not halved: kernels treat them in another way."""
-_AT_MOST: Final = 4
-"""A call may need so many times the bytes of its tensors: one that is further below the peak does not run."""
+"""Most bytes of the tensors of a call that runs. A larger call runs at smaller sizes. A guess."""
+_LONGEST_KEPT: Final = 16
+"""No length is halved below this, because kernels treat short lengths in another way. A guess."""
+_MOST_RATIO: Final = 4
+"""Workspace is assumed to be at most so many times the tensors of a call. A call that stays below the peak even then
+does not run. A guess."""
 _ALLOWED_S: Final = 20.0
+"""Time for all runs of one estimate. A guess."""
 _MOST_LENGTHS: Final = 4
-_TORCHS: Final = frozenset({"aten", "prims"})
-_OF_JOBS: Final = frozenset({"c10d", "_c10d_functional", "_dtensor", "fsdp", "prim", "profiler"})
+"""Lengths of one call that are halved: with four, the call runs 16 times. A guess."""
+_TORCH_NAMESPACES: Final = frozenset({"aten", "prims"})
+_NEVER_MEASURED: Final = frozenset({"c10d", "_c10d_functional", "_dtensor", "fsdp", "prim", "profiler"})
+"""Namespaces of ops that move memory between processes (a run here would wait for the others), or compute nothing."""
 _SKIPPED: Final = ONLY_ALLOCATE | {"_local_scalar_dense", "set_", "resize_"}
 _BEYOND_S: Final = 60.0
-"""How long a process may take beyond what its calls are allowed: it imports torch, and a call may have begun."""
+"""More time for a process: it imports torch first, and a call that began in time may end late. A guess."""
 _TRIES: Final = 4
-"""Processes that are started: each but the last may end at a call, which the next leaves out."""
+"""Processes that are started in turn. If a call ends its process, the next process leaves out this call. A guess."""
 
 
 @dataclass(frozen=True)
 class Workspace:
-    """The memory of kernels at the peak beside tensors.
+    """The workspace of kernels, as far as it raises the peak.
 
     Attributes:
-        nbytes: bytes by which the peak grows.
-        is_scaled: whether they follow from runs of smaller sizes.
+        nbytes: bytes by which the peak is higher than without workspace.
+        is_scaled: whether these bytes are computed from runs at smaller sizes.
         unknown: names of ops that may need workspace and did not run.
     """
 
@@ -92,8 +96,13 @@ class _Scaled:
     def whole_bytes(self, measured: Mapping[tuple[int, ...], int]) -> int | None:
         """Return the workspace at the sizes of the call; None if the small runs do not determine it.
 
-        The workspace is modelled as a sum of products of lengths. A length occurs as often as in one tensor: if
-        height and width are equal, their length occurs twice.
+        Assume that workspace is `a + b * L**k` in each halved length L, with unknown a and b. The exponent k is the
+        number of times that L occurs in one tensor: 2 if height and width are both L. Runs at l and l / 2 (l = L /
+        factor) determine the value at L:
+
+            w(L) = w(l) + (w(l) - w(l / 2)) * (factor**k - 1) / (1 - 0.5**k)
+
+        With several lengths, apply this to each in turn: each corner's weight is the product of its weights.
         """
         nbytes = 0.0
         for corner, corner_bytes in measured.items():
@@ -121,11 +130,11 @@ def workspace_at_peak(calls: Calls, reading: Reading) -> Workspace | None:
     planned: dict[int, _Scaled] = {}
     unknown: dict[str, None] = {}
     for call, number in sorted(calls.different.items(), key=lambda item: -int(highest[item[1]])):
-        if not _may_need(call):
+        if not _may_need_workspace(call):
             continue
-        if highest[number] + _AT_MOST * max(call.nbytes, _made_bytes(call) or 0) <= peak_bytes:
+        if highest[number] + _MOST_RATIO * max(call.nbytes, _bytes_of_tensors(call) or 0) <= peak_bytes:
             continue
-        scaled = _shrunk(call) if _runs_alone(call) and time.monotonic() < until_s else None
+        scaled = _shrunk(call) if _may_run_here(call) and time.monotonic() < until_s else None
         if scaled is None:
             unknown[call.op.name()] = None
         else:
@@ -147,7 +156,8 @@ def _highest(calls: Calls, reading: Reading) -> IntArray:
     recorded = reading.part("ops", ["name"])["name"].to_numpy()
     noted, numbers = np.array(calls.ops, dtype=np.int64), np.array(calls.numbers, dtype=np.int64)
     names = np.array([str(call.op) for call in calls.different], dtype=object)
-    # an op that was not recorded is noted for the one before it, which has another name
+    # `calls.ops` has the number of the op that ran last. If the call's own op was not recorded, this is the op before
+    # it, which has another name
     same = recorded[noted] == names[numbers]
     highest: IntArray = np.zeros(len(names), dtype=np.int64)
     np.maximum.at(highest, numbers[same], _live_of_ops(reading, len(recorded))[noted[same]])
@@ -155,7 +165,10 @@ def _highest(calls: Calls, reading: Reading) -> IntArray:
 
 
 def _live_of_ops(reading: Reading, num_ops: int) -> IntArray:
-    """Return the most live bytes from the start of each op to the start of the next: results are met as it ends."""
+    """Return the most live bytes from the start of each op to the start of the next op.
+
+    This includes the results of the op: the recorder notes them when the op has ended.
+    """
     timeline = reading.part("timeline", ["op", "live_bytes"])
     op, live = timeline["op"].to_numpy(), timeline["live_bytes"].to_numpy()
     first = np.searchsorted(op, np.arange(num_ops))
@@ -181,18 +194,22 @@ def _measured(planned: Mapping[int, _Scaled], allowed_s: float) -> dict[int, int
 
 
 def _shrunk(call: Call) -> _Scaled | None:
-    """Return a call with lengths halved until it is small; None where the op refuses that."""
+    """Return a call whose lengths are halved until it is small; None if the op refuses such sizes."""
     factors: dict[int, int] = {}
-    lengths = {length for shape in call.shapes() for length in shape.size if length > _SHORT}
-    nbytes = _made_bytes(call)
+    lengths = {length for shape in call.shapes() for length in shape.size if length > _LONGEST_KEPT}
+    nbytes = _bytes_of_tensors(call)
     while nbytes is not None and nbytes > _SMALL_BYTES:
         most = len(factors) == _MOST_LENGTHS
-        left = [each for each in (factors if most else lengths) if each // factors.get(each, 1) > 2 * _SHORT]
+        left = [
+            each
+            for each in (factors if most else lengths)
+            if each // factors.get(each, 1) > 2 * _LONGEST_KEPT
+        ]
         if not left:
             return None
         length = max(left, key=lambda length: length // factors.get(length, 1))
         tried = {**factors, length: 2 * factors.get(length, 1)}
-        made = _made_bytes(call.resized({each: each // factor for each, factor in tried.items()}))
+        made = _bytes_of_tensors(call.resized({each: each // factor for each, factor in tried.items()}))
         if made is None and length in factors:
             return None
         if made is None:
@@ -202,8 +219,11 @@ def _shrunk(call: Call) -> _Scaled | None:
     return None if nbytes is None else _Scaled(call, factors)
 
 
-def _made_bytes(call: Call) -> int | None:
-    """Return the bytes of the tensors of a call, its results included; None where the op refuses them."""
+def _bytes_of_tensors(call: Call) -> int | None:
+    """Return the bytes of a call's arguments and results; None if the op refuses the arguments.
+
+    A result that is an argument, as of an op in place, counts twice. The sum is compared with limits alone.
+    """
     with suppress(Exception), torch.no_grad(), fake_mode():
         positional, keyword = call.filled(_empty)
         made = tensors_in(call.op(*positional, **keyword))
@@ -215,25 +235,32 @@ def _empty(shape: Shape) -> torch.Tensor:
     return torch.empty_strided(shape.size, shape.stride, dtype=shape.dtype, device=shape.device)
 
 
-def _may_need(call: Call) -> bool:
-    """Return True for an op that computes: it reads tensors, and it does not move memory between ranks."""
+def _may_need_workspace(call: Call) -> bool:
+    """Return True if the kernel of an op may need workspace.
+
+    Ops that take no tensor, views, and the ops of `_SKIPPED` and `_NEVER_MEASURED` are assumed to need none.
+    """
     op: Any = call.op
     return (
         isinstance(op, OpOverload)
-        and op.namespace not in _OF_JOBS
+        and op.namespace not in _NEVER_MEASURED
         and base_name_of(op) not in _SKIPPED
         and not op.is_view
         and any(True for _ in call.shapes())
     )
 
 
-def _runs_alone(call: Call) -> bool:
-    """Return True for an op of torch itself that is known to change only its arguments."""
-    return call.op.namespace in _TORCHS
+def _may_run_here(call: Call) -> bool:
+    """Return True for an op of torch itself. An op of another library may do anything, such as write files."""
+    return call.op.namespace in _TORCH_NAMESPACES
 
 
 def run_calls(calls: Mapping[str, Call], allowed_s: float) -> dict[str, int]:
-    """Return the workspace of calls by their keys (bytes). Calls that refuse, or end the process, are left out."""
+    """Return the workspace of calls by their keys (bytes).
+
+    A call that raises an error, or ends its process, is left out. If `_TRIES` processes fail, the result is empty, and
+    the estimate reports the workspace of all these calls as unknown.
+    """
     packed = {key: _packed(call) for key, call in calls.items()}
     waiting = {key: each for key, each in packed.items() if each is not None}
     for _ in range(_TRIES):
@@ -255,7 +282,7 @@ def _packed(call: Call) -> bytes | None:
 
 
 def _in_process(waiting: Mapping[str, bytes], allowed_s: float) -> tuple[dict[str, int] | None, str]:
-    """Return the measurements of a process, or None if it failed, and the key that it had reached."""
+    """Run calls in a child process. Return its measurements and "". If it failed, return None and its last key."""
     path = os.pathsep.join(each for each in sys.path if each)
     try:
         done = subprocess.run(
@@ -299,7 +326,7 @@ def _op(name: str) -> Any:
 
 
 def main() -> None:
-    """Run what stands in the standard input."""
+    """Run the calls from the standard input; see the description of this module."""
     from memwatch.estimate.calls import Call
 
     num_threads, allowed_s, waiting = pickle.load(sys.stdin.buffer)  # noqa: S301  # from the process that started this

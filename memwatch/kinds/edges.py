@@ -5,7 +5,7 @@ itself uses: names of variables, attributes and classes, positions, files and li
 cut, which advice fits, how to draw) depend on these fields and on the row of the kind, and never on its words.
 `memwatch.words` makes the sentence for a reader last.
 
-This module imports neither torch nor another part of memwatch, so recorder, heap, analysis and report may all use it.
+This module imports neither torch nor any part of memwatch outside `memwatch.kinds`, so all other parts may use it.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ from memwatch.leaks.diagnose import (
     storages_of,
 )
 from memwatch.leaks.excuses import Exemptions, unbalanced
-from memwatch.leaks.groups import largest_first, leaks_of
+from memwatch.leaks.groups import leaks_of, merge_and_sort
 from memwatch.leaks.known_causes import KnownCauses, is_optimizer
 from memwatch.leaks.leak import TensorLeakError
 from memwatch.leaks.ledger import Ledger, Threads
@@ -397,7 +397,7 @@ class _Block:
         told = {series_of(edge) for leak in leaks for edge in leak.edges}
         graphs = [leak for leak in graphs if leak.cut is not None and series_of(leak.cut) not in told]
         hooks = [leak for leak in hooks if leak.cut is not None and series_of(leak.cut) not in told]
-        return largest_first([*leaks, *graphs]) + hooks
+        return merge_and_sort([*leaks, *graphs]) + hooks
 
     def _leaks_of_storages(self, change: Change, end_s: float) -> list[Leak]:
         """Return the leaks of tensors."""
@@ -414,7 +414,7 @@ class _Block:
         change.died += [made for made in self._ledger.older() if id(made.ref()) in diagnosis.released]
         left = unbalanced(diagnosis.retained, diagnosis.unreachable, change)
         left = self._known.names.note(left)
-        return leaks_of(left, [0], per_call=False, end_s=end_s, told=self._known.note_told)
+        return leaks_of(left, [0], per_call=False, end_s=end_s, on_leak=self._known.note_told)
 
     def _explain(self, survivors: list[NewStorage]) -> Diagnosis:
         """Search nearby first, and through the whole heap only for the remaining survivors."""

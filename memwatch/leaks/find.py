@@ -23,7 +23,8 @@ from memwatch.kinds.edges import EdgeKind, VertexKind
 from memwatch.leaks.cause import series_of
 from memwatch.leaks.diagnose import diagnose
 from memwatch.leaks.excuses import Exemptions, unbalanced
-from memwatch.leaks.groups import growth, largest_first, leak_of, leaks_of
+from memwatch.leaks.groups import leak_of, leaks_of, merge_and_sort
+from memwatch.leaks.growth import growth
 from memwatch.leaks.leak import Leaks
 from memwatch.leaks.ledger import Change, Ledger, Threads
 from memwatch.leaks.new_storages import NewStorageMode, NewStorages, OtherThreads
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
     from memwatch.heap.paths import Step
     from memwatch.leaks.diagnose import Diagnosis
-    from memwatch.leaks.groups import Growth
+    from memwatch.leaks.growth import Growth
     from memwatch.leaks.leak import Leak
     from memwatch.leaks.new_storages import NewStorage
     from memwatch.leaks.survivor import Survivor
@@ -350,7 +351,7 @@ class _GrowthSearch:
         rises = [after - before for before, after in pairwise(counts) if before < after]
         every = max(1, round(calls / len(rises)))
         leak = leak_of_graph(survivor, median_low(rises), self._end_s, every=every)
-        return largest_first([*leaks, leak])
+        return merge_and_sort([*leaks, leak])
 
     def _nodes_grow_on(self) -> bool:
         """Return True if further calls add nodes too, so that no window was filling."""
@@ -453,8 +454,8 @@ class _GrowthSearch:
             for _ in range(PERIOD):
                 self._call()
                 self._looks.append(self._look(elders=True))
-            calls = len(self._changes) - self._schedule.warmup
-            return self._leaks_at(growth(self._looks, earlier, every_run=False, calls=calls))
+            runs = len(self._changes) - self._schedule.warmup
+            return self._leaks_at(growth(self._looks, earlier, every_run=False, runs=runs))
         if look is not None and self._went_on_alike(measured):
             return self._leaks_by_birth(look, measured)
         last = len(self._changes)
@@ -511,7 +512,7 @@ class _GrowthSearch:
                 each.survivors, nbytes, count, per_call=True, end_s=self._end_s, grows=not each.count
             )
             leaks.append(replace(leak, every=every))
-        return largest_first(leaks)
+        return merge_and_sort(leaks)
 
 
 def _is_certain(look: Diagnosis, measured: range) -> bool:

@@ -1,10 +1,10 @@
-"""From explained survivors to leaks: one leak per reference to cut, if every measured run added to it."""
+"""Make leaks of explained survivors: one leak for each reference to cut, if the measured runs kept adding to it."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
@@ -22,18 +22,18 @@ from memwatch.words.edges import edge_phrase, reference_phrase
 from memwatch.words.leaks import advice, path_lines, site_phrase
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from memwatch.kinds.edges import Edge
-    from memwatch.leaks.diagnose import Diagnosis
     from memwatch.leaks.new_storages import NewStorage
-    from memwatch.leaks.survivor import Name, Survivor
+    from memwatch.leaks.survivor import Survivor
 
 _FEW: Final = 3
-"""With more periods than these, what all but the newest add to is a leak, wherever the newest one's tensor is."""
+"""With more periods than these, a group is a leak even if the last period has not added to it: the newest tensor may
+still be at another place. A guess."""
 FEWEST_ADDED: Final = 4
-"""Runs with something new that show a holder which grows more seldom than the periods. A program may keep its last
-three checkpoints in a list, and with fewer runs that list would look the same. A guess."""
+"""A group to which not every period added is a leak only if at least so many runs added to it. A program may keep its
+last three checkpoints in a list, which would look the same with fewer runs. A guess."""
 
 
 def leaks_of(
@@ -43,7 +43,7 @@ def leaks_of(
     per_call: bool,
     periods: Sequence[Collection[int]] | None = None,
     end_s: float | None = None,
-    told: Callable[[Leak, list[Survivor]], None] | None = None,
+    on_leak: Callable[[Leak, list[Survivor]], None] | None = None,
     added: Sequence[Mapping[tuple[str, int], int]] | None = None,
     with_graph: bool = False,
     seldom: bool = False,
@@ -54,13 +54,14 @@ def leaks_of(
         survivors: the survivors, each with its holder.
         measured: indices of the measured runs.
         per_call: True to keep only groups to which the runs kept adding, and to count bytes per run.
-        periods: sets of runs, each of which must have added to a leak; by default each run by itself.
-        end_s: clock at the end of the last run, in seconds; by default now.
-        told: called with each leak and its survivors.
+        periods: sets of runs; at least one run of each set must have added to a leak. By default each measured run is a
+            set.
+        end_s: the time up to which leaks are held (`time.monotonic()`, seconds); by default now.
+        on_leak: called with each leak and its survivors.
         added: for each run, by device and size, the number of storages that it left without replacing dead ones; for
             `per_call` only. Without it the latest value of a name counts as a replacement.
-        with_graph: True if the tensors are known to have a graph. By default, those of a graph show it.
-        seldom: True to keep also groups to which runs far apart kept adding, see :func:`goes_on`; for `per_call` only.
+        with_graph: True if the tensors are known to have a graph. By default, their paths show it.
+        seldom: True to keep also groups to which only some runs kept adding, see :func:`goes_on`; for `per_call` only.
 
     Returns:
         Leaks, largest first.
@@ -80,24 +81,24 @@ def leaks_of(
         kept = [survivor for survivor in group if id(survivor) not in replaced]
         runs = len(_runs(kept)) if per_call else 1
         nbytes = sum(survivor.storage.nbytes for survivor in (kept if per_call else group))
-        if not per_call:  # of one pass over a tensor that grew, what it added
+        if not per_call:  # a tensor that grew counts with the bytes that it grew by
             nbytes -= sum(survivor.storage.replaced_bytes for survivor in group)
         count = len(kept if per_call else group) // runs
         grows = all(survivor.storage.grew for survivor in group)
         leak = leak_of(
             group, nbytes // runs, count, per_call=per_call, end_s=end_s, grows=grows, with_graph=with_graph
         )
-        if told is not None:
-            told(leak, group)
-        every = _distance(_runs(group), measured)
+        if on_leak is not None:
+            on_leak(leak, group)
+        every = _runs_per_addition(_runs(group), measured)
         leaks.append(replace(leak, every=every) if per_call else leak)
-    return largest_first(leaks)
+    return merge_and_sort(leaks)
 
 
 def _with_their_loops(survivors: Sequence[Survivor]) -> list[Survivor]:
-    """Explain what C code alone holds by a loop that is never freed, if the line that made both is the same.
+    """Explain a storage that C code alone holds by a loop that is never freed, if one line made both.
 
-    The buckets of DistributedDataParallel are such storages: its reducer has them in C++, and the loop has the reducer.
+    DistributedDataParallel has such storages: its reducer holds the buckets in C++, and the loop holds the reducer.
     """
     loops: dict[tuple[str | None, int | None], Survivor] = {
         (step.edge.file, step.edge.line): each
@@ -125,8 +126,9 @@ def _replaced_values(
 ) -> set[int]:
     """Return the ids of the survivors that replaced dead storages, so that they do not count as growth.
 
-    A new value of a name may replace the old one, or the old one may live on in a graph. Only the count of dead
-    storages decides: the leaks of one run add up to the storages that the run added.
+    The new value of a name replaces the old value, unless the old value lives on in a graph. References do not show
+    which is the case, so counts decide: while a run and size have more survivors than the run added storages, a value
+    among them is a replacement.
     """
     values = [survivor for group in groups for survivor in _values(group)]
     if added is None:
@@ -142,9 +144,10 @@ def _replaced_values(
 
 
 def _values(group: list[Survivor]) -> list[Survivor]:
-    """Return the values whose graph holds the rest of a group. The next values may replace them.
+    """Return the survivors of a group that the next values may replace, while their graph holds the others.
 
-    They are the one value of a name, or entries of a container that no longer holds an entry of the first run.
+    Such a survivor is the one value of a name, with others behind the same name. Or it is an entry of a container, if
+    graphs hold the others and the container no longer holds an entry of the first run.
     """
     behind = {each.holding[:2] for each in group if not is_latest(each)}
     entries = {id(each) for each in group if not each.through_graph and not is_latest(each)}
@@ -158,19 +161,19 @@ def _values(group: list[Survivor]) -> list[Survivor]:
     ]
 
 
-def largest_first(leaks: Iterable[Leak]) -> list[Leak]:
-    """Return leaks in the order of the report. Leaks that one line makes at one holder come as one.
+def merge_and_sort(leaks: Iterable[Leak]) -> list[Leak]:
+    """Return leaks in the order of the report, largest first. Merge leaks of one cause that one line makes.
 
-    A table by name with a list for each parameter is such a holder.
+    For example, a table may have a list for each parameter: each list is a leak with the same cause.
     """
-    told: dict[object, list[Leak]] = {}
+    merged: dict[object, list[Leak]] = {}
     for number, leak in enumerate(leaks):
         key = number if leak.site is None else (leak.kind, leak.device, leak.cause, leak.site, leak.every)
-        told.setdefault(key, []).append(leak)
-    return sorted(map(_together, told.values()), key=lambda leak: -leak.nbytes)
+        merged.setdefault(key, []).append(leak)
+    return sorted(map(_merged, merged.values()), key=lambda leak: -leak.nbytes)
 
 
-def _together(leaks: Sequence[Leak]) -> Leak:
+def _merged(leaks: Sequence[Leak]) -> Leak:
     first = max(leaks, key=lambda leak: leak.nbytes)
     return replace(
         first,
@@ -181,25 +184,25 @@ def _together(leaks: Sequence[Leak]) -> Leak:
 
 
 def goes_on(runs: Collection[int], measured: Sequence[int]) -> bool:
-    """Return True if something is left of runs at about equal distances, from the first measured run to the last.
+    """Return True if runs at about equal distances added to a holder, from the first measured run to the last.
 
-    The largest distance between two of them counts as the distance of all, so a window that dropped its oldest entries
-    does not go on: it has nothing of the first runs.
+    The largest distance between two such runs counts as the distance of all. A list of the last few results is no
+    leak: it has dropped the results of the first runs, so they are farther away.
 
     Args:
-        runs: the runs of which something is left.
+        runs: the runs from which the holder still has something.
         measured: all measured runs.
     """
     if not measured or len(runs) < FEWEST_ADDED:
         return False
     ordered = sorted(runs)
     distance = max(after - before for before, after in pairwise(ordered))
-    is_often = FEWEST_ADDED * distance <= len(measured)
-    return is_often and ordered[0] - measured[0] <= distance and measured[-1] - ordered[-1] <= distance
+    is_repeated = FEWEST_ADDED * distance <= len(measured)
+    return is_repeated and ordered[0] - measured[0] <= distance and measured[-1] - ordered[-1] <= distance
 
 
-def _distance(runs: Collection[int], measured: Sequence[int]) -> int:
-    """Return the number of runs of which one adds to a leak."""
+def _runs_per_addition(runs: Collection[int], measured: Sequence[int]) -> int:
+    """Return n if one of n measured runs adds to a leak."""
     every = max(1, round(len(measured) / len(runs)))
     if every < FEWEST_ADDED:
         return every
@@ -210,16 +213,17 @@ def _distance(runs: Collection[int], measured: Sequence[int]) -> int:
 def _growing(
     groups: list[list[Survivor]], periods: Sequence[Collection[int]], measured: Sequence[int]
 ) -> list[list[Survivor]]:
-    """Keep the groups with survivors of every period, and join groups that only the last run separated.
+    """Return the groups with survivors of every period. Join groups that differ only by where the newest tensor is.
 
-    The newest tensor often has a holder of its own, a "last result" beside the list of all. So leftovers of one size
-    that cover the periods are one group. It is named after the older ones, because their holder stays.
+    The newest tensor often has another holder too: a "last result" beside the list of all results. Then neither group
+    has survivors of every period. So survivors of one size in all other groups are joined, if together they have
+    survivors of every period. The joined group gets the holder of its oldest survivor, because this holder stays.
     """
     grown: list[list[Survivor]] = []
     leftover: dict[tuple[str, int], list[Survivor]] = {}
     for group in groups:
-        is_often = _covers(group, periods) or (len(periods) > _FEW and _covers(group, periods[:-1]))
-        if is_often or goes_on(_runs(group), measured):
+        is_in_periods = _covers(group, periods) or (len(periods) > _FEW and _covers(group, periods[:-1]))
+        if is_in_periods or goes_on(_runs(group), measured):
             grown.append(group)
         else:
             for survivor in group:
@@ -258,9 +262,9 @@ def leak_of(
         nbytes: its bytes; per call if `per_call`.
         count: its storages, likewise; the report has at least one.
         per_call: True if the figures are per call.
-        end_s: clock when the check began to search, in seconds; by default now.
+        end_s: the time up to which the leak is held (`time.monotonic()`, seconds); by default now.
         grows: True if the leak is one tensor that becomes larger.
-        with_graph: True if the tensors are known to have a graph. By default, those of a graph show it.
+        with_graph: True if the tensors are known to have a graph. By default, their paths show it.
     """
     shown = _shown(group)
     nearest = _nearest(group)
@@ -420,157 +424,3 @@ def _nearest(group: list[Survivor]) -> NewStorage:
     """Return the storage with the shortest path, if possible one with a known line."""
     known = [survivor for survivor in group if survivor.storage.site is not None] or group
     return min(known, key=lambda survivor: (not survivor.is_named, len(survivor.steps))).storage
-
-
-# Compare the storages behind each holder in successive snapshots of the heap, to find holders that only grow.
-#
-# A holder that drops as much as it takes keeps its count, and its bytes go up and down. A holder that keeps memory of
-# each run has more storages after every run. A holder that keeps a single growing tensor has a larger storage.
-
-Place = tuple[str, "Hashable"]
-"""A device and a holder."""
-Slot = tuple[Place, "Name"]
-"""One reference of a holder."""
-
-
-@dataclass(frozen=True, slots=True)
-class Growth:
-    """The growth of one holder during some runs.
-
-    Attributes:
-        survivors: its storages.
-        nbytes: bytes that all the runs together added.
-        count: storages that they added; 0 if an existing one became larger.
-    """
-
-    survivors: list[Survivor]
-    nbytes: int
-    count: int
-
-    def of_kinds(self) -> list[Growth]:
-        """Return the growth of each kind of leak, once a collection has freed what it can."""
-        survivors = [each.of_kind() if each.unreachable else each for each in self.survivors]
-        return replace(self, survivors=survivors)._by_kind()
-
-    def _by_kind(self) -> list[Growth]:
-        """Return the growth of each kind of leak: of loops through one reference, gc may free some alone."""
-        kinds = Counter(survivor.kind for survivor in self.survivors)
-        if len(kinds) == 1:
-            return [self]
-        parts = []
-        for kind, count in kinds.items():
-            survivors = [survivor for survivor in self.survivors if survivor.kind is kind]
-            share = sum(survivor.nbytes for survivor in survivors) / sum(
-                each.nbytes for each in self.survivors
-            )
-            of_count = round(self.count * count / len(self.survivors))
-            parts.append(Growth(survivors, round(self.nbytes * share), of_count))
-        return parts
-
-
-class _Behind:
-    """The storages behind each reference of each holder in one snapshot."""
-
-    def __init__(self, look: Diagnosis) -> None:
-        self.counts: Counter[Slot] = Counter()
-        self.nbytes: Counter[Slot] = Counter()
-        self.by_place: Counter[Place] = Counter()
-        for held in [*(survivor.holding for survivor in look.survivors), *look.elders]:
-            self.counts[held.place, held.slot] += 1
-            self.nbytes[held.place, held.slot] += held.nbytes
-            self.by_place[held.place] += 1
-
-
-def growth(
-    looks: Sequence[Diagnosis], earlier: Sequence[Diagnosis], *, every_run: bool, calls: int = 0
-) -> list[Growth]:
-    """Find the holders that grew, among those of the last snapshot.
-
-    Args:
-        looks: one snapshot before some runs and one after each.
-        earlier: the same for much earlier runs, if any. A holder that only went up and down since then did not grow.
-        every_run: True to count only holders that have more storages after every run, not only after all of them.
-        calls: number of all runs. A holder that grew in each run as it does now has at least half of the product; a
-            holder with less was emptied in between.
-    """
-    comparison = _Comparison(looks, earlier, every_run=every_run, calls=calls)
-    grown = []
-    for place, survivors in _by_place(looks[-1]).items():
-        slots: set[Name] = {survivor.holding.slot for survivor in survivors}
-        rising = {slot for slot in slots if comparison.slot_rises((place, slot))}
-        fresh = {slot for slot in slots - rising if comparison.is_new((place, slot))}
-        named: dict[str | None, set[Name]] = {}
-        for slot in rising:  # variables and keys are separate, items of a list are together
-            named.setdefault(slot[0], set()).add(slot)
-        groups = list(named.values())
-        if comparison.takes_more(place, rising):
-            groups.append(fresh)
-        grown += [comparison.growth(place, survivors, group) for group in groups if group]
-    return grown
-
-
-class _Comparison:
-    """Looks in a row, compared."""
-
-    def __init__(
-        self, looks: Sequence[Diagnosis], earlier: Sequence[Diagnosis], *, every_run: bool, calls: int
-    ) -> None:
-        self._points = [_Behind(look) for look in looks]
-        self._before = [_Behind(look) for look in earlier]
-        self._every_run = every_run
-        self._periods = calls / max(1, len(looks) - 1)
-
-    def slot_rises(self, slot: Slot) -> bool:
-        """Return True if one reference leads to more storages, or to a larger one after every run."""
-        sizes, earlier_sizes = ([point.nbytes[slot] for point in series] for series in self._series)
-        counts, earlier_counts = ([point.counts[slot] for point in series] for series in self._series)
-        grows = _rises(sizes) and _is_above(sizes, earlier_sizes) and sizes[0] > 0 and self._lasts(sizes)
-        return grows or (counts[0] > 0 and self._more(counts, earlier_counts))
-
-    def is_new(self, slot: Slot) -> bool:
-        """Return True if a reference led nowhere at the first look."""
-        return self._points[0].counts[slot] == 0
-
-    def takes_more(self, place: Place, rising: Iterable[Name]) -> bool:
-        """Return True if a holder has more storages, without those behind the references that rise themselves."""
-        counts, earlier = (
-            [point.by_place[place] - sum(point.counts[place, slot] for slot in rising) for point in series]
-            for series in self._series
-        )
-        return self._more(counts, earlier)
-
-    def growth(self, place: Place, survivors: Iterable[Survivor], slots: Collection[Name]) -> Growth:
-        """Return what some references of a holder lead to at the last look and did not lead to at the first."""
-        first, last = self._points[0], self._points[-1]
-        return Growth(
-            [survivor for survivor in survivors if survivor.holding.slot in slots],
-            sum(last.nbytes[place, slot] - first.nbytes[place, slot] for slot in slots),
-            sum(last.counts[place, slot] - first.counts[place, slot] for slot in slots),
-        )
-
-    @property
-    def _series(self) -> tuple[list[_Behind], list[_Behind]]:
-        return self._points, self._before
-
-    def _more(self, counts: Sequence[int], earlier: Sequence[int]) -> bool:
-        is_rising = _rises(counts) if self._every_run else counts[-1] > counts[0]
-        return is_rising and _is_above(counts, earlier) and self._lasts(counts)
-
-    def _lasts(self, amounts: Sequence[int]) -> bool:
-        """Return True if a holder has what it would have, had it grown like this all the time; half is enough."""
-        return 2 * amounts[-1] >= (amounts[-1] - amounts[0]) * self._periods
-
-
-def _by_place(look: Diagnosis) -> dict[Place, list[Survivor]]:
-    places: dict[Place, list[Survivor]] = {}
-    for survivor in look.survivors:
-        places.setdefault(survivor.holding.place, []).append(survivor)
-    return places
-
-
-def _rises(amounts: Sequence[int]) -> bool:
-    return all(earlier < later for earlier, later in pairwise(amounts))
-
-
-def _is_above(amounts: Sequence[int], earlier: Sequence[int]) -> bool:
-    return not earlier or min(amounts) > max(earlier)

@@ -492,7 +492,7 @@ class Rounds:
             measured,
             per_call=True,
             periods=periods_of(measured),
-            told=self._note_storages,
+            on_leak=self._note_storages,
             with_graph=with_graph,
             seldom=True,
         )
@@ -620,7 +620,7 @@ class ProgramGrowth:
             rounds = {each.storage.run for each in kept if id(each.storage.ref()) in with_graph}
             self.graphs_at_end[leak.cause] = max(len(rounds), self.graphs_at_end.get(leak.cause, 0))
 
-        return leaks_of(found.retained, [0], per_call=False, told=note_graphs)
+        return leaks_of(found.retained, [0], per_call=False, on_leak=note_graphs)
 
     def storages_in_use(self) -> list[torch.UntypedStorage]:
         """Return the storages that the program used until it ended; drop the list soon.

@@ -16,7 +16,8 @@ from memwatch.heap.pause import collect, pause_gc, recent_objects, resume_gc
 from memwatch.leaks.cut import holder_of
 from memwatch.leaks.diagnose import Diagnosis, diagnose
 from memwatch.leaks.excuses import Exemptions
-from memwatch.leaks.groups import growth, largest_first, leak_of
+from memwatch.leaks.groups import leak_of, merge_and_sort
+from memwatch.leaks.growth import growth
 from memwatch.leaks.leak import Leaks
 from memwatch.leaks.new_storages import NewStorageMode, NewStorages, storages_behind, tensors_among
 from memwatch.words import leaks as words
@@ -180,7 +181,7 @@ class LeakWatch:
             )
             for each in grown
         ]
-        return Leaks(largest_first(leaks))
+        return Leaks(merge_and_sort(leaks))
 
     @property
     def growth(self) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""Number the modules of the program, and know their parents and the program's names for the roots.
+"""Number the modules of the program. Record the parent of each module, and the program's name for each root.
 
 The registry learns of a module when it is called, when an optimizer steps its parameters, or when the block begins. It
 finds the module's tree through the variables of the running calls and the tables of modules (`_modules`). So it also
@@ -73,6 +73,7 @@ class SearchBudget:
 
 
 KNOWN, MOVED, FORMER = range(len(PLACES_OF_MODULES))
+"""States of a row of `modules`, see `PLACES_OF_MODULES`."""
 
 
 class ModuleRegistry:
@@ -81,7 +82,7 @@ class ModuleRegistry:
     Args:
         rows: rows of `modules`.
         strings: numbers for texts.
-        own: called with each module that is new, and its number.
+        on_new_module: called with each module that gets a number, and this number.
         budget: limits the searches of variables.
         op_counter: how many ops have started.
 
@@ -94,13 +95,13 @@ class ModuleRegistry:
         self,
         rows: Rows,
         strings: Strings,
-        own: Callable[[nn.Module, int], None],
+        on_new_module: Callable[[nn.Module, int], None],
         budget: SearchBudget,
         op_counter: OpCounter,
     ) -> None:
         self._rows = rows
         self._strings = strings
-        self._own = own
+        self._on_new_module = on_new_module
         self._budget = budget
         self._op_counter = op_counter
         self.known: dict[int, tuple[weakref.ref[nn.Module], int]] = {}
@@ -111,7 +112,7 @@ class ModuleRegistry:
         self._former: set[int] = set()
         self._root_names: set[str] = set()
         self._of_class: dict[tuple[str, int, str], tuple[weakref.ref[nn.Module], int]] = {}
-        self._half_made: set[int] = set()
+        self._half_made: set[int] = set()  # `id` of modules whose `__init__` runs; empty between calls
         self._has_scanned_heap = False
 
     def number_of(self, module: nn.Module) -> int:
@@ -127,7 +128,10 @@ class ModuleRegistry:
                 yield module, number
 
     def roots(self) -> dict[int, nn.Module]:
-        """Return the living known modules that no other module holds and that have parameters, by number."""
+        """Return the living known modules that no other module holds, by number.
+
+        Leave out a module if neither it nor a module in it has a parameter or a buffer.
+        """
         return {
             number: module
             for module, number in self.alive()
@@ -157,8 +161,12 @@ class ModuleRegistry:
                     met.add(id(child))
                     waiting.append(child)
 
-    def look_for_moves(self) -> None:
-        """Append a row for each module that has left its table, for another table or for none."""
+    def note_moves(self) -> None:
+        """Append a row for each module whose place has changed.
+
+        If another table has it now, or its old table has it again, this is its place. If no table has it, it is a
+        former module, unless it was in no table before or the module that held it is gone.
+        """
         alive = list(self.alive())
         places: dict[int, list[tuple[str, int]]] = {number: [] for _, number in alive}
         for module, number in alive:
@@ -184,16 +192,18 @@ class ModuleRegistry:
             frame: the call that calls it.
         """
         self._half_made = _modules_in_construction(frame)
-        if self._budget.spend(type(module)):
-            self.learn((), frame)
+        try:
+            if self._budget.spend(type(module)):
+                self.learn((), frame)
+                if self.number_of(module) == NONE:
+                    self.learn((), frame, CodeOwner.INSTALLED)
+                if self.number_of(module) == NONE and _has_memory(module):
+                    self.learn_from_heap(without=module)
             if self.number_of(module) == NONE:
-                self.learn((), frame, CodeOwner.INSTALLED)
-            if self.number_of(module) == NONE and _has_memory(module):
-                self.learn_from_heap(without=module)
-        if self.number_of(module) == NONE:
-            # no holder was found, so it counts as a part of its caller
-            self._register_tree(module, "", caller)
-        self._half_made = set()
+                # no holder was found, so it counts as a part of its caller
+                self._register_tree(module, "", caller)
+        finally:
+            self._half_made = set()
         return self.number_of(module)
 
     def learn(
@@ -206,12 +216,13 @@ class ModuleRegistry:
             frame: the innermost call.
             owner: whose calls are searched: the program's, or installed packages'.
         """
-        self._half_made |= _modules_in_construction(frame)
+        before = self._half_made
+        self._half_made = before | _modules_in_construction(frame)
         pause = pause_gc()  # a collection now would run the program's finalizers in the middle of its call
         try:
             sightings = find_modules(frame, owner)
             everything = {id(module): module for module in modules}
-            # otherwise the module is half-made
+            # without this table, the module's `__init__` has not yet called that of `nn.Module`
             sightings = [each for each in sightings if PARAMETERS in module_dict(each.module)]
             for each in sightings:
                 everything[id(each.module)] = each.module
@@ -219,13 +230,15 @@ class ModuleRegistry:
                     everything[id(each.holder)] = each.holder
             self._register(everything, sightings)
         finally:
+            self._half_made = before  # these modules may die, and others get their `id`
             resume_gc(pause)
 
     def learn_from_heap(self, without: nn.Module | None = None) -> None:
-        """Register all modules of the process, once per block, when no variable leads to the module in question.
+        """Register all modules of the process. Do so only once per block, because it searches the whole heap.
 
         Args:
-            without: a module that is registered only if another one holds it.
+            without: the module that is called. It is registered only if another module holds it: otherwise `meet` makes
+                it a part of its caller.
         """
         if not self._has_scanned_heap:
             self._has_scanned_heap = True
@@ -251,7 +264,8 @@ class ModuleRegistry:
                 apart.append(in_modules[key])
             else:
                 self._register_tree(module, self._root_name(module, named.get(key, [])), NONE)
-        for each in apart:  # in a plain list or attribute of another module, which is numbered by now
+        # these lie in a plain list or attribute of another module, which had to get its number first
+        for each in apart:
             parent = NONE if each.holder is None else self.number_of(each.holder)
             self._register_tree(each.module, each.name, parent)
 
@@ -287,10 +301,10 @@ class ModuleRegistry:
     def _new(self, module: nn.Module, name: str, parent: int) -> int:
         kind = class_name(type(module))
         reference = weakref.ref(module)
-        # a module whose `__init__` runs may call its parts before it has parameters, so it is like no other module
+        # a module without memory may share a number; one whose `__init__` runs may get its parameters later
         bare = id(module) not in self._half_made and not _has_memory(module)
         alike = self._alike(kind, parent, name) if bare else NONE
-        if alike != NONE:  # the same variable holds another of the same class: for a reader it is one module
+        if alike != NONE:  # it replaces a module of the same class at the same place: show both as one module
             self.known[id(module)] = (reference, alike)
             return alike
         number = len(self._parents)
@@ -301,11 +315,14 @@ class ModuleRegistry:
         if bare:
             self._of_class[kind, parent, name] = reference, number
         self._append(number)
-        self._own(module, number)
+        self._on_new_module(module, number)
         return number
 
     def _alike(self, kind: str, parent: int, name: str) -> int:
-        """Return the number of a module without memory that had the same place, -1 if it has got memory since."""
+        """Return the number of an earlier module without memory, of the same class and place; -1 if there is none.
+
+        An earlier module that has parameters or buffers by now does not count.
+        """
         known = self._of_class.get((kind, parent, name))
         if known is None:
             return NONE
@@ -313,7 +330,7 @@ class ModuleRegistry:
         return NONE if module is not None and _has_memory(module) else known[1]
 
     def _lacks_place(self, number: int) -> bool:
-        """Return True for a module that no table is known to hold: a root, or a module known by its caller only."""
+        """Return True for a module that may get a place later: a root, or one of which only the caller is known."""
         return self._parents[number] == NONE or not self._names[number]
 
     def _note_class(self, number: int, module: nn.Module) -> None:
@@ -324,11 +341,11 @@ class ModuleRegistry:
             self._append(number)
 
     def _correct(self, number: int, name: str, parent: int, state: int = KNOWN) -> None:
-        """Append another row for a module whose name or parent became known or has changed."""
+        """Give a module another name and parent, and append a row. Do nothing if the parent is inside the module."""
         above = parent
         while above != NONE:
             if above == number:
-                return  # modules that hold each other
+                return
             above = self._parents[above]
         self._names[number], self._parents[number] = name, parent
         self._former.discard(number)

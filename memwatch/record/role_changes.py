@@ -268,7 +268,7 @@ class RoleEnds:
             roles_now = self._roles_now(large, told, now + (in_op and is_over))
             self._looks += (now, int(in_op), ticks(), least_bytes, told)
             if self._end_all_but(roles_now, large.values(), told, now) or not in_op:
-                self._owners.registry.look_for_moves()
+                self._owners.registry.note_moves()
 
     def verify_modules(self, frame: FrameType | None) -> None:
         """Note that all parameters and buffers are still in their modules' tables, if that is so.

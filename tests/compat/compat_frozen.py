@@ -13,7 +13,10 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
 def freeze(value: Any) -> Any:
-    """Return a value of tuples and strings that is equal for two results exactly if they are equal bit for bit."""
+    """Return plain values that differ if two results differ in a bit, or in the type, layout or node of a tensor.
+
+    A fake or meta tensor has no bits. Sets, and objects of other types than those below, are compared by their `repr`.
+    """
     if isinstance(value, Tensor):
         return _freeze_tensor(value)
     if isinstance(value, nn.Module):
@@ -94,7 +97,7 @@ def _bits(tensor: Tensor) -> Any:
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """List the tensors, parameters and gradients of a result."""
+    """Return the tensors of a result; for a module, its parameters and buffers."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, nn.Module):

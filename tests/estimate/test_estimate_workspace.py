@@ -41,7 +41,7 @@ def test_tensors_and_workspace_are_what_a_real_run_takes(most_bytes, monkeypatch
     with memwatch.profile(stacks=False, holders=False) as prof:
         train_convolutions()
     monkeypatch.setattr(workspace, "_SMALL_BYTES", most_bytes)
-    monkeypatch.setattr(workspace, "_SHORT", 2)
+    monkeypatch.setattr(workspace, "_LONGEST_KEPT", 2)
     found = estimate(train_convolutions, steps=2)
     assert found.workspace.nbytes > 100_000
     assert found.workspace.is_scaled == (most_bytes < 1 << 20)

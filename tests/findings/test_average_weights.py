@@ -17,14 +17,14 @@ def shadow_list(model):
     return [parameter.detach().clone() for parameter in model.parameters()]
 
 
-@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize("is_copied_in_block", [True, False])
 @pytest.mark.parametrize(("layers", "wide"), [(5, 256), (23, 128), (100, 64)])
 @pytest.mark.parametrize("copied", [shadow_dict, shadow_list])
-def test_each_averaged_weight_has_a_named_holder(copied, layers, wide, inside):
+def test_each_averaged_weight_has_a_named_holder(copied, layers, wide, is_copied_in_block):
     torch.manual_seed(0)
     model = nn.Sequential(*[nn.Linear(wide, wide) for _ in range(layers)])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    shadow = None if inside else copied(model)
+    shadow = None if is_copied_in_block else copied(model)
     with memwatch.profile() as prof:
         shadow = copied(model) if shadow is None else shadow
         for _ in range(4):

@@ -1,7 +1,7 @@
 """Every figure is about one device: curves, peaks, tables and findings of programs that use several.
 
-Tensors of accelerators are fake here. An estimate counts them with the bytes of real ones. The test computes the
-expected figures of each device from known sizes.
+The tensors on accelerators are fake tensors, so no accelerator is needed: memwatch counts each of them with the bytes
+of a real tensor. The tests compute the expected figures of each device from these sizes.
 """
 
 from __future__ import annotations

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations
 
 import memwatch
+from memwatch.record.module_registry import ModuleRegistry, SearchBudget
+from memwatch.record.tables.rows import Rows, Strings, new_op_counter
 
 
 class Block(nn.Module):
@@ -119,3 +123,27 @@ def test_a_loss_that_each_step_makes_anew_stays_one_module():
             criterion(model(torch.rand(2, 3, 8, 8)), torch.zeros(2, 8, 8, 8)).backward()
     losses = prof.modules[prof.modules["class_name"] == "MSELoss"]
     assert losses["calls"].tolist() == [3]
+
+
+class Loss(nn.Module):
+    """A module without parameters. Its `__init__` may ask a registry to learn the modules of the running calls."""
+
+    def __init__(self, registry=None):
+        super().__init__()
+        if registry is not None:
+            registry.learn((), sys._getframe())
+
+
+def test_a_module_at_the_address_of_one_that_was_in_construction_is_complete():
+    """Complete modules without parameters that are made anew at the same place share one number."""
+    registry = ModuleRegistry(
+        Rows(), Strings(), lambda module, number: None, SearchBudget(), new_op_counter()
+    )
+    address = id(Loss(registry))
+    second = Loss()
+    if id(second) != address:
+        pytest.skip("Python put the second module at another address")
+    third = Loss()
+    registry.learn([second], None)
+    registry.learn([third], None)
+    assert registry.number_of(second) == registry.number_of(third)

@@ -62,7 +62,7 @@ def test_building_again_says_where_it_is(shell_memwatch):
 @pytest.fixture
 def untold(monkeypatch):
     """Make the process forget the hints that it printed."""
-    monkeypatch.setattr(library, "_told", [])
+    monkeypatch.setattr(library, "_remarks_made", [])
 
 
 def notes():
@@ -110,6 +110,14 @@ def test_run_tells_before_the_next_command(empty_cache, tmp_path, shell_memwatch
         assert done.returncode == 0, done.stderr
         assert done.stderr.count(library.REMARK) == (not quiet)
         assert not quiet or done.stderr == ""
+
+
+def test_a_library_that_does_not_load_is_not_built(empty_cache, untold):
+    """`memwatch build` then compiles it again. An example is a library whose system libraries were replaced."""
+    empty_cache.mkdir(mode=0o700)
+    library.path().write_bytes(b"no library")
+    assert not library.is_built()
+    assert notes() == [library.REMARK]
 
 
 def test_without_it_python_records(empty_cache):

@@ -28,7 +28,7 @@ def cache(tmp_path, monkeypatch):
     folder.mkdir(parents=True, mode=0o755)
     for path in built:
         shutil.copy(path, folder)
-    monkeypatch.setattr(library, "_told", [])
+    monkeypatch.setattr(library, "_remarks_made", [])
     monkeypatch.setenv(build_cache.VARIABLE, str(folder))
     return folder
 
@@ -73,7 +73,7 @@ def assert_not_loaded(why):
     assert "was not loaded" in note
     assert why in note
     assert "MEMWATCH_CACHE" in note
-    assert kernels.distrust()
+    assert kernels.reason_to_distrust()
     assert not library.is_built()
 
 
@@ -102,7 +102,7 @@ def test_what_is_ours_alone_is_loaded(mode, cache):
     """In a folder such as /tmp too, where users cannot rename the files of others."""
     cache.chmod(mode)
     assert notes_of_a_recording() == ("native", [])
-    assert kernels.distrust() == ""
+    assert kernels.reason_to_distrust() == ""
 
 
 def test_a_folder_of_the_user_s_own_group_is_trusted(cache):
@@ -145,7 +145,7 @@ def test_a_library_is_put_without_following_a_link(cache, tmp_path):
         os.umask(before)
     assert (tmp_path / "victim").read_text() == "mine"
     assert (target.read_text(), target.is_symlink()) == ("library", False)
-    assert build_cache.distrust(target) == ""
+    assert build_cache.reason_to_distrust(target) == ""
 
 
 def test_folders_are_made_so_that_they_are_trusted(tmp_path, monkeypatch):
@@ -156,4 +156,4 @@ def test_folders_are_made_so_that_they_are_trusted(tmp_path, monkeypatch):
         build_cache.require_writable("x", "y")
     finally:
         os.umask(before)
-    assert build_cache.distrust(tmp_path / "a" / "b" / "c") == ""
+    assert build_cache.reason_to_distrust(tmp_path / "a" / "b" / "c") == ""

@@ -112,7 +112,7 @@ def test_with_another_torch_python_records_and_one_line_says_so(site, tmp_path):
 def test_a_checkout_has_no_library_in_it():
     """A wheel's library is not built in the sources."""
     assert not library.BUILT.exists()
-    assert library.of_wheel() == []
+    assert library.torch_releases_in_wheel() == []
 
 
 def test_a_library_that_does_not_load_gives_way_to_python_and_one_line_says_so(site, tmp_path):

@@ -39,6 +39,22 @@ def test_plans_cost_at_most_five_percent_more_than_the_optimum(seed):
     assert plan_graph(graph, budget=budget).extra_cost_ratio <= plan.extra_cost_ratio + 1e-9
 
 
+def test_the_solver_starts_from_the_hinted_schedule():
+    """A schedule that fits the budget is a solution of the model."""
+    from ortools.sat.python import cp_model
+
+    from memwatch.planner.recompute import retention
+
+    graph = linear_graph(8)
+    plan = plan_graph(graph, budget=5, order="program")
+    model = retention._Model(graph, 5 - graph.baseline_bytes, 4, cp_model.CpModel())
+    model.hint(plan.schedule.ops)
+    solver = cp_model.CpSolver()
+    solver.parameters.fix_variables_to_their_hinted_value = True
+    assert solver.solve(model.cp) in {cp_model.OPTIMAL, cp_model.FEASIBLE}
+    assert sorted(model.tokens(solver)) == sorted(plan.schedule.ops)
+
+
 def test_mutation_is_left_to_the_search():
     """A program with mutation is outside the model."""
     assert can_model(linear_graph(3))

@@ -6,7 +6,9 @@ import copy
 import dataclasses
 import pickle
 import warnings
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from checkpoint_blocks import BLOCKS, build
@@ -16,8 +18,10 @@ from torch.utils.checkpoint import checkpoint
 
 import memwatch
 from memwatch._torch.profiler import is_running
+from memwatch.capture.schema import FORWARD, RECOMPUTE
 from memwatch.errors import MemwatchError
 from memwatch.planner import BudgetError, Graph, load_plan, plan_graph
+from memwatch.replay.checkpoints.regions import own_regions
 from memwatch.replay.measure import measure_peak
 
 
@@ -264,3 +268,15 @@ def test_copies_of_a_planned_model_are_models_of_their_own():
         model(training.batch).sum().backward()
         assert any(parameter.grad.count_nonzero() for parameter in model.parameters())
     assert applied.modules
+
+
+def test_regions_of_the_program_do_not_overlap():
+    """The last two of three equal ops are a region. It runs again in two backwards, so the second finds no place."""
+    calls = [FORWARD] * 3 + [RECOMPUTE] * 4
+    step = SimpleNamespace(
+        call_overload=np.zeros(len(calls), dtype=np.int64),
+        call_phase=np.array(calls),
+        again_start=np.array([3, 5]),
+        again_end=np.array([5, 7]),
+    )
+    assert [(region.start, region.end) for region, _, _ in own_regions(step)] == [(1, 3)]

@@ -1,4 +1,4 @@
-"""Every word as true as the bytes: memwatch's claims about real programs against facts from their code."""
+"""Check what memwatch reports about programs in common styles against facts from the code of each program."""
 
 from __future__ import annotations
 

@@ -59,8 +59,10 @@ def test_a_variable_that_is_named_holds_the_memory(ran, monkeypatch):
     """Run again, plainly, the program has each variable that was named, and it leads to a tensor of that size."""
     name, program = ran
     oracle = question(program.prof, PATTERNS[name].file)
-    if oracle is None or name in OTHERWISE_UNDER_A_MODE:
-        return  # the peak is before the first op, or the oracle would see another program
+    if oracle is None:
+        pytest.skip("the peak is before the first op")
+    if name in OTHERWISE_UNDER_A_MODE:
+        pytest.skip("the program behaves differently under the oracle's dispatch mode")
     monkeypatch.setattr(memwatch, "profile", oracle)
     run(name)
     assert oracle.false == []

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
-from ways import applied, made, recorded
+from ways import make_program, profile_two_steps, run_lines
 
 import memwatch
 
@@ -30,7 +30,7 @@ def _one_thread():
 @pytest.fixture(scope="module")
 def gpt():
     """The profile of two steps of a GPT."""
-    return recorded(made("gpt"))
+    return profile_two_steps(make_program("gpt"))
 
 
 def _of_kind(prof, kind):
@@ -41,17 +41,20 @@ def _of_kind(prof, kind):
     "name", ["gpt", "unet", "convolutions", "gnn", "gan", "accumulation", "lora", "optimizer_bound"]
 )
 def test_the_lines_of_a_way_give_the_peak_that_it_promises(name):
-    """reports/ways.py does the same for twelve programs."""
-    prof = recorded(made(name))
+    """`reports/ways.py` measures all of its thirteen programs like this."""
+    prof = profile_two_steps(make_program(name))
     assert len(prof.ways)
     for way in prof.ways.itertuples():
-        measured_bytes = recorded(made(name, way.lines)).peak_bytes
+        measured_bytes = profile_two_steps(make_program(name, way.lines)).peak_bytes
         assert way.peak_bytes <= prof.peak_bytes - 0.05 * prof.peak_increase_bytes
         assert abs(way.peak_bytes / measured_bytes - 1) <= _LARGEST_ERROR_RATIO[way.basis], way.way
 
 
 def test_the_lowest_peak_comes_first_and_fewer_blocks_take_less_time(gpt):
-    """Of a GPT all blocks but the last are checkpointed, which is computed again at once; or every second."""
+    """A GPT of six blocks has two ways: a checkpoint around each block but the last, or around every second block.
+
+    The last block is computed again right after its forward, so a checkpoint around it saves nothing.
+    """
     found = _of_kind(gpt, "checkpoint")
     assert list(found["way"]) == [
         "checkpoint 5 modules: `blocks.0`, `blocks.1` ... `blocks.4`",
@@ -65,7 +68,7 @@ def test_checkpoints_leave_the_results_as_they_are(gpt):
     """A way without a decision changes no bit, dropout included."""
     found = _of_kind(gpt, "checkpoint")
     assert not found["decision"].any()
-    plain, changed = made("gpt"), made("gpt", found["lines"].iloc[0])
+    plain, changed = make_program("gpt"), make_program("gpt", found["lines"].iloc[0])
     for program in (plain, changed):
         torch.manual_seed(1)
         program.step()
@@ -75,23 +78,23 @@ def test_checkpoints_leave_the_results_as_they_are(gpt):
 
 def test_batch_statistics_are_updated_once():
     """The lines keep the buffers of a module that runs twice in a step, so the way needs no decision."""
-    found = _of_kind(recorded(made("convolutions")), "checkpoint")
+    found = _of_kind(profile_two_steps(make_program("convolutions")), "checkpoint")
     assert len(found)
     assert not found["decision"].any()
-    plain, changed = made("convolutions"), made("convolutions", found["lines"].iloc[0])
+    plain, changed = make_program("convolutions"), make_program("convolutions", found["lines"].iloc[0])
     for one, other in zip(plain.model.buffers(), changed.model.buffers(), strict=True):
         assert torch.equal(one, other)
 
 
 def test_a_setting_of_the_optimizer_has_no_known_duration():
-    """Its ops were not recorded."""
-    ways = recorded(made("optimizer_bound")).ways
+    """The recording has only the ops of the present setting, so the time of the changed step is unknown."""
+    ways = profile_two_steps(make_program("optimizer_bound")).ways
     assert list(ways["kind"]) == ["adafactor", "sgd", "step_in_backward", "foreach"]
     assert ways["time_ratio"].isna().all()
 
 
-def test_every_view_shows_the_ways(gpt, tmp_path):
-    """The summary has the lines of the first; the record has all."""
+def test_the_summary_and_its_record_show_the_ways(gpt, tmp_path):
+    """The summary has the lines of the first way. The record has all ways."""
     text = gpt.summary(width=120)
     assert "What would lower the peak" in text
     assert "checkpoint 5 modules: `blocks.0`, `blocks.1` ... `blocks.4`" in text
@@ -129,7 +132,7 @@ def _ways_of(step):
 
 
 def test_a_program_that_checkpoints_already_gets_no_such_advice():
-    """Its twin, which does not, gets it."""
+    """The same program without checkpoints gets the advice."""
     net, x = _Net(), torch.randn(512, 64)
 
     def step(*, again):
@@ -140,31 +143,76 @@ def test_a_program_that_checkpoints_already_gets_no_such_advice():
     assert "checkpoint" not in set(_ways_of(lambda: step(again=True))["kind"])
 
 
-def test_a_program_without_backward_gets_no_such_advice():
-    """Nothing is saved for a backward."""
-    net, x = _Net(), torch.randn(512, 64)
+class _Reversed(nn.Module):
+    """Calls its blocks from the last to the first."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(_ManyOps() for _ in range(4))
+
+    def forward(self, x):
+        for block in reversed(self.blocks):
+            x = block(x)
+        return x
+
+
+class _ManyOps(nn.Module):
+    """Runs many ops in one call of a module."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(64, 64) / 8)
+
+    def forward(self, x):
+        for _ in range(6):
+            x = (x @ self.weight).tanh()
+        return x
+
+
+def test_modules_are_named_in_the_order_of_their_calls():
+    """The program calls them in another order than the model lists them, and has many more ops than calls."""
+    model, x = _Reversed(), torch.randn(512, 64)
 
     def step():
+        model.zero_grad()
+        model(x).square().mean().backward()
+
+    ways = _ways_of(step)
+    modules = ways["modules"][ways["kind"] == "checkpoint"]
+    assert list(modules) == ["blocks.3, blocks.2, blocks.1, blocks.0", "blocks.3, blocks.1"]
+
+
+def test_a_program_without_backward_gets_no_such_advice():
+    """Nothing is saved for a backward. The same program with a backward gets the advice."""
+    net, x = _Net(), torch.randn(512, 64)
+
+    def evaluate():
         with torch.no_grad():
             net(x)
 
-    assert not len(_ways_of(step))
+    def train():
+        net.zero_grad()
+        net(x).square().mean().backward()
+
+    assert not len(_ways_of(evaluate))
+    assert "checkpoint" in set(_ways_of(train)["kind"])
 
 
-def test_a_way_that_brings_less_than_a_twentieth_is_not_told():
-    """Parameters and gradients are nearly all of the peak of a wide layer with one row of input."""
+def test_a_way_that_saves_less_than_a_twentieth_is_not_offered():
+    """With one row of input, parameters and gradients are nearly all of the peak. With many rows, a way is offered."""
     net = nn.Sequential(nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 1024))
-    x = torch.randn(1, 1024)
 
-    def step():
+    def step(rows):
+        x = torch.randn(rows, 1024)
         net.zero_grad()
         functional.mse_loss(net(x), x).backward()
 
-    assert not len(_ways_of(step))
+    assert not len(_ways_of(lambda: step(1)))
+    assert len(_ways_of(lambda: step(4096)))
 
 
 def test_a_model_of_another_name_and_a_second_model_are_called_by_their_names():
-    """The lines name the variable that holds the model, where memwatch saw it."""
+    """The lines use the program's variable for each model, and not the word `model`."""
     student, teacher, x = _Net(), _Net(), torch.randn(512, 64)
 
     def step():
@@ -208,9 +256,17 @@ def test_of_a_long_recording_the_iterations_around_the_peak_are_simulated(monkey
         validate()
     path = tmp_path / "run.memwatch"
     prof.save(path)
+    windows, make = [], checkpointing.Checkpointing.__init__
+
+    def make_and_note(self, *args):
+        make(self, *args)
+        windows.append(len(self.window))
+
+    monkeypatch.setattr(checkpointing.Checkpointing, "__init__", make_and_note)
     whole = _checkpoints_of(memwatch.load(path))
     monkeypatch.setattr(checkpointing, "_MOST_OPS", 60)
     part = _checkpoints_of(memwatch.load(path))
+    assert 2 * windows[1] < windows[0] == len(prof.ops)
     with memwatch.profile(holders=False) as alone:
         validate()
     assert whole[0] == alone.peak_bytes
@@ -218,7 +274,7 @@ def test_of_a_long_recording_the_iterations_around_the_peak_are_simulated(monkey
 
 
 def test_a_module_that_was_replaced_is_not_named():
-    """The lines would not find it. Its place has another module, and the way names this one."""
+    """`get_submodule` would find the new module. So the lines name modules that are still in the model."""
     net, x = _Net(), torch.randn(512, 64)
 
     def step():
@@ -261,7 +317,7 @@ def test_the_summary_has_the_lines_of_the_first_way_that_needs_no_decision():
 
 
 def test_the_lines_reach_into_a_wrapper_for_several_devices():
-    """Its modules are named as in the model, which the wrapper holds."""
+    """The way names a module as the wrapped model does. The lines get it from `model.module`."""
     model, x = nn.DataParallel(_Net()), torch.randn(512, 64)
 
     def step():
@@ -304,7 +360,7 @@ def test_the_lines_use_the_expressions_of_the_program_and_name_their_place():
     for way in prof.ways[~prof.ways["kind"].str.contains("micro")].itertuples():
         assert "main, before the training loop" in way.lines.splitlines()[0]
         assert "learner.net" in way.lines or "learner.opt" in way.lines
-        applied(way.lines, learner=learner)
+        run_lines(way.lines, learner=learner)
         learner.learn()
 
 
@@ -341,9 +397,9 @@ def test_words_stand_for_a_model_that_no_variable_leads_to():
     """The comment says so."""
     learners = {_Learner()}
     with memwatch.profile(holders=False) as prof:
-        for each in map(_Learner.learn, learners):
-            assert each is None
-    prof.capture.meta.pop("expressions")
+        for nothing in map(_Learner.learn, learners):  # no variable of this function refers to the learner
+            assert nothing is None
+    prof.capture.meta.pop("expressions")  # they are `self.net` and `self.opt` of `learn`
     found = "".join(prof.ways["lines"])
     assert "# model stands for your model" in found
     assert "# optimizer stands for your optimizer" in found
@@ -354,7 +410,7 @@ def test_a_checkpointed_evaluation_that_builds_a_graph_saves_less_too():
 
     def run(lines=""):
         learner = _Learner()
-        applied(lines, learner=learner)
+        run_lines(lines, learner=learner)
         learner.learn()
         gc.collect()
         with memwatch.profile(holders=False) as prof:
@@ -484,7 +540,7 @@ class _Collecting(nn.Module):
 
     def forward(self, x):
         if not self.tables:
-            self.tables.append(torch.ones(64))  # once for good
+            self.tables.append(torch.ones(64))  # a list that grows in the first call alone is no obstacle
         hidden = self.mlp(x)
         self._put(self, hidden.square().mean())
         return x + hidden * self.tables[0]
@@ -517,7 +573,7 @@ def test_a_block_that_adds_to_its_own_list_is_not_checkpointed_and_its_twin_is(p
     texts = " ".join(_of_kind(prof, "checkpoint")["way"])
     blocks = [name for name, each in model.named_modules() if type(each) is _Collecting]
     assert prof.ways.attrs["grown_lists"] == (dict.fromkeys(blocks, "losses") if grows else {})
-    assert ("mlp" in texts) == grows  # a part of it that adds nothing
+    assert ("mlp" in texts) == grows  # the part of the block that adds to no list is checkpointed instead
     told = [
         text
         for _, text in prof.notes

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from ways import applied
+from ways import run_lines
 
 import memwatch
 from memwatch._torch.cpu import computes_in_bfloat16
@@ -64,7 +64,7 @@ class _Tied(nn.Module):
 def _recorded(model, x, lines=""):
     """Return the profile of two steps after a first one, of a model that is changed by some lines."""
     gc.collect()  # what an earlier program left would be alive at the start
-    applied(lines, model=model)
+    run_lines(lines, model=model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
     def step():

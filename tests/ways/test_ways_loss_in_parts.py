@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from ways import applied
+from ways import run_lines
 
 import memwatch
 
@@ -103,7 +103,7 @@ def test_it_gives_the_promised_peak_and_nearly_the_same_results(loss):
     assert way.time_ratio > 1
     assert "rounds" in way.decision
     changed = _Training(loss)
-    applied(way.lines, training=changed)
+    run_lines(way.lines, training=changed)
     assert _recorded(changed).peak_bytes == pytest.approx(way.peak_bytes, rel=0.02)
     plain = _Training(loss)
     _recorded(plain)
@@ -127,7 +127,7 @@ def test_together_with_checkpoints_it_keeps_its_promise():
     assert found
     for way in found:
         changed = deep()
-        applied(way.lines, training=changed)
+        run_lines(way.lines, training=changed)
         assert _recorded(changed).peak_bytes == pytest.approx(way.peak_bytes, rel=0.02)
 
 
@@ -142,7 +142,7 @@ def test_it_is_offered_beside_an_evaluation_without_gradients():
 
     way = _way_of(_recorded(Evaluated(_of_function)))
     changed = Evaluated(_of_function)
-    applied(way.lines, training=changed)
+    run_lines(way.lines, training=changed)
     assert _recorded(changed).peak_bytes == pytest.approx(way.peak_bytes, rel=0.02)
 
 
@@ -151,7 +151,7 @@ def test_its_lines_leave_a_program_that_reads_the_logits_correct(loss):
     """Any other use of the logits gets real ones."""
     lines = _way_of(_recorded(_Training(_of_function))).lines
     plain, changed = _Training(loss), _Training(loss)
-    applied(lines, training=changed)
+    run_lines(lines, training=changed)
     plain.step()
     changed.step()
     for one, other in zip(plain.model.parameters(), changed.model.parameters(), strict=True):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from ways import applied, made, recorded
+from ways import make_program, profile_two_steps, run_lines
 
 import memwatch
 
@@ -55,8 +55,8 @@ def test_parts_of_a_batch_give_the_gradients_of_the_whole():
     def loss_of(x, y):
         return functional.mse_loss(model(x), y)
 
-    lines = _the(recorded(made("gpt")), "micro_batches")["lines"]
-    in_parts = applied(lines)["backward_in_parts"]
+    lines = _the(profile_two_steps(make_program("gpt")), "micro_batches")["lines"]
+    in_parts = run_lines(lines)["backward_in_parts"]
     loss = loss_of(inputs, targets)
     loss.backward()
     whole = model.weight.grad.clone()
@@ -68,7 +68,7 @@ def test_parts_of_a_batch_give_the_gradients_of_the_whole():
 @pytest.mark.parametrize("name", ["gnn", "gan"])
 def test_a_batch_that_cannot_be_split_gets_no_such_advice(name):
     """A graph's nodes are no samples; a GAN has two optimizers. Their twins are the other programs of the report."""
-    assert "micro_batches" not in _kinds(recorded(made(name)))
+    assert "micro_batches" not in _kinds(profile_two_steps(make_program(name)))
 
 
 def _pairs(z):
@@ -138,7 +138,9 @@ def test_a_larger_number_of_parts_must_lower_the_peak_further(scratch_bytes, par
 
     prof = _profile(step)
     found = prof.ways[prof.ways["kind"] == "micro_batches"]
-    assert [applied(lines)["backward_in_parts"].__kwdefaults__["parts"] for lines in found["lines"]] == parts
+    assert [
+        run_lines(lines)["backward_in_parts"].__kwdefaults__["parts"] for lines in found["lines"]
+    ] == parts
 
 
 def test_a_batch_of_one_sample_gets_no_such_advice():
@@ -158,7 +160,7 @@ def test_an_optimizer_without_state_gets_no_advice_for_less_state():
         optimizer.step()
 
     assert not {"sgd", "adafactor"} & _kinds(_profile(step))
-    assert {"sgd", "adafactor"} <= _kinds(recorded(made("optimizer_bound")))
+    assert {"sgd", "adafactor"} <= _kinds(profile_two_steps(make_program("optimizer_bound")))
 
 
 def test_a_model_whose_backward_never_runs_needs_no_graph():
@@ -228,7 +230,7 @@ def _classifier(dtype, lines=""):
         nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 8)
     ).to(dtype)
     optimizer = torch.optim.Adam(model.parameters())
-    applied(lines, model=model)
+    run_lines(lines, model=model)
     inputs, targets = torch.randn(128, 64, dtype=torch.float64), torch.randint(0, 8, (128,))
 
     def step():
@@ -274,7 +276,7 @@ def _with_a_table(*, is_double, lines=""):
     torch.manual_seed(0)
     model = nn.Sequential(*(_Scaled(is_double) for _ in range(3)))
     optimizer = torch.optim.Adam(model.parameters())
-    applied(lines, model=model)
+    run_lines(lines, model=model)
     x = torch.randn(8, 128, 32)
 
     def step():

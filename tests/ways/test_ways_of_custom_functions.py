@@ -1,4 +1,7 @@
-"""Ways of modules that call a custom autograd function: no op has the number of its node."""
+"""Ways for modules that call a custom autograd function.
+
+Autograd makes a node for the call of the function. None of the ops in its forward has the number of this node.
+"""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from ways import applied, made, recorded
+from ways import make_program, profile_two_steps, run_lines
 
 import memwatch
 
@@ -37,7 +37,7 @@ class _TiedScores(_Scores):
 def _profile(model, make_optimizer, *, clips=False, lines=""):
     torch.manual_seed(1)
     optimizer = make_optimizer(model.parameters())
-    applied(lines, model=model, optimizer=optimizer)
+    run_lines(lines, model=model, optimizer=optimizer)
     batches = [torch.randint(0, _ROWS, (_BATCH, 4)) for _ in range(3)]
     gc.collect()  # tensors of earlier tests
     with memwatch.profile(holders=False) as prof:
@@ -145,7 +145,7 @@ def test_the_state_stays_in_a_recording_of_the_whole_program():
         with memwatch.profile(holders=False) as prof:
             model = _model()
             optimizer = torch.optim.AdamW(model.parameters())
-            applied(lines, model=model, optimizer=optimizer)
+            run_lines(lines, model=model, optimizer=optimizer)
             for _ in range(3):
                 optimizer.zero_grad()
                 model(torch.randint(0, _ROWS, (_BATCH, 4))).backward()
@@ -159,9 +159,9 @@ def test_the_state_stays_in_a_recording_of_the_whole_program():
 
 
 def test_it_is_the_largest_fall_of_a_recommender_that_keeps_the_optimizers_rule():
-    prof = recorded(made("recommender"))
+    prof = profile_two_steps(make_program("recommender"))
     way = _the_way(prof)
-    measured_bytes = recorded(made("recommender", way["lines"])).peak_bytes
+    measured_bytes = profile_two_steps(make_program("recommender", way["lines"])).peak_bytes
     assert abs(way["peak_bytes"] / measured_bytes - 1) <= _LARGEST_ERROR_RATIO
     assert way["peak_bytes"] < 0.6 * prof.peak_bytes
 

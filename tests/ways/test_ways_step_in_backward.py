@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from ways import applied
+from ways import run_lines
 
 import memwatch
 
@@ -69,7 +69,7 @@ def test_it_gives_the_promised_peak_and_the_same_bits(make_optimizer, warmup):
     assert way.time_ratio == 1
     assert "accumulation" in way.decision
     changed = _Training(make_optimizer)
-    applied(way.lines, training=changed)
+    run_lines(way.lines, training=changed)
     assert _recorded(changed, warmup).peak_bytes == pytest.approx(way.peak_bytes, rel=0.01)
     plain = _Training(make_optimizer)
     _recorded(plain, warmup)
@@ -89,7 +89,7 @@ def test_with_lists_of_tensors_the_temporaries_of_one_parameter_are_an_estimate(
     way = _way_of(_recorded(_Training(foreach)))
     assert way.basis == "estimated"
     changed = _Training(foreach)
-    applied(way.lines, training=changed)
+    run_lines(way.lines, training=changed)
     assert _recorded(changed).peak_bytes == pytest.approx(way.peak_bytes, rel=0.05)
 
 
@@ -153,7 +153,7 @@ def test_a_changed_program_is_freed_like_any_other():
     """The garbage collector does not look into the hooks of a parameter, so these hold weak references."""
     way = _way_of(_recorded(_Training(_adam)))
     changed = _Training(_adam)
-    applied(way.lines, training=changed)
+    run_lines(way.lines, training=changed)
     changed.step()
     weight = weakref.ref(changed.model[1][0].weight)
     del changed
@@ -185,5 +185,5 @@ def test_its_lines_leave_frozen_parameters_alone():
 
     way = _way_of(_recorded(frozen()))
     changed = frozen()
-    applied(way.lines, training=changed)
+    run_lines(way.lines, training=changed)
     assert _recorded(changed).peak_bytes == pytest.approx(way.peak_bytes, rel=0.01)

@@ -40,8 +40,8 @@ class Biographies:
 
     used: NDArray[np.bool_]
     known: NDArray[np.bool_]  # whether the uses were recorded; without them, all phases are unknown
-    lag_known: NDArray[np.bool_]  # False if a step before the first use was not recorded
-    drag_known: NDArray[np.bool_]  # False if a step after the last use was not recorded
+    lag_known: NDArray[np.bool_]  # whether all steps between birth and first use were recorded
+    drag_known: NDArray[np.bool_]  # whether all steps between last use and death were recorded
     _curve: LiveCurve
     _times_ns: Callable[[IntArray | slice], _Times]
 
@@ -165,7 +165,10 @@ def _times(
 
 
 class UseBounds(NamedTuple):
-    """Per allocation: the first and the last op that used it, -1 if none did. The op that made it does not count."""
+    """Per allocation: the first and the last op that read or wrote it, -1 if none did.
+
+    The op that returns an allocation as its result does not use it by that.
+    """
 
     first_op: IntArray
     last_op: IntArray
@@ -183,6 +186,7 @@ def use_bounds(capture: Capture, allocations: Allocations) -> UseBounds:
     ):  # fmt: skip
         np.minimum.at(first, storages, ops.astype(np.int32, copy=False))
         np.maximum.at(last, storages, ops.astype(np.int32, copy=False))
+    # a resize gives a storage another block. `uses` names only the storage, so each block has all uses of the storage
     later = allocations.is_later_block
     first[later], last[later] = first[allocations.storage[later]], last[allocations.storage[later]]
     return UseBounds(np.where(last == NONE, NONE, first), last)
@@ -195,11 +199,12 @@ def _unpacked(capture: Capture) -> tuple[IntArray, IntArray]:
     storage_of[packs["pack"]] = packs["storage"]
     storage = storage_of[unpacks["pack"]]
     read = (unpacks["released"] == 0) & (storage != NONE)
+    # an unpack belongs to the op after it; there may be none
     return storage[read], np.minimum(unpacks["op"][read], capture.rows("ops") - 1)
 
 
 def sources_of(capture: Capture, ops: IntArray) -> dict[int, int]:
-    """Return, for each of some ops that reads, a storage that it reads."""
+    """Map each of some ops to the last storage that it reads, if it reads any."""
     uses = capture.tables["uses"]
     rows = np.flatnonzero((uses["access"] == ACCESSES.index("read")) & np.isin(uses["op"], ops))
     return dict(zip(uses["op"][rows].tolist(), uses["storage"][rows].tolist(), strict=True))

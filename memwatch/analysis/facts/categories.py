@@ -53,8 +53,6 @@ _UNDEFINED: Final = ("aten.empty", "aten.new_empty")
 """Beginnings of the names of ops that make memory with undefined content."""
 COMMUNICATION: Final = ("communication", "unsharded parameter")
 """Categories of memory that collectives need."""
-"""Categories that memory keeps even if a collective writes into it, as a broadcast does that makes ranks start alike.
-"""
 
 
 def collective_ops(capture: Capture) -> NDArray[np.bool_]:
@@ -119,6 +117,7 @@ def for_collectives(capture: Capture, allocations: Allocations, category: Coded)
     made = np.append(collective, False)[np.where(allocations.op == NONE, len(collective), allocations.op)]
     received = np.append(received_into(capture, collective, allocations.named), False)[allocations.storage]
     found: NDArray[np.bool_] = allocations.storage != NONE
+    # memory of the training keeps its category: a broadcast writes into parameters, so that all ranks start alike
     found &= category.isin(COMMUNICATION) | ((made | received) & ~category.isin(OF_TRAINING))
     return found
 

@@ -1,4 +1,4 @@
-"""All facts of one capture about a device. Each is computed once, at its first use."""
+"""All facts of one capture about a device. A table, or a column per allocation, is computed once, when needed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from memwatch.analysis.facts.names import (
     made_by,
     owning_modules,
     purposes,
-    recorded_names,
+    role_names,
 )
 from memwatch.analysis.facts.places import CallStacks, Places, Texts, find_places, with_empty_end
 from memwatch.analysis.facts.recomputes import Recomputes
@@ -48,7 +48,8 @@ if TYPE_CHECKING:
 
 
 _MOST_CATEGORIES: Final = 64
-"""Events whose categories are kept. A guess."""
+"""Results of `categories_at` that are kept; each has a number for each allocation. Several events may share one. A
+guess."""
 
 
 class Facts:
@@ -84,7 +85,7 @@ class Facts:
 
     @cached_property
     def steps(self) -> StepCurve:
-        """The curve of the steps."""
+        """The peak, floor and times of each step; or of each iteration, if no schedule chose the recorded steps."""
         if self._source.rows("step_curve"):
             return step_curve(self._source, self.device)
         return by_live_curve(self._source, self.curve)
@@ -137,11 +138,11 @@ class Facts:
 
     @cached_property
     def categories(self) -> Categories:
-        """The purpose of every allocation: at the peak if it is alive then, else during its life."""
+        """The category of every allocation: at the peak if it is alive then, else of its whole life."""
         return self.categories_at(self.curve.peak_event)
 
     def categories_at(self, event: int) -> Categories:
-        """Return the purpose of every allocation at an event. Other allocations get the purpose of their whole life."""
+        """Return the category of every allocation: at an event if it is alive then, else of its whole life."""
         if event in self._categories_at:
             return self._categories_at[event]
         alive = set(self.allocations.storage[self.alive_at(event)].tolist())
@@ -200,38 +201,38 @@ class Facts:
     def autocast_copies(self) -> dict[int, str]:
         """The name of the parameter, by the storage of a copy of it that autocast's cache held."""
         rows = np.flatnonzero(self.categories.role.isin(["parameter"]))
-        names = self.recorded_names[rows].tolist()
+        names = self.role_names[rows].tolist()
         parameters = dict(zip(self.allocations.storage[rows].tolist(), names, strict=True))
         return autocast_copies(self.capture, parameters)
 
     @cached_property
     def purposes(self) -> Purposes:
-        """The allocations that each module returned, and that each op saved."""
+        """Per allocation: the module that returned it, and the op that saved it for backward."""
         return purposes(self.capture, self.allocations, self.places)
 
     def names(self, allocations: IntArray | slice) -> list[str]:
         """Return the names of some allocations."""
-        return self._names.of(allocations)
+        return self._namer.of(allocations)
 
     def only_older(self, allocations: IntArray) -> NDArray[np.bool_]:
-        """Return which allocations have no other name than that they are older than the block."""
-        return self._names.only_older(allocations)
+        """Return which allocations have no better name than that they are older than the block."""
+        return self._namer.only_older(allocations)
 
-    @property
-    def _names(self) -> Names:
+    @cached_property
+    def _namer(self) -> Names:
         tree, has_ops = self.places.module_tree, not self.capture.lacks("ops")
         thread, made, roles = self.allocations.thread, self.made_by, self.categories
         step = self._unrecorded_step
-        recorded = self.recorded_names
+        role_names = self.role_names
         is_older = self.allocations.origin == BASELINE
         return Names(
-            self.strings, thread, step, is_older, made, roles, recorded, self.purposes, tree, has_ops
+            self.strings, thread, step, is_older, made, roles, role_names, self.purposes, tree, has_ops
         )
 
     @cached_property
-    def recorded_names(self) -> Coded:
+    def role_names(self) -> Coded:
         """The recorded name of the role of each allocation; empty without a role."""
-        return recorded_names(self.categories, self.places.module_tree)
+        return role_names(self.categories, self.places.module_tree)
 
     @cached_property
     def made_by(self) -> MadeBy:
@@ -298,7 +299,7 @@ class Facts:
         return int(self.capture.tables["ops"]["phase"][op])
 
     def since_start(self, time_ns: IntArray) -> IntArray:
-        """Return unix times as nanoseconds since the block was entered; -1 stays -1."""
+        """Return unix times as nanoseconds since the block was entered. Earlier times become 0; -1 stays -1."""
         start_ns = int(self.capture.meta.get("start_ns", 0))
         since: IntArray = time_ns - start_ns
         np.maximum(since, 0, out=since)

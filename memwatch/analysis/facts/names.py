@@ -263,7 +263,7 @@ class Names(NamedTuple):
         return [told[number] for number in of_kind.tolist()]
 
     def only_older(self, allocations: IntArray) -> NDArray[np.bool_]:
-        """Return which allocations have no other name than that they are older than the block."""
+        """Return which allocations have no better name than that they are older than the block."""
         roles = self.roles
         has_role = np.array([bool(name) for name in roles.role_name.values], dtype=bool)
         is_saved = roles.category.isin(["activation", "recomputed"]) & (self.way.saved_by != NONE)
@@ -289,8 +289,8 @@ class Names(NamedTuple):
         )
 
 
-def recorded_names(roles: Categories, tree: ModuleTree) -> Coded:
-    """Return the recorded names of the roles of allocations, as `grad of head.weight`; empty without a role."""
+def role_names(roles: Categories, tree: ModuleTree) -> Coded:
+    """Return the recorded name of the role of each allocation, as `grad of head.weight`; empty without a role."""
     kinds = zip(roles.role_name.values.tolist(), roles.role_module.values.tolist(), strict=True)
     names = np.array([*(qualified(name, module, tree) for name, module in kinds), None], dtype=object)[:-1]
     return Coded(names, roles.role_name.codes)

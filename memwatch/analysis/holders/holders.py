@@ -117,7 +117,7 @@ class Holders:
         """Return the holders that roles name; None for others and for what the running op made. Most have a role."""
         facts, every = self._facts, self._facts.allocations
         roles = facts.categories.role.of(allocations)
-        columns = (roles, every.storage[allocations].tolist(), facts.recorded_names.of(allocations))
+        columns = (roles, every.storage[allocations].tolist(), facts.role_names.of(allocations))
         is_asked = (roles.isin(NAMING_ROLES) & ((every.op[allocations] != op) | (op == NONE))).tolist()
         return [
             holder_in_role(facts, role, storage, name, op) if is_wanted else None

@@ -1,9 +1,10 @@
-"""Memory that torch's code, or a running call, has for a moment. Most of it is inferred.
+"""Find holders for memory that torch's code, or a running call, keeps for a moment. Most of them are inferred.
 
-`PassedOn` explains what backward, an optimizer's step, a call into C++ or compiled code has for a moment. `Awaited`
-explains what autograd's graph keeps where the program's own hooks, or a wrapper, took the pack. `Regions` explains what
-torch's own calls hold around a checkpointed region: its inputs, results and received gradients. The variables of these
-calls (`*args`, `t_outputs`) mean nothing to a reader. The region does; torch's own records have it.
+`PassedOn` finds the backward node, the optimizer's step, the call into C++ or the compiled code that passes memory on.
+`Awaited` finds the node of autograd's graph that keeps a tensor without a recorded pack, because the program's own
+hooks, or a wrapper, packed it. `Regions` finds the checkpointed region for which torch's own calls keep inputs, results
+and received gradients. The variables of these calls (`*args`, `t_outputs`) mean nothing to a reader, so the region is
+named instead.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 _OUTPUT = ACCESSES.index("output")
 _LONGEST_PASS_OPS: Final = 32
+"""Ops of one pass of a loop over one line, at most. A guess."""
 
 
 class PassedOn:
@@ -54,7 +56,11 @@ class PassedOn:
         return Grouped(self._facts.capture.tables["uses"]["storage"])
 
     def holder(self, allocation: int, event: int) -> Holder | None:
-        """Return the node, the step or the call into C++ that has an allocation at an event, or None."""
+        """Return the holder of an allocation that torch passes on at an event, or None.
+
+        This is a backward node, an optimizer's step, or a call into C++. It is the evaluation stack of a call of the
+        program if autograd's engine has called it within backward.
+        """
         made, op = int(self._facts.allocations.op[allocation]), self._facts.op_at(event)
         if NONE in (made, op) or made > op:
             return None
@@ -75,7 +81,7 @@ class PassedOn:
             and self._is_read_in_this_backward(allocation, made, op)
         ):
             call = common_call(self._facts, allocation, op)
-            if call is not None:  # of the program's own, which autograd's engine has called
+            if call is not None:
                 return _on_stack_of(call, Inference.SAME_CALL)
             text = words.GRADIENT_IN_FLIGHT_OF if module else words.GRADIENT_IN_FLIGHT
             rule = None if self._is_passed_by_engine(allocation, made, op) else rule
@@ -91,7 +97,7 @@ class PassedOn:
         return Holder(kind, told, line, subject=subject, evidence=evidence, inference=rule)
 
     def in_compiled_code(self, allocation: int, event: int) -> Holder | None:
-        """Return compiled code as the holder of its own allocations, while that call or that backward runs."""
+        """Return compiled code as the holder of an allocation, from its birth until the same call or backward ends."""
         facts = self._facts
         if str(facts.made_by.op_name[allocation]) != COMPILED:
             return None
@@ -126,7 +132,13 @@ class PassedOn:
         return _on_stack_of(call, Inference.NO_VARIABLE)
 
     def _is_read_in_this_backward(self, allocation: int, made: int, op: int) -> bool:
-        """Return True if only backward ran since an allocation was made, until a later op that reads it."""
+        """Return True if an allocation is still used at `op` or later, and only backward runs until its last use.
+
+        Args:
+            allocation: the piece of memory.
+            made: the op that made it.
+            op: the running op.
+        """
         last = int(self._facts.use_bounds.last_op[allocation])
         if last < op or last == made:
             return False
@@ -156,7 +168,8 @@ class PassedOn:
     def _is_dropped_in_this_step(self, allocation: int, made: int, op: int) -> bool:
         """Return True if an allocation is made and dropped within the step of an optimizer that runs.
 
-        A hook may step within backward. If a closure runs backward within a step, the rules of backward decide.
+        If a hook steps within backward, this includes what backward made. If a closure runs backward within a step, it
+        does not: the rules for backward decide about that.
         """
         steps, death = self._facts.capture.tables["steps"], int(self._facts.allocations.death_ns[allocation])
         step = (steps["op"] <= made) & (op < steps["end_op"])
@@ -171,10 +184,10 @@ class PassedOn:
         return death <= int(steps["time_ns"][row])
 
     def _is_in_one_call(self, made: int, event: int) -> bool:
-        """Return True if Python stayed at one instruction from the op that made it to the running op: C++ ran.
+        """Return True if Python stayed in one call into C++ from the op that made an allocation to the event.
 
-        Between two ops, the next one shows whether Python went on. A module that was called, or left, shows that it
-        did. A loop over one line would look like one call otherwise.
+        All ops must have one call stack. At an event between two ops, this includes the next op. A loop over one line
+        has one call stack too: it shows by a module that was called or left, or by ops that repeat.
         """
         op = self._facts.op_at(event)
         has_returned = int(self._facts.curve.time_ns[event]) > int(self._ops["end_ns"][op])
@@ -226,9 +239,10 @@ class Awaited:
         self._facts = facts
 
     def holder(self, allocation: int, op: int) -> Holder | None:
-        """Return the node that an allocation waits for while an op runs, or None if no backward reads it.
+        """Return the node whose backward reads an allocation next, at `op` or later. None if there is no such read.
 
-        The graph may keep memory that the running backward has already read, as the graph of `torch.func.grad` does.
+        While a backward runs, a read before `op` counts too: the graph may keep memory that the running backward has
+        already read, as the graph of `torch.func.grad` does.
         """
         facts = self._facts
         storage = int(facts.allocations.storage[allocation])

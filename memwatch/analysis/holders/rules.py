@@ -1,9 +1,9 @@
 """Who holds an allocation at an instant: the rules, in the order in which memwatch asks them.
 
-The first rules of `RULES` read torch's own records: the running op, roles such as parameters, and saved tensors. The
-recorder's samples come next. `samples.py` chooses among them: a sample in this op, one before or after it, one of
-another allocation that the same calls made, and the stack of a call that still runs. Inferences without any sample
-come last. If no rule explains an allocation, its holder is "not seen".
+The first rules of `RULES` read torch's own records: the running op, roles such as parameters, and saved tensors. One of
+them also needs a sample, for the variable that keeps a graph alive. Rules that read samples alone come next. `samples.py` chooses among them: a sample in this op, one before or after it, one of
+another allocation that the same calls made, and the stack of a call that still runs. Inferences about allocations that
+no sample saw come last. If no rule explains an allocation, its holder is "not seen".
 
 Each rule is a function from a case to a holder, or to None if the rule does not apply. The first holder counts.
 `tests/truth/test_truth_rules.py` removes each rule and names the programs whose holder is then another one.
@@ -268,7 +268,7 @@ def _role(case: Case) -> Holder | None:
     role = case.facts.categories.role[case.allocation]
     if role not in NAMING_ROLES:
         return None
-    return holder_in_role(case.facts, role, case.storage, case.facts.recorded_names[case.allocation], case.op)
+    return holder_in_role(case.facts, role, case.storage, case.facts.role_names[case.allocation], case.op)
 
 
 def _variable_of_graph(case: Case) -> Holder | None:
@@ -400,21 +400,21 @@ class Rule(NamedTuple):
 
 
 RULES: Final = (
-    # what torch itself records
+    # torch's own records; the third rule also reads a sample
     Rule("an op that has not returned has its own results", _running_op),
     Rule("torch's own tables list parameters, buffers, gradients and optimizer states", _role),
     Rule("no backward needs the saved tensor, and a variable keeps its graph alive", _variable_of_graph),
     Rule("autograd's hooks reported the saved tensor", _saved_tensor),
     Rule("torch's frame has what a checkpoint computed again", _recomputed),
     Rule("autocast keeps its copy of a parameter until it ends", _autocast_cache),
-    # what samples saw, in this op or in another
+    # samples, in this op or in another
     Rule("only torch's calls around a checkpointed region have it", _region_seen),
     Rule(
         "the running op was given it, and samples suggest only the stack of a call",
         _argument_instead_of_guess,
     ),
     Rule("a sample saw the variable, or saw one like it", _variable),
-    # inferences without a sample
+    # inferences: no sample saw it, or none saw more than the stack of a call
     Rule("a checkpoint that still computes will keep it", _recomputing),
     Rule("torch's calls return the results of a checkpointed region", _region),
     Rule("the running op was given it, and a later backward reads it", _awaited_argument),

@@ -75,7 +75,7 @@ class SavingModules:
                 number = tree.parents[number]
         # a wrapper's only child has its name: the wrapper is called instead of it
         self._is_called[list(tree.wrapped)] = False
-        self._first_call = np.full(len(tree.names), len(calls["module"]), dtype=np.int64)
+        self._first_call = np.full(len(tree.names), LAST, dtype=np.int64)
         np.minimum.at(self._first_call, calls["module"], calls["start_op"])
         self._nbytes = _saved_bytes(facts, saved, len(tree.names))
         for number in reversed(tree.parents_first):

@@ -3,13 +3,14 @@
 With n parts, a recording changes at three places:
 
 1. Tensors with a row for each sample of the batch have one n-th of their bytes. The batch itself stays whole.
-2. The gradients of the first part are alive during all other parts.
-3. The backward of a later part makes each gradient anew, and adds it to the one that is alive.
+2. The gradients that the first part has made stay alive during all later parts.
+3. The backward of each later part makes a new tensor for each gradient, and adds it to the gradient that is alive.
 
-`micro_batches` takes the first dimension of the inputs of the outermost module for the batch, if it is the same for
-all of them, and follows the ops: a tensor has a row for each sample if an op made it from such a tensor, and one of
-its first two dimensions is a multiple of the batch. The gradient of a parameter has none. If an op combines each sample
-with the others, as a contrastive loss does, there is no change.
+`micro_batches` takes the first dimension of the model's inputs for the batch. The inputs of the first call must agree
+in it; inputs of later calls may be a multiple of it. Then it follows the ops: a tensor has a row for each sample if an
+op made it from such a tensor, and one of its first two dimensions is a multiple of the batch. The gradient of a
+parameter has no such rows. If an op of the forward combines each sample with the others, as a contrastive loss does,
+`micro_batches` returns nothing, because parts of the batch would give other results.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import numpy as np
 from memwatch.analysis.facts.coded import Grouped
 from memwatch.analysis.facts.forward_ops import maker_of_node
 from memwatch.analysis.ways.other_optimizer import has_one_optimizer
-from memwatch.analysis.ways.step_in_backward import OF_JOBS
+from memwatch.analysis.ways.step_in_backward import OF_JOBS, gradients_of_parameters
 from memwatch.analysis.ways.timeline import ChangedBytes, dimensions_of_storages
 from memwatch.capture.schema import ACCESSES, FORWARD, IN_BACKWARD, NONE, OPTIMIZER
 from memwatch.kinds.roles import ROLES
@@ -35,12 +36,14 @@ if TYPE_CHECKING:
 _GRADIENT, _INPUT = ROLES.index("gradient"), ROLES.index("input")
 _WRITE, _OUTPUT = ACCESSES.index("write"), ACCESSES.index("output")
 _LEADING: Final = 2
-"""Dimensions of a tensor of which one may be the batch: recurrent networks have the time first."""
-_LARGEST_NUMBER_BYTES: Final = 8  # float64; smaller numbers have room for more values, a multiple of it
+"""The batch is one of so many leading dimensions: in recurrent networks, time is the first dimension."""
+_LARGEST_NUMBER_BYTES: Final = 8
+"""Bytes of a float64. `_follow` assumes this type: memory of smaller numbers then counts as a multiple of the batch
+wherever it has a value for each sample."""
 _MOST_PARTS: Final = 8
 """A guess."""
 _LITTLE_RATIO: Final = 0.01
-"""Of the peak increase: less workspace than this changes no peak by the 2 % that a simulated one may differ."""
+"""A share of the peak increase. Workspace below it is ignored: a simulated peak may be wrong by 2 % anyway."""
 _CANDIDATES: Final = 2
 """Numbers of parts that are offered: a way for each would fill the list. A guess."""
 
@@ -67,19 +70,20 @@ _PAIRED: Final = (
 
 
 class Pass(NamedTuple):
-    """The events of a forward and its backward: with parts, the gradients of earlier ones are alive in it."""
+    """The first and the last event of a forward and its backward, which micro-batches run once for each part."""
 
     start: int
     end: int
 
 
 class MicroBatches(NamedTuple):
-    """A batch in some parts.
+    """A batch that is divided into parts.
 
     Attributes:
-        parts: how many.
-        bytes: what that changes.
-        is_exact: whether kernels need little workspace: memwatch assumes that all of it scales with the batch.
+        parts: the number of parts.
+        bytes: the effect on the live bytes.
+        is_exact: whether kernels have little workspace. memwatch assumes that workspace scales with the batch, which is
+            not always so.
     """
 
     parts: int
@@ -88,7 +92,7 @@ class MicroBatches(NamedTuple):
 
 
 def micro_batches(facts: Facts, timeline: Timeline, window: range) -> list[MicroBatches]:
-    """Return the changes for some numbers of parts; empty where the batch or a single optimizer is not known.
+    """Return the changes for some numbers of parts. Return none if the batch is not known or two optimizers step.
 
     Args:
         facts: what the capture shows.
@@ -134,7 +138,11 @@ def micro_batches(facts: Facts, timeline: Timeline, window: range) -> list[Micro
 
 
 def _passes(facts: Facts, timeline: Timeline, window: range) -> list[Pass]:
-    """Return the passes in a window: each ends with its last backward op before a step or the end of an iteration."""
+    """Return the passes in a window.
+
+    A pass begins with the first forward op after a step or after the start of an iteration. It ends with the last
+    backward op before the next step or the end of the iteration.
+    """
     ops = facts.capture.tables["ops"]
     phase = ops["phase"][window.start : window.stop]
     ends = np.searchsorted(ops["start_ns"], np.sort(facts.kept_across.ends_ns)) - window.start
@@ -151,13 +159,10 @@ def _passes(facts: Facts, timeline: Timeline, window: range) -> list[Pass]:
 
 
 def _kept_gradients(facts: Facts, timeline: Timeline, passes: list[Pass]) -> IntArray:
-    """Return, per event, the bytes of gradients that are alive with parts, and are not in the recording."""
-    allocations, roles = facts.allocations, facts.capture.tables["roles"]
-    is_gradient = roles["role"] == _GRADIENT
-    keys = np.stack([roles["module"][is_gradient], roles["name"][is_gradient]], axis=1)
-    _, parameters = np.unique(keys, axis=0, return_inverse=True)
-    storages, first = np.unique(roles["storage"][is_gradient], return_index=True)
-    parameter_of = dict(zip(storages.tolist(), parameters.reshape(-1)[first].tolist(), strict=True))
+    """Return, per event, the bytes of gradients that are alive with micro-batches and were not in the recording."""
+    allocations = facts.allocations
+    storages, parameters = gradients_of_parameters(facts)
+    parameter_of = dict(zip(storages.tolist(), parameters.tolist(), strict=True))
     rows = allocations.rows_of(storages)
     rows = rows[allocations.counted[rows]]
     nbytes = allocations.nbytes[rows].astype(np.int64)
@@ -247,12 +252,13 @@ def _follow(facts: Facts, window: range, batch: int, inputs: set[int]) -> tuple[
             str(facts.strings[ops["name"][op]]), list(map(dimensions, given)), list(map(dimensions, results))
         ):
             return None
+        # what an op computes from the batch, or writes with values from it, belongs to the batch
         derived.update(results)
         derived.update(
             number for number in storage[rows[access[rows] == _WRITE]].tolist() if not lasting[number]
         )
         others: list[list[int]] = []
-        if maker[op] != NONE:
+        if maker[op] != NONE:  # an op of backward: the sizes of the parameters that its forward op read
             read = uses_by_op.within(int(maker[op]), int(maker[op]) + 1)
             read = storage[read[access[read] != _OUTPUT]]
             others = [
@@ -268,8 +274,13 @@ def _follow(facts: Facts, window: range, batch: int, inputs: set[int]) -> tuple[
             its = dimensions(number)
             if sorted(its) in others:
                 continue  # a gradient has the shape of its tensor, or that of its transpose
-            # a loss may be a number in the memory that its kernel took for a value of each sample (mse_loss)
-            values = [] if its else [int(allocations.nbytes[row]) // _LARGEST_NUMBER_BYTES]
-            if any(size and size % batch == 0 for size in its[:_LEADING] or values):
+            if _has_row_per_sample(its, int(allocations.nbytes[row]), batch):
                 found.append(row)
     return np.array(found, dtype=np.int64), derived
+
+
+def _has_row_per_sample(dimensions: list[int], nbytes: int, batch: int) -> bool:
+    """Return True if a leading dimension of an allocation is a multiple of the batch."""
+    # a loss may be a number in the memory that its kernel took for a value of each sample (mse_loss)
+    values = [] if dimensions else [nbytes // _LARGEST_NUMBER_BYTES]
+    return any(size and size % batch == 0 for size in dimensions[:_LEADING] or values)

@@ -36,7 +36,7 @@ from memwatch.words import ways as words
 from memwatch.words.places import FORMER_MODULE
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
     from memwatch.analysis.facts.facts import Facts
     from memwatch.analysis.saved_tensors import SavedTensors
@@ -70,20 +70,20 @@ class Way:
     modules: str
 
 
-_NO_GAIN_RATIO: Final = 0.01
-"""A block whose checkpoint lowers the peak by less than this share of the whole fall is not worth its time. A guess."""
-_MOST_NAMES: Final = 4
-"""From this many modules on, the text names three of them. A guess."""
+_GIVEN_UP_RATIO: Final = 0.01
+"""A set of blocks becomes smaller as long as it keeps all but this share of its effect on the peak. A guess."""
+_MOST_NAMES: Final = 3
+"""The text names all modules if they are at most so many, and else the first two and the last. A guess."""
 _WRAPPERS: Final = ("DistributedDataParallel", "DataParallel")
 """Classes of torch that hold the model as `module`; its modules are named without this part."""
 _FORMER: Final = FORMER_MODULE.format(name="")
-"""In the name of a module that was replaced: `get_submodule` does not find it."""
+"""A part of the name of a module that the program has replaced."""
 _MODEL, _OPTIMIZER = "model", "optimizer"
 """Words of the lines for a model and an optimizer that no variable of the program leads to."""
 
 
 class _Change(NamedTuple):
-    """A change that leaves the ops of the forward as they are, with its effect on the live bytes."""
+    """A change of the program other than a checkpoint, with its effect on the live bytes."""
 
     kind: str
     text: str
@@ -97,14 +97,13 @@ class _Change(NamedTuple):
 
 
 class _Checkpoint(NamedTuple):
-    """A checkpoint around each of some modules, with its effect on their calls."""
+    """A checkpoint around each of some modules, with its effect on their calls. The results stay the same."""
 
     modules: tuple[int, ...]
     kind: str
     text: str
     calls: list[CheckpointedCall]
     lines: str
-    decision: str = ""  # its results are the same in every bit
 
 
 def find_ways(facts: Facts, saved: SavedTensors) -> list[Way]:
@@ -129,12 +128,17 @@ class _Search:
         self._least_bytes = max(int(facts.curve.peak_increase_bytes * LEAST_RATIO), 1)
 
     def ways(self) -> list[Way]:
-        """Return the ways that lower the peak by enough. Two together must lower it further than either."""
+        """Return the ways that lower the peak by enough.
+
+        A checkpoint together with another change must also have a peak that is lower by enough than that of each single
+        way which may be a part of such a pair.
+        """
         blocks = self._blocks()
+        # a checkpoint around every second block saves less memory, and computes only half of the blocks again
         sets = [blocks, blocks[::2]] if len(blocks) > 1 else [blocks]
         checkpoints = [self._checkpoint(modules) for modules in sets if modules]
         changes = [
-            *self._changes(),
+            *self._optimizer_changes(),
             *self._sparse_gradients(),
             *self._loss_in_parts(),
             *self._offload(blocks),
@@ -146,20 +150,20 @@ class _Search:
             *self._autocast(),
         ]
         most_bytes = self._facts.curve.peak_bytes - self._least_bytes
-        joined = [change for change in changes if not change.is_alone]
+        combinable = [change for change in changes if not change.is_alone]
         apart = [self._way(checkpoint, None) for checkpoint in checkpoints]
-        apart += [self._way(None, change) for change in joined]
+        apart += [self._way(None, change) for change in combinable]
         alone = [
             *apart,
-            *(self._way(None, change) for change in self._without_vain_parts(changes) if change.is_alone),
+            *(self._way(None, change) for change in self._without_needless_parts(changes) if change.is_alone),
         ]
         found = [way for way in alone if way.peak_bytes <= most_bytes]
         lowest = min((way.peak_bytes for way in apart), default=most_bytes)
         together = [
             self._way(checkpoint, change)
             for checkpoint in checkpoints
-            for change in joined
-            if not self._is_around(checkpoint.modules, change.modules)
+            for change in combinable
+            if not self._are_around(checkpoint.modules, change.modules)
         ]
         found += [way for way in together if way.peak_bytes <= min(most_bytes, lowest - self._least_bytes)]
         return sorted(found, key=lambda way: way.peak_bytes)
@@ -175,36 +179,44 @@ class _Search:
             kind=" + ".join(part.kind for part in parts),
             text=texts[0] if len(texts) == 1 else words.BOTH.format(first=texts[0], other=texts[1]),
             peak_bytes=self._checkpointing.peak_bytes(calls, None if change is None else change.bytes),
-            # the ops of an estimate took the time of a fake tensor
+            # an estimate ran its ops on fake tensors, so their durations mean nothing
             time_ratio=math.nan
             if is_estimate
             else again_ratio + (1 if change is None else change.time_ratio),
             basis="simulated" if change is None else change.basis,
-            decision="; ".join(part.decision for part in parts if part.decision),
+            decision="" if change is None else change.decision,
             lines=self._comment(lines, is_function=any(part.kind == "micro_batches" for part in parts))
             + lines,
             modules=", ".join(self._place(module)[1] for part in parts for module in part.modules),
         )
 
     def _blocks(self) -> list[int]:
-        """Return the set of blocks that lowers the peak most. A block whose checkpoint brings nothing is left out.
+        """Return the set of blocks that lowers the peak most, without the blocks that hardly contribute to it.
 
-        Another set replaces the repeated blocks only if it lowers the peak by enough: the lines for repeated blocks
-        are the shortest.
+        The repeated blocks come first, because the lines for them are the shortest. A later set must lower the peak
+        further by enough to replace an earlier one.
         """
         best: list[int] = []
         lowest = self._facts.curve.peak_bytes
         for blocks in self._saving.blocks():
-            there = (module for module in blocks if _FORMER not in self._tree.names[module])
-            modules = [module for module in there if self._checkpointing.calls_of(module)]
+            modules = [
+                module
+                for module in blocks
+                if not self._have_former([module]) and self._checkpointing.calls_of(module)
+            ]
             peak_bytes = self._peak_of(modules)
             if peak_bytes < lowest - (self._least_bytes if best else 0):
                 best, lowest = modules, peak_bytes
-        return self._without_idle(best, lowest)
+        return self._without_needless(best, lowest)
 
-    def _without_idle(self, modules: list[int], lowest: int) -> list[int]:
-        """Drop each module whose checkpoint does not lower the peak, beginning with the last to run."""
-        allowed = lowest + int((self._facts.curve.peak_bytes - lowest) * _NO_GAIN_RATIO)
+    def _without_needless(self, modules: list[int], lowest: int) -> list[int]:
+        """Drop modules as long as all dropped ones together hardly raise the peak; try the last to run first.
+
+        Args:
+            modules: the modules, in the order of their calls.
+            lowest: the peak if each of them is checkpointed (bytes).
+        """
+        allowed = lowest + int((self._facts.curve.peak_bytes - lowest) * _GIVEN_UP_RATIO)
         kept = list(modules)
         for module in reversed(modules):
             fewer = [each for each in kept if each != module]
@@ -224,13 +236,16 @@ class _Search:
         return _Checkpoint(
             modules=tuple(modules),
             kind="checkpoint",
-            text=template.format(count=len(names), names=_told(names)),
+            text=template.format(count=len(names), names=_as_text(names)),
             calls=[call for module in modules for call in self._checkpointing.calls_of(module)],
             lines="\n".join(self._lines("checkpoint, buffers" if keeps else "checkpoint", modules)),
         )
 
     def _lines(self, key: str, modules: list[int], optimizer: str = "") -> Iterator[str]:
-        """Yield the lines for the modules of each model. Models that one variable had in turn have the same lines."""
+        """Yield the lines for the modules of each model.
+
+        If one variable referred to several models in turn, their lines are equal. Yield them once.
+        """
         by_root: dict[int, list[str]] = {}
         for module in modules:
             root, name = self._place(module)
@@ -249,16 +264,19 @@ class _Search:
         return "".join(LINES[kind].format(optimizer=name) for name in self._optimizer_names())
 
     def _optimizer_names(self) -> list[str]:
-        """Return the program's expressions for its optimizers. The word `optimizer` stands for an unknown one."""
+        """Return the program's expressions for its optimizers, and `optimizer` for one without an expression."""
         return list(dict.fromkeys(name or _OPTIMIZER for name in self._noted_optimizers())) or [_OPTIMIZER]
 
     def _noted_optimizers(self) -> list[str]:
-        """Return the expressions for the optimizers that stepped while all of them were alive; "" is unknown."""
+        """Return an expression for each recorded optimizer; "" for an optimizer that no variable leads to.
+
+        The recorder notes them whenever an optimizer steps for the first time: those that have stepped and are alive.
+        """
         noted: list[str] = self._facts.capture.meta.get("expressions", {}).get("optimizers", [])
         return noted
 
-    def _changes(self) -> list[_Change]:
-        """Return the changes of the optimizer: settings whose temporaries were recorded, and a step in the backward."""
+    def _optimizer_changes(self) -> list[_Change]:
+        """Return the changes of the optimizer: its settings, another optimizer, and a step in the backward."""
         found = []
         for kind, text, decision, rows in (
             ("foreach", words.FOREACH, "", foreach_temporaries(self._facts)),
@@ -309,7 +327,7 @@ class _Search:
         return [
             _Change(
                 kind="offload",
-                text=words.OFFLOAD.format(count=len(names), names=_told(names)),
+                text=words.OFFLOAD.format(count=len(names), names=_as_text(names)),
                 bytes=offloaded(self._facts, self._saved, self._timeline, spans),
                 time_ratio=math.nan,
                 basis="simulated",
@@ -322,11 +340,11 @@ class _Search:
     def _sparse_gradients(self) -> list[_Change]:
         found = sparse_gradients(self._facts, self._timeline)
         optimizers = self._optimizer_names()
-        if found is None or any(_FORMER in self._tree.names[module] for module in found.modules):
+        if found is None or self._have_former(found.modules):
             return []
         if found.needs_sparse_adam and len(optimizers) > 1:
             return []
-        names = _told([self._tree.names[module] for module in found.modules])
+        names = _as_text([self._tree.names[module] for module in found.modules])
         key = "sparse_adam" if found.needs_sparse_adam else "sparse_gradients"
         return [
             _Change(
@@ -348,7 +366,7 @@ class _Search:
         loss = loss_in_parts(
             self._facts, self._saved, self._timeline, checkpointing.window, checkpointing.rng_bytes
         )
-        if loss is None or _FORMER in self._tree.names[loss.head]:
+        if loss is None or self._have_former([loss.head]):
             return []
         root, name = self._place(loss.head)
         return [
@@ -370,7 +388,7 @@ class _Search:
         if any("batch_norm" in self._facts.strings[name] for name in names):
             decision += words.BATCH_STATISTICS
         if attributes := sorted(set(changed_attributes(self._facts).values())):
-            decision += words.EACH_PART.format(names=_told(attributes))
+            decision += words.EACH_PART.format(names=_as_text(attributes))
         return [
             _Change(
                 kind="micro_batches",
@@ -385,8 +403,11 @@ class _Search:
             for found in micro_batches(self._facts, self._timeline, self._checkpointing.window)
         ]
 
-    def _without_vain_parts(self, changes: list[_Change]) -> Iterator[_Change]:
-        """Yield the changes. More parts of the batch take more time, so each number must lower the peak by enough."""
+    def _without_needless_parts(self, changes: list[_Change]) -> Iterator[_Change]:
+        """Yield the changes, but leave out each number of micro-batches that is no better than a smaller number.
+
+        More parts of the batch take more time, so each number must lower the peak by enough below the one before.
+        """
         lowest = self._facts.curve.peak_bytes
         for change in changes:  # the fewest parts come first
             if change.kind == "micro_batches":
@@ -404,7 +425,7 @@ class _Search:
         return [
             _Change(
                 kind="without_graph",
-                text=words.WITHOUT_GRAPH.format(names=_told(names)),
+                text=words.WITHOUT_GRAPH.format(names=_as_text(names)),
                 bytes=found.bytes,
                 time_ratio=1.0,
                 basis="simulated",
@@ -416,15 +437,15 @@ class _Search:
 
     def _unread_gradients(self) -> list[_Change]:
         found = unread_gradients(self._facts, self._saved, self._timeline)
-        if found is None or any(_FORMER in self._tree.names[module] for module in found.modules):
+        if found is None or self._have_former(found.modules):
             return []
         if not all(self._has_name(self._place(module)[0]) for module in found.modules):
             return []
-        names = [self._tree.names[module] or self._model_name(module) for module in found.modules]
+        names = list(map(self._shown_name, found.modules))
         return [
             _Change(
                 kind="unread_gradients",
-                text=words.UNREAD_GRADIENTS.format(names=_told(names)),
+                text=words.UNREAD_GRADIENTS.format(names=_as_text(names)),
                 bytes=found.bytes,
                 time_ratio=1 - found.spared_ns / self._checkpointing.ops_ns,
                 basis="simulated",
@@ -437,13 +458,13 @@ class _Search:
 
     def _in_place(self) -> list[_Change]:
         found = in_place(self._facts, self._saved, self._timeline)
-        if found is None or any(_FORMER in self._tree.names[module] for module in found.modules):
+        if found is None or self._have_former(found.modules):
             return []
         names = [self._tree.names[module] for module in found.modules]
         return [
             _Change(
                 kind="in_place",
-                text=words.IN_PLACE.format(names=_told(names)),
+                text=words.IN_PLACE.format(names=_as_text(names)),
                 bytes=found.bytes,
                 time_ratio=1.0,
                 basis="simulated",
@@ -462,7 +483,7 @@ class _Search:
         return [
             _Change(
                 kind="float32",
-                text=words.FLOAT32.format(names=_told(names)),
+                text=words.FLOAT32.format(names=_as_text(names)),
                 bytes=found.bytes,
                 time_ratio=math.nan,
                 basis="estimated",
@@ -475,13 +496,13 @@ class _Search:
 
     def _autocast(self) -> list[_Change]:
         found = autocast(self._facts, self._saved, self._timeline, self._checkpointing.window)
-        if found is None or any(_FORMER in self._tree.names[module] for module in found.modules):
+        if found is None or self._have_former(found.modules):
             return []
-        names = [self._tree.names[module] or self._model_name(module) for module in found.modules]
+        names = list(map(self._shown_name, found.modules))
         return [
             _Change(
                 kind="autocast",
-                text=words.AUTOCAST.format(names=_told(names)),
+                text=words.AUTOCAST.format(names=_as_text(names)),
                 bytes=found.bytes,
                 time_ratio=math.nan,
                 basis="estimated",
@@ -492,14 +513,22 @@ class _Search:
             )
         ]
 
-    def _is_around(self, modules: Collection[int], inner: Collection[int]) -> bool:
-        """Return True if one of some modules is one of others, or holds it."""
+    def _are_around(self, modules: Collection[int], inner: Collection[int]) -> bool:
+        """Return True if one of `modules` also is in `inner`, or holds a module of `inner`."""
         return any(each in modules for module in inner for each in self._with_ancestors(module))
 
     def _with_ancestors(self, module: int) -> Iterator[int]:
         while module != NONE:
             yield module
             module = self._tree.parents[module]
+
+    def _have_former(self, modules: Iterable[int]) -> bool:
+        """Return True if the program has replaced one of some modules: `get_submodule` does not find it."""
+        return any(_FORMER in self._tree.names[module] for module in modules)
+
+    def _shown_name(self, module: int) -> str:
+        """Return the name of a module for the text; the name of the model for a model itself."""
+        return self._tree.names[module] or self._model_name(module)
 
     def _place(self, module: int) -> tuple[int, str]:
         """Return the model that holds a module, and the module's name in it; "" is the model itself."""
@@ -522,12 +551,13 @@ class _Search:
         noted = self._facts.capture.meta.get("expressions", {}).get("models", {}).get(str(root))
         if noted:
             return str(noted)
-        # without an optimizer no place is noted: the variable that leads to the model names it
+        # no optimizer has stepped since the model was found, so the recorder has noted no expression: use the
+        # variable that gave the model its name in the tree
         name = self._tree.names[root]
         return name if name.isidentifier() and name != self._tree.classes[root] else ""
 
     def _comment(self, lines: str, *, is_function: bool) -> str:
-        """Return the comment above the lines of a way: their place, and the words that stand for something else.
+        """Return the comment above the lines of a way: where to put them, and which words you have to replace.
 
         Args:
             lines: the lines.
@@ -540,20 +570,23 @@ class _Search:
         place = words.PLACE_IN.format(function=function) if function else words.PLACE
         roots = [root for root, above in enumerate(self._tree.parents) if above == NONE]
         used = {_MODEL: [*map(self._expression_of, roots)], _OPTIMIZER: expressions.get("optimizers", [])}
-        unknown = [
-            word
-            for word, known in used.items()
-            if re.search(rf"(?<![\w.]){word}\.", lines) and word not in known and not (known and all(known))
-        ]
-        return "\n".join([place, *(words.STANDS_FOR.format(word=word) for word in unknown), ""])
+        replaced = []
+        for word, known in used.items():
+            is_in_lines = re.search(rf"(?<![\w.]){word}\.", lines) is not None
+            is_in_program = word in known
+            # then the lines use these expressions, and the word is a part of other code
+            has_all_expressions = bool(known) and all(known)
+            if is_in_lines and not is_in_program and not has_all_expressions:
+                replaced.append(word)
+        return "\n".join([place, *(words.STANDS_FOR.format(word=word) for word in replaced), ""])
 
 
-def _told(names: list[str]) -> str:
-    """Return some names as a reader says them; the second one shows whether modules are left out between them.
+def _as_text(names: list[str]) -> str:
+    """Return some names for a text. The second name shows whether modules between the first and the last are left out.
 
-    They stand between backticks: a name such as `0` would read as a count.
+    The names have backticks, because a name such as `0` would read as a count.
     """
-    if len(names) < _MOST_NAMES:
+    if len(names) <= _MOST_NAMES:
         return ", ".join(f"`{name}`" for name in names)
     return words.FIRST_AND_LAST.format(first=names[0], second=names[1], last=names[-1])
 

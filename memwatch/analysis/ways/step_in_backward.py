@@ -41,15 +41,19 @@ _ONE_BY_ONE: Final = frozenset(
         "Rprop", "SGD",
     )
 )  # fmt: skip
-"""The optimizers of torch 2.13 that update each parameter by its own gradient and state alone: all but LBFGS."""
+"""The optimizers of torch 2.13 that update each parameter by its own gradient and state alone.
+
+LBFGS is missing because it needs all gradients at once. SparseAdam is missing because no test covers it.
+"""
 
 
 class StepInBackward(NamedTuple):
-    """The step of the optimizer, made in the backward.
+    """The optimizer's step, made in the backward.
 
     Attributes:
-        bytes: what it changes.
-        is_exact: whether the temporaries of each parameter's step were recorded by themselves.
+        bytes: the effect on the live bytes.
+        is_exact: False if a recorded step made temporaries for several parameters together (`foreach`). Then their
+            share for one parameter is an estimate.
     """
 
     bytes: ChangedBytes
@@ -57,15 +61,15 @@ class StepInBackward(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """The work of a step for the gradients that it begins to read in the same op.
+    """A part of a recorded step: from the op that first reads some gradients to the op that first reads others.
 
-    A step in a loop has such a part for each gradient. A step by `foreach` has one for all.
+    A step that loops over the parameters has a part for each gradient. A `foreach` step has one part for all gradients.
     """
 
     gradients: IntArray  # storages
     temporaries: IntArray  # allocations
     temporary_most_bytes: int
-    state: IntArray  # allocations that the first step makes, and that stay
+    state: IntArray  # allocations that outlive the step: state that the first step makes
 
 
 def step_in_backward(facts: Facts, timeline: Timeline) -> StepInBackward | None:
@@ -74,9 +78,7 @@ def step_in_backward(facts: Facts, timeline: Timeline) -> StepInBackward | None:
     roles, uses, ops = tables["roles"], tables["uses"], tables["ops"]
     if np.isin(roles["role"], OF_JOBS).any() or facts.capture.rows("nodes"):
         return None
-    is_gradient = roles["role"] == _GRADIENT
-    storages, parameters = _parameters(roles["storage"][is_gradient], roles["module"][is_gradient],
-                                       roles["name"][is_gradient])  # fmt: skip
+    storages, parameters = gradients_of_parameters(facts)
     touching = np.flatnonzero(np.isin(uses["storage"], storages))
     op, storage, access = (uses[name][touching] for name in ("op", "storage", "access"))
     phase, node = ops["phase"][op], ops["sequence"][op]
@@ -145,18 +147,20 @@ def _changed(
     return ChangedBytes(spared, tuple(spikes))
 
 
-def _parameters(storages: IntArray, modules: IntArray, names: IntArray) -> tuple[IntArray, IntArray]:
-    """Return the storages of gradients, each once, and a number for the parameter of each."""
-    keys = np.stack([modules, names], axis=1)
+def gradients_of_parameters(facts: Facts) -> tuple[IntArray, IntArray]:
+    """Return the storages of all gradients, each once, and a number for the parameter of each."""
+    roles = facts.capture.tables["roles"]
+    is_gradient = roles["role"] == _GRADIENT
+    keys = np.stack([roles["module"][is_gradient], roles["name"][is_gradient]], axis=1)
     _, parameters = np.unique(keys, axis=0, return_inverse=True)
-    found, first = np.unique(storages, return_index=True)
-    return found, parameters.reshape(-1)[first]
+    storages, first = np.unique(roles["storage"][is_gradient], return_index=True)
+    return storages, parameters.reshape(-1)[first]
 
 
 def _parts(
     facts: Facts, timeline: Timeline, op: IntArray, storage: IntArray, parameter_of: dict[int, int]
 ) -> list[_Part] | None:
-    """Return the parts of each step; None if several optimizers step, or one that is not known.
+    """Return the parts of all steps. None if several optimizers step, or if one is not in `_ONE_BY_ONE`.
 
     Args:
         facts: what the capture shows.
@@ -186,9 +190,10 @@ def _parts(
         if not parameters:
             continue
         if stepped and not parameters & stepped:
-            return None  # the lines are about one optimizer
+            # a step without a parameter of the earlier steps is of a second optimizer, and the lines are for one
+            return None
         stepped |= parameters
-        over = timeline.event_of(end)  # memory that is alive then stays: the state that a first step makes
+        over = timeline.event_of(end)  # memory that is still alive then is state
         bounds = np.unique(first_op).tolist()
         for number, (begin, until) in enumerate(pairwise([start, *bounds[1:], end])):
             made = made_by.within(begin, until)
@@ -218,9 +223,9 @@ def _most_bytes(facts: Facts, rows: IntArray) -> int:
 def _ready_events(
     facts: Facts, timeline: Timeline, rows: IntArray, op: IntArray, storage: IntArray
 ) -> IntArray:
-    """Return the event at which each gradient is complete: when the last node that touched it in backward has run.
+    """Return the event at which each gradient is complete: when the last backward node that touched it has run.
 
-    For a gradient from before the block that is its entry.
+    If no recorded node touched it, because it is older than the block, return event 0, the start of the block.
     """
     last = np.full(int(facts.allocations.storage.max(initial=0)) + 1, NONE, dtype=np.int64)
     np.maximum.at(last, storage, op)

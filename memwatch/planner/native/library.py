@@ -60,10 +60,10 @@ def load(file: pathlib.Path) -> ctypes.CDLL | None:
         return None
 
 
-def distrust() -> str:
+def reason_to_distrust() -> str:
     """Return why a library that is there is not loaded; empty where it is, or where there is none."""
     file = path()
-    return build_cache.distrust(file) if file.parent != BUILT and file.exists() else ""
+    return build_cache.reason_to_distrust(file) if file.parent != BUILT and file.exists() else ""
 
 
 class Build:
@@ -114,7 +114,7 @@ def build() -> tuple[pathlib.Path, bool]:
         MemwatchError: it could not be compiled.
     """
     with _lock:
-        if path().exists() and not distrust():
+        if path().exists() and not reason_to_distrust():
             return path(), False
         work = Build()
         while not work.is_done(60):
@@ -134,7 +134,7 @@ class Loader:
         """Return the library; None if there is no file that can be loaded."""
         if self.library is None:
             file = path()
-            self.library = load(file) if file.exists() and not distrust() else None
+            self.library = load(file) if file.exists() and not reason_to_distrust() else None
         return self.library
 
     def prepare(self, clock: Clock) -> bool:

@@ -1,7 +1,7 @@
 """Simulated annealing over orders, in rounds of different temperature and target.
 
-A move takes one op to another position within its legal range. A `Walk` holds the order and its live bytes, and prices
-a move from the positions between the old and the new one alone.
+A move takes one op to another position within its legal range. The kernel keeps the order and its live bytes in a
+`Walk`. To price a move, it reads the positions between the old and the new one alone.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from memwatch.planner.order.problem import Problem
 
 
-# (distance of the target below the best peak, start temperature), as shares of the best peak, for each round. The price
-# of a move is the change of the bytes above the target. On random layered graphs, targets far below the peak gave the
-# lowest peaks.
+# For each round: how far the target lies below the best peak, and the temperature at the start. Both are shares of the
+# best peak. A move costs as many bytes as it adds above the target, over all positions. On random layered graphs,
+# targets far below the peak gave the lowest peaks.
 _ROUNDS = ((0.4, 0.3), (0.2, 0.1), (0.6, 0.3), (0.8, 0.1), (0.2, 0.3), (0.4, 0.1), (0.6, 0.1), (0.8, 0.3))
 _COOLING = 1 / 25  # temperature at the end of a round, as a share of the temperature at its start; a guess
 _MOVES_PER_CALL = (
@@ -59,7 +59,7 @@ def anneal_order(
     best_peak = int(peak_of(problem, best))
     for turn in range(rounds):
         below, heat = _ROUNDS[turn % len(_ROUNDS)]
-        if turn % 3 == 0:
+        if turn % 3 == 0:  # other rounds go on from the last order, which may be worse; a guess
             current = best.copy()
         target = int(best_peak * (1 - below))
         farthest = problem.num_ops if turn % 2 else min(_NEAR, problem.num_ops)
@@ -94,9 +94,9 @@ def anneal(
 
     Args:
         problem: the ordering problem.
-        order: the order to start from. It is replaced by the last order of the run.
-        best: replaced by the order with the lowest peak.
-        state: one word of random state.
+        order: the order to start from. The run overwrites it with the order that it ends with.
+        best: the run overwrites it with the order of the lowest peak that it met; this may be the order at the start.
+        state: one word of random state, which the run advances.
         cooling: length and temperatures of the run.
     """
     return int(call("anneal_order", problem, order, best, state, cooling))

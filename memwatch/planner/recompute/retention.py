@@ -1,4 +1,4 @@
-"""The solver CP-SAT on retention intervals: the cheapest recompute plan in a given order, with a proof."""
+"""Find the cheapest recompute plan that keeps a given order, with the solver CP-SAT. It also proves the optimum."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from memwatch.planner.csr import IntArray
     from memwatch.planner.graph import Graph
 
-_PRICE_LEVELS = (
-    1_000_000  # the solver needs whole numbers, so prices are rounded to this share of the total; a guess
-)
-_POLISH_EFFORT = 1.0  # deterministic time of the solver, about a second; a guess
+_PRICE_LEVELS = 1_000_000
+"""The solver needs whole numbers. Other costs are scaled so that all ops together cost this, and rounded. A guess."""
+_POLISH_EFFORT = 1.0
+"""A limit in the solver's deterministic time, which counts its work; one unit takes about a second. A guess."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,10 +26,11 @@ class RetentionResult:
     """Result of the solver.
 
     Attributes:
-        tokens: the schedule; None if the solver failed.
+        tokens: the schedule; None if the solver found none.
         extra_cost: cost of its recomputes.
-        bound: the least extra cost of any schedule in this order, with so many copies per op.
-        proven: whether the schedule is the cheapest of its kind.
+        bound: no schedule in this order, with so many copies per op, has a lower extra cost. Rounded costs make this
+            approximate.
+        proven: whether the solver proved that the schedule is the cheapest of its kind, or that there is none.
     """
 
     tokens: IntArray | None
@@ -87,7 +88,7 @@ def solve_retention(
         budget_bytes: bytes a schedule may use, external buffers included.
         copies: how often an op may be computed, at most.
         hint: a schedule to start from.
-        effort: deterministic time of the solver. For small programs it ends the search before the clock does.
+        effort: the limit in the solver's deterministic time. Unlike the clock, it gives the same result every time.
         clock: when to stop.
     """
     from ortools.sat.python import cp_model
@@ -108,17 +109,16 @@ def solve_retention(
 
 
 class _Model:
-    """The variables of one problem. OR-tools has no types, hence Any."""
+    """The variables and constraints of one problem. Their type is Any, because OR-tools has no types."""
 
     def __init__(self, graph: Graph, room_bytes: int, copies: int, cp: Any) -> None:
         self.cp = cp
         self._graph = graph
         self._copies = copies
         self._last = _event(graph.num_ops + 1, 0)
-        most = max(float(graph.op_cost.sum()), 1e-30)
-        self.scale = (
-            1.0 if np.all(graph.op_cost == np.round(graph.op_cost)) and most < 1e12 else _PRICE_LEVELS / most
-        )
+        total_cost = max(float(graph.op_cost.sum()), 1e-30)
+        is_whole = bool(np.all(graph.op_cost == np.round(graph.op_cost))) and total_cost < 1e12
+        self.scale = 1.0 if is_whole else _PRICE_LEVELS / total_cost
         self._present: list[list[Any]] = []
         self._start: list[list[Any]] = []
         for op in range(graph.num_ops):
@@ -209,8 +209,9 @@ class _Model:
         stage = 0
         for op in tokens.tolist():
             stage = max(stage, op)
-            is_new = not times[op]
-            times[op].append(_event(op if is_new else stage + 1 if stage == op else stage, op))
+            is_first = not times[op]
+            # op `stage` was computed last for the first time, which ended its stage: a recompute is in the next one
+            times[op].append(_event(op if is_first else stage + 1, op))
         for op, events in enumerate(times):
             for copy in range(1, len(self._start[op])):
                 self.cp.add_hint(self._present[op][copy], copy < len(events))
@@ -229,4 +230,5 @@ class _Model:
 
 
 def _event(stage: int, op: int) -> int:
+    """Return the time of an op in a stage. Stage j has the j + 1 times after those of stage j - 1, one for each op."""
     return stage * (stage + 1) // 2 + op

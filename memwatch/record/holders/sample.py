@@ -80,7 +80,8 @@ _GRAPH: Final = Edge(EdgeKind.GRAPH)
 _DIRECT: Final = 2  # objects in a chain: a root, and the value of its variable
 # variables in the table of known paths, which is then emptied. A guess
 _MAX_KNOWN: Final = 4096
-# gradients of gradients that are followed, because a tensor may be its own gradient; a guess
+# objects in a chain, its root included, up to which gradients of gradients are followed: a tensor may be its own
+# gradient. A guess
 _LONGEST: Final = 32
 _SELDOM_ON_STACK: Final = ("list", "deque", "dict", "set")
 """Types of objects that seldom stay on an evaluation stack: an argument of a call is gone by the next sample."""

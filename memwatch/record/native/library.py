@@ -1,4 +1,4 @@
-"""Find, build and load the native recorder. If it is missing, print once how the user can build it."""
+"""Find, build and load the native recorder. If it is missing, return a remark on how the user can build it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ SOURCES: Final = RECORDER.sources
 COMPILE: Final = pathlib.Path(__file__).parent / "compile.py"
 BUILT: Final = pathlib.Path(__file__).parent / "built"
 """The folder with the libraries of a wheel. A checkout does not have it."""
-_OFF: Final = "MEMWATCH_NATIVE"
+_VARIABLE: Final = "MEMWATCH_NATIVE"
+"""The environment variable; its value 0 switches the native recorder off."""
 _FALLBACK: Final = "the Python recorder is used until then"
 _ERROR_LINE: Final = re.compile(r"\berror\b[^:]*:", re.IGNORECASE)
 
@@ -51,7 +52,7 @@ def wheel_name() -> str:
     return _file_name(build_cache.release_of(torch.__version__))
 
 
-def of_wheel() -> list[str]:
+def torch_releases_in_wheel() -> list[str]:
     """Return the releases of torch that the wheel's libraries support."""
     names = (file.name.split("-")[1].removeprefix("torch") for file in BUILT.glob(f"{RECORDER.stem}-torch*"))
     return sorted(names, key=lambda release: [int(part) for part in re.findall(r"\d+", release)])
@@ -69,19 +70,22 @@ def _suffix() -> str:
 
 
 def load() -> Any:
-    """Return the module, or None if it was never built or MEMWATCH_NATIVE=0 switches it off."""
-    return _load(path()) if is_wanted() and not distrust() else None
+    """Return the module.
+
+    None if MEMWATCH_NATIVE=0 switches it off, it was never built, other users may have written it, or it does not load.
+    """
+    return _load(path()) if is_wanted() and not reason_to_distrust() else None
 
 
-def distrust() -> str:
-    """Return the reason why an existing library is not loaded. Empty if it is loaded or does not exist."""
+def reason_to_distrust() -> str:
+    """Return why the library is not loaded: other users may have written it. Empty if there is no such reason."""
     file = path()
-    return build_cache.distrust(file) if file.parent != BUILT and file.exists() else ""
+    return build_cache.reason_to_distrust(file) if file.parent != BUILT and file.exists() else ""
 
 
 def is_wanted() -> bool:
     """Return False if MEMWATCH_NATIVE=0 switches the native recorder off."""
-    return os.environ.get(_OFF) != "0"
+    return os.environ.get(_VARIABLE) != "0"
 
 
 def _fails_to_load(file: pathlib.Path) -> bool:
@@ -104,8 +108,8 @@ def _load(file: pathlib.Path) -> Any:
 
 
 def is_built() -> bool:
-    """Return True if the library for this torch, this Python and these sources exists and can be loaded."""
-    return path().exists() and not distrust()
+    """Return True if the library for this torch, this Python and these sources exists and loads."""
+    return not reason_to_distrust() and _load(path()) is not None
 
 
 def build() -> pathlib.Path:
@@ -131,12 +135,16 @@ def build() -> pathlib.Path:
 
 
 def _require_headers() -> None:
-    header = pathlib.Path(sysconfig.get_paths()["include"]) / "Python.h"
+    header = _python_header()
     if not header.exists():
         raise MemwatchError(
             f"the native recorder was not built: the headers of Python are missing ({header}). "
             f"Install them (on Debian: apt-get install python3-dev); {_FALLBACK}"
         )
+
+
+def _python_header() -> pathlib.Path:
+    return pathlib.Path(sysconfig.get_paths()["include"]) / "Python.h"
 
 
 def _compile(folder: str) -> pathlib.Path:
@@ -193,55 +201,51 @@ def build_recorder() -> tuple[pathlib.Path, bool]:
     return build(), True
 
 
-REMARK: Final = (
-    "the recorder in Python was used, which takes two to five times as long: `memwatch build` compiles the native one, "
-    "once for this torch"
-)
+_SLOWER: Final = "the recorder in Python was used, which takes two to five times as long"
+REMARK: Final = f"{_SLOWER}: `memwatch build` compiles the native one, once for this torch"
 _NOT_BUILDABLE: Final = (
-    "the recorder in Python was used, which takes two to five times as long: this installation has no native one, and "
-    "`memwatch build` needs {missing}"
+    f"{_SLOWER}: this installation has no native one, and `memwatch build` needs {{missing}}"
 )
 _DISTRUSTED: Final = (
-    "the native recorder was not loaded, because {reason}. The recorder in Python was used, which takes two to five "
-    "times as long"
+    f"the native recorder was not loaded, because {{reason}}. {_SLOWER[0].upper()}{_SLOWER[1:]}"
 )
-_told: Final[list[str]] = []
+_remarks_made: Final[list[str]] = []
 
 
 def remark() -> str:
     """Return a line for the user about a missing recorder. Empty if it is built or not wanted."""
     if not is_wanted() or is_built():
         return ""
-    reason = distrust()
+    reason = reason_to_distrust()
     if reason:
         return _DISTRUSTED.format(reason=reason)
     missing = _missing_for_build()
-    return _of_another_torch() or (_NOT_BUILDABLE.format(missing=missing) if missing else REMARK)
+    return _remark_about_wheel() or (_NOT_BUILDABLE.format(missing=missing) if missing else REMARK)
 
 
-def _of_another_torch() -> str:
+def _remark_about_wheel() -> str:
     """Return the line for a user whose wheel has no recorder for this torch."""
-    wheel = of_wheel()
+    wheel = torch_releases_in_wheel()
     if not wheel:
         return ""
     advice = "" if _missing_for_build() else "; `memwatch build` compiles one for it"
     return (
         f"memwatch was installed with native recorders for torch {', '.join(wheel)}, and none of them loads with this "
-        f"torch {torch.__version__}: the recorder in Python was used, which takes two to five times as long{advice}"
+        f"torch {torch.__version__}: {_SLOWER}{advice}"
     )
 
 
 def remark_once() -> str:
     """Return the line once per process, and empty text afterwards."""
-    text = "" if _told else remark()
+    text = "" if _remarks_made else remark()
     if text:
-        _told.append(text)
+        _remarks_made.append(text)
     return text
 
 
 def _missing_for_build() -> str:
     """Return the first thing that a build needs and does not find here. Empty if a build can succeed."""
-    header = pathlib.Path(sysconfig.get_paths()["include"]) / "Python.h"
+    header = _python_header()
     needs = (
         (_has_compiler(), "a C++ compiler"),
         (header.exists(), f"the headers of Python ({header})"),

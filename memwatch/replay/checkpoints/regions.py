@@ -1,4 +1,4 @@
-"""Checkpointed regions of the forward: stretches of calls, found by their module or by the ops that ran in them."""
+"""Find the regions of a forward to checkpoint: stretches of op calls, given by their module or by their ops."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ class Region:
     """One run of a checkpointed region.
 
     Attributes:
-        key: number of the region. Runs with the same key save the same results.
-        start: its first call in the forward.
-        end: the call after its last one.
+        key: number of the region; a plan saves the same results in all runs with this number. `module_regions` uses the
+            number of the module. `own_regions` and `likely_regions` use the turn, see `with_turns`. `match` uses the
+            position in `seen`.
+        start: its first op call in the forward.
+        end: the op call after its last one.
         names: overloads that the region calls in training, if they are known.
     """
 
@@ -41,8 +43,9 @@ class Region:
 def module_regions(step: TrainingStep) -> list[list[Region]]:
     """Return sets of module calls that can be checkpointed. Calls of one set are not nested. The key is the module.
 
-    The first set has the outermost modules with a sibling of the same class, such as the blocks of a transformer. The
-    other sets have all modules at one depth.
+    The first set has the outermost modules with a sibling of the same class, such as the blocks of a transformer. Each
+    other set has all modules at one depth, of the three depths below the outermost. Modules whose calls run one op at
+    most, or cannot run again, are left out.
     """
     runs = _runs(step)
     families = _families(step, runs)
@@ -58,7 +61,10 @@ def module_regions(step: TrainingStep) -> list[list[Region]]:
 
 
 def likely_regions(step: TrainingStep) -> list[Region]:
-    """Return the calls of the modules that a program most likely checkpoints: the largest group of equal siblings."""
+    """Return the calls of the modules that a program most likely checkpoints.
+
+    They are siblings of one class: of all such groups, the one whose calls run the most ops.
+    """
     families = [_outermost(step, family) for family in _families(step, _runs(step))]
     most = max(
         families, key=lambda runs: sum(step.run_end[run] - step.run_start[run] for run in runs), default=[]
@@ -91,7 +97,7 @@ def _as_regions(step: TrainingStep, runs: list[int]) -> list[Region]:
 
 
 def _outermost(step: TrainingStep, runs: Iterable[int]) -> list[int]:
-    """Return the runs that are not nested in another run. The given runs are listed from outer to inner."""
+    """Return the runs that are not nested in another run. The given runs are in the order in which they begin."""
     found: list[int] = []
     end = -1
     for run in runs:
@@ -127,30 +133,34 @@ def own_regions(step: TrainingStep) -> list[tuple[Region, int, int]]:
     """Return the regions that the recorded program itself checkpoints, with the calls that ran them again.
 
     A region is found by the ops that ran again: the same ops ran in the forward. If several stretches of the forward
-    match, the last free one is chosen, because regions run again in reverse order.
+    match, the last free one is chosen, because regions run again in reverse order. No two regions overlap: if a region
+    runs again in a second backward too, that run takes no part of the first one's stretch.
     """
     found: list[tuple[Region, int, int]] = []
-    taken: set[int] = set()
+    again = sorted(zip(step.again_start.tolist(), step.again_end.tolist(), strict=True))
+    taken = {call for start, end in again for call in range(start, end)}
     overloads = step.call_overload.tolist()
     forward = np.flatnonzero(step.call_phase == FORWARD)
-    for start, end in sorted(zip(step.again_start.tolist(), step.again_end.tolist(), strict=True)):
+    for start, end in again:
         wanted = overloads[start:end]
-        before = forward[forward < start][::-1].tolist()
-        place = next(
-            (at for at in before if at not in taken and overloads[at : at + len(wanted)] == wanted), NONE
-        )
-        if place != NONE and wanted:
-            taken.update(range(place, place + len(wanted)))
-            found.append((Region(0, place, place + len(wanted)), start, end))
+        for place in forward[forward < start][::-1].tolist():
+            stretch = range(place, place + len(wanted))
+            if wanted and overloads[place : stretch.stop] == wanted and taken.isdisjoint(stretch):
+                taken.update(stretch)
+                found.append((Region(0, place, stretch.stop), start, end))
+                break
     turns = with_turns(step, [region for region, _, _ in sorted(found, key=lambda entry: entry[0].start)])
-    again = {region.start: (start, end) for region, start, end in found}
-    return [(region, *again[region.start]) for region in turns]
+    again_of = {region.start: (start, end) for region, start, end in found}
+    return [(region, *again_of[region.start]) for region in turns]
 
 
 def with_turns(step: TrainingStep, regions: Iterable[Region]) -> list[Region]:
-    """Return regions with their turn as the key. A backward ends a pass, and the next pass begins with turn 0."""
+    """Return regions with their turn as the key: their place in the order of the regions of one pass, from 0.
+
+    A backward ends a pass.
+    """
     backward = np.flatnonzero(np.isin(step.call_phase, IN_BACKWARD))
-    turns: dict[int, int] = {}  # number of backward calls before a region -> newest turn
+    turns: dict[int, int] = {}  # a pass, by the number of backward calls before it -> its latest turn
     numbered = []
     for region in regions:
         before = int(np.searchsorted(backward, region.start))
@@ -183,7 +193,10 @@ def match(step: TrainingStep, seen: Sequence[Sequence[str]]) -> list[Region]:
 
 
 def plain_name(name: str) -> str:
-    """Return the name of an overload without the `_` of in-place ops, because dispatch modes avoid some of them."""
+    """Return the name of an overload without the `_` of in-place ops.
+
+    Under a dispatch mode, torch calls some ops out of place that it otherwise calls in place.
+    """
     space, base, overload = name.rsplit(".", 2)
     return f"{space}.{base.rstrip('_')}.{overload}"
 
