@@ -40,6 +40,10 @@ NAMES: Final[dict[str, str]] = {
 LIMIT: Final = "Limit {limit}"
 FITS: Final = "Limit {limit}: the fastest way that fits is {way}, with a peak of {peak}"
 
+GROWS: Final = (
+    "But each step leaves {nbytes} more alive than the step before. If that goes on, every way exceeds the limit after "
+    "more steps: `memwatch leaks` names what grows"
+)
 NOT_MEASURED: Final = "not measured: see below"
 FAILED: Final = "not measured: {ways}: {failure}"
 
