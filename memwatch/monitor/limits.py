@@ -104,7 +104,7 @@ class MemoryLimits:
         return sorted(found, key=lambda each: each.room_bytes)
 
     def stalled_percent(self) -> float:
-        """Return the share of the last 10 s in which a process waited for memory, in percent.
+        """Return how long processes waited for memory, in percent of the last 10 s.
 
         The kernel counts this for a control group of version 2, or else for the whole machine. 0 if it does not.
         """

@@ -189,7 +189,7 @@ class AllocatorChannel:
         if is_here:
             self._drop()
         if not self.running:
-            pass  # there is no window to give up
+            pass  # all windows are closed
         elif self._events.has_log_per_thread and not is_here:
             if self._events.leave_thread():
                 name = name_of(threading.current_thread())

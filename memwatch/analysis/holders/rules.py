@@ -415,7 +415,7 @@ RULES: Final = (
         _argument_instead_of_guess,
     ),
     Rule("a sample saw the variable, or saw one like it", _variable),
-    # inferences: no sample saw it, or none saw more than the stack of a call
+    # inferences about allocations that samples do not explain
     Rule("a checkpoint that still computes will keep it", _recomputing),
     Rule("torch's calls return the results of a checkpointed region", _region),
     Rule("the running op was given it, and a later backward reads it", _awaited_argument),
