@@ -551,8 +551,8 @@ class _Search:
         noted = self._facts.capture.meta.get("expressions", {}).get("models", {}).get(str(root))
         if noted:
             return str(noted)
-        # no optimizer has stepped since the model was found, so the recorder has noted no expression: use the
-        # variable that gave the model its name in the tree
+        # the recorder notes expressions only when an optimizer steps; else use the variable that gave the model its
+        # name in the tree
         name = self._tree.names[root]
         return name if name.isidentifier() and name != self._tree.classes[root] else ""
 
