@@ -137,7 +137,6 @@ class _Content(NamedTuple):
     with_storages: bool = True
     with_lines: bool = True
     with_holders: bool = True
-    with_ways: bool = True
     with_code: bool = True
 
     def with_rows(self, count: int) -> _Content:
@@ -148,7 +147,7 @@ def _contents(*, with_ways: bool) -> list[_Content]:
     """Return what a screen may show with the fewest rows, the fullest first."""
     # Two rows of modules are the root and its first child, which say nothing. The code of a change is worth more than
     # the tables, which describe the peak: a user wants to know what to do.
-    everything = _Content(FEWEST_ROWS, FEWEST_FINDINGS, with_ways=with_ways)
+    everything = _Content(FEWEST_ROWS, FEWEST_FINDINGS)
     no_modules = everything._replace(with_modules=False)
     no_storages = no_modules._replace(with_storages=False)
     no_lines = no_storages._replace(with_lines=False)
@@ -169,10 +168,10 @@ def _parts(reading: Reading, content: _Content, line: int) -> list[RenderableTyp
         parts += _made_of(reading, content, line)
     if reading.findings:
         parts += ["", words.FINDINGS, *finding_parts(reading.findings, content.findings)]
-    count = len(listed_ways(reading))
-    if count and not content.with_ways:
-        parts += ["", Text(ways.AFTER_GROWTH.format(count=count))]
-    elif count:
+    has_ways = len(listed_ways(reading)) > 0
+    if has_ways and growing(reading) is not None:
+        parts += ["", Text(ways.AFTER_GROWTH)]
+    elif has_ways:
         parts += ["", *(_ways(reading, max(rows // 2, 2)) if content.with_code else _first_way(reading))]
     elif not reading.findings and (reading.at_peak["holder"] != "").any():
         parts += ["", ways.NO_WAY.format(share=f"{LEAST_RATIO * 100:.0f} %")]
@@ -447,8 +446,6 @@ def _ways(reading: Reading, most: int) -> list[RenderableType]:
         )
     heading = ways.HEADING_BESIDE_FINDINGS if reading.findings else ways.HEADING
     parts: list[RenderableType] = [heading, grid]
-    if growing(reading) is not None:
-        parts.insert(1, Text(ways.BESIDE_GROWTH))
     if len(found) > len(shown):
         parts.append(Text(ways.MORE_WAYS.format(count=len(found) - len(shown)), style="dim"))
     code = Code(str(found["lines"][chosen]).rstrip(), INDENT)

@@ -54,8 +54,6 @@ def test_the_summary_names_the_growth_first_and_lists_other_changes_only_without
     assert ("Code for the change" in told) == (not grows)
     assert (" leaks train.py" in told) == grows
     assert (" fit --limit " in told) == (not grows)
-    assert main(["summary", "--rows", "9", str(capture)]) == 0
-    assert "Code for the change" in capsys.readouterr().out
 
 
 def test_the_page_opens_the_code_of_a_change_only_where_nothing_grows(recorded, tmp_path):
