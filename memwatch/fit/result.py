@@ -138,7 +138,7 @@ def ways_text(
     if growth_bytes := ways.attrs.get(_GROWTH):
         parts.insert(1, Text(words.GROWS.format(nbytes=format_bytes(growth_bytes)), style="bold"))
     if code:
-        parts += ["", Text("Without memwatch.fit, write before the training loop:", style="bold"), ""]
+        parts += ["", Text("To keep this way, write before the training loop:", style="bold"), ""]
     # lines of code are not broken, so that they can be pasted
     return to_text(*parts, width=width, color=color) + code
 

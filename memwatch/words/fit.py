@@ -69,9 +69,6 @@ ESTIMATED: Final = "planned from an estimate: peaks leave out workspace, and ste
 
 UNTRIED: Final = "not tried: {kinds}: {why}"
 FAST_ENOUGH: Final = "{way} fits, and takes no more time than the program itself"
-IN_BACKWARD_ALREADY: Final = (
-    "the step in the backward updates one parameter at a time and frees its gradient already"
-)
 NO_BLOCKS: Final = "no module saves enough for the backward"
 NO_CHAIN: Final = "no nn.Sequential of small layers saves enough for the backward"
 CHAIN_WITH_BUFFERS: Final = (
