@@ -8,7 +8,7 @@ import inspect
 import pathlib
 import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, cast
 
 from memwatch._torch.lookup import require_known_torch
 from memwatch.analysis.facts.facts import Facts
@@ -52,6 +52,10 @@ def _is_success(error: BaseException) -> bool:
     return type(error) is SystemExit and error.code in (None, 0)
 
 
+_of_whole_program: Final[list[Profile]] = []
+"""The recording that `memwatch run` or the variable MEMWATCH began, if there is one that has not given way."""
+
+
 class Profile(Reading):
     """A block that is being or was recorded; reading it is possible once the block has ended.
 
@@ -59,6 +63,8 @@ class Profile(Reading):
         page: the page that was written because memory ran out, if it was.
         replaces_file: whether an existing file makes room for the capture.
         on_step: called after each `step()`.
+        gives_way: whether the recording ends where the program opens a block of its own. Recordings of a whole program
+            do, because the program must run as it does without memwatch.
     """
 
     def __init__(self, options: Options) -> None:
@@ -72,11 +78,14 @@ class Profile(Reading):
         self.page: pathlib.Path | None = None
         self.on_step: Callable[[], None] | None = None
         self.replaces_file = False
+        self.gives_way = False
 
     def __enter__(self) -> Profile:
         """Start recording."""
         if self._session is not None:
             raise MemwatchError("this profile() block is already open; make another with memwatch.profile()")
+        if _of_whole_program:
+            _of_whole_program[-1]._end_for_another()
         again = self._recording is not None  # the file of this profile's last block makes room
         session, is_on = None, False
         try:
@@ -92,7 +101,19 @@ class Profile(Reading):
                 session.abandon()
             raise
         self._session = session
+        if self.gives_way:
+            _of_whole_program.append(self)
         return self
+
+    def _end_for_another(self) -> None:
+        """End the recording for a block of the program, if this is the thread and process that began it."""
+        session = self._session
+        with suppress(MemwatchError):  # of another thread: the program's block is told that one is open
+            if session is not None:
+                session.check_place()
+                session.note(words.GAVE_WAY_KIND, words.GAVE_WAY)
+                self.__exit__(None, None, None)
+            _of_whole_program.remove(self)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -29,6 +29,7 @@ from memwatch.job import (
 )
 from memwatch.output_files import OutputError
 from memwatch.settings import project_settings
+from memwatch.words.processes import GAVE_WAY_KIND
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,16 +59,18 @@ def fill_options(options: argparse.Namespace, settings: Settings) -> None:
 
 
 def recording_of(options: argparse.Namespace, capture: str | os.PathLike[str]) -> Profile:
-    """Return the recording of this process into a file, not yet open."""
+    """Return the recording of this process into a file, not yet open; it gives way to blocks of the program."""
     from memwatch.profile import Sampled, profile
 
-    return profile(
+    recording = profile(
         capture,
         stacks=options.stacks,
         replay=options.replay,
         limit_bytes=_limits(options.limit),
         schedule=Sampled(options.every or 0, options.first or 0) if options.every or options.first else None,
     )
+    recording.gives_way = True
+    return recording
 
 
 def plain_options(options: argparse.Namespace) -> dict[str, Any]:
@@ -160,6 +163,8 @@ class _End:
                 warnings.filterwarnings("ignore", "memwatch: ", RuntimeWarning)
                 self._recording.__exit__(None, None, None)
             leave_summary(self._recording, self._capture)
+            for remark in self._recording.remarks(GAVE_WAY_KIND):
+                say(remark)
             if self._recording.failure is not None:
                 raise self._recording.failure
         except MemwatchError as error:

@@ -29,6 +29,7 @@ from memwatch.cli.recording import fill_options, leave_summary, plain_options, r
 from memwatch.errors import CaptureError, MemwatchError
 from memwatch.job import JobPlace, ask_children, files_of_children, named_for
 from memwatch.settings import project_settings
+from memwatch.words.processes import GAVE_WAY_KIND
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -248,7 +249,9 @@ def _say_at_exit(
         with contextlib.suppress(OSError, ValueError, AttributeError):  # closed or taken away by the program
             sys.stdout.flush()
         with contextlib.suppress(OSError, ValueError, AttributeError):
-            for each in filter(None, (remark, *recording.remarks("children"))):
+            for each in filter(
+                None, (remark, *recording.remarks("children"), *recording.remarks(GAVE_WAY_KIND))
+            ):
                 say(each)
             children = len(files_of_children(wrote.capture)) if merge_children else 0
             say(wrote.text(children))

@@ -59,9 +59,8 @@ if TYPE_CHECKING:
 _running: list[Session] = []
 _entering: Final = threading.RLock()  # a signal handler may enter a block too
 _ALREADY_OPEN: Final = (
-    "a memwatch.profile() block is already open; leave it before opening another (`memwatch run` and the variable "
-    "MEMWATCH=1 open one around the whole program: start a program that has blocks of its own with `python`, and "
-    "unset MEMWATCH)"
+    "a memwatch.profile() block is already open; leave it before opening another (the recording of `memwatch run` or "
+    "MEMWATCH=1 ends by itself, but only for a block in the main thread)"
 )
 _LOST_EVENTS: Final = (
     "memory ran out, and {count} events of the allocator are lost. From the first one until the next write, live "

@@ -84,11 +84,35 @@ def test_an_option_that_another_one_makes_meaningless_is_refused(line, narrow, c
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.words
-def test_a_block_within_memwatch_run_is_told_what_else_is_open():
+OWN_BLOCKS = """
+import torch, memwatch
+model = torch.nn.Linear(64, 64)
+for _ in range(2):
+    with memwatch.profile() as prof:
+        model(torch.ones(256, 64)).sum().backward()
+    print(len(prof.ops))
+"""
+
+
+def test_a_recording_of_a_program_ends_where_the_program_opens_a_block(
+    shell_memwatch, fresh_python, tmp_path
+):
     """The first thing that `memwatch run` meets is often the script of the quick start, which has a block."""
-    with memwatch.profile(), pytest.raises(memwatch.MemwatchError, match="`memwatch run` and the variable"):
-        memwatch.profile().__enter__()
+    plain = fresh_python(OWN_BLOCKS)
+    (tmp_path / "program.py").write_text(OWN_BLOCKS)
+    done = shell_memwatch("run", "-o", "a.memwatch", "program.py")
+    assert done.stdout == plain.stdout
+    assert not done.returncode
+    before = memwatch.load(tmp_path / "a.memwatch")
+    assert any(kind == "ended" for kind, _ in before.notes)
+    assert "addmm" not in " ".join(before.ops["name"])
+    assert len(before.ops)
+
+
+def test_a_page_after_a_blank_is_told_the_equals_sign(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["run", "--html", "page.html", "train.py"])
+    assert "--html=page.html" in capsys.readouterr().err
 
 
 def test_an_interrupt_of_memwatchs_own_work_is_one_line(narrow, capsys, monkeypatch):
