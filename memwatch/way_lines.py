@@ -143,17 +143,20 @@ groups = [{{"params": group["params"]}} for group in {optimizer}.param_groups]
 for name in {names}:
     {model}.get_submodule(name).sparse = True
 """,
-    # SparseAdam takes sparse gradients alone, so a second optimizer updates the embeddings
+    # SparseAdam takes sparse gradients alone, so a second optimizer updates the embeddings, with the same options
     "sparse_adam": """\
 from torch.optim import SparseAdam
 
 tables = [*map({model}.get_submodule, {names})]
 for table in tables:
     table.sparse = True
-rows_of = [table.weight for table in tables]
+groups = []
 for group in {optimizer}.param_groups:
-    group["params"] = [it for it in group["params"] if all(it is not weight for weight in rows_of)]
-of_tables = SparseAdam(rows_of, lr={optimizer}.param_groups[0]["lr"])
+    is_table = [any(it is table.weight for table in tables) for it in group["params"]]
+    options = {{key: group[key] for key in ("lr", "betas", "eps", "maximize")}}
+    groups.append({{**options, "params": [it for it, of in zip(group["params"], is_table) if of]}})
+    group["params"] = [it for it, of in zip(group["params"], is_table) if not of]
+of_tables = SparseAdam([group for group in groups if group["params"]])
 
 def step_of_tables(*_):
     of_tables.step()
