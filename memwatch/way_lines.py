@@ -177,6 +177,22 @@ def backward_in_parts(loss_of, *batch, parts={parts}):
 # loss_of stands for your forward and loss: write backward_in_parts(loss_of, inputs, targets)
 # in place of loss_of(inputs, targets).backward()
 """,
+    # a cross entropy is a mean over the targets that it does not ignore, and a part may have no such target
+    "micro_batches, counted": """\
+def backward_in_parts(loss_of, *batch, parts={parts}, ignore_index=-100):
+    total, batch = 0.0, [tensor.chunk(parts) for tensor in batch]
+    counts = [int((targets != ignore_index).sum()) for targets in batch[-1]]
+    for count, *part in zip(counts, *batch):
+        if count:
+            loss = loss_of(*part) * (count / sum(counts))
+            loss.backward()
+            total += loss.detach()
+    return total
+
+# loss_of stands for your forward and loss: write backward_in_parts(loss_of, inputs, targets)
+# in place of loss_of(inputs, targets).backward(). The targets of the cross entropy come last,
+# and ignore_index is that of your cross entropy
+""",
     "gradients": """\
 {optimizer}.register_step_post_hook(lambda optimizer, *_: optimizer.zero_grad())
 """,
