@@ -52,7 +52,8 @@ INDEPENDENT_SAMPLES: Final = "the loss must be a mean over independent samples"
 BATCH_STATISTICS: Final = "; batch norm computes its statistics for each part alone"
 EACH_PART: Final = "; each part changes {names} once more"
 COUNTED_TARGETS: Final = (
-    "; cross entropy leaves out the targets that are ignore_index: give the targets last, and your ignore_index"
+    "; cross entropy leaves out the targets that are ignore_index: "
+    "give the targets last, and your ignore_index"
 )
 NO_GRADIENTS: Final = (
     "its results then have no gradients; torch.inference_mode does as well if autograd reads none of them"
@@ -94,7 +95,7 @@ COMPILED: Final = (
     "a run without torch.compile would show checkpoints"
 )
 CHANGED_ARGUMENTS: Final = (
-    "no checkpoint is offered for {count} modules ({classes}): each puts new tensors into the {objects} that it is "
+    "no checkpoint is offered for {modules} ({classes}): {each} puts new tensors into the {objects} that it is "
     "called with, and its forward would do so again in the backward. If the training does not need this object, leave "
     "it out (a cache of transformers: use_cache=False)"
 )
@@ -103,7 +104,7 @@ CHANGED_ARGUMENTS: Final = (
 def changed_arguments(modules: list[str], objects: list[str]) -> str:
     """Return why some modules cannot be checkpointed, given their classes and those of the objects."""
     classes, kinds = (", ".join(sorted(set(names))) for names in (modules, objects))
-    return CHANGED_ARGUMENTS.format(count=len(modules), classes=classes, objects=kinds)
+    return CHANGED_ARGUMENTS.format(classes=classes, objects=kinds, **_by_number(modules))
 
 
 STATE_BETWEEN_PARTS: Final = (
@@ -111,7 +112,7 @@ STATE_BETWEEN_PARTS: Final = (
     "the batch would read what the part before wrote"
 )
 GROWN_LISTS: Final = (
-    "no checkpoint is offered for {count} modules ({classes}): each adds new tensors to its own list ({lists}), and "
+    "no checkpoint is offered for {modules} ({classes}): {each} adds new tensors to its own list ({lists}), and "
     "its forward would add them again in the backward. If it returns these tensors instead, it can be checkpointed"
 )
 
@@ -120,14 +121,16 @@ def grown_lists(modules: list[str], lists: list[str]) -> str:
     """Return why some modules cannot be checkpointed, given their classes and the attributes with their lists."""
     classes = ", ".join(sorted(set(modules)))
     names = ", ".join(sorted({f"`{name}`" for name in lists}))
-    return GROWN_LISTS.format(count=len(modules), classes=classes, lists=names)
+    return GROWN_LISTS.format(classes=classes, lists=names, **_by_number(modules))
 
 
 CHANGED_ATTRIBUTES: Final = (
-    "no checkpoint is offered for {count} modules ({classes}): each changes its own attribute ({names}), and its "
+    "no checkpoint is offered for {modules} ({classes}): {each} changes its own attribute ({names}), and its "
     "forward would run again in the backward with the new value, and change it again. Change the attribute outside "
-    "forward, or keep it in a buffer and write the buffer in place, and they can be checkpointed"
+    "forward, or {instead}, and {they} can be checkpointed"
 )
+KEEP_IN_BUFFER: Final = "keep it in a buffer and write the buffer in place"
+WRITE_IN_PLACE: Final = "write this buffer in place"
 
 
 def state_between_parts(names: Sequence[str]) -> str:
@@ -145,11 +148,25 @@ def names_as_text(names: Sequence[str]) -> str:
     return FIRST_AND_LAST.format(first=names[0], second=names[1], last=names[-1])
 
 
-def changed_attributes(modules: list[str], attributes: list[str]) -> str:
-    """Return why some modules cannot be checkpointed, given their classes and the attributes that they change."""
+def changed_attributes(modules: list[str], attributes: list[str], *, are_buffers: bool = False) -> str:
+    """Return why some modules cannot be checkpointed.
+
+    Args:
+        modules: their classes.
+        attributes: the attributes that they change.
+        are_buffers: whether all of these are buffers, which the modules replace.
+    """
     classes = ", ".join(sorted(set(modules)))
     names = ", ".join(sorted({f"`{name}`" for name in attributes}))
-    return CHANGED_ATTRIBUTES.format(count=len(modules), classes=classes, names=names)
+    instead = WRITE_IN_PLACE if are_buffers else KEEP_IN_BUFFER
+    return CHANGED_ATTRIBUTES.format(classes=classes, names=names, instead=instead, **_by_number(modules))
+
+
+def _by_number(modules: list[str]) -> dict[str, str]:
+    """Return the words of a sentence about one module or several."""
+    if len(modules) == 1:
+        return {"modules": "1 module", "each": "it", "they": "it"}
+    return {"modules": f"{len(modules)} modules", "each": "each", "they": "they"}
 
 
 def code_heading(number: int, peak: str) -> str:

@@ -221,11 +221,7 @@ class BatchMeans:
         return False
 
     def _places_of_batch(self, dimensions: list[int]) -> list[int]:
-        return [
-            place
-            for place, size in enumerate(dimensions[:LEADING])
-            if size and size % self._batch == 0
-        ]
+        return [place for place, size in enumerate(dimensions[:LEADING]) if size and size % self._batch == 0]
 
 
 def _is_within(sizes: list[int], of: list[int]) -> bool:
