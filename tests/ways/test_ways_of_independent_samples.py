@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 from ways import run_lines
 
 import memwatch
@@ -255,6 +256,40 @@ class _TimeFirst(nn.Module):
 def test_a_mean_over_the_time_is_no_mean_over_the_batch(time):
     model, x = _TimeFirst(), torch.randn(8, time, _WIDTH)
     assert len(_parts(_profile(_training(model, lambda x: model(x).square().mean(), x))))
+
+
+class _Groups(nn.Module):
+    """Normalizes groups of channels, in images that have as many rows as the batch has samples."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = _chain(), nn.Linear(_WIDTH, 64)
+
+    def forward(self, x):
+        groups = self.head(self.body(x)).movedim(-1, 1).contiguous().view(8, 8, -1)
+        return groups / (groups.square().mean(-1, keepdim=True) + 1).sqrt()
+
+
+def test_a_mean_over_groups_of_channels_is_no_mean_over_the_batch():
+    model, x = _Groups(), torch.randn(8, 8, 8, _WIDTH)
+    assert len(_parts(_profile(_training(model, lambda x: model(x).square().mean(), x))))
+
+
+@pytest.mark.parametrize("is_offered", [False, True])
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_a_loss_within_a_checkpoint_is_followed_too(use_reentrant, is_offered):
+    model, x = _chain(), torch.randn(_BATCH, _WIDTH)
+    head = nn.Linear(_WIDTH, 90)
+
+    def penalty(z):
+        mean = head(z).mean(0)
+        return mean.sum() if is_offered else mean.square().sum()
+
+    def loss_of(x):
+        z = model(x)
+        return z.square().mean() + checkpoint(penalty, z, use_reentrant=use_reentrant)
+
+    assert _parts(_profile(_training(model, loss_of, x))).empty != is_offered
 
 
 def _with_logits_in_variables(*, lines="", keeps=None):

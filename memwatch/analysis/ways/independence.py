@@ -216,7 +216,11 @@ class BatchMeans:
                 of_batch = of_batch[:1]
             others = [size for place, size in enumerate(its) if place not in of_batch]
             sizes = [size for size in left if size != 1]
-            if _is_within(sizes, others) or not any(size % self._batch == 0 for size in sizes):
+            if not any(size % self._batch == 0 for size in sizes):
+                return True
+            if _is_within(sizes, others) and not any(
+                _is_within_around(sizes, its, place) for place in of_batch
+            ):
                 return True
         return False
 
@@ -228,6 +232,16 @@ def _is_within(sizes: list[int], of: list[int]) -> bool:
     """Return True if some sizes are among others, in the same order."""
     rest = iter(of)
     return all(size in rest for size in sizes)
+
+
+def _is_within_around(sizes: list[int], of: list[int], place: int) -> bool:
+    """Return True if some sizes are among others, in the same order, with the size at a place among them."""
+    return any(
+        size == of[place]
+        and _is_within(sizes[:number], of[:place])
+        and _is_within(sizes[number + 1 :], of[place + 1 :])
+        for number, size in enumerate(sizes)
+    )
 
 
 def weighs_classes(base: str, given: list[int]) -> bool:
@@ -243,7 +257,8 @@ def is_cross_entropy(base: str) -> bool:
 def runs_nodes_again(facts: Facts, start: int, end: int) -> bool:
     """Return True if several backwards of some ops run the same node: `backward(retain_graph=True)`.
 
-    A backward runs all ops of a node one after the other.
+    A backward runs the nodes from the newest to the oldest, apart from those that it makes anew, as a checkpoint does.
+    So a node that runs again after an older one belongs to another backward.
     """
     ops = facts.capture.tables["ops"]
     sequence = ops["sequence"][start:end][ops["phase"][start:end] == BACKWARD]
@@ -251,7 +266,12 @@ def runs_nodes_again(facts: Facts, start: int, end: int) -> bool:
     if not len(sequence):
         return False
     runs = sequence[np.append(True, np.diff(sequence) != 0)]
-    return len(np.unique(runs)) < len(runs)
+    nodes, first, counts = np.unique(runs, return_index=True, return_counts=True)
+    last = len(runs) - 1 - np.unique(runs[::-1], return_index=True)[1]
+    return any(
+        bool((runs[first[place] : last[place]] < nodes[place]).any())
+        for place in np.flatnonzero(counts > 1).tolist()
+    )
 
 
 class StateOfForward(NamedTuple):

@@ -41,7 +41,7 @@ from memwatch.analysis.ways.independence import (
 from memwatch.analysis.ways.other_optimizer import has_one_optimizer
 from memwatch.analysis.ways.step_in_backward import OF_JOBS, gradients_of_parameters
 from memwatch.analysis.ways.timeline import ChangedBytes, dimensions_of_storages
-from memwatch.capture.schema import ACCESSES, FORWARD, IN_BACKWARD, NONE, OPTIMIZER
+from memwatch.capture.schema import ACCESSES, FORWARD, IN_BACKWARD, NONE, OPTIMIZER, RECOMPUTE
 from memwatch.kinds.roles import ROLES
 from memwatch.words import ways as words
 
@@ -348,10 +348,12 @@ def _follow(
             if phase[op] == FORWARD and data.issuperset(given):
                 data.update(number for number in results if not lasting[number])
             continue
-        if phase[op] == FORWARD:
+        if phase[op] in (FORWARD, RECOMPUTE):  # a reentrant checkpoint makes the nodes as it computes again
             base = base_names[int(ops["name"][op])]
-            if derived.issuperset(given) and mixes_samples(
-                base, list(map(dimensions, given)), list(map(dimensions, results))
+            if (
+                phase[op] == FORWARD
+                and derived.issuperset(given)
+                and mixes_samples(base, list(map(dimensions, given)), list(map(dimensions, results)))
             ):
                 return None
             if means.has_mixed(op, base, given, [*results, *written], derived) or weighs_classes(base, given):
