@@ -190,8 +190,8 @@ def backward_in_parts(loss_of, *batch, parts={parts}, ignore_index=-100):
     return total
 
 # loss_of stands for your forward and loss: write backward_in_parts(loss_of, inputs, targets)
-# in place of loss_of(inputs, targets).backward(). The targets of the cross entropy come last,
-# and ignore_index is that of your cross entropy
+# in place of loss_of(inputs, targets).backward(). The targets come last, as your cross entropy
+# gets them, and ignore_index is that of your cross entropy
 """,
     "gradients": """\
 {optimizer}.register_step_post_hook(lambda optimizer, *_: optimizer.zero_grad())

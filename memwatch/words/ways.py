@@ -53,7 +53,7 @@ BATCH_STATISTICS: Final = "; batch norm computes its statistics for each part al
 EACH_PART: Final = "; each part changes {names} once more"
 COUNTED_TARGETS: Final = (
     "; cross entropy leaves out the targets that are ignore_index: "
-    "give the targets last, and your ignore_index"
+    "give the targets last, as the loss gets them, and your ignore_index"
 )
 NO_GRADIENTS: Final = (
     "its results then have no gradients; torch.inference_mode does as well if autograd reads none of them"
