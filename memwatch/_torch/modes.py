@@ -78,8 +78,9 @@ class UncompiledMode(_Base):  # type: ignore[misc]  # the base is looked up
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # True would wrap `__torch_dispatch__` in code that is as slow as recording. Its first call imports
-        # torch._dynamo, which takes seconds and changes the process. `dynamo.skip_frames_of` avoids this.
+        # With True, torch would wrap `__torch_dispatch__` in code that takes as long as recording. Its first call also
+        # imports torch._dynamo, which takes seconds and changes the process. `dynamo.skip_frames_of` keeps dynamo out
+        # instead.
         return False
 
 
@@ -98,12 +99,12 @@ def _flattens(tensor: Any) -> bool:
 
 
 is_wrapper_subclass: Final[Callable[[Any], bool]] = Part(
-    "wrapper subclasses are recognized by one method only"
+    "wrapper subclasses are recognized by their method `__tensor_flatten__` alone"
 ).take("torch.utils._python_dispatch.is_traceable_wrapper_subclass", _flattens)
 """Return True for a tensor that consists of inner tensors, which `__tensor_flatten__` names."""
 
 
-_own: Final = Part("subclasses of the program are not left to torch's own modes, as FakeTensorMode")
+_own: Final = Part("torch's own modes, such as FakeTensorMode, are taken for modes of the program")
 _own.take("torch._subclasses.fake_tensor.FakeTensor._mode_key", None)
 
 
@@ -149,4 +150,5 @@ PLACES_THAT_CHANGE_HOOKS: Final = tuple(
         ("utils", "checkpoint.py"), ("optim", "optimizer.py"),
     )
 )  # fmt: skip
-"""Files of torch that trace or compile a program, push hooks, or call hooks of the kinds that a recording adds."""
+"""Beginnings of the paths of torch's files that trace or compile a program, or that push or call hooks such as those
+that a recording adds. While code of such a file runs, a recording must neither begin nor end."""

@@ -32,7 +32,7 @@ from memwatch.settings import project_settings
 from memwatch.sizes import format_bytes
 from memwatch.words.processes import PROGRAM_FAILED
 from memwatch.words.storages import short_site
-from memwatch.words.summary import FIT_COMMAND, NEXT_COMMAND
+from memwatch.words.summary import FIT_COMMAND, LEAKS_COMMAND, NEXT_COMMAND
 
 if TYPE_CHECKING:
     from memwatch.analysis.compare import Comparison
@@ -97,15 +97,19 @@ def _summary_text(reading: Reading, options: argparse.Namespace) -> str:
     verb = "plan" if reading.capture.rows("arguments") else "report"
     device = () if options.device is None else ("--device", options.device)
     command = command_line(*memwatch_command(), verb, *device, options.capture)
-    following = "\n".join([NEXT_COMMAND.format(command=command), *_to_measure(reading)])
+    following = "\n".join([NEXT_COMMAND.format(command=command), *_to_run_next(reading)])
     return reading.summary(following=following, **_rows(options))
 
 
-def _to_measure(reading: Reading) -> list[str]:
-    """Return a line with the command that measures changes of the recorded script, if one would help."""
+def _to_run_next(reading: Reading) -> list[str]:
+    """Return a line with the command that helps next with the recorded script, if one would."""
     argv = [str(word) for word in reading.meta.get("argv", ())]
     if not argv or not argv[0].endswith(".py"):
         return []
+    from memwatch.report.facts import growing
+
+    if growing(reading) is not None:
+        return [LEAKS_COMMAND.format(command=command_line(*memwatch_command(), "leaks", *argv))]
     from memwatch.fit.way import Kind
 
     measured = {kind.value for kind in Kind}  # `fit` does not split the batch or take another optimizer

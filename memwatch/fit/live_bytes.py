@@ -6,7 +6,9 @@ import contextlib
 import functools
 import gc
 import weakref
+from bisect import bisect_right
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import torch
@@ -53,10 +55,14 @@ class LiveBytes:
     Attributes:
         baseline_bytes: bytes that were alive when the block began.
         peak_bytes: the most bytes alive at one instant of the block, the baseline included.
+        marks_ns: instants of the block to know the live bytes of, in Unix time. The block fills it.
+        marked_bytes: the bytes that were alive at each of them.
     """
 
     baseline_bytes: int = 0
     peak_bytes: int = 0
+    marks_ns: list[int] = field(default_factory=list)
+    marked_bytes: list[int] = field(default_factory=list)
 
 
 @contextlib.contextmanager
@@ -78,7 +84,10 @@ def count_live_bytes(device: str) -> Iterator[LiveBytes]:
         yield found
     if older is not None:
         events = older.merged_with(events)
-    found.peak_bytes = _peak(events, found.baseline_bytes)
+    levels = list(accumulate((nbytes for _, _, nbytes in events), initial=found.baseline_bytes))
+    found.peak_bytes = max(levels)
+    times_ns = [time_ns for time_ns, _, _ in events]
+    found.marked_bytes = [levels[bisect_right(times_ns, mark_ns)] for mark_ns in found.marks_ns]
 
 
 def alive_bytes(device: str) -> int:
@@ -161,14 +170,6 @@ class _Older:
             if times and change >= 0:  # a free that the allocator itself reported is among its events
                 freed.append((min(times), address, -nbytes))
         return sorted([*freed, *events], key=lambda event: event[0])
-
-
-def _peak(events: list[AllocatorEvent], level_bytes: int) -> int:
-    peak = level_bytes
-    for _, _, nbytes in events:
-        level_bytes += nbytes
-        peak = max(peak, level_bytes)
-    return peak
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from contextlib import ExitStack
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -45,6 +46,11 @@ if TYPE_CHECKING:
 
 _FEWEST_STEPS: Final = 2
 """Steps of a run: the first is not timed."""
+_FEWEST_GROWN: Final = 2
+_LEAST_GROWTH_RATIO: Final = 0.01
+"""A share of the peak: a smaller growth of a step changes little. A guess."""
+_ALIKE_RATIO: Final = 1.25
+"""A guess. A list of losses grew by equal bytes in each step, to the byte."""
 
 
 class Enough(BaseException):
@@ -111,8 +117,10 @@ class ProgramTrial:
             if self._run.is_planned and not can_measure():
                 raise _StillMeasuringError
             with count_live_bytes(self._run.device) as counted:
+                self._run.step_ends_ns = counted.marks_ns
                 yield
             live.baseline_bytes, live.peak_bytes = counted.baseline_bytes, counted.peak_bytes
+            live.marked_bytes = counted.marked_bytes
 
         try:
             run = self._run_program(way, counting)
@@ -126,7 +134,14 @@ class ProgramTrial:
             return Measurement(way, None, failure=OUT_OF_MEMORY)
         left_bytes = self.left_bytes
         peak_bytes, baseline_bytes = live.peak_bytes - left_bytes, live.baseline_bytes - left_bytes
-        return Measurement(way, peak_bytes, baseline_bytes, min(run.times_ns), run.results)
+        return Measurement(
+            way,
+            peak_bytes,
+            baseline_bytes,
+            min(run.times_ns),
+            run.results,
+            growth_bytes=growth_of_steps(live),
+        )
 
     def scan(self) -> SavedScan:
         """Run the program's first steps and return the bytes that the modules save."""
@@ -186,6 +201,18 @@ class ProgramTrial:
             restore()
 
 
+def growth_of_steps(live: LiveBytes) -> int:
+    """Return the bytes that each step left alive, the least of them; 0 if the steps did not grow alike.
+
+    Batches of different lengths leave more or less. A leak leaves about the same in each step.
+    """
+    levels = [live.baseline_bytes, *live.marked_bytes]
+    grown = [after - before for before, after in pairwise(levels)]
+    if len(grown) < _FEWEST_GROWN or min(grown) <= _LEAST_GROWTH_RATIO * live.peak_bytes:
+        return 0
+    return min(grown) if max(grown) <= _ALIKE_RATIO * min(grown) else 0
+
+
 def drop_modules(*, besides: Collection[str]) -> None:
     """Drop the modules of the program, with what they hold, so that its next run imports them again.
 
@@ -226,6 +253,7 @@ class _Run:
         self.names, self.device = Expressions(), "cpu"
         self.applied: Applied | None = None
         self.times_ns: list[int] = []
+        self.step_ends_ns: list[int] = []
         self.results = b""
         self.steps = 0
         self.is_complete = False
@@ -269,6 +297,7 @@ class _Run:
         self.steps += 1
         if self.steps > self._uncounted:
             self.times_ns.append(now_ns - self._last_ns)
+            self.step_ends_ns.append(time.time_ns())
         if self.steps == self.needed_steps:
             self._window.close()
         if self.steps == self._compared:  # after as many steps in each way

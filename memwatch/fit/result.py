@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from memwatch.fit.way import Applied
     from memwatch.planner.plan import Plan
 
+_GROWTH: Final = "growth_bytes"
+"""In the table's `attrs`: bytes that each step of the program itself left alive."""
 _BITWISE: Final = {True: "yes", False: "no", None: "unknown"}
 
 
@@ -104,6 +106,7 @@ def ways_table(search: Search, kept: Measurement | None, limit_bytes: int) -> pd
         for each in search.tried
     ]
     table: pd.DataFrame = pd.DataFrame(rows)
+    table.attrs[_GROWTH] = search.tried[0].growth_bytes
     return table
 
 
@@ -132,8 +135,10 @@ def ways_text(
     head = Text(_headline(ways, limit_bytes), style="bold")
     after = [*_failures(ways), *notes]
     parts: list[RenderableType] = [head, "", _table(ways), *(Text(clip(note)) for note in after)]
+    if growth_bytes := ways.attrs.get(_GROWTH):
+        parts.insert(1, Text(words.GROWS.format(nbytes=format_bytes(growth_bytes)), style="bold"))
     if code:
-        parts += ["", Text("Without memwatch.fit, write before the training loop:", style="bold"), ""]
+        parts += ["", Text("To keep this way, write before the training loop:", style="bold"), ""]
     # lines of code are not broken, so that they can be pasted
     return to_text(*parts, width=width, color=color) + code
 

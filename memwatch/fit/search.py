@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
-from itertools import product
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from memwatch.device_names import is_host
@@ -45,11 +44,6 @@ The second is used only if the first is too much.
 
 _ABOUT_BUDGETS: Final = r"memwatch\.apply_plan|torch\.compile, backend memwatch"
 """How the warnings begin of plans that are above their budget."""
-
-
-def _peak_bytes(predicted: dict[str, dict[str, Any]], kind: Kind) -> float:
-    """Return the peak that is predicted for a kind of way; infinite where none is."""
-    return float(predicted[kind.value]["peak_bytes"]) if kind.value in predicted else math.inf
 
 
 def _is_part(kind: Kind, predicted: Collection[str]) -> bool:
@@ -215,15 +209,16 @@ class Search:
         """Return the fastest way under the limit. A way with other results is the last resort.
 
         If several ways are equally fast, return the first that was tried, because it changes less of the program. A
-        way whose lines need memwatch must be faster than a way whose lines need torch alone, by more than the noise.
+        way whose lines need memwatch, or a step in the backward, which forbids clipping and accumulation, must be
+        faster than the others by more than the noise.
         """
         fitting = [each for each in self.tried if each.fits(self._limit_bytes)]
         exact = [each for each in fitting if self.is_bitwise(each) is not False] or fitting
         least_cost = min((each.cost for each in exact), default=0.0)
-        of_torch = [each for each in exact if not each.way.is_planned]
-        least_of_torch = min((each.cost for each in of_torch), default=math.inf)
-        if least_of_torch <= least_cost * _NOISE:
-            exact, least_cost = of_torch, least_of_torch
+        plainer = [each for each in exact if not each.way.is_planned and not each.way.steps_in_backward]
+        least_of_plainer = min((each.cost for each in plainer), default=math.inf)
+        if least_of_plainer <= least_cost * _NOISE:
+            exact, least_cost = plainer, least_of_plainer
         return next((each for each in exact if each.cost <= least_cost * _GOOD_ENOUGH), None)
 
     def _try(self, way: Way) -> Measurement:
@@ -255,15 +250,17 @@ class Search:
         scan = self._trial.scan()
         saved, self._changing, self._baseline_bytes = scan.found, scan.changing_buffers, scan.baseline_bytes
         predicted = self._predicted()
-        settings = self._settings(predicted, gradients_wait=scan.gradients_wait)
-        for change in sorted(settings, key=lambda change: _peak_bytes(predicted, change.kind)):
-            if base.way.steps_in_backward:  # one parameter at a time, and no gradient waits
-                self._reason(words.IN_BACKWARD_ALREADY, change.kind)
-                continue
+        for change in self._settings(gradients_wait=scan.gradients_wait):
             measured = self._try(base.way.also(change))
             yield measured
             if self._is_gain(measured, base):
                 base = measured
+        # a step in the backward updates one parameter at a time and keeps no gradient, so it needs no other setting
+        in_backward = Way((Change(Kind.STEP_IN_BACKWARD),))
+        may_step_in_backward = self._may(Kind.STEP_IN_BACKWARD) and _is_part(Kind.STEP_IN_BACKWARD, predicted)
+        if may_step_in_backward and Kind.STEP_IN_BACKWARD.value in predicted:
+            yield self._try(in_backward)
+        self._reason(words.NOT_IN_BACKWARD, Kind.STEP_IN_BACKWARD)
         for name in self._changed_arguments:  # its forward would change the object a second time
             saved.by_module.pop(name, None)
         # likewise, also as a part of a larger module
@@ -272,21 +269,16 @@ class Search:
             for count in range(1, len(parts) + 1):
                 saved.by_module.pop(".".join(parts[:count]), None)
         divided = partitions(self._trial.model, saved) if self._may(Kind.CHECKPOINT) else []
-        bases = [base.way]
-        if (
-            self._may(Kind.STEP_IN_BACKWARD)
-            and not base.way.steps_in_backward
-            and _is_part(Kind.STEP_IN_BACKWARD, predicted)
-        ):
-            # alone it lowers nothing, with checkpoints it does
-            bases.append(base.way.also(Change(Kind.STEP_IN_BACKWARD)))
+        # alone it may lower nothing, and with checkpoints it does; then fewer blocks may be enough
+        bases = [base.way, *([in_backward] if may_step_in_backward else [])]
         if not divided:
             self._reason(words.NO_BLOCKS, Kind.CHECKPOINT, Kind.OFFLOAD)
-        for way, names in product(bases, divided):  # smaller blocks only if the large ones do not fit
-            found = list(self._least(way, names, Kind.CHECKPOINT))
-            yield from found
-            if any(measured.fits(self._limit_bytes) for measured in found):
-                break
+        for way in bases:
+            for names in divided:  # smaller blocks only if the large ones do not fit
+                found = list(self._least(way, names, Kind.CHECKPOINT))
+                yield from found
+                if any(measured.fits(self._limit_bytes) for measured in found):
+                    break
         if self._may(Kind.CHAIN):
             for name, length in chains(self._trial.model, saved):
                 # checkpoint_sequential has no place for the lines that keep them
@@ -303,7 +295,7 @@ class Search:
         for kind in (Kind.POLICY, Kind.BACKEND):
             if self._may(kind) and not plain.is_estimate:
                 # a plan is of a forward, a backward and then a step
-                yield from self._planned(plain if base.way.steps_in_backward else base, kind)
+                yield from self._planned(base, kind)
         # last, for a fused step rounds differently: it is wanted only where no way with the program's results fits
         if any(measured.fits(self._limit_bytes) for measured in self.tried):
             self._reason(words.ROUNDS, Kind.FUSED, Kind.LOSS_IN_PARTS)
@@ -387,7 +379,8 @@ class Search:
         self._changed_attributes = {name: attribute for name, attribute in attributes if name in names}
         return {way["kind"]: way for way in reversed(ways.to_dict("records"))}  # the lowest of a kind
 
-    def _settings(self, predicted: Collection[str], *, gradients_wait: bool) -> list[Change]:
+    def _settings(self, *, gradients_wait: bool) -> list[Change]:
+        """Return the changes of one argument or one line that leave the results as they are."""
         found = []
         groups = [group for optimizer in self._trial.optimizers for group in optimizer.param_groups]
         # torch updates lists of tensors where starting a kernel costs
@@ -397,11 +390,8 @@ class Search:
             found.append(Change(Kind.FOREACH))
         if self._may(Kind.GRADIENTS) and gradients_wait:
             found.append(Change(Kind.GRADIENTS))
-        if self._may(Kind.STEP_IN_BACKWARD) and Kind.STEP_IN_BACKWARD.value in predicted:
-            found.append(Change(Kind.STEP_IN_BACKWARD))
         self._reason(words.NO_LISTS, Kind.FOREACH)
         self._reason(words.NO_GRADIENTS_WAIT, Kind.GRADIENTS)
-        self._reason(words.NOT_IN_BACKWARD, Kind.STEP_IN_BACKWARD)
         return found
 
     def _least(self, base: Way, names: tuple[str, ...], kind: Kind) -> Iterator[Measurement]:

@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from memwatch._torch.autograd_state import autograd_state
 from memwatch._torch.modes import disable_torch_dispatch
+from memwatch.containers import LISTS
 from memwatch.devices import devices_in_use
 from memwatch.encoding import read_states, restore_states
 from memwatch.fit.kept_tensors import KeptTensor, KeptTensors
@@ -36,7 +37,7 @@ _MOST_DATA_BYTES: Final = 256 * 2**20
 """Bytes of tensors and arrays, beside model and optimizers, that are copied. A guess: a step seldom writes its data."""
 _OF_TORCH: Final = (nn.Module, Optimizer, LRScheduler, torch.amp.GradScaler)
 """Objects of torch whose attributes are their state."""
-_LISTS: Final = class_ids(list, deque)
+_LISTS: Final = class_ids(*LISTS)
 _DICTS: Final = class_ids(dict, OrderedDict, defaultdict, Counter)
 _FIXED: Final = class_ids(tuple, frozenset, functools.partial, MethodType)
 _ITERATORS: Final = class_ids(type(iter([])), type(iter(())))

@@ -43,6 +43,7 @@ class Measurement:
         failure: the reason why the trial failed; "" after a success.
         is_estimate: whether the bytes belong to tensors without memory.
         flops: floating point operations of an estimated step.
+        growth_bytes: bytes that each step left alive; 0 if they did not grow, or if a trial has one step.
     """
 
     way: Way
@@ -53,6 +54,7 @@ class Measurement:
     failure: str = ""
     is_estimate: bool = False
     flops: int | None = None
+    growth_bytes: int = 0
 
     def fits(self, limit_bytes: int) -> bool:
         """Return True if the step ran and its peak was at or under the limit."""

@@ -51,6 +51,7 @@ from torch import Tensor, nn
 from memwatch._torch.jit import Future
 from memwatch._torch.modules import BUFFERS, MODULES, PARAMETERS
 from memwatch.arrays import items_of_array
+from memwatch.containers import ALL, ORDERED, WITHOUT_KEYS
 from memwatch.heap.autograd import gradient_of
 from memwatch.heap.c_held import results_of
 from memwatch.heap.capsules import Capsule
@@ -96,12 +97,11 @@ _PROBE_ITEMS: Final = 64
 """A longer container is left if so many items at its beginning are all numbers or texts. A guess."""
 _MAX_TRIES: Final = 8
 """Attempts to copy a container that another thread changes meanwhile. A guess."""
-_SEQUENCES: Final = (list, tuple, set, frozenset, deque)
-_SEQUENCE_IDS: Final = class_ids(*_SEQUENCES)
-_ORDERED: Final = (tuple, list, deque)
-_ORDERED_IDS: Final = class_ids(*_ORDERED)
-_PLAIN: Final = class_ids(list, tuple, dict, set, frozenset, deque)
+_SEQUENCE_IDS: Final = class_ids(*WITHOUT_KEYS)
+_ORDERED_IDS: Final = class_ids(*ORDERED)
+_PLAIN: Final = class_ids(*ALL)
 _ROWS: Final = class_ids(list, tuple)
+"""Types that keep their items in one row of memory, which may have gaps while C code fills it."""
 OFTEN_EMPTY: Final = class_ids(dict, OrderedDict, set, list)  # as the ten tables of hooks of a module
 _TABLES: Final = (PARAMETERS, BUFFERS, MODULES)
 _ARRAY: Final = np.ndarray.__dict__
@@ -196,7 +196,7 @@ def _mapping_links(value: Any) -> Iterator[Chain]:
 def _sequence_links(value: Any) -> Iterator[Chain]:
     if gc.is_tracked(value) and not _is_barren(value):
         cls = type(value)
-        kind = cls if id(cls) in _SEQUENCE_IDS else next(base for base in _SEQUENCES if derives(cls, base))
+        kind = cls if id(cls) in _SEQUENCE_IDS else next(base for base in WITHOUT_KEYS if derives(cls, base))
         return chain(_items(value, kind.__iter__), _extra(value))
     return iter(())
 
@@ -271,7 +271,7 @@ def ordered_kind(value: object) -> type[tuple[Any, ...] | list[Any] | deque[Any]
     cls = type(value)
     if id(cls) in _ORDERED_IDS:
         return cls  # type: ignore[return-value]
-    return next((kind for kind in _ORDERED if derives(cls, kind)), None)
+    return next((kind for kind in ORDERED if derives(cls, kind)), None)
 
 
 def _is_half_made(container: Any) -> bool:

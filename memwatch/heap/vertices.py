@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from memwatch._torch.tensors import TENSOR_DICT
+from memwatch.containers import ALL
 from memwatch.heap.capsules import Capsule, capsule_address
 from memwatch.heap.class_checks import class_ids, derives, is_a
 from memwatch.heap.names import instance_dict, name_in_code, short_qualname, type_name
@@ -38,7 +39,6 @@ _MAX_KEY: Final = 60  # characters of a dictionary key; a guess
 _MAX_KEY_PARTS: Final = 4  # entries of a tuple that is a dictionary key; a guess
 _WRITTEN: Final = class_ids(str, int, float, bool, bytes, type(None))
 """Keys of dictionaries that are shown as Python writes them."""
-_SIZED: Final = (list, tuple, dict, set, frozenset, deque)
 
 
 def describe(obj: object) -> str:
@@ -188,13 +188,13 @@ _MAKERS: Final[tuple[tuple[type, Callable[[Any], Vertex]], ...]] = (
     (AsyncGeneratorType, _suspended(VertexKind.ASYNC_GENERATOR, "ag_code")),
     (partial, lambda _: Vertex(VertexKind.PARTIAL)),
     (_lru_cache_wrapper, _cache),
-    *((sized, _container(sized)) for sized in _SIZED),
+    *((sized, _container(sized)) for sized in ALL),
 )
 _BY_TYPE: Final = {id(cls): make for cls, make in _MAKERS}
 _BY_BASE: Final[tuple[tuple[type, Callable[[Any], Vertex]], ...]] = (
     (ModuleType, module_vertex),
     (torch.UntypedStorage, _storage),
     (np.ndarray, _array),
-    *((base, _container(base)) for base in _SIZED),
+    *((base, _container(base)) for base in ALL),
     (BaseException, _exception),
 )

@@ -186,8 +186,8 @@ def _merged(leaks: Sequence[Leak]) -> Leak:
 def goes_on(runs: Collection[int], measured: Sequence[int]) -> bool:
     """Return True if runs at about equal distances added to a holder, from the first measured run to the last.
 
-    The largest distance between two such runs counts as the distance of all. A list of the last few results is no
-    leak: it has dropped the results of the first runs, so they are farther away.
+    The largest distance between two such runs counts as the distance of all. So a list of the last few results does not
+    count: it has dropped the results of the first runs.
 
     Args:
         runs: the runs from which the holder still has something.

@@ -81,9 +81,8 @@ def growth(
         snapshots: one snapshot before some runs and one after each.
         earlier: the same for much earlier runs, if any. A holder that only went up and down since then did not grow.
         every_run: True to count only holders that have more storages after every run, not only after all of them.
-        runs: the number of all runs, those before the first snapshot included. A holder that has less than half of what
-            it would have after so many runs with the growth of now was emptied in between, so it does not count. 0 if
-            this does not matter.
+        runs: the number of all runs, including those before the first snapshot. Multiply the present growth by them: a
+            holder with less than half of the product was emptied in between, and does not count. 0 counts every holder.
     """
     comparison = _Comparison(snapshots, earlier, every_run=every_run, runs=runs)
     grown = []
@@ -102,7 +101,7 @@ def growth(
 
 
 class _Comparison:
-    """Compares some snapshots with each other, and with those of earlier runs."""
+    """Compares some snapshots with each other and with earlier snapshots."""
 
     def __init__(
         self, snapshots: Sequence[Diagnosis], earlier: Sequence[Diagnosis], *, every_run: bool, runs: int
@@ -150,7 +149,7 @@ class _Comparison:
         return is_rising and _is_above(counts, earlier) and self._lasts(counts)
 
     def _lasts(self, amounts: Sequence[int]) -> bool:
-        """Return True if a holder has at least half of what it would have if it had grown like this in all runs."""
+        """Return True if a holder has at least half of its present growth times the number of all runs."""
         return 2 * amounts[-1] >= (amounts[-1] - amounts[0]) * self._times_as_many
 
 

@@ -7,13 +7,13 @@ gradient of a parameter that only an optimizer's state remembers.
 from __future__ import annotations
 
 import re
-from collections import deque
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
 from memwatch._torch.modules import BUFFERS, MODULES, PARAMETERS
+from memwatch.containers import LISTS
 from memwatch.heap.autograd import plain_gradient
 from memwatch.heap.c_held import c_held_edges, keeps_in_c
 from memwatch.heap.class_checks import is_a
@@ -77,9 +77,9 @@ def has_older_of_its_class(snapshot: Snapshot, values: int, entry: int) -> bool:
 
 def _entries_of(owner: object) -> Iterator[object]:
     """Yield what a container has, the newest first where it has an order; runs none of the program's code."""
-    for cls in (list, deque):
+    for cls in LISTS:
         if is_a(owner, cls):
-            yield from cls.__reversed__(owner)  # type: ignore[arg-type]
+            yield from cls.__reversed__(owner)
     if is_a(owner, dict):
         yield from chain.from_iterable(reversed(dict.items(owner)))  # type: ignore[arg-type]
     if is_a(owner, set):

@@ -1,14 +1,15 @@
 """Read the limits on this process's memory, and how much of each is in use.
 
-A cgroup limit ends a process without an error: the kernel kills it. A container has such a limit, of version 1 or 2 of
-the interface. `RLIMIT_AS` (`ulimit -v`) limits the address space, and allocations fail at it.
+If a control group reaches its limit, the kernel kills a process in it, and no error is raised. Containers have such
+limits, in files of version 1 or 2 of the interface. `RLIMIT_AS` (`ulimit -v`) limits the address space, and allocations
+fail at it.
 """
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final
 
 from memwatch.signal_handlers import pass_on
@@ -28,7 +29,7 @@ class Limit:
     """A limit on memory, in bytes.
 
     Attributes:
-        name: the words for it.
+        name: the name that messages show.
         limit_bytes: the limit.
         used_bytes: the memory that counts against it, without memory that the kernel takes back.
     """
@@ -84,7 +85,8 @@ class MemoryLimits:
     """The limits of this process.
 
     Args:
-        root: the folder that has `proc` and `sys`; tests put files of their own there.
+        root: the folder that has `proc` and `sys`; tests put files of their own there. `RLIMIT_AS` is always read from
+            this process.
     """
 
     def __init__(self, root: Path = Path("/")) -> None:
@@ -98,14 +100,17 @@ class MemoryLimits:
     def read(self) -> list[Limit]:
         """Return the limits that exist, the limit with the least room first."""
         found = [limit for group in self._groups if (limit := group.read()) is not None]
-        found += [limit] if (limit := _address_space()) is not None else []
+        found += [limit] if (limit := _address_space(self._root)) is not None else []
         return sorted(found, key=lambda each: each.room_bytes)
 
     def stalled_percent(self) -> float:
-        """Return how long processes waited for memory in the last 10 s, in percent; 0 without such a count."""
+        """Return how long processes waited for memory, in percent of the last 10 s.
+
+        The kernel counts this for a control group of version 2, or else for the whole machine. 0 if it does not.
+        """
         lines = [line.split() for line in _lines(self._pressure_file)]
         words = [word for first, *others in filter(None, lines) if first == "some" for word in others]
-        return next((float(word[6:]) for word in words if word.startswith("avg10=")), 0.0)
+        return next((float(word.removeprefix("avg10=")) for word in words if word.startswith("avg10=")), 0.0)
 
 
 def _groups_of_this_process(root: Path) -> Iterator[_Group]:
@@ -113,7 +118,7 @@ def _groups_of_this_process(root: Path) -> Iterator[_Group]:
     mounts = [words for line in _lines(root / "proc/self/mountinfo") if "-" in (words := line.split())]
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, own = (line + "::").split(":", 2)
-        own = own.removesuffix("::")
+        own = own.removesuffix("::")  # these make a damaged line have three parts
         version = 2 if not controllers else 1
         if version == 1 and "memory" not in controllers.split(","):
             continue
@@ -125,7 +130,8 @@ def _groups_of_this_process(root: Path) -> Iterator[_Group]:
                 continue
             mounted, place = words[3], root / words[4].lstrip("/")
             # a container sees a part of the tree: the mounted folder has the files of `mounted`
-            below = os.path.relpath(own, mounted) if own.startswith(mounted) else "."
+            is_below = PurePosixPath(own).is_relative_to(mounted)
+            below = os.path.relpath(own, mounted) if is_below else "."
             folder = place / below if below != "." else place
             yield from (_Group(each, version) for each in (folder, *folder.parents) if _is_in(each, place))
             break
@@ -135,7 +141,7 @@ def _is_in(folder: Path, place: Path) -> bool:
     return folder == place or place in folder.parents
 
 
-def _address_space() -> Limit | None:
+def _address_space(root: Path) -> Limit | None:
     try:
         import resource
     except ImportError:  # Windows
@@ -143,7 +149,7 @@ def _address_space() -> Limit | None:
     limit_bytes = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit_bytes == resource.RLIM_INFINITY:
         return None
-    pages = _lines(Path("/proc/self/statm"))
+    pages = _lines(root / "proc/self/statm")
     if not pages:
         return None
     return Limit(ADDRESS_SPACE, limit_bytes, int(pages[0].split()[0]) * resource.getpagesize())

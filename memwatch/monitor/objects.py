@@ -9,13 +9,14 @@ import itertools
 import mmap
 import sys
 import types
-from collections import Counter, deque
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from memwatch.arrays import base_of_array, items_of_array, subclasses_of
+from memwatch.containers import GROWING
 from memwatch.monitor.layouts import BUFFERS, buffer_of_text, bytes_of_buffer, memory_of_mmap
 from memwatch.monitor.mappings import union_of
 from memwatch.signal_handlers import pass_on
@@ -284,7 +285,7 @@ def _has_plain_size(cls: type) -> bool:
 
 
 _LEAST_LENGTH: Final = 64  # of a container that may be where a program grows: the others are too many
-_CONTAINERS: Final = (dict, list, set, deque)
+
 _SAMPLED_ENTRIES: Final = 8  # of each end of a container
 _SAMPLED_REFERENTS: Final = (6, 3, 2, 2)
 """How many referents of an entry are measured, and of each of these, and so on: at most 132 objects. A guess."""
@@ -304,7 +305,7 @@ def _containers(objects: Sequence[Any]) -> Iterator[tuple[Any, int]]:
 
 
 def _container_base(cls: type) -> Any:
-    return next((each for each in _CONTAINERS if any(each is one for one in _MRO(cls))), None)
+    return next((each for each in GROWING if any(each is one for one in _MRO(cls))), None)
 
 
 def is_container(cls: type) -> bool:

@@ -1,7 +1,7 @@
 """Record every allocation and free of the block's threads, as the allocator itself reports them, to the byte.
 
-The events come in windows of time. A window ends when the rows are written, and the next one begins. If the program
-starts its own torch profiler, memwatch gives up its own events for it.
+The events come in windows of time. A window ends when its rows are emitted, and the next one begins. torch has one
+profiler at a time, so if the program starts one, memwatch stops receiving events.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from memwatch.record.backend import AllocatorEvents, Window
     from memwatch.record.tables.rows import OpCounter
 
-_MOST: Final = 50_000
-"""Rows that wait at most. A write copies them, and threads may have made millions. A guess."""
+_MOST_WAITING: Final = 50_000
+"""Rows of `WaitingEvents` that make a write due. A write copies them, so they must not become millions. A guess."""
 
 
 class WaitingEvents:
@@ -39,7 +39,7 @@ class WaitingEvents:
     def add(self, rows: IntArray) -> bool:
         """Add rows. Return whether so many wait that they must be written now."""
         self._rows.append(rows)
-        return sum(map(len, self._rows)) >= _MOST
+        return sum(map(len, self._rows)) >= _MOST_WAITING
 
     def take(self) -> list[IntArray]:
         """Remove and return all rows, as a list of at most one array."""
@@ -55,7 +55,7 @@ _levels_before: list[int] = []
 
 
 def set_log_level(level: int | None) -> None:
-    """Silence c10's log line "block of unknown size" while a window is open. None restores the level."""
+    """Raise c10's log level while a window is open, to silence its line "block of unknown size". None restores it."""
     flag = log_level_flag()
     if flag is None:
         return
@@ -67,17 +67,26 @@ def set_log_level(level: int | None) -> None:
 
 
 _ROWS_AT_ONCE: Final = 50_000
-"""Rows. A write makes Python objects of each row, many times its size, so it takes this many at once. A guess."""
+"""Rows of one window that are emitted together. Whoever gets them makes Python objects, which need many times the
+memory of a row. A guess."""
 
 
 class AllocatorChannel:
     """Pass on a backend's events in windows of time, on the thread that started the block.
 
+    | state | running | _lost | left by |
+    | --- | --- | --- | --- |
+    | idle: before the block, or after it | False | False | `start` opens the first window |
+    | open: a window receives events | True | False | `stop`, `check_memory` and a profiler in this thread close it |
+    | lost: a profiler in another thread took the events | False | True | this thread, which alone can end the window |
+
+    `cut` goes from one open window to the next, or to idle if the next one does not open.
+
     Attributes:
         windows: rows of the table `windows`.
         running: whether a window is open.
-        stepped_aside: whether the events end before the block ends, for example because the program started a torch
-            profiler.
+        stepped_aside: whether events are missing, from the start of the block or from some time on. For example, a
+            torch profiler of the program was running, or the program started one, or memory was short.
     """
 
     def __init__(
@@ -93,14 +102,12 @@ class AllocatorChannel:
         self._patches = Patches()
         self._thread = threading.get_ident()
         self._cutting = threading.Lock()  # the timer's thread cuts windows too
-        self._lost = (
-            False  # whether the open window has lost its events; only the block's own thread can end it
-        )
+        self._lost = False  # whether a window still has to be ended, though its events are gone
         self._count = self._lost_events = 0
 
     @property
     def has_log_per_thread(self) -> bool:
-        """Whether each thread has a log of its own. Then memory need not be checked."""
+        """Whether each thread has a log of its own. Then `check_memory` is not needed."""
         return self._events.has_log_per_thread
 
     @property
@@ -129,7 +136,7 @@ class AllocatorChannel:
             )
             return
         for module, name in STARTERS:
-            self._patches.put(module, name, self._program_starts)
+            self._patches.put(module, name, self._on_profiler_start)
 
     def stop(self) -> None:
         """Close the window and undo every patch."""
@@ -177,12 +184,12 @@ class AllocatorChannel:
             self._events.forget_in_child()
         self.running = self._lost = False
 
-    def _program_starts(self, profiler: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _on_profiler_start(self, profiler: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         is_here = threading.get_ident() == self._thread
         if is_here:
             self._drop()
         if not self.running:
-            pass
+            pass  # all windows are closed
         elif self._events.has_log_per_thread and not is_here:
             if self._events.leave_thread():
                 name = name_of(threading.current_thread())
@@ -238,14 +245,15 @@ class AllocatorChannel:
             self._write_one(window)
 
     def _write_one(self, window: Window) -> None:
+        number = self._count
+        self._count += 1  # also if memory runs out below: some events may already have this number
         try:
-            self._emit_window(window)
+            self._emit_window(number, window)
         except MemoryError:  # the window is left out of `windows`, so no figure relies on it
             self._lost_events += len(window.events)
 
-    def _emit_window(self, window: Window) -> None:
+    def _emit_window(self, number: int, window: Window) -> None:
         for start in range(0, len(window.events), _ROWS_AT_ONCE):
             events = window.events[start : start + _ROWS_AT_ONCE]
-            self._emit(np.column_stack([events, np.full(len(events), self._count)]))
-        self.windows += self._count, window.start_ns, window.end_ns, window.start_op, self._op_counter[0]
-        self._count += 1
+            self._emit(np.column_stack([events, np.full(len(events), number)]))
+        self.windows += number, window.start_ns, window.end_ns, window.start_op, self._op_counter[0]

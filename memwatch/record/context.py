@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import sys
 import threading
-from collections import deque
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,6 +21,7 @@ from memwatch._torch.autograd import NO_TASK, current_graph_task_id
 from memwatch._torch.modes import disable_torch_dispatch, disable_torch_function
 from memwatch._torch.modules import BUFFERS, PARAMETERS, module_call, set_module_call
 from memwatch.capture.schema import NONE
+from memwatch.containers import LISTS
 from memwatch.errors import MemwatchError
 from memwatch.heap.class_checks import class_ids, derives, is_a
 from memwatch.heap.classes import Classes
@@ -67,7 +67,7 @@ _PLAIN: Final = class_ids(
 )
 """Arguments that are not searched. Recomputation may add tensors to a list or a dictionary, as to a list of losses."""
 _NOT_STATE: Final = class_ids(FunctionType, BuiltinFunctionType, MethodType, ModuleType, CodeType)
-_LISTS: Final = class_ids(list, deque)
+_LISTS: Final = class_ids(*LISTS)
 _NUMBERS: Final = class_ids(bool, int, float)
 _TENSORS: Final = class_ids(torch.Tensor, nn.Parameter)
 _OF_EVERY_MODULE: Final = frozenset(vars(nn.Module()))

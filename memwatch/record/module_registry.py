@@ -164,8 +164,8 @@ class ModuleRegistry:
     def note_moves(self) -> None:
         """Append a row for each module whose place has changed.
 
-        If another table has it now, or its old table has it again, this is its place. If no table has it, it is a
-        former module, unless it was in no table before or the module that held it is gone.
+        If another table has it now, or its old table has it again, this is its place. If it has left its table and the
+        module of that table is alive, it becomes a former module.
         """
         alive = list(self.alive())
         places: dict[int, list[tuple[str, int]]] = {number: [] for _, number in alive}
@@ -222,7 +222,7 @@ class ModuleRegistry:
         try:
             sightings = find_modules(frame, owner)
             everything = {id(module): module for module in modules}
-            # without this table, the module's `__init__` has not yet called that of `nn.Module`
+            # a module lacks this table until its `__init__` calls `nn.Module.__init__`
             sightings = [each for each in sightings if PARAMETERS in module_dict(each.module)]
             for each in sightings:
                 everything[id(each.module)] = each.module
@@ -301,7 +301,7 @@ class ModuleRegistry:
     def _new(self, module: nn.Module, name: str, parent: int) -> int:
         kind = class_name(type(module))
         reference = weakref.ref(module)
-        # a module without memory may share a number; one whose `__init__` runs may get its parameters later
+        # a module without memory may share a number, but while its `__init__` runs it may still get parameters
         bare = id(module) not in self._half_made and not _has_memory(module)
         alike = self._alike(kind, parent, name) if bare else NONE
         if alike != NONE:  # it replaces a module of the same class at the same place: show both as one module
@@ -330,7 +330,7 @@ class ModuleRegistry:
         return NONE if module is not None and _has_memory(module) else known[1]
 
     def _lacks_place(self, number: int) -> bool:
-        """Return True for a module that may get a place later: a root, or one of which only the caller is known."""
+        """Return True for a module that may get a place later: a root, or a module with a known caller alone."""
         return self._parents[number] == NONE or not self._names[number]
 
     def _note_class(self, number: int, module: nn.Module) -> None:

@@ -94,7 +94,7 @@ def to_text(*parts: RenderableType, width: int | None = None, color: bool | None
         _environ={},
     )
     for part in parts:
-        console.print(part)
+        console.print(part, soft_wrap=isinstance(part, Code))
     text = "\n".join(line.rstrip() for line in out.getvalue().split("\n"))
     return encodable(text, getattr(sys.stdout, "encoding", None) or "utf-8")
 
@@ -118,6 +118,18 @@ def clip(text: str, characters: int = 400) -> str:
     """Return a sentence from the capture, cut to so many characters."""
     shown = visible(text)
     return shown if len(shown) <= characters else shown[: characters - 1] + ELLIPSIS
+
+
+class Code(Text):
+    """Lines of Python that a user copies. They are never wrapped or cut, because a part of a line may not run.
+
+    Args:
+        lines: the lines.
+        indent: blanks before each line.
+    """
+
+    def __init__(self, lines: str, indent: int) -> None:
+        super().__init__("\n".join(" " * indent + visible(line) for line in lines.split("\n")))
 
 
 def head(text: str, width: int) -> Text:

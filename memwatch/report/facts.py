@@ -33,7 +33,7 @@ from memwatch.words.ways import OTHER_OPTIMIZERS
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from memwatch.report.source import Reading
+    from memwatch.report.source import Finding, Reading
 
 HELD_ANYWAY: Final = (*KEPT_ON_PURPOSE, "input", "held")
 """Categories whose storages stay alive with or without backward."""
@@ -171,11 +171,13 @@ def evidence_bytes(reading: Reading) -> dict[str, int]:
 def listed_ways(reading: Reading) -> pd.DataFrame:
     """Return `reading.ways` in the order for people: first the changes after which the program trains as before.
 
-    Another optimizer often has the lowest peak of all, and it is the change that costs a user most.
+    Another optimizer often has the lowest peak of all, and it is the change that costs a user most. A change that a
+    finding asks for, such as `fused`, is left out, because the finding has said it.
     """
-    is_other = reading.ways["kind"].isin(tuple(OTHER_OPTIMIZERS))
-    order = is_other.sort_values(kind="stable").index
-    listed: pd.DataFrame = reading.ways.loc[order].reset_index(drop=True)
+    told = [str(finding.kind) for finding in reading.findings]
+    ways = reading.ways[~reading.ways["kind"].isin(told)]
+    is_other = ways["kind"].isin(tuple(OTHER_OPTIMIZERS))
+    listed: pd.DataFrame = ways.loc[is_other.sort_values(kind="stable").index].reset_index(drop=True)
     return listed
 
 
@@ -197,6 +199,11 @@ def shown_ways(found: pd.DataFrame, most: int) -> tuple[list[int], int]:
     return shown, chosen
 
 
+def growing(reading: Reading) -> Finding | None:
+    """Return the largest finding about memory that each step or pass adds to; None if nothing grows."""
+    return next((finding for finding in reading.findings if getattr(finding, "growth_bytes", 0)), None)
+
+
 def headline(reading: Reading) -> str:
     """Return sentences about the largest part of the peak, its main line and the first change; "" for an empty peak."""
     at_peak = reading.at_peak
@@ -204,6 +211,14 @@ def headline(reading: Reading) -> str:
     lines = bytes_by_line(at_peak[at_peak["line"] != ""])["nbytes"]
     if not all_bytes or lines.empty:
         return ""
+    if (growth := growing(reading)) is not None:
+        return words.HEADLINE_GROWTH.format(
+            rate=format_bytes(growth.growth_bytes),
+            holder=visible(growth.holder.removesuffix(growth.remark)),
+            nbytes=format_bytes(growth.nbytes),
+            share=f"{100 * growth.nbytes / reading.peak_bytes:.0f} %",
+            peak=format_bytes(growth.predicted_peak_bytes),
+        )
     categories = bytes_by(at_peak, "category")["nbytes"]
     text = words.HEADLINE.format(
         share=f"{100 * categories.iloc[0] / all_bytes:.0f} %",
@@ -211,7 +226,8 @@ def headline(reading: Reading) -> str:
         line_share=f"{100 * lines.iloc[0] / all_bytes:.0f} %",
         line=visible(lines.index[0]),
     )
-    way_bytes = int(listed_ways(reading)["peak_bytes"].iloc[0]) if len(reading.ways) else None
+    changes = listed_ways(reading)
+    way_bytes = int(changes["peak_bytes"].iloc[0]) if len(changes) else None
     if not reading.findings:
         return text if way_bytes is None else text + words.HEADLINE_WAY.format(peak=format_bytes(way_bytes))
     first = reading.findings[0]

@@ -55,6 +55,14 @@ class Finding(Protocol):
     def predicted_peak_bytes(self) -> int:
         """The peak after this change alone."""
 
+    @property
+    def growth_bytes(self) -> int:
+        """Bytes that each step or each pass of a loop adds; 0 if the memory does not grow."""
+
+    @property
+    def remark(self) -> str:
+        """The end of `holder`: its evidence, and other holders."""
+
 
 class Reading(Protocol):
     """A profile as users read it; the tables are those of `capture.derived.DERIVED`."""

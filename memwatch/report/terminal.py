@@ -10,12 +10,24 @@ from rich.text import Text
 
 from memwatch.analysis.findings.finding import LEAST_RATIO
 from memwatch.kinds.roles import CATEGORY_OF
-from memwatch.report.console import bar, category_style, clip, head, line_width, middle, name, tail, to_text
+from memwatch.report.console import (
+    Code,
+    bar,
+    category_style,
+    clip,
+    head,
+    line_width,
+    middle,
+    name,
+    tail,
+    to_text,
+)
 from memwatch.report.facts import (
     bytes_by,
     bytes_by_line,
     evidence_bytes,
     evidence_text,
+    growing,
     headline,
     is_recorded,
     listed_ways,
@@ -107,7 +119,7 @@ def summary(
     if rows is not None:
         return text_with(_Content(rows, rows))
     text = ""
-    for content in _contents(with_ways=len(reading.ways) > 0):
+    for content in _contents(with_ways=len(listed_ways(reading)) > 0 and growing(reading) is None):
         text = text_with(content)
         if text.count("\n") <= SCREEN_LINES:
             # These parts fit with the fewest rows. What is left of the screen goes to more rows.
@@ -124,6 +136,7 @@ class _Content(NamedTuple):
     with_modules: bool = True
     with_storages: bool = True
     with_lines: bool = True
+    with_holders: bool = True
     with_code: bool = True
 
     def with_rows(self, count: int) -> _Content:
@@ -132,16 +145,17 @@ class _Content(NamedTuple):
 
 def _contents(*, with_ways: bool) -> list[_Content]:
     """Return what a screen may show with the fewest rows, the fullest first."""
-    # Two rows of modules are the root and its first child, which say nothing. The code of the first change is worth
-    # more than single storages and lines, because the headline names the largest line.
+    # Two rows of modules are the root and its first child, which say nothing. The code of a change is worth more than
+    # the tables, which describe the peak: a user wants to know what to do.
     everything = _Content(FEWEST_ROWS, FEWEST_FINDINGS)
     no_modules = everything._replace(with_modules=False)
     no_storages = no_modules._replace(with_storages=False)
     no_lines = no_storages._replace(with_lines=False)
-    contents = [everything, no_modules]
+    no_holders = no_lines._replace(with_holders=False)
+    contents = [everything, no_modules, no_storages, no_lines]
     if with_ways:
-        contents += [no_storages, no_lines]
-    return contents + [part._replace(with_code=False) for part in (no_modules, no_storages, no_lines)]
+        contents.append(no_holders)
+    return contents + [part._replace(with_code=False) for part in (no_lines, no_holders)]
 
 
 def _parts(reading: Reading, content: _Content, line: int) -> list[RenderableType]:
@@ -154,7 +168,10 @@ def _parts(reading: Reading, content: _Content, line: int) -> list[RenderableTyp
         parts += _made_of(reading, content, line)
     if reading.findings:
         parts += ["", words.FINDINGS, *finding_parts(reading.findings, content.findings)]
-    if len(reading.ways):
+    has_ways = len(listed_ways(reading)) > 0
+    if has_ways and growing(reading) is not None:
+        parts += ["", Text(ways.AFTER_GROWTH)]
+    elif has_ways:
         parts += ["", *(_ways(reading, max(rows // 2, 2)) if content.with_code else _first_way(reading))]
     elif not reading.findings and (reading.at_peak["holder"] != "").any():
         parts += ["", ways.NO_WAY.format(share=f"{LEAST_RATIO * 100:.0f} %")]
@@ -170,7 +187,7 @@ def _made_of(reading: Reading, content: _Content, line: int) -> list[RenderableT
         parts += [words.MODULES, _modules(reading, rows, line), ""]
     if content.with_lines:
         parts += [words.LINES, _lines(reading, rows, line), ""]
-    if (reading.at_peak["holder"] != "").any():
+    if content.with_holders and (reading.at_peak["holder"] != "").any():
         parts += [words.HOLDERS, _holders(reading, rows, line), _looks(reading), ""]
     if is_recorded(reading, "saved tensors"):
         parts += [*_saved(reading), *_recomputed(reading)]
@@ -431,9 +448,9 @@ def _ways(reading: Reading, most: int) -> list[RenderableType]:
     parts: list[RenderableType] = [heading, grid]
     if len(found) > len(shown):
         parts.append(Text(ways.MORE_WAYS.format(count=len(found) - len(shown)), style="dim"))
-    code = Text(str(found["lines"][chosen]).rstrip(), overflow="fold")
+    code = Code(str(found["lines"][chosen]).rstrip(), INDENT)
     peak_of_code = format_bytes(int(found["peak_bytes"][chosen]))
-    parts += [Text(ways.code_heading(chosen, peak_of_code)), Padding(code, (0, 0, 0, INDENT))]
+    parts += [Text(ways.code_heading(chosen, peak_of_code)), code]
     if len(found) > 1:
         parts.append(Text(ways.MORE_LINES, style="dim"))
     return parts

@@ -40,6 +40,10 @@ NAMES: Final[dict[str, str]] = {
 LIMIT: Final = "Limit {limit}"
 FITS: Final = "Limit {limit}: the fastest way that fits is {way}, with a peak of {peak}"
 
+GROWS: Final = (
+    "But each step leaves {nbytes} more alive than the step before. If that goes on, every way exceeds the limit after "
+    "more steps: `memwatch leaks` names what grows"
+)
 NOT_MEASURED: Final = "not measured: see below"
 FAILED: Final = "not measured: {ways}: {failure}"
 
@@ -65,9 +69,6 @@ ESTIMATED: Final = "planned from an estimate: peaks leave out workspace, and ste
 
 UNTRIED: Final = "not tried: {kinds}: {why}"
 FAST_ENOUGH: Final = "{way} fits, and takes no more time than the program itself"
-IN_BACKWARD_ALREADY: Final = (
-    "the step in the backward updates one parameter at a time and frees its gradient already"
-)
 NO_BLOCKS: Final = "no module saves enough for the backward"
 NO_CHAIN: Final = "no nn.Sequential of small layers saves enough for the backward"
 CHAIN_WITH_BUFFERS: Final = (

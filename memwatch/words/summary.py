@@ -15,6 +15,11 @@ HEADLINE: Final = (
     "The largest part of the peak is {category} ({share}). "
     "The line {line} made {line_share} of the peak, more than any other line."
 )
+HEADLINE_GROWTH: Final = (
+    "Memory grows by {rate} with each pass: {holder} keeps {nbytes} ({share} of the peak). "
+    "Without that, the peak would be {peak}."
+)
+"""In place of `HEADLINE`: the parts of the peak say little while one of them grows."""
 HEADLINE_FINDING: Final = " Without the first finding below, the peak would be {peak}."
 HEADLINE_FINDINGS: Final = " Without the findings below, the peak would be {peak}."
 """Where the first of them alone would leave the peak as it is: other memory is as large at another instant."""
@@ -40,6 +45,7 @@ NOTES: Final = "Limits of this recording"
 MORE_NOTES: Final = "{count:,} more: use --rows, or prof.notes in Python"
 NEXT_CALL: Final = 'Next: prof.report("peak.html"), a page with every storage and its holder'
 NEXT_COMMAND: Final = "Next: {command}"
+LEAKS_COMMAND: Final = "To see what keeps growing, and what else stays: {command}"
 FIT_COMMAND: Final = "To measure the changes that fit can try, within a limit: {command}"
 NEXT_TO_KEEP: Final = "Next: the same with -o FILE, which keeps it for `memwatch report` and the other verbs"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import resource
 import sys
 import threading
 
@@ -253,6 +254,25 @@ def test_a_container_sees_its_own_part_of_the_tree(tmp_path):
         "31 23 0:28 /docker/0a1b /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory\n"
     )
     assert MemoryLimits(tmp_path).read()[0].limit_bytes == 1000 * MIB
+
+
+def test_a_group_whose_name_begins_like_the_mounted_one_is_not_in_it(tmp_path):
+    """The container sees the group `/docker/0a`, and the process is in `/docker/0ab`."""
+    control_group(tmp_path, 1, usage_mib=100)
+    (tmp_path / "proc/self/cgroup").write_text("4:memory:/docker/0ab\n")
+    (tmp_path / "proc/self/mountinfo").write_text(
+        "31 23 0:28 /docker/0a /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory\n"
+    )
+    folders = [group.folder for group in MemoryLimits(tmp_path)._groups]
+    assert folders == [tmp_path / "sys/fs/cgroup/memory"]
+
+
+def test_the_address_space_in_use_is_read_below_the_root(tmp_path, monkeypatch):
+    control_group(tmp_path, 2, usage_mib=100)
+    (tmp_path / "proc/self/statm").write_text("256 9 9 9 0 9 0\n")
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (1 << 40, 1 << 40))
+    (limit,) = [each for each in MemoryLimits(tmp_path).read() if each.name == ADDRESS_SPACE]
+    assert limit.used_bytes == 256 * resource.getpagesize()
 
 
 @pytest.mark.parametrize(("version", "text"), [(1, "9223372036854771712"), (2, "max")])

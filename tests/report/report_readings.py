@@ -250,6 +250,8 @@ def hostile() -> HandMade:
                 predicted_peak_bytes=0,
                 path=[text, text],
                 storages=(index,),
+                growth_bytes=index,
+                remark="",
             )
             for index, text in enumerate(HOSTILE)
         ],

@@ -62,7 +62,7 @@ def test_a_variable_that_is_named_holds_the_memory(ran, monkeypatch):
     if oracle is None:
         pytest.skip("the peak is before the first op")
     if name in OTHERWISE_UNDER_A_MODE:
-        pytest.skip("the program behaves differently under the oracle's dispatch mode")
+        pytest.skip(OTHERWISE_UNDER_A_MODE[name])
     monkeypatch.setattr(memwatch, "profile", oracle)
     run(name)
     assert oracle.false == []

@@ -202,6 +202,7 @@ class Finding(ShownAsText):
         storages: the storages concerned, by index of `prof.storages`.
         remark: the end of `holder`: its evidence, and other holders.
         change: `advice` without the peak, for a view that shows the peak elsewhere; "" if there is no such text.
+        growth_bytes: bytes that each step or each pass of a loop adds to it; 0 if it does not grow.
     """
 
     kind: FindingKind
@@ -215,6 +216,7 @@ class Finding(ShownAsText):
     storages: tuple[int, ...] = field(repr=False)
     remark: str = field(default="", repr=False)
     change: str = field(default="", repr=False)
+    growth_bytes: int = field(default=0, repr=False)
 
     def __str__(self) -> str:
         """Return one line: the variable, the memory that it keeps, the change, and the peak after it."""

@@ -193,6 +193,7 @@ def find_growth(facts: Facts, holders: Holders, least_bytes: int) -> list[Findin
             together_peak_bytes=growth.predicted_peak_bytes,
             storages=tuple(rows.tolist()),
             remark=told[0].told.removeprefix(told[0].words) if told else "",
+            growth_bytes=round(rate_bytes),
         )
     ]
 

@@ -310,6 +310,7 @@ def _finding(
     others = _others_told(candidate)
     also = words.ALSO_HELD.format(holder=holder.told, others=", ".join(others))
     told = also if others else holder.told
+    growth_bytes = rate_bytes(candidate, facts, loops)
     change = change_of(
         candidate.kind,
         candidate.nbytes,
@@ -317,7 +318,7 @@ def _finding(
         _last_used(candidate, facts),
         _made_at(candidate, facts),
         is_trained=candidate.kind is FindingKind.GRAPH and _is_trained(candidate, facts),
-        rate_bytes=rate_bytes(candidate, facts, loops),
+        rate_bytes=growth_bytes,
         passes=_passes(candidate, facts, loops),
         is_filled_on=_is_filled_on(candidate, facts, loops),
     )
@@ -340,6 +341,7 @@ def _finding(
         storages=tuple(candidate.allocations),
         remark=told.removeprefix(holder.words),
         change=change,
+        growth_bytes=growth_bytes,
     )
 
 

@@ -2,8 +2,8 @@
 
 `PassedOn` finds the backward node, the optimizer's step, the call into C++ or the compiled code that passes memory on.
 `Awaited` finds the node of autograd's graph that keeps a tensor without a recorded pack, because the program's own
-hooks, or a wrapper, packed it. `Regions` finds the checkpointed region for which torch's own calls keep inputs, results
-and received gradients. The variables of these calls (`*args`, `t_outputs`) mean nothing to a reader, so the region is
+hooks, or a wrapper, packed it. `Regions` finds the checkpointed region whose inputs, results and received gradients
+torch's own calls keep. The variables of these calls (`*args`, `t_outputs`) mean nothing to a reader, so the region is
 named instead.
 """
 
@@ -239,7 +239,7 @@ class Awaited:
         self._facts = facts
 
     def holder(self, allocation: int, op: int) -> Holder | None:
-        """Return the node whose backward reads an allocation next, at `op` or later. None if there is no such read.
+        """Return the node whose backward reads an allocation next, at `op` or later, or None.
 
         While a backward runs, a read before `op` counts too: the graph may keep memory that the running backward has
         already read, as the graph of `torch.func.grad` does.

@@ -1,9 +1,10 @@
 """Who holds an allocation at an instant: the rules, in the order in which memwatch asks them.
 
 The first rules of `RULES` read torch's own records: the running op, roles such as parameters, and saved tensors. One of
-them also needs a sample, for the variable that keeps a graph alive. Rules that read samples alone come next. `samples.py` chooses among them: a sample in this op, one before or after it, one of
-another allocation that the same calls made, and the stack of a call that still runs. Inferences about allocations that
-no sample saw come last. If no rule explains an allocation, its holder is "not seen".
+them also needs a sample, for the variable that keeps a graph alive. Rules that read samples alone come next.
+`samples.py` chooses among the samples: one in this op, one before or after it, one of another allocation that the same
+calls made, and the stack of a call that still runs. Inferences about allocations that no sample saw come last. If no
+rule explains an allocation, its holder is "not seen".
 
 Each rule is a function from a case to a holder, or to None if the rule does not apply. The first holder counts.
 `tests/truth/test_truth_rules.py` removes each rule and names the programs whose holder is then another one.
@@ -414,7 +415,7 @@ RULES: Final = (
         _argument_instead_of_guess,
     ),
     Rule("a sample saw the variable, or saw one like it", _variable),
-    # inferences: no sample saw it, or none saw more than the stack of a call
+    # inferences about allocations that samples do not explain
     Rule("a checkpoint that still computes will keep it", _recomputing),
     Rule("torch's calls return the results of a checkpointed region", _region),
     Rule("the running op was given it, and a later backward reads it", _awaited_argument),

@@ -7,8 +7,8 @@ With n parts, a recording changes at three places:
 3. The backward of each later part makes a new tensor for each gradient, and adds it to the gradient that is alive.
 
 `micro_batches` takes the first dimension of the model's inputs for the batch. The inputs of the first call must agree
-in it; inputs of later calls may be a multiple of it. Then it follows the ops: a tensor has a row for each sample if an
-op made it from such a tensor, and one of its first two dimensions is a multiple of the batch. The gradient of a
+in it; inputs of later calls may be a multiple of it. Then it follows the ops: the result of an op has a row for each
+sample if an argument has, and if one of its first two dimensions is a multiple of the batch. The gradient of a
 parameter has no such rows.
 
 The lines of the way have the forward in a function. So a result that only a variable of the step keeps, such as the
@@ -100,7 +100,7 @@ class MicroBatches(NamedTuple):
 
 
 def micro_batches(facts: Facts, saved: SavedTensors, timeline: Timeline, window: range) -> list[MicroBatches]:
-    """Return the changes for some numbers of parts. Return none if the batch is not known or two optimizers step.
+    """Return the changes for some numbers of parts. The list is empty if the batch is unknown or two optimizers step.
 
     Args:
         facts: what the capture shows.
@@ -359,7 +359,7 @@ def _follow(
             if means.has_mixed(op, base, given, [*results, *written], derived) or weighs_classes(base, given):
                 return None
             counts_targets |= is_cross_entropy(base)
-        # what an op computes from the batch, or writes with values from it, belongs to the batch
+        # results that an op computes from the batch, and memory that it writes with them, belong to the batch
         derived.update(results)
         derived.update(written)
         others: list[list[int]] = []

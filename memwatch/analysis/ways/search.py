@@ -130,8 +130,8 @@ class _Search:
     def ways(self) -> list[Way]:
         """Return the ways that lower the peak by enough.
 
-        A checkpoint together with another change must also have a peak that is lower by enough than that of each single
-        way which may be a part of such a pair.
+        A checkpoint together with another change must also lower the peak by enough below all single ways that can be
+        part of such a pair.
         """
         blocks = self._blocks()
         # a checkpoint around every second block saves less memory, and computes only half of the blocks again
@@ -270,7 +270,7 @@ class _Search:
     def _noted_optimizers(self) -> list[str]:
         """Return an expression for each recorded optimizer; "" for an optimizer that no variable leads to.
 
-        The recorder notes them whenever an optimizer steps for the first time: those that have stepped and are alive.
+        Whenever an optimizer steps for the first time, the recorder notes all living optimizers that have stepped.
         """
         noted: list[str] = self._facts.capture.meta.get("expressions", {}).get("optimizers", [])
         return noted
@@ -410,7 +410,7 @@ class _Search:
         ]
 
     def _without_needless_parts(self, changes: list[_Change]) -> Iterator[_Change]:
-        """Yield the changes, but leave out each number of micro-batches that is no better than a smaller number.
+        """Yield the changes, without numbers of micro-batches whose peak is about that of a smaller number.
 
         More parts of the batch take more time, so each number must lower the peak by enough below the one before.
         """
@@ -557,8 +557,8 @@ class _Search:
         noted = self._facts.capture.meta.get("expressions", {}).get("models", {}).get(str(root))
         if noted:
             return str(noted)
-        # no optimizer has stepped since the model was found, so the recorder has noted no expression: use the
-        # variable that gave the model its name in the tree
+        # the recorder notes expressions only when an optimizer steps; else use the variable that gave the model its
+        # name in the tree
         name = self._tree.names[root]
         return name if name.isidentifier() and name != self._tree.classes[root] else ""
 

@@ -160,7 +160,7 @@ def gradients_of_parameters(facts: Facts) -> tuple[IntArray, IntArray]:
 def _parts(
     facts: Facts, timeline: Timeline, op: IntArray, storage: IntArray, parameter_of: dict[int, int]
 ) -> list[_Part] | None:
-    """Return the parts of all steps. None if several optimizers step, or if one is not in `_ONE_BY_ONE`.
+    """Return the parts of all steps. None if several optimizers step, or an optimizer outside `_ONE_BY_ONE`.
 
     Args:
         facts: what the capture shows.

@@ -193,7 +193,7 @@ def find_torchs_own() -> TorchAllocator:
         if named:
             raise MemwatchError(f"{VARIABLE} names {named}, which is not a file; name a {_LIBRARY}")
         raise MemwatchError(f"torch {torch.__version__} is not a CUDA build: it has no {_LIBRARY}")
-    if named and (reason := build_cache.distrust(file)):
+    if named and (reason := build_cache.reason_to_distrust(file)):
         raise MemwatchError(f"{VARIABLE} is not used: {reason}")
     torch_folder = file.absolute().parent.parent
     return TorchAllocator(

@@ -94,8 +94,8 @@ def anneal(
 
     Args:
         problem: the ordering problem.
-        order: the order to start from. The run overwrites it with the order that it ends with.
-        best: the run overwrites it with the order of the lowest peak that it met; this may be the order at the start.
+        order: the order to start from. The run overwrites it with its last order.
+        best: the run overwrites it with the order of the lowest peak. This may be the order at the start.
         state: one word of random state, which the run advances.
         cooling: length and temperatures of the run.
     """

@@ -230,5 +230,5 @@ class _Model:
 
 
 def _event(stage: int, op: int) -> int:
-    """Return the time of an op in a stage. Stage j has the j + 1 times after those of stage j - 1, one for each op."""
+    """Return the time of an op in a stage. Stage j has j + 1 times, one for each op up to op j."""
     return stage * (stage + 1) // 2 + op

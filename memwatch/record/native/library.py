@@ -72,13 +72,14 @@ def _suffix() -> str:
 def load() -> Any:
     """Return the module.
 
-    None if MEMWATCH_NATIVE=0 switches it off, it was never built, other users may have written it, or it does not load.
+    It is None if MEMWATCH_NATIVE=0 switches it off, or if the library is missing, fails to load, or is not safe (see
+    `reason_to_distrust`).
     """
     return _load(path()) if is_wanted() and not reason_to_distrust() else None
 
 
 def reason_to_distrust() -> str:
-    """Return why the library is not loaded: other users may have written it. Empty if there is no such reason."""
+    """Return why other users may have written the library, which then is not loaded. Empty if it is safe."""
     file = path()
     return build_cache.reason_to_distrust(file) if file.parent != BUILT and file.exists() else ""
 

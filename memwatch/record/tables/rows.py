@@ -1,4 +1,4 @@
-"""The simple tables of a recording: rows of integers, interned texts and call stacks, and deaths that wait."""
+"""The parts that tables of a recording are made of: rows, the op counter, numbered texts and stacks, noted deaths."""
 
 from __future__ import annotations
 
@@ -92,12 +92,14 @@ class Deaths(Protocol):
         """Yield them, oldest death first."""
 
 
-# Number call stacks. A stack is interned as code addresses and instruction offsets, and symbolised later.
-#
-# A module call is a boundary. The stack above it is captured once, at the call, and every op inside refers to it by
-# number. So each op pays only for the few frames between itself and its module.
 class Stacks:
     """Number call stacks. This holds code objects, never frames.
+
+    The key of a stack has the addresses of its code objects and the offsets of its instructions. Files, lines and
+    functions are read from these later.
+
+    A module call is a boundary. The stack above it is captured once, at the call, and the stack of every op inside
+    refers to it by number. So each op only pays for the few frames between itself and its module.
 
     Attributes:
         enabled: whether stacks are captured at all.
@@ -117,6 +119,7 @@ class Stacks:
         self._keys: list[tuple[int, ...]] = []
         self._codes: dict[int, CodeType] = {}
         self._written = 0
+        # (code address, offset) -> file, line, function and owner, as numbers; None for a frame that is left out
         self._frames: dict[tuple[int, int], tuple[int, int, int, int] | None] = {}
 
     def intern(self, key: tuple[int, ...], frame: Any) -> int:
@@ -132,7 +135,7 @@ class Stacks:
                 self._codes[address] = frame.f_code
                 frame = frame.f_back
             number = self._ids[key] = len(self._keys)
-            self._keys += (key,)
+            self._keys += (key,)  # not `append`, because a signal handler may raise at any call
         return number
 
     def unwritten_rows(self) -> list[int]:
@@ -161,6 +164,7 @@ class Stacks:
         if (address, offset) not in self._frames:
             code = self._codes[address]
             owner = owner_of_function(code)
+            # such a frame counts as torch's, so that reports show the line of its caller
             if owner.calls_torch and hands_on(code, offset):
                 owner = CodeOwner.TORCH
             self._frames[address, offset] = (

@@ -63,7 +63,7 @@ def module_regions(step: TrainingStep) -> list[list[Region]]:
 def likely_regions(step: TrainingStep) -> list[Region]:
     """Return the calls of the modules that a program most likely checkpoints.
 
-    They are siblings of one class: of all such groups, the one whose calls run the most ops.
+    They are calls of siblings of one class. Of all such groups, return the one that runs the most ops.
     """
     families = [_outermost(step, family) for family in _families(step, _runs(step))]
     most = max(
@@ -97,7 +97,7 @@ def _as_regions(step: TrainingStep, runs: list[int]) -> list[Region]:
 
 
 def _outermost(step: TrainingStep, runs: Iterable[int]) -> list[int]:
-    """Return the runs that are not nested in another run. The given runs are in the order in which they begin."""
+    """Return the runs that are not nested in another run. The given runs are in the order of their starts."""
     found: list[int] = []
     end = -1
     for run in runs:

@@ -14,6 +14,7 @@ from memwatch.report.facts import (
     describe_meta,
     evidence_bytes,
     evidence_text,
+    growing,
     headline,
     is_recorded,
     listed_ways,
@@ -42,7 +43,7 @@ from memwatch.text import visible
 from memwatch.words.findings import CHANGE_SENTENCE
 from memwatch.words.places import cell_name, short_place, short_places
 from memwatch.words.processes import PARTS, reserved_at_peak_text
-from memwatch.words.ways import SHARE_LESS, time_text
+from memwatch.words.ways import BESIDE_GROWTH, SHARE_LESS, time_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -134,6 +135,7 @@ def page_model(reading: Reading, extras: Extras | None = None, *, source: bool =
         **findings_model(reading, hide, source=source),
         "ways": _ways(reading, hide),
         "first_ways": _FIRST_WAYS,
+        "beside_growth": BESIDE_GROWTH if growing(reading) is not None else "",
         "plan": plan,
         "leaks": leak_model(extras.leaks, hide) if extras.leaks else None,
         "cells": {visible(file): visible(name) for file, name in cells.items()},
@@ -336,8 +338,11 @@ def _ways(reading: Reading, hide: Callable[[str], str]) -> list[dict[str, Any]]:
     if listed.empty:
         return []
     shown, chosen = shown_ways(listed, _FIRST_WAYS)
+    is_growing = growing(reading) is not None  # then the code of a way would look like the answer
     rows = [*shown, *(row for row in range(len(listed)) if row not in shown)]
-    found: list[Any] = listed.loc[rows].assign(is_open=[row == chosen for row in rows]).to_dict("records")
+    found: list[Any] = (
+        listed.loc[rows].assign(is_open=[row == chosen and not is_growing for row in rows]).to_dict("records")
+    )
     return [
         {
             **{name: hide(way[name]) for name in ("kind", "way", "basis", "decision")},
