@@ -201,8 +201,10 @@ class Reading:
         recorded += [(note.kind, note.text) for note in self.capture.notes]
         found = (("unseen", unrecorded(self._tables.facts)), ("not memory", not_memory(self._tables.facts)))
         from memwatch.analysis.ways.checkpointing import left_out as checkpoints_left_out
+        from memwatch.analysis.ways.micro_batches import left_out as parts_left_out
 
-        recorded += [("ways", text) for text in (checkpoints_left_out(self._tables.facts),) if text]
+        facts = self._tables.facts
+        recorded += [("ways", text) for text in (checkpoints_left_out(facts), parts_left_out(facts)) if text]
         recorded += [("threads", text) for text in other_threads(self._tables.facts)]
         recorded += [(kind, effect.text) for kind, effect in found if effect is not None]
         return recorded + [("observer", effect.text) for effect in observer_effects(self._tables.facts)]

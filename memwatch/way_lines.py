@@ -144,17 +144,20 @@ groups = [{{"params": group["params"]}} for group in {optimizer}.param_groups]
 for name in {names}:
     {model}.get_submodule(name).sparse = True
 """,
-    # SparseAdam takes sparse gradients alone, so a second optimizer updates the embeddings
+    # SparseAdam takes sparse gradients alone, so a second optimizer updates the embeddings, with the same options
     "sparse_adam": """\
 from torch.optim import SparseAdam
 
 tables = [*map({model}.get_submodule, {names})]
 for table in tables:
     table.sparse = True
-rows_of = [table.weight for table in tables]
+groups = []
 for group in {optimizer}.param_groups:
-    group["params"] = [it for it in group["params"] if all(it is not weight for weight in rows_of)]
-of_tables = SparseAdam(rows_of, lr={optimizer}.param_groups[0]["lr"])
+    is_table = [any(it is table.weight for table in tables) for it in group["params"]]
+    options = {{key: group[key] for key in ("lr", "betas", "eps", "maximize")}}
+    groups.append({{**options, "params": [it for it, of in zip(group["params"], is_table) if of]}})
+    group["params"] = [it for it, of in zip(group["params"], is_table) if not of]
+of_tables = SparseAdam([group for group in groups if group["params"]])
 
 def step_of_tables(*_):
     of_tables.step()
@@ -174,6 +177,22 @@ def backward_in_parts(loss_of, *batch, parts={parts}):
 
 # loss_of stands for your forward and loss: write backward_in_parts(loss_of, inputs, targets)
 # in place of loss_of(inputs, targets).backward()
+""",
+    # a cross entropy is a mean over the targets that it does not ignore, and a part may have no such target
+    "micro_batches, counted": """\
+def backward_in_parts(loss_of, *batch, parts={parts}, ignore_index=-100):
+    total, batch = 0.0, [tensor.chunk(parts) for tensor in batch]
+    counts = [int((targets != ignore_index).sum()) for targets in batch[-1]]
+    for count, *part in zip(counts, *batch):
+        if count:
+            loss = loss_of(*part) * (count / sum(counts))
+            loss.backward()
+            total += loss.detach()
+    return total
+
+# loss_of stands for your forward and loss: write backward_in_parts(loss_of, inputs, targets)
+# in place of loss_of(inputs, targets).backward(). The targets come last, as your cross entropy
+# gets them, and ignore_index is that of your cross entropy
 """,
     "gradients": """\
 {optimizer}.register_step_post_hook(lambda optimizer, *_: optimizer.zero_grad())

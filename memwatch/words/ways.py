@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 CHECKPOINT: Final = "checkpoint {count} modules: {names}"
 CHECKPOINT_ONE: Final = "checkpoint the module {names}"
@@ -30,6 +33,8 @@ BOTH: Final = "{first}, and {other}"
 
 FIRST_AND_LAST: Final = "`{first}`, `{second}` ... `{last}`"
 """Modules by name, from the first to the last of them."""
+_MOST_NAMES: Final = 3
+"""The text names all modules if they are at most so many, and else the first two and the last. A guess."""
 
 ROUNDING: Final = "a fused step rounds a little differently"
 OTHER_TRAINING: Final = (
@@ -46,6 +51,10 @@ NO_LOGITS: Final = "the loss rounds a little differently"
 INDEPENDENT_SAMPLES: Final = "the loss must be a mean over independent samples"
 BATCH_STATISTICS: Final = "; batch norm computes its statistics for each part alone"
 EACH_PART: Final = "; each part changes {names} once more"
+COUNTED_TARGETS: Final = (
+    "; cross entropy leaves out the targets that are ignore_index: "
+    "give the targets last, as the loss gets them, and your ignore_index"
+)
 NO_GRADIENTS: Final = (
     "its results then have no gradients; torch.inference_mode does as well if autograd reads none of them"
 )
@@ -94,7 +103,7 @@ COMPILED: Final = (
     "a run without torch.compile would show checkpoints"
 )
 CHANGED_ARGUMENTS: Final = (
-    "no checkpoint is offered for {count} modules ({classes}): each puts new tensors into the {objects} that it is "
+    "no checkpoint is offered for {modules} ({classes}): {each} puts new tensors into the {objects} that it is "
     "called with, and its forward would do so again in the backward. If the training does not need this object, leave "
     "it out (a cache of transformers: use_cache=False)"
 )
@@ -103,11 +112,15 @@ CHANGED_ARGUMENTS: Final = (
 def changed_arguments(modules: list[str], objects: list[str]) -> str:
     """Return why some modules cannot be checkpointed, given their classes and those of the objects."""
     classes, kinds = (", ".join(sorted(set(names))) for names in (modules, objects))
-    return CHANGED_ARGUMENTS.format(count=len(modules), classes=classes, objects=kinds)
+    return CHANGED_ARGUMENTS.format(classes=classes, objects=kinds, **_by_number(modules))
 
 
+STATE_BETWEEN_PARTS: Final = (
+    "no split of the batch is offered, because the forward of the model changes {names} and reads it too: each part of "
+    "the batch would read what the part before wrote"
+)
 GROWN_LISTS: Final = (
-    "no checkpoint is offered for {count} modules ({classes}): each adds new tensors to its own list ({lists}), and "
+    "no checkpoint is offered for {modules} ({classes}): {each} adds new tensors to its own list ({lists}), and "
     "its forward would add them again in the backward. If it returns these tensors instead, it can be checkpointed"
 )
 
@@ -116,21 +129,52 @@ def grown_lists(modules: list[str], lists: list[str]) -> str:
     """Return why some modules cannot be checkpointed, given their classes and the attributes with their lists."""
     classes = ", ".join(sorted(set(modules)))
     names = ", ".join(sorted({f"`{name}`" for name in lists}))
-    return GROWN_LISTS.format(count=len(modules), classes=classes, lists=names)
+    return GROWN_LISTS.format(classes=classes, lists=names, **_by_number(modules))
 
 
 CHANGED_ATTRIBUTES: Final = (
-    "no checkpoint is offered for {count} modules ({classes}): each changes its own attribute ({names}), and its "
+    "no checkpoint is offered for {modules} ({classes}): {each} changes its own attribute ({names}), and its "
     "forward would run again in the backward with the new value, and change it again. Change the attribute outside "
-    "forward, or keep it in a buffer and write the buffer in place, and they can be checkpointed"
+    "forward, or {instead}, and {they} can be checkpointed"
 )
+KEEP_IN_BUFFER: Final = "keep it in a buffer and write the buffer in place"
+WRITE_IN_PLACE: Final = "write this buffer in place"
 
 
-def changed_attributes(modules: list[str], attributes: list[str]) -> str:
-    """Return why some modules cannot be checkpointed, given their classes and the attributes that they change."""
+def state_between_parts(names: Sequence[str]) -> str:
+    """Return why a batch is not split, given the names of the parameters and buffers that a forward changes."""
+    return STATE_BETWEEN_PARTS.format(names=names_as_text(names))
+
+
+def names_as_text(names: Sequence[str]) -> str:
+    """Return some names for a text. The second name shows whether modules between the first and the last are left out.
+
+    The names have backticks, because a name such as `0` would read as a count.
+    """
+    if len(names) <= _MOST_NAMES:
+        return ", ".join(f"`{name}`" for name in names)
+    return FIRST_AND_LAST.format(first=names[0], second=names[1], last=names[-1])
+
+
+def changed_attributes(modules: list[str], attributes: list[str], *, are_buffers: bool = False) -> str:
+    """Return why some modules cannot be checkpointed.
+
+    Args:
+        modules: their classes.
+        attributes: the attributes that they change.
+        are_buffers: whether all of these are buffers, which the modules replace.
+    """
     classes = ", ".join(sorted(set(modules)))
     names = ", ".join(sorted({f"`{name}`" for name in attributes}))
-    return CHANGED_ATTRIBUTES.format(count=len(modules), classes=classes, names=names)
+    instead = WRITE_IN_PLACE if are_buffers else KEEP_IN_BUFFER
+    return CHANGED_ATTRIBUTES.format(classes=classes, names=names, instead=instead, **_by_number(modules))
+
+
+def _by_number(modules: list[str]) -> dict[str, str]:
+    """Return the words of a sentence about one module or several."""
+    if len(modules) == 1:
+        return {"modules": "1 module", "each": "it", "they": "it"}
+    return {"modules": f"{len(modules)} modules", "each": "each", "they": "they"}
 
 
 def code_heading(number: int, peak: str) -> str:

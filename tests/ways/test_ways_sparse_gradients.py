@@ -92,6 +92,48 @@ def test_with_adam_the_lines_train_the_table_by_sparse_adam(make_optimizer):
     assert changed.table.weight.grad is None
 
 
+_OPTIONS = {"lr": 3e-2, "betas": (0.5, 0.9), "eps": 1e-12, "maximize": True}
+
+
+def test_sparse_adam_gets_the_options_of_the_group_of_its_table():
+    """A first group has others. This batch reads all rows of the table, so the two optimizers do the same."""
+
+    def make_optimizer(parameters):
+        table, *others = parameters
+        groups = [{"params": others, "lr": 1e-2}, {"params": [table], **_OPTIONS}]
+        return torch.optim.Adam(groups, betas=(0.6, 0.7))
+
+    def trained(lines=""):
+        model, rows = _model(), torch.arange(_ROWS).reshape(-1, 4)
+        optimizer = make_optimizer(model.parameters())
+        made_by_lines = run_lines(lines, model=model, optimizer=optimizer)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(rows).backward()
+            optimizer.step()
+        return model, made_by_lines
+
+    plain, _ = trained()
+    changed, made_by_lines = trained(_the_way(_profile(_model(), make_optimizer))["lines"])
+    (group,) = made_by_lines["of_tables"].param_groups
+    assert {key: group[key] for key in _OPTIONS} == _OPTIONS
+    for one, other in zip(plain.parameters(), changed.parameters(), strict=True):
+        assert torch.allclose(one, other, atol=1e-5)
+
+
+@pytest.mark.parametrize("make_optimizer", [torch.optim.Adadelta, torch.optim.NAdam, torch.optim.Adamax])
+def test_an_optimizer_whose_rule_sparse_adam_does_not_have_gets_no_such_advice(make_optimizer):
+    """It keeps two tensors for the table too. The twins are Adam and AdamW."""
+    assert _the_way(_profile(_model(), make_optimizer)) is None
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_fused_sgd_takes_no_sparse_gradients(fused):
+    """Its step would end in an error of torch."""
+    prof = _profile(_model(), lambda parameters: _sgd(parameters, fused=fused))
+    assert (_the_way(prof) is None) == fused
+
+
 class _TwoTables(_Scores):
     """Reads a second table too."""
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -168,11 +169,22 @@ def left_out(facts: Facts) -> str:
         for changed, say in (
             (changed_arguments(facts), words.changed_arguments),
             (grown_lists(facts), words.grown_lists),
-            (changed_attributes(facts), words.changed_attributes),
+            (changed_attributes(facts), partial(words.changed_attributes, are_buffers=_are_buffers(facts))),
         )
         if changed
     ]
     return ". ".join([*sentences[:1], *(text[0].upper() + text[1:] for text in sentences[1:])])
+
+
+def _are_buffers(facts: Facts) -> bool:
+    """Return True if all attributes that modules change are buffers."""
+    roles = facts.capture.tables["roles"]
+    rows = roles["role"] == _BUFFER
+    names = {
+        (module, str(facts.strings[name]))
+        for module, name in zip(roles["module"][rows].tolist(), roles["name"][rows].tolist(), strict=True)
+    }
+    return names.issuperset(changed_attributes(facts).items())
 
 
 def _saved_bytes(facts: Facts, saved: SavedTensors, count: int) -> IntArray:

@@ -9,34 +9,50 @@ With n parts, a recording changes at three places:
 `micro_batches` takes the first dimension of the model's inputs for the batch. The inputs of the first call must agree
 in it; inputs of later calls may be a multiple of it. Then it follows the ops: the result of an op has a row for each
 sample if an argument has, and if one of its first two dimensions is a multiple of the batch. The gradient of a
-parameter has no such rows. If an op of the forward combines each sample with the others, as a contrastive loss does,
-`micro_batches` returns nothing, because parts of the batch would give other results.
+parameter has no such rows.
+
+The lines of the way have the forward in a function. So a result that only a variable of the step keeps, such as the
+logits, dies when this function returns, unless autograd saved it.
+
+If parts of the batch would give other results than the whole, `micro_batches` returns nothing (`independence.py`). It
+also returns nothing if the lines have no place: if the step makes the later inputs of a model from its results, as a
+rollout does, or runs several backwards through one forward.
 """
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
 from memwatch.analysis.facts.coded import Grouped
 from memwatch.analysis.facts.forward_ops import maker_of_node
+from memwatch.analysis.ways.checkpointing import changed_attributes
+from memwatch.analysis.ways.independence import (
+    LEADING,
+    BatchMeans,
+    base_of,
+    is_cross_entropy,
+    mixes_samples,
+    runs_nodes_again,
+    state_of_forward,
+    weighs_classes,
+)
 from memwatch.analysis.ways.other_optimizer import has_one_optimizer
 from memwatch.analysis.ways.step_in_backward import OF_JOBS, gradients_of_parameters
 from memwatch.analysis.ways.timeline import ChangedBytes, dimensions_of_storages
-from memwatch.capture.schema import ACCESSES, FORWARD, IN_BACKWARD, NONE, OPTIMIZER
+from memwatch.capture.schema import ACCESSES, FORWARD, IN_BACKWARD, NONE, OPTIMIZER, RECOMPUTE
 from memwatch.kinds.roles import ROLES
+from memwatch.words import ways as words
 
 if TYPE_CHECKING:
     from memwatch.analysis.facts.facts import Facts
+    from memwatch.analysis.saved_tensors import SavedTensors
     from memwatch.analysis.ways.timeline import Timeline
     from memwatch.capture.columns import IntArray
 
 _GRADIENT, _INPUT = ROLES.index("gradient"), ROLES.index("input")
 _WRITE, _OUTPUT = ACCESSES.index("write"), ACCESSES.index("output")
-_LEADING: Final = 2
-"""The batch is one of so many leading dimensions: in recurrent networks, time is the first dimension."""
 _LARGEST_NUMBER_BYTES: Final = 8
 """Bytes of a float64. `_follow` assumes this type: memory of smaller numbers then counts as a multiple of the batch
 wherever it has a value for each sample."""
@@ -48,32 +64,20 @@ _CANDIDATES: Final = 2
 """Numbers of parts that are offered: a way for each would fill the list. A guess."""
 
 
-_PRODUCTS: Final = ("mm", "addmm", "bmm", "baddbmm", "_euclidean_dist", "_cdist_forward")
-"""Ops that combine each row of one matrix with each row or column of another (torch 2.13). `torch.einsum` calls `bmm`
-for two matrices too."""
-_PAIRED: Final = (
-    "sub",
-    "add",
-    "mul",
-    "div",
-    "eq",
-    "ne",
-    "lt",
-    "le",
-    "gt",
-    "ge",
-    "maximum",
-    "minimum",
-    "logical_and",
-)
-"""Ops that combine values at the same place, after they broadcast their arguments."""
-
-
 class Pass(NamedTuple):
-    """The first and the last event of a forward and its backward, which micro-batches run once for each part."""
+    """A forward and its backward, which micro-batches run once for each part.
+
+    Attributes:
+        start: the first event.
+        end: the last event.
+        start_op: the first op.
+        end_op: the op after the last one.
+    """
 
     start: int
     end: int
+    start_op: int
+    end_op: int
 
 
 class MicroBatches(NamedTuple):
@@ -82,20 +86,25 @@ class MicroBatches(NamedTuple):
     Attributes:
         parts: the number of parts.
         bytes: the effect on the live bytes.
-        is_exact: whether kernels have little workspace. memwatch assumes that workspace scales with the batch, which is
-            not always so.
+        is_exact: whether kernels have little workspace, and the model is called with whole batches. memwatch assumes
+            that workspace scales with the batch, and that the program divides each part as it divides the batch. That
+            is not always so.
+        counts_targets: whether the loss is a cross entropy that may ignore some targets. Then each part counts by its
+            other targets.
     """
 
     parts: int
     bytes: ChangedBytes
     is_exact: bool
+    counts_targets: bool
 
 
-def micro_batches(facts: Facts, timeline: Timeline, window: range) -> list[MicroBatches]:
+def micro_batches(facts: Facts, saved: SavedTensors, timeline: Timeline, window: range) -> list[MicroBatches]:
     """Return the changes for some numbers of parts. The list is empty if the batch is unknown or two optimizers step.
 
     Args:
         facts: what the capture shows.
+        saved: what autograd saved.
         timeline: its ops and events.
         window: the ops that are simulated.
     """
@@ -118,23 +127,111 @@ def micro_batches(facts: Facts, timeline: Timeline, window: range) -> list[Micro
     passes = _passes(facts, timeline, range(max(window.start, first_op), window.stop))
     if len(batches) != 1 or not passes:
         return []
+    if runs_nodes_again(facts, passes[0].start_op, passes[-1].end_op):
+        return []  # the lines replace one call of backward()
     batch = batches.pop()
-    followed = _follow(facts, window, batch, {each for each, size in sizes.items() if size == [batch]})
+    followed = _follow(
+        facts, window, batch, {each for each, size in sizes.items() if size == [batch]}, passes
+    )
     if followed is None:
         return []
-    rows, derived = followed
+    rows, derived = followed.rows, followed.derived
     # the outermost module may be called with other batches later, and the module of the loss is called with results
     if any(number % batch for each, size in sizes.items() if each not in derived for number in size):
         return []
-    workspace = rows[facts.allocations.storage[rows] == NONE]
-    largest_bytes = int(facts.allocations.nbytes[workspace].max(initial=0))
-    is_exact = largest_bytes <= _LITTLE_RATIO * facts.curve.peak_increase_bytes
+    is_exact = not _has_large_workspace(facts, rows) and not _divides_the_batch_itself(facts, passes)
     candidates = [parts for parts in range(2, _MOST_PARTS + 1) if batch % parts == 0]
     kept = _kept_gradients(facts, timeline, passes)
+    whole, of_dead = timeline.bytes_of(rows), _bytes_dead_after_forward(facts, saved, timeline, rows, passes)
     return [
-        MicroBatches(parts, ChangedBytes(timeline.bytes_of(rows) * (parts - 1) // parts - kept), is_exact)
+        MicroBatches(
+            parts,
+            # a part of what a variable kept is gone too
+            ChangedBytes(whole * (parts - 1) // parts + of_dead // parts - kept),
+            is_exact,
+            followed.counts_targets,
+        )
         for parts in candidates[:_CANDIDATES]
     ]
+
+
+def left_out(facts: Facts) -> str:
+    """Return why a batch is not split: a sentence about state that the model changes; "" if there is none."""
+    if not facts.capture.rows("unpacks") or not (facts.capture.tables["roles"]["role"] == _INPUT).any():
+        return ""
+    state = state_of_forward(facts, changed_attributes(facts))
+    return words.state_between_parts(state.read) if state.read else ""
+
+
+def _has_large_workspace(facts: Facts, rows: IntArray) -> bool:
+    """Return True if the kernels of an op have much workspace, all of it together."""
+    allocations = facts.allocations
+    workspace = rows[allocations.storage[rows] == NONE]
+    _, op = np.unique(allocations.op[workspace], return_inverse=True)
+    nbytes = np.bincount(op, weights=allocations.nbytes[workspace])
+    return float(nbytes.max(initial=0)) > _LITTLE_RATIO * facts.curve.peak_increase_bytes
+
+
+def _divides_the_batch_itself(facts: Facts, passes: list[Pass]) -> bool:
+    """Return True if the program calls its model for one chunk of a tensor at a time.
+
+    The parts of a batch need not have a whole number of such chunks. A storage is noted as an input once, so a call
+    for a later chunk has no new input.
+    """
+    calls, roles = facts.capture.tables["calls"], facts.capture.tables["roles"]
+    in_backward = np.isin(facts.capture.tables["ops"]["phase"], IN_BACKWARD)
+    with_input = set(roles["op"][roles["role"] == _INPUT].tolist())
+    is_outermost = calls["depth"] == 0
+    called = list(
+        zip(calls["start_op"][is_outermost].tolist(), calls["module"][is_outermost].tolist(), strict=True)
+    )
+    for each in passes:
+        known: dict[int, int] = {}  # the last call of each module
+        for op, module in sorted(called):
+            if not each.start_op <= op < each.end_op:
+                continue
+            if op in with_input:
+                known[module] = op
+            elif module in known and not in_backward[known[module] : op].any():
+                return True
+    return False
+
+
+def _bytes_dead_after_forward(
+    facts: Facts, saved: SavedTensors, timeline: Timeline, rows: IntArray, passes: list[Pass]
+) -> IntArray:
+    """Return, per event, the bytes of results of the forward that only variables of the step's function still keep.
+
+    Code that reads them after the backward has begun needs them outside of the function. So does code that keeps them
+    for longer than the next step.
+    """
+    allocations, ops, uses = facts.allocations, facts.capture.tables["ops"], facts.capture.tables["uses"]
+    count = len(ops["op"])
+    is_backward = np.isin(ops["phase"], IN_BACKWARD)
+    backwards = np.append(np.flatnonzero(is_backward), count)
+    uses_by_storage, saved_by_storage = Grouped(uses["storage"]), Grouped(saved.storage)
+    rows = rows[(allocations.storage[rows] != NONE) & (ops["phase"][allocations.op[rows]] == FORWARD)]
+    starts = np.array([each.start_op for each in passes], dtype=np.int64)
+    found: list[tuple[int, int, int]] = []
+    for row in rows.tolist():
+        number, made_by = int(allocations.storage[row]), int(allocations.op[row])
+        place = int(np.searchsorted(starts, made_by, side="right")) - 1
+        death = int(allocations.death_event[row])
+        if place < 0 or made_by >= passes[place].end_op:
+            continue
+        if place + 1 < len(passes) and (death == NONE or death > passes[place + 1].end):
+            continue
+        begin = int(backwards[np.searchsorted(backwards, made_by)])
+        used_by = uses["op"][uses_by_storage.within(number, number + 1)]
+        used_by = used_by[used_by >= begin]
+        if not is_backward[used_by].all():
+            continue
+        released = saved.released_op[saved_by_storage.within(number, number + 1)]
+        end = max(begin, int(used_by.max(initial=NONE)) + 1, int(released.max(initial=NONE)))
+        if (released != NONE).all() and end < count:
+            found.append((int(allocations.nbytes[row]), timeline.event_of(end), death))
+    found = [each for each in found if each[2] == NONE or each[1] < each[2]]
+    return timeline.bytes_within(*np.array(found, dtype=np.int64).reshape(-1, 3).T)
 
 
 def _passes(facts: Facts, timeline: Timeline, window: range) -> list[Pass]:
@@ -154,7 +251,7 @@ def _passes(facts: Facts, timeline: Timeline, window: range) -> list[Pass]:
         forward = start + np.flatnonzero(phase[start:end] == FORWARD)
         if len(backward) and len(forward):
             first, last = window.start + int(forward[0]), window.start + int(backward[-1])
-            found.append(Pass(timeline.event_of(first), timeline.event_of(last + 1)))
+            found.append(Pass(timeline.event_of(first), timeline.event_of(last + 1), first, last + 1))
     return found
 
 
@@ -173,7 +270,7 @@ def _kept_gradients(facts: Facts, timeline: Timeline, passes: list[Pass]) -> Int
     in_backward = (made_by != NONE) & np.isin(facts.capture.tables["ops"]["phase"][made_by], IN_BACKWARD)
     ready = timeline.events_after_nodes(np.maximum(made_by, 0))
     kept = np.zeros(last, dtype=np.int64)
-    for start, end in passes:
+    for start, end, *_ in passes:
         alive = (birth < end) & (death > start)
         largest: dict[int, int] = {}  # the gradient of each parameter
         for storage, size in zip(
@@ -190,41 +287,34 @@ def _kept_gradients(facts: Facts, timeline: Timeline, passes: list[Pass]) -> Int
     return kept
 
 
-def _mixes_samples(name: str, given: list[list[int]], results: list[list[int]]) -> bool:
-    """Return True if an op whose arguments all come from the batch combines each sample with the others.
+class _Followed(NamedTuple):
+    """The ops of a window, as far as they read the batch.
 
-    The logits of a contrastive loss are such a product: `z @ z.T` has a row and a column for each sample. So is the
-    covariance `z.T @ z`.
-
-    Args:
-        name: the op, as `aten.mm.default`.
-        given: the sizes of its arguments.
-        results: the sizes of its results.
+    Attributes:
+        rows: the allocations that scale with the batch.
+        derived: all storages that ops made from the batch.
+        counts_targets: whether an op is a cross entropy that may ignore some targets.
     """
-    base = name.split(".")[1] if name.count(".") > 1 else name
-    if base in _PRODUCTS:  # the batch of a batched product stays apart, unless it is one
-        return any(sum(size > 1 for size in its) <= 2 for its in results)  # a matrix
-    if base in _PAIRED and given:
-        largest = max(map(math.prod, given))
-        leading = {its[0] for its in given if its}
-        return any(
-            its.count(size) > 1 and math.prod(its) >= size * largest
-            for size in leading - {1}
-            for its in results
-        )
-    return False
+
+    rows: IntArray
+    derived: set[int]
+    counts_targets: bool
 
 
-def _follow(facts: Facts, window: range, batch: int, inputs: set[int]) -> tuple[IntArray, set[int]] | None:
-    """Return the allocations that ops made from the batch and that scale with it, and all storages made from it.
+def _follow(
+    facts: Facts, window: range, batch: int, inputs: set[int], passes: list[Pass]
+) -> _Followed | None:
+    """Follow the batch through the ops of a window.
 
-    Return None if an op of the forward mixes the samples: the parts of a batch would give other results.
+    Return None if the loss is no mean over independent samples: the parts of a batch would give other results. Return
+    None too if a step makes all inputs of a later call of its model from the results of earlier calls.
 
     Args:
         facts: what the capture shows.
         window: the ops to follow.
         batch: the number of samples.
         inputs: the storages of the batch.
+        passes: the passes of the window.
     """
     found: list[int] = []
     uses, ops, allocations = facts.capture.tables["uses"], facts.capture.tables["ops"], facts.allocations
@@ -235,6 +325,10 @@ def _follow(facts: Facts, window: range, batch: int, inputs: set[int]) -> tuple[
     maker = maker_of_node(facts.capture)
     storage, access, phase = uses["storage"], uses["access"], ops["phase"]
     dimensions = dimensions_of_storages(facts)
+    base_names = {name: base_of(str(facts.strings[name])) for name in np.unique(ops["name"]).tolist()}
+    means, counts_targets = BatchMeans(facts, batch, dimensions), False
+    results_of_models = _ResultsOfModels(facts)
+    starts = {each.start_op for each in passes}
     derived = set(inputs)
     data: set[int] = set()  # made in the window from no parameter, such as targets: they have no gradient
     for op in window:
@@ -243,20 +337,31 @@ def _follow(facts: Facts, window: range, batch: int, inputs: set[int]) -> tuple[
         rows = uses_by_op.within(op, op + 1)
         given = storage[rows[access[rows] != _OUTPUT]].tolist()
         results = storage[rows[access[rows] == _OUTPUT]].tolist()
+        written = [number for number in storage[rows[access[rows] == _WRITE]].tolist() if not lasting[number]]
+        if op in starts:
+            results_of_models.forget()
+        if phase[op] == FORWARD:
+            if results_of_models.are_the_inputs_of_call(op):
+                return None
+            results_of_models.take(op, given, [*results, *written])
         if derived.isdisjoint(given):
             if phase[op] == FORWARD and data.issuperset(given):
                 data.update(number for number in results if not lasting[number])
             continue
-        is_of_batch = phase[op] == FORWARD and derived.issuperset(given)
-        if is_of_batch and _mixes_samples(
-            str(facts.strings[ops["name"][op]]), list(map(dimensions, given)), list(map(dimensions, results))
-        ):
-            return None
+        if phase[op] in (FORWARD, RECOMPUTE):  # a reentrant checkpoint makes the nodes as it computes again
+            base = base_names[int(ops["name"][op])]
+            if (
+                phase[op] == FORWARD
+                and derived.issuperset(given)
+                and mixes_samples(base, list(map(dimensions, given)), list(map(dimensions, results)))
+            ):
+                return None
+            if means.has_mixed(op, base, given, [*results, *written], derived) or weighs_classes(base, given):
+                return None
+            counts_targets |= is_cross_entropy(base)
         # results that an op computes from the batch, and memory that it writes with them, belong to the batch
         derived.update(results)
-        derived.update(
-            number for number in storage[rows[access[rows] == _WRITE]].tolist() if not lasting[number]
-        )
+        derived.update(written)
         others: list[list[int]] = []
         if maker[op] != NONE:  # an op of backward: the sizes of the parameters that its forward op read
             read = uses_by_op.within(int(maker[op]), int(maker[op]) + 1)
@@ -276,11 +381,48 @@ def _follow(facts: Facts, window: range, batch: int, inputs: set[int]) -> tuple[
                 continue  # a gradient has the shape of its tensor, or that of its transpose
             if _has_row_per_sample(its, int(allocations.nbytes[row]), batch):
                 found.append(row)
-    return np.array(found, dtype=np.int64), derived
+    return _Followed(np.array(found, dtype=np.int64), derived, counts_targets)
+
+
+class _ResultsOfModels:
+    """The results of the outermost modules in a pass, to notice a rollout: each call has the results of the one before.
+
+    A recurrence also takes a new input in each call, and is no rollout.
+    """
+
+    def __init__(self, facts: Facts) -> None:
+        roles = facts.capture.tables["roles"]
+        self._module_of_op = facts.capture.tables["ops"]["module"]
+        self._inputs: dict[int, dict[int, list[int]]] = {}  # by the op of the call, and its module
+        rows = np.flatnonzero(roles["role"] == _INPUT)
+        for op, name, storage in zip(
+            *(roles[key][rows].tolist() for key in ("op", "name", "storage")), strict=True
+        ):
+            self._inputs.setdefault(op, {}).setdefault(name, []).append(storage)
+        self._called: set[int] = set()
+        self._results: set[int] = set()
+
+    def forget(self) -> None:
+        """Begin a pass."""
+        self._called.clear()
+        self._results.clear()
+
+    def are_the_inputs_of_call(self, op: int) -> bool:
+        """Return True if an op begins a call that is not the first of its module and has only results as inputs."""
+        found = False
+        for name, storages in self._inputs.get(op, {}).items():
+            found |= name in self._called and self._results.issuperset(storages)
+            self._called.add(name)
+        return found
+
+    def take(self, op: int, given: list[int], changed: list[int]) -> None:
+        """Note what an op changes, if a module runs it or if it reads such a result."""
+        if self._module_of_op[op] != NONE or not self._results.isdisjoint(given):
+            self._results.update(changed)
 
 
 def _has_row_per_sample(dimensions: list[int], nbytes: int, batch: int) -> bool:
     """Return True if a leading dimension of an allocation is a multiple of the batch."""
     # a loss may be a number in the memory that its kernel took for a value of each sample (mse_loss)
     values = [] if dimensions else [nbytes // _LARGEST_NUMBER_BYTES]
-    return any(size and size % batch == 0 for size in dimensions[:_LEADING] or values)
+    return any(size and size % batch == 0 for size in dimensions[:LEADING] or values)

@@ -21,6 +21,7 @@ from memwatch.analysis.ways.checkpointing import (
     SavingModules,
     changed_attributes,
 )
+from memwatch.analysis.ways.independence import state_of_forward
 from memwatch.analysis.ways.loss_in_parts import loss_in_parts
 from memwatch.analysis.ways.micro_batches import micro_batches
 from memwatch.analysis.ways.modules import in_place, in_single_precision, offloaded, without_graph
@@ -34,6 +35,7 @@ from memwatch.device_names import is_host
 from memwatch.way_lines import LINES, joined, of_blocks
 from memwatch.words import ways as words
 from memwatch.words.places import FORMER_MODULE
+from memwatch.words.ways import names_as_text as _as_text
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
@@ -72,8 +74,6 @@ class Way:
 
 _GIVEN_UP_RATIO: Final = 0.01
 """A set of blocks becomes smaller as long as it keeps all but this share of its effect on the peak. A guess."""
-_MOST_NAMES: Final = 3
-"""The text names all modules if they are at most so many, and else the first two and the last. A guess."""
 _WRAPPERS: Final = ("DistributedDataParallel", "DataParallel")
 """Classes of torch that hold the model as `module`; its modules are named without this part."""
 _FORMER: Final = FORMER_MODULE.format(name="")
@@ -387,8 +387,12 @@ class _Search:
         decision = words.INDEPENDENT_SAMPLES
         if any("batch_norm" in self._facts.strings[name] for name in names):
             decision += words.BATCH_STATISTICS
-        if attributes := sorted(set(changed_attributes(self._facts).values())):
-            decision += words.EACH_PART.format(names=_as_text(attributes))
+        state = state_of_forward(self._facts, changed_attributes(self._facts))
+        if state.read:
+            return []
+        numbers = {each for each in changed_attributes(self._facts).values() if each not in state.attributes}
+        if names := sorted({*numbers, *state.unread}):
+            decision += words.EACH_PART.format(names=_as_text(names))
         return [
             _Change(
                 kind="micro_batches",
@@ -396,11 +400,13 @@ class _Search:
                 bytes=found.bytes,
                 time_ratio=math.nan,
                 basis="simulated" if found.is_exact else "estimated",
-                decision=decision,
-                lines=LINES["micro_batches"].format(parts=found.parts),
+                decision=decision + (words.COUNTED_TARGETS if found.counts_targets else ""),
+                lines=LINES["micro_batches, counted" if found.counts_targets else "micro_batches"].format(
+                    parts=found.parts
+                ),
                 is_alone=True,
             )
-            for found in micro_batches(self._facts, self._timeline, self._checkpointing.window)
+            for found in micro_batches(self._facts, self._saved, self._timeline, self._checkpointing.window)
         ]
 
     def _without_needless_parts(self, changes: list[_Change]) -> Iterator[_Change]:
@@ -579,16 +585,6 @@ class _Search:
             if is_in_lines and not is_in_program and not has_all_expressions:
                 replaced.append(word)
         return "\n".join([place, *(words.STANDS_FOR.format(word=word) for word in replaced), ""])
-
-
-def _as_text(names: list[str]) -> str:
-    """Return some names for a text. The second name shows whether modules between the first and the last are left out.
-
-    The names have backticks, because a name such as `0` would read as a count.
-    """
-    if len(names) <= _MOST_NAMES:
-        return ", ".join(f"`{name}`" for name in names)
-    return words.FIRST_AND_LAST.format(first=names[0], second=names[1], last=names[-1])
 
 
 def _as_expression(names: list[str]) -> str:

@@ -41,6 +41,9 @@ _CLASSES: Final = ("Embedding", "EmbeddingBag")
 _INDEX_BYTES: Final = 8
 _STATES_OF_ADAM: Final = 2
 """Tensors of the table's size that Adam keeps for it, and `SparseAdam` too."""
+_STATE_OF_ADAM: Final = frozenset(
+    f"{optimizer}.{key}" for optimizer in ("adam", "adamw") for key in ("exp_avg", "exp_avg_sq", "step")
+)
 _STEP_COPIES: Final = 6
 """Tensors of the sparse gradient's size that a step of `SparseAdam` has alive at once: measured with torch 2.13, see
 `tests/ways/test_ways_sparse_gradients.py`."""
@@ -142,6 +145,7 @@ def _tables(facts: Facts, dimensions_of: Callable[[int], list[int]]) -> Iterator
     uses_by_op, uses_by_storage = Grouped(op), Grouped(storage)
     allocations, strings = facts.allocations, facts.strings
     known_states = {0, _STATES_OF_ADAM}
+    is_fused = np.isin(ops["name"], [number for number, name in enumerate(strings) if "_fused_" in name])
     if facts.capture.meta.get("is_all_adagrad"):
         known_states.add(_STATES_OF_ADAGRAD)
     is_lookup, is_lookup_backward = (
@@ -189,6 +193,15 @@ def _tables(facts: Facts, dimensions_of: Callable[[int], list[int]]) -> Iterator
         counts = np.array([count_of_indices(each, dimensions[1]) for each in lookups.tolist()])
         of_lookup = np.maximum(np.searchsorted(lookups, allocations.op[rows]) - 1, 0)
         table = _Table(module, dimensions, rows, counts[of_lookup] * row_bytes, number_of_states)
+        if number_of_states == _STATES_OF_ADAM:
+            names = {
+                str(strings[name]).partition("[")[0]
+                for name in roles["name"][of_module & (roles["role"] == _STATE)]
+            }
+            if not names <= _STATE_OF_ADAM:
+                continue  # SparseAdam has the rule of Adam, not that of another optimizer with two tensors
+        elif is_fused[of_gradients].any():
+            continue  # a fused step takes no sparse gradients
         if (
             number_of_states in known_states
             and counts.all()

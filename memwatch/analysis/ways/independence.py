@@ -1,0 +1,372 @@
+"""Decide whether the parts of a batch train like the whole batch: whether the samples are independent of each other.
+
+The loss of a batch must be a mean over its samples. Then the gradients of the parts add up to those of the batch. A
+recording shows most of the exceptions:
+
+1. An op combines each sample with the others, as a contrastive loss does with `z @ z.T` (`mixes_samples`).
+2. The loss is not linear in a mean over the batch, such as the product of two means (`BatchMeans`).
+3. The model writes a buffer or parameter in its forward and reads it too, such as a queue: later parts would read the
+   values of earlier parts (`state_of_forward`).
+4. A cross entropy weighs its classes: it divides by the sum of the weights of the whole batch (`weighs_classes`).
+
+Ops and sizes are recorded, but no values. So the padding that a cross entropy ignores stays unknown. The lines of the
+way count the targets of each part for this reason.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from memwatch.analysis.facts.coded import Grouped
+from memwatch.analysis.facts.forward_ops import maker_of_node
+from memwatch.capture.schema import ACCESSES, BACKWARD, FORWARD, NONE
+from memwatch.kinds.roles import ROLES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from numpy.typing import NDArray
+
+    from memwatch.analysis.facts.facts import Facts
+
+LEADING: Final = 2
+"""The batch is one of so many leading dimensions: in recurrent networks, time is the first dimension."""
+
+_WRITE, _OUTPUT = ACCESSES.index("write"), ACCESSES.index("output")
+_STATES: Final = (ROLES.index("parameter"), ROLES.index("buffer"))
+
+_PRODUCTS: Final = ("mm", "addmm", "bmm", "baddbmm", "_euclidean_dist", "_cdist_forward")
+"""Ops that combine each row of one matrix with each row or column of another (torch 2.13). `torch.einsum` calls `bmm`
+for two matrices too."""
+_PAIRED: Final = (
+    "sub",
+    "add",
+    "mul",
+    "div",
+    "eq",
+    "ne",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+    "maximum",
+    "minimum",
+    "logical_and",
+)
+"""Ops that combine values at the same place, after they broadcast their arguments."""
+
+_NLL: Final = ("nll_loss_forward", "nll_loss2d_forward")
+"""The ops of a cross entropy whose targets are classes."""
+_SUMS: Final = frozenset((
+    "binary_cross_entropy", "binary_cross_entropy_with_logits", "dot", "huber_loss", "l1_loss", "mean", "mse_loss",
+    "multi_margin_loss", "multilabel_margin_loss_forward", "nanmean", "nansum", "smooth_l1_loss", "soft_margin_loss",
+    "sum", *_NLL,
+))  # fmt: skip
+"""Ops that add up values of the samples, or compute the mean."""
+_OTHER_REDUCTIONS: Final = frozenset((
+    "amax", "amin", "linalg_vector_norm", "logsumexp", "max", "median", "min", "norm", "prod", "std", "std_mean", "var",
+    "var_mean",
+))  # fmt: skip
+"""Ops that combine the values of the samples, and not by a sum."""
+_LINEAR: Final = frozenset((
+    "_to_copy", "_unsafe_view", "add", "alias", "cat", "clone", "copy", "detach", "diagonal", "div", "expand", "index",
+    "lift_fresh", "mean", "mul", "nan_to_num", "neg", "permute", "reshape", "rsub", "select", "slice", "squeeze",
+    "stack", "sub", "sum", "t", "transpose", "unsqueeze", "view", "where",
+))  # fmt: skip
+"""Ops that keep a mean a mean: a number times it, a sum with another, or another place for it. `mul` and `div` do so
+if the other value does not depend on the batch. `nan_to_num` and `where` are guards against losses that are NaN."""
+_WITHOUT_VALUES: Final = frozenset((
+    "_local_scalar_dense", "empty_like", "full_like", "new_empty", "new_full", "new_ones", "new_zeros", "ones_like",
+    "rand_like", "randn_like", "zeros_like",
+))  # fmt: skip
+"""Ops whose result does not depend on the values of their argument."""
+
+_NORMS: Final = ("BatchNorm", "InstanceNorm")
+"""Classes of torch whose running statistics no training reads. Batch norm has its own words."""
+_HARMLESS_WRITES: Final = ("batch_norm", "embedding_renorm_")
+"""Ops that write running statistics, or scale rows of a table to a largest norm: a second call changes nothing."""
+_MOST_OPS: Final = 10_000
+"""Ops of a forward that writes its own state that are followed. They have at least one whole step of most programs."""
+
+
+def base_of(name: str) -> str:
+    """Return the name of an op without its namespace, its overload and the mark of an op in place: `add`."""
+    base = name.split(".")[1] if name.count(".") > 1 else name
+    return base[:-1] if base.endswith("_") else base
+
+
+def mixes_samples(base: str, given: list[list[int]], results: list[list[int]]) -> bool:
+    """Return True if an op whose arguments all come from the batch combines each sample with the others.
+
+    The logits of a contrastive loss are such a product: `z @ z.T` has a row and a column for each sample. So is the
+    covariance `z.T @ z`.
+
+    Args:
+        base: the op, as `mm`.
+        given: the sizes of its arguments.
+        results: the sizes of its results.
+    """
+    if base in _PRODUCTS:  # the batch of a batched product stays apart, unless it is one
+        return any(sum(size > 1 for size in its) <= 2 for its in results)  # a matrix
+    if base in _PAIRED and given:
+        largest = max(map(math.prod, given))
+        leading = {its[0] for its in given if its}
+        return any(
+            its.count(size) > 1 and math.prod(its) >= size * largest
+            for size in leading - {1}
+            for its in results
+        )
+    return False
+
+
+class BatchMeans:
+    """Follows the means over the batch through a forward, and finds losses that are not linear in them.
+
+    Only an op whose backward ran counts: a metric that the program prints may be any function of the loss.
+
+    Args:
+        facts: what the capture shows.
+        batch: the number of samples.
+        dimensions: a function from a storage to its sizes.
+    """
+
+    def __init__(self, facts: Facts, batch: int, dimensions: Callable[[int], list[int]]) -> None:
+        self._batch, self._dimensions = batch, dimensions
+        ops = facts.capture.tables["ops"]
+        makers = maker_of_node(facts.capture)
+        self._is_differentiated = np.zeros(len(makers), dtype=bool)
+        self._is_differentiated[makers[makers != NONE]] = True
+        self._places = list(zip(ops["stack"].tolist(), ops["module"].tolist(), strict=True))
+        self._classes = facts.places.module_tree.classes
+        self._entropies: set[tuple[int, int]] = set()  # calls of cross_entropy
+        self._means: set[int] = set()  # storages
+        self._mixed: set[int] = set()
+
+    def has_mixed(
+        self, op: int, base: str, given: list[int], changed: list[int], derived: Collection[int]
+    ) -> bool:
+        """Return True if an op of the forward makes the loss depend on its means in another way than linearly.
+
+        Args:
+            op: its number.
+            base: its name, as `add`.
+            given: the storages that it reads, and those that it writes in place.
+            changed: those that it makes or writes, without parameters and buffers.
+            derived: storages that come from the batch.
+        """
+        if base in _WITHOUT_VALUES:
+            return False
+        if base in _NLL:
+            self._entropies.add(self._places[op])
+        is_mixed = not self._mixed.isdisjoint(given)
+        means = [each for each in given if each in self._means]
+        samples = [each for each in given if each in derived and each not in self._means]
+        if means and not is_mixed:
+            is_mixed = self._is_other_than_linear(op, base, given, len(means)) or any(
+                map(self._has_rows, samples)
+            )
+        elif samples and not is_mixed and any(self._is_reduced(samples, each) for each in changed):
+            is_mixed = base in _OTHER_REDUCTIONS
+            if base in _SUMS:
+                self._means.update(changed)
+        if is_mixed:
+            self._mixed.update(changed)
+        elif means:
+            self._means.update(changed)
+        return is_mixed and bool(self._is_differentiated[op])
+
+    def _is_other_than_linear(self, op: int, base: str, given: list[int], count: int) -> bool:
+        """Return True if an op that reads some means is not linear in them."""
+        if base == "mul":
+            return count > 1
+        if base == "div":
+            # a cross entropy with label smoothing divides by the number of its targets, which the lines count
+            return len(given) > 1 and given[-1] in self._means and not self._is_in_entropy(op)
+        return base not in _LINEAR
+
+    def _is_in_entropy(self, op: int) -> bool:
+        stack, module = self._places[op]
+        is_module = module != NONE and self._classes[module] == "CrossEntropyLoss"
+        return (stack != NONE or is_module) and (stack, module) in self._entropies
+
+    def _has_rows(self, storage: int) -> bool:
+        return bool(self._places_of_batch(self._dimensions(storage)))
+
+    def _is_reduced(self, given: list[int], result: int) -> bool:
+        """Return True if a result of a reduction lacks the batch, which an argument has.
+
+        If two dimensions may be the batch, the sizes alone do not tell which of them a sum has removed. Then the answer
+        is no.
+        """
+        left = self._dimensions(result)
+        if all(size == 1 for size in left):
+            return True
+        for its in map(self._dimensions, given):
+            of_batch = self._places_of_batch(its)
+            if not of_batch:
+                continue
+            if len(left) == len(its):  # keepdim=True
+                if all(left[place] == 1 != its[place] for place in of_batch[:1]):
+                    return True
+                continue
+            if len(of_batch) > 1 and its[of_batch[0]] == self._batch != its[of_batch[1]]:
+                of_batch = of_batch[:1]
+            others = [size for place, size in enumerate(its) if place not in of_batch]
+            sizes = [size for size in left if size != 1]
+            if not any(size % self._batch == 0 for size in sizes):
+                return True
+            if _is_within(sizes, others) and not any(
+                _is_within_around(sizes, its, place) for place in of_batch
+            ):
+                return True
+        return False
+
+    def _places_of_batch(self, dimensions: list[int]) -> list[int]:
+        return [place for place, size in enumerate(dimensions[:LEADING]) if size and size % self._batch == 0]
+
+
+def _is_within(sizes: list[int], of: list[int]) -> bool:
+    """Return True if some sizes are among others, in the same order."""
+    rest = iter(of)
+    return all(size in rest for size in sizes)
+
+
+def _is_within_around(sizes: list[int], of: list[int], place: int) -> bool:
+    """Return True if some sizes are among others, in the same order, with the size at a place among them."""
+    return any(
+        size == of[place]
+        and _is_within(sizes[:number], of[:place])
+        and _is_within(sizes[number + 1 :], of[place + 1 :])
+        for number, size in enumerate(sizes)
+    )
+
+
+def weighs_classes(base: str, given: list[int]) -> bool:
+    """Return True for a cross entropy with class weights: it has a third argument."""
+    return base in _NLL and len(given) > 2
+
+
+def is_cross_entropy(base: str) -> bool:
+    """Return True for the op of a cross entropy whose targets are classes. It may ignore some of them."""
+    return base in _NLL
+
+
+def runs_nodes_again(facts: Facts, start: int, end: int) -> bool:
+    """Return True if several backwards of some ops run the same node: `backward(retain_graph=True)`.
+
+    A backward runs the nodes from the newest to the oldest, apart from those that it makes anew, as a checkpoint does.
+    So a node that runs again after an older one belongs to another backward.
+    """
+    ops = facts.capture.tables["ops"]
+    sequence = ops["sequence"][start:end][ops["phase"][start:end] == BACKWARD]
+    sequence = sequence[sequence != NONE]
+    if not len(sequence):
+        return False
+    runs = sequence[np.append(True, np.diff(sequence) != 0)]
+    nodes, first, counts = np.unique(runs, return_index=True, return_counts=True)
+    last = len(runs) - 1 - np.unique(runs[::-1], return_index=True)[1]
+    return any(
+        bool((runs[first[place] : last[place]] < nodes[place]).any())
+        for place in np.flatnonzero(counts > 1).tolist()
+    )
+
+
+class StateOfForward(NamedTuple):
+    """The parameters and buffers that the model changes in its own forward.
+
+    Attributes:
+        read: names of those whose values reach the results: each part of a batch would read those of the part before.
+        unread: names of the others, such as a count of calls.
+        attributes: the names of all of them in their modules.
+    """
+
+    read: tuple[str, ...]
+    unread: tuple[str, ...]
+    attributes: tuple[str, ...]
+
+
+def state_of_forward(facts: Facts, replaced: dict[int, str]) -> StateOfForward:
+    """Return the parameters and buffers that modules write in place or replace in their forward.
+
+    Args:
+        facts: what the capture shows.
+        replaced: the modules that replace one, or change a number, and the name of this attribute.
+    """
+    tables = facts.capture.tables
+    ops, uses, roles = tables["ops"], tables["uses"], tables["roles"]
+    name_of = _names_of_state(facts)
+    is_write = (uses["access"] == _WRITE) & np.isin(uses["storage"], list(name_of))
+    is_write &= (ops["phase"][uses["op"]] == FORWARD) & (ops["module"][uses["op"]] != NONE)
+    is_write &= ~_is_harmless_write(facts)[uses["op"]]
+    # a module may make its parameters in its first forward, as nn.LazyLinear does
+    made_by = tables["births"]["op"][uses["storage"]]
+    is_write &= (made_by == NONE) | (ops["module"][made_by] == NONE)
+    written = set(uses["storage"][is_write].tolist())
+    for module, attribute in replaced.items():
+        rows = np.flatnonzero((roles["module"] == module) & np.isin(roles["role"], _STATES))
+        rows = rows[[str(facts.strings[name]) == attribute for name in roles["name"][rows].tolist()]]
+        written.update(roles["storage"][rows].tolist())
+    if not written:
+        return StateOfForward((), (), ())
+    names = {storage: name_of[storage] for storage in written}
+    first_op = int(
+        uses["op"][np.isin(uses["storage"], list(written)) & (ops["module"][uses["op"]] != NONE)].min()
+    )
+    read = _read_by_results(facts, written, first_op)
+    of_read = {names[storage] for storage in read}
+    unread = sorted(set(names.values()) - of_read)
+    attributes = {name.rpartition(".")[2] for name in names.values()}
+    return StateOfForward(tuple(sorted(of_read)), tuple(unread), tuple(sorted(attributes)))
+
+
+def _names_of_state(facts: Facts) -> dict[int, str]:
+    """Return the name of each storage that was a parameter or buffer."""
+    roles, tree = facts.capture.tables["roles"], facts.places.module_tree
+    found = {}
+    for row in np.flatnonzero(np.isin(roles["role"], _STATES)).tolist():
+        module, name = int(roles["module"][row]), str(facts.strings[roles["name"][row]])
+        is_inside = module != NONE and tree.parents[module] != NONE
+        prefix = tree.names[module] if is_inside else ""
+        found[int(roles["storage"][row])] = f"{prefix}.{name}" if prefix else name
+    return found
+
+
+def _is_harmless_write(facts: Facts) -> NDArray[np.bool_]:
+    """Return for each op whether it writes running statistics, or something else that no training reads."""
+    ops, strings = facts.capture.tables["ops"], facts.strings
+    classes = facts.places.module_tree.classes
+    of_norm = np.array([any(name in each for name in _NORMS) for each in classes] + [False], dtype=bool)
+    chosen = [
+        number for number in np.unique(ops["name"]).tolist()
+        if any(name in str(strings[number]) for name in _HARMLESS_WRITES)
+    ]  # fmt: skip
+    is_harmless: NDArray[np.bool_] = np.isin(ops["name"], chosen) | of_norm[ops["module"]]
+    return is_harmless
+
+
+def _read_by_results(facts: Facts, state: set[int], first_op: int) -> set[int]:
+    """Return the storages of some state whose values reach an op with a backward, or all code outside torch."""
+    uses, ops = facts.capture.tables["uses"], facts.capture.tables["ops"]
+    makers = maker_of_node(facts.capture)
+    differentiated = set(makers[makers != NONE].tolist())
+    uses_by_op = Grouped(uses["op"])
+    origins: dict[int, frozenset[int]] = {storage: frozenset((storage,)) for storage in state}
+    read: set[int] = set()
+    for op in range(first_op, min(first_op + _MOST_OPS, len(ops["op"]))):
+        if ops["phase"][op] != FORWARD:
+            continue
+        rows = uses_by_op.within(op, op + 1)
+        storages, access = uses["storage"][rows].tolist(), uses["access"][rows].tolist()
+        given = [each for each, way in zip(storages, access, strict=True) if way != _OUTPUT]
+        reached = frozenset().union(*(origins.get(each, ()) for each in given))
+        if not reached:
+            continue
+        if op in differentiated:
+            read |= reached
+        for each, way in zip(storages, access, strict=True):
+            if way in (_WRITE, _OUTPUT) and each not in state:
+                origins[each] = origins.get(each, frozenset()) | reached
+    return read
