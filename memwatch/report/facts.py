@@ -229,7 +229,7 @@ def headline(reading: Reading) -> str:
     changes = listed_ways(reading)
     way_bytes = int(changes["peak_bytes"].iloc[0]) if len(changes) else None
     if not reading.findings:
-        return text if way_bytes is None else text + words.HEADLINE_WAY.format(peak=format_bytes(way_bytes))
+        return text if way_bytes is None else text + _headline_of_ways(changes)
     first = reading.findings[0]
     finding_bytes, sentence = first.predicted_peak_bytes, words.HEADLINE_FINDING
     if finding_bytes >= reading.peak_bytes:
@@ -238,6 +238,14 @@ def headline(reading: Reading) -> str:
     if way_bytes is None or way_bytes >= finding_bytes:
         return text
     return text + words.HEADLINE_INSTEAD.format(peak=format_bytes(way_bytes))
+
+
+def _headline_of_ways(changes: pd.DataFrame) -> str:
+    """Return the peak with the first change, and the peak with the shown code if that belongs to a later one."""
+    _, chosen = shown_ways(changes, most=len(changes))
+    peaks = [format_bytes(int(nbytes)) for nbytes in changes["peak_bytes"]]
+    code = words.HEADLINE_CODE.format(peak=peaks[chosen]) if chosen else ""
+    return words.HEADLINE_WAY.format(peak=peaks[0]) + code
 
 
 def evidence_text(nbytes: Mapping[str, int]) -> str:

@@ -27,6 +27,8 @@ HEADLINE_INSTEAD: Final = (
     ' With the first change under "What would lower the peak" instead, it would be {peak}.'
 )
 HEADLINE_WAY: Final = " With the first change below, the peak would be {peak}."
+HEADLINE_CODE: Final = " The code below would bring it to {peak}."
+"""Where the first change needs a decision, the code of a later one is shown."""
 """The first sentences of the page and of the summary."""
 
 PROCESS: Final = "The process when it was largest: {parts}"
