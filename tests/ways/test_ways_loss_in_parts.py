@@ -146,6 +146,38 @@ def test_it_is_offered_beside_an_evaluation_without_gradients():
     assert _recorded(changed).peak_bytes == pytest.approx(way.peak_bytes, rel=0.02)
 
 
+class _TwoHeads(_Training):
+    """Another loss, of large tensors, is computed between the logits and their cross entropy."""
+
+    def __init__(self, words, most_pixels):
+        super().__init__(_of_function, nn.Linear(_WIDTH, words))
+        self.target %= words
+        self.pixels = nn.Linear(_WIDTH, most_pixels)
+
+    def step(self):
+        self.optimizer.zero_grad()
+        hidden = self.model.body(self.x)
+        pixels, logits = self.pixels(hidden), self.model.head(hidden)
+        pixels_loss = functional.binary_cross_entropy_with_logits(pixels, torch.zeros_like(pixels))
+        loss = self._loss(logits, self.target)
+        del pixels, logits
+        (pixels_loss + loss).backward()
+        self.optimizer.step()
+
+
+def test_it_counts_no_other_loss_that_is_computed_after_the_logits():
+    """Ten words have small logits: their parts spare next to nothing."""
+    assert _way_of(_recorded(_TwoHeads(10, 4_000))) is None
+
+
+def test_beside_another_loss_it_keeps_its_promise():
+    """The other loss has tensors of nearly the size of the logits, which stay whole."""
+    way = _way_of(_recorded(_TwoHeads(4_000, 3_000)))
+    changed = _TwoHeads(4_000, 3_000)
+    run_lines(way.lines, training=changed)
+    assert _recorded(changed).peak_bytes == pytest.approx(way.peak_bytes, rel=0.02)
+
+
 @pytest.mark.parametrize("loss", [_of_function, _with_accuracy, _with_penalty])
 def test_its_lines_leave_a_program_that_reads_the_logits_correct(loss):
     """Any other use of the logits gets real ones."""
