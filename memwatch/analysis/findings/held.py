@@ -201,9 +201,22 @@ def find_graph(moment: Moment) -> list[Candidate]:
 
 
 def find_retained(moment: Moment) -> list[Candidate]:
-    """Return the memory that autograd holds after the last backward that reads it, by the variable of its graph."""
-    held = moment.held_by_graphs(FindingKind.RETAINED, GRAPH_AFTER_BACKWARD, outlived=True)
-    return by_holder(FindingKind.RETAINED, held, moment.facts.allocations)
+    """Return the memory that autograd holds after the last backward that reads it, by the call of this backward.
+
+    Several losses may share a part of a graph. Then only the last backward can do without `retain_graph=True`, and it
+    frees what all variables of these graphs hold.
+    """
+    groups: dict[int, list[tuple[int, list[Holder]]]] = {}
+    for allocation, roots in moment.held_by_graphs(
+        FindingKind.RETAINED, GRAPH_AFTER_BACKWARD, outlived=True
+    ):
+        if moment.is_freed_without_retain_graph(allocation):
+            groups.setdefault(moment.last_backward_of(allocation), []).append((allocation, roots))
+    return [
+        candidate
+        for group in groups.values()
+        for candidate in as_one(FindingKind.RETAINED, group, moment.facts.allocations)
+    ]
 
 
 def find_models(moment: Moment) -> list[Candidate]:
