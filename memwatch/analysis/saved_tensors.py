@@ -137,6 +137,30 @@ class SavedTensorOutcome(Enum):
     """The last backward that reads it has run, and autograd still holds it."""
 
 
+def backward_numbers(in_backward: NDArray[np.bool_]) -> IntArray:
+    """Return the number of the backward that each op belongs to, from 1 on; 0 is none.
+
+    Args:
+        in_backward: whether each op ran in a backward.
+    """
+    is_first = in_backward & ~np.append(False, in_backward[:-1])
+    numbers: IntArray = np.where(in_backward, np.cumsum(is_first), 0)
+    return numbers
+
+
+def backward_of_reads(in_backward: NDArray[np.bool_], op: IntArray) -> IntArray:
+    """Return the number of the backward that reads saved tensors.
+
+    Args:
+        in_backward: whether each op ran in a backward.
+        op: the number of ops that had started before each read.
+    """
+    numbers = np.append(backward_numbers(in_backward), 0)
+    # the last node of a backward may read a tensor and run no op
+    found: IntArray = np.maximum(numbers[np.minimum(op, len(numbers) - 1)], numbers[np.maximum(op - 1, 0)])
+    return found
+
+
 class SavedTensorOutcomes:
     """The outcome of every saved tensor, as seen while an op runs."""
 
@@ -173,10 +197,8 @@ class SavedTensorOutcomes:
             op: the number of ops that had started before each read.
             stacks: the call stack of each op.
         """
+        number, run = backward_numbers(self._in_backward[:-1]), backward_of_reads(self._in_backward[:-1], op)
         is_first = self._in_backward & ~np.roll(self._in_backward, 1)
-        number = np.where(self._in_backward, np.cumsum(is_first), 0)
-        # the last node of a backward may read a tensor and run no op
-        run = np.maximum(number[np.minimum(op, len(number) - 1)], number[np.maximum(op - 1, 0)])
         self._call_of_run = np.append(NONE, stacks[np.flatnonzero(is_first)])
         last_run = np.zeros(len(self._last_read), dtype=np.int64)
         np.maximum.at(last_run, pack, run)
