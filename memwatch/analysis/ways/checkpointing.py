@@ -86,15 +86,25 @@ class SavingModules:
         for number in reversed(tree.parents_first):
             if tree.parents[number] != NONE:
                 self._nbytes[tree.parents[number]] += self._nbytes[number]
+        self._calls_at_once = _calls_at_once(facts, len(tree.names))
 
     def blocks(self) -> list[list[int]]:
-        """Return sets of blocks to try: repeated ones, large ones, and smaller ones; each in the order of calls."""
+        """Return sets of blocks to try: repeated ones, large ones, and smaller ones; each in the order of calls.
+
+        If a module is called several times before a backward, each call is a block of its own, which saves a part of
+        the module's bytes. So even the model itself may be one.
+        """
         roots = self._children.get(NONE, [])
         total = int(self._nbytes[roots].sum())
         sets = [[number for root in roots for number in self._repeated(root)]]
         sets += [
             [number for root in roots for number in self._divide(root, share * total)]
             for share in _LARGEST_SHARES
+        ]
+        sets += [
+            [number for root in roots for number in self._divide(root, share * total, self._calls_at_once)]
+            for share in _LARGEST_SHARES
+            if (self._calls_at_once > 1).any()
         ]
         found: list[list[int]] = []
         for blocks in sets:
@@ -114,13 +124,15 @@ class SavingModules:
             else:
                 yield from self._repeated(child)
 
-    def _divide(self, module: int, most_bytes: float) -> Iterator[int]:
-        below = [each for child in self._children.get(module, ()) for each in self._divide(child, most_bytes)]
-        if (
-            self._is_called[module]
-            and self._nbytes[module]
-            and (self._nbytes[module] <= most_bytes or not below)
-        ):
+    def _divide(self, module: int, most_bytes: float, calls: IntArray | None = None) -> Iterator[int]:
+        """Yield the largest modules that save at most so many bytes, or in each call if `calls` are given."""
+        below = [
+            each
+            for child in self._children.get(module, ())
+            for each in self._divide(child, most_bytes, calls)
+        ]
+        nbytes = self._nbytes[module] / (1 if calls is None else calls[module])
+        if self._is_called[module] and nbytes and (nbytes <= most_bytes or not below):
             yield module
         else:
             yield from below
@@ -190,6 +202,21 @@ def _saved_bytes(facts: Facts, saved: SavedTensors, count: int) -> IntArray:
     nbytes: IntArray = np.zeros(count + 1, dtype=np.int64)
     np.add.at(nbytes, saved.module.codes[packs], saved.nbytes[packs])
     return nbytes[:count]
+
+
+def _calls_at_once(facts: Facts, count: int) -> IntArray:
+    """Return how often each module is called before one backward, at most; at least 1."""
+    calls, phases = facts.capture.tables["calls"], facts.capture.tables["ops"]["phase"]
+    in_backward = np.append(np.isin(phases, IN_BACKWARD), False)
+    started = np.minimum(calls["start_op"], len(in_backward) - 1)
+    is_forward = ~in_backward[started] & (calls["start_op"] < calls["end_op"])
+    before = np.maximum.accumulate(backward_numbers(in_backward))
+    keys = np.stack([calls["module"][is_forward], before[started[is_forward]]], axis=1)
+    found: IntArray = np.ones(count, dtype=np.int64)
+    if len(keys):
+        pairs, times = np.unique(keys, axis=0, return_counts=True)
+        np.maximum.at(found, pairs[:, 0], times)
+    return found
 
 
 _RNG_STATE_BYTES: Final = 5_056

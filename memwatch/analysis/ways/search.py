@@ -230,7 +230,7 @@ class _Search:
         )
 
     def _checkpoint(self, modules: list[int]) -> _Checkpoint:
-        names = [self._tree.names[module] for module in modules]
+        names = list(map(self._shown_name, modules))
         template = words.CHECKPOINT if len(names) > 1 else words.CHECKPOINT_ONE
         keeps = any(self._checkpointing.writes_buffers(module) for module in modules)
         return _Checkpoint(
