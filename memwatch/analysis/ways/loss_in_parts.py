@@ -259,6 +259,12 @@ class _Change:
         backward_event = self._timeline.event_of(int(loss.backward_ops[0]))
         end_event = self._timeline.event_of(int(loss.backward_ops[-1]) + 1)
         self._kept.append(_Kept(PARTS * self._rng_bytes, forward_event, end_event))
+        # the stand-in is the input of the head: a variable for the logits keeps it
+        hidden_death, logits_death = (
+            int(allocations.death_event[each]) for each in (loss.hidden, loss.logits)
+        )
+        if hidden_death != NONE and (logits_death == NONE or logits_death > hidden_death):
+            self._kept.append(_Kept(hidden_bytes, hidden_death, logits_death))
         forward_bytes = self._most_bytes(in_forward, self._timeline.event_of(loss.loss_op + 1)) // PARTS
         waiting = in_forward[np.isin(allocations.storage[in_forward], self._saved)]
         backward_bytes = self._most_bytes(np.concatenate([waiting, in_backward]), end_event) // PARTS
