@@ -512,7 +512,12 @@ class Checkpointing:
             storage = int(self._facts.allocations.storage[row])
             own = packs[packs_of_row.within(storage, storage + 1)]
             death = int(death_of[row]) if death_of[row] != NONE else len(self._facts.curve.live_bytes)
-            ends = [self._read_until(own, each, over) for each in of_runs]
+            freed = over if is_retained else self._event_of(int(self._saved.released_op[own].max()))
+            ends = [self._read_until(own, each, freed) for each in of_runs]
+            if self._outlives_autograd(storage, death):
+                # a variable keeps it, such as a cache of keys and values among the results, and not the copy of it
+                copies += [Gap(row, again, end) for again, end in zip(again_events, ends, strict=True)]
+                continue
             if not is_retained and start <= again_events[-1]:
                 ends[-1] = death
             gone_from = start
@@ -526,6 +531,18 @@ class Checkpointing:
                 gaps.append(Gap(row, gone_from, death))
         return tuple(gaps), tuple(copies), again_events
 
+    def _outlives_autograd(self, storage: int, death: int) -> bool:
+        """Return True if something keeps an allocation after autograd has let go of it, for longer than one more op.
+
+        Args:
+            storage: its storage.
+            death: the event of its death.
+        """
+        released = self._saved.released_op[self._packs_by_storage.within(storage, storage + 1)]
+        if (released == NONE).any():
+            return False
+        return death > self._event_of(int(released.max()) + 1)
+
     def _read_until(self, own: IntArray, reads: _Reads, over: int) -> int:
         """Return the event from which a backward no longer needs one saved tensor.
 
@@ -534,7 +551,7 @@ class Checkpointing:
         Args:
             own: how the tensor was saved: once for each node that needs it.
             reads: the reads of this backward.
-            over: the event at which autograd has let go of the graph.
+            over: the event at which autograd lets go of what no backward reads.
         """
         of_own = reads.of(np.isin(reads.pack, own))
         if len(np.unique(of_own.pack)) < len(own):
