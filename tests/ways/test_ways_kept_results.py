@@ -33,8 +33,9 @@ class _Decoder(nn.Module):
         keys = []
         for layer in self.layers:
             x, key = layer(x)
-            if self.collects:
+            if self.collects:  # and else nothing keeps it
                 keys.append(key)
+            del key
         return x, keys
 
 
