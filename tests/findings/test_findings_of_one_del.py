@@ -85,3 +85,24 @@ def test_the_peak_without_a_variable_counts_all_that_it_holds():
     assert "with all findings mended" not in found.advice
     measured_bytes = _trained(dropped=True).peak_bytes
     assert found.predicted_peak_bytes == found.together_peak_bytes == pytest.approx(measured_bytes, rel=0.001)
+
+
+def _summed(*, dropped):
+    gc.collect()
+    with memwatch.profile() as prof:
+        parts = [torch.ones(256, 1_024) for _ in range(8)]
+        total = sum(parts)
+        if dropped:
+            del parts
+        total = [total + number for number in range(8)]
+        assert len(total) == 8
+    return prof
+
+
+def test_a_list_is_freed_after_the_last_use_of_all_its_items():
+    """While the sum is computed, the list keeps the items that are in the sum already."""
+    prof, mended = _summed(dropped=False), _summed(dropped=True)
+    (found,) = prof.findings
+    assert found.holder.startswith("`parts`")
+    assert found.predicted_peak_bytes == mended.peak_bytes
+    assert not mended.findings

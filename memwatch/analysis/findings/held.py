@@ -50,7 +50,24 @@ def find_drag(moment: Moment) -> list[Candidate]:
         and not loops.is_last_used_in_same_statement(allocation, op)
         and not (loops.is_made_anew(allocation, op) and loops.is_of_earlier_pass(allocation, op))
     )
-    return by_holder(FindingKind.DRAG, held, facts.allocations)
+    return [_freed_at_once(each, facts) for each in by_holder(FindingKind.DRAG, held, facts.allocations)]
+
+
+def _freed_at_once(candidate: Candidate, facts: Facts) -> Candidate:
+    """Return a candidate whose memory goes after the last use of all of it: one `del` frees a list with all its items.
+
+    A container that is filled on while some entries are not used any more is needed. Its entries go one by one.
+    """
+    allocations, rows = facts.allocations, candidate.allocations
+    last = max(map(facts.biographies.last_event, rows))
+    is_filled_on = facts.use_bounds.last_op[rows].min() < allocations.op[rows].max()
+    end = len(facts.curve.live_bytes)
+    spans = []
+    for row in rows:
+        birth, death = int(allocations.birth_event[row]), int(allocations.death_event[row])
+        start = max(birth, facts.biographies.last_event(row) if is_filled_on else last)
+        spans.append((row, start, death if death != NONE else end))
+    return dataclasses.replace(candidate, spans=tuple(span for span in spans if span[1] < span[2]))
 
 
 def find_iteration(moment: Moment) -> list[Candidate]:
