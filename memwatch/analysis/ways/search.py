@@ -313,7 +313,24 @@ class _Search:
                     lines=self._optimizer_lines("step_in_backward"),
                 )
             )
+            fused = step_in_backward(self._facts, self._timeline, is_fused=True)
+            if fused is not None and any(change.kind == "fused" for change in found):
+                found.append(self._fused_step_in_backward(fused.bytes))
         return found
+
+    def _fused_step_in_backward(self, spared: ChangedBytes) -> _Change:
+        """Return both changes of the optimizer in one. The copies that step in the backward take over `fused`."""
+        kinds = ("fused", "step_in_backward")
+        return _Change(
+            kind=" + ".join(kinds),
+            text=words.BOTH.format(first=words.FUSED, other=words.STEP_IN_BACKWARD),
+            bytes=spared,
+            time_ratio=math.nan,
+            basis="estimated",
+            decision=f"{words.ROUNDING}; {words.NO_WHOLE_GRADIENT}",
+            lines=joined(map(self._optimizer_lines, kinds)),
+            is_alone=True,
+        )
 
     def _offload(self, modules: list[int]) -> list[_Change]:
         """Return the offload of some modules' saved tensors.
@@ -404,17 +421,27 @@ class _Search:
         ]
 
     def _without_needless_parts(self, changes: list[_Change]) -> Iterator[_Change]:
-        """Yield the changes, but leave out each number of micro-batches that is no better than a smaller number.
+        """Yield the changes, but leave out those with a needless part.
 
-        More parts of the batch take more time, so each number must lower the peak by enough below the one before.
+        More parts of the batch take more time, so each number of micro-batches must lower the peak by enough below the
+        one before. And two changes of the optimizer must lower it by enough below each of them.
         """
         lowest = self._facts.curve.peak_bytes
+        peaks = {
+            change.kind: self._checkpointing.peak_bytes([], change.bytes)
+            for change in changes
+            if change.kind in ("fused", "step_in_backward")
+        }
         for change in changes:  # the fewest parts come first
             if change.kind == "micro_batches":
                 peak_bytes = self._checkpointing.peak_bytes([], change.bytes)
                 if peak_bytes > lowest - self._least_bytes:
                     continue
                 lowest = peak_bytes
+            if " + " in change.kind:
+                peak_bytes = self._checkpointing.peak_bytes([], change.bytes)
+                if peak_bytes > min(peaks.values()) - self._least_bytes:
+                    continue
             yield change
 
     def _without_graph(self) -> list[_Change]:
