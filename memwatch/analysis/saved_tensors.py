@@ -184,9 +184,7 @@ class SavedTensorOutcomes:
             unpacks["pack"][read], unpacks["op"][read], np.append(ops["stack"], NONE)
         )
 
-    def _runs(
-        self, pack: IntArray, op: IntArray, stacks: IntArray
-    ) -> tuple[IntArray, NDArray[np.bool_]]:
+    def _runs(self, pack: IntArray, op: IntArray, stacks: IntArray) -> tuple[IntArray, NDArray[np.bool_]]:
         """Return the backward that reads each saved tensor last, and which backwards may free what they read.
 
         A backward without `retain_graph` frees the saved tensors of its nodes. It may not do so if a later backward

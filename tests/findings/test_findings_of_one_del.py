@@ -35,7 +35,9 @@ def _distilled(*, dropped):
             x = torch.randn(_ROWS, 64)
             t = teacher(x)
             s = student(x)
-            loss = functional.kl_div(s["logits"].log_softmax(-1), t["logits"].softmax(-1), reduction="batchmean")
+            loss = functional.kl_div(
+                s["logits"].log_softmax(-1), t["logits"].softmax(-1), reduction="batchmean"
+            )
             if dropped:
                 del t, s
             loss.backward()

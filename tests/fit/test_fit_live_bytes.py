@@ -26,7 +26,7 @@ def _at_the_address_of_an_earlier_block(former_bytes, nbytes):
 
 
 def test_a_block_at_the_address_of_an_earlier_one_is_freed_with_its_own_size():
-    """torch remembers the size of the earlier block, whose free it did not see."""
+    """The profiler of torch remembers the size of the earlier block, whose free it did not see."""
     older = _at_the_address_of_an_earlier_block(2 * _SMALL, _SMALL)
     with count_live_bytes("cpu") as found:
         del older

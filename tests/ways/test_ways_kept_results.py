@@ -43,7 +43,9 @@ class _Training:
     def __init__(self, *, keeps):
         gc.collect()
         torch.manual_seed(0)
-        self.model = nn.ModuleDict({"encoder": nn.Sequential(nn.Linear(128, 128), nn.ReLU()), "decoder": _Decoder(collects=keeps)})
+        self.model = nn.ModuleDict(
+            {"encoder": nn.Sequential(nn.Linear(128, 128), nn.ReLU()), "decoder": _Decoder(collects=keeps)}
+        )
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
 
 

@@ -173,7 +173,9 @@ def test_a_variable_for_the_logits_keeps_the_input_of_the_head():
             super().__init__(_of_function)
             self.first = nn.Linear(_WIDTH, 2 * _WIDTH)
             block = (nn.Linear(2 * _WIDTH, 64 * _WIDTH), nn.GELU(), nn.Linear(64 * _WIDTH, 2 * _WIDTH))
-            self.model.body = nn.Sequential(*(nn.Sequential(*block) for _ in range(3)), nn.LayerNorm(2 * _WIDTH))
+            self.model.body = nn.Sequential(
+                *(nn.Sequential(*block) for _ in range(3)), nn.LayerNorm(2 * _WIDTH)
+            )
             self.model.head = nn.Linear(2 * _WIDTH, _WORDS)
             self.x = self.first(self.x).detach().repeat(2, 1, 1)
             self.target = self.target.repeat(2)

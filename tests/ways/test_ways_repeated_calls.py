@@ -16,7 +16,9 @@ class _Training:
     def __init__(self, chunks):
         gc.collect()
         torch.manual_seed(0)
-        self.model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 1))
+        self.model = nn.Sequential(
+            nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 1)
+        )
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.chunks = chunks
 
@@ -41,6 +43,7 @@ def test_a_model_that_is_called_for_each_chunk_is_checkpointed_as_a_whole():
     plain = _Training(8)
     (way,) = _checkpoints(_recorded(plain))
     assert way.way == "checkpoint the module `plain.model`"
+    assert way.modules == "plain.model"
     assert way.time_ratio > 1
     values = [parameter.detach().numpy().copy() for parameter in plain.model.parameters()]
     del plain  # its memory would count
@@ -53,4 +56,4 @@ def test_a_model_that_is_called_for_each_chunk_is_checkpointed_as_a_whole():
 
 def test_a_model_that_is_called_once_is_not_checkpointed_as_a_whole():
     """All of it would be computed again at once."""
-    assert not [way for way in _checkpoints(_recorded(_Training(1))) if way.modules == ""]
+    assert not [way for way in _checkpoints(_recorded(_Training(1))) if way.modules == "training.model"]

@@ -15,8 +15,12 @@ import memwatch
 class _TwoHeads(nn.Module):
     def __init__(self):
         super().__init__()
-        self.trunk = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 64))
-        self.left = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 1))
+        self.trunk = nn.Sequential(
+            nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 64)
+        )
+        self.left = nn.Sequential(
+            nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 1)
+        )
         self.right = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 1))
 
     def forward(self, x):

@@ -224,9 +224,7 @@ def find_retained(moment: Moment) -> list[Candidate]:
     frees what all variables of these graphs hold.
     """
     groups: dict[int, list[tuple[int, list[Holder]]]] = {}
-    for allocation, roots in moment.held_by_graphs(
-        FindingKind.RETAINED, GRAPH_AFTER_BACKWARD, outlived=True
-    ):
+    for allocation, roots in moment.held_by_graphs(FindingKind.RETAINED, GRAPH_AFTER_BACKWARD, outlived=True):
         if moment.is_freed_without_retain_graph(allocation):
             groups.setdefault(moment.last_backward_of(allocation), []).append((allocation, roots))
     return [

@@ -134,11 +134,16 @@ def rank(candidates: list[Candidate], facts: Facts, loops: Loops, least_bytes: i
     live, spared = _stretches(list(kept), facts)
     reported, mended = _that_matter(spared, live, least_bytes)
     small = _that_matter_together(spared, reported, live - _sum(mended), least_bytes)
-    reported, mended = reported + small, [each for each in spared if any(each is other for other in mended + small)]
+    reported, mended = (
+        reported + small,
+        [each for each in spared if any(each is other for other in mended + small)],
+    )
     together_bytes = int((live - _sum(mended)).max())
     found = [
         _finding(as_growth(candidate, facts, loops), facts, loops, int((live - spared).max()), together_bytes)
-        for candidate, spared in _joined_by_exception(_with_smaller_parts(_merged(reported), reported, mended))
+        for candidate, spared in _joined_by_exception(
+            _with_smaller_parts(_merged(reported), reported, mended)
+        )
     ]
     return sorted(found, key=lambda finding: -finding.nbytes)
 

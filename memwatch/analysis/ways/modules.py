@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from memwatch.analysis.facts.facts import Facts
     from memwatch.analysis.saved_tensors import SavedTensors
     from memwatch.analysis.ways.timeline import Timeline
-    from memwatch.capture.columns import Columns, IntArray
+    from memwatch.capture.columns import IntArray
 
 
 # Simulate an accelerator on which some modules keep their saved tensors on the host.

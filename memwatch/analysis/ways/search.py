@@ -57,7 +57,8 @@ class Way:
             not show the allocations that the changed program makes instead).
         decision: the decision that you have to make; "" if the results stay the same in every bit.
         lines: the lines of Python that make the change.
-        modules: the names of the modules that it changes in their model, joined by `, `.
+        modules: the names of the modules that it changes in their model, joined by `, `; a model itself, and modules
+            of several models, with the program's expression for the model.
     """
 
     kind: str
@@ -187,7 +188,7 @@ class _Search:
             decision="" if change is None else change.decision,
             lines=self._comment(lines, is_function=any(part.kind == "micro_batches" for part in parts))
             + lines,
-            modules=", ".join(self._place(module)[1] for part in parts for module in part.modules),
+            modules=self._names_in_models([module for part in parts for module in part.modules]),
         )
 
     def _blocks(self) -> list[int]:
@@ -563,6 +564,16 @@ class _Search:
         if module == root:
             return root, ""
         return root, self._tree.names[module].removeprefix(self._tree.prefixes[root]).removeprefix(".")
+
+    def _names_in_models(self, modules: list[int]) -> str:
+        """Return the names of some modules in their model, after the model's if there are several models."""
+        places = [self._place(module) for module in modules]
+        is_one = len({root for root, _ in places}) == 1
+        names = [
+            name if name and is_one else f"{self._model_name(root)}.{name}".removesuffix(".")
+            for root, name in places
+        ]
+        return ", ".join(names)
 
     def _has_name(self, root: int) -> bool:
         """Return True if the lines can call a model by its expression, or if there is no other model."""
