@@ -137,6 +137,30 @@ class SavedTensorOutcome(Enum):
     """The last backward that reads it has run, and autograd still holds it."""
 
 
+def backward_numbers(in_backward: NDArray[np.bool_]) -> IntArray:
+    """Return the number of the backward that each op belongs to, from 1 on; 0 is none.
+
+    Args:
+        in_backward: whether each op ran in a backward.
+    """
+    is_first = in_backward & ~np.append(False, in_backward[:-1])
+    numbers: IntArray = np.where(in_backward, np.cumsum(is_first), 0)
+    return numbers
+
+
+def backward_of_reads(in_backward: NDArray[np.bool_], op: IntArray) -> IntArray:
+    """Return the number of the backward that reads saved tensors.
+
+    Args:
+        in_backward: whether each op ran in a backward.
+        op: the number of ops that had started before each read.
+    """
+    numbers = np.append(backward_numbers(in_backward), 0)
+    # the last node of a backward may read a tensor and run no op
+    found: IntArray = np.maximum(numbers[np.minimum(op, len(numbers) - 1)], numbers[np.maximum(op - 1, 0)])
+    return found
+
+
 class SavedTensorOutcomes:
     """The outcome of every saved tensor, as seen while an op runs."""
 
@@ -156,6 +180,37 @@ class SavedTensorOutcomes:
         )
         self._in_backward = np.append(in_backward, False)  # no op runs after the last
         self._is_given_up = self._given_up(facts)
+        self._last_run, self._may_free = self._runs(
+            unpacks["pack"][read], unpacks["op"][read], np.append(ops["stack"], NONE)
+        )
+
+    def _runs(self, pack: IntArray, op: IntArray, stacks: IntArray) -> tuple[IntArray, NDArray[np.bool_]]:
+        """Return the backward that reads each saved tensor last, and which backwards may free what they read.
+
+        A backward without `retain_graph` frees the saved tensors of its nodes. It may not do so if a later backward
+        reads one of them. Backwards have numbers from 1; 0 is none.
+
+        Args:
+            pack: the saved tensor of each read.
+            op: the number of ops that had started before each read.
+            stacks: the call stack of each op.
+        """
+        number, run = backward_numbers(self._in_backward[:-1]), backward_of_reads(self._in_backward[:-1], op)
+        is_first = self._in_backward & ~np.roll(self._in_backward, 1)
+        self._call_of_run = np.append(NONE, stacks[np.flatnonzero(is_first)])
+        last_run = np.zeros(len(self._last_read), dtype=np.int64)
+        np.maximum.at(last_run, pack, run)
+        may_free = np.ones(int(number.max(initial=0)) + 1, dtype=bool)
+        may_free[run[run < last_run[pack]]] = False
+        return last_run, may_free
+
+    def is_freed_without_retain_graph(self, pack: int) -> bool:
+        """Return True if the backward that reads a saved tensor last would free it without `retain_graph=True`."""
+        return bool(self._may_free[self._last_run[pack]])
+
+    def last_backward_of(self, pack: int) -> int:
+        """Return the stack of the call of the backward that reads a saved tensor last; -1 for none."""
+        return int(self._call_of_run[self._last_run[pack]])
 
     def at(self, pack: int, op: int) -> SavedTensorOutcome:
         """Return what became of a saved tensor, as seen while an op runs.

@@ -204,7 +204,14 @@ DERIVED: Final = (
         ),
         ("decision", "text", "what you have to decide or to know first; empty if there is nothing"),
         ("lines", "text", "the lines of Python that make the change"),
-        ("modules", "text", "the modules that it changes, by their names in the model, joined by `, `"),
+        (
+            "modules",
+            "text",
+            (
+                "the modules that it changes, by their names in the model, joined by `, `; "
+                "several models, and a model itself, are named too"
+            ),
+        ),
     ),
 )
 DERIVED_BY_NAME: Final = {table.name: table for table in DERIVED}

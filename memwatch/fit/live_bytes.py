@@ -156,20 +156,31 @@ class _Older:
         self._deaths.append((profiler.ticks(), address))
 
     def merged_with(self, events: list[AllocatorEvent]) -> list[AllocatorEvent]:
-        """Return the events of the allocator with the deaths that it could not report, in order of time."""
+        """Return the events of the allocator with the deaths that it could not report, in order of time.
+
+        torch remembers the size of a block whose allocation it reported, and may not notice the free: then it reports
+        a later block at this address, which is freed, with the former size. So the first event of an address says at
+        most when an older block died.
+        """
         clock = self._clock
         died = {address: clock.to_unix_ns(ticks) for ticks, address in reversed(self._deaths)}
         self._watched.clear()
-        first: dict[int, tuple[int, int]] = {}  # when and how the allocator first spoke of an address
-        for time_ns, address, nbytes in events:
-            first.setdefault(address, (time_ns, nbytes))
+        first_ns: dict[int, int] = {}  # when the allocator first reported an address
+        for time_ns, address, _ in events:
+            first_ns.setdefault(address, time_ns)
         freed: list[AllocatorEvent] = []
         for address, nbytes in self.by_address.items():
-            heard_ns, change = first.get(address, (None, 0))
-            times = [each for each in (died.get(address), heard_ns) if each is not None]
-            if times and change >= 0:  # a free that the allocator itself reported is among its events
+            times = [found[address] for found in (died, first_ns) if address in found]
+            if times:
                 freed.append((min(times), address, -nbytes))
-        return sorted([*freed, *events], key=lambda event: event[0])
+        seen: set[int] = set()
+        known: list[AllocatorEvent] = []
+        for event in events:
+            is_of_older = event[1] not in seen and event[2] < 0
+            seen.add(event[1])
+            if not is_of_older:
+                known.append(event)
+        return sorted([*freed, *known], key=lambda event: event[0])
 
 
 @contextlib.contextmanager

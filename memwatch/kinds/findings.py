@@ -96,7 +96,10 @@ class FindingKind(str, Enum):
     RETAINED = FindingRow(
         "retained",
         "keeps {nbytes} saved for a backward that has run already",
-        advice="call backward() without retain_graph=True, or drop the result that keeps the graph",
+        advice=(
+            "call the last backward() of the step without retain_graph=True, or drop the result that keeps the "
+            "graph"
+        ),
         is_freed_after_last_use=True,
         is_mended_by_callers=True,
     )

@@ -55,6 +55,11 @@ GRADIENTS: Final = "`.grad` of the parameters"
 GRAPH_OF_TRAINED_FORWARD: Final = (
     "keep `.item()` or `.detach()` of its result, and leave the forward as it is: it also trains the model"
 )
+NO_GRAD_FIRST: Final = (
+    "run it under torch.no_grad() if no backward needs this forward, and else keep `.item()` or `.detach()` of its "
+    "result"
+)
+"""The advice where no backward ran at all: `.detach()` frees a graph only when the whole of it has been made."""
 GRAPH_WITHOUT_BACKWARD: Final = "the autograd graph of a forward without backward"
 GRAPH_AFTER_BACKWARD: Final = "the autograd graph of a forward whose backward has run"
 OPTIMIZER_STEP: Final = "the optimizer's step, which works on all parameters at once,"

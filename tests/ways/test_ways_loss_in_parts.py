@@ -146,6 +146,68 @@ def test_it_is_offered_beside_an_evaluation_without_gradients():
     assert _recorded(changed).peak_bytes == pytest.approx(way.peak_bytes, rel=0.02)
 
 
+class _TwoHeads(_Training):
+    """Another loss, of large tensors, is computed between the logits and their cross entropy."""
+
+    def __init__(self, words, most_pixels):
+        super().__init__(_of_function, nn.Linear(_WIDTH, words))
+        self.target %= words
+        self.pixels = nn.Linear(_WIDTH, most_pixels)
+
+    def step(self):
+        self.optimizer.zero_grad()
+        hidden = self.model.body(self.x)
+        pixels, logits = self.pixels(hidden), self.model.head(hidden)
+        pixels_loss = functional.binary_cross_entropy_with_logits(pixels, torch.zeros_like(pixels))
+        loss = self._loss(logits, self.target)
+        del pixels, logits
+        (pixels_loss + loss).backward()
+        self.optimizer.step()
+
+
+def test_a_variable_for_the_logits_keeps_the_input_of_the_head():
+    """The stand-in for the logits is this input; it stays as long as the logits would."""
+
+    class Wide(_Training):
+        def __init__(self):
+            super().__init__(_of_function)
+            self.first = nn.Linear(_WIDTH, 2 * _WIDTH)
+            block = (nn.Linear(2 * _WIDTH, 64 * _WIDTH), nn.GELU(), nn.Linear(64 * _WIDTH, 2 * _WIDTH))
+            self.model.body = nn.Sequential(
+                *(nn.Sequential(*block) for _ in range(3)), nn.LayerNorm(2 * _WIDTH)
+            )
+            self.model.head = nn.Linear(2 * _WIDTH, _WORDS)
+            self.x = self.first(self.x).detach().repeat(2, 1, 1)
+            self.target = self.target.repeat(2)
+
+        def step(self):
+            self.optimizer.zero_grad()
+            self.logits = self.model(self.x)
+            self._loss(self.logits, self.target).backward()
+            self.optimizer.step()
+
+    found = [way for way in _recorded(Wide()).ways.itertuples() if "loss_in_parts" in way.kind]
+    assert found
+    for way in found:
+        changed = Wide()
+        run_lines(way.lines, training=changed)
+        assert _recorded(changed).peak_bytes == pytest.approx(way.peak_bytes, rel=0.003)
+        del changed
+
+
+def test_it_counts_no_other_loss_that_is_computed_after_the_logits():
+    """Ten words have small logits: their parts spare next to nothing."""
+    assert _way_of(_recorded(_TwoHeads(10, 4_000))) is None
+
+
+def test_beside_another_loss_it_keeps_its_promise():
+    """The other loss has tensors of nearly the size of the logits, which stay whole."""
+    way = _way_of(_recorded(_TwoHeads(4_000, 3_000)))
+    changed = _TwoHeads(4_000, 3_000)
+    run_lines(way.lines, training=changed)
+    assert _recorded(changed).peak_bytes == pytest.approx(way.peak_bytes, rel=0.02)
+
+
 @pytest.mark.parametrize("loss", [_of_function, _with_accuracy, _with_penalty])
 def test_its_lines_leave_a_program_that_reads_the_logits_correct(loss):
     """Any other use of the logits gets real ones."""

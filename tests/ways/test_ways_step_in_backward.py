@@ -187,3 +187,40 @@ def test_its_lines_leave_frozen_parameters_alone():
     changed = frozen()
     run_lines(way.lines, training=changed)
     assert _recorded(changed).peak_bytes == pytest.approx(way.peak_bytes, rel=0.01)
+
+
+def _of_two_changes(training):
+    found = [way for way in _recorded(training).ways.itertuples() if way.kind == "fused + step_in_backward"]
+    return found[0] if found else None
+
+
+def test_with_a_fused_kernel_the_step_in_the_backward_makes_no_temporaries():
+    """Each of the two changes leaves what the other one frees."""
+
+    def wide():
+        training = _Training(_adam)
+        training.model.append(nn.Linear(128, 1_024))
+        training.model.append(nn.Linear(1_024, 128))
+        training.optimizer = _adam(training.model.parameters())
+        training.scheduler = torch.optim.lr_scheduler.StepLR(training.optimizer, 1, gamma=0.5)
+        return training
+
+    way = _of_two_changes(wide())
+    assert way.basis == "estimated"
+    assert "rounds" in way.decision
+    assert "accumulation" in way.decision
+    changed = wide()
+    run_lines(way.lines, training=changed)
+    assert _recorded(changed).peak_bytes == pytest.approx(way.peak_bytes, rel=0.01)
+    del changed
+    plain, changed = wide(), wide()
+    run_lines(way.lines, training=changed)
+    plain.step()
+    changed.step()
+    for one, other in zip(plain.model.parameters(), changed.model.parameters(), strict=True):
+        assert torch.allclose(one, other, atol=1e-6)
+
+
+def test_a_fused_kernel_is_not_added_to_a_step_that_makes_no_temporaries():
+    """SGD updates a parameter in place."""
+    assert _of_two_changes(_Training(_sgd)) is None

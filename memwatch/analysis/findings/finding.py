@@ -14,7 +14,7 @@ import numpy as np
 
 from memwatch.analysis.holders import Holder, HolderKey, HolderKind
 from memwatch.analysis.holders.holder import of_any_item
-from memwatch.capture.schema import NONE
+from memwatch.capture.schema import IN_BACKWARD, NONE
 from memwatch.kinds.findings import FindingKind
 from memwatch.own_code import CodeOwner
 from memwatch.text import ShownAsText
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from memwatch.analysis.facts.allocations import Allocations
     from memwatch.analysis.facts.facts import Facts
-    from memwatch.capture.columns import IntArray
+    from memwatch.capture.columns import Columns, IntArray
 
 
 @dataclass(frozen=True)
@@ -156,8 +156,9 @@ def _spared_stretches(candidate: Candidate, facts: Facts) -> IntArray:
     """Return the first events, the events after the last, and the bytes that would not be live between them.
 
     A candidate may give the stretch of time itself. Otherwise the kind decides. Most kinds are freed right after
-    their last use, and gradients right after they are copied into a bucket. A waiting result is made right before its
-    first use. All others are not made at all.
+    their last use, and gradients right after they are copied into a bucket. A model's output is freed before the
+    backward, because one variable may hold several results. What a graph keeps also stays until the calls return that
+    it is an argument of. A waiting result is made right before its first use. All others are not made at all.
     """
     allocations, life = facts.allocations, facts.biographies
     if candidate.spans:
@@ -167,7 +168,11 @@ def _spared_stretches(candidate: Candidate, facts: Facts) -> IntArray:
     for row in candidate.allocations:
         start, death = int(allocations.birth_event[row]), int(allocations.death_event[row])
         end = death if death != NONE else len(facts.curve.live_bytes)
-        if candidate.kind.row.is_freed_after_last_use:
+        if candidate.kind is FindingKind.OUTPUT:
+            start = max(start, _event_of_backward(facts, int(facts.use_bounds.last_op[row])))
+        elif candidate.kind is FindingKind.GRAPH:
+            start = max(start, life.last_event(row), _event_of_return(facts, row))
+        elif candidate.kind.row.is_freed_after_last_use:
             start = max(start, life.last_event(row))
         elif candidate.kind is FindingKind.BUCKETS:
             start = max(start, life.first_event(row))
@@ -180,6 +185,40 @@ def _spared_stretches(candidate: Candidate, facts: Facts) -> IntArray:
             found.append((start, end, nbytes))
     columns: IntArray = np.array(found, dtype=np.int64).reshape(-1, 3).T
     return columns
+
+
+def ops_until_return(calls: Columns, made: int, last_op: int) -> int:
+    """Return how many ops had started when the last call returned that was given an allocation, or its last op.
+
+    The caller keeps an argument in a variable until then.
+
+    Args:
+        calls: the table.
+        made: the op that made the allocation.
+        last_op: the last op that uses it.
+    """
+    was_given = (calls["start_op"] > made) & (calls["start_op"] <= last_op) & (calls["end_op"] > last_op)
+    return int(calls["end_op"][was_given].max(initial=last_op + 1))
+
+
+def _event_of_return(facts: Facts, row: int) -> int:
+    """Return the event at which the last call returned that was given an allocation; 0 if no op uses it."""
+    last_op, starts_ns = int(facts.use_bounds.last_op[row]), facts.capture.tables["ops"]["start_ns"]
+    if last_op == NONE:
+        return 0
+    op = ops_until_return(facts.capture.tables["calls"], int(facts.allocations.op[row]), last_op)
+    if op >= len(starts_ns):
+        return len(facts.curve.live_bytes)
+    return int(np.searchsorted(facts.curve.time_ns, starts_ns[op]))
+
+
+def _event_of_backward(facts: Facts, op: int) -> int:
+    """Return the first event of the backward after an op."""
+    phases, starts_ns = (facts.capture.tables["ops"][name] for name in ("phase", "start_ns"))
+    of_backward = np.flatnonzero(np.isin(phases[op + 1 :], IN_BACKWARD))
+    if not len(of_backward):
+        return len(facts.curve.live_bytes)
+    return int(np.searchsorted(facts.curve.time_ns, starts_ns[op + 1 + of_backward[0]]))
 
 
 LEAST_RATIO: Final = 0.05

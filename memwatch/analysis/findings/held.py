@@ -50,7 +50,24 @@ def find_drag(moment: Moment) -> list[Candidate]:
         and not loops.is_last_used_in_same_statement(allocation, op)
         and not (loops.is_made_anew(allocation, op) and loops.is_of_earlier_pass(allocation, op))
     )
-    return by_holder(FindingKind.DRAG, held, facts.allocations)
+    return [_freed_at_once(each, facts) for each in by_holder(FindingKind.DRAG, held, facts.allocations)]
+
+
+def _freed_at_once(candidate: Candidate, facts: Facts) -> Candidate:
+    """Return a candidate whose memory goes after the last use of all of it: one `del` frees a list with all its items.
+
+    A container that is filled on while some entries are not used any more is needed. Its entries go one by one.
+    """
+    allocations, rows = facts.allocations, candidate.allocations
+    last = max(map(facts.biographies.last_event, rows))
+    is_filled_on = facts.use_bounds.last_op[rows].min() < allocations.op[rows].max()
+    end = len(facts.curve.live_bytes)
+    spans = []
+    for row in rows:
+        birth, death = int(allocations.birth_event[row]), int(allocations.death_event[row])
+        start = max(birth, facts.biographies.last_event(row) if is_filled_on else last)
+        spans.append((row, start, death if death != NONE else end))
+    return dataclasses.replace(candidate, spans=tuple(span for span in spans if span[1] < span[2]))
 
 
 def find_iteration(moment: Moment) -> list[Candidate]:
@@ -201,9 +218,20 @@ def find_graph(moment: Moment) -> list[Candidate]:
 
 
 def find_retained(moment: Moment) -> list[Candidate]:
-    """Return the memory that autograd holds after the last backward that reads it, by the variable of its graph."""
-    held = moment.held_by_graphs(FindingKind.RETAINED, GRAPH_AFTER_BACKWARD, outlived=True)
-    return by_holder(FindingKind.RETAINED, held, moment.facts.allocations)
+    """Return the memory that autograd holds after the last backward that reads it, by the call of this backward.
+
+    Several losses may share a part of a graph. Then only the last backward can do without `retain_graph=True`, and it
+    frees what all variables of these graphs hold.
+    """
+    groups: dict[int, list[tuple[int, list[Holder]]]] = {}
+    for allocation, roots in moment.held_by_graphs(FindingKind.RETAINED, GRAPH_AFTER_BACKWARD, outlived=True):
+        if moment.is_freed_without_retain_graph(allocation):
+            groups.setdefault(moment.last_backward_of(allocation), []).append((allocation, roots))
+    return [
+        candidate
+        for group in groups.values()
+        for candidate in as_one(FindingKind.RETAINED, group, moment.facts.allocations)
+    ]
 
 
 def find_models(moment: Moment) -> list[Candidate]:

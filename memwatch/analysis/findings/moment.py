@@ -270,6 +270,22 @@ class Moment:
         in_forward = all(PHASES[ops["phase"][op]] == "forward" for op in (made, last))
         return in_forward and last < self.op and int(ops["module"][made]) != NONE
 
+    def is_freed_without_retain_graph(self, allocation: int) -> bool:
+        """Return True if memory that autograd holds goes where the last backward that reads it retains no graph.
+
+        It stays if a variable holds it too, and if that backward reads something that a later one needs.
+        """
+        evidence = self.evidence
+        return not evidence.holders.variables(allocation, self.op) and all(
+            evidence.outcomes.is_freed_without_retain_graph(pack)
+            for pack in evidence.holders.packs_at(allocation, self.op)
+        )
+
+    def last_backward_of(self, allocation: int) -> int:
+        """Return the stack of the call of the last backward that reads memory which autograd holds."""
+        evidence = self.evidence
+        return max(map(evidence.outcomes.last_backward_of, evidence.holders.packs_at(allocation, self.op)))
+
     @cached_property
     def held_by_autograd(self) -> list[tuple[int, set[SavedTensorOutcome]]]:
         """The allocations that only autograd keeps though no backward needs them, with the fate of each."""

@@ -29,7 +29,7 @@ from memwatch.analysis.findings.moment import Evidence, IdleGradients, Moment
 from memwatch.analysis.findings.stale import find_stale
 from memwatch.analysis.holders import Holder, HolderKey, HolderKind, Holders
 from memwatch.analysis.saved_tensors import SavedTensorOutcomes, SavedTensors
-from memwatch.capture.schema import NONE
+from memwatch.capture.schema import BACKWARD, NONE
 from memwatch.kinds.edges import EdgeKind
 from memwatch.kinds.findings import FindingKind
 from memwatch.sizes import format_bytes
@@ -51,6 +51,9 @@ plain training each step has its own highest moment. The 400 steps of an MLP hav
 _LEAST_PART: Final = (
     8  # a candidate of one event has at least this part of the bytes that a finding must bring; a guess
 )
+_LEAST_SHARE_OF_SMALL: Final = 1 / 2
+"""A candidate that matters only with others of its size has at least this share of `least_bytes`, so that two may be
+enough. A guess."""
 
 
 def find(facts: Facts, holders: Holders, saved: SavedTensors) -> list[Finding]:
@@ -130,10 +133,17 @@ def rank(candidates: list[Candidate], facts: Facts, loops: Loops, least_bytes: i
     kept = filter(None, (without_gathered(candidate, facts) for candidate in candidates))
     live, spared = _stretches(list(kept), facts)
     reported, mended = _that_matter(spared, live, least_bytes)
+    small = _that_matter_together(spared, reported, live - _sum(mended), least_bytes)
+    reported, mended = (
+        reported + small,
+        [each for each in spared if any(each is other for other in mended + small)],
+    )
     together_bytes = int((live - _sum(mended)).max())
     found = [
         _finding(as_growth(candidate, facts, loops), facts, loops, int((live - spared).max()), together_bytes)
-        for candidate, spared in _joined_by_exception(_merged(reported))
+        for candidate, spared in _joined_by_exception(
+            _with_smaller_parts(_merged(reported), reported, mended)
+        )
     ]
     return sorted(found, key=lambda finding: -finding.nbytes)
 
@@ -183,6 +193,30 @@ def _that_matter(
     return reported, mended
 
 
+def _that_matter_together(
+    spared: list[_Spared], reported: list[_Spared], live: IntArray, least_bytes: int
+) -> list[_Spared]:
+    """Return candidates that are too small alone, but lower the peak by enough together; often none.
+
+    One `del` frees several variables, such as the results of a teacher and of its student.
+
+    Args:
+        spared: all candidates.
+        reported: those that matter.
+        live: the most live bytes of each stretch without these.
+        least_bytes: how far they have to lower the peak.
+    """
+    peak_bytes, known = int(live.max()), set(map(id, reported))
+    small = [
+        each
+        for each in spared
+        if id(each) not in known
+        and each.candidate.kind.row.del_order is not None
+        and peak_bytes - int((live - each.bytes_of_stretch).max()) >= least_bytes * _LEAST_SHARE_OF_SMALL
+    ]
+    return small if peak_bytes - int((live - _sum(small)).max()) >= least_bytes else []
+
+
 def _is_stale(spared: _Spared) -> bool:
     """Return True for memory that matters between two iterations, whatever the peak is; it was measured there."""
     return spared.candidate.kind is FindingKind.STALE
@@ -219,6 +253,25 @@ def _merged(reported: list[_Spared]) -> list[_Spared]:
             )
         merged.append(first)
     return merged
+
+
+def _with_smaller_parts(
+    merged: list[_Spared], reported: list[_Spared], mended: list[_Spared]
+) -> list[_Spared]:
+    """Let a `del` of a variable spare all that it holds, also what is too little for a finding of its own."""
+    known = set(map(id, reported))
+    small: dict[HolderKey, list[_Spared]] = {}
+    for each in mended:
+        if id(each) not in known and each.candidate.kind.row.del_order is not None:
+            small.setdefault(each.candidate.holder.key, []).append(each)
+    return [
+        each
+        if each.candidate.kind.row.del_order is None
+        else each._replace(
+            bytes_of_stretch=each.bytes_of_stretch + _sum(small.get(each.candidate.holder.key, []))
+        )
+        for each in merged
+    ]
 
 
 def _joined_by_exception(reported: list[_Spared]) -> list[_Spared]:
@@ -318,6 +371,7 @@ def _finding(
         _last_used(candidate, facts),
         _made_at(candidate, facts),
         is_trained=candidate.kind is FindingKind.GRAPH and _is_trained(candidate, facts),
+        has_backward=bool((facts.capture.tables["ops"]["phase"] == BACKWARD).any()),
         rate_bytes=growth_bytes,
         passes=_passes(candidate, facts, loops),
         is_filled_on=_is_filled_on(candidate, facts, loops),
@@ -353,6 +407,7 @@ def change_of(
     made_at: str,
     *,
     is_trained: bool,
+    has_backward: bool = True,
     rate_bytes: int,
     passes: int = 1,
     is_filled_on: bool = False,
@@ -366,6 +421,7 @@ def change_of(
         last_used: `file:line` of their last use; "" if unknown.
         made_at: `file:line` that made most of them; "" if unknown.
         is_trained: whether a backward reads tensors that the same lines saved at another time.
+        has_backward: whether any backward ran.
         rate_bytes: bytes that each pass of a loop adds; 0 without a series.
         passes: how many passes of a loop left the memory, where the kind is about passes.
         is_filled_on: whether the holder is a container that gets entries while older ones are not used any more.
@@ -373,6 +429,8 @@ def change_of(
     of_exception = kind is FindingKind.GRAPH and bool(holder.kept_exception)
     is_needed = kind is FindingKind.GRAPH and is_trained and not of_exception
     advice = words.GRAPH_OF_TRAINED_FORWARD if is_needed else _what_to_do(kind, holder)
+    if kind is FindingKind.GRAPH and not has_backward:
+        advice = words.NO_GRAD_FIRST
     if of_exception:
         advice = HolderKind.EXCEPTION.row.drop or words.DROP_ANY
     if is_filled_on:

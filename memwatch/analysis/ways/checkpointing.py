@@ -6,7 +6,11 @@ A checkpoint (`torch.utils.checkpoint`, not reentrant) changes a recording at th
 2. Tensors that the module reads from outside stay alive until its backward is over: the checkpoint keeps them. If the
    module writes its buffers, the checkpoint keeps a copy of their former values too.
 3. When the backward first asks for a saved tensor of the module, the forward of the module runs again, up to the
-   last tensor that it saves. From there on the saved tensors are alive again, and die as before.
+   last tensor that it saves. From there on the saved tensors are alive again, and die as before. If another part of
+   the program still keeps such a tensor, there are two of it.
+
+A program may run several backwards over one graph (`retain_graph=True`). Then the forward runs again in each of them,
+and each frees what it has read.
 
 The first two change the bytes of recorded events. The third inserts the events of the module's forward between two
 recorded events. `Checkpointing` examines each call once, and adds these changes up for any set of modules.
@@ -22,6 +26,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from memwatch.analysis.facts.coded import Grouped
+from memwatch.analysis.saved_tensors import backward_numbers, backward_of_reads
 from memwatch.analysis.ways.timeline import LAST
 from memwatch.capture.schema import ACCESSES, IN_BACKWARD, NONE, OPTIMIZER
 from memwatch.device_names import is_host
@@ -82,15 +87,25 @@ class SavingModules:
         for number in reversed(tree.parents_first):
             if tree.parents[number] != NONE:
                 self._nbytes[tree.parents[number]] += self._nbytes[number]
+        self._calls_at_once = _calls_at_once(facts, len(tree.names))
 
     def blocks(self) -> list[list[int]]:
-        """Return sets of blocks to try: repeated ones, large ones, and smaller ones; each in the order of calls."""
+        """Return sets of blocks to try: repeated ones, large ones, and smaller ones; each in the order of calls.
+
+        If a module is called several times before a backward, each call is a block of its own, which saves a part of
+        the module's bytes. So even the model itself may be one.
+        """
         roots = self._children.get(NONE, [])
         total = int(self._nbytes[roots].sum())
         sets = [[number for root in roots for number in self._repeated(root)]]
         sets += [
             [number for root in roots for number in self._divide(root, share * total)]
             for share in _LARGEST_SHARES
+        ]
+        sets += [
+            [number for root in roots for number in self._divide(root, share * total, self._calls_at_once)]
+            for share in _LARGEST_SHARES
+            if (self._calls_at_once > 1).any()
         ]
         found: list[list[int]] = []
         for blocks in sets:
@@ -110,13 +125,15 @@ class SavingModules:
             else:
                 yield from self._repeated(child)
 
-    def _divide(self, module: int, most_bytes: float) -> Iterator[int]:
-        below = [each for child in self._children.get(module, ()) for each in self._divide(child, most_bytes)]
-        if (
-            self._is_called[module]
-            and self._nbytes[module]
-            and (self._nbytes[module] <= most_bytes or not below)
-        ):
+    def _divide(self, module: int, most_bytes: float, calls: IntArray | None = None) -> Iterator[int]:
+        """Yield the largest modules that save at most so many bytes, or in each call if `calls` are given."""
+        below = [
+            each
+            for child in self._children.get(module, ())
+            for each in self._divide(child, most_bytes, calls)
+        ]
+        nbytes = self._nbytes[module] / (1 if calls is None else calls[module])
+        if self._is_called[module] and nbytes and (nbytes <= most_bytes or not below):
             yield module
         else:
             yield from below
@@ -199,6 +216,21 @@ def _saved_bytes(facts: Facts, saved: SavedTensors, count: int) -> IntArray:
     return nbytes[:count]
 
 
+def _calls_at_once(facts: Facts, count: int) -> IntArray:
+    """Return how often each module is called before one backward, at most; at least 1."""
+    calls, phases = facts.capture.tables["calls"], facts.capture.tables["ops"]["phase"]
+    in_backward = np.append(np.isin(phases, IN_BACKWARD), False)
+    started = np.minimum(calls["start_op"], len(in_backward) - 1)
+    is_forward = ~in_backward[started] & (calls["start_op"] < calls["end_op"])
+    before = np.maximum.accumulate(backward_numbers(in_backward))
+    keys = np.stack([calls["module"][is_forward], before[started[is_forward]]], axis=1)
+    found: IntArray = np.ones(count, dtype=np.int64)
+    if len(keys):
+        pairs, times = np.unique(keys, axis=0, return_counts=True)
+        np.maximum.at(found, pairs[:, 0], times)
+    return found
+
+
 _RNG_STATE_BYTES: Final = 5_056
 """The state of the host's random numbers, which each checkpoint keeps (torch 2.13: `torch.get_rng_state().nbytes`)."""
 _MOST_OPS: Final = 10_000
@@ -212,7 +244,7 @@ _BUFFER: Final = ROLES.index("buffer")
 
 
 class Gap(NamedTuple):
-    """A piece of memory that only autograd kept: from one event on it would be gone, up to another."""
+    """A piece of memory, and the events from which and up to which it is gone, or there is a second one of it."""
 
     row: int
     start: int
@@ -225,25 +257,39 @@ class CheckpointedCall:
 
     Attributes:
         gaps: memory that autograd would no longer keep from the forward to the backward.
+        copies: memory that the second forward makes while the first one's is still alive.
         inputs: memory that the checkpoint keeps: allocations from outside that the call reads.
         begin_event: the event at which the call begins.
-        again_event: the event before which the module's forward runs again.
+        again_events: the events before which the module's forward runs again: one in each backward.
         over_event: the event at which the backward of the call is over.
         again_most_bytes: the most live bytes of the second forward, beside the other live bytes.
-        again_ns: the time that its ops take.
+        again_ns: the time that the ops of all these forwards take.
         writes_buffers: whether it writes buffers, such as running statistics.
         buffer_bytes: the bytes of the module's buffers.
     """
 
     gaps: tuple[Gap, ...]
+    copies: tuple[Gap, ...]
     inputs: tuple[int, ...]
     begin_event: int
-    again_event: int
+    again_events: tuple[int, ...]
     over_event: int
     again_most_bytes: int
     again_ns: int
     writes_buffers: bool
     buffer_bytes: int
+
+
+class _Reads(NamedTuple):
+    """Reads of saved tensors: the saved tensor, the ops that had started before, and the number of the backward."""
+
+    pack: IntArray
+    op: IntArray
+    run: IntArray
+
+    def of(self, rows: IntArray | NDArray[np.bool_]) -> _Reads:
+        """Return some of the reads."""
+        return _Reads(*(column[rows] for column in self))
 
 
 class Checkpointing:
@@ -271,6 +317,7 @@ class Checkpointing:
         self._packs_by_op, self._packs_by_storage = Grouped(saved.saved_op), Grouped(saved.storage)
         self._allocations_by_op = Grouped(facts.allocations.op)
         self._in_backward = np.isin(self._ops["phase"], IN_BACKWARD)
+        self._backward = backward_numbers(self._in_backward)
         self._row_of_storage = self._rows_of_storages()
         self._is_lasting = facts.categories.category.isin(["parameter", "buffer"])
         self._buffers_by_module = self._buffers_of_modules()
@@ -282,9 +329,14 @@ class Checkpointing:
         within = slice(self._first_op, self._end_op)
         self.ops_ns = max(int((self._ops["end_ns"][within] - self._ops["start_ns"][within]).sum()), 1)
         self.rng_bytes = _RNG_STATE_BYTES if is_host(facts.device) else 0
-        self._first_unpack = np.full(len(saved), NONE, dtype=np.int64)
-        read = self._unpacks["released"] == 0
-        self._first_unpack[self._unpacks["pack"][read][::-1]] = self._unpacks["op"][read][::-1]
+        self._events_after_nodes = timeline.events_after_nodes
+        self._reads = self._reads_of_packs()
+        self._reads_by_pack = Grouped(self._reads.pack)
+
+    def _reads_of_packs(self) -> _Reads:
+        is_read = self._unpacks["released"] == 0
+        pack, op = self._unpacks["pack"][is_read], self._unpacks["op"][is_read]
+        return _Reads(pack, op, backward_of_reads(self._in_backward, op))
 
     def _ops_around_peak(self) -> tuple[int, int]:
         """Return the first op of the iterations around the peak that are simulated, and the op after their last.
@@ -363,13 +415,15 @@ class Checkpointing:
             alive(call.begin_event, call.over_event, self.rng_bytes + copied_bytes)
             for row in call.inputs:
                 kept_until[row] = max(kept_until.get(row, 0), call.over_event)
-        gone_bytes = []  # memory that each call's first backward op finds freed, without a recorded event
+        gone_bytes: list[Counter[int]] = []  # memory that a backward's first op finds freed, without an event
         for call in calls:
-            gone_bytes.append(0)
+            gone_bytes.append(Counter())
             for row, start, end in call.gaps:
                 from_event, nbytes = max(start, kept_until.get(row, 0)), int(allocations.nbytes[row])
                 alive(from_event, end, -nbytes)
-                gone_bytes[-1] += nbytes if from_event == end else 0
+                gone_bytes[-1][end] += nbytes if from_event == end else 0
+            for row, start, end in call.copies:
+                alive(start, end, int(allocations.nbytes[row]))
         for row, until in kept_until.items():
             death = int(allocations.death_event[row])
             if death != NONE:
@@ -379,12 +433,13 @@ class Checkpointing:
             changed -= other.spared
         # the forward runs again between two recorded events
         between = [
-            int(changed[call.again_event - 1])
-            - gone
+            int(changed[again_event - 1])
+            - gone[again_event]
             + call.again_most_bytes
             # the latest values, while the former ones are in place
             + (call.buffer_bytes if keeps_buffers else 0)
             for call, gone in zip(calls, gone_bytes, strict=True)
+            for again_event in call.again_events
         ]
         spikes = () if other is None else other.spikes
         within = range(self._events.start, self._events.stop)
@@ -396,10 +451,10 @@ class Checkpointing:
             return None  # an existing checkpoint calls the module again
         packs = self._packs_by_op.within(start_op, end_op + 1)
         packs = packs[self._is_of_call(packs, start_op, end_op)]
-        unpacked = self._first_unpack[packs]
-        unpacked = unpacked[unpacked >= end_op]
         if not len(packs):
             return None
+        reads = self._reads.of(np.sort(self._reads_by_pack.within(int(packs.min()), int(packs.max()) + 1)))
+        reads = reads.of(np.isin(reads.pack, packs) & (reads.op >= end_op))
         facts, allocations = self._facts, self._facts.allocations
         last_op = int(self._saved.saved_op[packs].max())
         begin, end, cut = self._event_of(start_op), self._event_of(end_op), self._event_of(last_op)
@@ -409,39 +464,111 @@ class Checkpointing:
         made = made[allocations.counted[made]]
         kept = made[np.isin(allocations.storage[made], self._saved.storage[packs])]
         kept = kept[facts.are_alive_at(kept, end - 1)]
-        free = ((row, self._event_without(row, packs)) for row in kept.tolist())
+        free = [(row, self._event_without(row, packs)) for row in kept.tolist()]
         uses = self._uses_by_op.within(start_op, end_op)
         written = self._uses["storage"][uses[self._uses["access"][uses] == _WRITTEN]].tolist()
         writes_buffers = not buffers.isdisjoint(written)
         buffer_bytes = int(allocations.nbytes[self._row_of_storage[sorted(buffers)]].sum()) if buffers else 0
-        if not len(unpacked):  # an evaluation without `no_grad`: nothing runs again
+        if not len(reads.pack):  # an evaluation without `no_grad`: nothing runs again
             death = np.where(
                 allocations.death_event == NONE, len(facts.curve.live_bytes), allocations.death_event
             )
             return CheckpointedCall(
                 gaps=tuple(Gap(row, start, int(death[row])) for row, start in free if start < death[row]),
+                copies=(),
                 inputs=tuple(self._inputs(start_op, end_op).tolist()),
                 begin_event=begin,
-                again_event=over,
+                again_events=(over,),
                 over_event=over,
                 again_most_bytes=0,
                 again_ns=0,
                 writes_buffers=writes_buffers,
                 buffer_bytes=buffer_bytes,
             )
-        again = self._event_of(int(unpacked.min()))
+        gaps, copies, again_events = self._kept_again(free, packs, reads, over)
         duration_ns = self._ops["end_ns"][start_op:last_op] - self._ops["start_ns"][start_op:last_op]
         return CheckpointedCall(
-            gaps=tuple(Gap(row, start, again) for row, start in free if start <= again),
+            gaps=gaps,
+            copies=copies,
             inputs=tuple(self._inputs(start_op, end_op).tolist()),
             begin_event=begin,
-            again_event=again,
+            again_events=again_events,
             over_event=over,
             again_most_bytes=self._most_again(made, kept, begin, cut) + self.rng_bytes,
-            again_ns=int(duration_ns.sum()),
+            again_ns=int(duration_ns.sum()) * len(again_events),
             writes_buffers=writes_buffers,
             buffer_bytes=buffer_bytes,
         )
+
+    def _kept_again(
+        self, free: list[tuple[int, int]], packs: IntArray, reads: _Reads, over: int
+    ) -> tuple[tuple[Gap, ...], tuple[Gap, ...], tuple[int, ...]]:
+        """Return when the tensors that a call saves are gone, when there are two of them, and when it runs again.
+
+        Args:
+            free: allocations, and the event from which only the call keeps each.
+            packs: the saved tensors of the call.
+            reads: the reads of them.
+            over: the event at which autograd has let go of all of them.
+        """
+        death_of, packs_of_row = self._facts.allocations.death_event, Grouped(self._saved.storage[packs])
+        runs = np.unique(reads.run)
+        of_runs = [reads.of(reads.run == run) for run in runs]
+        again_events = tuple(self._event_of(int(each.op.min())) for each in of_runs)
+        # the backward that lets go of the graph frees each tensor as it did
+        end_op = int(np.flatnonzero(self._backward == runs[-1]).max(initial=0)) + 1
+        released = self._saved.released_op[np.unique(reads.pack)]
+        is_retained = bool(((released == NONE) | (released > end_op)).any())
+        gaps, copies = [], []
+        for row, start in free:
+            storage = int(self._facts.allocations.storage[row])
+            own = packs[packs_of_row.within(storage, storage + 1)]
+            death = int(death_of[row]) if death_of[row] != NONE else len(self._facts.curve.live_bytes)
+            freed = over if is_retained else self._event_of(int(self._saved.released_op[own].max()))
+            ends = [self._read_until(own, each, freed) for each in of_runs]
+            if self._outlives_autograd(storage, death):
+                # a variable keeps it, such as a cache of keys and values among the results, and not the copy of it
+                copies += [Gap(row, again, end) for again, end in zip(again_events, ends, strict=True)]
+                continue
+            if not is_retained and start <= again_events[-1]:
+                ends[-1] = death
+            gone_from = start
+            for again, end in zip(again_events, ends, strict=True):
+                if gone_from <= again:
+                    gaps.append(Gap(row, gone_from, again))
+                else:
+                    copies.append(Gap(row, again, min(gone_from, end)))
+                gone_from = max(gone_from, end)
+            if gone_from < min(death, over):
+                gaps.append(Gap(row, gone_from, death))
+        return tuple(gaps), tuple(copies), again_events
+
+    def _outlives_autograd(self, storage: int, death: int) -> bool:
+        """Return True if something keeps an allocation after autograd has let go of it, for longer than one more op.
+
+        Args:
+            storage: its storage.
+            death: the event of its death.
+        """
+        released = self._saved.released_op[self._packs_by_storage.within(storage, storage + 1)]
+        if (released == NONE).any():
+            return False
+        return death > self._event_of(int(released.max()) + 1)
+
+    def _read_until(self, own: IntArray, reads: _Reads, over: int) -> int:
+        """Return the event from which a backward no longer needs one saved tensor.
+
+        A checkpoint keeps what a backward makes again and does not read, as long as there is the graph.
+
+        Args:
+            own: how the tensor was saved: once for each node that needs it.
+            reads: the reads of this backward.
+            over: the event at which autograd lets go of what no backward reads.
+        """
+        of_own = reads.of(np.isin(reads.pack, own))
+        if len(np.unique(of_own.pack)) < len(own):
+            return over
+        return int(self._events_after_nodes(of_own.op).max())
 
     def unrepeatable(self) -> set[int]:
         """Return the modules that write a tensor from before their call that is none of their buffers.

@@ -71,6 +71,7 @@ class _Loss(NamedTuple):
     head: int
     head_op: int
     loss_op: int
+    forward_ops: tuple[int, ...]  # those that make the logits, copy them or compute the loss of them
     backward_ops: IntArray
     logits: int  # the storage that the head made
     hidden: int  # the storage that the head read
@@ -159,7 +160,10 @@ class _Losses:
             return None
         conversions = tuple(int(self._ops["sequence"][op]) for op in ops if self._name(op) == _CONVERSION)
         hidden = self._hidden_of(head_op)
-        return _Loss(head, head_op, loss_op, of_backward, logits, hidden, conversions, log_softmax_op)
+        forward_ops = (head_op, *sorted(ops))
+        return _Loss(
+            head, head_op, loss_op, forward_ops, of_backward, logits, hidden, conversions, log_softmax_op
+        )
 
     def _backward_between(self, first_op: int, last_op: int) -> IntArray:
         """Return the backward ops of all ops from one to another; empty if one of the two has no backward."""
@@ -232,6 +236,7 @@ class _Change:
         self._facts, self._timeline, self._rng_bytes = facts, timeline, rng_bytes
         self._saved = saved.storage
         self._made_by = Grouped(facts.allocations.op)
+        self._uses_by_op = Grouped(facts.capture.tables["uses"]["op"])
         self._gone: list[IntArray] = []
         self._kept: list[_Kept] = []
         self._spikes: list[Spike] = []
@@ -240,9 +245,9 @@ class _Change:
         """Remove the logits of one call, and add those of a part."""
         allocations, nodes = self._facts.allocations, self._facts.capture.tables["ops"]["sequence"]
         logits_bytes, hidden_bytes = (int(allocations.nbytes[each]) for each in (loss.logits, loss.hidden))
-        in_forward = self._made(range(loss.head_op, loss.loss_op + 1))
+        in_forward = self._made(loss.forward_ops)
         is_of_head = nodes[loss.backward_ops] == nodes[loss.head_op]
-        in_backward = self._made(loss.backward_ops[~is_of_head].tolist())
+        in_backward = self._gradients_of_logits(loss, loss.backward_ops[~is_of_head])
         least_bytes = _LEAST_SHARE * allocations.nbytes[in_forward].max(initial=0)
         in_forward = in_forward[allocations.nbytes[in_forward] >= least_bytes]
         in_backward = in_backward[allocations.nbytes[in_backward] >= least_bytes]
@@ -250,10 +255,16 @@ class _Change:
         # the lines move or leave out rows of the hidden states, so no part copies logits for that, as `reshape` does
         in_forward, in_backward = (self._of_parts(rows, loss) for rows in (in_forward, in_backward))
 
-        forward_event = self._timeline.event_of(loss.head_op)
+        forward_event = self._timeline.event_of(loss.softmax_op)
         backward_event = self._timeline.event_of(int(loss.backward_ops[0]))
         end_event = self._timeline.event_of(int(loss.backward_ops[-1]) + 1)
         self._kept.append(_Kept(PARTS * self._rng_bytes, forward_event, end_event))
+        # the stand-in is the input of the head: a variable for the logits keeps it
+        hidden_death, logits_death = (
+            int(allocations.death_event[each]) for each in (loss.hidden, loss.logits)
+        )
+        if hidden_death != NONE and (logits_death == NONE or logits_death > hidden_death):
+            self._kept.append(_Kept(hidden_bytes, hidden_death, logits_death))
         forward_bytes = self._most_bytes(in_forward, self._timeline.event_of(loss.loss_op + 1)) // PARTS
         waiting = in_forward[np.isin(allocations.storage[in_forward], self._saved)]
         backward_bytes = self._most_bytes(np.concatenate([waiting, in_backward]), end_event) // PARTS
@@ -282,6 +293,29 @@ class _Change:
         kept = self._timeline.bytes_within(*np.array(self._kept).T)
         return ChangedBytes(spared - kept, tuple(self._spikes))
 
+    def _gradients_of_logits(self, loss: _Loss, ops: IntArray) -> IntArray:
+        """Return the allocations of the backward of the loss: those that its gradients flow through.
+
+        The program may compute other losses between the head and this one. Their backward is no part of it.
+
+        Args:
+            loss: the loss.
+            ops: the backward ops from the loss to the head, without the head's.
+        """
+        uses, nodes = self._facts.capture.tables["uses"], self._facts.capture.tables["ops"]["sequence"]
+        of_loss = nodes[[loss.loss_op, loss.softmax_op]]
+        found: set[int] = set()
+        for op in ops.tolist():
+            rows = self._uses_by_op.within(op, op + 1)
+            storages, access = uses["storage"][rows], uses["access"][rows]
+            if nodes[op] in of_loss or not found.isdisjoint(storages[access == _READ].tolist()):
+                found.update(storages[access != _READ].tolist())
+        made = self._made(ops.tolist())
+        allocations = self._facts.allocations
+        is_of_loss = np.isin(nodes[allocations.op[made]], of_loss)
+        gradients: IntArray = made[is_of_loss | np.isin(allocations.storage[made], list(found - {NONE}))]
+        return gradients
+
     def _of_parts(self, rows: IntArray, loss: _Loss) -> IntArray:
         """Leave out the copies of logits, and their gradients, that a loss in parts does not make."""
         nodes = self._facts.capture.tables["ops"]["sequence"]
@@ -294,7 +328,7 @@ class _Change:
         found: IntArray = rows[kept]
         return found
 
-    def _made(self, ops: Sequence[int] | range) -> IntArray:
+    def _made(self, ops: Sequence[int]) -> IntArray:
         rows = [self._made_by.within(op, op + 1) for op in ops]
         made: IntArray = np.concatenate([np.empty(0, dtype=np.int64), *rows])
         return made[self._facts.allocations.counted[made]]

@@ -8,6 +8,7 @@ import numpy as np
 
 from memwatch.analysis.facts.coded import Grouped
 from memwatch.analysis.facts.forward_ops import maker_of_node
+from memwatch.analysis.findings.finding import ops_until_return
 from memwatch.analysis.ways.timeline import LAST, ChangedBytes, ChangedModules
 from memwatch.capture.schema import ACCESSES, IN_BACKWARD, NONE
 from memwatch.kinds.roles import ROLES
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from memwatch.analysis.facts.facts import Facts
     from memwatch.analysis.saved_tensors import SavedTensors
     from memwatch.analysis.ways.timeline import Timeline
-    from memwatch.capture.columns import Columns, IntArray
+    from memwatch.capture.columns import IntArray
 
 
 # Simulate an accelerator on which some modules keep their saved tensors on the host.
@@ -112,7 +113,7 @@ def without_graph(facts: Facts, saved: SavedTensors, timeline: Timeline) -> Chan
                     and first_op <= allocations.op[storage]
                     and last_op < end_op
                 ):
-                    of_module[storage] = _returned(calls, int(allocations.op[storage]), last_op)
+                    of_module[storage] = ops_until_return(calls, int(allocations.op[storage]), last_op)
         if of_module:
             modules.append(module)
             rows += [*of_module]
@@ -126,20 +127,6 @@ def without_graph(facts: Facts, saved: SavedTensors, timeline: Timeline) -> Chan
     return ChangedModules(
         tuple(modules), ChangedBytes(timeline.bytes_within(nbytes, start[is_gap], death[is_gap]))
     )
-
-
-def _returned(calls: Columns, made: int, last_op: int) -> int:
-    """Return how many ops had started when the last call returned that was given an allocation, or its last op.
-
-    The caller keeps an argument in a variable until then.
-
-    Args:
-        calls: the table.
-        made: the op that made the allocation.
-        last_op: the last op that uses it.
-    """
-    was_given = (calls["start_op"] > made) & (calls["start_op"] <= last_op) & (calls["end_op"] > last_op)
-    return int(calls["end_op"][was_given].max(initial=last_op + 1))
 
 
 # Simulate activations that write their result over their input, as `nn.ReLU(inplace=True)` does.

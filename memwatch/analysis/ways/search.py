@@ -59,7 +59,8 @@ class Way:
             not show the allocations that the changed program makes instead).
         decision: the decision that you have to make; "" if the results stay the same in every bit.
         lines: the lines of Python that make the change.
-        modules: the names of the modules that it changes in their model, joined by `, `.
+        modules: the names of the modules that it changes in their model, joined by `, `; a model itself, and modules
+            of several models, with the program's expression for the model.
     """
 
     kind: str
@@ -187,7 +188,7 @@ class _Search:
             decision="" if change is None else change.decision,
             lines=self._comment(lines, is_function=any(part.kind == "micro_batches" for part in parts))
             + lines,
-            modules=", ".join(self._place(module)[1] for part in parts for module in part.modules),
+            modules=self._names_in_models([module for part in parts for module in part.modules]),
         )
 
     def _blocks(self) -> list[int]:
@@ -230,7 +231,7 @@ class _Search:
         )
 
     def _checkpoint(self, modules: list[int]) -> _Checkpoint:
-        names = [self._tree.names[module] for module in modules]
+        names = list(map(self._shown_name, modules))
         template = words.CHECKPOINT if len(names) > 1 else words.CHECKPOINT_ONE
         keeps = any(self._checkpointing.writes_buffers(module) for module in modules)
         return _Checkpoint(
@@ -313,7 +314,24 @@ class _Search:
                     lines=self._optimizer_lines("step_in_backward"),
                 )
             )
+            fused = step_in_backward(self._facts, self._timeline, is_fused=True)
+            if fused is not None and any(change.kind == "fused" for change in found):
+                found.append(self._fused_step_in_backward(fused.bytes))
         return found
+
+    def _fused_step_in_backward(self, spared: ChangedBytes) -> _Change:
+        """Return both changes of the optimizer in one. The copies that step in the backward take over `fused`."""
+        kinds = ("fused", "step_in_backward")
+        return _Change(
+            kind=" + ".join(kinds),
+            text=words.BOTH.format(first=words.FUSED, other=words.STEP_IN_BACKWARD),
+            bytes=spared,
+            time_ratio=math.nan,
+            basis="estimated",
+            decision=f"{words.ROUNDING}; {words.NO_WHOLE_GRADIENT}",
+            lines=joined(map(self._optimizer_lines, kinds)),
+            is_alone=True,
+        )
 
     def _offload(self, modules: list[int]) -> list[_Change]:
         """Return the offload of some modules' saved tensors.
@@ -410,17 +428,27 @@ class _Search:
         ]
 
     def _without_needless_parts(self, changes: list[_Change]) -> Iterator[_Change]:
-        """Yield the changes, without numbers of micro-batches whose peak is about that of a smaller number.
+        """Yield the changes, but leave out those with a needless part.
 
-        More parts of the batch take more time, so each number must lower the peak by enough below the one before.
+        More parts of the batch take more time, so each number of micro-batches must lower the peak by enough below the
+        one before. And two changes of the optimizer must lower it by enough below each of them.
         """
         lowest = self._facts.curve.peak_bytes
+        peaks = {
+            change.kind: self._checkpointing.peak_bytes([], change.bytes)
+            for change in changes
+            if change.kind in ("fused", "step_in_backward")
+        }
         for change in changes:  # the fewest parts come first
             if change.kind == "micro_batches":
                 peak_bytes = self._checkpointing.peak_bytes([], change.bytes)
                 if peak_bytes > lowest - self._least_bytes:
                     continue
                 lowest = peak_bytes
+            if " + " in change.kind:
+                peak_bytes = self._checkpointing.peak_bytes([], change.bytes)
+                if peak_bytes > min(peaks.values()) - self._least_bytes:
+                    continue
             yield change
 
     def _without_graph(self) -> list[_Change]:
@@ -542,6 +570,16 @@ class _Search:
         if module == root:
             return root, ""
         return root, self._tree.names[module].removeprefix(self._tree.prefixes[root]).removeprefix(".")
+
+    def _names_in_models(self, modules: list[int]) -> str:
+        """Return the names of some modules in their model, after the model's if there are several models."""
+        places = [self._place(module) for module in modules]
+        is_one = len({root for root, _ in places}) == 1
+        names = [
+            name if name and is_one else f"{self._model_name(root)}.{name}".removesuffix(".")
+            for root, name in places
+        ]
+        return ", ".join(names)
 
     def _has_name(self, root: int) -> bool:
         """Return True if the lines can call a model by its expression, or if there is no other model."""

@@ -72,8 +72,14 @@ class _Part(NamedTuple):
     state: IntArray  # allocations that outlive the step: state that the first step makes
 
 
-def step_in_backward(facts: Facts, timeline: Timeline) -> StepInBackward | None:
-    """Return the changes of a step in the backward; None if the results would not be the same."""
+def step_in_backward(facts: Facts, timeline: Timeline, *, is_fused: bool = False) -> StepInBackward | None:
+    """Return the changes of a step in the backward; None if the results would not be the same.
+
+    Args:
+        facts: what the capture shows.
+        timeline: its ops and events.
+        is_fused: True for an optimizer whose kernel makes no temporaries.
+    """
     tables, allocations = facts.capture.tables, facts.allocations
     roles, uses, ops = tables["roles"], tables["uses"], tables["ops"]
     if np.isin(roles["role"], OF_JOBS).any() or facts.capture.rows("nodes"):
@@ -102,9 +108,10 @@ def step_in_backward(facts: Facts, timeline: Timeline) -> StepInBackward | None:
     is_unread = ~np.isin(allocations.storage[rows], stepped) & (allocations.death_event[rows] != NONE)
     if (is_unread & ~is_from_before).any():
         return None  # the backward of another model's loss, which no step follows
+    made = [part._replace(temporary_most_bytes=0) for part in parts] if is_fused else parts
     ready = _ready_events(facts, timeline, rows, op[in_backward], storage[in_backward])
     return StepInBackward(
-        _changed(facts, timeline, parts, rows, ready),
+        _changed(facts, timeline, made, rows, ready),
         is_exact=all(len(part.gradients) == 1 or not part.temporary_most_bytes for part in parts),
     )
 
