@@ -8,6 +8,7 @@ cgroup's limit without an error. The thread looks more often if less room is lef
 from __future__ import annotations
 
 import atexit
+import functools
 import gc
 import os
 import sys
@@ -15,13 +16,15 @@ import threading
 import time
 import weakref
 from collections import deque
+from multiprocessing import parent_process
 from multiprocessing import util as processes_util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 
-from memwatch.devices import is_out_of_memory
+from memwatch._torch.workers import notice_errors
+from memwatch.devices import Failure, is_out_of_memory
 from memwatch.errors import MemoryLimitError, add_note
 from memwatch.job import JobPlace, named_for, program_name
 from memwatch.monitor.limits import ADDRESS_SPACE, MemoryLimits
@@ -29,7 +32,7 @@ from memwatch.monitor.live_memory import LiveMemory, live_memory
 from memwatch.monitor.main_thread import MainThread
 from memwatch.monitor.objects import PythonMemory, tensor_memory
 from memwatch.monitor.rows import Known, rows_of
-from memwatch.monitor.shortage import Shortage, head_of, json_of, note_of, page_of, report_of
+from memwatch.monitor.shortage import NOTE, Shortage, head_of, json_of, note_of, page_of, report_of
 from memwatch.output_files import OutputError, write_whole
 from memwatch.own_code import OwnThread
 from memwatch.reserve import Reserve
@@ -37,8 +40,13 @@ from memwatch.signal_handlers import pass_on, suppress
 from memwatch.text import visible
 from memwatch.words.processes import not_written_text
 
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import TracebackType
 
     from memwatch.monitor.limits import Limit
@@ -48,6 +56,7 @@ USED_RATIO: Final = 0.97
 _RESERVED_BYTES: Final = 128 << 20
 """Address space for the report: a search of 340,000 objects takes 86 MiB of it for a moment."""
 _PARTS_OF_LIMIT: Final = 32
+_SETTERS: Final = ("setrlimit", "prlimit")
 _FASTEST_BYTES_PER_S: Final = 1 << 30
 """A program may fill memory this fast: one thread that writes new pages filled 0.4 to 1.1 GiB a second."""
 _LEAST_WAIT_S: Final = 0.02
@@ -91,11 +100,14 @@ class Guard:
         self._process = psutil.Process()
         self._previous_hook = sys.excepthook
         self._previous_thread_hook = threading.excepthook
+        self._end_notice = notice_errors(self._in_worker)
+        self._setters: dict[str, tuple[Any, Any]] = {}
         self._thread = OwnThread(target=self._watch, name="memwatch-oom", daemon=True)
         self._begin(has_limit=bool(limits))
 
     def _begin(self, *, has_limit: bool) -> None:
         self._reserve.take()
+        self._notice_limits()
         sys.excepthook = self._hook
         threading.excepthook = self._thread_hook
         atexit.register(self._at_exit)
@@ -123,9 +135,34 @@ class Guard:
             threading.excepthook = self._previous_thread_hook
         atexit.unregister(self._at_exit)
         self._finalizer.cancel()
+        self._end_notice()
+        for name, (own, ours) in self._setters.items():
+            if getattr(resource, name, None) is ours:
+                setattr(resource, name, own)
         self._reserve.release()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(timeout=_WAIT_SEARCH_S)
+
+    def _notice_limits(self) -> None:
+        """Have the reserve made smaller if the program sets a limit on its address space later.
+
+        The program cannot use the reserve. If the program deals with its errors, it must not have much less memory.
+        """
+        for name in _SETTERS if resource is not None else ():
+            own = getattr(resource, name, None)
+            if own is not None:
+                ours = _with_a_call_after(own, weakref.WeakMethod(self._adapt_reserve))
+                self._setters[name] = own, ours
+                setattr(resource, name, ours)
+
+    def _adapt_reserve(self) -> None:
+        if not self.is_active or self._is_reporting:
+            return
+        nbytes = _reserved_bytes(self._limits.read())
+        if nbytes < self._reserve.nbytes:
+            self._reserve.release()
+            self._reserve = Reserve(nbytes)
+            self._reserve.take()
 
     # the hooks
 
@@ -147,6 +184,14 @@ class Guard:
         if isinstance(error, BaseException) and id(error) != self._id_of_last_error:
             self.report_error(error)
 
+    def _in_worker(self, error: BaseException) -> None:
+        """Report in a worker process of a DataLoader. Its parent raises the error again, but has other memory.
+
+        The note becomes a part of the text that the parent raises.
+        """
+        if parent_process() is not None and time.monotonic() - self._last_error_s >= _PAUSE_S:
+            self.report_error(error)
+
     def _add_finalizer(self) -> None:
         self._finalizer = processes_util.Finalize(None, self._at_end_of_child, exitpriority=1000)
 
@@ -160,7 +205,7 @@ class Guard:
     def report_error(self, error: BaseException) -> None:
         """Write the report and add a note to an error if it is one of an allocator. No error leaves this method."""
         found = next(filter(_is_shortage, _shown_errors(error)), None)
-        if found is None or not self.is_active or self._is_reporting:
+        if found is None or not self.is_active or self._is_reporting or _has_note_of_worker(found):
             return
         self._is_reporting = True
         self._num_errors += 1
@@ -301,6 +346,8 @@ class Guard:
             given = given.with_suffix("")
         name = given or f"{program_name()}.{'rank{rank}.' if place.is_one_of_many else ''}{{pid}}"
         path = self._folder / named_for(place, name)
+        if given is not None and parent_process() is not None and "{pid}" not in given.name:
+            path = path.with_name(f"{path.name}.{os.getpid()}")  # several workers may report at the same time
         base = path.with_name(f"{path.name}.oom")
         base.parent.mkdir(parents=True, exist_ok=True)
         if any(base.with_name(base.name + suffix).exists() for suffix in _REPORTS):
@@ -326,6 +373,21 @@ def _reserved_bytes(limits: list[Limit]) -> int:
     return min([_RESERVED_BYTES, *(nbytes // _PARTS_OF_LIMIT for nbytes in spaces)])
 
 
+def _with_a_call_after(own: Callable[..., Any], method: weakref.WeakMethod[Callable[[], None]]) -> Any:
+    """Return a function that calls another one, and then a method if its object is alive."""
+
+    @functools.wraps(own)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        result = own(*args, **kwargs)
+        after = method()
+        if after is not None:
+            with suppress(Exception):
+                after()
+        return result
+
+    return call
+
+
 def _is_shortage(error: BaseException) -> bool:
     return isinstance(error, MemoryLimitError) or is_out_of_memory(error)
 
@@ -346,6 +408,11 @@ def _shown_errors(error: BaseException) -> Iterator[BaseException]:
         waiting.append(each.__cause__ if each.__cause__ or each.__suppress_context__ else each.__context__)
         members = getattr(each, "exceptions", ()) if type(each).__name__.endswith("ExceptionGroup") else ()
         waiting += [member for member in members if isinstance(member, BaseException)]
+
+
+def _has_note_of_worker(error: BaseException) -> bool:
+    """Return whether a worker process has reported on the error, and its note is in the text of the error."""
+    return Failure.of(error).in_process and f"\n{NOTE}" in str(error)
 
 
 def _notes_of(error: BaseException) -> list[str]:
