@@ -20,7 +20,7 @@ class Reserve:
     """Reserved address space. It takes no memory, because its pages stay untouched."""
 
     def __init__(self, nbytes: int = BYTES_FOR_REPORT) -> None:
-        self.nbytes = nbytes
+        self._nbytes = nbytes
         self._space: mmap.mmap | None = None
 
     def take(self) -> bool:
@@ -29,9 +29,9 @@ class Reserve:
             return True
         with suppress(OSError, ValueError, MemoryError):
             if sys.platform == "win32":
-                self._space = mmap.mmap(-1, self.nbytes)
+                self._space = mmap.mmap(-1, self._nbytes)
             else:
-                self._space = mmap.mmap(-1, self.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+                self._space = mmap.mmap(-1, self._nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         return self._space is not None
 
     def release(self) -> None:

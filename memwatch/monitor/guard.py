@@ -8,7 +8,6 @@ cgroup's limit without an error. The thread looks more often if less room is lef
 from __future__ import annotations
 
 import atexit
-import functools
 import gc
 import os
 import sys
@@ -40,13 +39,8 @@ from memwatch.signal_handlers import pass_on, suppress
 from memwatch.text import visible
 from memwatch.words.processes import not_written_text
 
-try:
-    import resource
-except ImportError:  # Windows
-    resource = None  # type: ignore[assignment]
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from types import TracebackType
 
     from memwatch.monitor.limits import Limit
@@ -56,7 +50,6 @@ USED_RATIO: Final = 0.97
 _RESERVED_BYTES: Final = 128 << 20
 """Address space for the report: a search of 340,000 objects takes 86 MiB of it for a moment."""
 _PARTS_OF_LIMIT: Final = 32
-_SETTERS: Final = ("setrlimit", "prlimit")
 _FASTEST_BYTES_PER_S: Final = 1 << 30
 """A program may fill memory this fast: one thread that writes new pages filled 0.4 to 1.1 GiB a second."""
 _LEAST_WAIT_S: Final = 0.02
@@ -101,13 +94,11 @@ class Guard:
         self._previous_hook = sys.excepthook
         self._previous_thread_hook = threading.excepthook
         self._end_notice = notice_errors(self._in_worker)
-        self._setters: dict[str, tuple[Any, Any]] = {}
         self._thread = OwnThread(target=self._watch, name="memwatch-oom", daemon=True)
         self._begin(has_limit=bool(limits))
 
     def _begin(self, *, has_limit: bool) -> None:
         self._reserve.take()
-        self._notice_limits()
         sys.excepthook = self._hook
         threading.excepthook = self._thread_hook
         atexit.register(self._at_exit)
@@ -136,33 +127,9 @@ class Guard:
         atexit.unregister(self._at_exit)
         self._finalizer.cancel()
         self._end_notice()
-        for name, (own, ours) in self._setters.items():
-            if getattr(resource, name, None) is ours:
-                setattr(resource, name, own)
         self._reserve.release()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(timeout=_WAIT_SEARCH_S)
-
-    def _notice_limits(self) -> None:
-        """Have the reserve made smaller if the program sets a limit on its address space later.
-
-        The program cannot use the reserve. If the program deals with its errors, it must not have much less memory.
-        """
-        for name in _SETTERS if resource is not None else ():
-            own = getattr(resource, name, None)
-            if own is not None:
-                ours = _with_a_call_after(own, weakref.WeakMethod(self._adapt_reserve))
-                self._setters[name] = own, ours
-                setattr(resource, name, ours)
-
-    def _adapt_reserve(self) -> None:
-        if not self.is_active or self._is_reporting:
-            return
-        nbytes = _reserved_bytes(self._limits.read())
-        if nbytes < self._reserve.nbytes:
-            self._reserve.release()
-            self._reserve = Reserve(nbytes)
-            self._reserve.take()
 
     # the hooks
 
@@ -373,21 +340,6 @@ def _reserved_bytes(limits: list[Limit]) -> int:
     return min([_RESERVED_BYTES, *(nbytes // _PARTS_OF_LIMIT for nbytes in spaces)])
 
 
-def _with_a_call_after(own: Callable[..., Any], method: weakref.WeakMethod[Callable[[], None]]) -> Any:
-    """Return a function that calls another one, and then a method if its object is alive."""
-
-    @functools.wraps(own)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        result = own(*args, **kwargs)
-        after = method()
-        if after is not None:
-            with suppress(Exception):
-                after()
-        return result
-
-    return call
-
-
 def _is_shortage(error: BaseException) -> bool:
     return isinstance(error, MemoryLimitError) or is_out_of_memory(error)
 
@@ -412,7 +364,9 @@ def _shown_errors(error: BaseException) -> Iterator[BaseException]:
 
 def _has_note_of_worker(error: BaseException) -> bool:
     """Return whether a worker process has reported on the error, and its note is in the text of the error."""
-    return Failure.of(error).in_process and f"\n{NOTE}" in str(error)
+    with suppress(Exception):  # of code of the error's class
+        return Failure.of(error).in_process and f"\n{NOTE}" in str(error)
+    return False
 
 
 def _notes_of(error: BaseException) -> list[str]:

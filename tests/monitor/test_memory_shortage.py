@@ -72,7 +72,7 @@ def test_the_error_and_the_end_are_those_of_the_program_alone(fresh_python):
         note = traceback.removeprefix(plain.stderr)
         assert note.startswith("memwatch: memory ran out; the request that failed: ")
         assert "local `scores` of attend" in note
-        assert "changes that would have left room, estimated" in note
+        assert "the request itself is the problem (1.00 GiB in one piece)" in note
 
 
 POOL = """
@@ -400,31 +400,6 @@ def test_stop_takes_the_hooks_back():
     assert (sys.excepthook, threading.excepthook) == before
     with memwatch.monitor(interval_s=1000, oom=False):
         assert sys.excepthook == before[0]
-
-
-LATE_LIMIT = """
-import resource, torch
-from memwatch.monitor.guard import start_guard
-def used():
-    return int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-before = used()
-guard = start_guard()
-print(used() - before)
-setters = resource.setrlimit, resource.prlimit
-resource.setrlimit(resource.RLIMIT_AS, (before + (2 << 30), resource.RLIM_INFINITY))
-print((used() - before) * 32 <= before + (2 << 30))
-resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-guard.stop()
-print(setters[0] is not resource.setrlimit, resource.setrlimit.__name__, used() - before < 8 << 20)
-"""
-
-
-def test_the_reserve_is_a_small_part_of_a_limit_that_is_set_later(fresh_python):
-    """A program that deals with its own errors must not have much less memory."""
-    done = fresh_python(LATE_LIMIT)
-    first, *rest = done.stdout.split("\n")
-    assert int(first) >= 128 * MIB, done.stderr
-    assert rest == ["True", "True setrlimit True", ""]
 
 
 HELD = {}
