@@ -13,6 +13,7 @@ from memwatch.devices.adapters import (
     asked_bytes,
     devices_in_use,
     is_of_host,
+    is_of_numpy,
     is_out_of_memory,
 )
 
@@ -24,5 +25,6 @@ __all__ = [
     "asked_bytes",
     "devices_in_use",
     "is_of_host",
+    "is_of_numpy",
     "is_out_of_memory",
 ]

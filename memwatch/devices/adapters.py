@@ -8,15 +8,18 @@ out-of-memory error of each allocator, and reads from its text where memory ran 
 from __future__ import annotations
 
 import ctypes
+import math
 import re
 import traceback
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
+import numpy as np
 import torch
 
 from memwatch._torch.workers import is_raised_again
+from memwatch.arrays import subclasses_of
 from memwatch.device_names import CPU, kind_of
 from memwatch.errors import MemoryLimitError
 from memwatch.signal_handlers import pass_on
@@ -34,11 +37,15 @@ WAITING: Final = ("active_pending_free", "active_awaiting_free")
 """Freed by the program, while a stream may still use them: torch has had both names."""
 NOTE_KIND: Final = "out of memory"
 """The kind of the notes about an allocator that had no memory left: the bytes that it held then."""
-_UNITS: Final = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_UNITS: Final = {
+    "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40, "PiB": 1 << 50, "EiB": 1 << 60,
+}  # fmt: skip
 _WORDS: Final = "allocate memory"
 """The message of c10's allocator of the host, in a plain RuntimeError."""
-_ASKED: Final = re.compile(r"[Tt]ried to allocate ([\d.]+) ?([KMGT]?i?B|bytes)")
-"""The requested size in the messages of allocators: the host's, CUDA's, other accelerators'."""
+_ASKED: Final = re.compile(r"(?:[Tt]ried|Unable) to allocate ([\d.]+) ?([KMGTPE]?i?B|bytes)")
+"""The requested size in the messages of allocators: the host's, CUDA's, other accelerators', and numpy's."""
+_AGAIN: Final = re.compile(r"Caught (\w+) (in DataLoader worker process)?.*\.\nOriginal Traceback")
+"""The text of an error that torch raises again for a worker: the class of the first error, and where it was raised."""
 _RAISED_ELSEWHERE: Final = frozenset(
     {("multiprocessing.pool", "RemoteTraceback"), ("concurrent.futures.process", "_RemoteTraceback")}
 )
@@ -355,12 +362,27 @@ def reserved_in(segments: Iterable[Mapping[str, Any]]) -> Reserved:
 
 
 def asked_bytes(error: BaseException) -> int | None:
-    """Return the requested bytes from an allocator's error message, as it rounds them, or None."""
+    """Return the requested bytes from an allocator's error message, as it rounds them, or None.
+
+    numpy's error has the shape and the type of the array.
+    """
+    if is_of_numpy(error) and len(error.args) == _ARGUMENTS_OF_NUMPY:
+        shape, dtype = error.args
+        if type(shape) is tuple and isinstance(dtype, np.dtype):
+            return math.prod(shape) * dtype.itemsize
     found = _ASKED.search(str(error))
     if found is None:
         return None
     count, unit = found.groups()
     return int(float(count) * _UNITS.get(unit, 1))
+
+
+_ARGUMENTS_OF_NUMPY: Final = 2
+
+
+def is_of_numpy(error: BaseException) -> bool:
+    """Return whether this is the error of numpy's allocator itself, and not of a subclass."""
+    return type(error).__qualname__ == "_ArrayMemoryError" and type(error).__module__.startswith("numpy.")
 
 
 def is_of_host(error: BaseException) -> bool:
@@ -372,7 +394,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Return True for the error of an allocator that had no memory left, on any device."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
-    return isinstance(error, RuntimeError) and _WORDS in str(error)
+    if isinstance(error, RuntimeError) and _WORDS in str(error):
+        return True
+    # an error whose class takes other arguments than a text comes as a RuntimeError
+    again = _AGAIN.match(str(error)) if type(error) is RuntimeError else None
+    return again is not None and again[1] in {cls.__name__ for cls in subclasses_of(MemoryError)}
 
 
 class Failure(NamedTuple):
@@ -383,23 +409,29 @@ class Failure(NamedTuple):
         lines: `file:line` of the calls in its traceback.
         by_limit: whether it comes from the program's own limit. Then no allocator failed.
         in_worker: whether a worker process or thread raised it first.
+        in_process: whether this was another process.
     """
 
     asked_bytes: int | None
     lines: frozenset[str]
     by_limit: bool
     in_worker: bool
+    in_process: bool
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
         """Return the facts in an error."""
         by_limit = isinstance(error, MemoryLimitError)
         calls = list(traceback.walk_tb(error.__traceback__))
+        is_of_pool = any(map(_is_elsewhere, _causes(error)))
+        again = bool(calls) and is_raised_again(calls[-1][0].f_code)
+        text = _AGAIN.match(str(error)) if again else None
         return cls(
             None if by_limit else asked_bytes(error),
             frozenset(f"{frame.f_code.co_filename}:{line}" for frame, line in calls),
             by_limit,
-            (bool(calls) and is_raised_again(calls[-1][0].f_code)) or any(map(_is_elsewhere, _causes(error))),
+            again or is_of_pool,
+            is_of_pool or (text is not None and text[2] is not None),
         )
 
 

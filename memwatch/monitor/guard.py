@@ -15,13 +15,15 @@ import threading
 import time
 import weakref
 from collections import deque
+from multiprocessing import parent_process
 from multiprocessing import util as processes_util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 
-from memwatch.devices import is_out_of_memory
+from memwatch._torch.workers import notice_errors
+from memwatch.devices import Failure, is_out_of_memory
 from memwatch.errors import MemoryLimitError, add_note
 from memwatch.job import JobPlace, named_for, program_name
 from memwatch.monitor.limits import ADDRESS_SPACE, MemoryLimits
@@ -29,7 +31,7 @@ from memwatch.monitor.live_memory import LiveMemory, live_memory
 from memwatch.monitor.main_thread import MainThread
 from memwatch.monitor.objects import PythonMemory, tensor_memory
 from memwatch.monitor.rows import Known, rows_of
-from memwatch.monitor.shortage import Shortage, head_of, json_of, note_of, page_of, report_of
+from memwatch.monitor.shortage import NOTE, Shortage, head_of, json_of, note_of, page_of, report_of
 from memwatch.output_files import OutputError, write_whole
 from memwatch.own_code import OwnThread
 from memwatch.reserve import Reserve
@@ -91,6 +93,7 @@ class Guard:
         self._process = psutil.Process()
         self._previous_hook = sys.excepthook
         self._previous_thread_hook = threading.excepthook
+        self._end_notice = notice_errors(self._in_worker)
         self._thread = OwnThread(target=self._watch, name="memwatch-oom", daemon=True)
         self._begin(has_limit=bool(limits))
 
@@ -123,6 +126,7 @@ class Guard:
             threading.excepthook = self._previous_thread_hook
         atexit.unregister(self._at_exit)
         self._finalizer.cancel()
+        self._end_notice()
         self._reserve.release()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(timeout=_WAIT_SEARCH_S)
@@ -147,6 +151,14 @@ class Guard:
         if isinstance(error, BaseException) and id(error) != self._id_of_last_error:
             self.report_error(error)
 
+    def _in_worker(self, error: BaseException) -> None:
+        """Report in a worker process of a DataLoader. Its parent raises the error again, but has other memory.
+
+        The note becomes a part of the text that the parent raises.
+        """
+        if parent_process() is not None and time.monotonic() - self._last_error_s >= _PAUSE_S:
+            self.report_error(error)
+
     def _add_finalizer(self) -> None:
         self._finalizer = processes_util.Finalize(None, self._at_end_of_child, exitpriority=1000)
 
@@ -160,7 +172,7 @@ class Guard:
     def report_error(self, error: BaseException) -> None:
         """Write the report and add a note to an error if it is one of an allocator. No error leaves this method."""
         found = next(filter(_is_shortage, _shown_errors(error)), None)
-        if found is None or not self.is_active or self._is_reporting:
+        if found is None or not self.is_active or self._is_reporting or _has_note_of_worker(found):
             return
         self._is_reporting = True
         self._num_errors += 1
@@ -301,6 +313,8 @@ class Guard:
             given = given.with_suffix("")
         name = given or f"{program_name()}.{'rank{rank}.' if place.is_one_of_many else ''}{{pid}}"
         path = self._folder / named_for(place, name)
+        if given is not None and parent_process() is not None and "{pid}" not in given.name:
+            path = path.with_name(f"{path.name}.{os.getpid()}")  # several workers may report at the same time
         base = path.with_name(f"{path.name}.oom")
         base.parent.mkdir(parents=True, exist_ok=True)
         if any(base.with_name(base.name + suffix).exists() for suffix in _REPORTS):
@@ -346,6 +360,13 @@ def _shown_errors(error: BaseException) -> Iterator[BaseException]:
         waiting.append(each.__cause__ if each.__cause__ or each.__suppress_context__ else each.__context__)
         members = getattr(each, "exceptions", ()) if type(each).__name__.endswith("ExceptionGroup") else ()
         waiting += [member for member in members if isinstance(member, BaseException)]
+
+
+def _has_note_of_worker(error: BaseException) -> bool:
+    """Return whether a worker process has reported on the error, and its note is in the text of the error."""
+    with suppress(Exception):  # of code of the error's class
+        return Failure.of(error).in_process and f"\n{NOTE}" in str(error)
+    return False
 
 
 def _notes_of(error: BaseException) -> list[str]:

@@ -27,7 +27,7 @@ _PINNED_RATIO: Final = 8
 graph that leaks has 1.6 (glibc cannot fit an aligned tensor into a hole of its own size), a program that fragments
 malloc on purpose 30 or more."""
 _STEADY: Final = 0.25
-"""Each part grows by at least this share of the mean growth: a cache that has filled, or a start that took long, does
+"""Each part grows at least at this share of the mean rate: a cache that has filled, or a start that took long, does
 not. A guess; in `reports/monitor.md` no program that stays as large is accused."""
 
 
@@ -60,13 +60,27 @@ class Growth:
 
 
 def growth_of(
-    row: str, times_s: Sequence[float], nbytes: Sequence[int], ticks: Sequence[int], rss_bytes: int
+    row: str,
+    times_s: Sequence[float],
+    nbytes: Sequence[int],
+    ticks: Sequence[int],
+    rss_bytes: int,
+    *,
+    clock: Sequence[float] | None = None,
 ) -> Growth | None:
     """Return the growth of a row, or None if it does not grow.
 
     The first quarter of the history is left out, because a program warms up. The rest is cut into four parts; if the
     growth began late, only its later half is. A row grows if the smallest value of each part is above that of the
-    previous part, and all steps are alike. Memory that is freed after each step does not raise the smallest value.
+    previous part, and all rates are alike. Memory that is freed after each step does not raise the smallest value.
+
+    Args:
+        row: its name.
+        times_s: clock of each sample.
+        nbytes: of the row.
+        ticks: calls of `Monitor.tick`.
+        rss_bytes: of the process at the last sample.
+        clock: positions of the samples for the rates; by default their times.
     """
     begin = len(nbytes) // 4
     for first in (begin, begin + (len(nbytes) - begin) // 2):
@@ -77,9 +91,11 @@ def growth_of(
         lowest = [int(part[np.argmin(values[part])]) for part in parts]
         steps = np.diff(values[lowest])
         total = int(steps.sum())
+        # rates, because the samples are dense at first: the same growth makes larger steps between later ones
+        spans = np.maximum(np.diff(np.asarray(times_s if clock is None else clock)[lowest]), 1e-9)
         if (
             total >= max(LEAST_BYTES, _LEAST_SHARE_OF_RSS * rss_bytes)
-            and steps.min() >= _STEADY * steps.mean()
+            and (steps / spans).min() >= _STEADY * total / spans.sum()
         ):
             since, until = lowest[0], lowest[-1]
             return Growth(row, total, times_s[since], times_s[until], ticks[until] - ticks[since])
@@ -119,6 +135,7 @@ class Sample:
         coverage: share of RSS in rows that name a cause.
         rows: bytes by row.
         children: USS of the processes that it started, by pid.
+        is_asked: whether the program asked for the sample.
     """
 
     time_s: float
@@ -129,6 +146,18 @@ class Sample:
     coverage: float
     rows: Mapping[str, int]
     children: Mapping[int, int]
+    is_asked: bool = False
+
+
+def clock_of(samples: Sequence[Sample]) -> list[float]:
+    """Return the positions of the samples at which growth is measured.
+
+    They are the times. But if the program asked for most samples, it took them after equal pieces of its own work,
+    and the time between them is also that of memwatch's searches.
+    """
+    if 2 * sum(sample.is_asked for sample in samples) > len(samples):
+        return [float(at) for at in range(len(samples))]
+    return [sample.time_s for sample in samples]
 
 
 class History:

@@ -22,7 +22,7 @@ class MainThread:
         stopped: nobody waits for the main thread after it is set.
 
     Attributes:
-        cpu_s: processor time that the last call took, in seconds.
+        cpu_s: processor time that all calls for other threads took together, in seconds.
     """
 
     def __init__(self, stopped: threading.Event) -> None:
@@ -56,7 +56,7 @@ class MainThread:
             except Exception as error:
                 pass_on(error)  # a signal's handler raised it: it belongs to the program
             finally:
-                self.cpu_s = time.thread_time() - before_s
+                self.cpu_s += time.thread_time() - before_s
                 done.set()
 
         call_later(run)

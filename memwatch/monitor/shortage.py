@@ -10,8 +10,10 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+import psutil
+
 from memwatch.device_names import CPU
-from memwatch.devices import Failure, adapter_of, devices_in_use
+from memwatch.devices import Failure, adapter_of, devices_in_use, is_of_host, is_of_numpy
 from memwatch.devices.adapters import reserved_in
 from memwatch.job import program_name
 from memwatch.monitor.live_memory import (
@@ -29,7 +31,7 @@ from memwatch.monitor.process import of_process
 from memwatch.monitor.process import record_of as record_of_process
 from memwatch.sizes import format_bytes
 from memwatch.text import visible
-from memwatch.words.processes import reserved_text
+from memwatch.words.processes import OTHER_PROCESS, TOO_LARGE, reserved_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -73,6 +75,8 @@ class Shortage:
         limit: the limit that was nearly reached.
         asked_bytes: the request that failed, where the error has it.
         in_worker: whether another process or thread raised the error first.
+        in_process: whether this was another process. Then the memory below is not the memory that ran out.
+        is_of_host: whether the memory of the host ran out.
         limits: the limits on the process, the limit with the least room first.
         reserved: the memory that the caching allocator of each device holds.
         rows: the memory of the process, if it could be read.
@@ -86,6 +90,8 @@ class Shortage:
     limit: Limit | None = None
     asked_bytes: int | None = None
     in_worker: bool = False
+    in_process: bool = False
+    is_of_host: bool = True
     limits: list[Limit] = field(default_factory=list)
     reserved: dict[str, Reserved] = field(default_factory=dict)
     rows: ProcessRows | None = None
@@ -101,11 +107,15 @@ class Shortage:
         """Take the facts from an error, without running code of its class."""
         failure = Failure.of(error)
         self.asked_bytes, self.in_worker = failure.asked_bytes, failure.in_worker
-        lines = BaseException.__str__(error).strip().splitlines()
+        self.in_process, self.is_of_host = failure.in_process, is_of_host(error)
+        # numpy's error has no text but this method's
+        text = str(error) if is_of_numpy(error) else BaseException.__str__(error)
+        lines = text.strip().splitlines()
         # the error of a worker has the worker's traceback in between
         ends = lines if len(lines) < 2 else [lines[0], lines[-1]]
         text = " ... ".join(line[:_MOST_ERROR_LETTERS] for line in ends)
-        self.error = f"{type(error).__name__}: {text}" if text else type(error).__name__
+        name = type(error).__qualname__ if is_of_numpy(error) else type(error).__name__
+        self.error = f"{name}: {text}" if text else name
 
     def note_failure(self, what: str, read: Callable[[], None]) -> None:
         """Call a function that reads some facts. If it fails, the report has a note about that instead."""
@@ -151,8 +161,22 @@ class Shortage:
         ]
 
     @property
+    def is_too_large(self) -> bool:
+        """Whether the request would have failed with all changes too: it alone is the problem."""
+        if self.asked_bytes is None or not self.is_of_host or self.in_process:
+            return False
+        rooms = [each.room_bytes for each in self.limits] or [psutil.virtual_memory().available]
+        # the changes concern the same bytes at times, so this is more than they save together
+        return self.asked_bytes > min(rooms) + sum(each.saved_bytes for each in self._possible_changes)
+
+    @property
     def changes(self) -> list[Change]:
         """The changes that would have left room, by the saved bytes, largest first."""
+        # the changes of another process are not known, and those of this one would not help it
+        return [] if self.in_process or self.is_too_large else self._possible_changes
+
+    @property
+    def _possible_changes(self) -> list[Change]:
         found: list[Change] = []
         for device in self.devices:
             groups = [group for group in self.live.groups if group.device == device]
@@ -239,6 +263,10 @@ _LONG: Final = 12  # and in the report
 _SIZE: Final = 12
 
 
+NOTE: Final = "memwatch: memory ran out"
+"""The first words of the note."""
+
+
 def head_of(found: Shortage) -> str:
     """Return the sentence on what happened."""
     if found.limit is None:
@@ -258,7 +286,9 @@ def head_of(found: Shortage) -> str:
 
 def note_of(found: Shortage) -> str:
     """Return the note for the error: the live memory, and the changes that would have helped."""
-    return "\n".join([f"memwatch: {head_of(found)}", *_live(found, _SHORT), *_changes(found, _SHORT)])
+    return "\n".join(
+        [f"memwatch: {head_of(found)}", *_whose(found), *_live(found, _SHORT), *_changes(found, _SHORT)]
+    )
 
 
 def report_of(found: Shortage) -> str:
@@ -268,6 +298,7 @@ def report_of(found: Shortage) -> str:
         f"memwatch: {head_of(found)}",
         f"{visible(found.program)}, process {found.pid}, {when}",
         *([f"error: {visible(found.error)}"] if found.error else []),
+        *_whose(found),
         "",
         *_live(found, _LONG),
         "",
@@ -291,6 +322,10 @@ def report_of(found: Shortage) -> str:
         lines += ["", of_process(found.rows).rstrip("\n")]
     lines += [f"note: {visible(note)}" for note in found.notes]
     return "\n".join(lines) + "\n"
+
+
+def _whose(found: Shortage) -> list[str]:
+    return [OTHER_PROCESS] if found.in_process else []
 
 
 def _live(found: Shortage, most: int) -> list[str]:
@@ -322,6 +357,8 @@ def _live(found: Shortage, most: int) -> list[str]:
 
 def _changes(found: Shortage, most: int) -> list[str]:
     changes = found.changes
+    if found.is_too_large and found.asked_bytes is not None:
+        return [TOO_LARGE.format(asked=format_bytes(found.asked_bytes))]
     if not changes:
         return ["memwatch knows no change that would have left room"]
     return [
@@ -398,6 +435,7 @@ def page_of(found: Shortage) -> str:
     parts = [_HEAD.format(title=html.escape(visible(title))), f"<h1>{html.escape(visible(title))}</h1>"]
     if found.error:
         parts.append(f"<pre>{html.escape(visible(found.error))}</pre>")
+    parts += [f"<p>{html.escape(text)}</p>" for text in _whose(found)]
     for device in found.devices:
         by_category = found.bytes_by_category(device)
         groups = [group for group in found.live.groups if group.device == device]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import math
 import os
 import sys
 import threading
@@ -11,18 +14,31 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import psutil
+
 from memwatch.errors import OptionError
 from memwatch.monitor import malloc_sampler
+from memwatch.monitor.budget import (
+    MOST_RATIO,
+    SAMPLES_CREDIT_S,
+    SAMPLES_RATIO,
+    SEARCHES_CREDIT_S,
+    SEARCHES_RATIO,
+    Budget,
+)
 from memwatch.monitor.examine import LEAST_COPIED_BYTES
 from memwatch.monitor.history import (
     FEWEST_IN_ALL,
     LEAST_BYTES,
+    Growth,
     History,
     Sample,
     SampleFile,
     causes_first,
+    clock_of,
     growth_of,
 )
+from memwatch.monitor.limits import MemoryLimits
 from memwatch.monitor.main_thread import MainThread
 from memwatch.monitor.objects import (
     PythonMemory,
@@ -46,23 +62,50 @@ from memwatch.own_code import OwnThread
 from memwatch.signal_handlers import pass_on
 from memwatch.sizes import format_bytes
 from memwatch.text import visible
-from memwatch.words.processes import FOLLOWS, counted, no_file_text
+from memwatch.words.processes import (
+    FOLLOWS,
+    FRESH,
+    NOT_EXAMINED_YET,
+    NOT_SEARCHED,
+    STRETCHED,
+    VERDICT_IN,
+    counted,
+    no_file_text,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
     from types import TracebackType
 
     from memwatch.monitor.guard import Guard
-    from memwatch.monitor.history import Growth
     from memwatch.monitor.rows import ProcessRows
 
 _LEAST_INTERVAL_S: Final = 0.05
-_MOST_CPU_RATIO: Final = 0.005
-"""The thread waits so long between samples that these take at most this share of one processor, and searches of the
-Python objects as much again: 1 % together."""
+_EXAMINATION_RATIO: Final = 3.0
+"""The cost of the search for the holder of Python objects that grew, compared with a search of all of them: 2.7 in a
+program that imports torch."""
+_LEAST_LOOK_S: Final = 1.0
+"""Between two samples, the thread reads RSS so often. It takes 0.02 ms."""
+_FAST_RATIO: Final = 2.0
+"""If RSS grows by this factor, the budgets have their credit again: the program may fail soon."""
+_NEAR_RATIO: Final = 0.8
+"""The same, once, if so much of a limit is in use. A guess."""
+_FRESH_S: Final = 1.0
+"""`report` takes no new sample if the latest is younger."""
+_MOST_REPORT_S: Final = 5.0
+"""`report` starts no search that takes longer."""
+_LEAST_STRETCH: Final = 1.5
+"""If the gap between samples is longer than the interval by this factor, the report says so."""
 _MOST_NOTES: Final = 20
 _MOST_ROWS: Final = 3  # in the line about a history that is too short
+_FEWEST_FOR_ROWS: Final = 8
+"""With fewer samples, that line has no rows: they would show how the program started. A guess."""
 _SEARCH_AGAIN_BYTES: Final = 1 << 20
 """Memory that no row explains grows by this before the Python objects are searched again."""
+_MAY_BE_PYTHON: Final = (NATIVE, NATIVE_AT_START, OTHER)
+_MIXED: Final = (PYTHON, *_MAY_BE_PYTHON)
+"""Memory moves between these rows at each search of the Python objects, so their sum shows growth first."""
+_LEAST_MIXED_BYTES: Final = 4 * LEAST_BYTES
 CHILDREN: Final = "child processes"
 """The USS of the processes that this one started. It is not a row of this process."""
 _WAIT_TENSORS_S: Final = 2.0
@@ -92,12 +135,20 @@ class Monitor:
         self._python_at_start = self._python
         self._native_at_start: int | None = None
         self._native_left: int | None = None  # of `_native_at_start`, at the latest search
-        self._unexplained_at_search = 0
+        self._unexplained_at_search = self._unsearched_bytes = 0
+        self._mixed_bytes_at_search = 0
+        self._grown_in: dict[str, int] = {}
         self._children_uss_at_first: dict[int, int] = {}
         self._children_uss_at_search = 0
         self._findings: list[str] = []
-        self._cpu_s = self._search_cpu_s = self._cost_of_search_s = 0.0
-        self._started_s = time.monotonic()
+        self._cpu_s = self._cost_of_sample_s = self._cost_of_search_s = 0.0
+        self._samples_budget = Budget(SAMPLES_CREDIT_S, SAMPLES_RATIO)
+        self._searches_budget = Budget(SEARCHES_CREDIT_S, SEARCHES_RATIO)
+        self._limits = MemoryLimits()
+        self._process = psutil.Process()
+        self._is_near_limit = False
+        self._rss_at_renewal = 0
+        self._sampled_s = time.monotonic()
         self._thread = OwnThread(target=self._run, name="memwatch-monitor", daemon=True)
         _alive.add(self)
         self._sample(is_first=True)
@@ -133,13 +184,22 @@ class Monitor:
         samples = list(self._history.samples)
         if not samples:
             return []
-        series = {row: [sample.rows.get(row, 0) for sample in samples] for row in samples[-1].rows}
-        series[CHILDREN] = [sum(sample.children.values()) for sample in samples]
-        times_s, ticks = [sample.time_s for sample in samples], [sample.ticks for sample in samples]
-        found = [
-            growth_of(row, times_s, nbytes, ticks, samples[-1].rss_bytes) for row, nbytes in series.items()
-        ]
-        return causes_first([each for each in found if each is not None], FREE_ROWS)
+        found = [_growth_in(samples, row, row) for row in samples[-1].rows]
+        found.append(_growth_in(samples, CHILDREN))
+        growing = [each for each in found if each is not None]
+        mixed = self._mixed_growth(samples)
+        row = max(self._grown_in, key=self._grown_in.__getitem__, default="")
+        # the row that grew, as of the latest search, and not the row where the memory is until the next one
+        if mixed is not None and 2 * self._grown_in.get(row, 0) >= mixed.nbytes:
+            listed = {each.row for each in growing}
+            if row not in listed:
+                growing = [each for each in growing if each.row not in _MIXED]
+                growing.append(dataclasses.replace(mixed, row=row))
+        return causes_first(growing, FREE_ROWS)
+
+    def _mixed_growth(self, samples: Sequence[Sample]) -> Growth | None:
+        found = _growth_in(samples, "", *_MIXED)
+        return found if found is not None and found.nbytes >= _LEAST_MIXED_BYTES else None
 
     def tick(self) -> None:
         """Count one step of the program, such as a request; the report then has the growth per 1,000 steps."""
@@ -149,6 +209,11 @@ class Monitor:
         """Take a sample now, beside those of the thread: at the end of an epoch, for example."""
         if self.is_running:
             self._sample()
+
+    @property
+    def _age_s(self) -> float:
+        """Seconds since the latest sample."""
+        return time.monotonic() - self._sampled_s
 
     def stop(self) -> None:
         """Take a last sample and end the thread. A second call does nothing."""
@@ -183,60 +248,125 @@ class Monitor:
         return values
 
     def report(self) -> str:
-        """Return the latest rows and the rows that grow, as text."""
+        """Return the rows and the rows that grow, as text.
+
+        It takes a sample for that. The first line has the age of the sample if that was not possible.
+        """
         from memwatch.monitor.process import of_growth, of_process
 
+        if self.is_running and self._age_s > _FRESH_S:
+            self._sample(allows=lambda cost_s: cost_s <= _MOST_REPORT_S)
         latest = self._latest
         if latest is None:
             return "\n".join(["the monitor has no sample", *map("note: {}".format, self.notes)]) + "\n"
-        lines = [of_process(latest, self._children_uss_at_first)]
+        age = "" if self._age_s < 2 * _FRESH_S else FRESH.format(seconds=self._age_s)
+        lines = [age + of_process(latest, self._children_uss_at_first)]
         growing = self.growth
         # `causes_first` puts free memory before the rows in use if it has a cause of its own
         cause = growing[0].row if growing and growing[0].row not in FREE_ROWS else ""
         for growth in growing:
-            examined = self._examined.get(growth.row, (0, ""))[1]
+            examined = self._examined.get(growth.row, (0, NOT_EXAMINED_YET))[1]
             follows = FOLLOWS.format(row=cause) if cause and growth.row in FREE_ROWS else ""
             lines.append(of_growth(growth, follows or examined))
         if not growing:
             lines.append(self._without_growth())
+        if stretched := self._stretched():
+            lines.append(f"{stretched}\n")
         lines += [f"finding: {visible(finding)}\n" for finding in self.findings]
         lines += [f"note: {note}\n" for note in self.notes]
         return "".join(lines)
 
     def _without_growth(self) -> str:
-        number = len(self._history.samples)
+        samples = self._history.samples
+        number = len(samples)
         if number >= FEWEST_IN_ALL:
             return "no row grows\n"
         missing = f"{counted(number, 'sample')} of the {FEWEST_IN_ALL} that are needed"
-        first, last = self._history.samples[0].rows, self._history.samples[-1].rows
+        if self.is_running:
+            seconds = self._samples_budget.seconds_for(
+                FEWEST_IN_ALL - number, self._cost_of_sample_s, self._interval_s
+            )
+            missing += VERDICT_IN.format(seconds=max(math.ceil(seconds - self._age_s), 1))
+        if number < _FEWEST_FOR_ROWS:
+            return f"not known whether a row grows: {missing}\n"
+        # a program grows while it starts
+        first, last = samples[number // 4].rows, samples[-1].rows
         more = {row: nbytes - first.get(row, 0) for row, nbytes in last.items()}
         largest = sorted((row for row in more if more[row] >= LEAST_BYTES), key=lambda row: -more[row])[
             :_MOST_ROWS
         ]
-        grown = ", ".join(f"{row} +{format_bytes(more[row])}" for row in largest)
-        return f"not known whether a row grows: {missing}{grown and f'; since the first, {grown}'}\n"
+        grown = ", ".join(f"{row} +{format_bytes(more[row])}{self._unsearched_text(row)}" for row in largest)
+        since = time.strftime("%H:%M:%S", time.localtime(samples[number // 4].time_s))
+        return f"not known whether a row grows: {missing}{grown and f'; since {since}, {grown}'}\n"
+
+    def _unsearched_text(self, row: str) -> str:
+        is_unsearched = self._unsearched_bytes > _SEARCH_AGAIN_BYTES and row in (NATIVE, OTHER)
+        return f" ({NOT_SEARCHED.format(size=format_bytes(self._unsearched_bytes))})" if is_unsearched else ""
+
+    def _stretched(self) -> str:
+        """Return a sentence if samples are taken less often than the program asked for."""
+        gap_s = self._samples_budget.gap_s(self._cost_of_sample_s, self._interval_s)
+        if not self.is_running or gap_s < _LEAST_STRETCH * self._interval_s:
+            return ""
+        return STRETCHED.format(gap=gap_s, interval=self._interval_s, cost=self._cost_of_sample_s)
 
     def _run(self) -> None:
-        before_s = self._cpu_s
-        while True:
-            # the cost of the sample just taken decides how long to wait
-            wait_s = max(self._interval_s, (self._cpu_s - before_s) / _MOST_CPU_RATIO)
-            before_s = self._cpu_s
-            if self._stopped.wait(wait_s) or self._pid != os.getpid() or sys.is_finalizing():
-                return
-            self._sample()
+        while self._wait():
+            self._sample(allows=self._is_affordable)
 
-    def _sample(self, *, is_first: bool = False) -> None:
-        """Take a sample, unless another thread takes one now. No error of memwatch leaves this method."""
+    def _wait(self) -> bool:
+        """Wait until the next sample is due; return False if there shall be none."""
+        begun_s = time.monotonic()
+        cost_s = self._cost_of_sample_s
+        gap_s = max(self._interval_s, cost_s / MOST_RATIO)
+        while True:
+            self._notice_fast_growth()
+            left_s = max(
+                begun_s + gap_s - time.monotonic(),
+                self._samples_budget.wait_s(cost_s),
+            )
+            if left_s <= 0:
+                return True
+            left_s = min(left_s, max(self._interval_s, _LEAST_LOOK_S))
+            if self._stopped.wait(left_s) or self._pid != os.getpid() or sys.is_finalizing():
+                return False
+
+    def _notice_fast_growth(self) -> None:
+        """Renew the credit of the budgets if RSS has doubled, so that the verdict comes before the program fails."""
+        with contextlib.suppress(OSError, psutil.Error):
+            rss_bytes = int(self._process.memory_info().rss)
+            if rss_bytes >= _FAST_RATIO * self._rss_at_renewal > 0:
+                self._renew_credit(rss_bytes)
+
+    def _renew_credit(self, rss_bytes: int) -> None:
+        self._rss_at_renewal = rss_bytes
+        self._samples_budget.renew_credit()
+        self._searches_budget.renew_credit()
+
+    def _is_affordable(self, cost_s: float) -> bool:
+        """Return whether the thread may search now. A part of the budget is kept for the first search for a holder."""
+        reserved_s = 0.0 if self._examined else _EXAMINATION_RATIO * self._cost_of_search_s
+        return self._searches_budget.left_s >= cost_s + reserved_s
+
+    def _sample(
+        self, *, is_first: bool = False, allows: Callable[[float], bool] = lambda _cost_s: True
+    ) -> None:
+        """Take a sample, unless another thread takes one now. No error of memwatch leaves this method.
+
+        Args:
+            is_first: whether it is the monitor's first.
+            allows: returns whether a search with a cost may be made.
+        """
         lock = self._lock
         # The thread waits for the main thread at times. So the main thread must not wait for the thread's lock.
         if not lock.acquire(blocking=False):
             return
         try:
-            self._take(is_first=is_first)
+            self._take(is_first=is_first, allows=allows)
             if not is_first:
-                self._examine_growth()
-                self._examine_children()
+                with self._spending(self._searches_budget):
+                    self._examine_growth(allows)
+                    self._examine_children()
         except MemoryError:
             self._note("a sample was left out, because there was no memory for it")
         except Exception as error:
@@ -245,29 +375,75 @@ class Monitor:
         finally:
             lock.release()
 
-    def _take(self, *, is_first: bool) -> None:
-        before_s = time.thread_time()
+    @contextlib.contextmanager
+    def _spending(self, budget: Budget) -> Iterator[None]:
+        """Measure the processor time of a block. What the program asked for is in no budget."""
+        before_s = time.thread_time() + self._main_thread.cpu_s
+        try:
+            yield
+        finally:
+            cost_s = time.thread_time() + self._main_thread.cpu_s - before_s
+            self._cpu_s += cost_s
+            if threading.current_thread() is self._thread:
+                budget.spend(cost_s)
+                if budget is self._samples_budget:
+                    self._cost_of_sample_s = cost_s
+
+    def _take(self, *, is_first: bool, allows: Callable[[float], bool]) -> None:
         if is_first:
-            self._python = python_memory()
-            self._cost_of_search_s = time.thread_time() - before_s
-            self._python_at_start = self._python
-            self._tensors_at_start = ids_of_tensors()
-            tensors = tensor_memory()
+            rows = self._first_rows()
         else:
-            tensors = self._tensors()
+            with self._spending(self._samples_budget):
+                rows = self._rows(self._tensors())
+            if self._has_to_search(rows, allows):
+                with self._spending(self._searches_budget):
+                    self._search_python()
+                    rows = self._rows(self._tensors())
+        self._unsearched_bytes = max(_may_be_python(rows) - self._unexplained_at_search, 0)
+        self._keep(rows)
+        if not self._is_near_limit and any(each.used_ratio >= _NEAR_RATIO for each in self._limits.read()):
+            self._is_near_limit = True
+            self._renew_credit(rows.rss_bytes)
+
+    def _first_rows(self) -> ProcessRows:
+        before_s = time.thread_time()
+        self._python = python_memory()
+        self._cost_of_search_s = time.thread_time() - before_s
+        self._python_at_start = self._python
+        self._tensors_at_start = ids_of_tensors()
+        tensors = tensor_memory()
         rows = self._rows(tensors)
-        if is_first:
-            self._native_at_start = rows.nbytes(NATIVE)
-            self._paths_at_start = rows.by_path
-            rows = self._rows(tensors)
-        elif self._has_to_search(rows):
-            self._search_python()
-            rows = self._rows(tensors)
+        self._native_at_start = rows.nbytes(NATIVE)
+        self._paths_at_start = rows.by_path
+        before_s = time.thread_time()
+        rows = self._rows(tensors)
+        self._cost_of_sample_s = time.thread_time() - before_s
+        self._unexplained_at_search = _may_be_python(rows)
+        self._rss_at_renewal = rows.rss_bytes
+        return rows
+
+    def _keep(self, rows: ProcessRows) -> None:
+        """Add the rows to the history and to the file."""
+        if self._unsearched_bytes > _SEARCH_AGAIN_BYTES:
+            rows = dataclasses.replace(
+                rows,
+                rows=[
+                    dataclasses.replace(row, how=self._unsearched_text(row.row)[2:-1] or row.how)
+                    for row in rows.rows
+                ],
+            )
         self._latest = rows
+        self._sampled_s = time.monotonic()
         alive = {child.pid: child.uss_bytes for child in rows.children}
         first = self._children_uss_at_first
         self._children_uss_at_first = {pid: first.get(pid, uss_bytes) for pid, uss_bytes in alive.items()}
-        sample = Sample(
+        sample = self._sample_of(rows)
+        self._history.add(sample)
+        if self._file is not None:
+            self._file.write({"pid": self._pid, **vars(sample)})
+
+    def _sample_of(self, rows: ProcessRows) -> Sample:
+        return Sample(
             time_s=time.time(),
             ticks=self._ticks,
             rss_bytes=rows.rss_bytes,
@@ -275,13 +451,9 @@ class Monitor:
             uss_bytes=rows.uss_bytes,
             coverage=round(rows.coverage, 4),
             rows={row.row: row.nbytes for row in rows.rows},
-            children=alive,
+            children={child.pid: child.uss_bytes for child in rows.children},
+            is_asked=threading.current_thread() is not self._thread,
         )
-        self._history.add(sample)
-        if self._file is not None:
-            self._file.write({"pid": self._pid, **vars(sample)})
-        if not is_first:
-            self._cpu_s += time.thread_time() - before_s
 
     def _rows(self, tensors: TensorMemory) -> ProcessRows:
         known = Known(self._native_at_start, self._python, tensors)
@@ -290,31 +462,37 @@ class Monitor:
     def _tensors(self) -> TensorMemory:
         """Find the tensors, in the main thread: another one must not follow graphs that backward frees."""
         found = self._main_thread.call(tensor_memory, _WAIT_TENSORS_S)
-        if found is None:
-            return tensor_memory(with_graphs=False)
-        self._cpu_s += self._main_thread.cpu_s
-        return found
+        return tensor_memory(with_graphs=False) if found is None else found
 
-    def _has_to_search(self, rows: ProcessRows) -> bool:
+    def _has_to_search(self, rows: ProcessRows, allows: Callable[[float], bool]) -> bool:
         """Return whether memory grew that may be Python objects: they were last searched before."""
-        if threading.current_thread() is self._thread:
-            allowed_s = (time.monotonic() - self._started_s) * _MOST_CPU_RATIO
-            is_affordable = self._search_cpu_s + self._cost_of_search_s <= allowed_s
-        else:
-            is_affordable = True  # the program asked for this sample
-        return is_affordable and abs(_may_be_python(rows) - self._unexplained_at_search) > _SEARCH_AGAIN_BYTES
+        if abs(_may_be_python(rows) - self._unexplained_at_search) <= _SEARCH_AGAIN_BYTES:
+            return False
+        if allows(self._cost_of_search_s):
+            return True
+        # A verdict is due, and it must have the right row. Later searches can wait for the budget.
+        growth = self._mixed_growth([*self._history.samples, self._sample_of(rows)])
+        return growth is not None and growth.nbytes >= 2 * self._mixed_bytes_at_search
 
     def _search_python(self) -> None:
+        before_s = time.thread_time() + self._main_thread.cpu_s
         found = self._main_thread.call(python_memory, _WAIT_SEARCH_S)
         if found is None:
             return
         self._python = found
-        self._cost_of_search_s = self._main_thread.cpu_s
-        self._search_cpu_s += self._cost_of_search_s
-        self._cpu_s += self._main_thread.cpu_s
+        self._cost_of_search_s = time.thread_time() + self._main_thread.cpu_s - before_s
         rows = self._rows(self._tensors())
         self._lower_start(rows.nbytes(NATIVE_AT_START))
-        self._unexplained_at_search = _may_be_python(self._rows(self._tensors()))
+        rows = self._rows(self._tensors())
+        self._unexplained_at_search = _may_be_python(rows)
+        samples = self._history.samples
+        growth = self._mixed_growth([*samples, self._sample_of(rows)])
+        self._mixed_bytes_at_search = 0 if growth is None else growth.nbytes
+        first = samples[0].rows
+        self._grown_in = {
+            row: sum(rows.nbytes(part) - first.get(part, 0) for part in parts)
+            for row, parts in ((PYTHON, (PYTHON,)), (NATIVE, (NATIVE, NATIVE_AT_START)), (OTHER, (OTHER,)))
+        }
 
     def _lower_start(self, left_bytes: int) -> None:
         """Count less memory as memory from the start, if the program has freed some of it.
@@ -327,10 +505,15 @@ class Monitor:
             self._native_at_start = min(self._native_at_start, max(left_bytes, self._native_left))
         self._native_left = left_bytes
 
-    def _examine_growth(self) -> None:
+    def _examine_growth(self, allows: Callable[[float], bool]) -> None:
         for growth in self.growth:
             before, _ = self._examined.get(growth.row, (0, ""))
             if before and growth.nbytes < 2 * before:
+                continue
+            cost_s = self._cost_of_search_s * (_EXAMINATION_RATIO if growth.row == PYTHON else 1.0)
+            # the thread examines each row once, even if it then owes the time
+            is_due = not before and threading.current_thread() is self._thread
+            if not is_due and not allows(cost_s):
                 continue
             if growth.row in (NATIVE, OTHER):
                 # Its blocks may belong to Python objects that are younger than the last search. If so, the next
@@ -353,7 +536,6 @@ class Monitor:
         found = self._main_thread.call(lambda: copies_in_forks(uss_at_first), _WAIT_SEARCH_S)
         if found is None:
             return
-        self._cpu_s += self._main_thread.cpu_s
         self._children_uss_at_search = uss_bytes
         self._findings = found or self._findings  # processes that have ended had copies too
 
@@ -390,7 +572,23 @@ class Monitor:
 
 
 def _may_be_python(rows: ProcessRows) -> int:
-    return rows.nbytes(NATIVE) + rows.nbytes(NATIVE_AT_START) + rows.nbytes(OTHER)
+    return sum(map(rows.nbytes, _MAY_BE_PYTHON))
+
+
+def _growth_in(samples: Sequence[Sample], name: str, *rows: str) -> Growth | None:
+    """Return the growth of the sum of some rows; of the child processes if there are none."""
+    series = [
+        sum(sample.rows.get(row, 0) for row in rows) if rows else sum(sample.children.values())
+        for sample in samples
+    ]
+    return growth_of(
+        name,
+        [sample.time_s for sample in samples],
+        series,
+        [sample.ticks for sample in samples],
+        samples[-1].rss_bytes,
+        clock=clock_of(samples),
+    )
 
 
 def _after_fork() -> None:
@@ -406,7 +604,7 @@ if hasattr(os, "register_at_fork"):
 def monitor(
     path: str | os.PathLike[str] | None = None, *, interval_s: float = 10.0, oom: bool = True
 ) -> Monitor:
-    """Start to watch the memory of this process, in a thread that takes at most 1 % of a processor.
+    """Start to watch the memory of this process, in a thread that takes less than 1 % of a processor in a long run.
 
     The monitor samples the rows of :func:`memwatch.process_memory`, keeps a bounded history and finds the rows that
     grow. It examines a growing row once: the holders of new tensors and Python objects, the files of mappings.
@@ -416,7 +614,7 @@ def monitor(
 
     Args:
         path: a file for the samples, one line of JSON each; it grows by less than 1 MB an hour.
-        interval_s: seconds between two samples. If samples take long, there are fewer.
+        interval_s: seconds between two samples. If samples take long, there are fewer, and the report says so.
         oom: whether to write a report when memory runs out: beside `path`, or in the current folder. The program must
             have imported torch.
 

@@ -237,3 +237,17 @@ OTHER_MAPPINGS: Final = (
     "tcmalloc, takes such memory"
 )
 FOLLOWS: Final = "it follows from {row}: blocks that stay in use keep the freed memory between them"
+FRESH: Final = "as of {seconds:,.0f} s ago: "
+"""Before the first line of a report whose sample is old."""
+VERDICT_IN: Final = "; they take about {seconds:,} s more"
+STRETCHED: Final = (
+    "one sample per {gap:.1f} s instead of {interval:g} s: each takes {cost:.2f} s of processor time, and memwatch "
+    "takes less than 1 % of a processor in a long run"
+)
+NOT_SEARCHED: Final = "{size} is newer than the last search, and may be Python objects such as numpy arrays"
+NOT_EXAMINED_YET: Final = "not examined yet"
+OTHER_PROCESS: Final = (
+    "another process ran out of memory. The figures below are those of this process, which raised the error again; the "
+    "memory of the other one is not known"
+)
+TOO_LARGE: Final = "no change would have left room: the request itself is the problem ({asked} in one piece)"

@@ -75,6 +75,17 @@ def run_thread():
     thread.start()
     thread.join()
 """
+LOADED = """
+limit_memory.__defaults__ = (600,)  # threads of a worker reserve address space
+class Data(torch.utils.data.Dataset):
+    def __init__(self):
+        self.cache = []
+    def __len__(self):
+        return 40
+    def __getitem__(self, at):
+        self.cache.append({item})
+        return at
+"""
 GROUP = """
 async def fail():
     kept.append(torch.ones(8 * MIB))
@@ -289,6 +300,23 @@ PROGRAMS = {
         "pass",
         "pass",
         call="run_child()",
+    ),
+    "a worker of a DataLoader": Program(
+        "other tensors",
+        "attribute .cache of Data",
+        LOADED.format(item="torch.ones(32 * MIB)"),
+        "list(torch.utils.data.DataLoader(Data(), num_workers=1))",
+        "Data.__getitem__ = lambda self, at: torch.ones(32 * MIB)[0].item()\n"
+        "turn or list(torch.utils.data.DataLoader(Data(), num_workers=1))",
+    ),
+    "arrays in a worker of a DataLoader": Program(
+        "numpy arrays",
+        "attribute .cache of Data",
+        LOADED.format(item="np.ones((2048, 2048))"),
+        "list(torch.utils.data.DataLoader(Data(), num_workers=1))",
+        "Data.__getitem__ = lambda self, at: np.ones((2048, 2048))[0, 0]\n"
+        "turn or list(torch.utils.data.DataLoader(Data(), num_workers=1))",
+        error="RuntimeError: Caught MemoryError in DataLoader worker process 0",
     ),
     "a hook of the program for errors": Program(
         "other tensors",

@@ -12,6 +12,7 @@ import failing_programs
 import pytest
 
 import memwatch
+from memwatch.devices import is_out_of_memory
 from memwatch.monitor import live_memory as live_memory_module
 from memwatch.monitor.limits import ADDRESS_SPACE, MemoryLimits
 from memwatch.monitor.live_memory import NOBODY, live_memory
@@ -22,10 +23,10 @@ SAMPLED = [
     "tensors in a list", "losses with their graphs", "the state of an optimizer", "gradients", "numpy arrays",
     "a log of requests", "a buffer that grows in place", "a few large pieces of bytes",
     "a thread", "a cached function", "an error that was raised again", "a child process",
-    "a hook of the program for errors",
+    "a hook of the program for errors", "a worker of a DataLoader", "arrays in a worker of a DataLoader",
 ]  # fmt: skip
 """`reports/out_of_memory.py` runs all programs."""
-TWINS = ["a cache in an object", "activations of a deep model"]
+TWINS = ["a cache in an object", "activations of a deep model", "a worker of a DataLoader"]
 
 
 def record_in(folder):
@@ -72,7 +73,78 @@ def test_the_error_and_the_end_are_those_of_the_program_alone(fresh_python):
         note = traceback.removeprefix(plain.stderr)
         assert note.startswith("memwatch: memory ran out; the request that failed: ")
         assert "local `scores` of attend" in note
-        assert "changes that would have left room, estimated" in note
+        assert "the request itself is the problem (1.00 GiB in one piece)" in note
+
+
+POOL = """
+import gc, multiprocessing, torch
+gc.unfreeze()
+from pathlib import Path
+from memwatch.monitor.guard import start_guard
+start_guard(Path("run"))
+kept = torch.ones(1 << 22)
+def work(number):
+    torch.empty(1 << 50)
+with multiprocessing.get_context("fork").Pool(1) as pool:
+    pool.map(work, [0])
+"""
+
+
+def test_memory_of_a_process_that_did_not_run_out_is_said_to_be_that(fresh_python, tmp_path):
+    done = fresh_python(POOL)
+    text, record = (tmp_path / "run.oom.txt").read_text(), record_in(tmp_path)
+    assert "another process ran out of memory. The figures below are those of this process" in text
+    assert "another process ran out of memory" in done.stderr or sys.version_info < (3, 11)
+    assert record["live"][0]["holder"].startswith("global `kept`")
+    assert record["changes"] == []
+
+
+AGAIN = "Caught {kind} in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n  File"
+
+
+class BatchMemoryError(MemoryError):
+    """Has arguments that torch does not know, so torch raises a RuntimeError in its place."""
+
+
+@pytest.mark.parametrize("kind", ["MemoryError", "BatchMemoryError"])
+def test_an_error_of_a_worker_is_recognised_by_the_class_in_its_text(kind):
+    assert is_out_of_memory(RuntimeError(AGAIN.format(kind=kind)))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError(AGAIN.format(kind="ValueError") + "\nMemoryError"),
+        RuntimeError("Caught MemoryError in the text of a user"),
+        ValueError(AGAIN.format(kind="MemoryError")),
+    ],
+)
+def test_another_error_that_has_such_words_is_none(error):
+    assert not is_out_of_memory(error)
+
+
+ALONE = """
+import gc, numpy as np, sys, torch
+gc.unfreeze()
+from pathlib import Path
+from memwatch.monitor.guard import start_guard
+start_guard(Path("run"))
+kept = torch.ones(1 << 22)
+exec(sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize("code", ["torch.empty(1 << 50)", "np.zeros((1 << 22, 1 << 22))"])
+def test_a_request_that_no_change_makes_possible_is_the_problem_itself(code, fresh_python, tmp_path):
+    done = fresh_python(ALONE, code)
+    record, text = record_in(tmp_path), (tmp_path / "run.oom.txt").read_text()
+    assert record["changes"] == []
+    assert record["asked_bytes"] == (1 << 52 if "torch" in code else 1 << 47)
+    assert "the request itself is the problem" in text
+    assert "the request that failed: " in text
+    assert "free earlier" not in text + done.stderr
+    if "np" in code:
+        assert record["error"].startswith("_ArrayMemoryError: Unable to allocate 128. TiB for an array")
 
 
 OTHER_ENDS = """

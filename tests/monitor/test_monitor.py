@@ -81,6 +81,31 @@ def test_free_memory_comes_after_the_tensors_that_keep_it_apart(free_mib, first)
     assert causes_first(found, FREE_ROWS)[0].row == first
 
 
+DENSE = [*range(20), *range(20, 400, 20)]
+"""Times of samples: at first the credit pays for them."""
+
+
+def test_growth_is_noticed_where_later_samples_are_rare():
+    values = [at * MIB for at in DENSE]
+    assert growth_of("row", DENSE, values, DENSE, 100 * MIB).bytes_per_hour == 3600 * MIB
+
+
+@pytest.mark.parametrize("number", range(20, len(DENSE)))
+def test_a_cache_that_filled_while_samples_were_dense_is_not_accused(number):
+    values = [min(at, 18) * MIB for at in DENSE]
+    times = DENSE[: number + 3]
+    assert growth_of("row", times, values[: number + 3], times, 100 * MIB) is None
+
+
+def test_samples_that_the_program_asks_for_have_no_clock_but_its_work():
+    """The time between them is that of memwatch's searches too."""
+    times = [float(at**3) for at in range(20)]
+    samples = [dataclasses.replace(sample(at), time_s=time, is_asked=True) for at, time in enumerate(times)]
+    assert history.clock_of(samples) == list(range(20))
+    assert history.clock_of([sample(at) for at in range(20)]) == list(range(20))
+    assert history.clock_of([dataclasses.replace(each, is_asked=False) for each in samples]) == times
+
+
 def test_growth_that_begins_late_is_noticed():
     assert grows([MIB] * 60 + [at * MIB for at in range(60)])
 
@@ -110,15 +135,122 @@ def test_growth_is_known_from_the_fewest_samples_on(number):
     assert (grows(np.arange(number) * MIB) is not None) == (number >= history.FEWEST_IN_ALL)
 
 
-def test_a_report_with_too_few_samples_does_not_say_that_nothing_grows(monitor):
+@pytest.fixture
+def monitor(tmp_path):
+    """Return a monitor whose thread samples once at most."""
+    with memwatch.monitor(tmp_path / "memory.jsonl", interval_s=1000) as found:
+        yield found
+
+
+@pytest.fixture
+def old_report(monitor, monkeypatch):
+    """Return a function that reports on given samples: none is added."""
+    monkeypatch.setattr(monitor, "_sample", lambda **_: None)
+
+    def report(samples):
+        monitor._history.samples = samples
+        return monitor.report()
+
+    return report
+
+
+def test_a_report_with_too_few_samples_does_not_say_that_nothing_grows(monitor, old_report):
     sample = monitor._history.samples[0]
-    monitor._history.samples = [sample] * (history.FEWEST_IN_ALL - 1)
-    assert "not known whether a row grows: 14 samples of the 15 that are needed\n" in monitor.report()
-    monitor._history.samples[-1] = dataclasses.replace(sample, rows={**sample.rows, TENSORS: 5 << 30})
-    assert "14 samples of the 15 that are needed; since the first, tensors +" in monitor.report()
-    monitor._history.samples[-1] = sample
-    monitor._history.samples.append(sample)
-    assert "no row grows" in monitor.report()
+    text = old_report([sample] * (history.FEWEST_IN_ALL - 1))
+    assert "not known whether a row grows: 14 samples of the 15 that are needed; they take about " in text
+    more = dataclasses.replace(sample, rows={**sample.rows, TENSORS: 5 << 30})
+    assert ", tensors +" in old_report([sample] * (history.FEWEST_IN_ALL - 2) + [more])
+    assert "no row grows" in old_report([sample] * history.FEWEST_IN_ALL)
+
+
+def test_the_start_of_a_program_is_not_shown_as_growth(monitor, old_report):
+    sample = monitor._history.samples[0]
+    more = dataclasses.replace(sample, rows={**sample.rows, TENSORS: 5 << 30})
+    assert "tensors +" not in old_report([sample, more, more])
+    assert "tensors +" not in old_report([sample, *[more] * 9])
+    assert ", tensors +" in old_report([sample] * 9 + [more])
+
+
+def test_a_report_has_a_new_sample_or_the_age_of_its_sample(monitor, monkeypatch):
+    monitor._sampled_s -= 125
+    assert "ago" not in monitor.report()
+    assert len(monitor._history.samples) == 2
+    monitor._sampled_s -= 125
+    monkeypatch.setattr(monitor, "_sample", lambda **_: None)  # another thread takes one
+    assert monitor.report().startswith("as of 125 s ago: process")
+
+
+def test_a_stretched_interval_is_in_the_report(monitor, monkeypatch):
+    monkeypatch.setattr(monitor, "_sample", lambda **_: None)
+    assert "instead of" not in monitor.report()
+    monitor._interval_s, monitor._cost_of_sample_s = 0.5, 0.1
+    assert "one sample per 2.0 s instead of 0.5 s" in monitor.report()  # on credit
+    monitor._samples_budget.spend(100.0)
+    assert "one sample per 20.0 s instead of 0.5 s" in monitor.report()
+
+
+def test_memory_that_was_not_searched_is_marked(monitor, monkeypatch):
+    """It may be Python objects, such as numpy arrays, until a search finds them."""
+    found = monitor._latest
+    at_search = monitor._unexplained_at_search
+    more = [
+        dataclasses.replace(row, nbytes=row.nbytes + 60 * MIB)
+        for row in found.rows
+        if row.row == rows.NATIVE_AT_START
+    ] + [rows.Row(rows.NATIVE, 8 * MIB, 8 * MIB, "malloc_info")]
+    monkeypatch.setattr(watch, "rows_of", lambda **_: dataclasses.replace(found, rows=more))
+    monitor._sample(allows=lambda _: False)
+    assert "is newer than the last search, and may be Python objects" in monitor.report()
+    monitor._sample(allows=lambda _: True)
+    assert monitor._unexplained_at_search > at_search
+    assert "is newer than the last search" not in monitor.report()
+
+
+def test_a_search_does_not_delay_the_samples(monitor):
+    monitor._searches_budget.spend(1000.0)
+    assert not monitor._is_affordable(0.1)
+    assert monitor._samples_budget.wait_s(0.1) == 0.0
+
+
+def test_rss_that_doubles_renews_the_credit_once(monitor):
+    monitor._samples_budget.spend(2.0)
+    monitor._notice_fast_growth()
+    assert monitor._samples_budget.left_s < 1.0
+    monitor._rss_at_renewal //= 3
+    for _ in range(2):
+        monitor._notice_fast_growth()
+        assert 1.0 < monitor._samples_budget.left_s < 3.0
+
+
+VERDICT = """
+import gc, sys, time, numpy as np, torch, memwatch
+from memwatch.monitor import watch
+gc.unfreeze()  # a search of objects that gc does not list takes longer
+watch.SAMPLES_CREDIT_S, watch.MOST_RATIO = 100.0, 10.0  # the samples follow each other on a busy machine too
+monitor = memwatch.monitor(interval_s=0.1, oom=False)
+kept, end_s = [], time.monotonic() + 40
+most = 10**9 if sys.argv[1] == "grows" else 4
+while time.monotonic() < end_s and len(monitor._history.samples) < 17:
+    kept.append(np.ones(1 << 18))
+    del kept[:-most]
+    time.sleep(0.02)
+    if len(monitor._history.samples) == 15 and not monitor.growth:
+        break
+while monitor._lock.locked():  # it examines the row, in this thread
+    time.sleep(0.01)
+print(len(monitor._history.samples), [growth.row for growth in monitor.growth], monitor.report())
+"""
+
+
+@pytest.mark.parametrize("twin", [False, True])
+def test_fifteen_samples_and_a_search_are_enough_for_a_verdict(twin, fresh_python):
+    """Numpy arrays are in the row "native" until a search. The row that is named is that of the objects."""
+    done = fresh_python(VERDICT, "drops" if twin else "grows")
+    assert done.returncode == 0, done.stderr
+    number, rest = done.stdout.split(" ", 1)
+    assert int(number) >= 15
+    assert rest.startswith("[] " if twin else "['Python objects'] "), rest
+    assert ("held by global `kept`" in rest) == (not twin), rest
 
 
 def test_the_history_stays_bounded_and_covers_the_whole_run():
@@ -171,13 +303,6 @@ def test_a_full_disk_is_a_note_and_leaves_no_half_line(tmp_path, monkeypatch):
     file.write({"number": 2})
     assert (tmp_path / "memory.jsonl").read_text() == '{"number":1}\n'
     assert "No space left" in notes[0]
-
-
-@pytest.fixture
-def monitor(tmp_path):
-    """Return a monitor whose thread samples once at most."""
-    with memwatch.monitor(tmp_path / "memory.jsonl", interval_s=1000) as found:
-        yield found
 
 
 @pytest.mark.words
@@ -279,7 +404,7 @@ def test_a_program_computes_the_same_with_a_monitor(fresh_python):
 INTERRUPTED = """
 import os, signal, threading, memwatch
 from memwatch.monitor import watch
-watch._MOST_CPU_RATIO = 100.0  # samples without a pause
+watch.SAMPLES_CREDIT_S, watch.MOST_RATIO = 1000.0, 100.0  # samples without a pause
 monitor = memwatch.monitor(interval_s=0.05)
 class Stop(Exception):
     pass

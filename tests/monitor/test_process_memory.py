@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 import textwrap
 
+import pandas as pd
 import psutil
 import pytest
 
@@ -16,8 +18,34 @@ from memwatch.errors import OptionError
 from memwatch.host_allocators import malloc_figures
 from memwatch.monitor import mappings, process, rows
 from memwatch.monitor.mappings import ProcessError, Use
+from memwatch.sizes import format_bytes
 
 MIB = 1 << 20
+
+
+def test_the_printed_table_has_the_bytes_with_units():
+    table = memwatch.process_memory(children=False)
+    printed = repr(table).splitlines()
+    assert len(printed) == len(table) + 1
+    assert all(format_bytes(nbytes) in line for nbytes, line in zip(table.nbytes, printed[1:], strict=True))
+    assert max(len(line.split("  how")[0]) for line in printed[:1]) < 80
+    again = pickle.loads(pickle.dumps(table))
+    assert (repr(again), again.attrs) == (repr(table), table.attrs)
+    with_process = table.copy()
+    table["python 4242"] = 1 << 20
+    assert " python 4242  how" in repr(table).splitlines()[0]
+    assert with_process.equals(again)
+
+
+def test_what_pandas_makes_of_the_table_is_a_plain_frame():
+    table = memwatch.process_memory(children=False)
+    for made in (table[["row", "nbytes"]], table.sort_values("row"), table.head(2), table.copy()):
+        assert type(made) is pd.DataFrame
+    assert repr(table[["row", "nbytes"]]) == repr(pd.DataFrame(table)[["row", "nbytes"]])
+    del table["how"]
+    assert repr(table) == repr(pd.DataFrame(table))
+
+
 PROGRAM = """
 import ctypes, json, mmap, os, sys, threading
 import numpy as np, torch, memwatch
