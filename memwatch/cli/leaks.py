@@ -48,6 +48,7 @@ def execute(options: argparse.Namespace) -> int | BaseException:
     found: list[Leak] = []
     at_end: list[Leak] = []
     program, settings = chosen_program(options), project_settings()  # the program may change the folder
+    has_failed = False
     try:
         run = program.load()
     except SyntaxError as error:
@@ -57,21 +58,24 @@ def execute(options: argparse.Namespace) -> int | BaseException:
             growth = check.follow_rounds()
             try:
                 run()
-            except SystemExit as error:
-                if error.code not in {None, 0}:
-                    raise  # the program failed, so what it holds is no leak
+            except BaseException as error:
+                if not isinstance(error, SystemExit) or error.code not in {None, 0}:
+                    has_failed = True
+                    check.give_up()  # the program was stopped amid its work, and may have needed all that it holds
+                    raise
             finally:
                 growth.stop()
             at_end = growth.held_at_end()
             check.set_aside(growth.storages_in_use())
             check.set_aside_names(vars(sys.modules["__main__"]))
-    except TensorLeakError as error:
-        found = error.leaks
     except BaseException as error:
-        if isinstance(error, SystemExit):
-            code = error.code if type(error.code) is int else 1  # Python prints any other object
-            say(NOT_JUDGED_AFTER_EXIT.format(code=code))
-        return hide_own_frames(error)
+        # a check in the program itself may have raised a TensorLeakError, which is then the program's failure
+        if has_failed or not isinstance(error, TensorLeakError):
+            if isinstance(error, SystemExit):
+                code = error.code if type(error.code) is int else 1  # Python prints any other object
+                say(NOT_JUDGED_AFTER_EXIT.format(code=code))
+            return hide_own_frames(error)
+        found = error.leaks
     told = {leak.cause for leak in found}
     seen = check.told_storages()
     found = _counted(found, settings)

@@ -277,7 +277,8 @@ class check_leaks:  # noqa: N801 - used like a function
     ) -> None:
         block = self._blocks.pop()
         try:
-            leaks = block.finish(error) if error is None or isinstance(error, Exception) else []
+            is_judged = not block.is_given_up and (error is None or isinstance(error, Exception))
+            leaks = block.finish(error) if is_judged else []
         finally:
             block.stop()
         self._may_have_grown, self._noted_ops = block.may_have_grown, block.noted_ops
@@ -294,6 +295,10 @@ class check_leaks:  # noqa: N801 - used like a function
         growth = ProgramGrowth(block.made, block.watch, block.young)
         growth.start()
         return growth
+
+    def give_up(self) -> None:
+        """Report nothing of the running block, whose exception is the caller's."""
+        self._blocks[-1].is_given_up = True
 
     def told_storages(self) -> list[weakref.ref[torch.UntypedStorage]]:
         """Return the storages of all leaks so far that a live root holds."""
@@ -360,6 +365,7 @@ class _Block:
         self._first_hook, self._first_node = next_hook_number(), next_sequence_nr()
         self.may_have_grown = False
         self.aside: set[int] = set()  # ids of storages that are not reported
+        self.is_given_up = False
 
     def young(self) -> list[object]:
         """Return the tensors and nodes that the block made; drop the list soon."""

@@ -79,6 +79,39 @@ def test_a_program_that_fails_ends_as_it_would_have_ended(verb, shell_memwatch, 
         assert (ours.returncode, ours.stdout, said) == (plain.returncode, plain.stdout, plain.stderr)
 
 
+FAILING = """
+import torch
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters())
+data = torch.randn(64, 8)
+def main():
+    for _ in range(9):
+        loss = model(data).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        history.append(loss{detached})
+history = []
+main()
+"""
+OWN_CHECK = "import memwatch\nwith memwatch.check_leaks(): history.append(data @ data.T)"
+
+
+@pytest.mark.parametrize("detached", ["", ".item()"], ids=["leak", "clean"])
+@pytest.mark.parametrize(
+    "end", ["raise RuntimeError('boom')", "assert not history, 'boom'", OWN_CHECK, "raise KeyboardInterrupt"]
+)
+def test_a_failed_program_has_its_traceback_and_its_names_are_not_judged(
+    end, detached, shell_memwatch, command, tmp_path
+):
+    """A program that fails has names at the top level that it still needed, so none of them is a leak."""
+    (tmp_path / "program.py").write_text(FAILING.format(detached=detached) + end)
+    plain, ours = command(sys.executable, "program.py"), shell_memwatch("leaks", "program.py")
+    shown = [re.sub(r"held for .* so far", "held", each.stderr) for each in (plain, ours)]
+    assert shown[0] == shown[1]
+    assert (ours.returncode, ours.stdout) == (plain.returncode, plain.stdout)
+
+
 LOOP = """
 import torch
 model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8))
