@@ -50,7 +50,7 @@ from memwatch.kinds.leaks import LeakKind, RoundPlace
 from memwatch.leaks.diagnose import diagnose
 from memwatch.leaks.excuses import Exemptions
 from memwatch.leaks.find import PERIOD
-from memwatch.leaks.groups import FEWEST_ADDED, goes_on, leaks_of
+from memwatch.leaks.groups import FEWEST_ADDED, goes_on, leaks_of, merge_and_sort
 from memwatch.leaks.in_use import Updates, storages_beside
 from memwatch.leaks.ledger import Threads
 from memwatch.leaks.new_storages import (
@@ -63,9 +63,8 @@ from memwatch.leaks.new_storages import (
     tensors_among,
 )
 from memwatch.leaks.without_tensors import (
-    NewNodes,
     are_registered,
-    holder_of_largest_graph,
+    holders_of_growing_graphs,
     leak_of_graph,
     leaks_of_hooks,
     next_hook_number,
@@ -864,10 +863,10 @@ class ProgramGrowth:
         rounds.leaks = [replace(leak, repeat=repeat_name(rounds.place)) for leak in leaks]
 
     def _growing_graph(self, rounds: Rounds) -> list[Leak]:
-        """Return the value to whose graph each round adds, though backward has freed its tensors.
+        """Return the values to whose graphs rounds add, though backward has freed their tensors.
 
         Counts of nodes that grow are not enough: sequences that are sorted by length have a longer graph each time,
-        and each graph replaces the one before. So the graph must go on into nodes of earlier rounds.
+        and each graph replaces the one before. So a graph must have nodes of all rounds.
         """
         nodes = _nodes_of_each(rounds)
         if not nodes:
@@ -886,14 +885,13 @@ class ProgramGrowth:
                 for tensor in ends
                 if not autograd_state(tensor).is_leaf and id(storage_of(tensor)) not in others
             ]
-            ends = NewNodes(ends, rounds.next_nrs[-2]).with_older()
-        grown = rounds.nodes[-1] - rounds.nodes[0]
-        survivor = holder_of_largest_graph(ends, alive, in_place=in_place, least_nodes=grown, old=rounds.old)
-        del ends
-        if survivor is None:
-            return []
-        rounds.found = [survivor.storage.ref]
-        return [leak_of_graph(survivor, nodes)]
+        found = holders_of_growing_graphs(ends, alive, rounds.next_nrs, in_place=in_place, old=rounds.old)
+        rounds.found = [survivor.storage.ref for survivor, _ in found]
+        if len(found) == 1:
+            return [leak_of_graph(found[0][0], nodes)]
+        # the nodes that a round leaves, by sum: the largest part first
+        leaks = [leak_of_graph(survivor, max(1, own // (rounds.number - 1))) for survivor, own in found]
+        return merge_and_sort(leaks)
 
 
 def _nodes_of_each(rounds: Rounds) -> int:

@@ -215,6 +215,27 @@ def test_steps_whose_graphs_live_at_the_end_are_not_said_to_leave_none(
     assert ("store `value.item()` or `value.detach()`" in done.stderr) == has_graphs
 
 
+TWO_SUMS = """
+outputs, losses = 0, torch.zeros(())
+def keep(sums, loss):
+    global outputs, losses
+    outputs = outputs + model(torch.ones(2, 8)).mean(){detached}
+    losses += loss{detached}
+epoch(None, keep, 13)
+"""
+
+
+@pytest.mark.parametrize(("detached", "code"), [("", 1), (".detach()", 0)])
+def test_each_of_several_sums_of_graphs_is_found(detached, code, shell_memwatch, tmp_path):
+    """Each sum has a part of the nodes that a step adds, so none of them alone has as many as were added."""
+    (tmp_path / "program.py").write_text(LOOP + TWO_SUMS.format(detached=detached))
+    done = shell_memwatch("leaks", "program.py")
+    assert done.returncode == code, done.stderr
+    found = [name in done.stdout for name in ("graph: ", "global `outputs`", "global `losses`")]
+    assert found == [bool(code)] * 3
+    assert ("No optimizer step left a graph" in done.stderr) != bool(code)
+
+
 COLLECTED = """
 def step():
     loss = model(torch.ones(2, 8)).square().mean()
