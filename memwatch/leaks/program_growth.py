@@ -47,6 +47,7 @@ from memwatch.heap.pause import objects_since
 from memwatch.heap.tensors import is_tensor, quiet, storage_of
 from memwatch.kinds.edges import Edge, EdgeKind, Vertex, VertexKind
 from memwatch.kinds.leaks import LeakKind, RoundPlace
+from memwatch.leaks.cause import series_of
 from memwatch.leaks.diagnose import diagnose
 from memwatch.leaks.excuses import Exemptions
 from memwatch.leaks.find import PERIOD
@@ -852,8 +853,7 @@ class ProgramGrowth:
                 filling[0] = replace(filling[0], nbytes=nbytes)
             rounds.kept += filling
         rounds.kept += self._larger_tensors(rounds)
-        if not leaks:
-            leaks = self._growing_graph(rounds)
+        leaks = self._with_growing_graphs(rounds, leaks)
         rounds.has_unseen = not leaks and (_nodes_of_each(rounds) > 0 or rounds.has_unseen)
         leaks += leaks_of_hooks(rounds.hook_numbers, (), leaks, period=_period_of_hooks(rounds.hook_numbers))
         if rounds.leaks and not leaks:
@@ -862,15 +862,15 @@ class ProgramGrowth:
                 rounds.freed = rounds.leaks
         rounds.leaks = [replace(leak, repeat=repeat_name(rounds.place)) for leak in leaks]
 
-    def _growing_graph(self, rounds: Rounds) -> list[Leak]:
-        """Return the values to whose graphs rounds add, though backward has freed their tensors.
+    def _with_growing_graphs(self, rounds: Rounds, leaks: list[Leak]) -> list[Leak]:
+        """Add the values to whose graphs rounds add, though backward has freed their tensors.
 
         Counts of nodes that grow are not enough: sequences that are sorted by length have a longer graph each time,
         and each graph replaces the one before. So a graph must have nodes of all rounds.
         """
         nodes = _nodes_of_each(rounds)
         if not nodes:
-            return []
+            return leaks
         alive, in_place = self._book.alive(), self._book.in_place
         # another coroutine may run one pass with each pass of this loop, so the counts of nodes are not enough
         others = {
@@ -886,12 +886,19 @@ class ProgramGrowth:
                 if not autograd_state(tensor).is_leaf and id(storage_of(tensor)) not in others
             ]
         found = holders_of_growing_graphs(ends, alive, rounds.next_nrs, in_place=in_place, old=rounds.old)
-        rounds.found = [survivor.storage.ref for survivor, _ in found]
-        if len(found) == 1:
+        told = {series_of(leak.cut) for leak in leaks if leak.cut is not None}
+        found = [each for each in found if each[0].cut is None or series_of(each[0].cut.edge) not in told]
+        if not found:
+            return leaks
+        refs = [survivor.storage.ref for survivor, _ in found]
+        rounds.found = [*rounds.found, *refs] if leaks else refs
+        if len(found) == 1 and not leaks:
             return [leak_of_graph(found[0][0], nodes)]
-        # the nodes that a round leaves, by sum: the largest part first
-        leaks = [leak_of_graph(survivor, max(1, own // (rounds.number - 1))) for survivor, own in found]
-        return merge_and_sort(leaks)
+        graphs = [leak_of_graph(survivor, max(1, own // (rounds.number - 1))) for survivor, own in found]
+        if leaks and leaks[0].graph_nodes:  # all nodes were counted as this leak's
+            own_nodes = leaks[0].graph_nodes - sum(leak.graph_nodes for leak in graphs)
+            leaks[0] = replace(leaks[0], graph_nodes=max(0, own_nodes))
+        return merge_and_sort([*leaks, *graphs])
 
 
 def _nodes_of_each(rounds: Rounds) -> int:
