@@ -66,6 +66,7 @@ def execute(options: argparse.Namespace) -> int | BaseException:
             finally:
                 growth.stop()
             at_end = growth.held_at_end()
+            growth.forget_drained()
             check.set_aside(growth.storages_in_use())
             check.set_aside_names(vars(sys.modules["__main__"]))
     except BaseException as error:

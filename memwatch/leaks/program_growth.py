@@ -29,9 +29,11 @@ import weakref
 from array import array
 from bisect import bisect_right
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from inspect import CO_COROUTINE
 from itertools import pairwise
+from statistics import median_low
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -76,7 +78,7 @@ from memwatch.signal_handlers import suppress
 from memwatch.words.leaks import repeat_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from types import CodeType, FrameType
 
     import numpy as np
@@ -297,6 +299,8 @@ FEWEST_PASSES: Final = 6
 _MOST_S: Final = 30.0
 """No more searches once they took longer: the last one of each loop decides. This is processor time of their thread, so
 that a busy machine finds the same leaks."""
+_LONG_S: Final = 1.0
+"""A search takes less than this in most programs. A thread that waits for the search waits no longer. Guess."""
 _MOST_COUNTING_S: Final = 5.0
 """Likewise for counts of autograd nodes."""
 _THREAD_CODE: Final = getattr(getattr(threading.Thread, RUNS_A_THREAD, None), "__code__", None)
@@ -487,19 +491,43 @@ class Rounds:
         self, survivors: Sequence[Survivor], measured: range, *, with_graph: bool = False
     ) -> list[Leak]:
         """Return the leaks to which each period of some rounds added, and note their storages."""
-        return leaks_of(
+        by_cause: dict[tuple[str, str], list[Survivor]] = {}
+
+        def note(leak: Leak, group: list[Survivor]) -> None:
+            self.storages.setdefault(leak.cause, []).extend(each.storage.ref for each in group)
+            by_cause.setdefault((leak.cause, leak.device), []).extend(group)
+
+        leaks = leaks_of(
             survivors,
             measured,
             per_call=True,
             periods=periods_of(measured),
-            on_leak=self._note_storages,
+            on_leak=note,
             with_graph=with_graph,
             seldom=True,
         )
+        causes = Counter((leak.cause, leak.device) for leak in leaks)
+        return [
+            _of_usual_round(leak, by_cause[leak.cause, leak.device])
+            if causes[leak.cause, leak.device] == 1
+            else leak
+            for leak in leaks
+        ]
 
-    def _note_storages(self, leak: Leak, survivors: Sequence[Survivor]) -> None:
-        refs = self.storages.setdefault(leak.cause, [])
-        refs += [each.storage.ref for each in survivors]
+    def forget_drained(self) -> None:
+        """Forget the holders that got a tensor in each round and have dropped it since.
+
+        Call this at the end of the program. A producer may only have run ahead of its consumer, and a window may be
+        full by now. The variables of a function may have ended with it, and say nothing.
+        """
+        self.kept = [leak for leak in self.kept if not self._is_drained(leak)]
+
+    def _is_drained(self, leak: Leak) -> bool:
+        alive = [ref() is not None for ref in self.storages.get(leak.cause, [])]
+        owner = leak.edges[0].owner if leak.edges else None
+        is_of_call = owner is not None and owner.kind is VertexKind.FRAME
+        is_moved = leak.keeps_graph and any(alive) and not all(alive)  # a window that has dropped its first ones
+        return bool(alive) and (is_moved or not (is_of_call or any(alive)))
 
     def new_leaks(self, told: set[str], seen: list[weakref.ref[torch.UntypedStorage]]) -> list[Leak]:
         """Return the leaks whose cause or memory no other round has told of, and note both.
@@ -608,6 +636,11 @@ class ProgramGrowth:
         """The steps and loops that were searched, the steps first."""
         return [each for each in [self.steps, *self.loops] if each.was_searched]
 
+    def forget_drained(self) -> None:
+        """Forget the holders that have dropped what rounds added to them; call it before the block ends."""
+        for rounds in self.rounds:
+            rounds.forget_drained()
+
     def held_at_end(self) -> list[Leak]:
         """Return who holds what the program made, its top-level names included; call it before the block ends."""
         for storage in behind(self._young())[0]:
@@ -713,7 +746,7 @@ class ProgramGrowth:
                 each.acquit()
 
     def _begin_next(self, rounds: Rounds) -> None:
-        with self._lock:
+        with self._lock, _undisturbed():
             self._end_round(rounds)
 
     def _end_round(self, rounds: Rounds) -> None:
@@ -827,6 +860,7 @@ class ProgramGrowth:
             look = diagnose(made, exempt, per_call=True, old=rounds.old, threads=threads)
             placed = [each for each in look.retained if each.in_place]
             look.retained = [each for each in look.retained if not each.in_place]
+            look.retained = _without_samples(look.retained, made)
             with_graph = _storages_with_graph()
             keeping = [each for each in look.retained if _keeps_graph(each, with_graph)]
             if rounds.have_backward:  # a comprehension without a backward may build the layers of a model
@@ -901,12 +935,69 @@ class ProgramGrowth:
         return merge_and_sort([*leaks, *graphs])
 
 
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Have Python switch to other threads more seldom.
+
+    A search lists all objects. Among them may be the tuple that another thread is making, as in `tuple(iterator)`, and
+    Python raises a SystemError in that thread if the tuple has a second reference when it is made larger.
+    """
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(max(interval_s, _LONG_S))
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(interval_s)
+
+
 def _nodes_of_each(rounds: Rounds) -> int:
     """Return how many autograd nodes each round added, 0 if some counts did not grow."""
     counts = rounds.nodes
     if len(counts) < FEWEST_STEPS or any(before >= after for before, after in pairwise(counts)):
         return 0
     return (counts[-1] - counts[0]) // (rounds.number - 1)
+
+
+_FEWEST_BESIDE: Final = 2
+"""Tensors of a line that are alive beside those of a holder, so that it has only a part. The latest one may have another
+holder for a moment."""
+_MOST_OF_ALL: Final = 4  # a holder with more than all but a fourth is no sample. Guess.
+
+
+def _without_samples(survivors: Sequence[Survivor], made: Sequence[NewStorage]) -> list[Survivor]:
+    """Return survivors without those in a new container that has only some of what is kept.
+
+    `batch = random.sample(buffer, 8)` makes another list in each round, with tensors of many rounds, so it looks like
+    a list that got one tensor in some rounds. But the buffer has more tensors of the same line.
+    """
+    groups: dict[object, list[Survivor]] = {}
+    for each in survivors:
+        groups.setdefault((each.kind, each.key), []).append(each)
+    left = []
+    for group in groups.values():
+        edge = None if group[0].cut is None else group[0].cut.edge
+        target = None if edge is None else edge.target
+        is_new = edge is not None and edge.kind.row.has_one_value
+        if is_new and target is not None and target.kind is VertexKind.CONTAINER:
+            sites = {each.storage.site for each in group}
+            held = {id(each.storage.ref()) for each in group}
+            beside = sum(each.site in sites and id(each.ref()) not in held for each in made)
+            if beside >= max(_FEWEST_BESIDE, len(held) // _MOST_OF_ALL):
+                continue
+        left += group
+    return left
+
+
+def _of_usual_round(leak: Leak, survivors: Sequence[Survivor]) -> Leak:
+    """Return a leak with the bytes and tensors of a usual round: no round adds the mean of different sizes."""
+    by_round: dict[int, list[int]] = {}
+    for each in survivors:
+        by_round.setdefault(each.storage.run, []).append(each.storage.nbytes)
+    sizes = [(sum(each), len(each)) for each in by_round.values()]
+    if len(set(sizes)) < _FEWEST_BESIDE:
+        return leak  # the mean is exact, less what only replaced an older value
+    nbytes, count = median_low(sizes)
+    return replace(leak, nbytes=nbytes, count=count)
 
 
 def _period_of_hooks(numbers: Sequence[int]) -> int:
