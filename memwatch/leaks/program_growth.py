@@ -431,6 +431,7 @@ class Rounds:
 
     def begin_next(self, clock: int) -> None:
         """End a round."""
+        self.kept = [leak for leak in self.kept if not self._has_moved(leak)]
         self.backwards += self.in_backward and self.number > 0
         self.in_backward = False
         self._starts.append(clock)
@@ -494,7 +495,8 @@ class Rounds:
         by_cause: dict[tuple[str, str], list[Survivor]] = {}
 
         def note(leak: Leak, group: list[Survivor]) -> None:
-            self.storages.setdefault(leak.cause, []).extend(each.storage.ref for each in group)
+            in_order = sorted(group, key=lambda each: each.storage.run)
+            self.storages.setdefault(leak.cause, []).extend(each.storage.ref for each in in_order)
             by_cause.setdefault((leak.cause, leak.device), []).extend(group)
 
         leaks = leaks_of(
@@ -526,8 +528,12 @@ class Rounds:
         alive = [ref() is not None for ref in self.storages.get(leak.cause, [])]
         owner = leak.edges[0].owner if leak.edges else None
         is_of_call = owner is not None and owner.kind is VertexKind.FRAME
-        is_moved = leak.keeps_graph and any(alive) and not all(alive)  # a window that has dropped its first ones
-        return bool(alive) and (is_moved or not (is_of_call or any(alive)))
+        return self._has_moved(leak) or not (is_of_call or any(alive) or not alive)
+
+    def _has_moved(self, leak: Leak) -> bool:
+        """Return True for a window that was filling and has dropped its oldest tensor since."""
+        refs = self.storages.get(leak.cause, [])
+        return leak.keeps_graph and bool(refs) and refs[0]() is None and refs[-1]() is not None
 
     def new_leaks(self, told: set[str], seen: list[weakref.ref[torch.UntypedStorage]]) -> list[Leak]:
         """Return the leaks whose cause or memory no other round has told of, and note both.

@@ -101,7 +101,7 @@ NO_DOT: Final = (
 )
 NOT_DRAWN: Final = "cannot draw {target}: {error}. The leak as text:\n{leak}"
 
-GROW_BY_ROUND: Final = "The program leaks {parts}. The advice below mends it:"
+GROW_BY_ROUND: Final = "The program leaks {parts}. The advice below fixes it:"
 WITH_EACH: Final = "{amounts} with each {round}"
 WITH_ONE_IN: Final = "{amounts} with one {round} in {every}"
 OF_STEPS: Final = "step"
@@ -141,9 +141,8 @@ KEPT_BY_ROUND: Final = (
     "not, delete them in the loop"
 )
 PLACES_FILLED_BY_ROUND: Final = (
-    "memory grew: {rounds} put a tensor with its graph into an empty place of {held}. It is a leak until all places "
-    "are full, unless a backward needs these graphs. If you need the values alone, store `value.item()` or "
-    "`value.detach()`"
+    "memory grew: {rounds} put a tensor with its graph into an empty place of {held}. It grows until all places are "
+    "full. If no backward needs these graphs, it is a leak until then: store `value.item()` or `value.detach()`"
 )
 LARGER_BY_ROUND: Final = (
     "memory grew: {rounds} made a tensor larger: {held}. If the program does not need all of it, limit its size or "
@@ -240,7 +239,7 @@ def grow_line(place: RoundPlace | None, leaks: Sequence[Leaked]) -> str:
         of_period.setdefault(leak.every, []).append(leak)
     parts = (
         (WITH_EACH if every == 1 else WITH_ONE_IN).format(
-            amounts=AND.join([amounts_phrase(several), *_graphs_beside(several)]),
+            amounts=AND.join(_amounts(several)),
             round=round_phrase(place),
             every=every,
         )
@@ -249,11 +248,18 @@ def grow_line(place: RoundPlace | None, leaks: Sequence[Leaked]) -> str:
     return GROW_BY_ROUND.format(parts=AND.join(parts))
 
 
-def _graphs_beside(leaks: Sequence[Leaked]) -> list[str]:
-    """Return the nodes that leaks of tensors keep too: often they have more bytes than the tensors."""
-    beside = [leak for leak in leaks if leak.kind.is_of_tensors and leak.graph_nodes]
-    nodes, nbytes = sum(leak.graph_nodes for leak in beside), sum(leak.graph_bytes for leak in beside)
-    return [_amount(LeakKind.GRAPH, {CPU: nbytes}, nodes)] if beside else []
+def _amounts(leaks: Sequence[Leaked]) -> list[str]:
+    """Return how much of each kind of thing leaked, the largest part first.
+
+    Leaks of tensors keep autograd nodes too, which often have more bytes than the tensors.
+    """
+    nodes = sum(leak.graph_nodes for leak in leaks)
+    of_nodes = sum(leak.graph_bytes for leak in leaks)
+    others = [leak for leak in leaks if leak.kind is not LeakKind.GRAPH]
+    parts = [(sum(sizes_of(several).values()), text) for several, text in _by_kind(others)]
+    if nodes:
+        parts.append((of_nodes, _amount(LeakKind.GRAPH, {CPU: of_nodes}, nodes)))
+    return [text for _, text in sorted(parts, key=lambda part: -part[0])]
 
 
 def page_headline(leaks: Sequence[Leaked], repeats: Sequence[str]) -> str:
@@ -277,13 +283,18 @@ def page_to_do(holders: Sequence[str]) -> str:
 
 def amounts_phrase(leaks: Sequence[Leaked]) -> str:
     """Return how much leaked in all, each kind of thing once: `4 B in 1 tensor and 2 hooks`."""
+    return AND.join(text for _, text in _by_kind(leaks))
+
+
+def _by_kind(leaks: Sequence[Leaked]) -> list[tuple[list[Leaked], str]]:
+    """Return the leaks of each kind of thing, with how much leaked."""
     of_kind: dict[LeakKind, list[Leaked]] = {}
     for leak in leaks:
         of_kind.setdefault(LeakKind.RETAINED if leak.kind.is_of_tensors else leak.kind, []).append(leak)
-    return AND.join(
-        _amount(kind, sizes_of(several), sum(leak.count for leak in several))
+    return [
+        (several, _amount(kind, sizes_of(several), sum(leak.count for leak in several)))
         for kind, several in of_kind.items()
-    )
+    ]
 
 
 def repeat_name(place: RoundPlace | None) -> str:
