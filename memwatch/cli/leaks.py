@@ -43,7 +43,7 @@ def execute(options: argparse.Namespace) -> int | BaseException:
     # imported first: the program's folder comes first in sys.path later, and may hold modules of the same name
     from memwatch.leaks import TensorLeakError, check_leaks
     from memwatch.report.console import line_width
-    from memwatch.words.leaks import NOT_JUDGED_AFTER_EXIT, grow_line
+    from memwatch.words.leaks import FILLING_NOTE, NOT_JUDGED_AFTER_EXIT, grow_line
 
     found: list[Leak] = []
     at_end: list[Leak] = []
@@ -77,8 +77,10 @@ def execute(options: argparse.Namespace) -> int | BaseException:
                 say(NOT_JUDGED_AFTER_EXIT.format(code=code))
             return hide_own_frames(error)
         found = error.leaks
+    # what each round adds says more than the sum at the end
+    found = [leak for leak in found if not growth.has_leak_of(leak, check.told_storages({leak.cause}))]
     told = {leak.cause for leak in found}
-    seen = check.told_storages()
+    seen = check.told_storages(told)
     found = _counted(found, settings)
     parts = []
     for rounds in growth.rounds:
@@ -86,12 +88,13 @@ def execute(options: argparse.Namespace) -> int | BaseException:
         if leaks:
             parts.append("\n".join([grow_line(rounds.place, leaks), *map(str, leaks)]))
     if found:  # last, because what each round leaves may be the cause of it
-        parts.append(str(TensorLeakError(found)))
+        text = str(TensorLeakError(found))
+        parts.append(text.removesuffix(FILLING_NOTE).rstrip() if growth.rounds else text)
     is_leak, is_clean = bool(parts), not told
     grown = _lines_of_growth(growth, told)
     parts += grown
     if not is_leak:
-        parts += _lines_of_held(growth, at_end, told)
+        parts += [*_lines_of_held(growth, at_end, told), *_undecided_lines(growth)]
     if parts:  # on standard output, so that it has all findings
         emit(_wrapped("\n".join(parts), line_width(None)))
     if not is_leak:
@@ -150,7 +153,11 @@ def _say_what_was_searched(
     searched = [rounds.place for rounds in growth.rounds]
     places = words.searched_places(searched, has_unsearched_steps=has_unsearched_steps)
     if is_clean:
-        not_clean = {rounds.place for rounds in growth.rounds if rounds.kept_a_while or rounds.has_unseen}
+        not_clean = {
+            rounds.place
+            for rounds in growth.rounds
+            if rounds.kept_a_while or rounds.has_unseen or rounds.seldom
+        }
         clean = [place for place in places if place not in not_clean]
         say(
             words.searched_line(
@@ -170,8 +177,30 @@ def _say_what_was_searched(
                 has_loops=bool(searched),
             )
         )
+    elif growth.later_optimizers and not any(rounds.loop for rounds in growth.rounds):
+        say(
+            words.LATER_OPTIMIZERS.format(
+                steps=growth.steps.number, optimizers=growth.optimizers, passes=FEWEST_PASSES
+            )
+        )
     if growth.skipped_places:
         say(words.skipped_line(list(growth.skipped_places)))
+
+
+def _undecided_lines(growth: ProgramGrowth) -> list[str]:
+    """Return a line for what rounds left and of which memwatch cannot say whether it leaks, if there is any."""
+    from memwatch.leaks.new_storages import NODE_BYTES
+    from memwatch.words import leaks as words
+
+    lines = []
+    for rounds in growth.rounds:
+        if rounds.unseen_nodes:
+            nbytes = rounds.unseen_nodes * NODE_BYTES
+            lines.append(words.unseen_line(rounds.place, rounds.unseen_nodes, nbytes))
+        for leak, count in rounds.seldom:
+            holder = leak.container or leak.holder
+            lines.append(words.seldom_line(rounds.place, holder, count, rounds.number))
+    return lines[:1]
 
 
 def _fills_places(leak: Leak) -> bool:

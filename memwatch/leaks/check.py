@@ -51,7 +51,7 @@ from memwatch.leaks.without_tensors import leaks_of_continued_graphs, leaks_of_n
 
 if TYPE_CHECKING:
     import weakref
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
     from types import FrameType, TracebackType
 
     from memwatch.leaks.leak import Leak
@@ -300,9 +300,9 @@ class check_leaks:  # noqa: N801 - used like a function
         """Report nothing of the running block, whose exception is the caller's."""
         self._blocks[-1].is_given_up = True
 
-    def told_storages(self) -> list[weakref.ref[torch.UntypedStorage]]:
-        """Return the storages of all leaks so far that a live root holds."""
-        return [ref for refs in self._known.told.values() for ref in refs]
+    def told_storages(self, causes: Collection[str]) -> list[weakref.ref[torch.UntypedStorage]]:
+        """Return the storages of the leaks with some causes that a live root holds."""
+        return [ref for cause, refs in self._known.told.items() if cause in causes for ref in refs]
 
     def keep(self, *objects: object) -> None:
         """Exempt what the caller of the block holds: its arguments and its result."""

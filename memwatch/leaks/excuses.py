@@ -459,8 +459,8 @@ class Exemptions:
         shared_state: True to exempt them also where something else holds them, such as the graph of a loss.
         results: True to exempt what the names lead to also where something else holds it, such as a library in which a
             program has registered an object of its own.
-        places: False to return what is put into empty places of a list or array, or into a bounded container that is not
-            full, marked as `Survivor.in_place`.
+        places: False to return what is put into empty places of a list or array, or into a bounded container that is
+            not full, marked as `Survivor.in_place`.
     """
 
     objects: set[int] = field(default_factory=set)

@@ -13,9 +13,9 @@ from itertools import pairwise
 from statistics import median_low
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from memwatch._torch.autograd import next_sequence_nr
 from memwatch.devices import adapter_of, devices_in_use
 from memwatch.errors import MemwatchError
-from memwatch._torch.autograd import next_sequence_nr
 from memwatch.heap.classes import count_by_class, named_classes
 from memwatch.heap.names import type_name
 from memwatch.heap.roots import Held, is_tool_module

@@ -78,7 +78,7 @@ from memwatch.signal_handlers import suppress
 from memwatch.words.leaks import repeat_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from types import CodeType, FrameType
 
     import numpy as np
@@ -385,6 +385,9 @@ class Rounds:
         strand: the thread or coroutine with the rounds; None before the first step.
         calls: the calls that have been running since the end of the first round, outermost first.
         has_unseen: True if the rounds left something whose holder gc does not show, so they may leak.
+        unseen_nodes: the autograd nodes that each round added and that no found reference keeps; once the program has
+            ended, 0 if they are gone.
+        seldom: holders that keep graphs of early and late rounds, of too few to show growth, with their number.
     """
 
     loop: Loop | None
@@ -411,6 +414,8 @@ class Rounds:
     steps: int = 0
     calls: list[_Call] | None = None
     has_unseen: bool = False
+    unseen_nodes: int = 0
+    seldom: list[tuple[Leak, int]] = field(default_factory=list)
     # the clock at the start of each round after the first; an array, as there may be millions of rounds
     _starts: array[int] = field(default_factory=lambda: array("q"))
 
@@ -598,6 +603,7 @@ class ProgramGrowth:
         # the optimizer whose steps are the rounds, and how many optimizers made a step
         self._optimizer: weakref.ref[Any] | None = None
         self.optimizers = 0
+        self.later_optimizers = 0  # that made their first step after the last step of the first one
         self._known_optimizers: dict[int, weakref.ref[Any]] = {}  # by id, which a later one may have again
         self._updates = Updates()
         self._search_s = self._counting_s = 0.0
@@ -644,8 +650,30 @@ class ProgramGrowth:
 
     def forget_drained(self) -> None:
         """Forget the holders that have dropped what rounds added to them; call it before the block ends."""
+        nodes = behind(self._young())[1]
         for rounds in self.rounds:
             rounds.forget_drained()
+            if rounds.kept or rounds.kept_a_while or not rounds.nodes or nodes < rounds.nodes[-1]:
+                rounds.unseen_nodes = 0
+
+    def has_leak_of(self, leak: Leak, refs: Sequence[weakref.ref[torch.UntypedStorage]]) -> bool:
+        """Return True if a search of rounds found a leak of the end, with the same cause or most of its storages.
+
+        Args:
+            leak: a leak of the end.
+            refs: its storages, if a live root holds them.
+        """
+        ids = set(map(id, refs))
+        for rounds in self.rounds:
+            for each in rounds.leaks:
+                if each.kind is not leak.kind:
+                    continue
+                known = set(map(id, rounds.storages.get(each.cause, [])))
+                # rounds after the last search have up to as many again
+                has_most = known <= ids and _MOST_OF_ALL * len(known) >= len(ids) > 0
+                if each.cause == leak.cause or has_most:
+                    return True
+        return False
 
     def held_at_end(self) -> list[Leak]:
         """Return who holds what the program made, its top-level names included; call it before the block ends."""
@@ -679,10 +707,13 @@ class ProgramGrowth:
         known = self._known_optimizers.get(id(optimizer))
         if known is None or known() is not optimizer:
             self.optimizers += 1
+            self.later_optimizers += 1
             self._known_optimizers[id(optimizer)] = weakref.ref(optimizer)
         if self._optimizer is None:  # one optimizer marks the steps; others, as of a GAN, step within them
             self._optimizer = weakref.ref(optimizer)
         thread = self._threads.get(threading.get_ident())
+        if self._optimizer() is optimizer:
+            self.later_optimizers = 0
         if self._optimizer() is optimizer and thread is not None:
             self.steps.strand = self.steps.strand or thread
             self._begin_next(self.steps)
@@ -857,10 +888,10 @@ class ProgramGrowth:
         leaks: list[Leak] = []
         was_alive = rounds.is_alive()
         rounds.was_searched, rounds.kept, rounds.found, rounds.storages = True, [], [], {}
-        rounds.has_unseen = False
+        rounds.has_unseen, rounds.seldom = False, []
         rounds_with_memory = {each.run for each in made}
         is_often = not any(rounds_with_memory.isdisjoint(period) for period in periods_of(measured))
-        if is_often or goes_on(rounds_with_memory, measured):
+        if is_often or goes_on(rounds_with_memory, measured) or _are_spread(rounds_with_memory, measured):
             threads = rounds.threads.started()
             exempt = Exemptions(state=False, places=False)
             look = diagnose(made, exempt, per_call=True, old=rounds.old, threads=threads)
@@ -884,6 +915,7 @@ class ProgramGrowth:
                 leaks[0] = replace(leaks[0], graph_nodes=_nodes_of_each(rounds))
             leaks, rounds.kept = _joined(leaks, rounds.leaks_within(others, measured))
             rounds.found = [each.storage.ref for each in (keeping if leaks else others)]
+            rounds.seldom = [] if leaks else _seldom(keeping, measured)
             unseen = {each.storage.run for each in look.unreachable if not each.looped}
             rounds.has_unseen = not any(unseen.isdisjoint(period) for period in periods_of(measured))
             placed = [each for each in placed if _keeps_graph(each, with_graph)]
@@ -894,7 +926,8 @@ class ProgramGrowth:
             rounds.kept += filling
         rounds.kept += self._larger_tensors(rounds)
         leaks = self._with_growing_graphs(rounds, leaks)
-        rounds.has_unseen = not leaks and (_nodes_of_each(rounds) > 0 or rounds.has_unseen)
+        rounds.unseen_nodes = 0 if leaks else _nodes_of_each(rounds)
+        rounds.has_unseen = not leaks and (rounds.unseen_nodes > 0 or rounds.has_unseen)
         leaks += leaks_of_hooks(rounds.hook_numbers, (), leaks, period=_period_of_hooks(rounds.hook_numbers))
         if rounds.leaks and not leaks:
             rounds.kept_a_while = True
@@ -964,9 +997,38 @@ def _nodes_of_each(rounds: Rounds) -> int:
     return (counts[-1] - counts[0]) // (rounds.number - 1)
 
 
+_FEWEST_OF_FEW: Final = 3
+"""Rounds of which a holder has graphs, so that it may keep those of all that are alike. Guess."""
+
+
+def _are_spread(rounds: Collection[int], measured: range) -> bool:
+    """Return True if a few rounds have about equal distances, from the first measured round to the last.
+
+    A window of the last few has no early ones.
+    """
+    if len(rounds) < _FEWEST_OF_FEW:
+        return False
+    ordered = sorted(rounds)
+    distance = max(after - before for before, after in pairwise(ordered))
+    return ordered[0] - measured[0] <= distance and measured[-1] - ordered[-1] <= distance
+
+
+def _seldom(survivors: Sequence[Survivor], measured: range) -> list[tuple[Leak, int]]:
+    """Return the holders that keep graphs of a few rounds, early ones included, each with their number."""
+    groups: dict[object, list[Survivor]] = {}
+    for each in survivors:
+        groups.setdefault((each.kind, each.key, each.storage.device), []).append(each)
+    found = []
+    for group in groups.values():
+        rounds = {each.storage.run for each in group}
+        if _are_spread(rounds, measured):
+            found += [(leak, len(rounds)) for leak in leaks_of(group, [0], per_call=False)]
+    return found
+
+
 _FEWEST_BESIDE: Final = 2
-"""Tensors of a line that are alive beside those of a holder, so that it has only a part. The latest one may have another
-holder for a moment."""
+"""Tensors of a line that are alive beside those of a holder, so that it has only a part. The latest one may have
+another holder for a moment."""
 _MOST_OF_ALL: Final = 4  # a holder with more than all but a fourth is no sample. Guess.
 
 

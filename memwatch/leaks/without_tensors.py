@@ -35,7 +35,7 @@ from memwatch.words.edges import edge_phrase
 from memwatch.words.leaks import advice, hook_holder_phrase, path_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
     from types import CodeType
 
     import numpy as np
@@ -212,7 +212,9 @@ def _numbers(table: Any) -> list[int]:
 # Backward frees the tensors that a graph saved. The nodes stay as long as a value leads to them, and no tensor's memory
 # grows. The tensor with the largest graph is that value.
 
-_MOST_ENDS: Final = 100  # tensors whose graphs are measured, the latest ones; of each line, for graphs that go back
+_MOST_ENDS: Final = (
+    100  # tensors whose graphs are measured, the latest ones; of each line, for graphs that go back
+)
 
 
 def holder_of_largest_graph(
@@ -286,7 +288,7 @@ def holders_of_growing_graphs(
         graph = NewNodes(ends, numbers[0])
         ends.clear()
         nodes, latest = _latest_of_lines(graph.through(numbers), made, in_place)
-    by_holder: dict[object, list[Survivor]] = {}
+    by_holder: dict[tuple[Hashable, ...], list[Survivor]] = {}
     for survivor in _held_ends(latest, made, held=held, in_place=in_place, old=old):
         key = tuple(series_of(step.edge) for step in survivor.steps)
         by_holder.setdefault(key, []).append(survivor)
@@ -317,9 +319,7 @@ def _latest_of_lines(
     return nodes, [storage for line in by_line.values() for storage in line[-_MOST_ENDS:]]
 
 
-def _storage_of_largest_graph(
-    ends: Sequence[Any], made: Sequence[NewStorage]
-) -> torch.UntypedStorage | None:
+def _storage_of_largest_graph(ends: Sequence[Any], made: Sequence[NewStorage]) -> torch.UntypedStorage | None:
     lines = {id(each.ref()): each.site for each in made}
     by_line: dict[object, list[Any]] = {}
     for end in ends:

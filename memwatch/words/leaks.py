@@ -61,6 +61,7 @@ MAY_BE_FILLING: Final = (
     "after one pass, growth looks the same as a window or a cache that is still filling; `find_leaks(fn)` repeats "
     "the call until it can decide"
 )
+FILLING_NOTE: Final = NOTE.format(sentence=MAY_BE_FILLING)
 ONE_GROUP: Final = "1 group"
 GROUPS: Final = "{count} groups"
 SITE: Final = "{place} in {function}"
@@ -128,6 +129,19 @@ NOT_SEARCHED: Final = (
 STEPS_NOT_SEARCHED: Final = (
     "not checked for what each optimizer step leaves behind: the program made {steps}. To check it, run at least "
     "{fewest}"
+)
+LATER_OPTIMIZERS: Final = (
+    "memwatch searched after the {steps} steps of the first of {optimizers} optimizers, and the program made others "
+    "after it. It did not check what each of these leaves behind, such as a model that a loop over trials keeps. To "
+    "check it, run at least {passes} trials"
+)
+UNSEEN: Final = (
+    "not decided: each {round} left about {nodes} ({size}), but memwatch found no Python reference that keeps them. "
+    "C++ code may keep them, such as a list attribute of a scripted module"
+)
+SELDOM: Final = (
+    "not decided: in {number} rounds ({round}), {holder} got tensors with the graphs of {count} and kept them. It may "
+    "be a leak in a part of the program that runs seldom, such as a validation. A longer run would show it"
 )
 COUNT_OF_STEPS: Final = "{count} optimizer steps"
 FIRST_OF_OPTIMIZERS: Final = "{steps} with the first of its {optimizers} optimizers"
@@ -335,6 +349,17 @@ def searched_line(
     verdict = VERDICT_BESIDE_GROWTH if has_grown else VERDICT if is_certain else VERDICT_BESIDE_KEPT
     left = LEFT_NOTHING.format(verdict=verdict if places else VERDICT_AT_END)
     return left + (NO_LEAKS_IN.format(rounds=rounds) if places and not has_graphs else "")
+
+
+def unseen_line(place: RoundPlace | None, nodes: int, nbytes: int) -> str:
+    """Return that each round left autograd nodes whose holder memwatch did not find."""
+    counted = f"{nodes} more {LeakKind.GRAPH.row.one if nodes == 1 else LeakKind.GRAPH.row.many}"
+    return UNSEEN.format(round=round_phrase(place), nodes=counted, size=format_bytes(nbytes))
+
+
+def seldom_line(place: RoundPlace | None, holder: str, count: int, number: int) -> str:
+    """Return that a holder kept the graphs of a few rounds, too few to show growth."""
+    return SELDOM.format(round=round_phrase(place), holder=holder, count=count, number=number)
 
 
 def skipped_line(places: Sequence[RoundPlace | None]) -> str:
