@@ -43,11 +43,12 @@ def execute(options: argparse.Namespace) -> int | BaseException:
     # imported first: the program's folder comes first in sys.path later, and may hold modules of the same name
     from memwatch.leaks import TensorLeakError, check_leaks
     from memwatch.report.console import line_width
-    from memwatch.words.leaks import NOT_JUDGED_AFTER_EXIT, grow_line
+    from memwatch.words.leaks import FILLING_NOTE, NOT_JUDGED_AFTER_EXIT, grow_line
 
     found: list[Leak] = []
     at_end: list[Leak] = []
     program, settings = chosen_program(options), project_settings()  # the program may change the folder
+    has_failed = False
     try:
         run = program.load()
     except SyntaxError as error:
@@ -57,23 +58,29 @@ def execute(options: argparse.Namespace) -> int | BaseException:
             growth = check.follow_rounds()
             try:
                 run()
-            except SystemExit as error:
-                if error.code not in {None, 0}:
-                    raise  # the program failed, so what it holds is no leak
+            except BaseException as error:
+                if not isinstance(error, SystemExit) or error.code not in {None, 0}:
+                    has_failed = True
+                    check.give_up()  # the program was stopped amid its work, and may have needed all that it holds
+                    raise
             finally:
                 growth.stop()
             at_end = growth.held_at_end()
+            growth.forget_drained()
             check.set_aside(growth.storages_in_use())
             check.set_aside_names(vars(sys.modules["__main__"]))
-    except TensorLeakError as error:
-        found = error.leaks
     except BaseException as error:
-        if isinstance(error, SystemExit):
-            code = error.code if type(error.code) is int else 1  # Python prints any other object
-            say(NOT_JUDGED_AFTER_EXIT.format(code=code))
-        return hide_own_frames(error)
+        # a check in the program itself may have raised a TensorLeakError, which is then the program's failure
+        if has_failed or not isinstance(error, TensorLeakError):
+            if isinstance(error, SystemExit):
+                code = error.code if type(error.code) is int else 1  # Python prints any other object
+                say(NOT_JUDGED_AFTER_EXIT.format(code=code))
+            return hide_own_frames(error)
+        found = error.leaks
+    # what each round adds says more than the sum at the end
+    found = [leak for leak in found if not growth.has_leak_of(leak, check.told_storages({leak.cause}))]
     told = {leak.cause for leak in found}
-    seen = check.told_storages()
+    seen = check.told_storages(told)
     found = _counted(found, settings)
     parts = []
     for rounds in growth.rounds:
@@ -81,20 +88,25 @@ def execute(options: argparse.Namespace) -> int | BaseException:
         if leaks:
             parts.append("\n".join([grow_line(rounds.place, leaks), *map(str, leaks)]))
     if found:  # last, because what each round leaves may be the cause of it
-        parts.append(str(TensorLeakError(found)))
-    if not parts:
-        _say_what_was_searched(growth, at_end, told)
-        return 0
-    emit(_wrapped("\n".join(parts), line_width(None)))
-    _say_what_grew(growth, told)
-    return 1
+        text = str(TensorLeakError(found))
+        parts.append(text.removesuffix(FILLING_NOTE).rstrip() if growth.rounds else text)
+    is_leak, is_clean = bool(parts), not told
+    grown = _lines_of_growth(growth, told)
+    parts += grown
+    if not is_leak:
+        parts += [*_lines_of_held(growth, at_end, told), *_undecided_lines(growth)]
+    if parts:  # on standard output, so that it has all findings
+        emit(_wrapped("\n".join(parts), line_width(None)))
+    if not is_leak:
+        _say_what_was_searched(growth, at_end, is_clean=is_clean, has_grown=bool(grown))
+    return int(is_leak)
 
 
-def _say_what_grew(growth: ProgramGrowth, told: set[str]) -> bool:
-    """Print the holders to which each round added tensors that may be a result. Return True if there are any."""
+def _lines_of_growth(growth: ProgramGrowth, told: set[str]) -> list[str]:
+    """Return a line for the holders to which each round of a loop added tensors that may be a result."""
     from memwatch.words import leaks as words
 
-    has_grown = False
+    lines = []
     kept_by_place = {rounds.place: rounds.kept for rounds in growth.rounds if rounds.kept}
     for place, leaks in kept_by_place.items():
         by_sort: dict[tuple[int, bool, bool], list[Leak]] = {}
@@ -103,56 +115,92 @@ def _say_what_grew(growth: ProgramGrowth, told: set[str]) -> bool:
         for (every, grows, has_graphs), several in sorted(by_sort.items(), key=lambda item: item[0]):
             rows = _rows(several, told)
             if rows:
-                has_grown = True
-                say(words.kept_line(place, every, rows, grows=grows, has_graphs=has_graphs))
-    return has_grown
+                lines.append(words.kept_line(place, every, rows, grows=grows, has_graphs=has_graphs))
+    return lines
 
 
-def _say_what_was_searched(growth: ProgramGrowth, at_end: list[Leak], told: set[str]) -> None:
-    """Print that there are no leaks as far as memwatch searched, and the holders that it did not judge."""
+def _lines_of_held(growth: ProgramGrowth, at_end: list[Leak], told: set[str]) -> list[str]:
+    """Return lines for what rounds kept for a while, and for what names at the top level hold at the end."""
+    from memwatch.words import leaks as words
+
+    lines = []
+    freed_by_place = {rounds.place: rounds.freed[0] for rounds in growth.rounds if rounds.freed}
+    freed = {leak.cause: (place, leak) for place, leak in freed_by_place.items() if leak.cause not in told}
+    for place, leak in freed.values():
+        lines.append(words.freed_line(place, leak, leak.holder))
+    collections = _collections_at_end(growth, at_end)
+    for template, has_graphs in ((words.GRAPHS_AT_END, True), (words.HELD_AT_END, False)):
+        rows = _rows([leak for leak in collections if _has_graphs(leak, growth) is has_graphs], told)
+        if rows:
+            lines.append(template.format(held=words.held_phrase(rows)))
+    return lines
+
+
+def _collections_at_end(growth: ProgramGrowth, at_end: list[Leak]) -> list[Leak]:
+    """Return the holders of several tensors at the end that no search of rounds has named."""
+    grown = {_series(leak) for rounds in growth.rounds for leak in rounds.kept}
+    return [leak for leak in at_end if leak.count > 1 and _series(leak) not in grown]
+
+
+def _say_what_was_searched(
+    growth: ProgramGrowth, at_end: list[Leak], *, is_clean: bool, has_grown: bool
+) -> None:
+    """Print that there are no leaks as far as memwatch searched."""
     from memwatch.leaks.program_growth import FEWEST_PASSES, FEWEST_STEPS
     from memwatch.words import leaks as words
 
-    grown = {_series(leak) for rounds in growth.rounds for leak in rounds.kept}
-    collections_at_end = [leak for leak in at_end if leak.count > 1 and _series(leak) not in grown]
     has_unsearched_steps = 0 < growth.steps.number < FEWEST_STEPS
-    places = words.searched_places(
-        [rounds.place for rounds in growth.rounds], has_unsearched_steps=has_unsearched_steps
-    )
-    is_clean = not told
-    has_grown = _say_what_grew(growth, told)
+    searched = [rounds.place for rounds in growth.rounds]
+    places = words.searched_places(searched, has_unsearched_steps=has_unsearched_steps)
     if is_clean:
-        not_clean = {rounds.place for rounds in growth.rounds if rounds.kept_a_while or rounds.has_unseen}
+        not_clean = {
+            rounds.place
+            for rounds in growth.rounds
+            if rounds.kept_a_while or rounds.has_unseen or rounds.seldom
+        }
         clean = [place for place in places if place not in not_clean]
         say(
             words.searched_line(
                 clean,
                 has_grown=has_grown,
-                is_certain=not collections_at_end,
+                is_certain=not _collections_at_end(growth, at_end),
                 has_graphs=any(_has_graphs(leak, growth) for leak in at_end),
             )
         )
-    if not places or has_unsearched_steps:
+    if not searched or has_unsearched_steps:
         say(
             words.not_searched_line(
                 growth.steps.number,
                 optimizers=growth.optimizers,
                 fewest_steps=FEWEST_STEPS,
                 fewest_passes=FEWEST_PASSES,
-                has_loops=bool(places),
+                has_loops=bool(searched),
+            )
+        )
+    elif growth.later_optimizers and not any(rounds.loop for rounds in growth.rounds):
+        say(
+            words.LATER_OPTIMIZERS.format(
+                steps=growth.steps.number, optimizers=growth.optimizers, passes=FEWEST_PASSES
             )
         )
     if growth.skipped_places:
         say(words.skipped_line(list(growth.skipped_places)))
-    freed_by_place = {rounds.place: rounds.freed[0] for rounds in growth.rounds if rounds.freed}
-    freed = {leak.cause: (place, leak) for place, leak in freed_by_place.items() if leak.cause not in told}
-    for place, leak in freed.values():
-        say(words.freed_line(place, leak, leak.holder))
-    for template, has_graphs in ((words.GRAPHS_AT_END, True), (words.HELD_AT_END, False)):
-        some = [leak for leak in collections_at_end if _has_graphs(leak, growth) is has_graphs]
-        rows = _rows(some, told)
-        if rows:
-            say(template.format(held=words.held_phrase(rows)))
+
+
+def _undecided_lines(growth: ProgramGrowth) -> list[str]:
+    """Return a line for what rounds left and of which memwatch cannot say whether it leaks, if there is any."""
+    from memwatch.leaks.new_storages import NODE_BYTES
+    from memwatch.words import leaks as words
+
+    lines = []
+    for rounds in growth.rounds:
+        if rounds.unseen_nodes:
+            nbytes = rounds.unseen_nodes * NODE_BYTES
+            lines.append(words.unseen_line(rounds.place, rounds.unseen_nodes, nbytes))
+        for leak, count in rounds.seldom:
+            holder = leak.container or leak.holder
+            lines.append(words.seldom_line(rounds.place, holder, count, rounds.number))
+    return lines[:1]
 
 
 def _fills_places(leak: Leak) -> bool:

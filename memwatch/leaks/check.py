@@ -51,7 +51,7 @@ from memwatch.leaks.without_tensors import leaks_of_continued_graphs, leaks_of_n
 
 if TYPE_CHECKING:
     import weakref
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
     from types import FrameType, TracebackType
 
     from memwatch.leaks.leak import Leak
@@ -277,7 +277,8 @@ class check_leaks:  # noqa: N801 - used like a function
     ) -> None:
         block = self._blocks.pop()
         try:
-            leaks = block.finish(error) if error is None or isinstance(error, Exception) else []
+            is_judged = not block.is_given_up and (error is None or isinstance(error, Exception))
+            leaks = block.finish(error) if is_judged else []
         finally:
             block.stop()
         self._may_have_grown, self._noted_ops = block.may_have_grown, block.noted_ops
@@ -295,9 +296,13 @@ class check_leaks:  # noqa: N801 - used like a function
         growth.start()
         return growth
 
-    def told_storages(self) -> list[weakref.ref[torch.UntypedStorage]]:
-        """Return the storages of all leaks so far that a live root holds."""
-        return [ref for refs in self._known.told.values() for ref in refs]
+    def give_up(self) -> None:
+        """Report nothing of the running block, whose exception is the caller's."""
+        self._blocks[-1].is_given_up = True
+
+    def told_storages(self, causes: Collection[str]) -> list[weakref.ref[torch.UntypedStorage]]:
+        """Return the storages of the leaks with some causes that a live root holds."""
+        return [ref for cause, refs in self._known.told.items() if cause in causes for ref in refs]
 
     def keep(self, *objects: object) -> None:
         """Exempt what the caller of the block holds: its arguments and its result."""
@@ -360,6 +365,7 @@ class _Block:
         self._first_hook, self._first_node = next_hook_number(), next_sequence_nr()
         self.may_have_grown = False
         self.aside: set[int] = set()  # ids of storages that are not reported
+        self.is_given_up = False
 
     def young(self) -> list[object]:
         """Return the tensors and nodes that the block made; drop the list soon."""

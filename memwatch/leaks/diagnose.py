@@ -558,7 +558,7 @@ class HolderSearch:
             excuse, at = excused
             if excuse.is_container:
                 self._excusing.add(chain[at])
-            is_placed = excuse.is_of_places and not self._exempt.places
+            is_placed = not self._exempt.places and excuse.has_room(objects[at])
             if not is_placed:
                 return None
         work = None if cut is None else self._work_of(snapshot, chain[: cut.start + 1])

@@ -78,13 +78,13 @@ class Excuse(NamedTuple):
         reason: the reason, in words.
         place: returns the place on the path of the object that excuses the objects behind it, or None.
         is_container: True if that object is a container of the program's. Another holder of the storage still counts.
-        is_of_places: True if the container may have more empty places than the program ever fills.
+        has_room: returns whether the container may have more empty places than the program ever fills.
     """
 
     reason: str
     place: Callable[[Case], int | None]
     is_container: bool = True
-    is_of_places: bool = False
+    has_room: Callable[[Any], bool] = lambda _: False
 
 
 def _of_torch(case: Case) -> int | None:
@@ -121,11 +121,20 @@ def _in_its_place(case: Case) -> int | None:
     return cut.start
 
 
+def has_room(obj: Any) -> bool:
+    """Return True if a bounded container has fewer entries than its author allowed."""
+    if type(obj) is _lru_cache_wrapper:
+        most = obj.cache_parameters()["maxsize"]
+        return most is not None and obj.cache_info().currsize < most
+    most = deque.__dict__["maxlen"].__get__(obj)
+    return most is not None and deque.__len__(obj) < most
+
+
 EXCUSES: Final = (
     Excuse("torch makes its own constants and caches on first use", _of_torch, is_container=False),
-    Excuse("a bounded container drops its oldest entry", _bounded),
+    Excuse("a bounded container drops its oldest entry", _bounded, has_room=has_room),
     Excuse("both ends of a tee have read it, and the next blocks free it", _read_by_all),
-    Excuse("the list or array had this empty place before", _in_slot, is_of_places=True),
+    Excuse("the list or array had this empty place before", _in_slot, has_room=lambda _: True),
     Excuse("the list was made with all its places, and got no more", _in_its_place),
 )
 """The excuses for one path. The first that fits counts."""
@@ -450,7 +459,8 @@ class Exemptions:
         shared_state: True to exempt them also where something else holds them, such as the graph of a loss.
         results: True to exempt what the names lead to also where something else holds it, such as a library in which a
             program has registered an object of its own.
-        places: False to return what is put into empty places of a list or array, marked as `Survivor.in_place`.
+        places: False to return what is put into empty places of a list or array, or into a bounded container that is
+            not full, marked as `Survivor.in_place`.
     """
 
     objects: set[int] = field(default_factory=set)

@@ -13,6 +13,7 @@ from itertools import pairwise
 from statistics import median_low
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from memwatch._torch.autograd import next_sequence_nr
 from memwatch.devices import adapter_of, devices_in_use
 from memwatch.errors import MemwatchError
 from memwatch.heap.classes import count_by_class, named_classes
@@ -31,6 +32,7 @@ from memwatch.leaks.new_storages import NewStorageMode, NewStorages, OtherThread
 from memwatch.leaks.without_tensors import (
     are_registered,
     holder_of_largest_graph,
+    holders_of_growing_graphs,
     leak_of_graph,
     leaks_of_hooks,
     next_hook_number,
@@ -210,6 +212,7 @@ class _GrowthSearch:
         # before some calls and after each, once it matters who held what died
         self._looks: list[Diagnosis] = []
         self._hook_numbers = [next_hook_number()]  # before the calls and after each
+        self._node_numbers: list[int] = []  # after each call
         self._calls_between = 1  # calls between two looks
         self._end_s: float | None = None  # clock at the end of the last call
         self._classes: list[dict[int, int]] = []  # objects by class, before the measured calls and after each
@@ -289,6 +292,7 @@ class _GrowthSearch:
         del made, watch, others  # an exception that the function keeps has this frame among its callers
         self._changes.append(change)
         self._hook_numbers.append(next_hook_number())
+        self._node_numbers.append(next_sequence_nr())
         grew = most_growth_bytes(before, memory_in_use()) > _NOISE_BYTES
         self._suspicious = self.ledger.survives() or change.nodes > 0 or grew
 
@@ -348,6 +352,12 @@ class _GrowthSearch:
             leaks[keeping] = replace(leaks[keeping], graph_nodes=grown * every // calls)
             return leaks
         assert survivor is not None
+        several = self._holders_of_growing_graphs()
+        if len(several) > 1:
+            graphs = [leak_of_graph(each, max(1, own // calls), self._end_s) for each, own in several]
+            return merge_and_sort([*leaks, *graphs])
+        if several:  # a mean of the total has the largest graph
+            survivor = several[0][0]
         rises = [after - before for before, after in pairwise(counts) if before < after]
         every = max(1, round(calls / len(rises)))
         leak = leak_of_graph(survivor, median_low(rises), self._end_s, every=every)
@@ -371,6 +381,13 @@ class _GrowthSearch:
         ends = [*self.ledger.older_ends(), *self.ledger.graph_ends()]
         alive, in_place = self.ledger.alive(0), self.ledger.in_place
         return holder_of_largest_graph(ends, alive, held=self._held(), in_place=in_place)
+
+    def _holders_of_growing_graphs(self) -> list[tuple[Survivor, int]]:
+        """Return the holders of all graphs to which each measured call added, each with its own nodes."""
+        ends = [*self.ledger.older_ends(), *self.ledger.graph_ends()]
+        alive, in_place = self.ledger.alive(0), self.ledger.in_place
+        numbers = self._node_numbers[max(0, self._schedule.warmup - 1) :]
+        return holders_of_growing_graphs(ends, alive, numbers, held=self._held(), in_place=in_place)
 
     def _periods(self) -> list[range]:
         """Return the ranges of runs that must each add to a leak if no further calls are made.

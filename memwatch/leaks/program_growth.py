@@ -29,9 +29,11 @@ import weakref
 from array import array
 from bisect import bisect_right
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from inspect import CO_COROUTINE
 from itertools import pairwise
+from statistics import median_low
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -47,10 +49,11 @@ from memwatch.heap.pause import objects_since
 from memwatch.heap.tensors import is_tensor, quiet, storage_of
 from memwatch.kinds.edges import Edge, EdgeKind, Vertex, VertexKind
 from memwatch.kinds.leaks import LeakKind, RoundPlace
+from memwatch.leaks.cause import series_of
 from memwatch.leaks.diagnose import diagnose
 from memwatch.leaks.excuses import Exemptions
 from memwatch.leaks.find import PERIOD
-from memwatch.leaks.groups import FEWEST_ADDED, goes_on, leaks_of
+from memwatch.leaks.groups import FEWEST_ADDED, goes_on, leaks_of, merge_and_sort
 from memwatch.leaks.in_use import Updates, storages_beside
 from memwatch.leaks.ledger import Threads
 from memwatch.leaks.new_storages import (
@@ -63,9 +66,8 @@ from memwatch.leaks.new_storages import (
     tensors_among,
 )
 from memwatch.leaks.without_tensors import (
-    NewNodes,
     are_registered,
-    holder_of_largest_graph,
+    holders_of_growing_graphs,
     leak_of_graph,
     leaks_of_hooks,
     next_hook_number,
@@ -76,7 +78,7 @@ from memwatch.signal_handlers import suppress
 from memwatch.words.leaks import repeat_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from types import CodeType, FrameType
 
     import numpy as np
@@ -297,6 +299,8 @@ FEWEST_PASSES: Final = 6
 _MOST_S: Final = 30.0
 """No more searches once they took longer: the last one of each loop decides. This is processor time of their thread, so
 that a busy machine finds the same leaks."""
+_LONG_S: Final = 1.0
+"""A search takes less than this in most programs. A thread that waits for the search waits no longer. Guess."""
 _MOST_COUNTING_S: Final = 5.0
 """Likewise for counts of autograd nodes."""
 _THREAD_CODE: Final = getattr(getattr(threading.Thread, RUNS_A_THREAD, None), "__code__", None)
@@ -381,6 +385,9 @@ class Rounds:
         strand: the thread or coroutine with the rounds; None before the first step.
         calls: the calls that have been running since the end of the first round, outermost first.
         has_unseen: True if the rounds left something whose holder gc does not show, so they may leak.
+        unseen_nodes: the autograd nodes that each round added and that no found reference keeps; once the program has
+            ended, 0 if they are gone.
+        seldom: holders that keep graphs of early and late rounds, of too few to show growth, with their number.
     """
 
     loop: Loop | None
@@ -407,6 +414,8 @@ class Rounds:
     steps: int = 0
     calls: list[_Call] | None = None
     has_unseen: bool = False
+    unseen_nodes: int = 0
+    seldom: list[tuple[Leak, int]] = field(default_factory=list)
     # the clock at the start of each round after the first; an array, as there may be millions of rounds
     _starts: array[int] = field(default_factory=lambda: array("q"))
 
@@ -427,6 +436,7 @@ class Rounds:
 
     def begin_next(self, clock: int) -> None:
         """End a round."""
+        self.kept = [leak for leak in self.kept if not self._has_moved(leak)]
         self.backwards += self.in_backward and self.number > 0
         self.in_backward = False
         self._starts.append(clock)
@@ -487,19 +497,48 @@ class Rounds:
         self, survivors: Sequence[Survivor], measured: range, *, with_graph: bool = False
     ) -> list[Leak]:
         """Return the leaks to which each period of some rounds added, and note their storages."""
-        return leaks_of(
+        by_cause: dict[tuple[str, str], list[Survivor]] = {}
+
+        def note(leak: Leak, group: list[Survivor]) -> None:
+            in_order = sorted(group, key=lambda each: each.storage.run)
+            self.storages.setdefault(leak.cause, []).extend(each.storage.ref for each in in_order)
+            by_cause.setdefault((leak.cause, leak.device), []).extend(group)
+
+        leaks = leaks_of(
             survivors,
             measured,
             per_call=True,
             periods=periods_of(measured),
-            on_leak=self._note_storages,
+            on_leak=note,
             with_graph=with_graph,
             seldom=True,
         )
+        causes = Counter((leak.cause, leak.device) for leak in leaks)
+        return [
+            _of_usual_round(leak, by_cause[leak.cause, leak.device])
+            if causes[leak.cause, leak.device] == 1
+            else leak
+            for leak in leaks
+        ]
 
-    def _note_storages(self, leak: Leak, survivors: Sequence[Survivor]) -> None:
-        refs = self.storages.setdefault(leak.cause, [])
-        refs += [each.storage.ref for each in survivors]
+    def forget_drained(self) -> None:
+        """Forget the holders that got a tensor in each round and have dropped it since.
+
+        Call this at the end of the program. A producer may only have run ahead of its consumer, and a window may be
+        full by now. The variables of a function may have ended with it, and say nothing.
+        """
+        self.kept = [leak for leak in self.kept if not self._is_drained(leak)]
+
+    def _is_drained(self, leak: Leak) -> bool:
+        alive = [ref() is not None for ref in self.storages.get(leak.cause, [])]
+        owner = leak.edges[0].owner if leak.edges else None
+        is_of_call = owner is not None and owner.kind is VertexKind.FRAME
+        return self._has_moved(leak) or not (is_of_call or any(alive) or not alive)
+
+    def _has_moved(self, leak: Leak) -> bool:
+        """Return True for a window that was filling and has dropped its oldest tensor since."""
+        refs = self.storages.get(leak.cause, [])
+        return leak.keeps_graph and bool(refs) and refs[0]() is None and refs[-1]() is not None
 
     def new_leaks(self, told: set[str], seen: list[weakref.ref[torch.UntypedStorage]]) -> list[Leak]:
         """Return the leaks whose cause or memory no other round has told of, and note both.
@@ -564,6 +603,7 @@ class ProgramGrowth:
         # the optimizer whose steps are the rounds, and how many optimizers made a step
         self._optimizer: weakref.ref[Any] | None = None
         self.optimizers = 0
+        self.later_optimizers = 0  # that made their first step after the last step of the first one
         self._known_optimizers: dict[int, weakref.ref[Any]] = {}  # by id, which a later one may have again
         self._updates = Updates()
         self._search_s = self._counting_s = 0.0
@@ -608,6 +648,33 @@ class ProgramGrowth:
         """The steps and loops that were searched, the steps first."""
         return [each for each in [self.steps, *self.loops] if each.was_searched]
 
+    def forget_drained(self) -> None:
+        """Forget the holders that have dropped what rounds added to them; call it before the block ends."""
+        nodes = behind(self._young())[1]
+        for rounds in self.rounds:
+            rounds.forget_drained()
+            if rounds.kept or rounds.kept_a_while or not rounds.nodes or nodes < rounds.nodes[-1]:
+                rounds.unseen_nodes = 0
+
+    def has_leak_of(self, leak: Leak, refs: Sequence[weakref.ref[torch.UntypedStorage]]) -> bool:
+        """Return True if a search of rounds found a leak of the end, with the same cause or most of its storages.
+
+        Args:
+            leak: a leak of the end.
+            refs: its storages, if a live root holds them.
+        """
+        ids = set(map(id, refs))
+        for rounds in self.rounds:
+            for each in rounds.leaks:
+                if each.kind is not leak.kind:
+                    continue
+                known = set(map(id, rounds.storages.get(each.cause, [])))
+                # rounds after the last search have up to as many again
+                has_most = known <= ids and _MOST_OF_ALL * len(known) >= len(ids) > 0
+                if each.cause == leak.cause or has_most:
+                    return True
+        return False
+
     def held_at_end(self) -> list[Leak]:
         """Return who holds what the program made, its top-level names included; call it before the block ends."""
         for storage in behind(self._young())[0]:
@@ -640,10 +707,13 @@ class ProgramGrowth:
         known = self._known_optimizers.get(id(optimizer))
         if known is None or known() is not optimizer:
             self.optimizers += 1
+            self.later_optimizers += 1
             self._known_optimizers[id(optimizer)] = weakref.ref(optimizer)
         if self._optimizer is None:  # one optimizer marks the steps; others, as of a GAN, step within them
             self._optimizer = weakref.ref(optimizer)
         thread = self._threads.get(threading.get_ident())
+        if self._optimizer() is optimizer:
+            self.later_optimizers = 0
         if self._optimizer() is optimizer and thread is not None:
             self.steps.strand = self.steps.strand or thread
             self._begin_next(self.steps)
@@ -713,7 +783,7 @@ class ProgramGrowth:
                 each.acquit()
 
     def _begin_next(self, rounds: Rounds) -> None:
-        with self._lock:
+        with self._lock, _undisturbed():
             self._end_round(rounds)
 
     def _end_round(self, rounds: Rounds) -> None:
@@ -818,15 +888,16 @@ class ProgramGrowth:
         leaks: list[Leak] = []
         was_alive = rounds.is_alive()
         rounds.was_searched, rounds.kept, rounds.found, rounds.storages = True, [], [], {}
-        rounds.has_unseen = False
+        rounds.has_unseen, rounds.seldom = False, []
         rounds_with_memory = {each.run for each in made}
         is_often = not any(rounds_with_memory.isdisjoint(period) for period in periods_of(measured))
-        if is_often or goes_on(rounds_with_memory, measured):
+        if is_often or goes_on(rounds_with_memory, measured) or _are_spread(rounds_with_memory, measured):
             threads = rounds.threads.started()
             exempt = Exemptions(state=False, places=False)
             look = diagnose(made, exempt, per_call=True, old=rounds.old, threads=threads)
             placed = [each for each in look.retained if each.in_place]
             look.retained = [each for each in look.retained if not each.in_place]
+            look.retained = _without_samples(look.retained, made)
             with_graph = _storages_with_graph()
             keeping = [each for each in look.retained if _keeps_graph(each, with_graph)]
             if rounds.have_backward:  # a comprehension without a backward may build the layers of a model
@@ -844,6 +915,7 @@ class ProgramGrowth:
                 leaks[0] = replace(leaks[0], graph_nodes=_nodes_of_each(rounds))
             leaks, rounds.kept = _joined(leaks, rounds.leaks_within(others, measured))
             rounds.found = [each.storage.ref for each in (keeping if leaks else others)]
+            rounds.seldom = [] if leaks else _seldom(keeping, measured)
             unseen = {each.storage.run for each in look.unreachable if not each.looped}
             rounds.has_unseen = not any(unseen.isdisjoint(period) for period in periods_of(measured))
             placed = [each for each in placed if _keeps_graph(each, with_graph)]
@@ -853,9 +925,9 @@ class ProgramGrowth:
                 filling[0] = replace(filling[0], nbytes=nbytes)
             rounds.kept += filling
         rounds.kept += self._larger_tensors(rounds)
-        if not leaks:
-            leaks = self._growing_graph(rounds)
-        rounds.has_unseen = not leaks and (_nodes_of_each(rounds) > 0 or rounds.has_unseen)
+        leaks = self._with_growing_graphs(rounds, leaks)
+        rounds.unseen_nodes = 0 if leaks else _nodes_of_each(rounds)
+        rounds.has_unseen = not leaks and (rounds.unseen_nodes > 0 or rounds.has_unseen)
         leaks += leaks_of_hooks(rounds.hook_numbers, (), leaks, period=_period_of_hooks(rounds.hook_numbers))
         if rounds.leaks and not leaks:
             rounds.kept_a_while = True
@@ -863,15 +935,15 @@ class ProgramGrowth:
                 rounds.freed = rounds.leaks
         rounds.leaks = [replace(leak, repeat=repeat_name(rounds.place)) for leak in leaks]
 
-    def _growing_graph(self, rounds: Rounds) -> list[Leak]:
-        """Return the value to whose graph each round adds, though backward has freed its tensors.
+    def _with_growing_graphs(self, rounds: Rounds, leaks: list[Leak]) -> list[Leak]:
+        """Add the values to whose graphs rounds add, though backward has freed their tensors.
 
         Counts of nodes that grow are not enough: sequences that are sorted by length have a longer graph each time,
-        and each graph replaces the one before. So the graph must go on into nodes of earlier rounds.
+        and each graph replaces the one before. So a graph must have nodes of all rounds.
         """
         nodes = _nodes_of_each(rounds)
         if not nodes:
-            return []
+            return leaks
         alive, in_place = self._book.alive(), self._book.in_place
         # another coroutine may run one pass with each pass of this loop, so the counts of nodes are not enough
         others = {
@@ -886,14 +958,35 @@ class ProgramGrowth:
                 for tensor in ends
                 if not autograd_state(tensor).is_leaf and id(storage_of(tensor)) not in others
             ]
-            ends = NewNodes(ends, rounds.next_nrs[-2]).with_older()
-        grown = rounds.nodes[-1] - rounds.nodes[0]
-        survivor = holder_of_largest_graph(ends, alive, in_place=in_place, least_nodes=grown, old=rounds.old)
-        del ends
-        if survivor is None:
-            return []
-        rounds.found = [survivor.storage.ref]
-        return [leak_of_graph(survivor, nodes)]
+        found = holders_of_growing_graphs(ends, alive, rounds.next_nrs, in_place=in_place, old=rounds.old)
+        told = {series_of(leak.cut) for leak in leaks if leak.cut is not None}
+        found = [each for each in found if each[0].cut is None or series_of(each[0].cut.edge) not in told]
+        if not found:
+            return leaks
+        refs = [survivor.storage.ref for survivor, _ in found]
+        rounds.found = [*rounds.found, *refs] if leaks else refs
+        if len(found) == 1 and not leaks:
+            return [leak_of_graph(found[0][0], nodes)]
+        graphs = [leak_of_graph(survivor, max(1, own // (rounds.number - 1))) for survivor, own in found]
+        if leaks and leaks[0].graph_nodes:  # all nodes were counted as this leak's
+            own_nodes = leaks[0].graph_nodes - sum(leak.graph_nodes for leak in graphs)
+            leaks[0] = replace(leaks[0], graph_nodes=max(0, own_nodes))
+        return merge_and_sort([*leaks, *graphs])
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Have Python switch to other threads more seldom.
+
+    A search lists all objects. Among them may be the tuple that another thread is making, as in `tuple(iterator)`, and
+    Python raises a SystemError in that thread if the tuple has a second reference when it is made larger.
+    """
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(max(interval_s, _LONG_S))
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(interval_s)
 
 
 def _nodes_of_each(rounds: Rounds) -> int:
@@ -902,6 +995,77 @@ def _nodes_of_each(rounds: Rounds) -> int:
     if len(counts) < FEWEST_STEPS or any(before >= after for before, after in pairwise(counts)):
         return 0
     return (counts[-1] - counts[0]) // (rounds.number - 1)
+
+
+_FEWEST_OF_FEW: Final = 3
+"""Rounds of which a holder has graphs, so that it may keep those of all that are alike. Guess."""
+
+
+def _are_spread(rounds: Collection[int], measured: range) -> bool:
+    """Return True if a few rounds have about equal distances, from the first measured round to the last.
+
+    A window of the last few has no early ones.
+    """
+    if len(rounds) < _FEWEST_OF_FEW:
+        return False
+    ordered = sorted(rounds)
+    distance = max(after - before for before, after in pairwise(ordered))
+    return ordered[0] - measured[0] <= distance and measured[-1] - ordered[-1] <= distance
+
+
+def _seldom(survivors: Sequence[Survivor], measured: range) -> list[tuple[Leak, int]]:
+    """Return the holders that keep graphs of a few rounds, early ones included, each with their number."""
+    groups: dict[object, list[Survivor]] = {}
+    for each in survivors:
+        groups.setdefault((each.kind, each.key, each.storage.device), []).append(each)
+    found = []
+    for group in groups.values():
+        rounds = {each.storage.run for each in group}
+        if _are_spread(rounds, measured):
+            found += [(leak, len(rounds)) for leak in leaks_of(group, [0], per_call=False)]
+    return found
+
+
+_FEWEST_BESIDE: Final = 2
+"""Tensors of a line that are alive beside those of a holder, so that it has only a part. The latest one may have
+another holder for a moment."""
+_MOST_OF_ALL: Final = 4  # a holder with more than all but a fourth is no sample. Guess.
+
+
+def _without_samples(survivors: Sequence[Survivor], made: Sequence[NewStorage]) -> list[Survivor]:
+    """Return survivors without those in a new container that has only some of what is kept.
+
+    `batch = random.sample(buffer, 8)` makes another list in each round, with tensors of many rounds, so it looks like
+    a list that got one tensor in some rounds. But the buffer has more tensors of the same line.
+    """
+    groups: dict[object, list[Survivor]] = {}
+    for each in survivors:
+        groups.setdefault((each.kind, each.key), []).append(each)
+    left = []
+    for group in groups.values():
+        edge = None if group[0].cut is None else group[0].cut.edge
+        target = None if edge is None else edge.target
+        is_new = edge is not None and edge.kind.row.has_one_value
+        if is_new and target is not None and target.kind is VertexKind.CONTAINER:
+            sites = {each.storage.site for each in group}
+            held = {id(each.storage.ref()) for each in group}
+            beside = sum(each.site in sites and id(each.ref()) not in held for each in made)
+            if beside >= max(_FEWEST_BESIDE, len(held) // _MOST_OF_ALL):
+                continue
+        left += group
+    return left
+
+
+def _of_usual_round(leak: Leak, survivors: Sequence[Survivor]) -> Leak:
+    """Return a leak with the bytes and tensors of a usual round: no round adds the mean of different sizes."""
+    by_round: dict[int, list[int]] = {}
+    for each in survivors:
+        by_round.setdefault(each.storage.run, []).append(each.storage.nbytes)
+    sizes = [(sum(each), len(each)) for each in by_round.values()]
+    if len(set(sizes)) < _FEWEST_BESIDE:
+        return leak  # the mean is exact, less what only replaced an older value
+    nbytes, count = median_low(sizes)
+    return replace(leak, nbytes=nbytes, count=count)
 
 
 def _period_of_hooks(numbers: Sequence[int]) -> int:

@@ -62,7 +62,8 @@ class Survivor:
         unreachable: True if no root reaches it.
         nbytes: bytes of the storage at the snapshot.
         may_be_replaced: True if a name holds it that had one value at a time in earlier blocks.
-        in_place: True if a list or array had its place before, and nothing else holds it.
+        in_place: True if a list or array had its place before, or a bounded container has room for it, and nothing else
+            holds it.
         if_kept: the explanation to use if gc, which sees every reference of the cycle, does not free it.
         work: the function of a thread that holds it, if the runs started the thread: to end the thread frees all that
             its calls hold, whichever of their variables holds it.

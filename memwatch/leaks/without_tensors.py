@@ -35,7 +35,7 @@ from memwatch.words.edges import edge_phrase
 from memwatch.words.leaks import advice, hook_holder_phrase, path_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
     from types import CodeType
 
     import numpy as np
@@ -212,7 +212,9 @@ def _numbers(table: Any) -> list[int]:
 # Backward frees the tensors that a graph saved. The nodes stay as long as a value leads to them, and no tensor's memory
 # grows. The tensor with the largest graph is that value.
 
-_MOST_ENDS: Final = 100  # tensors whose graphs are measured, the latest ones
+_MOST_ENDS: Final = (
+    100  # tensors whose graphs are measured, the latest ones; of each line, for graphs that go back
+)
 
 
 def holder_of_largest_graph(
@@ -221,8 +223,6 @@ def holder_of_largest_graph(
     *,
     held: Sequence[Held] = (),
     in_place: Mapping[int, InPlaceChange],
-    least_nodes: int = 0,
-    old: NDArray[np.int64] | None = None,
 ) -> Survivor | None:
     """Return a tensor of the largest graph, with its holder; None if the holder is excused.
 
@@ -233,24 +233,93 @@ def holder_of_largest_graph(
         storages: the storages that the calls made.
         held: objects that live on after the calls: the function and its arguments.
         in_place: the last recorded change in place of each storage.
-        least_nodes: the smallest number of nodes of the graph.
-        old: identities of the objects from before the calls; by default those out of gc's youngest generation.
     """
     made = list(storages)
     with quiet():
-        storage = _storage_of_largest_graph(ends[-_MOST_ENDS:], made, least_nodes)
-    made = [each for each in made if storage is not None and each.ref() is storage]
-    if storage is not None and not made:  # a tensor from before the calls got its graph in place
-        made += _noted([storage])
+        storage = _storage_of_largest_graph(ends[-_MOST_ENDS:], made)
+        found = [] if storage is None else [storage]
     del storage
-    made = [with_line_of_change(each, in_place) for each in made]
-    found = diagnose(made, Exemptions(state=False), per_call=True, held=held, old=old)
-    return next(iter(found.retained), None)
+    return next(iter(_held_ends(found, made, held=held, in_place=in_place, old=None)), None)
 
 
-def _storage_of_largest_graph(
-    ends: Sequence[Any], made: Sequence[NewStorage], least_nodes: int
-) -> torch.UntypedStorage | None:
+def _held_ends(
+    ends: list[torch.UntypedStorage],
+    made: Sequence[NewStorage],
+    *,
+    held: Sequence[Held],
+    in_place: Mapping[int, InPlaceChange],
+    old: NDArray[np.int64] | None,
+) -> list[Survivor]:
+    """Return some storages with their holders, without those that are excused; empties the list."""
+    wanted = set(map(id, ends))
+    chosen = [each for each in made if id(each.ref()) in wanted]
+    known = {id(each.ref()) for each in chosen}
+    # a tensor from before the calls got its graph in place
+    chosen += _noted(storage for storage in ends if id(storage) not in known)
+    ends.clear()  # or it would look like a holder
+    chosen = [with_line_of_change(each, in_place) for each in chosen]
+    return diagnose(chosen, Exemptions(state=False), per_call=True, held=held, old=old).retained
+
+
+def holders_of_growing_graphs(
+    ends: list[Any],
+    storages: Iterable[NewStorage],
+    numbers: Sequence[int],
+    *,
+    held: Sequence[Held] = (),
+    in_place: Mapping[int, InPlaceChange],
+    old: NDArray[np.int64] | None = None,
+) -> list[tuple[Survivor, int]]:
+    """Return the tensors whose graphs go back through all rounds, one for each holder, with the nodes of its own.
+
+    Several sums may grow at once, and each has a part of the new nodes. So their number does not show a graph that
+    grows, but the rounds of its nodes do.
+
+    Args:
+        ends: tensors with a graph; this empties the list, or it would look like a holder.
+        storages: the storages that the rounds made.
+        numbers: the number of the next autograd node at the end of each counted round.
+        held: objects that live on after the rounds: the function and its arguments.
+        in_place: the last recorded change in place of each storage.
+        old: identities of the objects from before the rounds; by default those out of gc's youngest generation.
+    """
+    made = list(storages)
+    with quiet():
+        graph = NewNodes(ends, numbers[0])
+        ends.clear()
+        nodes, latest = _latest_of_lines(graph.through(numbers), made, in_place)
+    by_holder: dict[tuple[Hashable, ...], list[Survivor]] = {}
+    for survivor in _held_ends(latest, made, held=held, in_place=in_place, old=old):
+        key = tuple(series_of(step.edge) for step in survivor.steps)
+        by_holder.setdefault(key, []).append(survivor)
+    # `mean = total / n` leads to the graph of the total too, so the smaller graph comes first
+    counted: set[int] = set()
+    growing = []
+    starts = {key: [nodes[id(each.storage.ref())] for each in group] for key, group in by_holder.items()}
+    for key, group in sorted(by_holder.items(), key=lambda item: graph.count(starts[item[0]])):
+        own = graph.reached(starts[key]) - counted
+        counted |= own
+        if graph.go_back(own, numbers):
+            growing.append((min(group, key=lambda each: len(each.steps)), len(own)))
+    return growing
+
+
+def _latest_of_lines(
+    ends: Iterable[tuple[Any, int]], made: Iterable[NewStorage], in_place: Mapping[int, InPlaceChange]
+) -> tuple[dict[int, int], list[torch.UntypedStorage]]:
+    """Return the nodes of some tensors by the id of their storages, and the latest storages that each line made."""
+    sites = {id(each.ref()): with_line_of_change(each, in_place).site for each in made}
+    nodes: dict[int, int] = {}
+    by_line: dict[object, list[torch.UntypedStorage]] = {}
+    for end, node in ends:
+        storage = storage_of(end)
+        if storage is not None:
+            nodes[id(storage)] = node
+            by_line.setdefault(sites.get(id(storage)) or id(storage), []).append(storage)
+    return nodes, [storage for line in by_line.values() for storage in line[-_MOST_ENDS:]]
+
+
+def _storage_of_largest_graph(ends: Sequence[Any], made: Sequence[NewStorage]) -> torch.UntypedStorage | None:
     lines = {id(each.ref()): each.site for each in made}
     by_line: dict[object, list[Any]] = {}
     for end in ends:
@@ -258,7 +327,7 @@ def _storage_of_largest_graph(
         if storage is not None:
             by_line.setdefault(lines.get(id(storage)) or id(storage), []).append(end)
     largest = max(by_line.values(), key=_nodes_behind, default=[])
-    if not largest or _nodes_behind(largest) < least_nodes:
+    if not largest:
         return None
     return storage_of(max(largest, key=lambda end: _nodes_behind([end])))
 
@@ -335,6 +404,7 @@ class NewNodes:
         self._ops: dict[int, int] = {}  # the `id` of the class of each node
         self._behind: dict[int, list[int]] = {}
         self._before_older: dict[int, set[int]] = {}  # by the class of the older node
+        self._numbers: dict[int, int] = {}
         alive: dict[int, Any] = {}  # torch would make another Python object for a node: ids must stay valid
         todo = []
         for end in ends:
@@ -349,6 +419,7 @@ class NewNodes:
                 continue
             alive[id(node)] = node
             self._ops[id(node)] = id(type(node))
+            self._numbers[id(node)] = sequence_nr_of(node)
             next_nodes = self._behind[id(node)] = []
             for edge in autograd_edges(node, hooks=False):
                 following = edge.target
@@ -374,10 +445,52 @@ class NewNodes:
         ends, self._ends = self._ends, []
         return [(end, node) for end, node in ends if node in leading.get(self._ops[node], ())]
 
-    def with_older(self) -> list[Any]:
-        """Return the tensors whose graph leads to an older node, except for a node that a parameter keeps."""
-        leading = _reached(set().union(*self._before_older.values()), self._before())
-        return [end for end, node in self._ends if node in leading]
+    def through(self, numbers: Sequence[int]) -> list[tuple[Any, int]]:
+        """Return the tensors whose graphs go back through some rounds, each with its node.
+
+        Afterwards this object holds no tensor, so a search does not find it as a holder.
+
+        Args:
+            numbers: the number of the next autograd node at the end of each round.
+        """
+        rounds: dict[int, int] = {}  # a bit for each round of which a node leads to nodes, its own included
+        for node in self._inputs_first():
+            rounds[node] = 1 << bisect_right(numbers, self._numbers[node])
+            for each in self._behind[node]:
+                rounds[node] |= rounds.get(each, 0)
+        ends, self._ends = self._ends, []
+        return [(end, node) for end, node in ends if _are_all(rounds[node], len(numbers))]
+
+    def go_back(self, nodes: Iterable[int], numbers: Sequence[int]) -> bool:
+        """Return True if some nodes are of all rounds but the first."""
+        rounds = 0
+        for node in nodes:
+            rounds |= 1 << bisect_right(numbers, self._numbers[node])
+        return _are_all(rounds, len(numbers))
+
+    def reached(self, nodes: Iterable[int]) -> set[int]:
+        """Return the nodes to which some nodes lead, themselves included."""
+        return _reached(nodes, self._behind)
+
+    def count(self, nodes: Iterable[int]) -> int:
+        """Return the number of nodes to which some nodes lead, themselves included."""
+        return len(self.reached(nodes))
+
+    def _inputs_first(self) -> Iterator[int]:
+        """Yield each node after the nodes that follow it in backward."""
+        seen: set[int] = set()
+        for _, start in self._ends:
+            todo = [(start, iter(self._behind[start]))] if start not in seen else []
+            seen.add(start)
+            while todo:
+                node, rest = todo[-1]
+                following = next((each for each in rest if each not in seen), None)
+                if following is None:
+                    todo.pop()
+                    yield node
+                else:
+                    seen.add(following)
+                    todo.append((following, iter(self._behind[following])))
 
     def _before(self) -> dict[int, list[int]]:
         """Return for each node the nodes of the block that lead to it."""
@@ -390,6 +503,12 @@ class NewNodes:
     def number_behind(self, node: int) -> int:
         """Return the number of the block's nodes in the graph of a node, itself included."""
         return len(_reached([node], self._behind))
+
+
+def _are_all(rounds: int, count: int) -> bool:
+    """Return True if the bits of all so many rounds are set but for the first round; two of them are too few."""
+    wanted = (1 << count) - 2
+    return count > _ONE_GROWTH and rounds & wanted == wanted
 
 
 def _reached(starts: Iterable[int], following: Mapping[int, Iterable[int]]) -> set[int]:

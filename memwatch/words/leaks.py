@@ -61,6 +61,7 @@ MAY_BE_FILLING: Final = (
     "after one pass, growth looks the same as a window or a cache that is still filling; `find_leaks(fn)` repeats "
     "the call until it can decide"
 )
+FILLING_NOTE: Final = NOTE.format(sentence=MAY_BE_FILLING)
 ONE_GROUP: Final = "1 group"
 GROUPS: Final = "{count} groups"
 SITE: Final = "{place} in {function}"
@@ -101,7 +102,7 @@ NO_DOT: Final = (
 )
 NOT_DRAWN: Final = "cannot draw {target}: {error}. The leak as text:\n{leak}"
 
-GROW_BY_ROUND: Final = "The program leaks {parts}. The advice below mends it:"
+GROW_BY_ROUND: Final = "The program leaks {parts}. The advice below fixes it:"
 WITH_EACH: Final = "{amounts} with each {round}"
 WITH_ONE_IN: Final = "{amounts} with one {round} in {every}"
 OF_STEPS: Final = "step"
@@ -129,6 +130,19 @@ STEPS_NOT_SEARCHED: Final = (
     "not checked for what each optimizer step leaves behind: the program made {steps}. To check it, run at least "
     "{fewest}"
 )
+LATER_OPTIMIZERS: Final = (
+    "memwatch searched after the {steps} steps of the first of {optimizers} optimizers, and the program made others "
+    "after it. It did not check what each of these leaves behind, such as a model that a loop over trials keeps. To "
+    "check it, run at least {passes} trials"
+)
+UNSEEN: Final = (
+    "not decided: each {round} left about {nodes} ({size}), but memwatch found no Python reference that keeps them. "
+    "C++ code may keep them, such as a list attribute of a scripted module"
+)
+SELDOM: Final = (
+    "not decided: in {number} rounds ({round}), {holder} got tensors with the graphs of {count} and kept them. It may "
+    "be a leak in a part of the program that runs seldom, such as a validation. A longer run would show it"
+)
 COUNT_OF_STEPS: Final = "{count} optimizer steps"
 FIRST_OF_OPTIMIZERS: Final = "{steps} with the first of its {optimizers} optimizers"
 COUNT_OF_STEP: Final = "1 optimizer step"
@@ -141,9 +155,8 @@ KEPT_BY_ROUND: Final = (
     "not, delete them in the loop"
 )
 PLACES_FILLED_BY_ROUND: Final = (
-    "memory grew: {rounds} put a tensor with its graph into an empty place of {held}. It is a leak until all places "
-    "are full, unless a backward needs these graphs. If you need the values alone, store `value.item()` or "
-    "`value.detach()`"
+    "memory grew: {rounds} put a tensor with its graph into an empty place of {held}. It grows until all places are "
+    "full. If no backward needs these graphs, it is a leak until then: store `value.item()` or `value.detach()`"
 )
 LARGER_BY_ROUND: Final = (
     "memory grew: {rounds} made a tensor larger: {held}. If the program does not need all of it, limit its size or "
@@ -240,7 +253,7 @@ def grow_line(place: RoundPlace | None, leaks: Sequence[Leaked]) -> str:
         of_period.setdefault(leak.every, []).append(leak)
     parts = (
         (WITH_EACH if every == 1 else WITH_ONE_IN).format(
-            amounts=AND.join([amounts_phrase(several), *_graphs_beside(several)]),
+            amounts=AND.join(_amounts(several)),
             round=round_phrase(place),
             every=every,
         )
@@ -249,11 +262,18 @@ def grow_line(place: RoundPlace | None, leaks: Sequence[Leaked]) -> str:
     return GROW_BY_ROUND.format(parts=AND.join(parts))
 
 
-def _graphs_beside(leaks: Sequence[Leaked]) -> list[str]:
-    """Return the nodes that leaks of tensors keep too: often they have more bytes than the tensors."""
-    beside = [leak for leak in leaks if leak.kind.is_of_tensors and leak.graph_nodes]
-    nodes, nbytes = sum(leak.graph_nodes for leak in beside), sum(leak.graph_bytes for leak in beside)
-    return [_amount(LeakKind.GRAPH, {CPU: nbytes}, nodes)] if beside else []
+def _amounts(leaks: Sequence[Leaked]) -> list[str]:
+    """Return how much of each kind of thing leaked, the largest part first.
+
+    Leaks of tensors keep autograd nodes too, which often have more bytes than the tensors.
+    """
+    nodes = sum(leak.graph_nodes for leak in leaks)
+    of_nodes = sum(leak.graph_bytes for leak in leaks)
+    others = [leak for leak in leaks if leak.kind is not LeakKind.GRAPH]
+    parts = [(sum(sizes_of(several).values()), text) for several, text in _by_kind(others)]
+    if nodes:
+        parts.append((of_nodes, _amount(LeakKind.GRAPH, {CPU: of_nodes}, nodes)))
+    return [text for _, text in sorted(parts, key=lambda part: -part[0])]
 
 
 def page_headline(leaks: Sequence[Leaked], repeats: Sequence[str]) -> str:
@@ -277,13 +297,18 @@ def page_to_do(holders: Sequence[str]) -> str:
 
 def amounts_phrase(leaks: Sequence[Leaked]) -> str:
     """Return how much leaked in all, each kind of thing once: `4 B in 1 tensor and 2 hooks`."""
+    return AND.join(text for _, text in _by_kind(leaks))
+
+
+def _by_kind(leaks: Sequence[Leaked]) -> list[tuple[list[Leaked], str]]:
+    """Return the leaks of each kind of thing, with how much leaked."""
     of_kind: dict[LeakKind, list[Leaked]] = {}
     for leak in leaks:
         of_kind.setdefault(LeakKind.RETAINED if leak.kind.is_of_tensors else leak.kind, []).append(leak)
-    return AND.join(
-        _amount(kind, sizes_of(several), sum(leak.count for leak in several))
+    return [
+        (several, _amount(kind, sizes_of(several), sum(leak.count for leak in several)))
         for kind, several in of_kind.items()
-    )
+    ]
 
 
 def repeat_name(place: RoundPlace | None) -> str:
@@ -324,6 +349,17 @@ def searched_line(
     verdict = VERDICT_BESIDE_GROWTH if has_grown else VERDICT if is_certain else VERDICT_BESIDE_KEPT
     left = LEFT_NOTHING.format(verdict=verdict if places else VERDICT_AT_END)
     return left + (NO_LEAKS_IN.format(rounds=rounds) if places and not has_graphs else "")
+
+
+def unseen_line(place: RoundPlace | None, nodes: int, nbytes: int) -> str:
+    """Return that each round left autograd nodes whose holder memwatch did not find."""
+    counted = f"{nodes} more {LeakKind.GRAPH.row.one if nodes == 1 else LeakKind.GRAPH.row.many}"
+    return UNSEEN.format(round=round_phrase(place), nodes=counted, size=format_bytes(nbytes))
+
+
+def seldom_line(place: RoundPlace | None, holder: str, count: int, number: int) -> str:
+    """Return that a holder kept the graphs of a few rounds, too few to show growth."""
+    return SELDOM.format(round=round_phrase(place), holder=holder, count=count, number=number)
 
 
 def skipped_line(places: Sequence[RoundPlace | None]) -> str:

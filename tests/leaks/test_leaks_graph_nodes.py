@@ -128,6 +128,30 @@ def test_a_total_of_losses_leaks_the_nodes_of_each_loss(step, runs):
     assert "attribute .total of Meter" in leak.holder
 
 
+def adds_to_two_totals():
+    METER.total, METER.other = METER.total + trained_loss(), METER.other + MODEL[0].weight.sum()
+
+
+def adds_to_a_total_and_keeps_its_mean():
+    METER.calls += 1
+    METER.total = METER.total + trained_loss()
+    METER.other = METER.total / METER.calls
+
+
+@pytest.mark.parametrize(
+    ("step", "names"),
+    [
+        (adds_to_two_totals, ["attribute .other", "attribute .total"]),
+        (adds_to_a_total_and_keeps_its_mean, ["attribute .total"]),
+    ],
+)
+def test_each_of_two_totals_is_named(step, names):
+    METER.other = 0
+    leaks = find_leaks(step)
+    assert {leak.kind for leak in leaks} == {LeakKind.GRAPH}
+    assert sorted(leak.reference.rpartition(" of ")[0] for leak in leaks) == names
+
+
 def test_a_total_from_before_the_calls_leaks_the_nodes_of_each_loss():
     (leak,) = find_leaks(adds_to_an_older_total)
     assert (leak.kind, leak.count, leak.every) == (LeakKind.GRAPH, nodes_of_a_loss() + 1, 1)
