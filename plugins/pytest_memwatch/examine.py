@@ -308,12 +308,13 @@ class Examination:
             _line_search().learn(real, noted_ops=self._noted_ops, may_have_grown=self._may_have_grown)
         too_high = self._peak_failure()
         if too_high and self.measurement is not None:
+            self.data["above_limit"] = too_high
             self.sections.append((PEAK_SECTION, peak_section(self.data)))
         avoidable = self._avoidable()
         if avoidable:
             self.sections.append((FINDINGS_SECTION, findings_section(avoidable, self.data)))
         if real:
-            self._fail_for_leaks(real)
+            self._fail_for_leaks(real, too_high)
         if too_high:
             self.data["failed"], self.sentence = "peak", too_high
             self.error = PeakError(too_high)
@@ -328,12 +329,14 @@ class Examination:
             describe(measurement, top=self._settings.top, stack_depth=self._settings.stack_depth)
         )
 
-    def _fail_for_leaks(self, leaks: list[Leak]) -> None:
+    def _fail_for_leaks(self, leaks: list[Leak], too_high: str) -> None:
         __tracebackhide__ = True
         from memwatch.leaks import TensorLeakError
 
         self.sections.insert(0, (LEAK_SECTION, leak_section(leaks)))
         self.data["failed"], self.sentence = "leak", leak_sentence(leaks)
+        if too_high:
+            self.sentence += f"\n{too_high}"
         self.error = TensorLeakError(leaks)
         raise self.error
 

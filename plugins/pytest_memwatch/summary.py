@@ -81,7 +81,8 @@ def write_json(path: Path, results: Results, ignore: tuple[IgnoreRule, ...], fre
     single passes reported) and `freed` (how many of them were freed before the session ended).
 
     Each test has `nodeid`, `outcome`, `duration_s`, `failed` ("leak", "peak", "findings" or null); figures in bytes
-    (`peak_bytes`, `baseline_bytes`, `peak_increase_bytes`, `limit_bytes`, `saved_bytes`); `top` (the lines that
+    (`peak_bytes`, `baseline_bytes`, `peak_increase_bytes`, `limit_bytes`, `saved_bytes`); `above_limit` (a sentence,
+    if the peak is above the limit or the baseline); `top` (the lines that
     allocated most), `findings`, `ignored_findings`, `leaks`, `ignored`, `small` (below the least size), `kept` (by
     caches), `emptied` (freed by fixtures before the next test), `machinery` (cycles of tools), `allowed` and `page`.
     Keys of figures that were not measured are absent.
@@ -186,7 +187,7 @@ def _comparison(results: Results, baseline: str) -> list[str]:
 
 def _failures(results: Results) -> list[str]:
     leaked = [node for node, row in results.items() if row["failed"] == "leak"]
-    peaked = [node for node, row in results.items() if row["failed"] == "peak"]
+    peaked = [node for node, row in results.items() if row["failed"] and "above_limit" in row]
     avoidable = [node for node, row in results.items() if row["failed"] == "findings"]
     parts = [f"{counted(len(leaked), 'test')} with leaked tensors"] * bool(leaked)
     parts += [f"{counted(len(peaked), 'test')} above the limit of the peak"] * bool(peaked)
@@ -540,5 +541,5 @@ def one_for_each_cause(reports: list[pytest.TestReport], most: int = 1) -> list[
 def _causes_alone(report: pytest.TestReport) -> set[str]:
     """Return the causes of a failure that shows nothing else: neither a traceback nor a peak."""
     data = getattr(report, "memwatch", None) or {}
-    only_memory = data.get("failed") in ("leak", "findings") and isinstance(report.longrepr, str)
-    return _causes(data) if only_memory else set()
+    is_alone = data.get("failed") in ("leak", "findings") and "above_limit" not in data
+    return _causes(data) if is_alone and isinstance(report.longrepr, str) else set()
