@@ -52,7 +52,9 @@ MOST_SHORT: Final = 8
 SHOWN_TESTS: Final = 3  # of each cause, in the short summary
 MOST_FAILURE_LINES: Final = 36
 MOST_SUMMARY_TESTS: Final = 10
-"""Lines of failures, and of the short summary, that leaks may take. With those of the causes they make up 120 lines."""
+"""Lines of failures, and of the short summary, that leaks may take."""
+MOST_REPORT_LINES: Final = 120
+_OTHER_LINES: Final = 20  # pytest's titles, and the sections that follow the causes: a guess
 Folded = tuple["list[pytest.TestReport]", str]
 """The reports to show, and a line about those that are left out; empty if none is."""
 
@@ -110,14 +112,29 @@ def status(report: pytest.CollectReport | pytest.TestReport) -> Status | None:
 
 
 def summary_lines(
-    results: Results, settings: Settings, baseline: str | None, freed: Freed, *, verbose: bool = False
+    results: Results,
+    settings: Settings,
+    baseline: str | None,
+    freed: Freed,
+    *,
+    verbose: bool = False,
+    failed: Sequence[pytest.TestReport] = (),
 ) -> list[str]:
-    """Return the lines of the summary. The list is empty if there are no results to show."""
+    """Return the lines of the summary. The list is empty if there are no results to show.
+
+    Args:
+        results: the results of the tests.
+        settings: the settings of the session.
+        baseline: the name of the baseline, if there is one.
+        freed: how many of the reported tensors were freed since.
+        verbose: True to show everything.
+        failed: the reports of failed tests; the lines that they leave unused show causes.
+    """
     parts = [
         _peaks(results, settings) if settings.measure else [],
         _comparison(results, baseline) if baseline is not None else [],
         _failures(results),
-        _cause_lines(results, freed, verbose=verbose),
+        _cause_lines(results, freed, _unused_lines(failed), verbose=verbose),
         _avoidable_lines(results, verbose=verbose),
         _small(results, settings),
         _noted(
@@ -290,7 +307,15 @@ def _cause(name: str, leaks: list[tuple[str, dict[str, Any]]]) -> dict[str, Any]
     }
 
 
-def _cause_lines(results: Results, freed: Freed, *, verbose: bool) -> list[str]:
+def _unused_lines(failed: Sequence[pytest.TestReport]) -> int:
+    """Return how many lines of the report the failures and the short summary of leaks leave to the causes."""
+    leaks = [report for report in failed if _causes_alone(report)]
+    failures = sum(1 + _lines_of(report) for report in _one_failure_per_cause(leaks)[0])
+    short = len(_tests_of_each_cause(leaks)[0])
+    return max(0, MOST_REPORT_LINES - _OTHER_LINES - failures - short - MOST_LINES - MOST_SHORT)
+
+
+def _cause_lines(results: Results, freed: Freed, unused: int, *, verbose: bool) -> list[str]:
     """Return the causes as lines of the summary, each once; the list is empty if no test leaked."""
     causes = causes_of(results, freed)
     if not causes:
@@ -300,7 +325,7 @@ def _cause_lines(results: Results, freed: Freed, *, verbose: bool) -> list[str]:
     for number, cause in enumerate(causes):
         told = ["", *_lines_of_cause(cause, verbose=verbose)]
         if number and not verbose and len(lines) + len(told) > MOST_LINES:
-            return lines + _in_short(causes[number:])
+            return lines + _in_short(causes[number:], MOST_SHORT + unused)
         lines += told
     return lines
 
@@ -336,10 +361,11 @@ def _avoidable_lines(results: Results, *, verbose: bool) -> list[str]:
     return lines
 
 
-def _in_short(causes: list[dict[str, Any]]) -> list[str]:
-    """Return one line for each of a few causes, and one line for the others."""
-    more = len(causes) - MOST_SHORT
-    lines = ["", *map(_headline, causes[:MOST_SHORT])]
+def _in_short(causes: list[dict[str, Any]], most: int) -> list[str]:
+    """Return one line for each of the first causes, and one line for the others."""
+    most += len(causes) == most + 1  # the count of one cause would take as many lines
+    more = len(causes) - most
+    lines = ["", *map(_headline, causes[:most])]
     return (
         [*lines, f"and {_many(more, 'more cause')} (all of them with -v or --memwatch-json)"]
         if more > 0
